@@ -1,0 +1,95 @@
+# Needs only make and Python 3.12 or newer; `make help` lists the targets.
+VENV := .venv
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+PIP := $(PY) -m pip --disable-pip-version-check --quiet
+
+# Proves that an interpreter runs, is new enough and can make an environment with pip.
+USABLE := import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 12))
+
+# Settings of the caller that would change what runs in $(VENV).
+unexport PYTHONHOME PYTHONPATH
+unexport PYRIGHT_PYTHON_FORCE_VERSION PYRIGHT_PYTHON_PYLANCE_VERSION
+
+# Makes $(VENV), or makes it anew when its interpreter is gone or too old.
+define MAKE_VENV
+@$(PY) -c 'import pip; $(USABLE)' 2>/dev/null || { \
+	for python in $(if $(PYTHON),"$(PYTHON)",python3.12 python3 python) ''; do \
+		"$$python" -c '$(USABLE)' 2>/dev/null && break; \
+	done; \
+	if [ -z "$$python" ]; then \
+		echo 'error: no Python 3.12 or newer (with its venv module) in $(or $(PYTHON),PATH);' \
+			'name one: make PYTHON=/path/to/python3.12' >&2; \
+		exit 1; \
+	fi; \
+	"$$python" -m venv --clear $(VENV); \
+}
+endef
+
+.PHONY: help setup demo test lint types lit pytest soak bench docs lock clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-8s %s\n", $$1, $$2 }' Makefile
+
+setup: $(STAMP) ## build .venv from requirements.lock
+
+$(STAMP): pyproject.toml requirements.lock
+	$(MAKE_VENV)
+	@echo 'setting up $(VENV) from requirements.lock: up to a few minutes the first time'
+	@$(PIP) install --no-deps -r requirements.lock
+	@$(PIP) install --no-deps --no-build-isolation --check-build-dependencies -e .
+	@$(PIP) check
+	@touch $@
+
+demo: setup ## run the demo
+	@$(PY) python/examples/demo.py
+
+# One recipe, so that the parts keep their order under -j and the first failure ends it.
+test: setup ## lint, types, lit and pytest, in this order
+	@$(MAKE) --no-print-directory lint
+	@$(MAKE) --no-print-directory types
+	@$(MAKE) --no-print-directory lit
+	@$(MAKE) --no-print-directory pytest
+
+lint: setup ## ruff, and the linter of test directives
+	@echo '--- lint'
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+	@$(PY) lit_tests/lint_directives.py lit_tests
+
+types: export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
+types: setup ## pyright
+	@echo '--- types'
+	@$(PY) -m pyright
+
+lit: setup ## the lit tests; LIT_ARGS are passed on
+	@echo '--- lit'
+	@$(VENV)/bin/lit --print-result-after=failed --test-output=failed $(LIT_ARGS) lit_tests
+
+pytest: setup ## the pytest tests; PYTEST_ARGS are passed on
+	@echo '--- pytest'
+	@$(PY) -m pytest $(PYTEST_ARGS)
+
+soak: setup ## the long randomised tests
+	@$(PY) -m pytest -m soak $(PYTEST_ARGS)
+
+bench: setup ## every benchmark
+	@for file in python/benchmarks/*.py; do echo "--- $$file"; $(PY) "$$file" || exit 1; done
+
+docs: setup ## the reference pages, from the docstrings
+	@$(PY) python/docs/generate.py
+
+# In an environment of its own, so that neither the old lock nor a leftover package has a say.
+lock: ## resolve requirements.lock anew, to the newest versions allowed (Linux x86-64, Python 3.12)
+	$(MAKE_VENV)
+	@$(PY) -m venv --clear build/lock
+	@echo 'resolving requirements.lock'
+	@build/lock/bin/python -m pip --disable-pip-version-check --quiet install -e '.[aot,dev]'
+	@{ sed -n '/^#/p' requirements.lock; build/lock/bin/python -m pip freeze --exclude-editable; } \
+		>build/requirements.lock
+	@mv build/requirements.lock requirements.lock
+	@rm -rf build/lock
+
+clean: ## remove build outputs and caches; .venv stays
+	@rm -rf build dist *.egg-info .hypothesis .pytest_cache .ruff_cache
+	@find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""Read-only facts about a module; nothing here mutates it."""

@@ -1,0 +1,343 @@
+"""One view of every communicating op of a module: what it is, who takes part, how many bytes.
+
+A communicating op is a collective (`all_gather` … `collective_broadcast`), a point-to-point or
+host transfer (`send`, `recv`, `infeed`, `outfeed`), or a `custom_call` with a side effect or a
+token. An `async_start` stands for the collective in its region.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from stablehlo_tools import bindings
+from stablehlo_tools.analysis.replica_groups import (
+    AxisRef,
+    DeviceMesh,
+    GroupMode,
+    ProcessGrid,
+    ProcessGroups,
+    exchange_group_mode,
+    mesh_axes_groups,
+    permute_groups,
+    process_groups,
+    reduction_group_mode,
+)
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import ToolError
+
+REDUCTION_GROUPED = frozenset({"all_gather", "all_reduce", "reduce_scatter"})
+EXCHANGE_GROUPED = frozenset({"all_to_all", "collective_broadcast"})
+TRANSFERS = frozenset({"send", "recv", "infeed", "outfeed"})
+_KINDS = {
+    **{f"stablehlo.{kind}": kind for kind in REDUCTION_GROUPED | EXCHANGE_GROUPED | TRANSFERS},
+    "stablehlo.collective_permute": "collective_permute",
+    "stablehlo.cross-replica-sum": "cross-replica-sum",
+}
+_ASYNC_START = "stablehlo.async_start"
+_CUSTOM_CALL = "stablehlo.custom_call"
+_CANDIDATES = frozenset(_KINDS) | {_ASYNC_START, _CUSTOM_CALL}
+
+# Custom calls with a side-effect flag that only annotate the program and never run on a device.
+_ANNOTATIONS = re.compile(
+    r"shape_assertion|Sharding|SPMDFullToShardShape|SPMDShardToFullShape|LayoutConstraint|"
+    r"AssumeGatherIndicesInBound|annotate_device_placement|xla\.sdy\..*"
+)
+
+# Communication of dialects this toolkit does not rewrite; nothing may pass it by silently.
+_FOREIGN_COMMUNICATION = re.compile(
+    r"mhlo\.(all_gather|all_reduce|reduce_scatter|all_to_all|collective_\w+|cross-replica-sum|"
+    r"send|recv|infeed|outfeed|async_start)"
+    r"|sdy\.(all_gather|all_reduce|reduce_scatter|all_slice|all_to_all|collective_permute|"
+    r"sharded_to_unreduced|replicated_to_unreduced)"
+    r"|mpmd\.\w+"
+)
+_KNOWN_DIALECTS = frozenset({"builtin", "func", "stablehlo", "chlo", "sdy", "mhlo", "shape"})
+
+
+@dataclass(frozen=True)
+class Collective:
+    """A communicating op. `op` stands in the program; `inner` holds the attributes.
+
+    The two differ for an async pair only, where `op` is the `async_start` and `inner` the
+    collective in its region.
+    """
+
+    op: ir.Operation
+    inner: ir.Operation
+    kind: str
+
+    @property
+    def is_async(self) -> bool:
+        """Whether this is the start of an async pair."""
+        return self.op.name == _ASYNC_START
+
+    @cached_property
+    def channel_id(self) -> int:
+        """The channel handle's id, 0 where there is none. Never an identity: handles repeat."""
+        handle = self.inner.attributes.get("channel_handle")
+        return bindings.ChannelHandle(handle).handle if handle is not None else 0
+
+    @cached_property
+    def group_mode(self) -> GroupMode | None:
+        """What the ids of the groups count; None for transfers and custom calls."""
+        if self.kind in REDUCTION_GROUPED:
+            try:
+                return reduction_group_mode(
+                    self.channel_id, "use_global_device_ids" in self.inner.attributes
+                )
+            except ValueError as error:
+                raise ToolError(f"{self.inner.name}: {error}", self.op.location) from None
+        if self.kind in EXCHANGE_GROUPED or self.kind == "collective_permute":
+            return exchange_group_mode(self.channel_id)
+        return GroupMode.CROSS_REPLICA if self.kind == "cross-replica-sum" else None
+
+    @property
+    def element_types(self) -> tuple[str, ...]:
+        """The element types that go in, or for a receiving op come out, without repeats."""
+        tensors = _tensors(self.inner.operands) or _tensors(self.inner.results)
+        return tuple(dict.fromkeys(str(tensor.element_type) for tensor in tensors))
+
+    @property
+    def bytes_in(self) -> int | None:
+        """Bytes of the tensor operands on one participant; None when a dimension is symbolic."""
+        return _total_bytes(_tensors(self.inner.operands))
+
+    @property
+    def bytes_out(self) -> int | None:
+        """Bytes of the tensor results on one participant; None when a dimension is symbolic."""
+        return _total_bytes(_tensors(self.inner.results))
+
+    @property
+    def reduction(self) -> str | None:
+        """`add`, `max` …, `custom` for a larger region, None where nothing is reduced."""
+        if self.kind == "cross-replica-sum":
+            return "add"
+        if not len(self.inner.regions) or not len(self.inner.regions[0].blocks):
+            return None
+        body = [op.operation.name for op in self.inner.regions[0].blocks[0].operations]
+        return body[0].removeprefix("stablehlo.") if len(body) == 2 else "custom"
+
+
+@dataclass(frozen=True)
+class ModuleFacts:
+    """What the groups of a module's collectives refer to: its process grid and its meshes."""
+
+    grid: ProcessGrid
+    meshes: dict[str, DeviceMesh]
+
+    @staticmethod
+    def of(module: ir.Module) -> ModuleFacts:
+        """Reads `mhlo.num_replicas`, `mhlo.num_partitions` and the `sdy.mesh` symbols.
+
+        A module that states neither number (torch-xla's do not) is taken to run on just the
+        processes that its collectives name.
+        """
+        replicas, partitions = (
+            module.operation.attributes.get(f"mhlo.num_{name}") for name in ("replicas", "partitions")
+        )
+        if replicas is None and partitions is None:
+            grid = _inferred_grid(find_collectives(module))
+        else:
+            grid = ProcessGrid(_integer(replicas, 1), _integer(partitions, 1))
+        meshes = {
+            ir.StringAttr(op.attributes["sym_name"]).value: _sdy_mesh(op.attributes["mesh"])
+            for op in module.body.operations
+            if op.operation.name == "sdy.mesh"
+        }
+        return ModuleFacts(grid, meshes)
+
+    def groups(self, collective: Collective) -> ProcessGroups | None:
+        """The process groups, in flattened ids; None for transfers with no pairs and custom calls.
+
+        Raises a located ToolError for ids outside the grid, groups that overlap, or a mesh or an
+        axis that the module does not have.
+        """
+        mode = collective.group_mode
+        try:
+            if collective.kind in TRANSFERS or collective.kind == "collective_permute":
+                return self._pairs(collective, mode or GroupMode.CROSS_PARTITION)
+            if mode is None:
+                return None
+            return self._replica_groups(collective.inner.attributes["replica_groups"], mode)
+        except ValueError as error:
+            name = collective.inner.name
+            raise ToolError(f"{name}: {error}", collective.op.location) from None
+
+    def _pairs(self, collective: Collective, mode: GroupMode) -> ProcessGroups | None:
+        pairs = collective.inner.attributes.get("source_target_pairs")
+        if pairs is None or not isinstance(pairs, ir.DenseIntElementsAttr):
+            return None
+        return permute_groups(_rows(pairs), mode, self.grid)
+
+    def _replica_groups(self, attribute: ir.Attribute, mode: GroupMode) -> ProcessGroups:
+        if not bindings.ReplicaGroupMeshAxesAttr.isinstance(attribute):
+            return process_groups(_rows(attribute), mode, self.grid)
+        by_axes = bindings.ReplicaGroupMeshAxesAttr(attribute)
+        axes = [_axis_ref(axis) for axis in ir.ArrayAttr(by_axes.axes)]
+        # Positions in the mesh are device ids, in the mode's numbering like dense groups.
+        return process_groups(mesh_axes_groups(self._mesh(by_axes.mesh), axes), mode, self.grid)
+
+    def _mesh(self, mesh: ir.Attribute) -> DeviceMesh:
+        if not isinstance(mesh, ir.FlatSymbolRefAttr):
+            return _stablehlo_mesh(mesh)
+        if mesh.value not in self.meshes:
+            raise ValueError(f"the module has no mesh @{mesh.value}")
+        return self.meshes[mesh.value]
+
+
+def find_collectives(module: ir.Module) -> list[Collective]:
+    """Every communicating op of the module, pre-order, function after function.
+
+    Raises a located ToolError for an op of a dialect that is not understood.
+    """
+    found: list[Collective] = []
+    classify = classify_communication(module.context)
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        collective = classify(op)
+        if collective is None:
+            return ir.WalkResult.ADVANCE
+        found.append(collective)
+        return ir.WalkResult.SKIP  # regions hold a reduction, or the inner op of an async pair
+
+    module.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
+    return found
+
+
+def classify_communication(context: ir.Context) -> Callable[[ir.Operation], Collective | None]:
+    """A function for a walk's callback: the collective that an op is, or None.
+
+    It raises a located ToolError at the first op of a dialect that is not understood.
+    """
+    token = bindings.TokenType.get(context)
+    understood: set[str] = set()
+
+    def classify(op: ir.Operation) -> Collective | None:
+        name = op.name
+        if name not in understood:
+            _check_understood(op)
+            understood.add(name)
+        return _collective(op, token) if name in _CANDIDATES else None
+
+    return classify
+
+
+def _inferred_grid(collectives: list[Collective]) -> ProcessGrid:
+    replicas = partitions = 1
+    for collective in collectives:
+        mode = collective.group_mode or GroupMode.CROSS_PARTITION
+        names = ("replica_groups", "source_target_pairs")
+        tables = [collective.inner.attributes.get(name) for name in names]
+        ids = [i for t in tables if isinstance(t, ir.DenseIntElementsAttr) for i in np.ravel(t)]
+        count = 1 + max((int(i) for i in ids), default=0)
+        if mode in (GroupMode.CROSS_PARTITION, GroupMode.FLATTENED_IDS):
+            partitions = max(partitions, count)
+        else:
+            replicas = max(replicas, count)
+    return ProcessGrid(replicas, partitions)
+
+
+def _collective(op: ir.Operation, token: ir.Type) -> Collective | None:
+    if op.name == _ASYNC_START:
+        inner = op.regions[0].blocks[0].operations[0].operation
+        return Collective(op, inner, _KINDS.get(inner.name, inner.name))
+    if op.name != _CUSTOM_CALL:
+        return Collective(op, op, _KINDS[op.name])
+    target = ir.StringAttr(op.attributes["call_target_name"]).value
+    if _ANNOTATIONS.fullmatch(target):
+        return None
+    effect = op.attributes.get("has_side_effect")
+    if effect is not None and ir.BoolAttr(effect).value:
+        return Collective(op, op, "custom_call")
+    if any(value.type == token for value in (*op.operands, *op.results)):
+        return Collective(op, op, "custom_call")
+    return None
+
+
+def _check_understood(op: ir.Operation) -> None:
+    name = op.name
+    if _FOREIGN_COMMUNICATION.fullmatch(name):
+        raise ToolError(
+            f"{name} communicates in a dialect that is not rewritten here: lower it to StableHLO "
+            "collectives first",
+            op.location,
+        )
+    dialect = name.partition(".")[0]
+    if dialect not in _KNOWN_DIALECTS:
+        raise ToolError(
+            f"{name}: the dialect {dialect!r} is not understood: only "
+            f"{', '.join(sorted(_KNOWN_DIALECTS))} are",
+            op.location,
+        )
+
+
+def _tensors(values: ir.OpOperandList | ir.OpResultList) -> (
+    list[ir.ShapedType]
+):
+    types = [value.type for value in values]
+    return [ir.ShapedType(kind) for kind in types if isinstance(kind, ir.ShapedType)]
+
+
+def _total_bytes(tensors: list[ir.ShapedType]) -> int | None:
+    sizes = [tensor_bytes(tensor) for tensor in tensors]
+    known = [size for size in sizes if size is not None]
+    return sum(known) if len(known) == len(sizes) else None
+
+
+def tensor_bytes(tensor: ir.ShapedType) -> int | None:
+    """Bytes of a dense tensor, sub-byte elements packed; None when a dimension is symbolic."""
+    if not tensor.has_static_shape:
+        return None
+    elements = int(np.prod(tensor.shape, dtype=np.int64)) if tensor.rank else 1
+    return (elements * element_bits(tensor.element_type) + 7) // 8
+
+
+def element_bits(kind: ir.Type) -> int:
+    """The width of an element type, in bits."""
+    if isinstance(kind, ir.ComplexType):
+        return 2 * element_bits(kind.element_type)
+    if isinstance(kind, ir.IntegerType | ir.FloatType):
+        return kind.width
+    match = re.search(r"!quant\.uniform<[iu](\d+)", str(kind))
+    if match:
+        return int(match.group(1))
+    raise ToolError(f"the element type {kind} has no known size")
+
+
+def _rows(attribute: ir.Attribute) -> list[list[int]]:
+    table = np.array(ir.DenseIntElementsAttr(attribute))
+    return [] if table.size == 0 else table.reshape(-1, table.shape[-1]).tolist()
+
+
+def _integer(attribute: ir.Attribute | None, default: int) -> int:
+    return default if attribute is None else ir.IntegerAttr(attribute).value
+
+
+def _axis_ref(attribute: ir.Attribute) -> AxisRef:
+    axis = bindings.StablehloAxisRefAttr(attribute)
+    if axis.sub_axis_info is None:
+        return AxisRef(axis.name)
+    split = re.search(r"\((\d+)\)(\d+)", str(axis.sub_axis_info))
+    if split is None:
+        raise ValueError(f"unreadable sub-axis {attribute}")
+    return AxisRef(axis.name, int(split.group(1)), int(split.group(2)))
+
+
+def _sdy_mesh(attribute: ir.Attribute) -> DeviceMesh:
+    mesh = bindings.SdyMeshAttr(attribute)
+    axes = [bindings.SdyMeshAxisAttr(axis) for axis in mesh.axes]
+    return DeviceMesh(tuple((a.name, a.size) for a in axes), tuple(mesh.device_ids))
+
+
+def _stablehlo_mesh(attribute: ir.Attribute) -> DeviceMesh:
+    mesh = bindings.StablehloMeshAttr(attribute)
+    axes = [bindings.StablehloMeshAxisAttr(axis) for axis in ir.ArrayAttr(mesh.axes)]
+    ids: tuple[int, ...] = ()
+    if isinstance(mesh.device_ids, ir.Attribute):
+        ids = tuple(int(i) for i in np.array(ir.DenseIntElementsAttr(mesh.device_ids)).ravel())
+    return DeviceMesh(tuple((a.name, a.size) for a in axes), ids)

@@ -1,0 +1,242 @@
+"""Where a module communicates: a tree of sites in program order, function by function.
+
+A site is a communicating op, a call of a function that communicates, or a control-flow op with
+such a site in one of its regions. What is not a site can be ignored by whoever orders
+communication.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from stablehlo_tools.analysis.collectives import Collective, classify_communication
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import ToolError, note
+
+WHILE = "stablehlo.while"
+BRANCHES = frozenset({"stablehlo.if", "stablehlo.case"})
+COMPUTATIONS = frozenset({"sdy.manual_computation", "sdy.named_computation"})
+CALL = "func.call"
+COMPOSITE = "stablehlo.composite"
+FUNCTION = "func.func"
+_CONTROL_FLOW = BRANCHES | COMPUTATIONS | {WHILE}
+_CALLS = frozenset({CALL, COMPOSITE})
+
+
+@dataclass(eq=False)
+class Site:
+    """One place where a block communicates.
+
+    Exactly one holds: `collective` is set; `callee` is set; `regions` lists the sites of each
+    region of a control-flow op (an empty list for a region that is silent).
+    """
+
+    op: ir.Operation
+    collective: Collective | None = None
+    callee: str | None = None
+    regions: list[list[Site]] = field(default_factory=list["list[Site]"])
+
+
+@dataclass(eq=False)
+class CommunicatingFunction:
+    """A function that communicates, and its sites in program order."""
+
+    op: ir.Operation
+    name: str
+    is_public: bool
+    sites: list[Site] = field(default_factory=list[Site])
+
+
+def callee_name(op: ir.Operation) -> str:
+    """The symbol that a `func.call` or a `stablehlo.composite` refers to."""
+    attribute = op.attributes["callee" if op.name == CALL else "decomposition"]
+    return ir.FlatSymbolRefAttr(attribute).value
+
+
+def communicating_functions(module: ir.Module) -> list[CommunicatingFunction]:
+    """The functions that communicate, callees before callers.
+
+    Raises a located ToolError where the program order of the communication is not understood: a
+    recursive call, a communicating op in a region that is no control flow, a function of several
+    blocks, a public function that is also called from inside the module.
+    """
+    return _Builder(module).build()
+
+
+def iterate_collectives(sites: list[Site]) -> Iterator[Collective]:
+    """The collectives of a list of sites, nested ones included, calls left aside."""
+    for site in sites:
+        if site.collective is not None:
+            yield site.collective
+        for region in site.regions:
+            yield from iterate_collectives(region)
+
+
+class _Builder:
+    """Walks the module once, then keeps what lies on a path to a communicating op."""
+
+    def __init__(self, module: ir.Module) -> None:
+        self.module = module
+        self.functions = {
+            ir.StringAttr(op.attributes["sym_name"]).value: op.operation
+            for op in module.body.operations
+            if op.operation.name == FUNCTION
+        }
+        self.found: list[Collective | ir.Operation] = []  # collectives and calls, in order
+        self.calls: dict[str, list[ir.Operation]] = {}
+        self.callees: dict[str, list[str]] = {name: [] for name in self.functions}
+
+    def build(self) -> list[CommunicatingFunction]:
+        self._collect()
+        communicating = self._communicating()
+        for name in communicating:
+            self._check_public(name)
+        built = {name: self._function(name) for name in communicating}
+        sites: dict[ir.Operation, Site] = {}
+        for entry in self.found:
+            if isinstance(entry, Collective):
+                self._place(Site(entry.op, collective=entry), sites, built)
+            elif callee_name(entry) in communicating:
+                self._place(Site(entry, callee=callee_name(entry)), sites, built)
+        return list(built.values())
+
+    def _collect(self) -> None:
+        classify = classify_communication(self.module.context)
+
+        def visit(op: ir.Operation) -> ir.WalkResult:
+            name = op.name
+            if name in _CALLS:
+                self.found.append(op)
+                self.calls.setdefault(callee_name(op), []).append(op)
+                self.callees[self._enclosing(op)].append(callee_name(op))
+                return ir.WalkResult.ADVANCE
+            collective = classify(op)
+            if collective is None:
+                return ir.WalkResult.ADVANCE
+            self.found.append(collective)
+            return ir.WalkResult.SKIP
+
+        self.module.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
+
+    def _enclosing(self, op: ir.Operation) -> str:
+        """The name of the top-level function around an op."""
+        top = op
+        while (parent := top.parent) is not None and parent != self.module.operation:
+            top = parent
+        if top.name != FUNCTION:
+            raise ToolError(f"{op.name} stands outside of any function", op.location)
+        return ir.StringAttr(top.attributes["sym_name"]).value
+
+    def _communicating(self) -> list[str]:
+        """Functions that communicate themselves or through calls, callees before callers."""
+        direct = {self._enclosing(c.op) for c in self.found if isinstance(c, Collective)}
+        order: list[str] = []
+        state: dict[str, bool | None] = {}  # None while on the stack, else whether it talks
+
+        def visit(name: str) -> bool:
+            if name not in self.functions:
+                return False
+            if name in state:
+                return bool(state[name])
+            state[name] = None
+            talks = name in direct
+            for callee in self.callees[name]:
+                talks |= visit(callee)
+            state[name] = talks
+            if talks:
+                order.append(name)
+            return talks
+
+        for name in self.functions:
+            visit(name)
+        self._check_recursion(set(order))
+        return order
+
+    def _check_recursion(self, communicating: set[str]) -> None:
+        """Refuses a cycle of calls among functions that communicate."""
+        finished: set[str] = set()
+
+        def visit(name: str, path: tuple[str, ...]) -> None:
+            if name in path:
+                raise ToolError(
+                    f"@{name} communicates and calls itself: a recursive program has no order "
+                    "of collectives that can be shown",
+                    self.functions[name].location,
+                )
+            if name in finished:
+                return
+            for callee in self.callees[name]:
+                if callee in communicating:
+                    visit(callee, (*path, name))
+            finished.add(name)
+
+        for name in communicating:
+            visit(name, ())
+
+    def _check_public(self, name: str) -> None:
+        function = self.functions[name]
+        if not is_public(function) or name not in self.calls:
+            return
+        raise ToolError(
+            f"@{name} communicates, is public and is also called from inside the module: its "
+            "signature cannot change; call a private copy instead",
+            function.location,
+            (note("called here", self.calls[name][0].location),),
+        )
+
+    def _function(self, name: str) -> CommunicatingFunction:
+        function = self.functions[name]
+        if len(function.regions[0].blocks) != 1:
+            raise ToolError(
+                f"@{name} communicates and has several blocks: only structured control flow is "
+                "understood",
+                function.location,
+            )
+        return CommunicatingFunction(function, name, is_public(function))
+
+    def _place(
+        self,
+        site: Site,
+        placed: dict[ir.Operation, Site],
+        functions: dict[str, CommunicatingFunction],
+    ) -> None:
+        """Hangs a site under its parents, making those that are not there yet."""
+        while True:
+            parent = site.op.parent
+            assert parent is not None
+            if parent.name == FUNCTION:
+                functions[ir.StringAttr(parent.attributes["sym_name"]).value].sites.append(site)
+                return
+            known = placed.get(parent)
+            above = known or _control_flow_site(site.op, parent)
+            above.regions[_region_index(parent, site.op)].append(site)
+            if known:
+                return
+            placed[parent] = above
+            site = above
+
+
+def _control_flow_site(child: ir.Operation, parent: ir.Operation) -> Site:
+    if parent.name not in _CONTROL_FLOW:
+        raise ToolError(
+            f"{child.name} inside {parent.name}: no order of collectives is defined there",
+            child.location,
+            (note(f"the {parent.name} stands here", parent.location),),
+        )
+    if any(len(region.blocks) != 1 for region in parent.regions):
+        raise ToolError(f"{parent.name} with a region of several blocks", parent.location)
+    return Site(parent, regions=[[] for _ in parent.regions])
+
+
+def _region_index(parent: ir.Operation, child: ir.Operation) -> int:
+    if len(parent.regions) == 1:
+        return 0
+    block = child.block
+    return next(i for i, region in enumerate(parent.regions) if region.blocks[0] == block)
+
+
+def is_public(function: ir.Operation) -> bool:
+    """Whether a function can be called from outside the module."""
+    visibility = function.attributes.get("sym_visibility")
+    return visibility is None or ir.StringAttr(visibility).value == "public"

@@ -1,0 +1,145 @@
+"""Which collectives compute something that is used, seen through loops, branches and calls.
+
+Compilers drop an op whose results reach no output, a collective too. A value is live when a
+result of a public function, an op with a side effect, or a condition depends on it; each carry of
+a loop and each result of a branch is judged by itself.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from stablehlo_tools.analysis.collectives import TRANSFERS, Collective, classify_communication
+from stablehlo_tools.analysis.communication import (
+    BRANCHES,
+    CALL,
+    COMPOSITE,
+    COMPUTATIONS,
+    FUNCTION,
+    WHILE,
+    callee_name,
+    is_public,
+)
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.ir.carriers import terminator
+
+_CALLS = frozenset({CALL, COMPOSITE})
+_CARRIERS = BRANCHES | COMPUTATIONS | _CALLS | {WHILE}
+# Ops that run whatever becomes of their results; other custom calls are taken to be pure.
+_EFFECTS = TRANSFERS | {"custom_call"}
+
+
+def dead_collectives(module: ir.Module) -> list[Collective]:
+    """The collectives whose results nobody uses, in program order."""
+    liveness = _Liveness(module)
+    return [c for c in liveness.collectives if not liveness.is_live(c)]
+
+
+class _Liveness:
+    """Marks live values backwards from what has an effect."""
+
+    def __init__(self, module: ir.Module) -> None:
+        self.functions: dict[str, ir.Operation] = {}
+        self.calls: defaultdict[str, list[ir.Operation]] = defaultdict(list)
+        self.collectives: list[Collective] = []
+        self.live: set[ir.Value] = set()
+        self.kept: set[ir.Operation] = set()  # ops that run for their effect or a live result
+        self.pending: list[ir.Value] = []
+        self._collect(module)
+        while self.pending:
+            self._visit(self.pending.pop())
+
+    def is_live(self, collective: Collective) -> bool:
+        """Whether the op runs for an effect, or one of its results is used."""
+        return collective.op in self.kept or any(r in self.live for r in collective.op.results)
+
+    def _collect(self, module: ir.Module) -> None:
+        classify = classify_communication(module.context)
+        effects: list[ir.Operation] = []
+
+        def visit(op: ir.Operation) -> ir.WalkResult:
+            name = op.name
+            if name == FUNCTION:
+                self.functions[ir.StringAttr(op.attributes["sym_name"]).value] = op
+            elif name in _CALLS:
+                self.calls[callee_name(op)].append(op)
+            collective = classify(op)
+            if collective is None:
+                return ir.WalkResult.ADVANCE
+            self.collectives.append(collective)
+            if collective.kind in _EFFECTS:
+                effects.append(op)
+            return ir.WalkResult.SKIP
+
+        module.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
+        for function in self.functions.values():
+            if is_public(function):
+                self._mark(terminator(function.regions[0].blocks[0]).operands)
+        for op in effects:
+            self._keep(op)
+            self._mark(op.operands)
+
+    def _mark(self, values: Sequence[ir.Value]) -> None:
+        for value in values:
+            if value not in self.live:
+                self.live.add(value)
+                self.pending.append(value)
+
+    def _keep(self, op: ir.Operation) -> None:
+        """An op that runs makes the ops around it run, with what decides whether they do."""
+        if op in self.kept:
+            return
+        self.kept.add(op)
+        if op.name == WHILE:
+            self._mark(terminator(op.regions[0].blocks[0]).operands)
+        elif op.name in BRANCHES:
+            self._mark([op.operands[0]])
+        parent = op.parent
+        if parent is None:
+            return
+        if parent.name == FUNCTION:
+            for call in self.calls[ir.StringAttr(parent.attributes["sym_name"]).value]:
+                self._keep(call)
+        self._keep(parent)
+
+    def _visit(self, value: ir.Value) -> None:
+        owner = value.owner
+        if isinstance(owner, ir.Block):
+            self._visit_argument(ir.BlockArgument(value), owner)
+            return
+        op = owner.operation
+        position = ir.OpResult(value).result_number
+        self._keep(op)
+        if op.name in _CARRIERS:
+            self._visit_carrier(op, position)
+            return
+        self._mark(op.operands)
+        for region in op.regions:  # values that a reduction or a sort captures from outside
+            for block in region.blocks:
+                for inner in block.operations:
+                    self._mark(inner.operation.operands)
+
+    def _visit_carrier(self, op: ir.Operation, position: int) -> None:
+        if op.name == WHILE:
+            self._mark([op.operands[position]])
+            self._mark([terminator(op.regions[1].blocks[0]).operands[position]])
+        elif op.name in _CALLS:
+            callee = self.functions.get(callee_name(op))
+            if callee is not None:
+                self._mark([terminator(callee.regions[0].blocks[0]).operands[position]])
+        else:
+            for region in op.regions:
+                self._mark([terminator(region.blocks[0]).operands[position]])
+
+    def _visit_argument(self, argument: ir.BlockArgument, block: ir.Block) -> None:
+        op, position = block.owner.operation, argument.arg_number
+        if op.name == WHILE:
+            self._mark([op.operands[position]])
+            self._mark([op.results[position]])
+            self._mark([terminator(op.regions[1].blocks[0]).operands[position]])
+        elif op.name in COMPUTATIONS:
+            self._mark([op.operands[position]])
+        elif op.name == FUNCTION:
+            for call in self.calls[ir.StringAttr(op.attributes["sym_name"]).value]:
+                self._mark([call.operands[position]])

@@ -1,0 +1,181 @@
+"""Replica groups to participants, for every group mode of the StableHLO specification.
+
+A participant is a flattened id: `replica_id * num_partitions + partition_id`. A process group is
+the ordered tuple of participants that exchange data with each other; one op has several.
+Pure Python: no MLIR here.
+
+Source: StableHLO specification, "Grid of processes", cross_replica … flattened_ids.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+ProcessGroups = tuple[tuple[int, ...], ...]
+
+
+class GroupMode(enum.Enum):
+    """What the ids in `replica_groups` (or `source_target_pairs`) count."""
+
+    CROSS_REPLICA = "cross_replica"
+    CROSS_PARTITION = "cross_partition"
+    CROSS_REPLICA_AND_PARTITION = "cross_replica_and_partition"
+    FLATTENED_IDS = "flattened_ids"
+
+
+@dataclass(frozen=True)
+class ProcessGrid:
+    """How many replicas and partitions a module runs as."""
+
+    num_replicas: int = 1
+    num_partitions: int = 1
+
+    @property
+    def size(self) -> int:
+        """The number of processes."""
+        return self.num_replicas * self.num_partitions
+
+
+@dataclass(frozen=True)
+class AxisRef:
+    """One axis of a mesh, or the sub-axis `(pre_size)size` of one."""
+
+    name: str
+    pre_size: int = 1
+    size: int | None = None
+
+
+@dataclass(frozen=True)
+class DeviceMesh:
+    """Named axes, major to minor, over device ids (row-major, iota where none are given)."""
+
+    axes: tuple[tuple[str, int], ...]
+    device_ids: tuple[int, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """The number of devices."""
+        return math.prod(size for _, size in self.axes)
+
+
+def reduction_group_mode(channel_id: int, use_global_device_ids: bool) -> GroupMode:
+    """The mode of all_gather, all_reduce and reduce_scatter. Raises ValueError on a bad mixture."""
+    if channel_id > 0:
+        if use_global_device_ids:
+            return GroupMode.FLATTENED_IDS
+        return GroupMode.CROSS_REPLICA_AND_PARTITION
+    if use_global_device_ids:
+        raise ValueError("use_global_device_ids needs a positive channel id")
+    return GroupMode.CROSS_REPLICA
+
+
+def exchange_group_mode(channel_id: int) -> GroupMode:
+    """The mode of all_to_all, collective_broadcast and collective_permute."""
+    return GroupMode.CROSS_PARTITION if channel_id > 0 else GroupMode.CROSS_REPLICA
+
+
+def process_groups(
+    groups: Sequence[Sequence[int]], mode: GroupMode, grid: ProcessGrid
+) -> ProcessGroups:
+    """The process groups of `replica_groups` in dense form.
+
+    `groups` are rows of ids in the mode's own numbering; -1 pads short rows; no rows at all means
+    every process in one group. Raises ValueError for an id outside the grid or named twice.
+    """
+    limit = _id_limit(mode, grid)
+    rows = [[int(i) for i in group if i != -1] for group in groups] or [list(range(limit))]
+    _check_ids([i for row in rows for i in row], limit, mode)
+    partitions = range(grid.num_partitions)
+    replicas = range(grid.num_replicas)
+    width = grid.num_partitions
+    if mode is GroupMode.FLATTENED_IDS:
+        return tuple(tuple(row) for row in rows)
+    if mode is GroupMode.CROSS_PARTITION:
+        return tuple(tuple(r * width + i for i in row) for row in rows for r in replicas)
+    if mode is GroupMode.CROSS_REPLICA:
+        return tuple(tuple(i * width + p for i in row) for row in rows for p in partitions)
+    return tuple(tuple(i * width + p for p in partitions for i in row) for row in rows)
+
+
+def mesh_axes_groups(mesh: DeviceMesh, axes: Sequence[AxisRef]) -> ProcessGroups:
+    """The process groups of the mesh-axes form: devices that differ only along `axes`.
+
+    Group members are ordered by `axes`, the first the slowest. A split axis `(pre)size` takes the
+    digits between `pre` and `pre * size` of its axis. Raises ValueError for an unknown axis or a
+    split that does not divide.
+    """
+    shape: list[int] = []
+    chosen: dict[AxisRef, int] = {}
+    for name, size in mesh.axes:
+        for ref, extent in _digits(name, size, [axis for axis in axes if axis.name == name]):
+            if ref is not None:
+                chosen[ref] = len(shape)
+            shape.append(extent)
+    unknown = [axis.name for axis in axes if axis not in chosen]
+    if unknown:
+        raise ValueError(f"axis {unknown[0]!r} is not in the mesh, or named twice")
+    ids = np.array(mesh.device_ids or range(mesh.size)).reshape(shape or [1])
+    inner = [chosen[axis] for axis in axes]
+    outer = [digit for digit in range(len(shape)) if digit not in inner]
+    width = math.prod(shape[digit] for digit in inner)
+    table = ids.transpose(outer + inner).reshape(-1, width) if shape else ids.reshape(1, 1)
+    return tuple(tuple(int(i) for i in row) for row in table)
+
+
+def permute_groups(pairs: Sequence[Sequence[int]], mode: GroupMode, grid: ProcessGrid) -> (
+    ProcessGroups
+):
+    """The (source, target) participants of a collective_permute, one pair a group.
+
+    Raises ValueError for an id outside the grid.
+    """
+    limit = _id_limit(mode, grid)
+    flat = [(int(source), int(target)) for source, target in pairs]
+    for source, target in flat:
+        _check_ids([source], limit, mode)
+        _check_ids([target], limit, mode)
+    width = grid.num_partitions
+    if mode is GroupMode.CROSS_PARTITION:
+        bases = [r * width for r in range(grid.num_replicas)]
+        return tuple((base + s, base + t) for s, t in flat for base in bases)
+    return tuple((s * width + p, t * width + p) for s, t in flat for p in range(width))
+
+
+def _id_limit(mode: GroupMode, grid: ProcessGrid) -> int:
+    if mode is GroupMode.FLATTENED_IDS:
+        return grid.size
+    return grid.num_partitions if mode is GroupMode.CROSS_PARTITION else grid.num_replicas
+
+
+def _check_ids(ids: list[int], limit: int, mode: GroupMode) -> None:
+    if len(set(ids)) != len(ids):
+        raise ValueError("replica groups overlap: an id stands in two of them")
+    outside = [i for i in ids if not 0 <= i < limit]
+    if outside:
+        raise ValueError(
+            f"id {outside[0]} is outside the {limit} {mode.value} processes of the module"
+        )
+
+
+def _digits(
+    name: str, size: int, refs: list[AxisRef]
+) -> list[tuple[AxisRef | None, int]]:
+    """Splits an axis into consecutive digits, major first, marking those that are chosen."""
+    digits: list[tuple[AxisRef | None, int]] = []
+    done = 1
+    for ref in sorted(refs, key=lambda ref: ref.pre_size):
+        extent = size if ref.size is None else ref.size
+        if ref.pre_size % done or size % (ref.pre_size * extent):
+            raise ValueError(f"sub-axis {name}:({ref.pre_size}){extent} does not divide {size}")
+        if ref.pre_size > done:
+            digits.append((None, ref.pre_size // done))
+        digits.append((ref, extent))
+        done = ref.pre_size * extent
+    if done < size or not refs:
+        digits.append((None, size // done))
+    return digits

@@ -1,0 +1,240 @@
+"""Artifacts: read by content, replace the module, write atomically.
+
+An artifact is one StableHLO module and, where it came from `jax.export`, the `Exported` around it.
+Passes edit `Artifact.module` in place; `to_exported` puts the edited module back into the calling
+convention it came in.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import sys
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stablehlo_tools import bindings
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import ToolError, captured, first_line, from_mlir_error
+
+if TYPE_CHECKING:
+    from jax.export import Exported
+
+STDIN = "-"
+
+
+class Form(enum.Enum):
+    """The file formats of an artifact, by the suffix that selects each on output."""
+
+    TEXT = ".mlir"
+    BYTECODE = ".mlirbc"
+    PORTABLE = ".bc"
+    JAX_EXPORT = ".jax_export"
+
+
+@dataclass
+class Artifact:
+    """One module, where it came from, and what it is written back into.
+
+    `name` is used in messages only. `exported` is the untouched original.
+    """
+
+    name: str
+    form: Form
+    module: ir.Module
+    exported: Exported | None = None
+
+    def to_exported(self) -> Exported:
+        """The original `Exported` around the present module, without the stale VJP."""
+        if self.exported is None:
+            raise ToolError(
+                f"only an artifact of jax.export can become one, and this is {self.form.value}: "
+                "write .mlir, .mlirbc or .bc, or start from the .jax_export file"
+            )
+        return replace(
+            self.exported,
+            mlir_module_serialized=_portable(self.module),
+            _get_vjp=None,
+        )
+
+
+def load(path: str | os.PathLike[str]) -> Artifact:
+    """Reads a file (`-`: standard input) in any of the four forms, told apart by content."""
+    return parse(*read_input(path))
+
+
+def read_input(path: str | os.PathLike[str]) -> tuple[bytes, str]:
+    """The bytes of a file (`-`: standard input), and the name to use for it in messages."""
+    name = os.fspath(path)
+    try:
+        if name == STDIN:
+            return sys.stdin.buffer.read(), "<stdin>"
+        return Path(name).read_bytes(), name
+    except OSError as error:
+        raise _named(name, ToolError(f"cannot read the file: {error.strerror}")) from None
+
+
+def parse(data: bytes, name: str = "<bytes>") -> Artifact:
+    """Builds an artifact from a file's bytes. Raises ToolError naming what is wrong, and where."""
+    try:
+        form = form_of(data)
+        if form is Form.JAX_EXPORT:
+            return from_exported(_deserialize_exported(data), name)
+        return Artifact(name, form, _parse_module(data, form))
+    except ToolError as error:
+        raise _named(name, error) from None
+
+
+def from_exported(exported: Exported, name: str = "<Exported>") -> Artifact:
+    """An artifact around an `Exported` in memory."""
+    module = _parse_module(exported.mlir_module_serialized, Form.PORTABLE)
+    return Artifact(name, Form.JAX_EXPORT, module, exported)
+
+
+def form_of(data: bytes) -> Form:
+    """Which form the bytes are in. Raises ToolError for what is none of the four."""
+    if not data.strip():
+        raise ToolError("the file is empty")
+    if data.startswith(bindings.MLIR_BYTECODE_MAGIC):
+        return Form.PORTABLE if bindings.portable_version(data) else Form.BYTECODE
+    if b"\x00" in data:
+        return Form.JAX_EXPORT
+    return Form.TEXT
+
+
+def save(artifact: Artifact, path: str | os.PathLike[str], *, locations: bool = False) -> None:
+    """Writes the artifact in the form that the suffix names: whole, or not at all."""
+    write_atomically(path, encode(artifact, output_form(path), locations=locations))
+
+
+def output_form(path: str | os.PathLike[str]) -> Form:
+    """The form that an output path's suffix asks for."""
+    suffix = Path(path).suffix
+    if suffix not in {form.value for form in Form}:
+        known = ", ".join(form.value for form in Form)
+        raise ToolError(f"output {os.fspath(path)!r}: unknown suffix {suffix!r}; use {known}")
+    return Form(suffix)
+
+
+def encode(artifact: Artifact, form: Form, *, locations: bool = False) -> bytes:
+    """The artifact's bytes in a form; `locations` prints them in text (binary always has them)."""
+    if form is Form.TEXT:
+        return to_text(artifact.module, locations=locations).encode()
+    if form is Form.BYTECODE:
+        return bindings.write_bytecode(artifact.module)
+    if form is Form.PORTABLE:
+        return _portable(artifact.module)
+    try:
+        return bytes(artifact.to_exported().serialize())
+    except ValueError as error:
+        raise ToolError(f"jax.export cannot serialize this: {first_line(str(error))}") from None
+
+
+def to_text(module: ir.Module, *, locations: bool = False) -> str:
+    """The module as MLIR text, ending in a newline."""
+    text = module.operation.get_asm(enable_debug_info=locations, assume_verified=True)
+    return str(text).rstrip("\n") + "\n"
+
+
+def check_writable(path: str | os.PathLike[str]) -> None:
+    """Raises early where `write_atomically` would fail later, before minutes of work."""
+    target = Path(os.path.realpath(path))
+    if target.is_dir():
+        raise ToolError(f"cannot write {os.fspath(path)!r}: it is a directory")
+    if not target.parent.is_dir():
+        raise ToolError(f"cannot write {os.fspath(path)!r}: no directory {str(target.parent)!r}")
+    if not os.access(target if target.exists() else target.parent, os.W_OK):
+        raise ToolError(f"cannot write {os.fspath(path)!r}: permission denied")
+
+
+def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
+    """Writes through a temporary file beside the target, so that no reader sees half a file.
+
+    Links are followed; what is no regular file (a terminal, /dev/null) is written straight to.
+    """
+    target = Path(os.path.realpath(path))
+    try:
+        if target.exists() and not target.is_file():
+            target.write_bytes(data)
+            return
+        mode = target.stat().st_mode & 0o777 if target.exists() else 0o666 & ~_umask()
+        descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+            os.chmod(temporary, mode)
+            os.replace(temporary, target)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise ToolError(f"cannot write {os.fspath(path)!r}: {error.strerror}") from None
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _parse_module(data: bytes, form: Form) -> ir.Module:
+    context = bindings.new_context()
+    if form is Form.PORTABLE:
+        return _parse_portable(data, context)
+    try:
+        return bindings.parse_module(data if form is Form.BYTECODE else _decoded(data), context)
+    except ir.MLIRError as error:
+        raise from_mlir_error(error) from None
+
+
+def _decoded(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise ToolError(f"neither an artifact nor text: byte {error.start} is not UTF-8") from None
+
+
+def _parse_portable(data: bytes, context: ir.Context) -> ir.Module:
+    with captured(context) as reported:
+        try:
+            module = bindings.deserialize_portable_artifact(data, context)
+            module.operation.verify()
+            return module
+        except Exception as error:  # jaxlib raises several types here, none of them public
+            detail = reported[0].message if reported else first_line(str(error))
+            raise ToolError(
+                f"not a readable StableHLO portable artifact (truncated, or from a newer "
+                f"StableHLO than {bindings.current_version()}): {detail}"
+            ) from None
+
+
+def _portable(module: ir.Module) -> bytes:
+    with captured(module.context) as reported:
+        try:
+            return bindings.serialize_portable_artifact(module)
+        except Exception as error:  # as above
+            detail = reported[0] if reported else None
+            raise ToolError(
+                f"cannot be written as a StableHLO {bindings.export_version()} artifact: "
+                f"{detail.message if detail else first_line(str(error))}",
+                detail.place if detail else None,
+            ) from None
+
+
+def _deserialize_exported(data: bytes) -> Exported:
+    from jax import export
+
+    try:
+        return export.deserialize(bytearray(data))
+    except Exception as error:  # flatbuffers raises whatever the damaged bytes lead it to
+        raise ToolError(
+            "neither MLIR text, MLIR bytecode nor a readable jax.export file (truncated?): "
+            f"{first_line(str(error) or type(error).__name__)}"
+        ) from None
+
+
+def _named(name: str, error: ToolError) -> ToolError:
+    error.input_name = error.input_name or name
+    return error

@@ -1,0 +1,202 @@
+# pyright: basic
+"""The only module that imports jaxlib's MLIR bindings or the internals of jax.
+
+Everything else takes `ir` and these functions from here, so that a change in jaxlib is answered
+in one file. Importing it loads jaxlib's MLIR libraries (about a quarter of a second) and not jax.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from typing import Any
+
+import jaxlib
+import jaxlib._jax as _jax
+from jaxlib.mlir import ir
+from jaxlib.mlir._mlir_libs import _chlo, _jax_mlir_ext, _mlirHlo, _sdy, _stablehlo
+from jaxlib.mlir.passmanager import PassManager
+
+MINIMUM_JAXLIB = (0, 12)
+
+if tuple(int(part) for part in jaxlib.__version__.split(".")[:2]) < MINIMUM_JAXLIB:
+    raise ImportError(
+        f"stablehlo-tools needs jaxlib >= {'.'.join(map(str, MINIMUM_JAXLIB))}, found "
+        f"{jaxlib.__version__}: older XLA:CPU drops token chains"
+    )
+
+_stablehlo.register_stablehlo_passes()
+
+StablehloAxisRefAttr = _stablehlo.AxisRefAttr
+StablehloMeshAttr = _stablehlo.MeshAttr
+StablehloMeshAxisAttr = _stablehlo.MeshAxisAttr
+ReplicaGroupMeshAxesAttr = _stablehlo.ReplicaGroupMeshAxesAttr
+SdyMeshAttr = _sdy.MeshAttr
+SdyMeshAxisAttr = _sdy.MeshAxisAttr
+TensorShardingAttr = _sdy.TensorShardingAttr
+TensorShardingPerValueAttr = _sdy.TensorShardingPerValueAttr
+TokenType = _stablehlo.TokenType
+ChannelHandle = _stablehlo.ChannelHandle
+
+MLIR_BYTECODE_MAGIC = b"ML\xefR"
+_PORTABLE_PRODUCER = re.compile(rb"StableHLO_v(\d+\.\d+\.\d+)\x00")
+
+
+def new_context() -> ir.Context:
+    """An MLIR context that knows the dialects of a jax.export artifact, and no others."""
+    context = ir.Context()
+    registry = ir.DialectRegistry()
+    _jax_mlir_ext.register_dialects(registry)  # func among them
+    context.append_dialect_registry(registry)
+    for register in (
+        _stablehlo.register_dialect,
+        _chlo.register_dialect,
+        _sdy.register_dialect,
+        _mlirHlo.register_mhlo_dialect,
+    ):
+        register(context)
+    context.allow_unregistered_dialects = False
+    return context
+
+
+def portable_version(data: bytes) -> str | None:
+    """The StableHLO version of a portable artifact, or None for any other bytes."""
+    if not data.startswith(MLIR_BYTECODE_MAGIC):
+        return None
+    # The producer string follows the magic and the bytecode version, a short varint.
+    match = _PORTABLE_PRODUCER.search(data[:64])
+    return match.group(1).decode() if match else None
+
+
+def parse_module(data: str | bytes, context: ir.Context) -> ir.Module:
+    """Parses MLIR text or MLIR bytecode and verifies it. Raises `ir.MLIRError`."""
+    with context:
+        return ir.Module.parse(data)
+
+
+def deserialize_portable_artifact(data: bytes, context: ir.Context) -> ir.Module:
+    """Reads a StableHLO portable artifact. Raises an exception of jaxlib's choosing."""
+    with context:
+        return _jax.mlir.deserialize_portable_artifact(data)
+
+
+def serialize_portable_artifact(module: ir.Module, version: str | None = None) -> bytes:
+    """Writes a portable artifact, of modules that hold `sdy` ops too.
+
+    Without a version it is the one that jax.export itself targets: readable by every StableHLO
+    of the last four weeks.
+    """
+    return _jax.mlir.serialize_portable_artifact(module, version or export_version(), True)
+
+
+def export_version() -> str:
+    """The StableHLO version that jax.export targets."""
+    return _stablehlo.get_version_from_compatibility_requirement(
+        _stablehlo.StablehloCompatibilityRequirement.WEEK_4
+    )
+
+
+def current_version() -> str:
+    """The newest StableHLO version that this jaxlib can write."""
+    return _stablehlo.get_current_version()
+
+
+def write_bytecode(module: ir.Module) -> bytes:
+    """The module as plain MLIR bytecode."""
+    buffer = io.BytesIO()
+    module.operation.write_bytecode(buffer)
+    return buffer.getvalue()
+
+
+def parse_pass_pipeline(text: str, context: ir.Context) -> PassManager:
+    """A pass manager of registered C++ passes. Raises ValueError when MLIR knows none by the name."""
+    with context:
+        return PassManager.parse(text)
+
+
+def register_interpreter_dialect(context: ir.Context) -> None:
+    """Makes `interpreter.*` ops known to the context (needed by `eval_module`)."""
+    _stablehlo.register_interpreter_dialect(context)
+
+
+def eval_module(module: ir.Module, arguments: list[Any]) -> list[Any]:
+    """Runs a module in the StableHLO reference interpreter."""
+    return _stablehlo.eval_module(module, arguments)
+
+
+def compile_for_devices(
+    code: bytes, replicas: int, partitions: int, devices: list[Any], *, partitioned: bool
+) -> Any:
+    """Compiles MLIR bytecode with the devices' own backend: replica r's partition p on device
+    `r * partitions + p`.
+
+    Where `partitioned`, XLA's partitioner divides the module by its shardings. Otherwise the
+    module is what each device runs already, and the partitioner is kept away from it: it refuses
+    `partition_id`. Raises an exception of XLA's choosing.
+    """
+    import numpy as np
+    from jax._src.compiler import get_compile_options
+
+    assignment = np.arange(replicas * partitions).reshape(replicas, partitions)
+    options = get_compile_options(replicas, partitions, assignment)
+    if not partitioned:
+        skipped = ("xla_disable_hlo_passes", "spmd-partitioning,shardy-xla")
+        options.env_option_overrides = [*options.env_option_overrides, skipped]
+    return devices[0].client.compile_and_load(code, _jax.DeviceList(tuple(devices)), options)
+
+
+def run_on_devices(executable: Any, arguments: list[list[Any]], devices: list[Any]) -> Any:
+    """Runs what `compile_for_devices` returned: `arguments[i][d]` is input i's NumPy array on
+    device d; returns NumPy arrays `[output][d]`. Inputs are copied, so donation cannot harm them.
+    """
+    import jax
+    import numpy as np
+
+    whole = jax.sharding.NamedSharding(
+        jax.sharding.Mesh(np.array(devices), ("device",)), jax.sharding.PartitionSpec()
+    )
+
+    def placed(parts: list[Any]) -> Any:
+        # "Replicated" with other contents on each device: the only form that holds any values.
+        on_devices = [
+            jax.device_put(np.array(part), device) for part, device in zip(parts, devices, strict=True)
+        ]
+        return jax.make_array_from_single_device_arrays(parts[0].shape, whole, on_devices)
+
+    results = executable.execute_sharded([placed(parts) for parts in arguments])
+    outputs = results.disassemble_into_single_device_arrays()
+    return [[np.asarray(part) for part in parts] for parts in outputs]
+
+
+def input_shardings(executable: Any) -> list[Any] | None:
+    """Each input's sharding for `shard_indices`; None where the executable has none."""
+    return executable.get_parameter_shardings()
+
+
+def output_shardings(executable: Any) -> list[Any] | None:
+    """Each output's sharding for `shard_indices`; None where the executable has none."""
+    return executable.get_output_shardings()
+
+
+def shard_indices(
+    sharding: Any, shape: tuple[int, ...], partitions: int
+) -> list[tuple[slice, ...]]:
+    """The part of a global array that each partition holds, as slices for NumPy.
+
+    Raises AssertionError where the sharding does not divide the shape evenly.
+    """
+    import jaxlib._hlo as _hlo
+    from jax._src.op_shardings import op_sharding_to_indices
+
+    sharding = _hlo.HloSharding.from_proto(sharding)
+    return list(op_sharding_to_indices(sharding, shape, partitions))
+
+
+def key_implementation(dtype: Any) -> tuple[str, tuple[int, ...]]:
+    """The name of a PRNG key dtype's implementation, and the shape of one key's 32-bit words."""
+    return dtype._impl.name, tuple(dtype._impl.key_shape)
+
+
+def lowered_devices(lowered: Any) -> tuple[Any, ...]:
+    """The devices, in their order, that a `jax.stages.Lowered` is meant for."""
+    return tuple(lowered._lowering._device_list)

@@ -1,0 +1,93 @@
+"""The command line: dispatch, exit codes and the one-message rule.
+
+Exit codes: 0 done or holds; 1 the answer is no; 2 bad input or usage, with one located message;
+130 interrupted. Nothing heavy is imported before a subcommand runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from types import FrameType
+
+COMMANDS = {
+    "opt": "run a pipeline of passes on an artifact",
+    "inspect": "list the communicating ops of an artifact",
+    "verify": "prove on random inputs that two artifacts compute the same values",
+    "compile": "compile for cpu, gpu or tpu and read back the order of the collectives",
+}
+BAD_INPUT = 2
+INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; returns its exit code."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return _run(words)
+    except KeyboardInterrupt:
+        print("stablehlo-tools: interrupted; no file was written", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _run(words: list[str]) -> int:
+    parser = _parser(words[0] if words and words[0] in COMMANDS else None)
+    parsed = parser.parse_args(words)
+    if "run" not in parsed:
+        parser.print_usage(sys.stderr)
+        print("stablehlo-tools: error: a command is needed; see --help", file=sys.stderr)
+        return BAD_INPUT
+    from stablehlo_tools.diagnostics import ToolError
+
+    try:
+        code = parsed.run(parsed)
+        sys.stdout.flush()
+        return code
+    except ToolError as error:
+        name = error.input_name or getattr(parsed, "input", None) or "stablehlo-tools"
+        print(error.diagnostic.render("<stdin>" if name == "-" else name), file=sys.stderr)
+        return BAD_INPUT
+
+
+def _parser(chosen: str | None) -> argparse.ArgumentParser:
+    """Only the chosen command's arguments are built, so that --help stays instant."""
+    parser = argparse.ArgumentParser(
+        prog="stablehlo-tools",
+        description="Rewrites distributed StableHLO programs after export.",
+    )
+    parser.add_argument("--version", action="version", version=_version())
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    for name, summary in COMMANDS.items():
+        module = importlib.import_module(f"stablehlo_tools.cli.{name}") if name == chosen else None
+        command = commands.add_parser(
+            name,
+            help=summary,
+            description=module.__doc__ if module else summary,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        if module is not None:
+            module.add_arguments(command)
+            command.set_defaults(run=module.run)
+    return parser
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return f"stablehlo-tools {version('stablehlo-tools')}"
+
+
+def _interrupt(_signal: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,137 @@
+"""Run a pipeline of passes on an artifact.
+
+INPUT is MLIR text, MLIR bytecode, a portable artifact or a jax.export file, told apart by content;
+`-` is standard input. OUTPUT's suffix picks the form: .mlir, .mlirbc, .bc (portable artifact) or
+.jax_export; without one, text goes to standard output.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from stablehlo_tools.diagnostics import ToolError
+
+if TYPE_CHECKING:
+    from stablehlo_tools.artifact import Artifact, Form
+    from stablehlo_tools.diagnostics import Diagnostic
+    from stablehlo_tools.passes import Instrumentation, Pipeline
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `opt`."""
+    from stablehlo_tools.pipelines import NAMED
+    from stablehlo_tools.registry import PASSES
+
+    passes = "\n".join(f"  {name:18s} {entry.summary}" for name, entry in PASSES.items())
+    pipelines = "\n".join(
+        f"  {name:18s} {','.join(step.text for step in steps)}" for name, steps in NAMED.items()
+    )
+    parser.epilog = (
+        f"passes:\n{passes}\n  and every C++ pass that MLIR has registered, by its name: cse, "
+        f"canonicalize,\n  symbol-dce, sdy-*, stablehlo-*\n\nnamed pipelines:\n{pipelines}"
+    )
+    parser.add_argument("input", metavar="INPUT", help="the artifact, or - for standard input")
+    parser.add_argument(
+        "-p",
+        "--pipeline",
+        metavar="PIPELINE",
+        help="pass,pass{option=value other=value}, or a named pipeline",
+    )
+    parser.add_argument("-o", "--output", metavar="OUTPUT", help="a file; its suffix picks the form")
+    flags = {
+        "--split-input-file": "run on each part of a text between lines of `// -----`",
+        "--verify-diagnostics": "check reports against expected-error, -warning, -note comments",
+        "--print-ir-after-all": "print the module after each pass, on standard error",
+        "--time-passes": "print a table of times, on standard error",
+        "--print-locations": "print locations in text output",
+    }
+    for flag, text in flags.items():
+        parser.add_argument(flag, action="store_true", help=text)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the pipeline; 1 when expected diagnostics do not match. Raises ToolError."""
+    from stablehlo_tools import artifact
+    from stablehlo_tools.passes import Instrumentation, Pipeline
+
+    form, to_file = artifact.Form.TEXT, arguments.output not in (None, artifact.STDIN)
+    if to_file:
+        form = artifact.output_form(arguments.output)
+        artifact.check_writable(arguments.output)
+    job = _Job(
+        Pipeline(()) if arguments.pipeline is None else Pipeline.parse(arguments.pipeline),
+        Instrumentation(arguments.print_ir_after_all),
+        arguments.print_locations,
+    )
+    if arguments.split_input_file or arguments.verify_diagnostics:
+        if form is not artifact.Form.TEXT:
+            raise ToolError("split input and checked diagnostics write text only: use -o NAME.mlir")
+        data = job.test_text(arguments.input, arguments.split_input_file, arguments.verify_diagnostics)
+    else:
+        data = job.transform(artifact.load(arguments.input), form)
+    if arguments.time_passes:
+        print(job.instrumentation.time_report(), file=sys.stderr)
+    if data is None:
+        return 1
+    if to_file:
+        artifact.write_atomically(arguments.output, data)
+    else:
+        sys.stdout.buffer.write(data)
+    return 0
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A pipeline and how to run and print it."""
+
+    pipeline: Pipeline
+    instrumentation: Instrumentation
+    locations: bool
+
+    def transform(self, loaded: Artifact, form: Form) -> bytes:
+        """Runs the pipeline on one artifact; what passes warn of goes to standard error."""
+        from stablehlo_tools import artifact
+        from stablehlo_tools.api import run_pipeline
+
+        reported = run_pipeline(loaded, self.pipeline, instrumentation=self.instrumentation)
+        for diagnostic in reported.collected:
+            print(diagnostic.render(loaded.name), file=sys.stderr)
+        return artifact.encode(loaded, form, locations=self.locations)
+
+    def test_text(self, path: str, split: bool, verify: bool) -> bytes | None:
+        """Runs on each part of a text; None when the diagnostics are not those expected."""
+        from stablehlo_tools.artifact import Form, parse, read_input
+        from stablehlo_tools.testing.expected_diagnostics import mismatches
+        from stablehlo_tools.testing.split_input import join_parts, split_input
+
+        data, name = read_input(path)
+        parts = split_input(data.decode(errors="replace")) if split else [data.decode()]
+        outputs: list[str] = []
+        problems: list[str] = []
+        for part in parts:
+            if not verify:
+                outputs.append(self.transform(parse(part.encode(), name), Form.TEXT).decode())
+                continue
+            output, reported = self._checked(part, name)
+            outputs.append(output)
+            problems += mismatches(part, reported)
+        for problem in problems:
+            print(f"{name}: {problem}", file=sys.stderr)
+        return None if problems else join_parts(outputs).encode()
+
+    def _checked(self, part: str, name: str) -> tuple[str, list[Diagnostic]]:
+        """The output of one part, empty when it was refused, and all that was reported."""
+        from stablehlo_tools.api import run_pipeline
+        from stablehlo_tools.artifact import parse, to_text
+        from stablehlo_tools.diagnostics import Diagnostics
+
+        diagnostics = Diagnostics()
+        try:
+            loaded = parse(part.encode(), name)
+            run_pipeline(loaded, self.pipeline, diagnostics, self.instrumentation)
+        except ToolError as error:
+            return "", [*diagnostics.collected, error.diagnostic]
+        return to_text(loaded.module, locations=self.locations), diagnostics.collected

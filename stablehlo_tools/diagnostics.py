@@ -1,0 +1,173 @@
+"""Located errors, warnings and notes, and the one exception type that carries them.
+
+A location in an exported module is a name (`mlp/psum`) around a stack of Python call sites. People
+want the innermost line that is theirs, so `Place` keeps that line, the function it stands in and
+the name, and prints them as `model.py:11 in layer (mlp/psum)`.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from stablehlo_tools.bindings import ir
+
+_TEXT_BUFFER = "-"  # the file name MLIR gives to text parsed from memory
+
+
+class Severity(enum.Enum):
+    """How much a diagnostic weighs; only an error ends a run."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    NOTE = "note"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where something stands. `file` None means: in the input itself, at `line`:`column`."""
+
+    file: str | None = None
+    line: int = 0
+    column: int = 0
+    function: str = ""
+    name: str = ""
+
+    def render(self, input_name: str) -> str:
+        """`model.mlir:3:5`, `model.py:11 in layer (mlp/psum)`, or just the input's name."""
+        if self.file is None:
+            if not self.line:
+                return input_name + (f" ({self.name})" if self.name else "")
+            text = f"{input_name}:{self.line}:{self.column}"
+        else:
+            text = f"{self.file}:{self.line}"
+        if self.function:
+            text += f" in {self.function}"
+        return text + (f" ({self.name})" if self.name else "")
+
+
+@dataclass(frozen=True)
+class Diagnostic:
+    """One message at one place, with the notes that explain it."""
+
+    severity: Severity
+    message: str
+    place: Place = Place()
+    notes: tuple[Diagnostic, ...] = ()
+
+    def render(self, input_name: str) -> str:
+        """`PLACE: error: MESSAGE`, one line, and a line for each note."""
+        place = self.place.render(input_name)
+        lines = [f"{place}: {self.severity.value}: {self.message}"]
+        lines += [note.render(input_name) for note in self.notes]
+        return "\n".join(lines)
+
+
+class ToolError(Exception):
+    """What every refusal raises: says what, where, against which rule, and what to do."""
+
+    def __init__(
+        self,
+        message: str,
+        location: ir.Location | Place | None = None,
+        notes: tuple[Diagnostic, ...] = (),
+    ) -> None:
+        super().__init__(message)
+        self.diagnostic = Diagnostic(Severity.ERROR, message, to_place(location), notes)
+        self.input_name: str | None = None
+
+    def __str__(self) -> str:
+        return self.diagnostic.render(self.input_name or "<module>")
+
+
+@dataclass
+class Diagnostics:
+    """Collects what passes have to say that does not stop them."""
+
+    collected: list[Diagnostic] = field(default_factory=list[Diagnostic])
+
+    def warn(self, message: str, location: ir.Location | Place | None = None) -> None:
+        """Records a warning at a location."""
+        self.collected.append(Diagnostic(Severity.WARNING, message, to_place(location)))
+
+
+def note(message: str, location: ir.Location | Place | None = None) -> Diagnostic:
+    """A note, to hang under an error or a warning."""
+    return Diagnostic(Severity.NOTE, message, to_place(location))
+
+
+def to_place(location: ir.Location | Place | None) -> Place:
+    """Decodes an MLIR location; JAX's nest as name(callsite(name(file) at …))."""
+    if location is None:
+        return Place()
+    if isinstance(location, Place):
+        return location
+    from stablehlo_tools.bindings import ir
+
+    if type(location) is ir.Location:  # a diagnostic's location arrives without its subclass
+        location = ir.Location.from_attr(location.attr, location.context)
+    if isinstance(location, ir.FileLineColLoc):
+        file = None if location.filename == _TEXT_BUFFER else location.filename
+        return Place(file, location.start_line, location.start_col)
+    if isinstance(location, ir.CallSiteLoc):
+        return to_place(location.callee)
+    if isinstance(location, ir.NameLoc):
+        return _named(location.name_str.rstrip(":"), to_place(location.child_loc))
+    if isinstance(location, ir.FusedLoc):
+        places = [to_place(part) for part in location.locations if isinstance(part, ir.Location)]
+        return next((place for place in places if place != Place()), Place())
+    return Place()
+
+
+def _named(name: str, inner: Place) -> Place:
+    """The innermost name around a file is the function; the next one out is the op's name."""
+    if inner.file is not None and not inner.function:
+        return replace(inner, function=name)
+    return replace(inner, name=name)
+
+
+def from_mlir_error(error: ir.MLIRError, prefix: str = "") -> ToolError:
+    """The first diagnostic of an MLIR failure as a ToolError, its notes kept."""
+    found = error.error_diagnostics
+    if not found:
+        return ToolError(prefix + first_line(str(error)))
+    first = found[0]
+    notes = tuple(
+        note(first_line(part.message), part.location)
+        for part in first.notes
+        if not part.message.startswith("see current operation")
+    )
+    return ToolError(prefix + first_line(first.message), first.location, notes)
+
+
+def first_line(text: str) -> str:
+    """The first line of a message that has one, for one-line diagnostics."""
+    return next((line.strip() for line in text.splitlines() if line.strip()), "unknown error")
+
+
+@contextmanager
+def captured(context: ir.Context) -> Iterator[list[Diagnostic]]:
+    """Collects what C++ reports into the context, instead of letting it reach stderr."""
+    collected: list[Diagnostic] = []
+
+    def handle(diagnostic: ir.Diagnostic) -> bool:
+        from stablehlo_tools.bindings import ir
+
+        severity = {
+            ir.DiagnosticSeverity.ERROR: Severity.ERROR,
+            ir.DiagnosticSeverity.WARNING: Severity.WARNING,
+        }.get(diagnostic.severity, Severity.NOTE)
+        collected.append(
+            Diagnostic(severity, first_line(diagnostic.message), to_place(diagnostic.location))
+        )
+        return True
+
+    handler = context.attach_diagnostic_handler(handle)
+    try:
+        yield collected
+    finally:
+        handler.detach()

@@ -1,0 +1,1 @@
+"""Walking and editing of MLIR: carries, signatures, clones. No policy lives here."""

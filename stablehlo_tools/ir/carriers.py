@@ -1,0 +1,152 @@
+"""Adding values to, and dropping them from, the ops that carry values across regions and calls.
+
+A carrier is a `while`, `if`, `case`, `manual_computation`, `named_computation`, `call`,
+`composite` or function. Values are added and dropped at the end only, so that the meaning of
+every earlier position stays. An op whose operands or results change in number is rebuilt: its
+regions move over, its attributes and location are kept, and the old op is erased.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stablehlo_tools import bindings
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import ToolError
+
+# Attributes that hold one entry per operand or per result.
+_PER_OPERAND = ("in_shardings", "arg_attrs")
+_PER_RESULT = ("out_shardings", "res_attrs", "sdy.sharding")
+
+
+def terminator(block: ir.Block) -> ir.Operation:
+    """The last op of a block."""
+    return ir.InsertionPoint.at_block_terminator(block).ref_operation.operation
+
+
+def rebuild(
+    op: ir.Operation, operands: Sequence[ir.Value], result_types: Sequence[ir.Type]
+) -> ir.Operation:
+    """Replaces an op by itself with other operands and result types; common results keep their uses.
+
+    Results that fall away must have no uses left. Handles to the old op become invalid.
+    """
+    attributes = {name: attribute for name, attribute in op.attributes.items()}
+    grown = len(operands) - len(op.operands), len(result_types) - len(op.results)
+    _resize_lists(op, attributes, _PER_OPERAND, grown[0])
+    _resize_lists(op, attributes, _PER_RESULT, grown[1])
+    new = ir.Operation.create(
+        op.name,
+        results=list(result_types),
+        operands=list(operands),
+        attributes=attributes,
+        regions=len(op.regions),
+        loc=op.location,
+        ip=ir.InsertionPoint(op),
+    )
+    for source, target in zip(op.regions, new.regions, strict=True):
+        for block in list(source.blocks):
+            block.append_to(target)
+    for old, replacement in zip(op.results, new.results, strict=False):
+        old.replace_all_uses_with(replacement)
+    op.erase()
+    return new
+
+
+def append(
+    op: ir.Operation, operands: Sequence[ir.Value], result_types: Sequence[ir.Type]
+) -> ir.Operation:
+    """The op with operands and results added at the end."""
+    types = [result.type for result in op.results]
+    return rebuild(op, [*op.operands, *operands], [*types, *result_types])
+
+
+def drop(op: ir.Operation, operands: int, results: int) -> ir.Operation:
+    """The op without its last operands and results, which must be unused."""
+    kept = list(op.operands)[: len(op.operands) - operands]
+    types = [result.type for result in op.results][: len(op.results) - results]
+    return rebuild(op, kept, types)
+
+
+def append_to_terminator(block: ir.Block, values: Sequence[ir.Value]) -> None:
+    """Makes a block return further values."""
+    end = terminator(block)
+    rebuild(end, [*end.operands, *values], [])
+
+
+def drop_from_terminator(block: ir.Block, count: int) -> None:
+    """Makes a block return `count` values fewer."""
+    drop(terminator(block), count, 0)
+
+
+def append_arguments(block: ir.Block, types: Sequence[ir.Type]) -> list[ir.Value]:
+    """Adds block arguments; their location is that of the op around the block."""
+    location = block.owner.location
+    return [block.add_argument(kind, location) for kind in types]
+
+
+def drop_arguments(block: ir.Block, count: int) -> None:
+    """Removes the last block arguments, which must be unused."""
+    for _ in range(count):
+        block.erase_argument(len(block.arguments) - 1)
+
+
+def resize_function(function: ir.Operation, arguments: int, results: int) -> None:
+    """Fits a function's type and attribute lists to its body after arguments and results changed.
+
+    `arguments` and `results` say by how many, negative for fewer.
+    """
+    block = function.regions[0].blocks[0]
+    for names, grown in ((("arg_attrs",), arguments), (("res_attrs",), results)):
+        attributes = dict(function.attributes.items())
+        _resize_lists(function, attributes, names, grown)
+        for name in names:
+            if name in attributes:
+                function.attributes[name] = attributes[name]
+    inputs = [argument.type for argument in block.arguments]
+    outputs = [value.type for value in terminator(block).operands]
+    function.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(inputs, outputs))
+
+
+def _resize_lists(
+    op: ir.Operation, attributes: dict[str, ir.Attribute], names: Sequence[str], grown: int
+) -> None:
+    if grown and "mhlo.sharding" in attributes:
+        raise ToolError(
+            f"{op.name} carries an mhlo.sharding of all its values, a GSPMD form that is not "
+            "rewritten here: export with Shardy",
+            op.location,
+        )
+    for name in names:
+        if grown and name in attributes:
+            attributes[name] = _resized(attributes[name], attributes, grown)
+
+
+def _resized(
+    attribute: ir.Attribute, attributes: dict[str, ir.Attribute], grown: int
+) -> ir.Attribute:
+    if isinstance(attribute, ir.ArrayAttr):
+        entries = list(attribute)
+        empty = ir.DictAttr.get({}, context=attribute.context)
+        return ir.ArrayAttr.get(_fit(entries, empty, grown), attribute.context)
+    shardings = bindings.TensorShardingPerValueAttr(attribute).shardings
+    scalar = _replicated_scalar(attributes)
+    return bindings.TensorShardingPerValueAttr.get(
+        _fit(shardings, scalar, grown), attribute.context
+    )
+
+
+def _fit(entries: list[ir.Attribute], filler: ir.Attribute, grown: int) -> list[ir.Attribute]:
+    return entries[:grown] if grown < 0 else entries + [filler] * grown
+
+
+def _replicated_scalar(attributes: dict[str, ir.Attribute]) -> ir.Attribute:
+    """The sharding of a rank-0 value, on the mesh that the op's other shardings name."""
+    for name in (*_PER_OPERAND, *_PER_RESULT):
+        listed = attributes.get(name)
+        if listed is None or not bindings.TensorShardingPerValueAttr.isinstance(listed):
+            continue
+        for sharding in bindings.TensorShardingPerValueAttr(listed).shardings:
+            mesh = bindings.TensorShardingAttr(sharding).mesh_or_ref
+            return bindings.TensorShardingAttr.get(mesh, [], context=sharding.context)
+    raise ToolError("an sdy op without any sharding names no mesh for a token")

@@ -1,0 +1,83 @@
+"""Splits pipeline text into passes and options; knows nothing of what they mean.
+
+    text    = pass ("," pass)*
+    pass    = name [ "{" option* "}" ]
+    option  = name [ "=" value ]            values may nest braces and quote spaces
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from stablehlo_tools.diagnostics import ToolError
+
+_NAME = re.compile(r"[A-Za-z_][\w.-]*")
+_OPENING = {"{": "}", "(": ")", "[": "]"}
+
+
+@dataclass(frozen=True)
+class PassText:
+    """A pass as written: its name, and its options in order; a flag has the value None."""
+
+    name: str
+    options: tuple[tuple[str, str | None], ...] = ()
+
+    @property
+    def options_text(self) -> str:
+        """The options, normalised to single spaces."""
+        return " ".join(n if v is None else f"{n}={v}" for n, v in self.options)
+
+
+def parse_pipeline_text(text: str) -> list[PassText]:
+    """The passes of a pipeline. Raises ToolError that quotes what it could not read."""
+    parts = _split(text, ",")
+    if not text.strip():
+        raise ToolError("the pipeline is empty")
+    return [_parse_pass(part.strip(), text) for part in parts]
+
+
+def _parse_pass(part: str, pipeline: str) -> PassText:
+    name = _NAME.match(part)
+    if name is None:
+        raise ToolError(f"pipeline {pipeline!r}: expected the name of a pass, found {part!r}")
+    rest = part[name.end() :].strip()
+    if not rest:
+        return PassText(name.group())
+    if not (rest.startswith("{") and rest.endswith("}")):
+        raise ToolError(f"pipeline {pipeline!r}: expected {{…}} after {name.group()}, not {rest!r}")
+    return PassText(name.group(), tuple(_parse_options(rest[1:-1], pipeline)))
+
+
+def _parse_options(text: str, pipeline: str) -> list[tuple[str, str | None]]:
+    options: list[tuple[str, str | None]] = []
+    for part in _split(text, " "):
+        if not part.strip():
+            continue
+        name, equals, value = part.strip().partition("=")
+        if not _NAME.fullmatch(name) or (equals and not value):
+            raise ToolError(f"pipeline {pipeline!r}: {part.strip()!r} is no option")
+        options.append((name, value if equals else None))
+    return options
+
+
+def _split(text: str, separator: str) -> list[str]:
+    """Splits at separators that stand outside of brackets and quotes."""
+    parts, start, closing, quote = list[str](), 0, list[str](), ""
+    for position, character in enumerate(text):
+        if quote:
+            quote = "" if character == quote else quote
+        elif character in "\"'":
+            quote = character
+        elif character in _OPENING:
+            closing.append(_OPENING[character])
+        elif closing and character == closing[-1]:
+            closing.pop()
+        elif character in "})]":
+            raise ToolError(f"pipeline {text!r}: {character!r} at {position + 1} closes nothing")
+        elif character == separator and not closing:
+            parts.append(text[start:position])
+            start = position + 1
+    if closing or quote:
+        raise ToolError(f"pipeline {text!r}: {(closing or [quote])[-1]!r} is missing at the end")
+    return [*parts, text[start:]]

@@ -1,0 +1,55 @@
+"""The passes by name, imported only when one is asked for.
+
+Reading this table costs nothing, so that `--help` can list the passes without loading MLIR.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from stablehlo_tools.passes import Pass
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where a pass lives, and what it does in one line."""
+
+    module: str
+    class_name: str
+    summary: str
+
+
+PASSES: dict[str, Entry] = {
+    "thread-tokens": Entry(
+        "stablehlo_tools.transforms.thread_tokens",
+        "ThreadTokensPass",
+        "one !stablehlo.token chain through every collective, in program order",
+    ),
+    "strip-tokens": Entry(
+        "stablehlo_tools.transforms.strip_tokens",
+        "StripTokensPass",
+        "take out the token chain that thread-tokens put in",
+    ),
+}
+
+
+def find_pass(name: str) -> type[Pass] | None:
+    """The class of a Python pass, or None where no pass here has the name."""
+    entry = PASSES.get(name)
+    if entry is None:
+        return None
+    return getattr(importlib.import_module(entry.module), entry.class_name)
+
+
+def unknown_pass_message(name: str) -> str:
+    """What to say of a name that neither this registry nor MLIR knows."""
+    from stablehlo_tools.pipelines import NAMED
+
+    known = [*PASSES, *NAMED, "cse", "canonicalize", "symbol-dce"]
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else f"; passes here: {', '.join(PASSES)}"
+    return f"unknown pass {name!r}: neither in this toolkit nor registered in MLIR{hint}"

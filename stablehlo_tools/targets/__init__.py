@@ -1,0 +1,1 @@
+"""What programs run on: hardware profiles, and the compilers of XLA:CPU, XLA:GPU and XLA:TPU."""

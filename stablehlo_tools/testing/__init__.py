@@ -1,0 +1,1 @@
+"""What FileCheck-style tests need: split inputs and expected diagnostics."""

@@ -1,0 +1,84 @@
+"""Checks reported diagnostics against comments in the input, as mlir-opt does.
+
+    // expected-error@+1 {{part of the message}}
+    // expected-warning {{...}}              on the line it stands on
+    // expected-error-re@-2 {{text {{regex}} text}}
+    // expected-note@above {{...}}           @below is @+1
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from stablehlo_tools.diagnostics import Diagnostic, Severity
+
+_EXPECTATION = re.compile(
+    r"expected-(?P<kind>error|warning|note|remark)(?P<regex>-re)?"
+    r"(?:@(?P<place>[+-]\d+|above|below|unknown))?\s*\{\{(?P<text>.*?)\}\}(?=\s*(?:$|//|expected-))"
+)
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """One expected diagnostic. `line` None accepts a diagnostic without a line in the input."""
+
+    severity: Severity
+    line: int | None
+    pattern: str
+    written_at: int
+
+    def accepts(self, diagnostic: Diagnostic) -> bool:
+        """Whether this is the diagnostic that was expected."""
+        place = diagnostic.place
+        line = place.line if place.file is None and place.line else None
+        if diagnostic.severity is not self.severity or line != self.line:
+            return False
+        return re.search(self.pattern, diagnostic.message) is not None
+
+
+def parse_expectations(text: str) -> list[Expectation]:
+    """The expectations written in a text, in order."""
+    found: list[Expectation] = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        for match in _EXPECTATION.finditer(line):
+            kind = "note" if match["kind"] == "remark" else match["kind"]
+            pattern = _pattern(match["text"]) if match["regex"] else re.escape(match["text"])
+            place = _line(match["place"], number)
+            found.append(Expectation(Severity(kind), place, pattern, number))
+    return found
+
+
+def mismatches(text: str, reported: Iterable[Diagnostic]) -> list[str]:
+    """What was expected and not reported, or reported and not expected: empty when all match.
+
+    Notes are taken from the diagnostics they hang under, and need not be expected.
+    """
+    waiting = parse_expectations(text)
+    problems: list[str] = []
+    for diagnostic in reported:
+        for part in (diagnostic, *diagnostic.notes):
+            expected = next((e for e in waiting if e.accepts(part)), None)
+            if expected is not None:
+                waiting.remove(expected)
+            elif part.severity is not Severity.NOTE:
+                problems.append(f"unexpected {part.severity.value}: {part.render('input')}")
+    problems += [
+        f"line {e.written_at}: expected {e.severity.value} was not reported: {e.pattern}"
+        for e in waiting
+    ]
+    return problems
+
+
+def _line(place: str | None, here: int) -> int | None:
+    if place == "unknown":
+        return None
+    offsets = {None: 0, "above": -1, "below": 1}
+    return here + (offsets[place] if place in offsets else int(place))
+
+
+def _pattern(text: str) -> str:
+    """`plain {{regex}} plain` as one regular expression."""
+    parts = re.split(r"\{\{(.*?)\}\}", text)
+    return "".join(part if i % 2 else re.escape(part) for i, part in enumerate(parts))

@@ -1,0 +1,103 @@
+"""Threads one `!stablehlo.token` chain through every communicating op, in program order.
+
+StableHLO collectives take no token, so compilers order independent ones as they like, and two
+workers whose graphs differ by one op can wait for each other for ever. Here the token goes in
+beside the operands and comes out beside the results, through a barrier on each side:
+
+    %g = "stablehlo.all_gather"(%x)
+    %s = "stablehlo.reduce_scatter"(%y)
+  ==>
+    %t0 = stablehlo.after_all
+    %x1, %t1 = stablehlo.optimization_barrier %x, %t0
+    %g0 = "stablehlo.all_gather"(%x1)
+    %g, %t2 = stablehlo.optimization_barrier %g0, %t1
+    %y1, %t3 = stablehlo.optimization_barrier %y, %t2
+    %s0 = "stablehlo.reduce_scatter"(%y1)
+    %s, %t4 = stablehlo.optimization_barrier %s0, %t3
+
+The chain runs through `while` (a carry), `if` and `case` (every branch), calls and composites
+(an argument and a result), `sdy.manual_computation` and async pairs. An op that has a token of its
+own (send, recv, infeed, outfeed, an ordered custom_call) keeps it: the chain joins it by
+`after_all` and continues from the op's token result.
+
+Preconditions:
+  P1  Every op is of a dialect that is understood; mhlo and sdy collectives are lowered first.
+  P2  Communication stands in functions of one block and in structured control flow.
+  P3  A function that communicates is not recursive; a public one is not called in the module.
+  P4  A communicating op has an operand a token can enter beside, and a result it leaves beside.
+  P5  Nothing communicates between an async_start and its async_done, which share a block.
+  P6  No op that must carry the token has an `mhlo.sharding` (GSPMD) list of its values.
+  P7  `minimal` is an option of the barrier form.
+
+Guarantees: values bitwise as before; the signature of public functions as it was; a second run
+changes nothing; `strip-tokens` is the exact inverse. The token orders, it does not keep alive:
+a collective whose results nobody uses is warned about, because compilers delete it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from stablehlo_tools.analysis.liveness import dead_collectives
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import Diagnostics, ToolError
+from stablehlo_tools.passes import Pass
+from stablehlo_tools.transforms.tokens.composites import Decompositions
+from stablehlo_tools.transforms.tokens.plan import plan_chain
+from stablehlo_tools.transforms.tokens.stripping import strip_module
+from stablehlo_tools.transforms.tokens.threading import Threader
+
+
+@dataclass(frozen=True)
+class ThreadTokensPass(Pass):
+    """One token chain through every communicating op, in program order.
+
+    `form`: `barrier` ties each op by optimization_barrier; `composite` wraps each collective in a
+    `stablehlo.composite "stablehlo_tools.<kind>"` that takes and returns the token, its
+    decomposition being the barrier form. `scope`: `all` is one chain; `group` keeps a chain for
+    each set of collectives whose participants never meet the others'. `minimal` leaves out the
+    links that dataflow implies.
+    """
+
+    name: ClassVar[str] = "thread-tokens"
+    form: Literal["barrier", "composite"] = "barrier"
+    scope: Literal["all", "group"] = "all"
+    minimal: bool = False
+
+    def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:
+        """Threads the module in place, replacing a chain that is already there."""
+        if self.minimal and self.form == "composite":
+            raise ToolError(
+                "thread-tokens: minimal leaves links out, and a composite always has its token: "
+                "use form=barrier (P7)"
+            )
+        strip_module(module)
+        functions = plan_chain(module, by_group=self.scope == "group", minimal=self.minimal)
+        _warn_of_dead_collectives(module, diagnostics)
+        _warn_of_unpartitioned(module, bool(functions), diagnostics)
+        threader = Threader(Decompositions(module) if self.form == "composite" else None)
+        for function in functions:
+            threader.function(function)
+
+
+def _warn_of_dead_collectives(module: ir.Module, diagnostics: Diagnostics) -> None:
+    for collective in dead_collectives(module):
+        diagnostics.warn(
+            f"{collective.inner.name}: nobody uses its results, so compilers delete it, chain or "
+            "not; a device that skips it can leave the others waiting",
+            collective.op.location,
+        )
+
+
+def _warn_of_unpartitioned(
+    module: ir.Module, communicates: bool, diagnostics: Diagnostics
+) -> None:
+    """A plain sharded jit holds no collective before a compiler partitions it."""
+    meshes = [op for op in module.body.operations if op.operation.name == "sdy.mesh"]
+    if meshes and not communicates:
+        diagnostics.warn(
+            "the module is sharded but has no collective to order: they appear only when it is "
+            "partitioned",
+            meshes[0].location,
+        )

@@ -1,0 +1,238 @@
+"""Plans a token chain: which links it needs, before any IR is touched.
+
+Every site of communication becomes a step. A step knows the chains that pass through it, whether
+a token must enter it (order after what came before) and whether one must leave it (order before
+what comes next).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from stablehlo_tools.analysis.collectives import Collective, ModuleFacts
+from stablehlo_tools.analysis.communication import (
+    CommunicatingFunction,
+    Site,
+    communicating_functions,
+    iterate_collectives,
+)
+from stablehlo_tools.analysis.dataflow import depends_on
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import ToolError, note
+from stablehlo_tools.transforms.tokens.chain import token_type
+
+Chain = int
+ASYNC_DONE = "stablehlo.async_done"
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """A site on the chain.
+
+    `chains`, sorted, are those that pass through it: one for a collective. `token_operand` and
+    `token_result` are the positions of tokens the op already has.
+    """
+
+    op: ir.Operation
+    chains: tuple[Chain, ...]
+    collective: Collective | None = None
+    callee: str | None = None
+    regions: tuple[tuple[Step, ...], ...] = ()
+    enters: bool = True
+    leaves: bool = True
+    token_operand: int | None = None
+    token_result: int | None = None
+    done: ir.Operation | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class FunctionPlan:
+    """The steps of one function; a public one starts its chains itself."""
+
+    op: ir.Operation
+    name: str
+    is_public: bool
+    steps: tuple[Step, ...]
+    chains: tuple[Chain, ...]
+
+
+def plan_chain(module: ir.Module, *, by_group: bool, minimal: bool) -> list[FunctionPlan]:
+    """The plan for a module, callees before callers.
+
+    `by_group` keeps a chain for each set of collectives whose participants meet; `minimal` leaves
+    out the links that dataflow implies. Raises a located ToolError where a precondition fails.
+    """
+    functions = communicating_functions(module)
+    collectives = [c for f in functions for c in iterate_collectives(f.sites)]
+    chain_of = _chains_by_group(module, collectives) if by_group else _one_chain
+    planner = _Planner(chain_of, token_type(module.context), minimal)
+    return [planner.function(function) for function in functions]
+
+
+def _one_chain(_: Collective) -> Chain:
+    return 0
+
+
+def _chains_by_group(
+    module: ir.Module, collectives: Sequence[Collective]
+) -> Callable[[Collective], Chain]:
+    """Numbers the classes of collectives that share a participant, directly or through others.
+
+    Two such collectives must keep one order: with overlapping groups, a cycle of waits can run
+    through devices no two of which share both. An op whose participants are unknown meets all.
+    """
+    facts = ModuleFacts.of(module)
+    members: list[set[int] | None] = []
+    for collective in collectives:
+        groups = facts.groups(collective)
+        members.append(None if groups is None else {i for group in groups for i in group})
+    if None in members:
+        return _one_chain
+    known_members = [devices or set[int]() for devices in members]
+    classes: list[set[int]] = []
+    for devices in known_members:
+        touching = [known for known in classes if known & devices]
+        if len(touching) == 1 and devices <= touching[0]:
+            continue
+        rest = [known for known in classes if not known & devices]
+        classes = [*rest, devices.union(*touching)] if devices else rest
+    classes.sort(key=min)
+    number = {device: i for i, known in enumerate(classes) for device in known}
+    chains = {
+        collective.op: number[min(devices)] if devices else 0
+        for collective, devices in zip(collectives, known_members, strict=True)
+    }
+    return lambda collective: chains[collective.op]
+
+
+class _Planner:
+    """Turns sites into steps; functions must come callees first."""
+
+    def __init__(
+        self, chain_of: Callable[[Collective], Chain], token: ir.Type, minimal: bool
+    ) -> None:
+        self.chain_of = chain_of
+        self.token = token
+        self.minimal = minimal
+        self.chains_of_function: dict[str, tuple[Chain, ...]] = {}
+
+    def function(self, function: CommunicatingFunction) -> FunctionPlan:
+        steps = self._block(function.sites, open_ended=not function.is_public)
+        chains = _union(steps)
+        self.chains_of_function[function.name] = chains
+        return FunctionPlan(function.op, function.name, function.is_public, steps, chains)
+
+    def _block(self, sites: Sequence[Site], *, open_ended: bool) -> tuple[Step, ...]:
+        """The steps of a block; one that is `open_ended` has communication around it."""
+        _check_async_pairs(sites)
+        chains = [self._chains(site) for site in sites]
+        needed = self._needed_links(sites, chains, open_ended)
+        return tuple(
+            self._step(site, used, *link)
+            for site, used, link in zip(sites, chains, needed, strict=True)
+        )
+
+    def _chains(self, site: Site) -> tuple[Chain, ...]:
+        if site.collective is not None:
+            return (self.chain_of(site.collective),)
+        if site.callee is not None:
+            return self.chains_of_function[site.callee]
+        inner = {chain for region in site.regions for s in region for chain in self._chains(s)}
+        return tuple(sorted(inner))
+
+    def _needed_links(
+        self, sites: Sequence[Site], chains: Sequence[tuple[Chain, ...]], open_ended: bool
+    ) -> list[tuple[bool, bool]]:
+        """For each site, whether a token must enter it and whether one must leave it."""
+        if not self.minimal:
+            return [(True, True)] * len(sites)
+        enters = [open_ended] * len(sites)
+        leaves = [open_ended] * len(sites)
+        last_on_chain: dict[Chain, int] = {}
+        for position, site in enumerate(sites):
+            for chain in chains[position]:
+                previous = last_on_chain.get(chain)
+                if previous is not None:
+                    needed = self._needs_link(sites[previous], site)
+                    enters[position] = leaves[previous] = needed
+                last_on_chain[chain] = position
+        return list(zip(enters, leaves, strict=True))
+
+    def _needs_link(self, first: Site, second: Site) -> bool:
+        if first.collective is None or second.collective is None:
+            return True
+        return not depends_on(second.collective.op, first.collective.op)
+
+    def _step(self, site: Site, chains: tuple[Chain, ...], enters: bool, leaves: bool) -> Step:
+        if site.collective is None:
+            regions = tuple(self._block(region, open_ended=True) for region in site.regions)
+            return Step(site.op, chains, callee=site.callee, regions=regions)
+        op = site.op
+        token_operand = self._position_of_token(op.operands)
+        token_result = self._position_of_token(op.results)
+        _check_can_be_tied(op, token_operand, token_result)
+        return Step(
+            op,
+            chains,
+            collective=site.collective,
+            enters=enters,
+            leaves=leaves,
+            token_operand=token_operand,
+            token_result=token_result,
+            done=_async_done(op) if site.collective.is_async else None,
+        )
+
+    def _position_of_token(self, values: Sequence[ir.Value]) -> int | None:
+        return next((i for i, value in enumerate(values) if value.type == self.token), None)
+
+
+def _union(steps: Sequence[Step]) -> tuple[Chain, ...]:
+    return tuple(sorted({chain for step in steps for chain in step.chains}))
+
+
+def _check_can_be_tied(
+    op: ir.Operation, token_operand: int | None, token_result: int | None
+) -> None:
+    if token_operand is None and not len(op.operands):
+        raise ToolError(
+            f"{op.name} has no operand that a token could enter beside", op.location
+        )
+    if token_result is None and not len(op.results):
+        raise ToolError(
+            f"{op.name} has no result that a token could leave beside", op.location
+        )
+
+
+def _async_done(start: ir.Operation) -> ir.Operation:
+    """The async_done of an async_start, which must stand in the same block."""
+    users = [use.owner.operation for use in start.results[0].uses]
+    done = users[0] if len(users) == 1 else None
+    if done is None or done.name != ASYNC_DONE or done.block != start.block:
+        raise ToolError(
+            "async_start whose async_done does not stand in the same block: a token cannot "
+            "follow its future",
+            start.location,
+        )
+    return done
+
+
+def _check_async_pairs(sites: Sequence[Site]) -> None:
+    """Refuses communication between a start and its done: no token leaves an async_start."""
+    for site, following in _pairwise(sites):
+        if site.collective is None or not site.collective.is_async:
+            continue
+        done = _async_done(site.op)
+        if following is not None and not done.is_before_in_block(following.op):
+            raise ToolError(
+                f"{following.op.name} between an async_start and its async_done: a future can "
+                "carry no token, so their order cannot be fixed; wait for the first before the "
+                "second, or thread tokens before making collectives asynchronous",
+                following.op.location,
+                (note("the async_start is here", site.op.location),),
+            )
+
+
+def _pairwise(sites: Sequence[Site]) -> Iterator[tuple[Site, Site | None]]:
+    for position, site in enumerate(sites):
+        yield site, sites[position + 1] if position + 1 < len(sites) else None

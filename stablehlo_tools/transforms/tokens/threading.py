@@ -1,0 +1,141 @@
+"""Writes a planned chain into the IR: links at the collectives, tokens through what carries.
+
+Applying decides nothing. Functions are done callees first, so that a call finds its callee
+already taking and returning tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stablehlo_tools.analysis.communication import BRANCHES, WHILE
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.ir.carriers import (
+    append,
+    append_arguments,
+    append_to_terminator,
+    resize_function,
+)
+from stablehlo_tools.transforms.tokens.chain import (
+    create_barrier,
+    create_join,
+    mark_carrier,
+    token_type,
+)
+from stablehlo_tools.transforms.tokens.composites import Decompositions, to_composite
+from stablehlo_tools.transforms.tokens.plan import Chain, FunctionPlan, Step
+
+Tokens = dict[Chain, ir.Value]
+
+
+@dataclass(frozen=True)
+class Threader:
+    """Threads the functions of one module; with `decompositions`, in the composite form."""
+
+    decompositions: Decompositions | None = None
+
+    def function(self, function: FunctionPlan) -> None:
+        """Threads the chains of one function; a private one takes and returns them."""
+        block = function.op.regions[0].blocks[0]
+        if function.is_public:
+            self._block(function.steps, {})
+            return
+        tokens = _token_arguments(block, function.chains)
+        self._block(function.steps, tokens)
+        append_to_terminator(block, _ordered(tokens, function.chains))
+        resize_function(function.op, len(function.chains), len(function.chains))
+        mark_carrier(function.op, len(function.chains))
+
+    def _block(self, steps: Sequence[Step], tokens: Tokens) -> None:
+        """Threads the steps of a block; `tokens` is left holding the chains' last tokens."""
+        for step in steps:
+            if step.collective is None or step.enters or step.leaves:
+                _start_chains(step, tokens)
+            if step.collective is None:
+                self._carrier(step, tokens)
+            elif self.decompositions is not None and _fits_composite(step):
+                (chain,) = step.chains
+                tokens[chain] = to_composite(step, tokens[chain], self.decompositions)
+            else:
+                _link(step, tokens)
+
+    def _carrier(self, step: Step, tokens: Tokens) -> None:
+        op = step.op
+        if op.name == WHILE:
+            # The condition sees the tokens; that it runs before the body needs no token.
+            condition = _token_arguments(op.regions[0].blocks[0], step.chains)
+            self._block(step.regions[0], condition)
+            self._returning(step, 1, _token_arguments(op.regions[1].blocks[0], step.chains))
+        elif op.name in BRANCHES:
+            for position in range(len(step.regions)):
+                self._returning(step, position, dict(tokens))
+        elif step.regions:
+            self._returning(step, 0, _token_arguments(op.regions[0].blocks[0], step.chains))
+        count = len(step.chains)
+        entering = [] if op.name in BRANCHES else _ordered(tokens, step.chains)
+        carrier = append(op, entering, [token_type(op.context)] * count)
+        mark_carrier(carrier, count)
+        tokens.update(zip(step.chains, list(carrier.results)[-count:], strict=True))
+
+    def _returning(self, step: Step, region: int, tokens: Tokens) -> None:
+        """Threads a region that returns the tokens at its end, a silent one as they came."""
+        self._block(step.regions[region], tokens)
+        block = step.op.regions[region].blocks[0]
+        append_to_terminator(block, _ordered(tokens, step.chains))
+
+
+def _start_chains(step: Step, tokens: Tokens) -> None:
+    """Starts, just before a step, those of its chains that have not begun."""
+    for chain in step.chains:
+        if chain not in tokens:
+            tokens[chain] = create_join([], ir.InsertionPoint(step.op), step.op.location)
+
+
+def _fits_composite(step: Step) -> bool:
+    return step.done is None and step.token_operand is None and step.token_result is None
+
+
+def _link(step: Step, tokens: Tokens) -> None:
+    """Ties one communicating op into its chain, before and after, as the plan says."""
+    (chain,) = step.chains
+    if step.enters:
+        tokens[chain] = _enter(step, tokens[chain])
+    if step.leaves:
+        tokens[chain] = _leave(step, tokens[chain])
+
+
+def _enter(step: Step, token: ir.Value) -> ir.Value:
+    op = step.op
+    before = ir.InsertionPoint(op)
+    if step.token_operand is not None:
+        own = op.operands[step.token_operand]
+        op.operands[step.token_operand] = create_join([own, token], before, op.location)
+        return token
+    outputs, token = create_barrier(list(op.operands), token, before, op.location)
+    for position, output in enumerate(outputs):
+        op.operands[position] = output
+    return token
+
+
+def _leave(step: Step, token: ir.Value) -> ir.Value:
+    last = step.done or step.op
+    after = ir.InsertionPoint.after(last)
+    if step.token_result is not None:
+        return create_join([last.results[step.token_result]], after, last.location)
+    results = list(last.results)
+    outputs, token = create_barrier(results, token, after, last.location)
+    barrier = token.owner
+    assert not isinstance(barrier, ir.Block)
+    for result, output in zip(results, outputs, strict=True):
+        result.replace_all_uses_except(output, barrier.operation)
+    return token
+
+
+def _token_arguments(block: ir.Block, chains: Sequence[Chain]) -> Tokens:
+    types = [token_type(block.owner.context)] * len(chains)
+    return dict(zip(chains, append_arguments(block, types), strict=True))
+
+
+def _ordered(tokens: Tokens, chains: Sequence[Chain]) -> list[ir.Value]:
+    return [tokens[chain] for chain in chains]

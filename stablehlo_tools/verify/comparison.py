@@ -1,0 +1,254 @@
+"""Compares what two programs left on each device, bit for bit or within a tolerance.
+
+An output is a global array that the devices hold in shards. Where every replica or per-device
+program has a value of its own, each is an `instance` with a global array of its own. Pure NumPy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from stablehlo_tools.verify.element_types import Array, ElementType, Kind, real_part, to_bits
+
+Index = tuple[slice, ...]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """When two elements count as the same.
+
+    Without a tolerance: when their bits are. With one: when |before - after| <= atol + rtol *
+    |before|; then any NaN equals any NaN, and integers are still compared exactly. `any_nan` asks
+    for that of NaNs alone.
+    """
+
+    rtol: float | None = None
+    atol: float | None = None
+    any_nan: bool = False
+
+    @property
+    def is_bitwise(self) -> bool:
+        """Whether no tolerance was asked for."""
+        return self.rtol is None and self.atol is None
+
+    def __str__(self) -> str:
+        if self.is_bitwise:
+            return "bitwise" + (" but for NaN payloads" if self.any_nan else "")
+        return f"within rtol={self.rtol or 0:g} atol={self.atol or 0:g}"
+
+
+@dataclass(frozen=True)
+class Shard:
+    """What one device holds: `data` at `index` of the global array of an instance."""
+
+    device: int
+    index: Index
+    data: Array
+    instance: int = 0
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first element that differs, in row-major order, and both its values as text.
+
+    `device` is the lowest device that shows it; None where every device that holds it does.
+    """
+
+    index: tuple[int, ...]
+    device: int | None
+    before: str
+    after: str
+
+
+@dataclass(frozen=True)
+class OutputComparison:
+    """How one output compares. `max_abs_difference` is over finite differing pairs, None without.
+
+    `all_nan`: every element of `before` is NaN, so that agreement shows little.
+    """
+
+    elements: int
+    differing: int = 0
+    max_abs_difference: float | int | None = None
+    first: Difference | None = None
+    all_nan: bool = False
+
+
+def compare_output(
+    element: ElementType,
+    shape: tuple[int, ...],
+    before: Sequence[Shard],
+    after: Sequence[Shard],
+    rule: Rule,
+) -> OutputComparison:
+    """Compares an output of global `shape`, device against device.
+
+    Where the two programs lay the array out differently, each shard is compared with the other
+    program's assembled array instead. Every element counts once, however many devices hold it.
+    """
+    instances = sorted({shard.instance for shard in before})
+    masks = {instance: np.zeros(shape, np.bool_) for instance in instances}
+    largest: float | int | None = None
+    pairs = list(_pairs(element, shape, before, after))
+    differing_pairs: list[tuple[Shard, Array, Array]] = []
+    for shard, ours, theirs in pairs:
+        mask = differs(ours, theirs, element, rule)
+        if not mask.any():
+            continue
+        masks[shard.instance][shard.index] |= mask
+        largest = _larger(largest, _largest_difference(ours[mask], theirs[mask], element))
+        differing_pairs.append((shard, ours, theirs))
+    return OutputComparison(
+        elements=len(instances) * math.prod(shape),
+        differing=sum(int(mask.sum()) for mask in masks.values()),
+        max_abs_difference=largest,
+        first=_first(masks, pairs, differing_pairs, element, rule),
+        all_nan=element.is_inexact and _all_nan(before),
+    )
+
+
+def differs(before: Array, after: Array, element: ElementType, rule: Rule) -> Array:
+    """Which elements differ, as an array of booleans in the shape of both."""
+    if not rule.is_bitwise and element.is_inexact:
+        return ~_close(_precise(before, element), _precise(after, element), rule)
+    mask = to_bits(before, element) != to_bits(after, element)
+    if rule.any_nan and element.is_inexact:
+        part = real_part(element)
+        wide = [_parts(values, part).reshape(mask.shape) for values in (before, after)]
+        mask &= ~(np.isnan(wide[0]) & np.isnan(wide[1]))
+    return np.asarray(mask.any(-1) if element.kind is Kind.COMPLEX else mask)
+
+
+def show(value: Array, element: ElementType) -> str:
+    """One element as text; a NaN with its bits, for two NaNs may differ in nothing else."""
+    if element.kind is Kind.BOOLEAN:
+        return str(bool(value)).lower()
+    if not element.is_inexact:
+        return str(int(value))
+    part = real_part(element)
+    texts = [
+        _show_float(np.asarray(value, element.dtype).reshape(1).view(part.dtype), i, part)
+        for i in range(2 if element.kind is Kind.COMPLEX else 1)
+    ]
+    return texts[0] if len(texts) == 1 else f"({', '.join(texts)})"
+
+
+def _show_float(values: Array, position: int, element: ElementType) -> str:
+    value = values[position]
+    if np.isnan(np.float64(value)):
+        bits = int(to_bits(values, element)[position])
+        return f"nan(0x{bits:0{(element.bits + 3) // 4}x})"
+    return str(value) if element.name in ("f32", "f64") else repr(float(value))
+
+
+def _pairs(
+    element: ElementType, shape: tuple[int, ...], before: Sequence[Shard], after: Sequence[Shard]
+) -> Iterator[tuple[Shard, Array, Array]]:
+    """Each shard with what the two programs have in its place."""
+    places = [{(s.device, s.instance): s for s in side} for side in (before, after)]
+    if {place: s.index for place, s in places[0].items()} == {
+        place: s.index for place, s in places[1].items()
+    }:
+        for place in sorted(places[0]):
+            yield places[0][place], places[0][place].data, places[1][place].data
+        return
+    whole = [_assembled(element, shape, side) for side in (before, after)]
+    for shard in sorted(before, key=lambda s: s.device):
+        yield shard, shard.data, whole[1][shard.instance][shard.index]
+    for shard in sorted(after, key=lambda s: s.device):
+        yield shard, whole[0][shard.instance][shard.index], shard.data
+
+
+def _assembled(
+    element: ElementType, shape: tuple[int, ...], shards: Sequence[Shard]
+) -> dict[int, Array]:
+    whole: dict[int, Array] = {}
+    for shard in sorted(shards, key=lambda s: -s.device):  # the lowest device has the last word
+        whole.setdefault(shard.instance, np.empty(shape, element.dtype))[shard.index] = shard.data
+    return whole
+
+
+def _first(
+    masks: dict[int, Array],
+    pairs: list[tuple[Shard, Array, Array]],
+    differing: list[tuple[Shard, Array, Array]],
+    element: ElementType,
+    rule: Rule,
+) -> Difference | None:
+    instance = next((i for i, mask in masks.items() if mask.any()), None)
+    if instance is None:
+        return None
+    mask = masks[instance]
+    index = tuple(int(i) for i in np.unravel_index(int(np.argmax(mask)), mask.shape))
+    showing: list[tuple[Shard, Array, Array]] = []
+    for shard, ours, theirs in differing:
+        place = _local(index, shard)
+        if shard.instance == instance and place is not None:
+            ours, theirs = np.asarray(ours[place]), np.asarray(theirs[place])
+            if differs(ours, theirs, element, rule).any():
+                showing.append((shard, ours, theirs))
+    holders = {
+        s.device for s, _, _ in pairs if s.instance == instance and _local(index, s) is not None
+    }
+    everywhere = len(masks) == 1 and holders == {shard.device for shard, _, _ in showing}
+    shard, ours, theirs = showing[0]
+    device = None if everywhere else shard.device
+    return Difference(index, device, show(ours, element), show(theirs, element))
+
+
+def _local(index: tuple[int, ...], shard: Shard) -> tuple[int, ...] | None:
+    """Where a global index stands in a shard, or None where it does not."""
+    local: list[int] = []
+    for position, part, extent in zip(index, shard.index, shard.data.shape, strict=True):
+        offset = position - (part.start or 0)
+        if not 0 <= offset < extent:
+            return None
+        local.append(offset)
+    return tuple(local)
+
+
+def _parts(values: Array, part: ElementType) -> Array:
+    """Floats, or the real and imaginary parts in a last dimension, in double precision."""
+    return np.ascontiguousarray(values).view(part.dtype).astype(np.float64)
+
+
+def _precise(values: Array, element: ElementType) -> Array:
+    return values.astype(np.complex128 if element.kind is Kind.COMPLEX else np.float64)
+
+
+def _close(before: Array, after: Array, rule: Rule) -> Array:
+    with np.errstate(all="ignore"):
+        near = np.abs(before - after) <= (rule.atol or 0) + (rule.rtol or 0) * np.abs(before)
+    near &= np.isfinite(before) & np.isfinite(after)
+    return near | (before == after) | (np.isnan(before) & np.isnan(after))
+
+
+def _largest_difference(before: Array, after: Array, element: ElementType) -> float | int | None:
+    """Over element pairs that are both finite; exact for integers, None where there is no pair."""
+    if not element.is_inexact:
+        if element.kind is Kind.UNSIGNED or element.kind is Kind.BOOLEAN:
+            low, high = before.astype(np.uint64), after.astype(np.uint64)
+        else:  # shift the signed range onto the unsigned one, where differences cannot overflow
+            shift = np.uint64(1 << 63)
+            low = before.astype(np.int64).view(np.uint64) ^ shift
+            high = after.astype(np.int64).view(np.uint64) ^ shift
+        return int((np.maximum(low, high) - np.minimum(low, high)).max())
+    low, high = _precise(before, element), _precise(after, element)
+    finite = np.isfinite(low) & np.isfinite(high)
+    return float(np.abs(low[finite] - high[finite]).max()) if finite.any() else None
+
+
+def _larger(one: float | int | None, other: float | int | None) -> float | int | None:
+    return other if one is None else one if other is None else max(one, other)
+
+
+def _all_nan(shards: Sequence[Shard]) -> bool:
+    def nan(values: Array) -> bool:
+        wide = values if values.dtype.kind == "c" else values.astype(np.float64)
+        return bool(np.isnan(wide).all())
+
+    return any(s.data.size for s in shards) and all(nan(s.data) for s in shards)

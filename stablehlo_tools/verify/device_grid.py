@@ -1,0 +1,93 @@
+"""How many replicas and partitions a module without an `Exported` around it runs as."""
+
+from __future__ import annotations
+
+from stablehlo_tools.analysis.collectives import Collective, ModuleFacts, find_collectives
+from stablehlo_tools.analysis.replica_groups import ProcessGrid
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import ToolError
+
+_SHARDINGS = ("sdy.sharding", "mhlo.sharding", "sdy.sharding_per_value")
+_SHARDING_CALLS = ("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape")
+
+
+def stated_grid(module: ir.Module) -> ProcessGrid | None:
+    """What `mhlo.num_replicas` and `mhlo.num_partitions` say, or None where both are missing."""
+    names = ("mhlo.num_replicas", "mhlo.num_partitions")
+    attributes = module.operation.attributes
+    if not any(name in attributes for name in names):
+        return None
+    return ProcessGrid(
+        *(ir.IntegerAttr(attributes[n]).value if n in attributes else 1 for n in names)
+    )
+
+
+def inferred_grid(module: ir.Module) -> ProcessGrid:
+    """The smallest grid that a module's collectives and meshes speak of.
+
+    A collective among "every replica" (no groups) speaks of no number: two replicas then, the
+    fewest that exchange anything. Raises ToolError where ids of replicas and of devices meet: how
+    the devices divide into replicas and partitions is then unknown.
+    """
+    facts = ModuleFacts.of(module)
+    grid = facts.grid
+    if grid.num_replicas > 1 and grid.num_partitions > 1:
+        raise ToolError(
+            "the module states neither mhlo.num_replicas nor mhlo.num_partitions, and its "
+            "collectives count replicas as well as partitions: set both attributes",
+            module.operation.location,
+        )
+    partitions = max([grid.num_partitions, *(mesh.size for mesh in facts.meshes.values())])
+    if grid.num_replicas == 1 and partitions == 1:
+        return ProcessGrid(_unnumbered_replicas(find_collectives(module)), 1)
+    return ProcessGrid(grid.num_replicas, partitions)
+
+
+def is_partitioned(module: ir.Module) -> bool:
+    """Whether shardings say how the module is divided; if not, it is what each device runs."""
+    found = False
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        nonlocal found
+        found = found or _states_sharding(op)
+        return ir.WalkResult.INTERRUPT if found else ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
+    return found
+
+
+def _states_sharding(op: ir.Operation) -> bool:
+    if op.name.startswith("sdy.") and op.name != "sdy.mesh":
+        return True
+    attributes = op.attributes
+    if any(name in attributes for name in _SHARDINGS):
+        return True
+    if op.name == "stablehlo.custom_call":
+        return ir.StringAttr(attributes["call_target_name"]).value in _SHARDING_CALLS
+    if op.name != "func.func":
+        return False
+    return any(
+        name in ir.DictAttr(entry)
+        for which in ("arg_attrs", "res_attrs")
+        if which in attributes
+        for entry in ir.ArrayAttr(attributes[which])
+        for name in _SHARDINGS
+    )
+
+
+def _unnumbered_replicas(collectives: list[Collective]) -> int:
+    """The replicas of collectives whose groups are empty: as many as a gather's sizes show, or 2."""
+    replicas = 1
+    for collective in collectives:
+        groups = collective.inner.attributes.get("replica_groups")
+        if not isinstance(groups, ir.DenseIntElementsAttr) or len(groups):
+            continue
+        operand, result = (
+            ir.RankedTensorType(values[0].type).shape
+            for values in (collective.inner.operands, collective.inner.results)
+        )
+        ratios = [
+            max(a, b) // max(min(a, b), 1) for a, b in zip(operand, result, strict=True) if a != b
+        ]
+        replicas = max([replicas, 2, *ratios])
+    return replicas

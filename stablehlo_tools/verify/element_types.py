@@ -1,0 +1,112 @@
+"""The element types that an artifact can take: their MLIR names and NumPy dtypes.
+
+Pure NumPy and ml_dtypes. Two-, four- and six-bit types are stored one to a byte.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+
+class Kind(enum.Enum):
+    """What the values of an element type are."""
+
+    BOOLEAN = "boolean"
+    SIGNED = "signed"
+    UNSIGNED = "unsigned"
+    FLOAT = "float"
+    COMPLEX = "complex"
+
+
+@dataclass(frozen=True)
+class ElementType:
+    """An element type: `f32`, `f8E4M3FN`, `ui4`, `complex<f64>` … `bits` counts what carries value."""
+
+    name: str
+    dtype: np.dtype[Any]
+    kind: Kind
+    bits: int
+
+    @property
+    def is_inexact(self) -> bool:
+        """Whether rounding may play a part."""
+        return self.kind in (Kind.FLOAT, Kind.COMPLEX)
+
+
+def element_type(name: str) -> ElementType | None:
+    """The element type that MLIR spells `name`, or None where NumPy cannot hold it."""
+    return _BY_NAME.get(name)
+
+
+def from_dtype(dtype: np.dtype[Any]) -> ElementType | None:
+    """The element type of a NumPy dtype, or None where there is none."""
+    return _BY_DTYPE.get(dtype)
+
+
+def real_part(element: ElementType) -> ElementType:
+    """`f32` for `complex<f32>`; any other element type as it is."""
+    name = element.name.removeprefix("complex<").removesuffix(">")
+    return _BY_NAME[name]
+
+
+def to_bits(values: Array, element: ElementType) -> Array:
+    """The bit patterns as unsigned integers, without padding; complex gains a last dimension of 2."""
+    values = np.ascontiguousarray(values)
+    if element.kind is Kind.COMPLEX:
+        part = real_part(element)
+        return to_bits(values.view(part.dtype).reshape(*values.shape, 2), part)
+    bits = values.view(f"u{element.dtype.itemsize}").reshape(values.shape)
+    padding = 8 * element.dtype.itemsize - element.bits
+    return bits & np.array((1 << element.bits) - 1, bits.dtype) if padding else bits
+
+
+def _integers() -> list[ElementType]:
+    found: list[ElementType] = []
+    for width in (2, 4, 8, 16, 32, 64):
+        signed = np.dtype(getattr(ml_dtypes if width < 8 else np, f"int{width}"))
+        unsigned = np.dtype(getattr(ml_dtypes if width < 8 else np, f"uint{width}"))
+        found.append(ElementType(f"i{width}", signed, Kind.SIGNED, width))
+        found.append(ElementType(f"ui{width}", unsigned, Kind.UNSIGNED, width))
+    return found
+
+
+def _floats() -> list[ElementType]:
+    widths = {
+        "f64": (np.float64, 64),
+        "f32": (np.float32, 32),
+        "f16": (np.float16, 16),
+        "bf16": (ml_dtypes.bfloat16, 16),
+        "f8E3M4": (ml_dtypes.float8_e3m4, 8),
+        "f8E4M3": (ml_dtypes.float8_e4m3, 8),
+        "f8E4M3FN": (ml_dtypes.float8_e4m3fn, 8),
+        "f8E4M3FNUZ": (ml_dtypes.float8_e4m3fnuz, 8),
+        "f8E4M3B11FNUZ": (ml_dtypes.float8_e4m3b11fnuz, 8),
+        "f8E5M2": (ml_dtypes.float8_e5m2, 8),
+        "f8E5M2FNUZ": (ml_dtypes.float8_e5m2fnuz, 8),
+        "f8E8M0FNU": (ml_dtypes.float8_e8m0fnu, 8),
+        "f6E2M3FN": (ml_dtypes.float6_e2m3fn, 6),
+        "f6E3M2FN": (ml_dtypes.float6_e3m2fn, 6),
+        "f4E2M1FN": (ml_dtypes.float4_e2m1fn, 4),
+    }
+    return [
+        ElementType(name, np.dtype(kind), Kind.FLOAT, bits) for name, (kind, bits) in widths.items()
+    ]
+
+
+_ALL = (
+    ElementType("i1", np.dtype(np.bool_), Kind.BOOLEAN, 8),
+    *_integers(),
+    *_floats(),
+    ElementType("complex<f32>", np.dtype(np.complex64), Kind.COMPLEX, 64),
+    ElementType("complex<f64>", np.dtype(np.complex128), Kind.COMPLEX, 128),
+)
+_BY_NAME = {element.name: element for element in _ALL}
+_BY_DTYPE = {element.dtype: element for element in _ALL}

@@ -1,0 +1,236 @@
+"""What goes into a program and what comes out of it: read, and compared between two programs.
+
+A program must be callable with arrays alone: fixed sizes, known element types, no tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from stablehlo_tools import bindings
+from stablehlo_tools.artifact import Artifact
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import ToolError, to_place
+from stablehlo_tools.verify.element_types import element_type, from_dtype
+
+# data: random values. key: words of a PRNG key. platform: the index of the platform to run as.
+# nothing: a float0 array, which has a shape and no values.
+Role = Literal["data", "key", "platform", "nothing"]
+
+_FUNCTION = "func.func"
+_PLATFORM_ARGUMENT = "_platform_index"
+
+
+@dataclass(frozen=True)
+class Value:
+    """One input or output. For a key, `element` and `shape` are those of its 32-bit words."""
+
+    element: str
+    shape: tuple[int, ...]
+    name: str = ""
+    role: Role = "data"
+    key: str = ""
+
+    def describe(self) -> str:
+        """`f32[4,8]`, `key<threefry2x32>[3]`."""
+        if self.role == "key":
+            implementation, _, words = self.key.partition("/")
+            return f"key<{implementation}>{list(self.shape[: len(self.shape) - int(words)])}"
+        return f"{self.element}[{','.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The inputs and outputs of a program, in order."""
+
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+
+
+def exported_signature(artifact: Artifact) -> Signature:
+    """The signature of a jax.export artifact as its callers see it, pytrees flattened.
+
+    Raises ToolError for symbolic sizes, ordered effects and dtypes that NumPy cannot hold.
+    """
+    exported = artifact.exported
+    assert exported is not None
+    entry = entry_function(artifact.module)
+    if exported.ordered_effects:
+        effects = ", ".join(str(effect) for effect in exported.ordered_effects)
+        raise ToolError(
+            f"the program takes a token for each ordered effect ({effects}), and a token of an "
+            "effect can only come from the program around it",
+            entry.location,
+        )
+    sides = (
+        ("input", exported.in_avals, _input_names(exported.in_tree)),
+        ("output", exported.out_avals, _output_names(exported.out_tree)),
+    )
+    values = [
+        tuple(
+            _exported_value(aval, names[i] if names else "", f"{what} {i}", entry)
+            for i, aval in enumerate(avals)
+        )
+        for what, avals, names in sides
+    ]
+    return Signature(*values)
+
+
+def module_signature(module: ir.Module) -> Signature:
+    """The signature of a module's entry function.
+
+    Raises a located ToolError for symbolic sizes, tokens and unknown element types.
+    """
+    entry = entry_function(module)
+    kind = ir.FunctionType(ir.TypeAttr(entry.attributes["function_type"]).value)
+    arguments = _attributes(entry, "arg_attrs", len(kind.inputs))
+    results = _attributes(entry, "res_attrs", len(kind.results))
+    inputs: list[Value] = []
+    for i, (argument, attributes) in enumerate(
+        zip(entry.regions[0].blocks[0].arguments, arguments, strict=True)
+    ):
+        value = _module_value(
+            argument.type, to_place(argument.location).name, f"input {i}", argument.location
+        )
+        if _text(attributes, "jax.global_constant") == _PLATFORM_ARGUMENT:
+            value = Value(value.element, value.shape, value.name, "platform")
+        inputs.append(value)
+    outputs = [
+        _module_value(result, _text(attributes, "jax.result_info"), f"output {i}", entry.location)
+        for i, (result, attributes) in enumerate(zip(kind.results, results, strict=True))
+    ]
+    return Signature(tuple(inputs), tuple(outputs))
+
+
+def entry_function(module: ir.Module) -> ir.Operation:
+    """`main`, or else the only public function. Raises ToolError where there is neither."""
+    functions = [op.operation for op in module.body.operations if op.operation.name == _FUNCTION]
+    named = {ir.StringAttr(op.attributes["sym_name"]).value: op for op in functions}
+    if "main" in named:
+        return named["main"]
+    public = [
+        op
+        for op in functions
+        if "sym_visibility" not in op.attributes
+        or ir.StringAttr(op.attributes["sym_visibility"]).value == "public"
+    ]
+    if len(public) == 1:
+        return public[0]
+    found = ", ".join(f"@{name}" for name, op in named.items() if op in public)
+    raise ToolError(
+        "there is no @main to run, and "
+        + (f"several public functions: {found}" if public else "no public function"),
+        (public or [module.operation])[0].location,
+    )
+
+
+def check_agreement(before: Signature, after: Signature, names: tuple[str, str]) -> None:
+    """Raises a ToolError naming the first input or output in which the signatures differ."""
+    sides = (("input", before.inputs, after.inputs), ("output", before.outputs, after.outputs))
+    for what, ours, theirs in sides:
+        if len(ours) != len(theirs):
+            raise ToolError(
+                f"the signatures differ: {_count(len(ours), what)} in {names[0]}, "
+                f"{_count(len(theirs), what)} in {names[1]}"
+            )
+        for i, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+            if (one.element, one.shape, one.role, one.key) != (
+                other.element,
+                other.shape,
+                other.role,
+                other.key,
+            ):
+                name = one.name or other.name
+                raise ToolError(
+                    f"the signatures differ: {what} {i}{f' ({name})' if name else ''} is "
+                    f"{one.describe()} in {names[0]}, {other.describe()} in {names[1]}"
+                )
+
+
+def _exported_value(aval: Any, name: str, what: str, entry: ir.Operation) -> Value:
+    import jax
+
+    label = f"{what} ({name})" if name else what
+    if not all(isinstance(size, int) for size in aval.shape):
+        shape = ", ".join(map(str, aval.shape))
+        raise ToolError(
+            f"{label} has the shape ({shape}): sizes are needed to run it, so export it again "
+            "with numbers for its symbolic dimensions",
+            entry.location,
+        )
+    shape = tuple(int(size) for size in aval.shape)
+    if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key):
+        implementation, words = bindings.key_implementation(aval.dtype)
+        key = f"{implementation}/{len(words)}"
+        return Value("ui32", (*shape, *words), name, "key", key)
+    if aval.dtype == jax.dtypes.float0:
+        return Value("float0", shape, name, "nothing")
+    element = from_dtype(np.dtype(aval.dtype))
+    if element is None:
+        raise ToolError(f"{label}: no random values of dtype {aval.dtype}", entry.location)
+    return Value(element.name, shape, name)
+
+
+def _module_value(kind: ir.Type, name: str, what: str, location: ir.Location) -> Value:
+    if str(kind) == "!stablehlo.token":
+        raise ToolError(
+            f"{what} is a token, and a token can only come from the program around it", location
+        )
+    if not isinstance(kind, ir.RankedTensorType):
+        raise ToolError(f"{what} is {kind}: only tensors can be given and compared", location)
+    if not kind.has_static_shape:
+        raise ToolError(f"{what} is {kind}: sizes are needed to run it", location)
+    element = element_type(str(kind.element_type))
+    if element is None:
+        raise ToolError(f"{what} is {kind}: no random values of this element type", location)
+    return Value(element.name, tuple(kind.shape), name)
+
+
+def _attributes(
+    function: ir.Operation, which: str, count: int
+) -> Sequence[ir.DictAttr | None]:
+    if which not in function.attributes:
+        return [None] * count
+    return [ir.DictAttr(entry) for entry in ir.ArrayAttr(function.attributes[which])]
+
+
+def _text(attributes: ir.DictAttr | None, name: str) -> str:
+    if attributes is None or name not in attributes:
+        return ""
+    return ir.StringAttr(attributes[name]).value
+
+
+def _input_names(tree: Any) -> list[str]:
+    """`args[0]['w']`, `kwargs['mask']` for the leaves of an Exported's input tree."""
+    return [
+        ("args", "kwargs")[path[0].idx] + _key_text(path[1:]) for path in _leaf_paths(tree)
+    ]
+
+
+def _output_names(tree: Any) -> list[str]:
+    """`result[0]`, `result['loss']`, as jax.result_info has them."""
+    return ["result" + _key_text(path) for path in _leaf_paths(tree)]
+
+
+def _key_text(path: Any) -> str:
+    import jax
+
+    return jax.tree_util.keystr(path)
+
+
+def _leaf_paths(tree: Any) -> list[Any]:
+    import jax
+
+    try:
+        filled = jax.tree_util.tree_unflatten(tree, range(tree.num_leaves))
+        return [path for path, _ in jax.tree_util.tree_flatten_with_path(filled)[0]]
+    except Exception:  # a registered node may not stand being filled with numbers
+        return []
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
