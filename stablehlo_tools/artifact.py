@@ -164,8 +164,8 @@ def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
         try:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(data)
-            os.chmod(temporary, mode)
-            os.replace(temporary, target)
+            Path(temporary).chmod(mode)
+            Path(temporary).replace(target)
         except BaseException:
             Path(temporary).unlink(missing_ok=True)
             raise

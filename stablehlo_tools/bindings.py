@@ -11,18 +11,18 @@ import io
 import re
 from typing import Any
 
-import jaxlib
 import jaxlib._jax as _jax
 from jaxlib.mlir import ir
 from jaxlib.mlir._mlir_libs import _chlo, _jax_mlir_ext, _mlirHlo, _sdy, _stablehlo
 from jaxlib.mlir.passmanager import PassManager
+from jaxlib.version import __version__ as jaxlib_version
 
 MINIMUM_JAXLIB = (0, 12)
 
-if tuple(int(part) for part in jaxlib.__version__.split(".")[:2]) < MINIMUM_JAXLIB:
+if tuple(int(part) for part in jaxlib_version.split(".")[:2]) < MINIMUM_JAXLIB:
     raise ImportError(
         f"stablehlo-tools needs jaxlib >= {'.'.join(map(str, MINIMUM_JAXLIB))}, found "
-        f"{jaxlib.__version__}: older XLA:CPU drops token chains"
+        f"{jaxlib_version}: older XLA:CPU drops token chains"
     )
 
 _stablehlo.register_stablehlo_passes()
@@ -109,7 +109,7 @@ def write_bytecode(module: ir.Module) -> bytes:
 
 
 def parse_pass_pipeline(text: str, context: ir.Context) -> PassManager:
-    """A pass manager of registered C++ passes. Raises ValueError when MLIR knows none by the name."""
+    """A pass manager of registered C++ passes. Raises ValueError where MLIR knows none."""
     with context:
         return PassManager.parse(text)
 
@@ -159,7 +159,8 @@ def run_on_devices(executable: Any, arguments: list[list[Any]], devices: list[An
     def placed(parts: list[Any]) -> Any:
         # "Replicated" with other contents on each device: the only form that holds any values.
         on_devices = [
-            jax.device_put(np.array(part), device) for part, device in zip(parts, devices, strict=True)
+            jax.device_put(np.array(part), device)
+            for part, device in zip(parts, devices, strict=True)
         ]
         return jax.make_array_from_single_device_arrays(parts[0].shape, whole, on_devices)
 

@@ -8,10 +8,10 @@ the name, and prints them as `model.py:11 in layer (mlp/psum)`.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
     from stablehlo_tools.bindings import ir
@@ -150,7 +150,7 @@ def first_line(text: str) -> str:
 
 
 @contextmanager
-def captured(context: ir.Context) -> Iterator[list[Diagnostic]]:
+def captured(context: ir.Context) -> Generator[list[Diagnostic]]:
     """Collects what C++ reports into the context, instead of letting it reach stderr."""
     collected: list[Diagnostic] = []
 
@@ -166,7 +166,7 @@ def captured(context: ir.Context) -> Iterator[list[Diagnostic]]:
         )
         return True
 
-    handler = context.attach_diagnostic_handler(handle)
+    handler = cast("ir.DiagnosticHandler", context.attach_diagnostic_handler(handle))
     try:
         yield collected
     finally:

@@ -9,9 +9,12 @@ from typing import Any
 import jax
 import numpy as np
 from jax import export
+from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from stablehlo_tools import api, bindings
+from stablehlo_tools.analysis.collectives import ModuleFacts
+from stablehlo_tools.artifact import from_exported
 from stablehlo_tools.passes import Pipeline
 
 _Call = Callable[..., Any]
@@ -72,10 +75,10 @@ class Jitted:
 
 
 def _static_arguments(function: _Call, options: dict[str, Any]) -> tuple[set[int], set[str]]:
-    """The static arguments by position and by name, each inferred from the other as jax.jit does."""
+    """The static arguments by position and by name, each inferred from the other, as in jax."""
     numbers, names = options.get("static_argnums"), options.get("static_argnames")
-    positions = {numbers} if isinstance(numbers, int) else set(numbers or ())
-    named = {names} if isinstance(names, str) else set(names or ())
+    positions: set[int] = {numbers} if isinstance(numbers, int) else set(numbers or ())
+    named: set[str] = {names} if isinstance(names, str) else set(names or ())
     try:
         parameters = list(inspect.signature(function).parameters)
     except (TypeError, ValueError):
@@ -91,7 +94,7 @@ def _kind(leaf: Any) -> Hashable:
 
 
 def _committed_sharding(leaf: Any) -> Any:
-    if isinstance(leaf, jax.core.Tracer) or not getattr(leaf, "committed", False):
+    if isinstance(leaf, Tracer) or not getattr(leaf, "committed", False):
         return None
     return leaf.sharding
 
@@ -101,17 +104,17 @@ def _export_platforms(platforms: list[str]) -> list[str]:
 
 
 def _placements(
-    artifact: export.Exported, devices: Sequence[jax.Device], leaves: list[Any]
+    artifact: export.Exported, devices: Sequence[Any], leaves: list[Any]
 ) -> tuple[Any, ...]:
     """Where each flat argument goes: where it is, where it was exported for, or everywhere."""
     if len(devices) == 1:
         return (None,) * len(leaves)
-    everywhere = NamedSharding(Mesh(np.array(devices), ("device",)), PartitionSpec())
+    everywhere = NamedSharding(_program_mesh(artifact, devices), PartitionSpec())
     placements: list[Any] = []
     for leaf, sharding in zip(leaves, artifact.in_shardings_jax(), strict=True):
-        if _committed_sharding(leaf) is not None or isinstance(leaf, jax.core.Tracer):
+        if _committed_sharding(leaf) is not None or isinstance(leaf, Tracer):
             placements.append(None)
-        elif isinstance(sharding, NamedSharding):
+        elif isinstance(sharding, NamedSharding) and sharding.mesh.size == len(devices):
             mesh = sharding.mesh
             concrete = Mesh(np.array(devices).reshape(mesh.axis_sizes), mesh.axis_names)
             placements.append(NamedSharding(concrete, sharding.spec))
@@ -119,3 +122,12 @@ def _placements(
             placements.append(everywhere)
     return tuple(placements)
 
+
+def _program_mesh(artifact: export.Exported, devices: Sequence[Any]) -> Mesh:
+    """The mesh that the program itself names, so that jax can name its outputs' shardings."""
+    module = from_exported(artifact).module
+    for mesh in ModuleFacts.of(module).meshes.values():
+        if mesh.size == len(devices) and not mesh.device_ids:
+            sizes, names = [s for _, s in mesh.axes], [n for n, _ in mesh.axes]
+            return Mesh(np.array(devices).reshape(sizes), names)
+    return Mesh(np.array(devices), ("devices",))

@@ -114,7 +114,7 @@ class Pipeline:
         observer = instrumentation or Instrumentation()
         _verify(module, "the input does not verify: ")
         for step in self.passes:
-            with observer.around(step, module):
+            with observer.around(step, module), module.context:
                 step.run(module, diagnostics)
             _verify(module, f"after {step.name} the module does not verify (a bug in it): ")
 
@@ -243,7 +243,7 @@ def _parse_bool(text: str | None) -> bool:
 
 
 def _parse_scalar(text: str, hint: Callable[[str], Any]) -> Any:
-    described = {int: "a whole number", float: "a number", str: "text"}
+    described: dict[object, str] = {int: "a whole number", float: "a number", str: "text"}
     try:
         return hint(text)
     except ValueError:

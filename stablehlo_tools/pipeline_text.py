@@ -1,8 +1,8 @@
 """Splits pipeline text into passes and options; knows nothing of what they mean.
 
-    text    = pass ("," pass)*
-    pass    = name [ "{" option* "}" ]
-    option  = name [ "=" value ]            values may nest braces and quote spaces
+text    = pass ("," pass)*
+pass    = name [ "{" option* "}" ]
+option  = name [ "=" value ]            values may nest braces and quote spaces
 """
 
 from __future__ import annotations

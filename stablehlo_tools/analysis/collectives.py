@@ -138,7 +138,8 @@ class ModuleFacts:
         processes that its collectives name.
         """
         replicas, partitions = (
-            module.operation.attributes.get(f"mhlo.num_{name}") for name in ("replicas", "partitions")
+            module.operation.attributes.get(f"mhlo.num_{name}")
+            for name in ("replicas", "partitions")
         )
         if replicas is None and partitions is None:
             grid = _inferred_grid(find_collectives(module))
@@ -245,7 +246,7 @@ def _inferred_grid(collectives: list[Collective]) -> ProcessGrid:
 def _collective(op: ir.Operation, token: ir.Type) -> Collective | None:
     if op.name == _ASYNC_START:
         inner = op.regions[0].blocks[0].operations[0].operation
-        return Collective(op, inner, _KINDS.get(inner.name, inner.name))
+        return Collective(op, inner, _KINDS.get(str(inner.name)) or str(inner.name))
     if op.name != _CUSTOM_CALL:
         return Collective(op, op, _KINDS[op.name])
     target = ir.StringAttr(op.attributes["call_target_name"]).value
@@ -276,9 +277,7 @@ def _check_understood(op: ir.Operation) -> None:
         )
 
 
-def _tensors(values: ir.OpOperandList | ir.OpResultList) -> (
-    list[ir.ShapedType]
-):
+def _tensors(values: ir.OpOperandList | ir.OpResultList) -> list[ir.ShapedType]:
     types = [value.type for value in values]
     return [ir.ShapedType(kind) for kind in types if isinstance(kind, ir.ShapedType)]
 

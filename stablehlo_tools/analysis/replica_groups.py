@@ -127,9 +127,9 @@ def mesh_axes_groups(mesh: DeviceMesh, axes: Sequence[AxisRef]) -> ProcessGroups
     return tuple(tuple(int(i) for i in row) for row in table)
 
 
-def permute_groups(pairs: Sequence[Sequence[int]], mode: GroupMode, grid: ProcessGrid) -> (
-    ProcessGroups
-):
+def permute_groups(
+    pairs: Sequence[Sequence[int]], mode: GroupMode, grid: ProcessGrid
+) -> ProcessGroups:
     """The (source, target) participants of a collective_permute, one pair a group.
 
     Raises ValueError for an id outside the grid.
@@ -162,9 +162,7 @@ def _check_ids(ids: list[int], limit: int, mode: GroupMode) -> None:
         )
 
 
-def _digits(
-    name: str, size: int, refs: list[AxisRef]
-) -> list[tuple[AxisRef | None, int]]:
+def _digits(name: str, size: int, refs: list[AxisRef]) -> list[tuple[AxisRef | None, int]]:
     """Splits an axis into consecutive digits, major first, marking those that are chosen."""
     digits: list[tuple[AxisRef | None, int]] = []
     done = 1

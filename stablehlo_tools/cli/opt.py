@@ -40,7 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PIPELINE",
         help="pass,pass{option=value other=value}, or a named pipeline",
     )
-    parser.add_argument("-o", "--output", metavar="OUTPUT", help="a file; its suffix picks the form")
+    parser.add_argument(
+        "-o", "--output", metavar="OUTPUT", help="a file; its suffix picks the form"
+    )
     flags = {
         "--split-input-file": "run on each part of a text between lines of `// -----`",
         "--verify-diagnostics": "check reports against expected-error, -warning, -note comments",
@@ -69,7 +71,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.split_input_file or arguments.verify_diagnostics:
         if form is not artifact.Form.TEXT:
             raise ToolError("split input and checked diagnostics write text only: use -o NAME.mlir")
-        data = job.test_text(arguments.input, arguments.split_input_file, arguments.verify_diagnostics)
+        data = job.test_text(
+            arguments.input, arguments.split_input_file, arguments.verify_diagnostics
+        )
     else:
         data = job.transform(artifact.load(arguments.input), form)
     if arguments.time_passes:

@@ -21,17 +21,19 @@ _PER_RESULT = ("out_shardings", "res_attrs", "sdy.sharding")
 
 def terminator(block: ir.Block) -> ir.Operation:
     """The last op of a block."""
-    return ir.InsertionPoint.at_block_terminator(block).ref_operation.operation
+    last = ir.InsertionPoint.at_block_terminator(block).ref_operation
+    assert last is not None, "a block of these dialects ends in a terminator"
+    return last.operation
 
 
 def rebuild(
     op: ir.Operation, operands: Sequence[ir.Value], result_types: Sequence[ir.Type]
 ) -> ir.Operation:
-    """Replaces an op by itself with other operands and result types; common results keep their uses.
+    """Replaces an op by itself with other operands and result types.
 
-    Results that fall away must have no uses left. Handles to the old op become invalid.
+    Results that stay keep their uses. Results that fall away must have no uses left. Handles to the old op become invalid.
     """
-    attributes = {name: attribute for name, attribute in op.attributes.items()}
+    attributes = dict(op.attributes.items())
     grown = len(operands) - len(op.operands), len(result_types) - len(op.results)
     _resize_lists(op, attributes, _PER_OPERAND, grown[0])
     _resize_lists(op, attributes, _PER_RESULT, grown[1])

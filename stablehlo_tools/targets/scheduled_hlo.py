@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 TAG = "stablehlo_tools_id"  # the frontend attribute that carries the ids of the program's ops
@@ -58,6 +58,9 @@ _CHAIN = re.compile(r'chain_id="([^"]*)"')
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _GROUPS = re.compile(r"(?:replica_groups|source_target_pairs)=([^,]*(?:\{.*?\}\}|\[[^\]]*\])?)")
 _EVENT_LIMIT = 1_000_000
+
+
+type Combined = Mapping[int, tuple[int, ...]]
 
 
 class Phase(enum.Enum):
@@ -160,14 +163,19 @@ class Instruction:
             found["branches"] = [name.strip().lstrip("%") for name in names.split(",")]
         return found
 
-    def ids(self) -> tuple[tuple[int, ...], bool]:
-        """The ids of the program's ops, and whether the tag is lost and they may be incomplete."""
+    def ids(self, combined: Combined | None = None) -> tuple[tuple[int, ...], bool]:
+        """The ids of the program's ops, and whether the tag is lost and they may be incomplete.
+
+        `combined` gives the ids that belong to the first id of a collective that lost its tag.
+        """
         tags = _IDS.search(self.line, self.after_opcode)
         if tags:
             return tuple(int(i) for i in tags.group(1).split(",") if i), False
         name = _OP_NAME.search(self.line, self.after_opcode)
-        marked = _MARKED_ID.findall(name.group(1)) if name else []
-        return tuple(dict.fromkeys(int(i) for i in marked)), bool(marked)
+        marked = tuple(dict.fromkeys(map(int, _MARKED_ID.findall(name.group(1))))) if name else ()
+        if marked and combined and marked[0] in combined:
+            return combined[marked[0]], False
+        return marked, bool(marked)
 
     def op_name(self) -> str:
         """The op_name of the metadata, without the marks of the tagging."""
@@ -185,16 +193,16 @@ class Instruction:
         return found.group(1) if found else ""
 
 
-def parse_schedule(text: str) -> Schedule:
+def parse_schedule(text: str, combined: Combined | None = None) -> Schedule:
     """The schedule of a module in scheduled HLO text.
 
-    Raises ValueError for text that is no scheduled module.
+    `combined` is what `targets.combined` recovered for collectives whose tag XLA dropped. Raises ValueError for text that is no scheduled module.
     """
     header = text.lstrip()[:4096].partition("\n")[0]
     if not header.startswith("HloModule") or "is_scheduled=true" not in header:
         raise ValueError("not the text of a scheduled HLO module")
     computations, entry = parse_computations(text)
-    builder = _Builder(computations)
+    builder = _Builder(computations, combined or {})
     nodes = builder.block(entry, ())
     return Schedule(nodes, tuple(builder.events))
 
@@ -253,8 +261,9 @@ class _Block:
 class _Builder:
     """Expands computations from the entry on, numbering the events."""
 
-    def __init__(self, computations: dict[str, list[Instruction]]) -> None:
+    def __init__(self, computations: dict[str, list[Instruction]], combined: Combined) -> None:
         self.computations = computations
+        self.combined = combined
         self.events: list[Event] = []
         self.communicating: dict[str, bool] = {}
 
@@ -404,9 +413,9 @@ class _Builder:
         state: _Block,
         fallback: Instruction | None = None,
     ) -> Event:
-        ids, partial = instruction.ids()
+        ids, partial = instruction.ids(self.combined)
         if fallback is not None and (partial or not ids):
-            outer, outer_partial = fallback.ids()
+            outer, outer_partial = fallback.ids(self.combined)
             if outer and not outer_partial:
                 ids, partial = outer, False
         event = self._append(instruction, kind, phase, state, ids, partial, None)
@@ -418,7 +427,7 @@ class _Builder:
         self, instruction: Instruction, kind: str, start: int | None, state: _Block
     ) -> Event:
         if start is None:
-            ids, partial = instruction.ids()
+            ids, partial = instruction.ids(self.combined)
         else:
             opened = self.events[start]
             kind, ids, partial = opened.kind, opened.ids, opened.partial
@@ -463,7 +472,8 @@ class _Builder:
         if name not in self.communicating:
             self.communicating[name] = False  # a cycle would be malformed HLO
             self.communicating[name] = any(
-                instruction.opcode not in _DESCENDED and not _is_wrapper(instruction.opcode)
+                instruction.opcode not in _DESCENDED
+                and not _is_wrapper(instruction.opcode)
                 or bool(self._talking(instruction))
                 for instruction in self.computations.get(name, ())
             )

@@ -1,9 +1,9 @@
 """Checks reported diagnostics against comments in the input, as mlir-opt does.
 
-    // expected-error@+1 {{part of the message}}
-    // expected-warning {{...}}              on the line it stands on
-    // expected-error-re@-2 {{text {{regex}} text}}
-    // expected-note@above {{...}}           @below is @+1
+// expected-error@+1 {{part of the message}}
+// expected-warning {{...}}              on the line it stands on
+// expected-error-re@-2 {{text {{regex}} text}}
+// expected-note@above {{...}}           @below is @+1
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ def mismatches(text: str, reported: Iterable[Diagnostic]) -> list[str]:
 def _line(place: str | None, here: int) -> int | None:
     if place == "unknown":
         return None
-    offsets = {None: 0, "above": -1, "below": 1}
-    return here + (offsets[place] if place in offsets else int(place))
+    named = {"above": -1, "below": 1}
+    return here if place is None else here + (named.get(place) or int(place))
 
 
 def _pattern(text: str) -> str:

@@ -90,9 +90,7 @@ def _warn_of_dead_collectives(module: ir.Module, diagnostics: Diagnostics) -> No
         )
 
 
-def _warn_of_unpartitioned(
-    module: ir.Module, communicates: bool, diagnostics: Diagnostics
-) -> None:
+def _warn_of_unpartitioned(module: ir.Module, communicates: bool, diagnostics: Diagnostics) -> None:
     """A plain sharded jit holds no collective before a compiler partitions it."""
     meshes = [op for op in module.body.operations if op.operation.name == "sdy.mesh"]
     if meshes and not communicates:

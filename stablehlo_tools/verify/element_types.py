@@ -28,7 +28,7 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True)
 class ElementType:
-    """An element type: `f32`, `f8E4M3FN`, `ui4`, `complex<f64>` … `bits` counts what carries value."""
+    """An element type: `f32`, `ui4`, `complex<f64>` …; `bits` counts those that carry value."""
 
     name: str
     dtype: np.dtype[Any]
@@ -58,7 +58,7 @@ def real_part(element: ElementType) -> ElementType:
 
 
 def to_bits(values: Array, element: ElementType) -> Array:
-    """The bit patterns as unsigned integers, without padding; complex gains a last dimension of 2."""
+    """The bit patterns as unsigned integers, without padding; complex gains a dimension of 2."""
     values = np.ascontiguousarray(values)
     if element.kind is Kind.COMPLEX:
         part = real_part(element)
@@ -66,6 +66,14 @@ def to_bits(values: Array, element: ElementType) -> Array:
     bits = values.view(f"u{element.dtype.itemsize}").reshape(values.shape)
     padding = 8 * element.dtype.itemsize - element.bits
     return bits & np.array((1 << element.bits) - 1, bits.dtype) if padding else bits
+
+
+def from_bits(bits: Array, element: ElementType) -> Array:
+    """Undoes `to_bits`, for what is not complex: signed integers of a few bits gain their sign."""
+    if element.kind is Kind.SIGNED and element.bits < 8:
+        sign = 1 << (element.bits - 1)
+        return ((bits.astype(np.int8) ^ sign) - sign).astype(element.dtype)
+    return bits.view(element.dtype)
 
 
 def _integers() -> list[ElementType]:

@@ -1,18 +1,17 @@
 """Builds the module that runs a program in the StableHLO reference interpreter.
 
-Its `main` takes and gives bit patterns only (unsigned integers of 8 to 64 bits, one after the other
-for each device; a complex tensor is two), so that NaNs cross unharmed and every element type can
-be given from NumPy:
+Its `main` takes and gives bit patterns only (unsigned integers of 8 to 64 bits, those of one device
+after those of another; a complex tensor is two), so that NaNs cross unharmed and every element type
+can be given from NumPy:
 
-    %x = stablehlo.bitcast_convert %bits : (tensor<4xui32>) -> tensor<4xf32>   // for each input
-    %y:2 = "interpreter.run_parallel"(%x, …) {programs = [[@verified], [@verified]]}
-    %bits = stablehlo.bitcast_convert %y#0 : (tensor<4xf32>) -> tensor<4xui32>
+    %in = stablehlo.bitcast_convert %bits : (tensor<4xui32>) -> tensor<4xf32>   // for each input
+    %out:2 = "interpreter.run_parallel"(%in, …) {programs = [[@verified], [@verified]]}
+    %bits = stablehlo.bitcast_convert %out#0 : (tensor<4xf32>) -> tensor<4xui32>
 """
 
 from __future__ import annotations
 
 import os
-import re
 
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import find_collectives
@@ -23,7 +22,7 @@ from stablehlo_tools.verify.device_grid import is_partitioned
 from stablehlo_tools.verify.element_types import ElementType, Kind, element_type, real_part
 from stablehlo_tools.verify.signatures import Signature, Value, entry_function
 
-_UNSUPPORTED = frozenset({"stablehlo.create_token", "stablehlo.custom_call"})
+_CREATE_TOKEN = "stablehlo.create_token"
 
 
 def interpreter_grid(module: ir.Module, grid: ProcessGrid) -> ProcessGrid:
@@ -38,14 +37,13 @@ def interpreter_grid(module: ir.Module, grid: ProcessGrid) -> ProcessGrid:
         return ir.WalkResult.ADVANCE
 
     module.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
-    communicates = bool(find_collectives(module))
-    if not communicates and is_partitioned(module):
+    if is_partitioned(module) and not find_collectives(module):
         return ProcessGrid()
     most = max(2, len(os.sched_getaffinity(0)))
     if grid.size > most:
         raise ToolError(
-            f"the reference interpreter runs a thread for each device and waits for nobody who "
-            f"has none: {grid.size} devices are too many for the {most} it can have here; use "
+            "the reference interpreter needs a processor for each device, or its collectives time "
+            f"out: {grid.size} devices are too many for the {most} it can have here; use "
             "--backend cpu",
             module.operation.location,
         )
@@ -61,14 +59,9 @@ def interpreter_module(module: ir.Module, signature: Signature, grid: ProcessGri
         for op in list(program.body.operations):
             if op.operation.name == "sdy.mesh":
                 op.operation.erase()
-        entry = entry_function(program)
-        name = _rename(program, entry)
-        wrapper = bindings.parse_module(_wrapper_text(name, signature, grid), context)
-        main = next(
-            op.operation
-            for op in wrapper.body.operations
-            if ir.StringAttr(op.operation.attributes["sym_name"]).value == "main"
-        )
+        name = _rename(program, entry_function(program))
+        wrapper = bindings.parse_module(_Wrapper(name, signature, grid).text(), context)
+        main = entry_function(wrapper)
         main.detach_from_parent()
         program.body.append(main)
     program.operation.verify()
@@ -86,25 +79,23 @@ def pattern_bits(element: ElementType) -> int:
 
 
 def _check_supported(op: ir.Operation) -> None:
-    dialect = op.name.partition(".")[0]
-    if op.name == "sdy.mesh" or op.name == "builtin.module":
+    if op.name in ("builtin.module", "sdy.mesh"):
         return
-    if op.name in _UNSUPPORTED:
-        instead = " (stablehlo.after_all without operands makes a token too)"
+    if op.name == _CREATE_TOKEN:
         raise ToolError(
-            f"the reference interpreter has no {op.name}"
-            + (instead if op.name.endswith("create_token") else ""),
+            f"the reference interpreter has no {_CREATE_TOKEN}; stablehlo.after_all without "
+            "operands makes a token too",
             op.location,
         )
-    if dialect not in ("stablehlo", "func"):
+    if op.name.partition(".")[0] not in ("stablehlo", "func") or op.name.endswith("custom_call"):
         raise ToolError(
             f"the reference interpreter does not run {op.name}; use --backend cpu", op.location
         )
-    groups = op.attributes.get("replica_groups") if op.name.startswith("stablehlo.") else None
+    groups = op.attributes.get("replica_groups")
     if groups is not None and bindings.ReplicaGroupMeshAxesAttr.isinstance(groups):
         raise ToolError(
-            f"the reference interpreter does not know replica groups by mesh axes ({op.name}); "
-            "use --backend cpu",
+            f"{op.name}: the reference interpreter does not know replica groups by mesh axes; use "
+            "--backend cpu",
             op.location,
         )
 
@@ -115,109 +106,118 @@ def _rename(program: ir.Module, entry: ir.Operation) -> str:
     while name in symbols:
         name += "_"
     old = ir.StringAttr(entry.attributes["sym_name"]).value
-    symbols.replace_all_symbol_uses(old, name, program.operation)
-    symbols.set_symbol_name(entry, name)
-    entry.attributes["sym_visibility"] = ir.StringAttr.get("private")
+    ir.SymbolTable.replace_all_symbol_uses(old, name, program.operation)
+    ir.SymbolTable.set_symbol_name(entry, name)
+    ir.SymbolTable.set_visibility(entry, "private")
     return name
 
 
-def _wrapper_text(name: str, signature: Signature, grid: ProcessGrid) -> str:
-    lines: list[str] = []
-    parameters: list[str] = []
-    operands: list[str] = []
-    results: list[str] = []
-    for device in range(grid.size):
-        for i, value in enumerate(signature.inputs):
-            text = f"%in_{device}_{i}"
-            patterns = [f"{text}_{part}" for part in range(parts(_element(value)))]
-            parameters += [f"{p}: {_pattern_type(value)}" for p in patterns]
-            lines += _from_patterns(text, patterns, value)
-            operands.append(text)
-    count = len(signature.outputs)
-    for device in range(grid.size):
-        for i, value in enumerate(signature.outputs):
-            text = f"%out_{device}_{i}"
-            patterns = [f"{text}_{part}" for part in range(parts(_element(value)))]
-            lines += _to_patterns(f"%ran#{device * count + i}", patterns, value)
-            results += patterns
-    call = lines.index(next((line for line in lines if "%ran#" in line), "")) if results else len(lines)
-    inputs = [_type(value) for _ in range(grid.size) for value in signature.inputs]
-    outputs = [_type(value) for _ in range(grid.size) for value in signature.outputs]
-    row = f"[{', '.join([f'@{name}'] * grid.num_partitions)}]"
-    programs = f"[{', '.join([row] * grid.num_replicas)}]"
-    lines.insert(
-        call,
-        f"%ran:{len(outputs)} = "
-        f'"interpreter.run_parallel"({", ".join(operands)}) {{programs = {programs}}} : '
-        f"({', '.join(inputs)}) -> ({', '.join(outputs)})",
-    )
-    returned = [
-        _pattern_type(value)
-        for _ in range(grid.size)
-        for value in signature.outputs
-        for _ in range(parts(_element(value)))
-    ]
-    types = ", ".join(returned)
-    body = "\n  ".join(lines)
-    one = f"({', '.join(map(_type, signature.inputs))}) -> ({', '.join(map(_type, signature.outputs))})"
-    return (
-        f"func.func private @{name}{one}\n"
-        f"func.func public @main({', '.join(parameters)}) -> ({types}) {{\n"
-        f"  {body}\n  return {', '.join(results)} : {types}\n}}\n"
-    )
+class _Wrapper:
+    """The text of `main`. Every value of every process has a name: `%in_DEVICE_INDEX`."""
 
-
-def _from_patterns(name: str, patterns: list[str], value: Value) -> list[str]:
-    """Lines that turn bit patterns into the tensor `name`."""
-    element = _element(value)
-    if element.kind is Kind.COMPLEX:
-        part = Value(real_part(element).name, value.shape)
-        lines = [
-            line for p in patterns for line in _from_patterns(f"{p}_real", [p], part)
+    def __init__(self, callee: str, signature: Signature, grid: ProcessGrid) -> None:
+        self.callee = callee
+        self.grid = grid
+        self.inputs = [
+            _Tensor(value, f"%in_{device}_{i}")
+            for device in range(grid.size)
+            for i, value in enumerate(signature.inputs)
         ]
-        names = ", ".join(f"{p}_real" for p in patterns)
-        kinds = f"({_type(part)}, {_type(part)}) -> {_type(value)}"
-        return [*lines, f"{name} = stablehlo.complex {names} : {kinds}"]
-    narrow = re.sub(r"(x|<)[^x<]+>$", rf"\1ui{element.bits}>", _type(value))
-    if element.kind is Kind.BOOLEAN or element.name == f"ui{element.bits}":
-        return [f"{name} = stablehlo.convert {patterns[0]} : ({_pattern_type(value)}) -> {_type(value)}"]
-    return [
-        f"{name}_narrow = stablehlo.convert {patterns[0]} : ({_pattern_type(value)}) -> {narrow}",
-        f"{name} = stablehlo.bitcast_convert {name}_narrow : ({narrow}) -> {_type(value)}",
-    ]
+        self.outputs = [
+            _Tensor(value, f"%out_{device}_{i}")
+            for device in range(grid.size)
+            for i, value in enumerate(signature.outputs)
+        ]
+
+    def text(self) -> str:
+        """A module: the callee's declaration, and `main`."""
+        parameters = ", ".join(f"{p}: {t.pattern}" for t in self.inputs for p in t.patterns)
+        returned = ", ".join(p for t in self.outputs for p in t.patterns)
+        types = ", ".join(t.pattern for t in self.outputs for _ in t.patterns)
+        lines = (
+            f"func.func private @{self.callee}{self._type(of=self.grid.size)}",
+            f"func.func public @main({parameters}) -> ({types}) {{",
+            *(line for tensor in self.inputs for line in tensor.from_patterns()),
+            self._call(),
+            *(line for tensor in self.outputs for line in tensor.to_patterns()),
+            f"return {returned} : {types}",
+            "}",
+        )
+        return "\n".join(lines)
+
+    def _call(self) -> str:
+        row = f"[{', '.join([f'@{self.callee}'] * self.grid.num_partitions)}]"
+        programs = f"[{', '.join([row] * self.grid.num_replicas)}]"
+        return (
+            f"{', '.join(t.name for t in self.outputs)} = "
+            f'"interpreter.run_parallel"({", ".join(t.name for t in self.inputs)}) '
+            f"{{programs = {programs}}} : {self._type()}"
+        )
+
+    def _type(self, of: int = 1) -> str:
+        """The function type of all processes, or of one `of` so many."""
+        sides = (self.inputs[: len(self.inputs) // of], self.outputs[: len(self.outputs) // of])
+        return " -> ".join(f"({', '.join(tensor.type for tensor in side)})" for side in sides)
 
 
-def _to_patterns(name: str, patterns: list[str], value: Value) -> list[str]:
-    """Lines that turn the tensor `name` into bit patterns."""
-    element = _element(value)
-    if element.kind is Kind.COMPLEX:
-        part = Value(real_part(element).name, value.shape)
+class _Tensor:
+    """A tensor of the wrapper, and the bit patterns that stand for it outside."""
+
+    def __init__(self, value: Value, name: str) -> None:
+        element = element_type(value.element)
+        assert element is not None
+        self.name = name
+        self.element = element
+        self.sizes = "".join(f"{size}x" for size in value.shape)
+        self.type = f"tensor<{self.sizes}{element.name}>"
+        self.pattern = f"tensor<{self.sizes}ui{pattern_bits(element)}>"
+        self.patterns = [f"{name}_bits{part}" for part in range(parts(element))]
+
+    def from_patterns(self) -> list[str]:
+        """Lines that make the tensor."""
+        if self.element.kind is not Kind.COMPLEX:
+            return self._narrow(self.patterns[0], self.name, self.element)
+        real = real_part(self.element)
+        names = [f"{pattern}_part" for pattern in self.patterns]
+        kind = f"tensor<{self.sizes}{real.name}>"
+        return [
+            *self._narrow(self.patterns[0], names[0], real),
+            *self._narrow(self.patterns[1], names[1], real),
+            f"{self.name} = stablehlo.complex {', '.join(names)} : ({kind}, {kind}) -> {self.type}",
+        ]
+
+    def to_patterns(self) -> list[str]:
+        """Lines that make the bit patterns."""
+        if self.element.kind is not Kind.COMPLEX:
+            return self._widen(self.name, self.patterns[0], self.element)
+        real = real_part(self.element)
         lines: list[str] = []
-        for pattern, op in zip(patterns, ("real", "imag"), strict=True):
-            lines.append(
-                f"{pattern}_{op} = stablehlo.{op} {name} : ({_type(value)}) -> {_type(part)}"
-            )
-            lines += _to_patterns(f"{pattern}_{op}", [pattern], part)
+        for pattern, op in zip(self.patterns, ("real", "imag"), strict=True):
+            kinds = f"({self.type}) -> tensor<{self.sizes}{real.name}>"
+            lines.append(f"{pattern}_part = stablehlo.{op} {self.name} : {kinds}")
+            lines += self._widen(f"{pattern}_part", pattern, real)
         return lines
-    narrow = re.sub(r"(x|<)[^x<]+>$", rf"\1ui{element.bits}>", _type(value))
-    if element.kind is Kind.BOOLEAN or element.name == f"ui{element.bits}":
-        return [f"{patterns[0]} = stablehlo.convert {name} : ({_type(value)}) -> {_pattern_type(value)}"]
-    return [
-        f"{patterns[0]}_narrow = stablehlo.bitcast_convert {name} : ({_type(value)}) -> {narrow}",
-        f"{patterns[0]} = stablehlo.convert {patterns[0]}_narrow : ({narrow}) -> {_pattern_type(value)}",
-    ]
 
+    def _narrow(self, source: str, target: str, element: ElementType) -> list[str]:
+        own, same_width = self._types(element)
+        middle = f"{target}_narrow" if own != same_width else target
+        lines = [f"{middle} = stablehlo.convert {source} : ({self.pattern}) -> {same_width}"]
+        if own != same_width:
+            kinds = f"({same_width}) -> {own}"
+            lines.append(f"{target} = stablehlo.bitcast_convert {middle} : {kinds}")
+        return lines
 
-def _element(value: Value) -> ElementType:
-    element = element_type(value.element)
-    assert element is not None
-    return element
+    def _widen(self, source: str, target: str, element: ElementType) -> list[str]:
+        own, same_width = self._types(element)
+        lines: list[str] = []
+        if own != same_width:
+            kinds = f"({own}) -> {same_width}"
+            lines.append(f"{target}_narrow = stablehlo.bitcast_convert {source} : {kinds}")
+            source = f"{target}_narrow"
+        return [*lines, f"{target} = stablehlo.convert {source} : ({same_width}) -> {self.pattern}"]
 
-
-def _type(value: Value) -> str:
-    return f"tensor<{''.join(f'{size}x' for size in value.shape)}{value.element}>"
-
-
-def _pattern_type(value: Value) -> str:
-    bits = f"ui{pattern_bits(_element(value))}"
-    return f"tensor<{''.join(f'{size}x' for size in value.shape)}{bits}>"
+    def _types(self, element: ElementType) -> tuple[str, str]:
+        """The tensor's type, and that of unsigned integers as wide; a boolean stays one."""
+        boolean = element.kind is Kind.BOOLEAN
+        same_width = element.name if boolean else f"ui{element.bits}"
+        return f"tensor<{self.sizes}{element.name}>", f"tensor<{self.sizes}{same_width}>"

@@ -190,9 +190,7 @@ def _module_value(kind: ir.Type, name: str, what: str, location: ir.Location) ->
     return Value(element.name, tuple(kind.shape), name)
 
 
-def _attributes(
-    function: ir.Operation, which: str, count: int
-) -> Sequence[ir.DictAttr | None]:
+def _attributes(function: ir.Operation, which: str, count: int) -> Sequence[ir.DictAttr | None]:
     if which not in function.attributes:
         return [None] * count
     return [ir.DictAttr(entry) for entry in ir.ArrayAttr(function.attributes[which])]
@@ -206,9 +204,7 @@ def _text(attributes: ir.DictAttr | None, name: str) -> str:
 
 def _input_names(tree: Any) -> list[str]:
     """`args[0]['w']`, `kwargs['mask']` for the leaves of an Exported's input tree."""
-    return [
-        ("args", "kwargs")[path[0].idx] + _key_text(path[1:]) for path in _leaf_paths(tree)
-    ]
+    return [("args", "kwargs")[path[0].idx] + _key_text(path[1:]) for path in _leaf_paths(tree)]
 
 
 def _output_names(tree: Any) -> list[str]:

@@ -154,4 +154,3 @@ def _region_likeness(op: ir.Operation) -> Iterator[Hashable]:
                 yield (_signature(inner.operation), operands, str(inner.location))
                 for value in inner.operation.results:
                     numbers[value] = len(numbers)
-

@@ -195,13 +195,9 @@ def _check_can_be_tied(
     op: ir.Operation, token_operand: int | None, token_result: int | None
 ) -> None:
     if token_operand is None and not len(op.operands):
-        raise ToolError(
-            f"{op.name} has no operand that a token could enter beside", op.location
-        )
+        raise ToolError(f"{op.name} has no operand that a token could enter beside", op.location)
     if token_result is None and not len(op.results):
-        raise ToolError(
-            f"{op.name} has no result that a token could leave beside", op.location
-        )
+        raise ToolError(f"{op.name} has no result that a token could leave beside", op.location)
 
 
 def _async_done(start: ir.Operation) -> ir.Operation:

@@ -7,6 +7,8 @@ but the chain had used its tokens.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from stablehlo_tools.analysis.communication import BRANCHES, COMPOSITE, FUNCTION, WHILE, callee_name
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
@@ -116,7 +118,7 @@ def _is_condition(carrier: ir.Operation, region: ir.Region) -> bool:
     return carrier.name == WHILE and region == carrier.regions[0]
 
 
-def _release(carrier: ir.Operation, values: list[ir.Value], placeholder: ir.Value) -> None:
+def _release(carrier: ir.Operation, values: Sequence[ir.Value], placeholder: ir.Value) -> None:
     for value in values:
         if value.type != placeholder.type:
             raise _damaged(carrier, f"{carrier.name} no longer carries its tokens last")
@@ -129,4 +131,3 @@ def _damaged(op: ir.Operation, what: str) -> ToolError:
         "out exactly; strip it before rewriting the module",
         op.location,
     )
-

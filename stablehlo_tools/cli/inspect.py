@@ -1,0 +1,94 @@
+"""List the communicating ops of an artifact: kind, participants, bytes, reduction, place.
+
+INPUT is MLIR text, MLIR bytecode, a portable artifact or a jax.export file; `-` is standard input.
+Participants are flattened ids: replica * number of partitions + partition.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stablehlo_tools.analysis.collectives import Collective, ModuleFacts
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `inspect`."""
+    parser.add_argument("input", metavar="INPUT", help="the artifact, or - for standard input")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints the table. Raises ToolError on bad input."""
+    from stablehlo_tools import artifact
+    from stablehlo_tools.analysis.collectives import ModuleFacts, find_collectives
+    from stablehlo_tools.diagnostics import ToolError
+
+    loaded = artifact.load(arguments.input)
+    try:
+        facts = ModuleFacts.of(loaded.module)
+        rows = [_row(collective, facts) for collective in find_collectives(loaded.module)]
+    except ToolError as error:
+        error.input_name = loaded.name
+        raise
+    if arguments.json:
+        grid = {"replicas": facts.grid.num_replicas, "partitions": facts.grid.num_partitions}
+        print(json.dumps({**grid, "collectives": rows}, indent=1))
+    else:
+        print(_table(rows, facts, loaded.name))
+    return 0
+
+
+def _row(collective: Collective, facts: ModuleFacts) -> dict[str, Any]:
+    from stablehlo_tools.diagnostics import to_place
+
+    mode = collective.group_mode
+    return {
+        "kind": collective.kind,
+        "async": collective.is_async,
+        "group_mode": mode.value if mode else None,
+        "groups": facts.groups(collective),
+        "channel": collective.channel_id,
+        "element_types": list(collective.element_types),
+        "bytes_in": collective.bytes_in,
+        "bytes_out": collective.bytes_out,
+        "reduction": collective.reduction,
+        "place": to_place(collective.op.location).render(""),
+    }
+
+
+def _table(rows: list[dict[str, Any]], facts: ModuleFacts, name: str) -> str:
+    grid = facts.grid
+    lines = [
+        f"{name}: {len(rows)} communicating ops on {grid.num_replicas} x {grid.num_partitions} "
+        "(replicas x partitions)"
+    ]
+    if rows:
+        lines.append(
+            f"{'#':>5}  {'kind':20} {'groups':24} {'type':6} {'bytes in':>12} {'bytes out':>12}  "
+            f"{'reduction':9}  place"
+        )
+    for number, row in enumerate(rows):
+        kind = ("async " if row["async"] else "") + row["kind"]
+        lines.append(
+            f"{number:>5}  {kind:20} {_groups(row['groups']):24} "
+            f"{','.join(row['element_types']):6} {_bytes(row['bytes_in']):>12} "
+            f"{_bytes(row['bytes_out']):>12}  {row['reduction'] or '-':9}  {row['place']}"
+        )
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _groups(groups: tuple[tuple[int, ...], ...] | None) -> str:
+    if groups is None:
+        return "-"
+    first = ",".join(map(str, groups[0])) if groups else ""
+    text = f"{{{first}}}"
+    if len(text) > 16:
+        text = f"{{{groups[0][0]},…,{groups[0][-1]}}}"
+    return text if len(groups) < 2 else f"{len(groups)} x {len(groups[0])} {text}"
+
+
+def _bytes(count: int | None) -> str:
+    return "symbolic" if count is None else f"{count:,}"

@@ -1,0 +1,326 @@
+"""Compares the order of the collectives in a schedule with their order in the program.
+
+**Definition.** Both sides are read as the set of sequences of ids that they can issue, which is a
+regular language: a `while` is condition (body condition)*, an `if` or `case` is any one of its
+branches, calls stand inlined, and only the start of an async pair counts. The schedule is in the
+program's order when every sequence that the schedule can issue is one that the program could:
+
+    program    A (B C)* D                       what XLA may make of it, all in order
+    schedule   A B C B C D                      the loop unrolled, its trip count known
+    schedule   A B (C B)* C D                   B pipelined into the iteration before
+    schedule   A (B C)* (B C) D                 the last iteration peeled
+    schedule   A (C B)* D                       not in order: C B is none of the program's
+
+Before that, what is no question of order is taken out, and reported on its own:
+
+- *deleted*: an id that the schedule does not have is dropped from the program; where the schedule
+  has fewer copies of an id than the program has places for it (a function called twice, one result
+  unused), each of its places may be passed over;
+- *merged*: a collective with several ids counts as these ids in the program's order, so merging is
+  in order only if nothing that the program puts between them is issued outside;
+- *split*: neighbours with one id but other shapes or groups (an all-reduce made into
+  reduce-scatter and all-gather) count once;
+- *added*: collectives without an id are XLA's own and are passed over.
+
+The inclusion is decided on the two automata, so a difference is exact, and the one reported is the
+earliest. Pure Python.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from stablehlo_tools.targets.scheduled_hlo import Choice, Event, Loop, Node, Schedule
+
+_STATE_LIMIT = 1_000_000
+_PAIR_LIMIT = 2_000_000
+
+
+@dataclass(frozen=True)
+class Issue:
+    """The program issues the collective with this id."""
+
+    id: int
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """A loop: the condition, then any number of times body and condition."""
+
+    condition: tuple[Item, ...]
+    body: tuple[Item, ...]
+
+
+@dataclass(frozen=True)
+class Branch:
+    """One of several alternatives."""
+
+    branches: tuple[tuple[Item, ...], ...]
+
+
+type Item = Issue | Repeat | Branch
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where the schedule first leaves the program's order.
+
+    After `after` (None: at the start) it issues `issued` (None: it ends, or the loop does) where
+    the program has one of `expected` (empty: the program has ended). `position` is that of the
+    schedule's event.
+    """
+
+    after: int | None
+    issued: int | None
+    expected: tuple[int, ...]
+    position: int | None
+
+
+@dataclass(frozen=True)
+class OrderReport:
+    """What became of the program's collectives, by id."""
+
+    same_order: bool
+    difference: Difference | None
+    deleted: tuple[int, ...]
+    merged: tuple[tuple[int, ...], ...]
+    split: tuple[int, ...]
+    copied: tuple[int, ...]  # more often in the schedule's text than in the program's
+    moved: tuple[int, ...]  # nowhere at the program's loop depth
+    added: int  # collectives of XLA's own
+    incomplete: tuple[int, ...]  # first ids of collectives whose other ids XLA dropped
+
+
+def compare_order(program: Sequence[Item], schedule: Schedule) -> OrderReport:
+    """Compares a schedule with the program, by the definition above.
+
+    Raises ValueError for a comparison of more than a million places or states.
+    """
+    places = list(_places(program, 0))
+    rank = {id_: index for index, (id_, _) in reversed(list(enumerate(places)))}
+    in_program = Counter(id_ for id_, _ in places)
+    issued = [event for event in schedule.events if event.issues]
+    in_schedule = Counter(id_ for event in issued for id_ in event.ids)
+    optional = {id_ for id_ in in_program if in_schedule[id_] < in_program[id_]}
+    expected = _program_automaton(program, in_schedule, optional)
+    split: set[int] = set()
+    actual = _schedule_automaton(schedule.nodes, rank, split)
+    difference = _first_difference(actual, expected)
+    return OrderReport(
+        same_order=difference is None,
+        difference=difference,
+        deleted=tuple(id_ for id_ in rank_order(in_program, rank) if not in_schedule[id_]),
+        merged=tuple(tuple(rank_order(event.ids, rank)) for event in issued if len(event.ids) > 1),
+        split=tuple(rank_order(split, rank)),
+        copied=tuple(
+            id_
+            for id_ in rank_order(in_schedule, rank)
+            if in_schedule[id_] > in_program[id_] and id_ not in split
+        ),
+        moved=tuple(rank_order(_moved(places, issued), rank)),
+        added=sum(1 for event in issued if not event.ids),
+        incomplete=tuple(event.ids[0] for event in issued if event.partial),
+    )
+
+
+def rank_order(ids: Iterable[int], rank: dict[int, int]) -> list[int]:
+    """The ids in the program's order; ids of no place in it (unreachable code) last."""
+    return sorted(set(ids), key=lambda id_: (rank.get(id_, len(rank)), id_))
+
+
+def program_ids(program: Sequence[Item]) -> list[int]:
+    """Every id in the program's order, once."""
+    return list(dict.fromkeys(id_ for id_, _ in _places(program, 0)))
+
+
+def _places(items: Sequence[Item], depth: int) -> Iterator[tuple[int, int]]:
+    """Every place of an id with the number of loops around it, in order."""
+    for item in items:
+        if isinstance(item, Issue):
+            yield item.id, depth
+        elif isinstance(item, Repeat):
+            yield from _places(item.condition, depth + 1)
+            yield from _places(item.body, depth + 1)
+        else:
+            for branch in item.branches:
+                yield from _places(branch, depth)
+
+
+def _moved(places: list[tuple[int, int]], issued: list[Event]) -> set[int]:
+    depths: dict[int, set[int]] = {}
+    for id_, depth in places:
+        depths.setdefault(id_, set()).add(depth)
+    found: dict[int, set[int]] = {}
+    for event in issued:
+        loops = sum(part.startswith("while") for part in event.nesting)
+        for id_ in event.ids:
+            found.setdefault(id_, set()).add(loops)
+    return {id_ for id_, loops in found.items() if id_ in depths and not loops & depths[id_]}
+
+
+@dataclass(frozen=True)
+class _Edge:
+    id: int
+    target: int
+    position: int | None = None
+
+
+@dataclass
+class _Automaton:
+    """A nondeterministic automaton over ids, with silent edges; state 0 is the start."""
+
+    edges: list[list[_Edge]] = field(default_factory=list[list[_Edge]])
+    silent: list[list[int]] = field(default_factory=list[list[int]])
+    accepting: int = 0
+
+    def state(self) -> int:
+        """A new state."""
+        if len(self.edges) >= _STATE_LIMIT:
+            raise ValueError(f"the order of more than {_STATE_LIMIT} places is not compared")
+        self.edges.append([])
+        self.silent.append([])
+        return len(self.edges) - 1
+
+    def closure(self, states: Iterable[int]) -> frozenset[int]:
+        """The states reached without issuing anything, but for those that lead nowhere else."""
+        seen = set(states)
+        pending = list(seen)
+        while pending:
+            for target in self.silent[pending.pop()]:
+                if target not in seen:
+                    seen.add(target)
+                    pending.append(target)
+        return frozenset(s for s in seen if self.edges[s] or s == self.accepting)
+
+
+def _program_automaton(
+    program: Sequence[Item], present: Counter[int], optional: set[int]
+) -> _Automaton:
+    automaton = _Automaton()
+
+    def build(items: Sequence[Item], state: int) -> int:
+        for item in items:
+            if isinstance(item, Repeat):
+                state = _loop(automaton, state, (item.condition, item.body), build, once=False)
+            elif isinstance(item, Branch):
+                state = _branch(automaton, state, item.branches, build)
+            elif present[item.id]:
+                target = automaton.state()
+                automaton.edges[state].append(_Edge(item.id, target))
+                if item.id in optional:
+                    automaton.silent[state].append(target)
+                state = target
+        return state
+
+    automaton.accepting = build(program, automaton.state())
+    return automaton
+
+
+def _schedule_automaton(nodes: Sequence[Node], rank: dict[int, int], split: set[int]) -> _Automaton:
+    automaton = _Automaton()
+
+    def build(block: Sequence[Node], state: int) -> int:
+        previous: Event | None = None
+        for node in block:
+            if isinstance(node, Loop):
+                once = bool(node.trip_count)
+                state = _loop(automaton, state, (node.condition, node.body), build, once=once)
+            elif isinstance(node, Choice):
+                state = _branch(automaton, state, node.branches, build)
+            elif not node.issues or not node.ids:
+                continue  # a done, or XLA's own: no place in the order, and no barrier to a split
+            elif previous is not None and _is_split(previous, node):
+                split.update(node.ids)
+            else:
+                for id_ in (i for i in rank_order(node.ids, rank) if i in rank):
+                    target = automaton.state()
+                    automaton.edges[state].append(_Edge(id_, target, node.position))
+                    state = target
+            previous = None if isinstance(node, Loop | Choice) else node
+        return state
+
+    automaton.accepting = build(nodes, automaton.state())
+    return automaton
+
+
+def _is_split(first: Event, second: Event) -> bool:
+    """Whether two neighbours are parts of one collective of the program, and no two issues of it."""
+    same = (first.kind, first.shape, first.groups) == (second.kind, second.shape, second.groups)
+    return first.ids == second.ids and not same
+
+
+def _loop[T](
+    automaton: _Automaton,
+    state: int,
+    parts: tuple[Sequence[T], Sequence[T]],
+    build: Callable[[Sequence[T], int], int],
+    *,
+    once: bool,
+) -> int:
+    """Condition (body condition)*, or at least `once` the body; returns the state after it."""
+    condition, body = parts
+    if once:
+        state = build(body, build(condition, state))
+    head = automaton.state()
+    automaton.silent[state].append(head)
+    tested = build(condition, head)
+    after = automaton.state()
+    automaton.silent[tested].append(after)
+    automaton.silent[build(body, tested)].append(head)
+    return after
+
+
+def _branch[T](
+    automaton: _Automaton,
+    state: int,
+    branches: Sequence[Sequence[T]],
+    build: Callable[[Sequence[T], int], int],
+) -> int:
+    """Any one of the branches; returns the state after them."""
+    after = automaton.state()
+    for branch in branches:
+        first = automaton.state()
+        automaton.silent[state].append(first)
+        automaton.silent[build(branch, first)].append(after)
+    return after
+
+
+def _first_difference(actual: _Automaton, expected: _Automaton) -> Difference | None:
+    """The earliest place at which `actual` issues what `expected` cannot, breadth first."""
+    start = (0, expected.closure([0]))
+    came_from: dict[tuple[int, frozenset[int]], int | None] = {start: None}
+    pending = deque([start])
+    while pending:
+        pair = pending.popleft()
+        state, allowed = pair
+        after = came_from[pair]
+        if state == actual.accepting and expected.accepting not in allowed:
+            return Difference(after, None, _expected_ids(expected, allowed), None)
+        for target in actual.silent[state]:
+            _visit((target, allowed), after, came_from, pending)
+        for edge in actual.edges[state]:
+            reached = [e.target for s in allowed for e in expected.edges[s] if e.id == edge.id]
+            if not reached:
+                return Difference(after, edge.id, _expected_ids(expected, allowed), edge.position)
+            _visit((edge.target, expected.closure(reached)), edge.id, came_from, pending)
+    return None
+
+
+def _visit(
+    pair: tuple[int, frozenset[int]],
+    after: int | None,
+    came_from: dict[tuple[int, frozenset[int]], int | None],
+    pending: deque[tuple[int, frozenset[int]]],
+) -> None:
+    if pair in came_from:
+        return
+    if len(came_from) >= _PAIR_LIMIT:
+        raise ValueError("the order has too many alternatives to compare")
+    came_from[pair] = after
+    pending.append(pair)
+
+
+def _expected_ids(expected: _Automaton, allowed: frozenset[int]) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(e.id for state in sorted(allowed) for e in expected.edges[state]))

@@ -1,0 +1,151 @@
+"""Tells a program for one device from one for all, and lets XLA's partitioner pass the former.
+
+`jax.export` writes programs for all devices: their collectives stand inside manual computations.
+A module whose collectives stand outside (what Shardy's partitioner makes, or torch-xla) is what
+each device runs already. XLA compiles that as it is where every device is a replica; where they
+are partitions its partitioner would take the values for global ones and refuse `partition_id`, so
+the body goes into a manual computation over all partitions, with nothing sharded:
+
+    func @main(%x: tensor<4xf32>) { %y = "stablehlo.all_reduce"(%x) … return %y }
+    ==>
+    func @main(%x: tensor<4xf32>) {
+      %r = sdy.manual_computation(%x) … manual_axes={"device"} (%a: tensor<4xf32>) {
+        %y = "stablehlo.all_reduce"(%a) … sdy.return %y
+      }
+      return %r
+    }
+"""
+
+from __future__ import annotations
+
+from stablehlo_tools.analysis.collectives import find_collectives
+from stablehlo_tools.analysis.communication import CALL, COMPOSITE, callee_name
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.ir.carriers import terminator
+from stablehlo_tools.targets.program_order import ENTRY
+
+_MANUAL = "sdy.manual_computation"
+_PARTITION_ID = "stablehlo.partition_id"
+_LEGAL_OUTSIDE = frozenset({"custom_call", "infeed", "outfeed"})  # of a program for all devices
+_SHARDING = "sdy.sharding"
+_AXIS = "device"
+
+
+def main_function(module: ir.Module) -> ir.Operation | None:
+    """The entry function."""
+    return _functions(module).get(ENTRY)
+
+
+def is_per_device(module: ir.Module) -> bool:
+    """Whether `main` is what one device runs: it communicates outside manual computations."""
+    communicating = {c.op for c in find_collectives(module) if c.kind not in _LEGAL_OUTSIDE}
+    functions = _functions(module)
+    pending, seen = [ENTRY], {ENTRY}
+    found = False
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        nonlocal found
+        if op.name == _MANUAL:
+            return ir.WalkResult.SKIP
+        if op.name == _PARTITION_ID or op in communicating:
+            found = True
+            return ir.WalkResult.INTERRUPT
+        if op.name in (CALL, COMPOSITE) and callee_name(op) not in seen:
+            seen.add(callee_name(op))
+            pending.append(callee_name(op))
+        return ir.WalkResult.ADVANCE
+
+    while pending and not found:
+        function = functions.get(pending.pop())
+        if function is not None:
+            function.walk(visit, ir.WalkOrder.PRE_ORDER)
+    return found
+
+
+def make_manual(module: ir.Module, partitions: int) -> None:
+    """Puts the body of `main` into a manual computation over `partitions` devices, in place.
+
+    Shardings that a partitioner left on the values of a program for one device are dropped: they
+    describe global values.
+    """
+    main = _functions(module)[ENTRY]
+    _drop_shardings(module)
+    mesh = _add_mesh(module, partitions)
+    block = main.regions[0].blocks[0]
+    end = terminator(block)
+    body = [op.operation for op in block.operations][:-1]
+    arguments = list(block.arguments)
+    manual = ir.Operation.create(
+        _MANUAL,
+        results=[value.type for value in end.operands],
+        operands=arguments,
+        attributes={
+            "in_shardings": _replicated([a.type for a in arguments], mesh, main.context),
+            "out_shardings": _replicated([v.type for v in end.operands], mesh, main.context),
+            "manual_axes": ir.Attribute.parse(f'#sdy<manual_axes{{"{_AXIS}"}}>', main.context),
+        },
+        regions=1,
+        loc=main.location,
+        ip=ir.InsertionPoint.at_block_begin(block),
+    )
+    inside = manual.regions[0].blocks.append(
+        *(a.type for a in arguments), arg_locs=[main.location] * len(arguments)
+    )
+    for op in body:
+        inside.append(op)
+    for outer, inner in zip(arguments, inside.arguments, strict=True):
+        outer.replace_all_uses_except(inner, [manual])
+    with ir.InsertionPoint(inside):
+        ir.Operation.create("sdy.return", operands=list(end.operands), loc=main.location)
+    for index, result in enumerate(manual.results):
+        end.operands[index] = result
+
+
+def _functions(module: ir.Module) -> dict[str, ir.Operation]:
+    return {
+        ir.StringAttr(op.attributes["sym_name"]).value: op.operation
+        for op in module.body.operations
+        if op.operation.name == "func.func"
+    }
+
+
+def _drop_shardings(module: ir.Module) -> None:
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        if _SHARDING in op.attributes:
+            del op.attributes[_SHARDING]
+        for name in ("arg_attrs", "res_attrs"):
+            if op.name == "func.func" and name in op.attributes:
+                op.attributes[name] = _without_shardings(op.attributes[name])
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
+
+
+def _without_shardings(attribute: ir.Attribute) -> ir.Attribute:
+    context = attribute.context
+    kept = [
+        ir.DictAttr.get({e.name: e.attr for e in entry if e.name != _SHARDING}, context)
+        for entry in map(ir.DictAttr, ir.ArrayAttr(attribute))
+    ]
+    return ir.ArrayAttr.get(kept, context)
+
+
+def _add_mesh(module: ir.Module, partitions: int) -> str:
+    taken = {
+        ir.StringAttr(op.attributes["sym_name"]).value
+        for op in module.body.operations
+        if "sym_name" in op.attributes
+    }
+    name = next(n for n in (f"devices_{i}" for i in range(len(taken) + 1)) if n not in taken)
+    mesh = ir.Operation.parse(
+        f'sdy.mesh @{name} = <["{_AXIS}"={partitions}]>', context=module.context
+    )
+    ir.InsertionPoint.at_block_begin(module.body).insert(mesh)
+    return name
+
+
+def _replicated(types: list[ir.Type], mesh: str, context: ir.Context) -> ir.Attribute:
+    """A sharding for each value that shards nothing."""
+    ranks = [t.rank if isinstance(t, ir.RankedTensorType) else 0 for t in types]
+    each = ", ".join(f"<@{mesh}, [{', '.join(['{}'] * rank)}]>" for rank in ranks)
+    return ir.Attribute.parse(f"#sdy.sharding_per_value<[{each}]>", context)

@@ -1,0 +1,46 @@
+"""The order in which a tagged program issues its collectives: calls inlined, regions nested."""
+
+from __future__ import annotations
+
+from stablehlo_tools.analysis.communication import (
+    WHILE,
+    BRANCHES,
+    CommunicatingFunction,
+    Site,
+    communicating_functions,
+)
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.targets.order import Branch, Issue, Item, Repeat
+from stablehlo_tools.targets.tagging import read_tag
+
+ENTRY = "main"
+
+
+def program_order(module: ir.Module) -> tuple[Item, ...]:
+    """What `main` issues. Raises a located ToolError where the program's order is not understood."""
+    expanded: dict[str, tuple[Item, ...]] = {}
+    for function in communicating_functions(module):  # callees before callers
+        expanded[function.name] = _expand(function, expanded)
+    return expanded.get(ENTRY, ())
+
+
+def _expand(
+    function: CommunicatingFunction, expanded: dict[str, tuple[Item, ...]]
+) -> tuple[Item, ...]:
+    def items(sites: list[Site]) -> tuple[Item, ...]:
+        return tuple(item for site in sites for item in of_site(site))
+
+    def of_site(site: Site) -> tuple[Item, ...]:
+        if site.collective is not None:
+            tag = read_tag(site.collective.inner)
+            return () if tag is None else (Issue(tag),)
+        if site.callee is not None:
+            return expanded[site.callee]
+        if site.op.name == WHILE:
+            condition, body = (items(region) for region in site.regions)
+            return (Repeat(condition, body),)
+        if site.op.name in BRANCHES:
+            return (Branch(tuple(items(region) for region in site.regions)),)
+        return tuple(item for region in site.regions for item in items(region))
+
+    return items(function.sites)

@@ -1,0 +1,146 @@
+"""What the parent process asks of the child that runs the programs, and what the child answers.
+
+Both sides are JSON files in a directory that the two share; the programs lie beside them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from stablehlo_tools.verify.comparison import Difference, OutputComparison, Rule
+from stablehlo_tools.verify.signatures import Value
+
+REQUEST, ANSWER, STAGE = "request.json", "answer.json", "stage.json"
+
+Side = Literal["before", "after"]
+SIDES: tuple[Side, Side] = ("before", "after")
+# exported: a jax.export file, called as users call it. partitioned: a module that its shardings
+# divide. per_device: a module as each device runs it. interpreter: see interpreter_program.py.
+Form = Literal["exported", "partitioned", "per_device", "interpreter"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """Both programs on one backend. Each of `instances` gets inputs of its own."""
+
+    backend: str
+    forms: Mapping[Side, Form]
+    replicas: int
+    partitions: int
+    instances: int
+
+    def program(self, side: Side) -> str:
+        """The name of the file that holds a side's program."""
+        return f"{self.backend}_{side}"
+
+
+@dataclass(frozen=True)
+class Request:
+    """Everything that the child needs to know."""
+
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    runs: tuple[Run, ...]
+    rule: Rule
+    trials: int
+    seed: int
+    specials: bool
+
+    def write(self, directory: Path) -> None:
+        """Writes the request for the child."""
+        (directory / REQUEST).write_text(json.dumps(asdict(self)), encoding="utf-8")
+
+    @staticmethod
+    def read(directory: Path) -> Request:
+        """Reads what `write` wrote."""
+        fields = json.loads((directory / REQUEST).read_text(encoding="utf-8"))
+        for name in ("inputs", "outputs"):
+            fields[name] = tuple(
+                Value(**{**value, "shape": tuple(value["shape"])}) for value in fields[name]
+            )
+        fields["runs"] = tuple(Run(**run) for run in fields["runs"])
+        fields["rule"] = Rule(**fields["rule"])
+        return Request(**fields)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What the child is busy with: `compiling` or `running` one side, in one trial."""
+
+    doing: str
+    side: Side
+    backend: str
+    trial: int = 0
+
+    def write(self, directory: Path) -> None:
+        """Leaves word, for the case that the child does not come back."""
+        (directory / STAGE).write_text(json.dumps(asdict(self)), encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class RunAnswer:
+    """How the outputs compared: in the first trial that differs, or over all trials.
+
+    `before_repeats` is False where `before` gave other values when run again.
+    """
+
+    outputs: tuple[OutputComparison, ...]
+    trials: int
+    before_repeats: bool = True
+
+    @property
+    def same(self) -> bool:
+        """Whether no element differs."""
+        return not any(output.differing for output in self.outputs)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer for each run up to the first that differs; or what went wrong, and where."""
+
+    runs: tuple[RunAnswer, ...] = ()
+    error: str = ""
+    stage: Stage | None = None
+
+    def write(self, directory: Path) -> None:
+        """Writes the answer for the parent."""
+        (directory / ANSWER).write_text(json.dumps(asdict(self)), encoding="utf-8")
+
+
+def read_answer(directory: Path) -> Answer | None:
+    """The child's answer, or None where it left none."""
+    fields = _read(directory / ANSWER)
+    if fields is None:
+        return None
+    runs = tuple(
+        RunAnswer(
+            tuple(_comparison(o) for o in run["outputs"]), run["trials"], run["before_repeats"]
+        )
+        for run in fields["runs"]
+    )
+    stage = Stage(**fields["stage"]) if fields["stage"] else None
+    return Answer(runs, fields["error"], stage)
+
+
+def read_stage(directory: Path) -> Stage | None:
+    """What the child was last busy with, or None where it never began."""
+    fields = _read(directory / STAGE)
+    return None if fields is None else Stage(**fields)
+
+
+def _comparison(fields: dict[str, Any]) -> OutputComparison:
+    first = fields.pop("first")
+    if first is not None:
+        first = Difference(**{**first, "index": tuple(first["index"])})
+    return OutputComparison(first=first, **fields)
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # missing, or cut short when the child was ended
+        return None
