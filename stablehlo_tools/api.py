@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from stablehlo_tools import artifact as artifacts
 from stablehlo_tools.artifact import Artifact
@@ -33,20 +34,23 @@ def run_pipeline(
     return collected
 
 
-def transform(exported: Exported, pipeline: str | Pipeline) -> Exported:
-    """An `Exported` whose module has been through a pipeline; the given one stays as it is.
+@overload
+def transform(program: Exported, pipeline: str | Pipeline) -> Exported: ...
+@overload
+def transform(program: Artifact, pipeline: str | Pipeline) -> Artifact: ...
+def transform(program: Exported | Artifact, pipeline: str | Pipeline) -> Exported | Artifact:
+    """The program after a pipeline; the given one stays as it is.
 
-    The calling convention, shapes and shardings stay; the VJP that the artifact may have carried
+    The calling convention, shapes and shardings stay; the VJP that an `Exported` may have carried
     is dropped, since it would differentiate the old program. Raises ToolError. What the passes
     warn of is issued as Python warnings.
     """
-    import warnings
-
-    artifact = artifacts.from_exported(exported, exported.fun_name)
+    given_artifact = isinstance(program, Artifact)
+    artifact = program.copy() if given_artifact else artifacts.from_exported(program)
     reported = run_pipeline(artifact, _parsed(pipeline))
     for diagnostic in reported.collected:
         warnings.warn(diagnostic.render(artifact.name), stacklevel=2)
-    return artifact.to_exported()
+    return artifact if given_artifact else artifact.to_exported()
 
 
 def jit(

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stablehlo_tools import bindings
+from stablehlo_tools import bindings, bytecode
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, captured, first_line, from_mlir_error
 
@@ -45,6 +45,11 @@ class Artifact:
     form: Form
     module: ir.Module
     exported: Exported | None = None
+
+    def copy(self) -> Artifact:
+        """An artifact whose module can be rewritten without touching this one's."""
+        data = bindings.write_bytecode(self.module)
+        return replace(self, module=bindings.parse_module(data, self.module.context))
 
     def to_exported(self) -> Exported:
         """The original `Exported` around the present module, without the stale VJP."""
@@ -87,31 +92,36 @@ def parse(data: bytes, name: str = "<bytes>") -> Artifact:
         raise _named(name, error) from None
 
 
-def from_exported(exported: Exported, name: str = "<Exported>") -> Artifact:
-    """An artifact around an `Exported` in memory."""
+def from_exported(exported: Exported, name: str | None = None) -> Artifact:
+    """An artifact around an `Exported` in memory, named after its function."""
     module = _parse_module(exported.mlir_module_serialized, Form.PORTABLE)
-    return Artifact(name, Form.JAX_EXPORT, module, exported)
+    return Artifact(name or exported.fun_name, Form.JAX_EXPORT, module, exported)
 
 
 def form_of(data: bytes) -> Form:
     """Which form the bytes are in. Raises ToolError for what is none of the four."""
     if not data.strip():
         raise ToolError("the file is empty")
-    if data.startswith(bindings.MLIR_BYTECODE_MAGIC):
+    if data.startswith(bytecode.MAGIC):
         return Form.PORTABLE if bindings.portable_version(data) else Form.BYTECODE
     if b"\x00" in data:
         return Form.JAX_EXPORT
     return Form.TEXT
 
 
-def save(artifact: Artifact, path: str | os.PathLike[str], *, locations: bool = False) -> None:
-    """Writes the artifact in the form that the suffix names: whole, or not at all."""
+def save(
+    program: Artifact | Exported, path: str | os.PathLike[str], *, locations: bool = False
+) -> None:
+    """Writes a program in the form that the suffix names: whole, or not at all."""
+    artifact = program if isinstance(program, Artifact) else from_exported(program)
     write_atomically(path, encode(artifact, output_form(path), locations=locations))
 
 
 def output_form(path: str | os.PathLike[str]) -> Form:
-    """The form that an output path's suffix asks for."""
+    """The form that an output path's suffix asks for; text for a device such as /dev/null."""
     suffix = Path(path).suffix
+    if not suffix and Path(path).exists() and not Path(path).is_file():
+        return Form.TEXT
     if suffix not in {form.value for form in Form}:
         known = ", ".join(form.value for form in Form)
         raise ToolError(f"output {os.fspath(path)!r}: unknown suffix {suffix!r}; use {known}")
@@ -181,12 +191,21 @@ def _umask() -> int:
 
 def _parse_module(data: bytes, form: Form) -> ir.Module:
     context = bindings.new_context()
+    if form is not Form.TEXT:
+        _check_whole(data)
     if form is Form.PORTABLE:
         return _parse_portable(data, context)
     try:
         return bindings.parse_module(data if form is Form.BYTECODE else _decoded(data), context)
     except ir.MLIRError as error:
         raise from_mlir_error(error) from None
+
+
+def _check_whole(data: bytes) -> None:
+    try:
+        bytecode.check_whole(data)
+    except ValueError as error:
+        raise ToolError(f"truncated MLIR bytecode: {error}") from None
 
 
 def _decoded(data: bytes) -> str:

@@ -13,9 +13,15 @@ from typing import Any
 
 import jaxlib._jax as _jax
 from jaxlib.mlir import ir
-from jaxlib.mlir._mlir_libs import _chlo, _jax_mlir_ext, _mlirHlo, _sdy, _stablehlo
+from jaxlib.mlir._mlir_libs import _jax_mlir_ext
+
+# Always through the dialects' own modules: an extension module (`_sdy`, …) that is imported first
+# loads its dialect's module half-way, without its attributes, and breaks jax in this process.
+from jaxlib.mlir.dialects import chlo, mhlo, sdy, stablehlo
 from jaxlib.mlir.passmanager import PassManager
 from jaxlib.version import __version__ as jaxlib_version
+
+from stablehlo_tools import bytecode
 
 MINIMUM_JAXLIB = (0, 12)
 
@@ -25,20 +31,19 @@ if tuple(int(part) for part in jaxlib_version.split(".")[:2]) < MINIMUM_JAXLIB:
         f"{jaxlib_version}: older XLA:CPU drops token chains"
     )
 
-_stablehlo.register_stablehlo_passes()
+stablehlo.register_stablehlo_passes()
 
-StablehloAxisRefAttr = _stablehlo.AxisRefAttr
-StablehloMeshAttr = _stablehlo.MeshAttr
-StablehloMeshAxisAttr = _stablehlo.MeshAxisAttr
-ReplicaGroupMeshAxesAttr = _stablehlo.ReplicaGroupMeshAxesAttr
-SdyMeshAttr = _sdy.MeshAttr
-SdyMeshAxisAttr = _sdy.MeshAxisAttr
-TensorShardingAttr = _sdy.TensorShardingAttr
-TensorShardingPerValueAttr = _sdy.TensorShardingPerValueAttr
-TokenType = _stablehlo.TokenType
-ChannelHandle = _stablehlo.ChannelHandle
+StablehloAxisRefAttr = stablehlo.AxisRefAttr
+StablehloMeshAttr = stablehlo.MeshAttr
+StablehloMeshAxisAttr = stablehlo.MeshAxisAttr
+ReplicaGroupMeshAxesAttr = stablehlo.ReplicaGroupMeshAxesAttr
+SdyMeshAttr = sdy.MeshAttr
+SdyMeshAxisAttr = sdy.MeshAxisAttr
+TensorShardingAttr = sdy.TensorShardingAttr
+TensorShardingPerValueAttr = sdy.TensorShardingPerValueAttr
+TokenType = stablehlo.TokenType
+ChannelHandle = stablehlo.ChannelHandle
 
-MLIR_BYTECODE_MAGIC = b"ML\xefR"
 _PORTABLE_PRODUCER = re.compile(rb"StableHLO_v(\d+\.\d+\.\d+)\x00")
 
 
@@ -49,10 +54,10 @@ def new_context() -> ir.Context:
     _jax_mlir_ext.register_dialects(registry)  # func among them
     context.append_dialect_registry(registry)
     for register in (
-        _stablehlo.register_dialect,
-        _chlo.register_dialect,
-        _sdy.register_dialect,
-        _mlirHlo.register_mhlo_dialect,
+        stablehlo.register_dialect,
+        chlo.register_dialect,
+        sdy.register_dialect,
+        mhlo.register_mhlo_dialect,
     ):
         register(context)
     context.allow_unregistered_dialects = False
@@ -61,7 +66,7 @@ def new_context() -> ir.Context:
 
 def portable_version(data: bytes) -> str | None:
     """The StableHLO version of a portable artifact, or None for any other bytes."""
-    if not data.startswith(MLIR_BYTECODE_MAGIC):
+    if not data.startswith(bytecode.MAGIC):
         return None
     # The producer string follows the magic and the bytecode version, a short varint.
     match = _PORTABLE_PRODUCER.search(data[:64])
@@ -91,14 +96,14 @@ def serialize_portable_artifact(module: ir.Module, version: str | None = None) -
 
 def export_version() -> str:
     """The StableHLO version that jax.export targets."""
-    return _stablehlo.get_version_from_compatibility_requirement(
-        _stablehlo.StablehloCompatibilityRequirement.WEEK_4
+    return stablehlo.get_version_from_compatibility_requirement(
+        stablehlo.StablehloCompatibilityRequirement.WEEK_4
     )
 
 
 def current_version() -> str:
     """The newest StableHLO version that this jaxlib can write."""
-    return _stablehlo.get_current_version()
+    return stablehlo.get_current_version()
 
 
 def write_bytecode(module: ir.Module) -> bytes:
@@ -116,12 +121,12 @@ def parse_pass_pipeline(text: str, context: ir.Context) -> PassManager:
 
 def register_interpreter_dialect(context: ir.Context) -> None:
     """Makes `interpreter.*` ops known to the context (needed by `eval_module`)."""
-    _stablehlo.register_interpreter_dialect(context)
+    stablehlo.register_interpreter_dialect(context)
 
 
 def eval_module(module: ir.Module, arguments: list[Any]) -> list[Any]:
     """Runs a module in the StableHLO reference interpreter."""
-    return _stablehlo.eval_module(module, arguments)
+    return stablehlo.eval_module(module, arguments)
 
 
 def compile_for_devices(
@@ -201,3 +206,48 @@ def key_implementation(dtype: Any) -> tuple[str, tuple[int, ...]]:
 def lowered_devices(lowered: Any) -> tuple[Any, ...]:
     """The devices, in their order, that a `jax.stages.Lowered` is meant for."""
     return tuple(lowered._lowering._device_list)
+
+
+def described_devices(platform: str, name: str, config: str = "") -> list[Any]:
+    """The devices of a machine that is described, not present: platform `cuda` or `tpu`.
+
+    `config` is a GpuTargetConfigProto in text form. Raises an exception of jax's choosing.
+    """
+    from jax.experimental import topologies
+
+    if platform == "tpu":
+        return list(topologies.get_topology_desc(name, platform).devices)
+    described = topologies.get_topology_desc(
+        "described", platform, topology=name, target_config=config
+    )
+    return list(described.devices)
+
+
+def compile_ahead_of_time(
+    module: ir.Module, replicas: int, partitions: int, devices: list[Any], *, tuple_arguments: bool
+) -> tuple[str, dict[str, int]]:
+    """Compiles for present or described devices: the scheduled HLO text and the bytes per device.
+
+    `tuple_arguments` passes main's arguments as one tuple, as jax does for long lists on TPU.
+    Raises an exception of XLA's choosing, or ends the process.
+    """
+    import numpy as np
+    from jax._src.compiler import get_compile_options
+
+    assignment = np.array([device.id for device in devices]).reshape(replicas, partitions)
+    options = get_compile_options(replicas, partitions, assignment)
+    options.parameter_is_tupled_arguments = tuple_arguments
+    client = devices[0].client
+    described = isinstance(client, _jax.CompileOnlyPyClient)
+    compiler = client.compile if described else client.compile_and_load
+    executable = compiler(module, _jax.DeviceList(tuple(devices)), options)
+    stats = executable.get_compiled_memory_stats()
+    memory = {
+        "argument_bytes": stats.argument_size_in_bytes,
+        "output_bytes": stats.output_size_in_bytes,
+        "temp_bytes": stats.temp_size_in_bytes,
+        "alias_bytes": stats.alias_size_in_bytes,
+        "code_bytes": stats.generated_code_size_in_bytes,
+        "peak_bytes": stats.peak_memory_in_bytes,
+    }
+    return executable.hlo_modules()[0].to_string(), memory

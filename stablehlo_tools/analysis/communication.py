@@ -93,12 +93,12 @@ class _Builder:
         for name in communicating:
             self._check_public(name)
         built = {name: self._function(name) for name in communicating}
-        sites: dict[ir.Operation, Site] = {}
+        lists: dict[ir.Block, list[Site]] = {}  # by block: an op's hash takes in all its operands
         for entry in self.found:
             if isinstance(entry, Collective):
-                self._place(Site(entry.op, collective=entry), sites, built)
+                self._place(Site(entry.op, collective=entry), lists, built)
             elif callee_name(entry) in communicating:
-                self._place(Site(entry, callee=callee_name(entry)), sites, built)
+                self._place(Site(entry, callee=callee_name(entry)), lists, built)
         return list(built.values())
 
     def _collect(self) -> None:
@@ -198,23 +198,23 @@ class _Builder:
     def _place(
         self,
         site: Site,
-        placed: dict[ir.Operation, Site],
+        lists: dict[ir.Block, list[Site]],
         functions: dict[str, CommunicatingFunction],
     ) -> None:
-        """Hangs a site under its parents, making those that are not there yet."""
-        while True:
+        """Puts a site into the list of its block, making the sites around it that are missing."""
+        while site.op.block not in lists:
             parent = site.op.parent
             assert parent is not None
             if parent.name == FUNCTION:
-                functions[ir.StringAttr(parent.attributes["sym_name"]).value].sites.append(site)
-                return
-            known = placed.get(parent)
-            above = known or _control_flow_site(site.op, parent)
-            above.regions[_region_index(parent, site.op)].append(site)
-            if known:
-                return
-            placed[parent] = above
+                name = ir.StringAttr(parent.attributes["sym_name"]).value
+                lists[site.op.block] = functions[name].sites
+                break
+            above = _control_flow_site(site.op, parent)
+            for region, inner in zip(parent.regions, above.regions, strict=True):
+                lists[region.blocks[0]] = inner
+            lists[site.op.block].append(site)
             site = above
+        lists[site.op.block].append(site)
 
 
 def _control_flow_site(child: ir.Operation, parent: ir.Operation) -> Site:
@@ -227,13 +227,6 @@ def _control_flow_site(child: ir.Operation, parent: ir.Operation) -> Site:
     if any(len(region.blocks) != 1 for region in parent.regions):
         raise ToolError(f"{parent.name} with a region of several blocks", parent.location)
     return Site(parent, regions=[[] for _ in parent.regions])
-
-
-def _region_index(parent: ir.Operation, child: ir.Operation) -> int:
-    if len(parent.regions) == 1:
-        return 0
-    block = child.block
-    return next(i for i, region in enumerate(parent.regions) if region.blocks[0] == block)
 
 
 def is_public(function: ir.Operation) -> bool:

@@ -59,7 +59,9 @@ def depends_on(later: ir.Operation, earlier: ir.Operation) -> bool:
         producer = owner.operation
         if producer == earlier:
             return True
-        if producer in seen or producer.block != block or not _keeps_dependence(producer):
+        if producer in seen or producer.block != block or producer.is_before_in_block(earlier):
+            continue
+        if not _keeps_dependence(producer):
             continue
         seen.add(producer)
         pending.extend(producer.operands)

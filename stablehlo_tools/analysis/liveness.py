@@ -44,7 +44,8 @@ class _Liveness:
         self.calls: defaultdict[str, list[ir.Operation]] = defaultdict(list)
         self.collectives: list[Collective] = []
         self.live: set[ir.Value] = set()
-        self.kept: set[ir.Operation] = set()  # ops that run for their effect or a live result
+        self.kept: set[ir.Value | ir.Operation] = set()  # see `_key`: ops that run
+        self.entered: set[ir.Block] = set()  # blocks of such ops: the ops around them run too
         self.pending: list[ir.Value] = []
         self._collect(module)
         while self.pending:
@@ -52,7 +53,9 @@ class _Liveness:
 
     def is_live(self, collective: Collective) -> bool:
         """Whether the op runs for an effect, or one of its results is used."""
-        return collective.op in self.kept or any(r in self.live for r in collective.op.results)
+        return _key(collective.op) in self.kept or any(
+            r in self.live for r in collective.op.results
+        )
 
     def _collect(self, module: ir.Module) -> None:
         classify = classify_communication(module.context)
@@ -88,16 +91,18 @@ class _Liveness:
 
     def _keep(self, op: ir.Operation) -> None:
         """An op that runs makes the ops around it run, with what decides whether they do."""
-        if op in self.kept:
+        key = _key(op)
+        if key in self.kept:
             return
-        self.kept.add(op)
+        self.kept.add(key)
         if op.name == WHILE:
             self._mark(terminator(op.regions[0].blocks[0]).operands)
         elif op.name in BRANCHES:
             self._mark([op.operands[0]])
         parent = op.parent
-        if parent is None:
+        if parent is None or op.block in self.entered:
             return
+        self.entered.add(op.block)
         if parent.name == FUNCTION:
             for call in self.calls[ir.StringAttr(parent.attributes["sym_name"]).value]:
                 self._keep(call)
@@ -143,3 +148,8 @@ class _Liveness:
         elif op.name == FUNCTION:
             for call in self.calls[ir.StringAttr(op.attributes["sym_name"]).value]:
                 self._mark([call.operands[position]])
+
+
+def _key(op: ir.Operation) -> ir.Value | ir.Operation:
+    """What stands for an op in a set: its own hash takes as long as it has operands."""
+    return op.results[0] if len(op.results) else op

@@ -31,7 +31,8 @@ def rebuild(
 ) -> ir.Operation:
     """Replaces an op by itself with other operands and result types.
 
-    Results that stay keep their uses. Results that fall away must have no uses left. Handles to the old op become invalid.
+    Results that stay keep their uses; results that fall away must have none. Handles to the old
+    op become invalid.
     """
     attributes = dict(op.attributes.items())
     grown = len(operands) - len(op.operands), len(result_types) - len(op.results)

@@ -22,14 +22,13 @@ Before that, what is no question of order is taken out, and reported on its own:
   reduce-scatter and all-gather) count once;
 - *added*: collectives without an id are XLA's own and are passed over.
 
-The inclusion is decided on the two automata, so a difference is exact, and the one reported is the
-earliest. Pure Python.
+The inclusion is decided on the two automata, so the verdict is exact. Pure Python.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from stablehlo_tools.targets.scheduled_hlo import Choice, Event, Loop, Node, Schedule
@@ -133,6 +132,19 @@ def rank_order(ids: Iterable[int], rank: dict[int, int]) -> list[int]:
 def program_ids(program: Sequence[Item]) -> list[int]:
     """Every id in the program's order, once."""
     return list(dict.fromkeys(id_ for id_, _ in _places(program, 0)))
+
+
+def renumbered(program: Sequence[Item], numbers: Mapping[int, int]) -> tuple[Item, ...]:
+    """The program with other ids."""
+
+    def of(item: Item) -> Item:
+        if isinstance(item, Issue):
+            return Issue(numbers[item.id])
+        if isinstance(item, Repeat):
+            return Repeat(renumbered(item.condition, numbers), renumbered(item.body, numbers))
+        return Branch(tuple(renumbered(branch, numbers) for branch in item.branches))
+
+    return tuple(of(item) for item in program)
 
 
 def _places(items: Sequence[Item], depth: int) -> Iterator[tuple[int, int]]:
@@ -266,9 +278,9 @@ def _loop[T](
     head = automaton.state()
     automaton.silent[state].append(head)
     tested = build(condition, head)
-    after = automaton.state()
-    automaton.silent[tested].append(after)
-    automaton.silent[build(body, tested)].append(head)
+    first, after = automaton.state(), automaton.state()
+    automaton.silent[tested] += [first, after]  # the body first: that is the order of the text
+    automaton.silent[build(body, first)].append(head)
     return after
 
 
@@ -288,38 +300,29 @@ def _branch[T](
 
 
 def _first_difference(actual: _Automaton, expected: _Automaton) -> Difference | None:
-    """The earliest place at which `actual` issues what `expected` cannot, breadth first."""
-    start = (0, expected.closure([0]))
-    came_from: dict[tuple[int, frozenset[int]], int | None] = {start: None}
-    pending = deque([start])
+    """The first place at which `actual` issues what `expected` cannot.
+
+    Both are walked together, depth first in the order of the schedule's text, so that of several
+    differences the one reported comes after as much agreement as the schedule has before it.
+    """
+    pending: list[tuple[int, frozenset[int], int | None]] = [(0, expected.closure([0]), None)]
+    seen: set[tuple[int, frozenset[int]]] = set()
     while pending:
-        pair = pending.popleft()
-        state, allowed = pair
-        after = came_from[pair]
+        state, allowed, after = pending.pop()
+        if (state, allowed) in seen:
+            continue
+        if len(seen) >= _PAIR_LIMIT:
+            raise ValueError("the order has too many alternatives to compare")
+        seen.add((state, allowed))
         if state == actual.accepting and expected.accepting not in allowed:
             return Difference(after, None, _expected_ids(expected, allowed), None)
-        for target in actual.silent[state]:
-            _visit((target, allowed), after, came_from, pending)
+        pending += [(target, allowed, after) for target in reversed(actual.silent[state])]
         for edge in actual.edges[state]:
             reached = [e.target for s in allowed for e in expected.edges[s] if e.id == edge.id]
             if not reached:
                 return Difference(after, edge.id, _expected_ids(expected, allowed), edge.position)
-            _visit((edge.target, expected.closure(reached)), edge.id, came_from, pending)
+            pending.append((edge.target, expected.closure(reached), edge.id))
     return None
-
-
-def _visit(
-    pair: tuple[int, frozenset[int]],
-    after: int | None,
-    came_from: dict[tuple[int, frozenset[int]], int | None],
-    pending: deque[tuple[int, frozenset[int]]],
-) -> None:
-    if pair in came_from:
-        return
-    if len(came_from) >= _PAIR_LIMIT:
-        raise ValueError("the order has too many alternatives to compare")
-    came_from[pair] = after
-    pending.append(pair)
 
 
 def _expected_ids(expected: _Automaton, allowed: frozenset[int]) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""The order in which a tagged program issues its collectives: calls inlined, regions nested."""
+"""The order in which a program issues its collectives: calls inlined, regions nested."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from stablehlo_tools.analysis.communication import (
 )
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.targets.order import Branch, Issue, Item, Repeat
-from stablehlo_tools.targets.tagging import read_tag
 
 ENTRY = "main"
 
 
-def program_order(module: ir.Module) -> tuple[Item, ...]:
-    """What `main` issues. Raises a located ToolError where the program's order is not understood."""
+def program_order(module: ir.Module, ids: dict[ir.Operation, int]) -> tuple[Item, ...]:
+    """What `main` issues, each op by its id (of a collective's `inner` op). Raises a located ToolError where the program's order is not understood."""
     expanded: dict[str, tuple[Item, ...]] = {}
     for function in communicating_functions(module):  # callees before callers
-        expanded[function.name] = _expand(function, expanded)
+        expanded[function.name] = _expand(function, ids, expanded)
     return expanded.get(ENTRY, ())
 
 
 def _expand(
-    function: CommunicatingFunction, expanded: dict[str, tuple[Item, ...]]
+    function: CommunicatingFunction,
+    ids: dict[ir.Operation, int],
+    expanded: dict[str, tuple[Item, ...]],
 ) -> tuple[Item, ...]:
     def items(sites: list[Site]) -> tuple[Item, ...]:
         return tuple(item for site in sites for item in of_site(site))
 
     def of_site(site: Site) -> tuple[Item, ...]:
         if site.collective is not None:
-            tag = read_tag(site.collective.inner)
-            return () if tag is None else (Issue(tag),)
+            return (Issue(ids[site.collective.inner]),)
         if site.callee is not None:
             return expanded[site.callee]
         if site.op.name == WHILE:

@@ -60,7 +60,8 @@ _GROUPS = re.compile(r"(?:replica_groups|source_target_pairs)=([^,]*(?:\{.*?\}\}
 _EVENT_LIMIT = 1_000_000
 
 
-type Combined = Mapping[int, tuple[int, ...]]
+type Combined = Mapping[str, tuple[int, ...]]  # ids by instruction name
+type Computations = dict[str, list[Instruction]]
 
 
 class Phase(enum.Enum):
@@ -78,8 +79,8 @@ class Event:
     `position` counts events from 0 in issue order, loops and branches entered once. `ids` are the
     program's ops it stands for: none for a collective that XLA added, several where XLA merged
     them. `start` is the position that a DONE waits for, None where the text does not tell (the
-    start lies in the loop iteration before). `partial` says that XLA dropped the tag and that
-    `ids` come from the op_name, which a merged collective has of its first op only.
+    start lies in the loop iteration before). `partial` says that the tag of a collective of
+    several operands is lost and that `ids`, which are those of its op_name, may lack some.
     """
 
     position: int
@@ -163,24 +164,21 @@ class Instruction:
             found["branches"] = [name.strip().lstrip("%") for name in names.split(",")]
         return found
 
-    def ids(self, combined: Combined | None = None) -> tuple[tuple[int, ...], bool]:
-        """The ids of the program's ops, and whether the tag is lost and they may be incomplete.
-
-        `combined` gives the ids that belong to the first id of a collective that lost its tag.
-        """
+    def tagged_ids(self) -> tuple[int, ...]:
+        """The ids in its tag."""
         tags = _IDS.search(self.line, self.after_opcode)
-        if tags:
-            return tuple(int(i) for i in tags.group(1).split(",") if i), False
+        return tuple(int(i) for i in tags.group(1).split(",") if i) if tags else ()
+
+    def marked_ids(self) -> tuple[int, ...]:
+        """The ids marked in its op_name."""
         name = _OP_NAME.search(self.line, self.after_opcode)
-        marked = tuple(dict.fromkeys(map(int, _MARKED_ID.findall(name.group(1))))) if name else ()
-        if marked and combined and marked[0] in combined:
-            return combined[marked[0]], False
-        return marked, bool(marked)
+        return tuple(map(int, _MARKED_ID.findall(name.group(1)))) if name else ()
 
     def op_name(self) -> str:
         """The op_name of the metadata, without the marks of the tagging."""
-        name = _OP_NAME.search(self.line, self.after_opcode)
-        return _MARKED_ID.sub("", name.group(1)) if name else ""
+        found = _OP_NAME.search(self.line, self.after_opcode)
+        name = _MARKED_ID.sub("", found.group(1)) if found else ""
+        return name if re.search(r"\w", name) else ""
 
     def shape(self) -> str:
         """The result's shape, as printed."""
@@ -191,6 +189,33 @@ class Instruction:
         """The replica groups or the source-target pairs, as printed."""
         found = _GROUPS.search(self.line, self.after_opcode)
         return found.group(1) if found else ""
+
+
+class Identities:
+    """Which ops of the program an instruction stands for.
+
+    Its tag says so; where XLA dropped the tag, the dumps may (`combined`, by instruction name), or
+    the op_name. The latter counts only for ids that no tag has: what the partitioner adds around
+    a collective inherits that one's op_name.
+    """
+
+    def __init__(self, computations: Computations, combined: Combined) -> None:
+        self.combined = combined
+        self.tagged = {
+            id_
+            for instructions in computations.values()
+            for instruction in instructions
+            if instruction.opcode not in _DESCENDED  # a fusion has the tags of what it absorbed
+            for id_ in instruction.tagged_ids()
+        }
+
+    def of(self, instruction: Instruction) -> tuple[tuple[int, ...], bool]:
+        """The ids, and whether there may be others that are lost."""
+        ids = instruction.tagged_ids() or self.combined.get(instruction.name, ())
+        if ids:
+            return ids, False
+        marked = dict.fromkeys(i for i in instruction.marked_ids() if i not in self.tagged)
+        return tuple(marked), bool(marked) and len(instruction.operands) > 1
 
 
 def parse_schedule(text: str, combined: Combined | None = None) -> Schedule:
@@ -207,9 +232,9 @@ def parse_schedule(text: str, combined: Combined | None = None) -> Schedule:
     return Schedule(nodes, tuple(builder.events))
 
 
-def parse_computations(text: str) -> tuple[dict[str, list[Instruction]], str]:
+def parse_computations(text: str) -> tuple[Computations, str]:
     """The instructions that matter here, by computation, and the entry computation's name."""
-    computations: dict[str, list[Instruction]] = {}
+    computations: Computations = {}
     current: list[Instruction] | None = None
     entry = ""
     for line in text.splitlines():
@@ -261,9 +286,9 @@ class _Block:
 class _Builder:
     """Expands computations from the entry on, numbering the events."""
 
-    def __init__(self, computations: dict[str, list[Instruction]], combined: Combined) -> None:
+    def __init__(self, computations: Computations, combined: Combined) -> None:
         self.computations = computations
-        self.combined = combined
+        self.identities = Identities(computations, combined)
         self.events: list[Event] = []
         self.communicating: dict[str, bool] = {}
 
@@ -352,7 +377,7 @@ class _Builder:
     def _chained(
         self, inner: Instruction, phase: Phase, chain: re.Match[str] | None, state: _Block
     ) -> Iterator[Event]:
-        key = f"{inner.opcode} {chain.group(1) if chain else inner.ids()}"
+        key = f"{inner.opcode} {chain.group(1) if chain else inner.marked_ids()}"
         if phase is Phase.START:
             event = self._begin(inner, inner.opcode, Phase.START, state)
             state.chains.setdefault(key, []).append(event.position)
@@ -413,9 +438,9 @@ class _Builder:
         state: _Block,
         fallback: Instruction | None = None,
     ) -> Event:
-        ids, partial = instruction.ids(self.combined)
+        ids, partial = self.identities.of(instruction)
         if fallback is not None and (partial or not ids):
-            outer, outer_partial = fallback.ids(self.combined)
+            outer, outer_partial = self.identities.of(fallback)
             if outer and not outer_partial:
                 ids, partial = outer, False
         event = self._append(instruction, kind, phase, state, ids, partial, None)
@@ -427,7 +452,7 @@ class _Builder:
         self, instruction: Instruction, kind: str, start: int | None, state: _Block
     ) -> Event:
         if start is None:
-            ids, partial = instruction.ids(self.combined)
+            ids, partial = self.identities.of(instruction)
         else:
             opened = self.events[start]
             kind, ids, partial = opened.kind, opened.ids, opened.partial

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from stablehlo_tools.analysis.collectives import Collective, find_collectives
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Place, to_place
+from stablehlo_tools.targets.order import Item, program_ids, renumbered
+from stablehlo_tools.targets.program_order import program_order
 from stablehlo_tools.targets.scheduled_hlo import TAG, TAG_MARK
 
 _FRONTEND_ATTRIBUTES = "mhlo.frontend_attributes"
@@ -31,24 +33,23 @@ class TaggedOp:
     place: Place
 
 
-def tag_collectives(module: ir.Module) -> list[TaggedOp]:
-    """Gives every communicating op an id, 0, 1, 2 … in the order of the module's text.
+def tag_collectives(module: ir.Module) -> tuple[tuple[TaggedOp, ...], tuple[Item, ...]]:
+    """Gives every communicating op an id and returns the ops by id, and the program's order.
 
-    Edits the module in place; frontend attributes that are there already are kept.
+    Ids are 0, 1, 2 … in the program's order; ops that `main` does not reach come last. Edits the
+    module in place; frontend attributes that are there already are kept. Raises a located
+    ToolError where the program's order is not understood.
     """
-    tagged: list[TaggedOp] = []
-    for number, collective in enumerate(find_collectives(module)):
-        tagged.append(TaggedOp(number, collective.kind, to_place(collective.op.location)))
-        _tag(collective, number)
-    return tagged
-
-
-def read_tag(op: ir.Operation) -> int | None:
-    """The id that `tag_collectives` gave an op."""
-    attributes = op.attributes.get(_FRONTEND_ATTRIBUTES)
-    if not isinstance(attributes, ir.DictAttr) or TAG not in attributes:
-        return None
-    return int(ir.StringAttr(attributes[TAG]).value)
+    found = find_collectives(module)
+    by_text = {collective.inner: number for number, collective in enumerate(found)}
+    program = program_order(module, by_text)
+    reached = program_ids(program)
+    unreached = sorted(set(by_text.values()) - set(reached))
+    numbers = {old: new for new, old in enumerate([*reached, *unreached])}
+    tagged = [TaggedOp(numbers[n], c.kind, to_place(c.op.location)) for n, c in enumerate(found)]
+    for number, collective in enumerate(found):
+        _tag(collective, numbers[number])
+    return tuple(sorted(tagged, key=lambda op: op.id)), renumbered(program, numbers)
 
 
 def _tag(collective: Collective, number: int) -> None:

@@ -41,6 +41,9 @@ class Rule:
         return f"within rtol={self.rtol or 0:g} atol={self.atol or 0:g}"
 
 
+BITWISE = Rule()
+
+
 @dataclass(frozen=True)
 class Shard:
     """What one device holds: `data` at `index` of the global array of an instance."""
@@ -188,9 +191,9 @@ def _first(
     for shard, ours, theirs in differing:
         place = _local(index, shard)
         if shard.instance == instance and place is not None:
-            ours, theirs = np.asarray(ours[place]), np.asarray(theirs[place])
-            if differs(ours, theirs, element, rule).any():
-                showing.append((shard, ours, theirs))
+            one, other = np.asarray(ours[place]), np.asarray(theirs[place])
+            if differs(one, other, element, rule).any():
+                showing.append((shard, one, other))
     holders = {
         s.device for s, _, _ in pairs if s.instance == instance and _local(index, s) is not None
     }

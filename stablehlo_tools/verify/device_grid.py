@@ -76,7 +76,7 @@ def _states_sharding(op: ir.Operation) -> bool:
 
 
 def _unnumbered_replicas(collectives: list[Collective]) -> int:
-    """The replicas of collectives whose groups are empty: as many as a gather's sizes show, or 2."""
+    """Replicas of collectives whose groups are empty: as many as a gather's sizes show, or 2."""
     replicas = 1
     for collective in collectives:
         groups = collective.inner.attributes.get("replica_groups")

@@ -27,7 +27,7 @@ from stablehlo_tools.verify.element_types import (
     to_bits,
 )
 from stablehlo_tools.verify.interpreter_program import parts, pattern_bits
-from stablehlo_tools.verify.job import Form, Request, Run
+from stablehlo_tools.verify.job import Run, Side
 from stablehlo_tools.verify.signatures import Value
 
 Instances = Sequence[Sequence[Array]]  # [instance][input], global arrays
@@ -41,21 +41,23 @@ class Program(Protocol):
         ...
 
 
-def load_program(path: Path, form: Form, request: Request, run: Run) -> Program:
-    """Reads and compiles a program. Raises whatever JAX or XLA raises."""
+def load_program(directory: Path, run: Run, side: Side) -> Program:
+    """Reads and compiles one side's program. Raises whatever JAX or XLA raises."""
+    data = (directory / run.program(side)).read_bytes()
+    form = run.forms[side]
     if form == "exported":
-        return ExportedProgram(path.read_bytes(), request)
+        return ExportedProgram(data, run)
     if form == "interpreter":
-        return InterpreterProgram(path.read_bytes(), request, run)
-    return ModuleProgram(path.read_bytes(), request, run, partitioned=form == "partitioned")
+        return InterpreterProgram(data, run)
+    return ModuleProgram(data, run, partitioned=form == "partitioned")
 
 
 class ExportedProgram:
     """A jax.export artifact, called as its users call it, on a mesh of virtual devices."""
 
-    def __init__(self, data: bytes, request: Request) -> None:
+    def __init__(self, data: bytes, run: Run) -> None:
         self.exported = export.deserialize(bytearray(data))
-        self.inputs, self.outputs = request.inputs, request.outputs
+        self.inputs, self.outputs = run.inputs, run.outputs
         self.devices = np.array(jax.devices()[: self.exported.nr_devices])
         self.shardings = [self._concrete(s) for s in self.exported.in_shardings_jax(None)]
         specs = [
@@ -83,8 +85,7 @@ class ExportedProgram:
             if value.role == "nothing":
                 arguments.append(np.zeros(value.shape, jax.dtypes.float0))
             elif value.role == "key":
-                implementation = value.key.partition("/")[0]
-                arguments.append(jax.random.wrap_key_data(next(given), impl=implementation))
+                arguments.append(jax.random.wrap_key_data(next(given), impl=value.key))
             else:
                 arguments.append(next(given))
         results = self.exported.call(*arguments)
@@ -95,7 +96,7 @@ class ExportedProgram:
         ]
 
     def _concrete(self, sharding: Any) -> NamedSharding:
-        """A sharding over abstract devices on real ones; replicated over all where there is none."""
+        """A sharding, on these devices; replicated over all of them where there is none."""
         if sharding is None or sharding.mesh.empty:
             return NamedSharding(Mesh(self.devices, ("device",)), PartitionSpec())
         mesh = sharding.mesh
@@ -108,18 +109,17 @@ class ExportedProgram:
 class ModuleProgram:
     """A bare module, compiled and run below JAX: no calling convention comes between."""
 
-    def __init__(self, code: bytes, request: Request, run: Run, *, partitioned: bool) -> None:
+    def __init__(self, code: bytes, run: Run, *, partitioned: bool) -> None:
         self.run = run
-        self.outputs = request.outputs
         self.devices = jax.devices()[: run.replicas * run.partitions]
         self.executable = bindings.compile_for_devices(
             code, run.replicas, run.partitions, self.devices, partitioned=partitioned
         )
         self.in_indices = self._indices(
-            bindings.input_shardings(self.executable) if partitioned else None, request.inputs
+            bindings.input_shardings(self.executable) if partitioned else None, run.inputs
         )
         self.out_indices = self._indices(
-            bindings.output_shardings(self.executable) if partitioned else None, request.outputs
+            bindings.output_shardings(self.executable) if partitioned else None, run.outputs
         )
 
     def __call__(self, instances: Instances) -> list[list[Shard]]:
@@ -156,24 +156,24 @@ class ModuleProgram:
 class InterpreterProgram:
     """A module that `interpreter_program` made for the StableHLO reference interpreter."""
 
-    def __init__(self, code: bytes, request: Request, run: Run) -> None:
+    def __init__(self, code: bytes, run: Run) -> None:
         context = bindings.new_context()
         bindings.register_interpreter_dialect(context)
         self.module = bindings.parse_module(code, context)
-        self.request = request
+        self.run = run
 
     def __call__(self, instances: Instances) -> list[list[Shard]]:
         with self.module.context, ir.Location.unknown():
             arguments = [
                 attribute
                 for arrays in instances
-                for value, array in zip(self.request.inputs, arrays, strict=True)
+                for value, array in zip(self.run.inputs, arrays, strict=True)
                 for attribute in _to_attributes(array, _element(value))
             ]
             results = iter(bindings.eval_module(self.module, arguments))
-            shards: list[list[Shard]] = [[] for _ in self.request.outputs]
+            shards: list[list[Shard]] = [[] for _ in self.run.outputs]
             for device in range(len(instances)):
-                for of_output, value in zip(shards, self.request.outputs, strict=True):
+                for of_output, value in zip(shards, self.run.outputs, strict=True):
                     array = _from_attributes(results, value)
                     of_output.append(Shard(device, _whole(value), array, device))
         return shards

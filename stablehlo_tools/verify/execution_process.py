@@ -9,13 +9,15 @@ XLA and the interpreter end the process they run in when a collective waits too 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from stablehlo_tools.diagnostics import first_line
 from stablehlo_tools.verify.comparison import OutputComparison, Shard, compare_output
-from stablehlo_tools.verify.element_types import Array, element_type
+from stablehlo_tools.verify.element_types import Array, ElementType, element_type
 from stablehlo_tools.verify.execution import Program, load_program
 from stablehlo_tools.verify.job import SIDES, Answer, Request, Run, RunAnswer, Side, Stage
 from stablehlo_tools.verify.random_inputs import random_array, random_words
@@ -56,9 +58,9 @@ class _Worker:
                 return programs[side](inputs)
 
             before = ran("before")
-            found = _compared(self.request, before, ran("after"))
+            found = self._compared(run, before, ran("after"))
             if any(output.differing for output in found):
-                again = _compared(self.request, before, ran("before"))
+                again = self._compared(run, before, ran("before"))
                 repeats = not any(output.differing for output in again)
                 return RunAnswer(found, trial + 1, repeats)
             seen = tuple(
@@ -69,8 +71,15 @@ class _Worker:
 
     def _loaded(self, run: Run, side: Side) -> Program:
         self._enter(Stage("compiling", side, run.backend))
-        path = self.directory / run.program(side)
-        return load_program(path, run.forms[side], self.request, run)
+        return load_program(self.directory, run, side)
+
+    def _compared(self, run: Run, before: Shards, after: Shards) -> tuple[OutputComparison, ...]:
+        return tuple(
+            OutputComparison(0)
+            if value.role == "nothing"
+            else compare_output(_known(value), value.shape, before[i], after[i], self.request.rule)
+            for i, value in enumerate(run.outputs)
+        )
 
     def _enter(self, stage: Stage) -> None:
         self.stage = stage
@@ -86,7 +95,7 @@ def make_inputs(request: Request, run: Run, trial: int) -> Instances:
     return [
         [
             _input(value, (request.seed, trial, i, instance), request, trial)
-            for i, value in enumerate(request.inputs)
+            for i, value in enumerate(run.inputs)
         ]
         for instance in range(run.instances)
     ]
@@ -95,20 +104,19 @@ def make_inputs(request: Request, run: Run, trial: int) -> Instances:
 def _input(value: Value, key: tuple[int, ...], request: Request, trial: int) -> Array:
     if value.role == "key":
         return random_words(value.shape, key)
-    element = element_type(value.element if value.role == "data" else "i32")
-    assert element is not None
-    if value.role != "data":  # the platform is built into the program; float0 has no values
-        return random_array(element, (), (0,)) * 0
-    return random_array(element, value.shape, key, wide=trial > 0, specials=request.specials)
+    if value.role == "nothing":
+        return np.zeros(value.shape, np.bool_)
+    if value.role == "platform":  # built into the program, and ignored
+        return np.zeros(value.shape, _known(value).dtype)
+    if str(key[2]) in request.fixed:
+        return np.full(value.shape, request.fixed[str(key[2])]).astype(_known(value).dtype)
+    return random_array(_known(value), value.shape, key, wide=trial > 0, specials=request.specials)
 
 
-def _compared(request: Request, before: Shards, after: Shards) -> tuple[OutputComparison, ...]:
-    return tuple(
-        OutputComparison(0)
-        if value.role == "nothing"
-        else compare_output(_known(value), value.shape, before[i], after[i], request.rule)
-        for i, value in enumerate(request.outputs)
-    )
+def _known(value: Value) -> ElementType:
+    element = element_type(value.element)
+    assert element is not None, value
+    return element
 
 
 if __name__ == "__main__":

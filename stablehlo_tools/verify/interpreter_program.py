@@ -5,13 +5,11 @@ after those of another; a complex tensor is two), so that NaNs cross unharmed an
 can be given from NumPy:
 
     %in = stablehlo.bitcast_convert %bits : (tensor<4xui32>) -> tensor<4xf32>   // for each input
-    %out:2 = "interpreter.run_parallel"(%in, …) {programs = [[@verified], [@verified]]}
+    %out:2 = "interpreter.run_parallel"(%in, …) {programs = [[@verified, @verified]]}
     %bits = stablehlo.bitcast_convert %out#0 : (tensor<4xf32>) -> tensor<4xui32>
 """
 
 from __future__ import annotations
-
-import os
 
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import find_collectives
@@ -20,8 +18,10 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.verify.device_grid import is_partitioned
 from stablehlo_tools.verify.element_types import ElementType, Kind, element_type, real_part
+from stablehlo_tools.verify.interpreter_rendezvous import separate_rendezvous
 from stablehlo_tools.verify.signatures import Signature, Value, entry_function
 
+MOST_DEVICES = 2
 _CREATE_TOKEN = "stablehlo.create_token"
 
 
@@ -39,11 +39,10 @@ def interpreter_grid(module: ir.Module, grid: ProcessGrid) -> ProcessGrid:
     module.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
     if is_partitioned(module) and not find_collectives(module):
         return ProcessGrid()
-    most = max(2, len(os.sched_getaffinity(0)))
-    if grid.size > most:
+    if grid.size > MOST_DEVICES:
         raise ToolError(
-            "the reference interpreter needs a processor for each device, or its collectives time "
-            f"out: {grid.size} devices are too many for the {most} it can have here; use "
+            f"the reference interpreter is trusted with {MOST_DEVICES} devices, and this needs "
+            f"{grid.size}: its collectives time out where devices outnumber processors; use "
             "--backend cpu",
             module.operation.location,
         )
@@ -59,11 +58,13 @@ def interpreter_module(module: ir.Module, signature: Signature, grid: ProcessGri
         for op in list(program.body.operations):
             if op.operation.name == "sdy.mesh":
                 op.operation.erase()
+        meeting = separate_rendezvous(program, grid, _free_name(program, "meet"))
         name = _rename(program, entry_function(program))
-        wrapper = bindings.parse_module(_Wrapper(name, signature, grid).text(), context)
-        main = entry_function(wrapper)
-        main.detach_from_parent()
-        program.body.append(main)
+        text = _Wrapper(name, signature, grid.size).text()
+        wrapper = bindings.parse_module(text + meeting, context)  # kept while its ops are copied
+        for op in wrapper.body.operations:
+            if ir.StringAttr(op.operation.attributes["sym_name"]).value != name:
+                op.operation.clone(ip=ir.InsertionPoint(program.body))
     program.operation.verify()
     return bindings.write_bytecode(program)
 
@@ -101,31 +102,35 @@ def _check_supported(op: ir.Operation) -> None:
 
 
 def _rename(program: ir.Module, entry: ir.Operation) -> str:
-    symbols = ir.SymbolTable(program.operation)
-    name = "verified"
-    while name in symbols:
-        name += "_"
+    name = _free_name(program, "verified")
     old = ir.StringAttr(entry.attributes["sym_name"]).value
     ir.SymbolTable.replace_all_symbol_uses(old, name, program.operation)
     ir.SymbolTable.set_symbol_name(entry, name)
-    ir.SymbolTable.set_visibility(entry, "private")
+    entry.attributes["sym_visibility"] = ir.StringAttr.get("private")
+    return name
+
+
+def _free_name(program: ir.Module, name: str) -> str:
+    symbols = ir.SymbolTable(program.operation)
+    while name in symbols:
+        name += "_"
     return name
 
 
 class _Wrapper:
     """The text of `main`. Every value of every process has a name: `%in_DEVICE_INDEX`."""
 
-    def __init__(self, callee: str, signature: Signature, grid: ProcessGrid) -> None:
+    def __init__(self, callee: str, signature: Signature, processes: int) -> None:
         self.callee = callee
-        self.grid = grid
+        self.processes = processes
         self.inputs = [
             _Tensor(value, f"%in_{device}_{i}")
-            for device in range(grid.size)
+            for device in range(processes)
             for i, value in enumerate(signature.inputs)
         ]
         self.outputs = [
             _Tensor(value, f"%out_{device}_{i}")
-            for device in range(grid.size)
+            for device in range(processes)
             for i, value in enumerate(signature.outputs)
         ]
 
@@ -135,7 +140,7 @@ class _Wrapper:
         returned = ", ".join(p for t in self.outputs for p in t.patterns)
         types = ", ".join(t.pattern for t in self.outputs for _ in t.patterns)
         lines = (
-            f"func.func private @{self.callee}{self._type(of=self.grid.size)}",
+            f"func.func private @{self.callee}{self._type(of=self.processes)}",
             f"func.func public @main({parameters}) -> ({types}) {{",
             *(line for tensor in self.inputs for line in tensor.from_patterns()),
             self._call(),
@@ -146,8 +151,7 @@ class _Wrapper:
         return "\n".join(lines)
 
     def _call(self) -> str:
-        row = f"[{', '.join([f'@{self.callee}'] * self.grid.num_partitions)}]"
-        programs = f"[{', '.join([row] * self.grid.num_replicas)}]"
+        programs = f"[[{', '.join([f'@{self.callee}'] * self.processes)}]]"
         return (
             f"{', '.join(t.name for t in self.outputs)} = "
             f'"interpreter.run_parallel"({", ".join(t.name for t in self.inputs)}) '

@@ -29,6 +29,8 @@ class Run:
 
     backend: str
     forms: Mapping[Side, Form]
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
     replicas: int
     partitions: int
     instances: int
@@ -42,13 +44,12 @@ class Run:
 class Request:
     """Everything that the child needs to know."""
 
-    inputs: tuple[Value, ...]
-    outputs: tuple[Value, ...]
     runs: tuple[Run, ...]
     rule: Rule
     trials: int
     seed: int
     specials: bool
+    fixed: Mapping[str, float]  # by the number of the input
 
     def write(self, directory: Path) -> None:
         """Writes the request for the child."""
@@ -58,11 +59,7 @@ class Request:
     def read(directory: Path) -> Request:
         """Reads what `write` wrote."""
         fields = json.loads((directory / REQUEST).read_text(encoding="utf-8"))
-        for name in ("inputs", "outputs"):
-            fields[name] = tuple(
-                Value(**{**value, "shape": tuple(value["shape"])}) for value in fields[name]
-            )
-        fields["runs"] = tuple(Run(**run) for run in fields["runs"])
+        fields["runs"] = tuple(_run(run) for run in fields["runs"])
         fields["rule"] = Rule(**fields["rule"])
         return Request(**fields)
 
@@ -130,6 +127,14 @@ def read_stage(directory: Path) -> Stage | None:
     """What the child was last busy with, or None where it never began."""
     fields = _read(directory / STAGE)
     return None if fields is None else Stage(**fields)
+
+
+def _run(fields: dict[str, Any]) -> Run:
+    for name in ("inputs", "outputs"):
+        fields[name] = tuple(
+            Value(**{**value, "shape": tuple(value["shape"])}) for value in fields[name]
+        )
+    return Run(**fields)
 
 
 def _comparison(fields: dict[str, Any]) -> OutputComparison:

@@ -6,7 +6,7 @@ modules are run below JAX.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from stablehlo_tools import bindings
@@ -25,6 +25,11 @@ from stablehlo_tools.verify.signatures import (
     module_signature,
 )
 
+_FORM_MEANINGS: Mapping[Form, str] = {
+    "partitioned": "a program that its shardings divide",
+    "per_device": "the program of each device",
+}
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -34,161 +39,198 @@ class Plan:
     programs: Mapping[Side, bytes]
 
 
-class Pair:
-    """Two artifacts, and what can be asked of both. Every ToolError names the file it is about."""
+def make_plan(artifacts: Mapping[Side, Artifact], backend: str) -> Plan:
+    """How to run two artifacts on `cpu` or `interpreter`.
 
-    def __init__(self, before: Artifact, after: Artifact) -> None:
-        self.artifacts: dict[Side, Artifact] = {"before": before, "after": after}
-
-    def plan(self, backend: str) -> Plan:
-        """How to run the two on `cpu` or `interpreter`. Raises ToolError where they cannot be."""
-        if backend == "interpreter":
-            return self._interpreted()
-        if all(artifact.exported is not None for artifact in self.artifacts.values()):
-            return self._called()
-        return self._bare()
-
-    def _called(self) -> Plan:
-        signature = self._agreed({s: _about(a, exported_signature, a) for s, a in self._items()})
-        counts = [a.exported.nr_devices for a in self.artifacts.values() if a.exported]
-        if counts[0] != counts[1]:
-            raise self._disagreement("number of devices", *map(str, counts))
-        forms: dict[Side, Form] = {"before": "exported", "after": "exported"}
-        run = Run("cpu", forms, signature.inputs, signature.outputs, 1, counts[0], 1)
-        return Plan(run, {s: _about(a, _flat_exported, a) for s, a in self._items()})
-
-    def _bare(self) -> Plan:
-        modules = {s: _about(a, self._runnable, a) for s, a in self._items()}
-        signature = self._module_signature(modules)
-        grid = self._grid(modules)
-        forms: dict[Side, Form] = {
-            s: "partitioned" if is_partitioned(m) else "per_device" for s, m in modules.items()
-        }
-        instances = {
-            s: grid.num_replicas if form == "partitioned" else grid.size
-            for s, form in forms.items()
-        }
-        if instances["before"] != instances["after"]:
-            meanings = ("what each device runs", "divided by its shardings")
-            raise self._disagreement(
-                "meaning of the inputs", *(meanings[forms[s] == "partitioned"] for s in SIDES)
-            )
-        run = Run(
-            "cpu",
-            forms,
-            signature.inputs,
-            signature.outputs,
-            grid.num_replicas,
-            grid.num_partitions,
-            instances["before"],
-        )
-        return Plan(run, {s: bindings.write_bytecode(m) for s, m in modules.items()})
-
-    def _interpreted(self) -> Plan:
-        modules = {s: _about(a, self._runnable, a) for s, a in self._items()}
-        signature = self._module_signature(modules)
-        whole = self._grid(modules)
-        grids = {s: _about(a, interpreter_grid, modules[s], whole) for s, a in self._items()}
-        if grids["before"] != grids["after"]:
-            raise self._disagreement("number of devices", *(str(grids[s].size) for s in SIDES))
-        grid = grids["before"]
-        forms: dict[Side, Form] = {"before": "interpreter", "after": "interpreter"}
-        run = Run(
-            "interpreter",
-            forms,
-            signature.inputs,
-            signature.outputs,
-            grid.num_replicas,
-            grid.num_partitions,
-            grid.size,
-        )
-        return Plan(run, {s: interpreter_module(m, signature, grid) for s, m in modules.items()})
-
-    def _module_signature(self, modules: Mapping[Side, ir.Module]) -> Signature:
-        return self._agreed({s: _about(a, module_signature, modules[s]) for s, a in self._items()})
-
-    def _agreed(self, signatures: Mapping[Side, Signature]) -> Signature:
-        """The signature of `before`, with the names that only `after` knows."""
-        before, after = signatures["before"], signatures["after"]
-        try:
-            check_agreement(before, after, self._names())
-        except ToolError as error:
-            raise _named(error, self.artifacts["after"]) from None
-        if not any(value.role != "nothing" for value in before.outputs):
-            raise _named(ToolError("no outputs: nothing to compare"), self.artifacts["before"])
-        return Signature(
-            before.inputs,
-            tuple(
-                replace(one, name=one.name or other.name)
-                for one, other in zip(before.outputs, after.outputs, strict=True)
-            ),
-        )
-
-    def _grid(self, modules: Mapping[Side, ir.Module]) -> ProcessGrid:
-        stated = {s: stated_grid(module) for s, module in modules.items()}
-        grids = {s: stated[s] or _about(a, inferred_grid, modules[s]) for s, a in self._items()}
-        before, after = grids["before"], grids["after"]
-        if stated["before"] is None and stated["after"] is None:
-            return ProcessGrid(
-                max(before.num_replicas, after.num_replicas),
-                max(before.num_partitions, after.num_partitions),
-            )
-        known = stated["before"] or stated["after"] or before
-        if any(_exceeds(grid, known) for grid in grids.values()) or (
-            None not in stated.values() and before != after
-        ):
-            raise self._disagreement(
-                "number of devices",
-                *(
-                    f"{g.num_replicas} × {g.num_partitions} (replicas × partitions)"
-                    for g in (before, after)
-                ),
-            )
-        return known
-
-    def _runnable(self, artifact: Artifact) -> ir.Module:
-        """A copy whose entry is `main`, with the platform's index made a constant.
-
-        XLA:CPU ends the process on a choice between platforms that is left open.
-        """
-        context = bindings.new_context()
-        module = bindings.parse_module(bindings.write_bytecode(artifact.module), context)
-        entry = entry_function(module)
-        with context, ir.Location.unknown():
-            if ir.StringAttr(entry.attributes["sym_name"]).value != "main":
-                ir.SymbolTable.replace_all_symbol_uses(
-                    ir.StringAttr(entry.attributes["sym_name"]).value, "main", module.operation
-                )
-                ir.SymbolTable.set_symbol_name(entry, "main")
-            for i, value in enumerate(module_signature(module).inputs):
-                if value.role == "platform":
-                    _fix_input(entry, i, self._platform())
-        return module
-
-    def _platform(self) -> int:
-        """The CPU's index among the platforms of an artifact that lists them, 0 without."""
-        for artifact in self.artifacts.values():
-            if artifact.exported is not None and "cpu" in artifact.exported.platforms:
-                return artifact.exported.platforms.index("cpu")
-        return 0
-
-    def _disagreement(self, what: str, before: str, after: str) -> ToolError:
-        names = self._names()
-        message = f"the two differ in the {what}: {before} in {names[0]}, {after} in {names[1]}"
-        return _named(ToolError(message), self.artifacts["after"])
-
-    def _names(self) -> tuple[str, str]:
-        return self.artifacts["before"].name, self.artifacts["after"].name
-
-    def _items(self) -> list[tuple[Side, Artifact]]:
-        return [(side, self.artifacts[side]) for side in SIDES]
+    Raises ToolError, with the name of the file that it is about, where they cannot be run or
+    compared: signatures or device counts that differ, sizes or tokens that cannot be given.
+    """
+    if backend == "cpu" and all(artifact.exported for artifact in artifacts.values()):
+        return _plan_calls(artifacts)
+    platform = _cpu_index(artifacts)
+    modules = _each(artifacts, lambda _, artifact: _runnable(artifact, platform))
+    signatures = _each(artifacts, lambda side, _: module_signature(modules[side]))
+    signature = _agreed(artifacts, signatures)
+    grid = _common_grid(artifacts, modules)
+    if backend == "interpreter":
+        return _plan_interpretation(artifacts, modules, signature, grid)
+    return _plan_modules(artifacts, modules, signature, grid)
 
 
-def _about[**P, T](
-    artifact: Artifact, function: Callable[P, T], *args: P.args, **kw: P.kwargs
-) -> T:
-    """Calls a function; a ToolError that it raises is about `artifact`."""
+def _plan_calls(artifacts: Mapping[Side, Artifact]) -> Plan:
+    signatures = _each(artifacts, lambda _, artifact: exported_signature(artifact))
+    signature = _agreed(artifacts, signatures)
+    counts = {s: a.exported.nr_devices if a.exported else 1 for s, a in artifacts.items()}
+    _check_equal(artifacts, "number of devices", counts)
+    forms: dict[Side, Form] = dict.fromkeys(SIDES, "exported")
+    run = Run("cpu", forms, signature.inputs, signature.outputs, 1, counts["before"], 1)
+    return Plan(run, _each(artifacts, lambda _, artifact: _flat_exported(artifact)))
+
+
+def _plan_modules(
+    artifacts: Mapping[Side, Artifact],
+    modules: Mapping[Side, ir.Module],
+    signature: Signature,
+    grid: ProcessGrid,
+) -> Plan:
+    forms: dict[Side, Form] = {
+        side: "partitioned" if is_partitioned(module) else "per_device"
+        for side, module in modules.items()
+    }
+    if grid.num_partitions > 1:
+        meanings = {side: _FORM_MEANINGS[form] for side, form in forms.items()}
+        _check_equal(artifacts, "meaning of the inputs", meanings)
+    instances = grid.num_replicas if forms["before"] == "partitioned" else grid.size
+    run = Run(
+        "cpu",
+        forms,
+        signature.inputs,
+        signature.outputs,
+        grid.num_replicas,
+        grid.num_partitions,
+        instances,
+    )
+    return Plan(run, {side: bindings.write_bytecode(m) for side, m in modules.items()})
+
+
+def _plan_interpretation(
+    artifacts: Mapping[Side, Artifact],
+    modules: Mapping[Side, ir.Module],
+    signature: Signature,
+    whole: ProcessGrid,
+) -> Plan:
+    grids = _each(artifacts, lambda side, _: interpreter_grid(modules[side], whole))
+    _check_equal(artifacts, "number of devices", {s: grid.size for s, grid in grids.items()})
+    grid = grids["before"]
+    forms: dict[Side, Form] = dict.fromkeys(SIDES, "interpreter")
+    run = Run(
+        "interpreter",
+        forms,
+        signature.inputs,
+        signature.outputs,
+        grid.num_replicas,
+        grid.num_partitions,
+        grid.size,
+    )
+    return Plan(run, {s: interpreter_module(m, signature, grid) for s, m in modules.items()})
+
+
+def _agreed(artifacts: Mapping[Side, Artifact], signatures: Mapping[Side, Signature]) -> Signature:
+    """The signature of `before`, with the names that only `after` knows."""
+    before, after = signatures["before"], signatures["after"]
+    names = (artifacts["before"].name, artifacts["after"].name)
     try:
-        return function(*args, **kw)
+        check_agreement(before, after, names)
     except ToolError as error:
-        raise _named(error, artifact) from None
+        raise _named(error, artifacts["after"]) from None
+    if all(value.role == "nothing" for value in before.outputs):
+        raise _named(ToolError("there are no outputs to compare"), artifacts["before"])
+    outputs = tuple(
+        replace(one, name=one.name or other.name)
+        for one, other in zip(before.outputs, after.outputs, strict=True)
+    )
+    return Signature(before.inputs, outputs)
+
+
+def _common_grid(
+    artifacts: Mapping[Side, Artifact], modules: Mapping[Side, ir.Module]
+) -> ProcessGrid:
+    """What the modules state; what their collectives speak of, where neither states anything."""
+    stated = _each(artifacts, lambda side, _: stated_grid(modules[side]))
+    spoken = _each(artifacts, lambda side, _: stated[side] or inferred_grid(modules[side]))
+    before, after = spoken["before"], spoken["after"]
+    larger = ProcessGrid(
+        max(before.num_replicas, after.num_replicas),
+        max(before.num_partitions, after.num_partitions),
+    )
+    known = {grid for grid in stated.values() if grid is not None}
+    if known and known != {larger}:
+        _check_equal(
+            artifacts,
+            "number of devices",
+            {s: f"{g.num_replicas} replicas of {g.num_partitions}" for s, g in spoken.items()},
+        )
+    return larger
+
+
+def _runnable(artifact: Artifact, platform: int) -> ir.Module:
+    """A copy whose entry is `main`, with the platform's index made a constant.
+
+    XLA:CPU ends the process on a choice between platforms that is left open.
+    """
+    context = bindings.new_context()
+    module = bindings.parse_module(bindings.write_bytecode(artifact.module), context)
+    entry = entry_function(module)
+    name = ir.StringAttr(entry.attributes["sym_name"]).value
+    with context, ir.Location.unknown():
+        if name != "main":
+            ir.SymbolTable.replace_all_symbol_uses(name, "main", module.operation)
+            ir.SymbolTable.set_symbol_name(entry, "main")
+        block = entry.regions[0].blocks[0]
+        for argument, value in zip(block.arguments, module_signature(module).inputs, strict=True):
+            if value.role != "platform":
+                continue
+            index = ir.Attribute.parse(f"dense<{platform}> : {argument.type}")
+            constant = ir.Operation.create(
+                "stablehlo.constant",
+                results=[argument.type],
+                attributes={"value": index},
+                ip=ir.InsertionPoint.at_block_begin(block),
+            )
+            argument.replace_all_uses_with(constant.results[0])
+    return module
+
+
+def _cpu_index(artifacts: Mapping[Side, Artifact]) -> int:
+    """The CPU's index among the platforms of an artifact that lists them, 0 without one."""
+    for artifact in artifacts.values():
+        if artifact.exported is not None and "cpu" in artifact.exported.platforms:
+            return artifact.exported.platforms.index("cpu")
+    return 0
+
+
+def _flat_exported(artifact: Artifact) -> bytes:
+    """The jax.export file with flat inputs and outputs, and fit for the CPU whatever its platform.
+
+    Without its pytrees the child process needs no types of the user's.
+    """
+    import jax
+
+    exported = artifact.to_exported()
+    inputs = tuple(range(len(exported.in_avals)))
+    checks = exported.disabled_safety_checks
+    platform = jax.export.DisabledSafetyCheck.platform()
+    return bytes(
+        replace(
+            exported,
+            in_tree=jax.tree_util.tree_structure((inputs, {})),
+            out_tree=jax.tree_util.tree_structure(list(range(len(exported.out_avals)))),
+            disabled_safety_checks=(*checks, *([] if platform in checks else [platform])),
+        ).serialize()
+    )
+
+
+def _check_equal[T](artifacts: Mapping[Side, Artifact], what: str, found: Mapping[Side, T]) -> None:
+    if found["before"] == found["after"]:
+        return
+    places = [f"{found[side]} in {artifacts[side].name}" for side in SIDES]
+    error = ToolError(f"the two differ in the {what}: {places[0]}, {places[1]}")
+    raise _named(error, artifacts["after"])
+
+
+def _each[T](
+    artifacts: Mapping[Side, Artifact], function: Callable[[Side, Artifact], T]
+) -> dict[Side, T]:
+    """Calls a function for both sides; a ToolError that it raises is about that side's file."""
+    found: dict[Side, T] = {}
+    for side, artifact in artifacts.items():
+        try:
+            found[side] = function(side, artifact)
+        except ToolError as error:
+            raise _named(error, artifact) from None
+    return found
+
+
+def _named(error: ToolError, artifact: Artifact) -> ToolError:
+    error.input_name = error.input_name or artifact.name
+    return error

@@ -35,12 +35,14 @@ class Value:
     role: Role = "data"
     key: str = ""
 
-    def describe(self) -> str:
-        """`f32[4,8]`, `key<threefry2x32>[3]`."""
-        if self.role == "key":
-            implementation, _, words = self.key.partition("/")
-            return f"key<{implementation}>{list(self.shape[: len(self.shape) - int(words)])}"
-        return f"{self.element}[{','.join(map(str, self.shape))}]"
+    @property
+    def dtype(self) -> str:
+        """`f32`; `key<threefry2x32>` for keys, whose shape here ends in that of their words."""
+        return f"key<{self.key}>" if self.role == "key" else self.element
+
+    def __str__(self) -> str:
+        """`f32[4,8]`."""
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,7 @@ def check_agreement(before: Signature, after: Signature, names: tuple[str, str])
                 name = one.name or other.name
                 raise ToolError(
                     f"the signatures differ: {what} {i}{f' ({name})' if name else ''} is "
-                    f"{one.describe()} in {names[0]}, {other.describe()} in {names[1]}"
+                    f"{one} in {names[0]}, {other} in {names[1]}"
                 )
 
 
@@ -165,8 +167,7 @@ def _exported_value(aval: Any, name: str, what: str, entry: ir.Operation) -> Val
     shape = tuple(int(size) for size in aval.shape)
     if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key):
         implementation, words = bindings.key_implementation(aval.dtype)
-        key = f"{implementation}/{len(words)}"
-        return Value("ui32", (*shape, *words), name, "key", key)
+        return Value("ui32", (*shape, *words), name, "key", implementation)
     if aval.dtype == jax.dtypes.float0:
         return Value("float0", shape, name, "nothing")
     element = from_dtype(np.dtype(aval.dtype))

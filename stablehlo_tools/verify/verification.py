@@ -1,47 +1,154 @@
 """Whether two artifacts compute the same values, found out by running both on random inputs.
 
-The programs run in one child process, on as many virtual CPU devices as they need.
+The programs run in one child process, on as many virtual CPU devices as they need. Agreement on
+random inputs is strong evidence, and no more: see `Verification.vacuous`.
 """
 
 from __future__ import annotations
 
-import os
-import platform
-import re
-import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import stablehlo_tools
-from stablehlo_tools import bindings
-from stablehlo_tools.analysis.replica_groups import ProcessGrid
 from stablehlo_tools.artifact import Artifact
-from stablehlo_tools.bindings import ir
-from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.verify.comparison import Difference, Rule
-from stablehlo_tools.verify.device_grid import inferred_grid, is_partitioned, stated_grid
-from stablehlo_tools.verify.interpreter_program import interpreter_grid, interpreter_module
-from stablehlo_tools.verify.job import (
-    SIDES,
-    Answer,
-    Form,
-    Request,
-    Run,
-    Side,
-    Stage,
-    read_answer,
-    read_stage,
-)
-from stablehlo_tools.verify.signatures import (
-    Signature,
-    check_agreement,
-    entry_function,
-    exported_signature,
-    module_signature,
-)
+from stablehlo_tools.verify.child_process import run_child
+from stablehlo_tools.verify.comparison import BITWISE, Difference, OutputComparison, Rule
+from stablehlo_tools.verify.job import Request, Run, RunAnswer, Side
+from stablehlo_tools.verify.plan import make_plan
+from stablehlo_tools.verify.signatures import Value
+
+Backend = Literal["cpu", "interpreter", "both"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to verify: `timeout` is for everything, in seconds; `rule` says when elements agree.
+
+    `fixed` gives inputs, by number, one value in every element instead of random ones.
+    """
+
+    seed: int = 0
+    trials: int = 3
+    specials: bool = False
+    rule: Rule = BITWISE
+    backend: Backend = "cpu"
+    timeout: float = 600.0
+    fixed: Mapping[int, float] = field(default_factory=dict[int, float])
+
+
+@dataclass(frozen=True)
+class Output:
+    """One output and how it compares; `shape` is that of one replica's or device's value."""
+
+    index: int
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    elements: int
+    differing: int
+    max_abs_difference: float | int | None
+    first: Difference | None
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The answer. `trials` counts those that were run; the last one differs where not `same`.
+
+    `vacuous` are outputs that were NaN everywhere in every trial, so that nothing was shown.
+    `before_repeats` is False where `before` did not even agree with itself.
+    """
+
+    same: bool
+    rule: Rule
+    backend: Backend
+    trials: int
+    devices: int
+    seconds: float
+    outputs: tuple[Output, ...]
+    vacuous: tuple[int, ...] = ()
+    before_repeats: bool = True
+
+    @property
+    def elements(self) -> int:
+        """Elements of all outputs, each counted once however many devices hold it."""
+        return sum(output.elements for output in self.outputs)
+
+    def to_json(self) -> dict[str, Any]:
+        """The answer as plain data."""
+        return {
+            "same": self.same,
+            "trials": self.trials,
+            "devices": self.devices,
+            "backend": self.backend,
+            "rule": str(self.rule),
+            "outputs": [asdict(output) for output in self.outputs],
+            "vacuous": list(self.vacuous),
+            "before_repeats": self.before_repeats,
+            "seconds": round(self.seconds, 3),
+        }
+
+
+def verify_artifacts(
+    before: Artifact, after: Artifact, options: Options | None = None
+) -> Verification:
+    """Runs both artifacts on the same random inputs and compares every output on every device.
+
+    Raises ToolError for artifacts that cannot be run or compared, and for a run that hangs.
+    """
+    options = options or Options()
+    started = time.monotonic()
+    artifacts: Mapping[Side, Artifact] = {"before": before, "after": after}
+    backends = ("cpu", "interpreter") if options.backend == "both" else (options.backend,)
+    plans = [make_plan(artifacts, backend) for backend in backends]
+    request = Request(
+        tuple(plan.run for plan in plans),
+        options.rule,
+        options.trials,
+        options.seed,
+        options.specials,
+        {str(index): value for index, value in options.fixed.items()},
+    )
+    with tempfile.TemporaryDirectory(prefix="stablehlo-tools-") as path:
+        directory = Path(path)
+        for plan in plans:
+            for side, program in plan.programs.items():
+                (directory / plan.run.program(side)).write_bytes(program)
+        answer = run_child(directory, request, artifacts, options.timeout)
+    shown = len(answer.runs) - 1 if not answer.runs[-1].same else 0
+    return _verification(
+        options, request.runs[shown], answer.runs[shown], time.monotonic() - started
+    )
+
+
+def _verification(options: Options, run: Run, answer: RunAnswer, seconds: float) -> Verification:
+    outputs = tuple(
+        _output(i, value, comparison)
+        for i, (value, comparison) in enumerate(zip(run.outputs, answer.outputs, strict=True))
+    )
+    return Verification(
+        same=answer.same,
+        rule=options.rule,
+        backend=options.backend,
+        trials=answer.trials,
+        devices=run.replicas * run.partitions,
+        seconds=seconds,
+        outputs=outputs,
+        vacuous=tuple(i for i, found in enumerate(answer.outputs) if found.all_nan),
+        before_repeats=answer.before_repeats,
+    )
+
+
+def _output(index: int, value: Value, found: OutputComparison) -> Output:
+    return Output(
+        index,
+        value.name,
+        value.dtype,
+        value.shape,
+        found.elements,
+        found.differing,
+        found.max_abs_difference,
+        found.first,
+    )

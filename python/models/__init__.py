@@ -1,0 +1,1 @@
+"""Small JAX programs that the tests, the demo and the benchmarks export."""

@@ -1,0 +1,105 @@
+"""Programs as large as one likes: a step of many unrolled layers, and many collectives side by side."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from models.devices import DEVICES, mesh  # first: sets up the devices
+
+import jax  # isort: skip
+import jax.numpy as jnp
+from jax import export, lax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+UNROLLED_OPS_PER_LAYER = 67
+FSDP, MODEL = "fsdp", "model"
+WIDTH, INNER, BATCH = 1024, 4096, 4096
+
+
+def unrolled_step(layers: int) -> export.Exported:
+    """Loss and gradients of `layers` unrolled blocks, FSDP × tensor parallel on 4 × 2 devices.
+
+    A block is RMSNorm and an MLP with a residual, of a real model's width. It comes to 67 ops with
+    its backward pass and the bodies of its reductions, six of them collectives, so that 400 layers
+    give about 27,000. Meant to be compiled: to run it takes 4 GB for every 100 layers.
+    """
+    on = mesh(fsdp=4, model=2)
+    column, row = P(FSDP, MODEL), P(MODEL, FSDP)
+    layer_specs = {"up": column, "down": row}
+    layer_shapes = {"up": (WIDTH, INNER), "down": (INNER, WIDTH)}
+
+    def gathered(weight: jax.Array, axis: int) -> jax.Array:
+        return lax.all_gather(weight, FSDP, axis=axis, tiled=True)
+
+    def block(x: jax.Array, weights: dict[str, jax.Array]) -> jax.Array:
+        normed = x * lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + 1e-6)
+        inner = normed @ gathered(weights["up"], 0)
+        return x + lax.psum(jnp.tanh(inner) @ gathered(weights["down"], 1), MODEL)
+
+    def loss(parameters: list[dict[str, jax.Array]], x: jax.Array) -> jax.Array:
+        for weights in parameters:
+            x = block(x, weights)
+        return lax.pmean(jnp.square(x).mean(), FSDP)
+
+    specs = [layer_specs] * layers
+    mapped = jax.shard_map(loss, mesh=on, in_specs=(specs, P(FSDP)), out_specs=P())
+    shardings: Any = jax.tree.map(
+        lambda spec: NamedSharding(on, spec),
+        (specs, P(FSDP)),
+        is_leaf=lambda node: isinstance(node, P),
+    )
+    step = jax.jit(
+        jax.value_and_grad(mapped),
+        in_shardings=shardings,
+        out_shardings=(NamedSharding(on, P()), shardings[0]),
+    )
+    parameters = [
+        {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in layer_shapes.items()}
+        for _ in range(layers)
+    ]
+    batch = jax.ShapeDtypeStruct((BATCH, WIDTH), jnp.float32)
+    return export.export(step, platforms=("cpu",))(parameters, batch)
+
+
+def wide_program(collectives: int) -> str:
+    """MLIR text of `collectives` ops with no data between them, on 8 partitions.
+
+    They take turns: all_gather, all_reduce, collective_permute, reduce_scatter. Each works on a row
+    of its own, and the results are added up, four ops a collective in all.
+    """
+    row, wide, narrow = "tensor<1x8xf32>", "tensor<1x64xf32>", "tensor<1x1xf32>"
+    groups = f"replica_groups = dense<[{list(range(DEVICES))}]> : tensor<1x{DEVICES}xi64>"
+    channel = "channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>"
+    pairs = f"dense<{[[i, (i + 1) % DEVICES] for i in range(DEVICES)]}> : tensor<{DEVICES}x2xi64>"
+    grouped = f"{groups}, {channel}, use_global_device_ids"
+    body = """({
+      ^bb0(%x: tensor<f32>, %y: tensor<f32>):
+        %z = stablehlo.add %x, %y : tensor<f32>
+        stablehlo.return %z : tensor<f32>
+    })"""
+    kinds = (
+        f'"stablehlo.all_gather"(%r{{0}}) <{{{{all_gather_dim = 1 : i64, {grouped}}}}}>'
+        f" : ({row}) -> {wide}\n    %s{{0}} = stablehlo.slice %c{{0}} [0:1, 0:8] : ({wide}) -> {row}",
+        f'"stablehlo.all_reduce"(%r{{0}}) <{{{{{grouped}}}}}> {{body}} : ({row}) -> {row}\n'
+        f"    %s{{0}} = stablehlo.negate %c{{0}} : {row}",
+        f'"stablehlo.collective_permute"(%r{{0}}) <{{{{source_target_pairs = {pairs}, {channel}}}}}>'
+        f" : ({row}) -> {row}\n    %s{{0}} = stablehlo.negate %c{{0}} : {row}",
+        f'"stablehlo.reduce_scatter"(%r{{0}}) <{{{{scatter_dimension = 1 : i64, {grouped}}}}}>'
+        f" {{body}} : ({row}) -> {narrow}\n"
+        f"    %s{{0}} = stablehlo.broadcast_in_dim %c{{0}}, dims = [0, 1] : ({narrow}) -> {row}",
+    )
+    lines = [
+        f"module @wide attributes {{mhlo.num_partitions = {DEVICES} : i32, "
+        "mhlo.num_replicas = 1 : i32} {",
+        f"  func.func public @main(%rows: tensor<{collectives}x8xf32>) -> {row} {{",
+        f"    %t0 = stablehlo.constant dense<0.0> : {row}",
+    ]
+    for i in range(collectives):
+        lines += [
+            f"    %r{i} = stablehlo.slice %rows [{i}:{i + 1}, 0:8] : "
+            f"(tensor<{collectives}x8xf32>) -> {row}",
+            f"    %c{i} = {kinds[i % len(kinds)].format(i, body=body)}",
+            f"    %t{i + 1} = stablehlo.add %t{i}, %s{i} : {row}",
+        ]
+    return "\n".join([*lines, f"    return %t{collectives} : {row}", "  }", "}", ""])

@@ -1,0 +1,55 @@
+"""Compile an artifact for XLA:CPU, XLA:GPU (H100) or XLA:TPU (v5e); no accelerator is needed.
+
+Every collective of the program is followed into the schedule that the compiler made: the table
+lists them in the order in which a device issues them, and the verdict says whether that is the
+program's order, and which of them XLA deleted, merged, copied or moved. The program is compiled
+for as many devices as it runs on. INPUT is MLIR text, MLIR bytecode, a portable artifact or a
+jax.export file; `-` is standard input. Exit code 0 when the program compiled, whatever the order;
+2 when it did not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+
+SUMMARY = "compile for cpu, gpu or tpu and read back the order of the collectives"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `compile`."""
+    parser.add_argument("input", metavar="INPUT", help="the artifact, or - for standard input")
+    parser.add_argument(
+        "--target", required=True, choices=("cpu", "gpu", "tpu"), help="the compiler to use"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--timeout",
+        metavar="SECONDS",
+        type=_seconds,
+        default=600.0,
+        help="stop the compiler after so many seconds (default: 600)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Compiles and prints; always 0. Raises ToolError."""
+    from stablehlo_tools import artifact
+    from stablehlo_tools.targets import report
+    from stablehlo_tools.targets.compilation import compile_artifact
+
+    loaded = artifact.load(arguments.input)
+    compilation = compile_artifact(loaded, arguments.target, arguments.timeout)
+    if arguments.json:
+        print(json.dumps(report.to_json(compilation, loaded.name), indent=2))
+    else:
+        print(report.to_text(compilation, loaded.name))
+    return 0
+
+
+def _seconds(text: str) -> float:
+    value = float(text)  # argparse turns the ValueError into its own message
+    if not (math.isfinite(value) and value > 0):
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number of seconds")
+    return value

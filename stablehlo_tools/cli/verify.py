@@ -1,0 +1,164 @@
+"""Prove on random inputs that two artifacts compute the same values.
+
+Both run on the same inputs, on as many virtual CPU devices as they need, and every output is
+compared bit for bit on every device (the payload of a NaN and the sign of a zero count), or within
+--rtol and --atol. Exit code 0: the same; 1: they differ, and where first; 2: they cannot be run or
+compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from stablehlo_tools.verify import Verification
+    from stablehlo_tools.verify.verification import Output
+
+SUMMARY = "prove on random inputs that two artifacts compute the same values"
+SHOWN_OUTPUTS = 20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the command's arguments."""
+    parser.add_argument("before", metavar="BEFORE", help="an artifact in any form, - for stdin")
+    parser.add_argument("after", metavar="AFTER", help="the artifact to compare it with")
+    parser.add_argument("--json", action="store_true", help="answer with one JSON object")
+    parser.add_argument("--seed", type=_count, default=0, help="of the random inputs (0)")
+    parser.add_argument("--trials", type=_positive, default=3, help="sets of inputs to try (3)")
+    parser.add_argument(
+        "--specials",
+        action="store_true",
+        help="mix NaNs, infinities, -0.0, denormals and integer extremes into the inputs",
+    )
+    parser.add_argument(
+        "--set",
+        metavar="INDEX=VALUE",
+        type=_assignment,
+        action="append",
+        default=[],
+        help="give input INDEX this value in every element, instead of random ones",
+    )
+    parser.add_argument("--rtol", type=_size, help="accept |difference| <= ATOL + RTOL * |before|")
+    parser.add_argument("--atol", type=_size, help="see --rtol; either one makes NaN equal NaN")
+    parser.add_argument(
+        "--any-nan", action="store_true", help="bitwise, but any NaN equals any other NaN"
+    )
+    parser.add_argument(
+        "--backend",
+        choices=("cpu", "interpreter", "both"),
+        default="cpu",
+        help="XLA:CPU, the StableHLO reference interpreter (static shapes, few devices), or both",
+    )
+    parser.add_argument(
+        "--timeout", type=_duration, default=600.0, help="seconds for everything (600)"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints the answer; 0 when the values are the same, 1 when they differ."""
+    from stablehlo_tools import artifact
+    from stablehlo_tools.diagnostics import ToolError
+    from stablehlo_tools.verify import Options, Rule, verify_artifacts
+
+    if arguments.before == arguments.after == artifact.STDIN:
+        raise ToolError("only one of BEFORE and AFTER can be standard input")
+    options = Options(
+        seed=arguments.seed,
+        trials=arguments.trials,
+        specials=arguments.specials,
+        rule=Rule(arguments.rtol, arguments.atol, arguments.any_nan),
+        backend=arguments.backend,
+        timeout=arguments.timeout,
+        fixed=dict(arguments.set),
+    )
+    before, after = (artifact.load(path) for path in (arguments.before, arguments.after))
+    found = verify_artifacts(before, after, options)
+    if arguments.json:
+        print(json.dumps(found.to_json()))
+    else:
+        print(render(found))
+    for index in found.vacuous:
+        print(
+            f"warning: {_title(found.outputs[index])} is NaN everywhere in every trial: nothing "
+            "was shown about it",
+            file=sys.stderr,
+        )
+    return 0 if found.same else 1
+
+
+def render(found: Verification) -> str:
+    """The answer in words: one line when the same, two for each output that differs."""
+    if found.same:
+        return (
+            f"same: {_number(len(found.outputs), 'output')}, "
+            f"{_number(found.elements, 'element')}, {found.rule}, "
+            f"{_number(found.trials, 'trial')}, {_number(found.devices, 'device')}"
+        )
+    differing = [output for output in found.outputs if output.differing]
+    lines = [line for output in differing[:SHOWN_OUTPUTS] for line in _difference(output)]
+    if len(differing) > SHOWN_OUTPUTS:
+        lines.append(f"and {_number(len(differing) - SHOWN_OUTPUTS, 'output')} more")
+    lines.append(f"{found.rule}, in trial {found.trials - 1}")
+    if not found.before_repeats:
+        lines.append("BEFORE differs from itself when run again: it is not deterministic")
+    return "\n".join(lines)
+
+
+def _difference(output: Output) -> list[str]:
+    first = output.first
+    assert first is not None
+    shape = ",".join(map(str, output.shape))
+    largest = output.max_abs_difference
+    place = f"[{', '.join(map(str, first.index))}]" if first.index else "its only element"
+    device = "" if first.device is None else f" on device {first.device}"
+    return [
+        f"differs: {_title(output)}, {output.dtype}[{shape}]: {output.differing} of "
+        f"{_number(output.elements, 'element')}"
+        + ("" if largest is None else f", largest absolute difference {largest:g}"),
+        f"  first at {place}{device}: {first.before} before, {first.after} after",
+    ]
+
+
+def _title(output: Output) -> str:
+    return f"output {output.index}" + (f" ({output.name})" if output.name else "")
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"{text} is negative")
+    return number
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not positive")
+    return number
+
+
+def _assignment(text: str) -> tuple[int, float]:
+    index, _, value = text.partition("=")
+    return _count(index), float(value)
+
+
+def _size(text: str) -> float:
+    number = float(text)
+    if not number >= 0 or math.isinf(number):
+        raise argparse.ArgumentTypeError(f"{text} is no tolerance")
+    return number
+
+
+def _duration(text: str) -> float:
+    number = float(text)
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is no number of seconds")
+    return number

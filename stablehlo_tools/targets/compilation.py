@@ -1,0 +1,206 @@
+"""Compiles an artifact for XLA:CPU, XLA:GPU or XLA:TPU where none of them is at hand.
+
+The compiler runs in a process of its own (`compiler_process`); whatever becomes of that process,
+the caller gets a `Compilation` or one ToolError.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stablehlo_tools.artifact import Artifact
+from stablehlo_tools.diagnostics import Diagnostic, ToolError, first_line, note
+from stablehlo_tools.targets import compiler_process
+from stablehlo_tools.targets.combined import read_combined
+from stablehlo_tools.targets.order import OrderReport, compare_order
+from stablehlo_tools.targets.preparation import PreparedModule, prepare
+from stablehlo_tools.targets.scheduled_hlo import Schedule, parse_schedule
+from stablehlo_tools.targets.tagging import TaggedOp
+from stablehlo_tools.targets.topologies import (
+    Target,
+    Topology,
+    compiler_version,
+    environment,
+    missing_package,
+    topology,
+)
+
+DEFAULT_TIMEOUT = 600.0  # seconds
+_TUPLED_ARGUMENTS = 2000  # beyond so many, jax passes main's arguments to a TPU as one tuple
+_LONGEST_MESSAGE = 500  # characters
+
+# Lines of a dying process that are not its reason: stack frames, addresses, crash reporting.
+_NOISE = re.compile(
+    r"^\s*(@ |\*\*\*|https?://|File \"|Thread 0x|Current thread|Extension modules|Traceback|"
+    r"Fatal Python error|WARNING|[IW]\d{4} )|RAW: |^\s*$"
+)
+_LOG_PREFIX = re.compile(r"^[EF]\d{4} [\d:.]+\s+\d+ ([\w./+-]+:\d+)\] ")
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on each device; `peak_bytes` is None where the compiler does not tell."""
+
+    argument_bytes: int
+    output_bytes: int
+    temp_bytes: int
+    alias_bytes: int  # of outputs that live in the memory of donated arguments
+    code_bytes: int
+    peak_bytes: int | None
+
+    @property
+    def total_bytes(self) -> int:
+        """Arguments, outputs and temporaries, what is shared counted once."""
+        return self.argument_bytes + self.output_bytes + self.temp_bytes - self.alias_bytes
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """What a compiler made of an artifact."""
+
+    topology: Topology
+    compiler: str
+    tagged: tuple[TaggedOp, ...]
+    program_ids: tuple[int, ...]  # in the program's order
+    schedule: Schedule
+    order: OrderReport
+    memory: Memory
+    seconds: float  # of compiling
+    text: str  # the scheduled HLO
+
+
+def compile_artifact(
+    artifact: Artifact, target: Target | str, timeout: float = DEFAULT_TIMEOUT
+) -> Compilation:
+    """Compiles an artifact for as many devices as it runs on and reads its schedule back.
+
+    `timeout` is in seconds. Raises ToolError for an artifact that cannot be compiled, a compiler
+    that is not installed, refuses the program, dies or takes longer.
+    """
+    target = Target(target)
+    try:
+        return _compile(artifact, target, timeout)
+    except ToolError as error:
+        error.input_name = error.input_name or artifact.name
+        raise
+
+
+def _compile(artifact: Artifact, target: Target, timeout: float) -> Compilation:
+    missing = missing_package(target)
+    if missing is not None:
+        raise ToolError(
+            f"{target.title} is not installed here: package {missing} is missing; "
+            "pip install 'stablehlo-tools[aot]'"
+        )
+    prepared = prepare(artifact, target)
+    machine = topology(target, prepared.grid.size)
+    with tempfile.TemporaryDirectory(prefix="stablehlo-tools-") as name:
+        directory = Path(name)
+        answer = _run_compiler(directory, prepared, machine, timeout)
+        text = (directory / compiler_process.SCHEDULE).read_text()
+        combined = read_combined(directory / "dump")
+    try:
+        schedule = parse_schedule(text, combined)
+        order = compare_order(prepared.program, schedule)
+    except ValueError as error:
+        raise ToolError(f"{target.title} compiled the program, but {error}") from None
+    memory = dict(answer["memory"])
+    return Compilation(
+        topology=machine,
+        compiler=compiler_version(target),
+        tagged=prepared.tagged,
+        program_ids=prepared.program_ids(),
+        schedule=schedule,
+        order=order,
+        memory=Memory(**{**memory, "peak_bytes": memory["peak_bytes"] or None}),
+        seconds=answer["seconds"],
+        text=text,
+    )
+
+
+def _run_compiler(
+    directory: Path, prepared: PreparedModule, machine: Topology, timeout: float
+) -> dict[str, Any]:
+    """The answer of the compiler's process. Raises ToolError for any that is none."""
+    target = machine.target
+    request = {
+        "target": target.value,
+        "topology": machine.name,
+        "replicas": prepared.grid.num_replicas,
+        "partitions": prepared.grid.num_partitions,
+        "tuple_arguments": target is Target.TPU and prepared.arguments > _TUPLED_ARGUMENTS,
+    }
+    (directory / compiler_process.REQUEST).write_text(json.dumps(request))
+    (directory / compiler_process.MODULE).write_bytes(prepared.bytecode)
+    code, said = _run(directory, machine, timeout)
+    if code is None:
+        raise ToolError(
+            f"{target.title} took more than {timeout:g} s and was stopped; --timeout gives it more"
+        )
+    answer_file = directory / compiler_process.ANSWER
+    if code != 0 or not answer_file.exists():
+        raise ToolError(f"the compiler {target.title} {_end(code)}", notes=_reason(said))
+    answer = json.loads(answer_file.read_text())
+    if "error" in answer:
+        raise ToolError(f"{target.title} refused the program: {_shortened(answer['error'])}")
+    return answer
+
+
+def _run(directory: Path, machine: Topology, timeout: float) -> tuple[int | None, str]:
+    """Exit code (None: out of time) and standard error of the process that compiles."""
+    variables = environment(machine, os.environ, directory / "dump")
+    package_root = str(Path(__file__).parents[2])
+    paths = [package_root, variables.get("PYTHONPATH", "")]
+    variables["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+    said = directory / "stderr"
+    with said.open("wb") as stderr:
+        process = subprocess.Popen(
+            [sys.executable, "-m", compiler_process.__name__, str(directory)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=stderr,
+            env=variables,
+            start_new_session=True,
+        )
+        try:
+            code: int | None = process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+    return code, said.read_text(errors="replace")
+
+
+def _end(code: int) -> str:
+    """How a process ended, in words."""
+    if code >= 0:
+        return f"ended with exit code {code} and no answer"
+    name = signal.Signals(-code).name
+    hint = ", which is what happens when the machine runs out of memory" if -code == 9 else ""
+    return f"was ended by {name} while compiling{hint}"
+
+
+def _reason(said: str) -> tuple[Diagnostic, ...]:
+    """The last line of standard error that says something, as a note; a fatal one where there is."""
+    lines = [line for line in said.splitlines() if not _NOISE.search(line)]
+    fatal = [line for line in lines if line.startswith("F") and _LOG_PREFIX.match(line)]
+    if not lines:
+        return ()
+    said_last = (fatal or lines)[-1]
+    return (note(f"it said: {_shortened(_LOG_PREFIX.sub(r'\1: ', said_last))}"),)
+
+
+def _shortened(message: str) -> str:
+    line = first_line(message)
+    return line if len(line) <= _LONGEST_MESSAGE else line[: _LONGEST_MESSAGE - 1] + "…"

@@ -1,0 +1,126 @@
+"""Fixes the platform of an artifact that was exported for several.
+
+Such a `main` takes the platform's index first, and picks lowerings by it:
+
+    func @main(%i: tensor<i32> {jax.global_constant = "_platform_index"}, %x) {
+      %y = "stablehlo.case"(%i) ({ … all_gather … }, { … all_gather … })
+    ==>
+    func @main(%x) { %y = … all_gather … }
+
+Only what jax.export writes is resolved: indices passed on to functions and manual computations,
+cases over them, and cases over the constants that such cases return. XLA folds what is left.
+"""
+
+from __future__ import annotations
+
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.ir.carriers import terminator
+
+_GLOBAL_CONSTANT = "jax.global_constant"
+_PLATFORM_INDEX = "_platform_index"
+_CASE = "stablehlo.case"
+_CONSTANT = "stablehlo.constant"
+_MANUAL = "sdy.manual_computation"
+
+
+def fix_platform(module: ir.Module, main: ir.Operation, index: int) -> None:
+    """Specialises the module to one platform index and drops `main`'s argument for it, in place."""
+    for op in module.body.operations:
+        if op.operation.name == "func.func":
+            _resolve_function(op.operation, index)
+    if _platform_arguments(main)[:1] == [0]:
+        _drop_first_argument(main)
+
+
+def _resolve_function(function: ir.Operation, index: int) -> None:
+    arguments = _platform_arguments(function)
+    if not arguments or not function.regions[0].blocks:
+        return
+    block = function.regions[0].blocks[0]
+    for position in arguments:
+        _replace_by_constant(block, block.arguments[position], index)
+    _resolve_ops([op.operation for op in block.operations], index)
+
+
+def _resolve_ops(ops: list[ir.Operation], index: int) -> None:
+    for op in ops:
+        if op.name == _CASE:
+            chosen = _constant_value(op.operands[0])
+            if chosen is not None:
+                _resolve_ops(_splice(op, chosen), index)
+                continue
+        if op.name == _MANUAL:
+            block = op.regions[0].blocks[0]
+            for position, operand in enumerate(op.operands):
+                value = _constant_value(operand)
+                if value is not None:
+                    _replace_by_constant(block, block.arguments[position], value)
+        for region in op.regions:
+            for block in region.blocks:
+                _resolve_ops([inner.operation for inner in block.operations], index)
+
+
+def _splice(case: ir.Operation, chosen: int) -> list[ir.Operation]:
+    """Replaces a case by one of its branches (the last, for an index that is out of range)."""
+    count = len(case.regions)
+    block = case.regions[chosen if 0 <= chosen < count else count - 1].blocks[0]
+    end = terminator(block)
+    returned = list(end.operands)
+    moved = [op.operation for op in block.operations][:-1]
+    for op in moved:
+        op.move_before(case)
+    for result, value in zip(case.results, returned, strict=True):
+        result.replace_all_uses_with(value)
+    case.erase()
+    return moved
+
+
+def _constant_value(value: ir.Value) -> int | None:
+    """The value of a scalar integer constant."""
+    owner = value.owner
+    if isinstance(owner, ir.Block) or owner.operation.name != _CONSTANT:
+        return None
+    attribute = owner.operation.attributes["value"]
+    if not isinstance(attribute, ir.DenseIntElementsAttr) or len(attribute) != 1:
+        return None
+    return int(attribute[0])
+
+
+def _replace_by_constant(block: ir.Block, argument: ir.Value, value: int) -> None:
+    kind = ir.RankedTensorType(argument.type)
+    constant = ir.Operation.create(
+        _CONSTANT,
+        results=[kind],
+        attributes={
+            "value": ir.DenseElementsAttr.get_splat(
+                kind, ir.IntegerAttr.get(kind.element_type, value)
+            )
+        },
+        loc=block.owner.location,
+        ip=ir.InsertionPoint.at_block_begin(block),
+    )
+    argument.replace_all_uses_with(constant.results[0])
+
+
+def _platform_arguments(function: ir.Operation) -> list[int]:
+    """The positions of the arguments that carry the platform index."""
+    attributes = function.attributes.get("arg_attrs")
+    if attributes is None:
+        return []
+    found: list[int] = []
+    for position, entry in enumerate(map(ir.DictAttr, ir.ArrayAttr(attributes))):
+        if _GLOBAL_CONSTANT in entry:
+            name = ir.StringAttr(entry[_GLOBAL_CONSTANT]).value
+            found += [position] if name == _PLATFORM_INDEX else []
+    return found
+
+
+def _drop_first_argument(function: ir.Operation) -> None:
+    block = function.regions[0].blocks[0]
+    block.erase_argument(0)
+    attributes = list(ir.ArrayAttr(function.attributes["arg_attrs"]))[1:]
+    function.attributes["arg_attrs"] = ir.ArrayAttr.get(attributes, function.context)
+    kind = ir.FunctionType(ir.TypeAttr(function.attributes["function_type"]).value)
+    with function.context:
+        dropped = ir.FunctionType.get(list(kind.inputs)[1:], list(kind.results))
+        function.attributes["function_type"] = ir.TypeAttr.get(dropped)

@@ -1,0 +1,98 @@
+"""Makes of an artifact the one module that is given to a compiler, every collective tagged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stablehlo_tools import bindings
+from stablehlo_tools.analysis.collectives import ModuleFacts, find_collectives
+from stablehlo_tools.analysis.replica_groups import ProcessGrid
+from stablehlo_tools.artifact import Artifact
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.targets.order import Item, program_ids
+from stablehlo_tools.targets.per_device import is_per_device, main_function, make_manual
+from stablehlo_tools.targets.platform_index import fix_platform
+from stablehlo_tools.targets.tagging import TaggedOp, tag_collectives
+from stablehlo_tools.targets.topologies import Target
+
+
+@dataclass(frozen=True)
+class PreparedModule:
+    """A module ready to compile, as bytecode, and what it is compared with afterwards."""
+
+    bytecode: bytes
+    grid: ProcessGrid
+    arguments: int  # of main
+    tagged: tuple[TaggedOp, ...]
+    program: tuple[Item, ...]
+
+    def program_ids(self) -> tuple[int, ...]:
+        """The ids that `main` issues, each once, in the program's order."""
+        return tuple(program_ids(self.program))
+
+
+def prepare(artifact: Artifact, target: Target) -> PreparedModule:
+    """A tagged copy of the artifact's module, specialised to the target's platform.
+
+    Raises a located ToolError for a module without `main`, with symbolic shapes, with groups that
+    name devices it does not have, or exported for several platforms that lack the target's.
+    """
+    module = _copy(artifact.module)
+    main = main_function(module)
+    if main is None or not main.regions[0].blocks:
+        raise ToolError("the module has no function @main to compile")
+    index = _platform_index(artifact, target)
+    if index is not None:
+        fix_platform(module, main, index)
+    _check_shapes(main)
+    grid = _process_grid(module)
+    tagged, program = tag_collectives(module)
+    if grid.num_partitions > 1 and is_per_device(module):
+        make_manual(module, grid.num_partitions)
+    arguments = len(main.regions[0].blocks[0].arguments)
+    return PreparedModule(bindings.write_bytecode(module), grid, arguments, tagged, program)
+
+
+def _copy(module: ir.Module) -> ir.Module:
+    return bindings.parse_module(bindings.write_bytecode(module), module.context)
+
+
+def _platform_index(artifact: Artifact, target: Target) -> int | None:
+    """Which of the artifact's platforms is the target's; None where `main` does not ask."""
+    if artifact.exported is None or len(artifact.exported.platforms) == 1:
+        return None
+    platforms = artifact.exported.platforms
+    if target.platform not in platforms:
+        raise ToolError(
+            f"the artifact was exported for {', '.join(platforms)} and has no form for "
+            f"{target.platform}: export with {target.platform!r} among the platforms"
+        )
+    return platforms.index(target.platform)
+
+
+def _check_shapes(main: ir.Operation) -> None:
+    for argument in main.regions[0].blocks[0].arguments:
+        kind = argument.type
+        if isinstance(kind, ir.ShapedType) and not kind.has_static_shape:
+            raise ToolError(
+                f"argument {argument.arg_number} is a {kind}: a symbolic shape where sizes are "
+                "needed; export with concrete shapes to compile",
+                argument.location,
+            )
+
+
+def _process_grid(module: ir.Module) -> ProcessGrid:
+    """What the module states, or else what its collectives and meshes name."""
+    facts = ModuleFacts.of(module)
+    stated = [f"mhlo.num_{name}" in module.operation.attributes for name in _GRID]
+    if not any(stated) and facts.grid.num_replicas == 1:
+        sizes = [mesh.size for mesh in facts.meshes.values()]
+        partitions = max([facts.grid.num_partitions, *sizes])
+        facts = ModuleFacts(ProcessGrid(1, partitions), facts.meshes)
+    for collective in find_collectives(module):
+        facts.groups(collective)  # raises for a device that the grid does not have
+    return facts.grid
+
+
+_GRID = ("replicas", "partitions")

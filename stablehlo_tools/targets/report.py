@@ -1,0 +1,195 @@
+"""A compilation as a text table and as one JSON object."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from stablehlo_tools.targets.compilation import Compilation, Memory
+from stablehlo_tools.targets.scheduled_hlo import Event
+from stablehlo_tools.targets.tagging import TaggedOp
+
+_HEADER = ("at", "event", "collective", "id", "inside", "op of the program")
+
+
+def to_text(compilation: Compilation, input_name: str) -> str:
+    """The table of the schedule, the memory, and the verdict."""
+    c = compilation
+    lines = [f"{c.compiler}: {c.topology.describe()}, compiled in {c.seconds:.1f} s", ""]
+    if c.schedule.events:
+        lines += [*_table(c, input_name), ""]
+    lines += [_memory_line(c.memory), *verdict(c, input_name)]
+    return "\n".join(lines)
+
+
+def verdict(compilation: Compilation, input_name: str) -> list[str]:
+    """`order: …` and a line for each thing that XLA did to the program's collectives."""
+    order = compilation.order
+    lines = [f"order: {_order(compilation, input_name)}"]
+    for what, ids in (
+        ("copied (unrolled, peeled or pipelined)", order.copied),
+        ("moved to another loop depth", order.moved),
+        ("split into several", order.split),
+        *(("merged", ids) for ids in order.merged),
+    ):
+        lines += [f"{what} by XLA: {_hashed(ids)}"] if ids else []
+    lost = "" if not order.added else " (or in one of those it added, its id lost)"
+    lines += [f"deleted by XLA{lost}: {_name(compilation, i, input_name)}" for i in order.deleted]
+    for id_ in order.incomplete:
+        lines.append(f"#{id_} may be merged with others that XLA does not name")
+    if order.added and compilation.program_ids:
+        lines.append(f"added by XLA: {order.added}")
+    return lines
+
+
+def to_json(compilation: Compilation, input_name: str) -> dict[str, Any]:
+    """One object; sizes in bytes per device, times in seconds, positions counted in events."""
+    c = compilation
+    by_id = {op.id: op for op in c.tagged}
+    return {
+        "target": c.topology.target.value,
+        "topology": c.topology.name,
+        "devices": c.topology.devices,
+        "compiler": c.compiler,
+        "compile_seconds": round(c.seconds, 3),
+        "same_order": c.order.same_order,
+        "difference": _difference(c),
+        "order": [
+            entry
+            for event in c.schedule.events
+            if event.issues
+            for entry in _issue_entries(c, event, by_id, input_name)
+        ],
+        "program_order": [
+            {"id": i, "kind": by_id[i].kind, "location": by_id[i].place.render(input_name)}
+            for i in c.program_ids
+        ],
+        "deleted": list(c.order.deleted),
+        "merged": [list(ids) for ids in c.order.merged],
+        "split": list(c.order.split),
+        "copied": list(c.order.copied),
+        "moved": list(c.order.moved),
+        "incomplete": list(c.order.incomplete),
+        "added": c.order.added,
+        "memory": {
+            "argument_bytes": c.memory.argument_bytes,
+            "output_bytes": c.memory.output_bytes,
+            "temp_bytes": c.memory.temp_bytes,
+            "alias_bytes": c.memory.alias_bytes,
+            "code_bytes": c.memory.code_bytes,
+            "total_bytes": c.memory.total_bytes,
+            "peak": c.memory.peak_bytes,
+        },
+    }
+
+
+def _issue_entries(
+    compilation: Compilation, event: Event, by_id: dict[int, TaggedOp], input_name: str
+) -> list[dict[str, Any]]:
+    """One entry for each op of the program that the event issues; one for XLA's own."""
+    done = compilation.schedule.done_positions().get(event.position)
+    common = {
+        "position_start": event.position,
+        "position_done": event.position if event.phase.value == "sync" else done,
+        "hlo": event.kind,
+        "instruction": event.instruction,
+        "computation": event.computation,
+        "nesting": list(event.nesting),
+    }
+    if not event.ids:
+        kind = event.kind.replace("-", "_")
+        return [{"id": None, "kind": kind, "location": event.op_name or None, **common}]
+    return [
+        {"id": i, "kind": by_id[i].kind, "location": by_id[i].place.render(input_name), **common}
+        for i in event.ids
+    ]
+
+
+def _difference(compilation: Compilation) -> dict[str, Any] | None:
+    difference = compilation.order.difference
+    if difference is None:
+        return None
+    return {
+        "after": difference.after,
+        "issued": difference.issued,
+        "expected": list(difference.expected),
+        "position": difference.position,
+    }
+
+
+def _order(compilation: Compilation, input_name: str) -> str:
+    order, difference = compilation.order, compilation.order.difference
+    if not compilation.program_ids:
+        own = f"; the {order.added} in the schedule are XLA's own" if order.added else ""
+        return f"the program has no collectives{own}"
+    if difference is None:
+        return "same as the program"
+    after = "first" if difference.after is None else f"after #{difference.after}"
+    issued = (
+        "issues no more"
+        if difference.issued is None
+        else f"issues {_name(compilation, difference.issued, input_name)}"
+    )
+    expected = " or ".join(_name(compilation, i, input_name) for i in difference.expected)
+    where = f"where the program issues {expected}" if expected else "where the program has ended"
+    return f"differs from the program: {after} XLA {issued} {where}"
+
+
+def _name(compilation: Compilation, id_: int, input_name: str) -> str:
+    op = next(op for op in compilation.tagged if op.id == id_)
+    return f"#{id_} {op.kind} at {op.place.render(input_name)}"
+
+
+def _hashed(ids: Iterable[int]) -> str:
+    return ", ".join(f"#{id_}" for id_ in ids)
+
+
+def _table(compilation: Compilation, input_name: str) -> list[str]:
+    places = {op.id: op.place.render(input_name) for op in compilation.tagged}
+    rows = [_HEADER]
+    for event in compilation.schedule.events:
+        rows.append(
+            (
+                str(event.position),
+                event.phase.value,
+                event.kind,
+                _short_ids(event.ids),
+                "/".join(event.nesting),
+                _source(event, places),
+            )
+        )
+    return _aligned(rows)
+
+
+def _short_ids(ids: Sequence[int]) -> str:
+    if len(ids) <= 4:
+        return ",".join(map(str, ids)) or "-"
+    return f"{ids[0]},{ids[1]},… ({len(ids)})"
+
+
+def _source(event: Event, places: dict[int, str]) -> str:
+    if not event.ids:
+        return f"added by XLA ({event.op_name})" if event.op_name else "added by XLA"
+    more = f" and {len(event.ids) - 1} more" if len(event.ids) > 1 else ""
+    return places[event.ids[0]] + more
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = (
+        "  ".join(
+            cell.rjust(width) if column == 0 else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    )
+    return [line.rstrip() for line in lines]
+
+
+def _memory_line(memory: Memory) -> str:
+    peak = "" if memory.peak_bytes is None else f", peak {memory.peak_bytes:,}"
+    return (
+        f"memory per device in bytes: arguments {memory.argument_bytes:,}, outputs "
+        f"{memory.output_bytes:,} ({memory.alias_bytes:,} of them in arguments), temporaries "
+        f"{memory.temp_bytes:,}, total {memory.total_bytes:,}{peak}"
+    )

@@ -1,0 +1,147 @@
+"""Starts the process that runs the programs, waits for it, and explains what ended it."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import stablehlo_tools
+from stablehlo_tools.artifact import Artifact
+from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.verify.job import Answer, Request, Side, Stage, read_answer, read_stage
+
+_ERRORS = "errors.txt"
+_FATAL = re.compile(
+    r"^F\d{4} [\d:.]+ +\d+ (?P<where>[^\]]+)\] (?P<what>.*)$|^(?P<llvm>LLVM ERROR: .*)$"
+)
+_STUCK = re.compile(
+    r"`(?P<what>[^`]*?) RendezvousKey\{.*?global_devices=\[(?P<devices>[\d, ]*)\].*?"
+    r"Expected (?P<expected>\d+) threads.*?(?:only (?P<arrived>\d+) of them)?"
+)
+
+
+def run_child(
+    directory: Path, request: Request, artifacts: Mapping[Side, Artifact], timeout: float
+) -> Answer:
+    """Has the child answer a request whose programs lie in `directory`, in `timeout` seconds.
+
+    Raises ToolError, about the file that the child was busy with, when it does not.
+    """
+    request.write(directory)
+    devices = max(run.replicas * run.partitions for run in request.runs)
+    command = [sys.executable, "-P", "-m", "stablehlo_tools.verify.execution_process"]
+    with (directory / _ERRORS).open("wb") as errors:
+        child = subprocess.Popen(
+            [*command, str(directory)],
+            env=_environment(devices, timeout),
+            stdin=subprocess.DEVNULL,
+            stdout=errors,
+            stderr=errors,
+            start_new_session=True,
+        )
+        try:
+            code = child.wait(timeout)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            _end(child)
+    answer = read_answer(directory)
+    if answer is not None and not answer.error:
+        return answer
+    stage = (answer.stage if answer else None) or read_stage(directory)
+    errors_text = (directory / _ERRORS).read_text(encoding="utf-8", errors="replace")
+    if answer is not None:
+        raise _about(stage, artifacts, f"{_cannot(stage)}: {answer.error}")
+    if code is None:
+        raise _about(stage, artifacts, _timed_out(stage, devices, timeout, errors_text))
+    raise _about(stage, artifacts, _died(stage, code, errors_text))
+
+
+def _environment(devices: int, timeout: float) -> dict[str, str]:
+    """The child's environment: as many CPU devices as needed, and rounding that stays put.
+
+    Left to itself, XLA:CPU contracts a multiplication and an addition into one operation (with one
+    rounding) where they meet in a kernel, and drops a narrowing that a widening follows: moving an
+    op would change values. So no instruction set with contraction, and no excess precision.
+    `XLA_FLAGS` of the caller can overrule that.
+    """
+    stuck = min(timeout, max(40.0, timeout / 4))
+    flags = [
+        "--xla_allow_excess_precision=false",
+        f"--xla_cpu_collective_call_terminate_timeout_seconds={math.ceil(stuck)}",
+        f"--xla_cpu_collective_timeout_seconds={math.ceil(stuck)}",
+        f"--xla_cpu_collective_call_warn_stuck_timeout_seconds={max(1, int(stuck / 2))}",
+    ]
+    if platform.machine().lower() in ("x86_64", "amd64"):
+        flags.append("--xla_cpu_max_isa=AVX")
+    flags.append(os.environ.get("XLA_FLAGS", ""))
+    flags.append(f"--xla_force_host_platform_device_count={devices}")
+    package = str(Path(stablehlo_tools.__file__).parent.parent)
+    search = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {
+        **{name: text for name, text in os.environ.items() if not name.startswith("JAX_")},
+        "XLA_FLAGS": " ".join(flags),
+        "JAX_PLATFORMS": "cpu",
+        "JAX_ENABLE_X64": "1",
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        "PYTHONPATH": os.pathsep.join(search),
+    }
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    if child.poll() is None:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+
+
+def _about(stage: Stage | None, artifacts: Mapping[Side, Artifact], message: str) -> ToolError:
+    error = ToolError(message)
+    error.input_name = artifacts[stage.side if stage else "before"].name
+    return error
+
+
+def _cannot(stage: Stage | None) -> str:
+    if stage is None:
+        return "the process that runs the programs did not start"
+    backend = "the reference interpreter" if stage.backend == "interpreter" else "XLA:CPU"
+    return f"{backend} failed while {stage.doing} it"
+
+
+def _timed_out(stage: Stage | None, devices: int, timeout: float, errors: str) -> str:
+    limit = f"within {timeout:g} s (--timeout)"
+    if stage is None or stage.doing != "running":
+        return f"not compiled {limit}"
+    on = f"on {devices} devices, " if devices > 1 else ""
+    return f"did not finish {limit} {on}in trial {stage.trial}: " + (
+        _stuck(errors) or ("a deadlock, a loop without end, or too much work")
+    )
+
+
+def _died(stage: Stage | None, code: int, errors: str) -> str:
+    how = f"exit code {code}"
+    if code < 0:
+        how = signal.Signals(-code).name
+    stuck = _stuck(errors)
+    if stuck and stage is not None:
+        return f"did not finish in trial {stage.trial}: {stuck}"
+    lines = [line for line in errors.splitlines() if line.strip()]
+    fatal = [match for match in map(_FATAL.match, lines) if match]
+    why = (fatal[0]["what"] or fatal[0]["llvm"]) if fatal else (lines or ["no message"])[-1]
+    return f"{_cannot(stage)} and ended its process ({how}): {why.strip()}"
+
+
+def _stuck(errors: str) -> str:
+    """Which collective waited for whom, in words; empty where none did."""
+    found = list(_STUCK.finditer(errors))
+    if not found:
+        return ""
+    last = found[-1]
+    arrived = f"{last['arrived']} of {last['expected']}" if last["arrived"] else "not all"
+    return f"a deadlock: {arrived} devices came to an {last['what']} of devices [{last['devices']}]"
