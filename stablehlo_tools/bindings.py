@@ -198,8 +198,15 @@ def shard_indices(
     return list(op_sharding_to_indices(sharding, shape, partitions))
 
 
-def key_implementation(dtype: Any) -> tuple[str, tuple[int, ...]]:
-    """The name of a PRNG key dtype's implementation, and the shape of one key's 32-bit words."""
+def key_implementation(dtype: Any) -> tuple[str, tuple[int, ...]] | None:
+    """The name of a PRNG key dtype's implementation, and the shape of one key's 32-bit words.
+
+    None for any other dtype.
+    """
+    import jax
+
+    if not jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+        return None
     return dtype._impl.name, tuple(dtype._impl.key_shape)
 
 

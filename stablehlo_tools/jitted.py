@@ -58,14 +58,20 @@ class Jitted:
         donated = [info.donated for info in jax.tree.leaves(lowered.args_info)]
         artifact = self.export(*args, **kwargs)
         devices = bindings.lowered_devices(lowered)
+        mesh = _program_mesh(artifact, devices)
+        traced = [isinstance(leaf, Tracer) and len(devices) > 1 for leaf in leaves]
 
         def call(*flat: Any) -> Any:
-            positional, named = jax.tree.unflatten(artifact.in_tree, flat)
+            named_devices = [
+                _anywhere_on(mesh, value) if inside else value
+                for value, inside in zip(flat, traced, strict=True)
+            ]
+            positional, named = jax.tree.unflatten(artifact.in_tree, named_devices)
             return artifact.call(*positional, **named)
 
         return jax.jit(
             call,
-            in_shardings=_placements(artifact, devices, leaves),
+            in_shardings=_placements(artifact, mesh, leaves),
             donate_argnums=[i for i, given in enumerate(donated) if given],
         )
 
@@ -90,7 +96,8 @@ def _static_arguments(function: _Call, options: dict[str, Any]) -> tuple[set[int
 
 def _kind(leaf: Any) -> Hashable:
     aval = jax.typeof(leaf)
-    return aval.shape, aval.dtype, aval.weak_type, _committed_sharding(leaf)
+    traced = isinstance(leaf, Tracer)
+    return aval.shape, aval.dtype, aval.weak_type, traced or _committed_sharding(leaf)
 
 
 def _committed_sharding(leaf: Any) -> Any:
@@ -104,23 +111,30 @@ def _export_platforms(platforms: list[str]) -> list[str]:
 
 
 def _placements(
-    artifact: export.Exported, devices: Sequence[Any], leaves: list[Any]
+    artifact: export.Exported, program_mesh: Mesh, leaves: list[Any]
 ) -> tuple[Any, ...]:
     """Where each flat argument goes: where it is, where it was exported for, or everywhere."""
-    if len(devices) == 1:
+    devices = program_mesh.devices
+    if devices.size == 1:
         return (None,) * len(leaves)
-    everywhere = NamedSharding(_program_mesh(artifact, devices), PartitionSpec())
+    everywhere = NamedSharding(program_mesh, PartitionSpec())
     placements: list[Any] = []
     for leaf, sharding in zip(leaves, artifact.in_shardings_jax(), strict=True):
         if _committed_sharding(leaf) is not None or isinstance(leaf, Tracer):
             placements.append(None)
-        elif isinstance(sharding, NamedSharding) and sharding.mesh.size == len(devices):
+        elif isinstance(sharding, NamedSharding) and sharding.mesh.size == devices.size:
             mesh = sharding.mesh
-            concrete = Mesh(np.array(devices).reshape(mesh.axis_sizes), mesh.axis_names)
+            concrete = Mesh(devices.reshape(mesh.axis_sizes), mesh.axis_names)
             placements.append(NamedSharding(concrete, sharding.spec))
         else:
             placements.append(everywhere)
     return tuple(placements)
+
+
+def _anywhere_on(mesh: Mesh, value: Any) -> Any:
+    """Tells an outer jit which devices the call needs, leaving the sharding to it."""
+    spec = PartitionSpec(*[PartitionSpec.UNCONSTRAINED] * jax.numpy.ndim(value))
+    return jax.lax.with_sharding_constraint(value, NamedSharding(mesh, spec))
 
 
 def _program_mesh(artifact: export.Exported, devices: Sequence[Any]) -> Mesh:

@@ -12,7 +12,8 @@ func.func @call(%x: tensor<f32>) -> tensor<f32> {
 }
 
 // CHECK-LABEL: func.func private @callee
-// CHECK-SAME: (%[[X:.+]]: tensor<f32>, %[[TOKEN:.+]]: !stablehlo.token) -> (tensor<f32>, !stablehlo.token) attributes {stablehlo_tools.tokens_carried = 1 : i64}
+// CHECK-SAME: (%[[X:.+]]: tensor<f32>, %[[TOKEN:.+]]: !stablehlo.token) -> (tensor<f32>, !stablehlo.token)
+// CHECK-SAME: attributes {stablehlo_tools.tokens_carried = 1 : i64}
 // CHECK-NEXT: %[[IN:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[X]], %[[TOKEN]] :
 // CHECK-NEXT: %[[PERMUTE:.+]] = "stablehlo.collective_permute"(%[[IN]]#0)
 // CHECK-NEXT: %[[OUT:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[PERMUTE]], %[[IN]]#1 :
@@ -40,7 +41,8 @@ func.func @two_calls(%x: tensor<f32>, %y: tensor<f32>) -> (tensor<f32>, tensor<f
 }
 
 // CHECK-LABEL: func.func private @shared
-// CHECK-SAME: (%[[X:.+]]: tensor<f32>, %[[TOKEN:.+]]: !stablehlo.token) -> (tensor<f32>, !stablehlo.token) attributes {stablehlo_tools.tokens_carried = 1 : i64}
+// CHECK-SAME: (%[[X:.+]]: tensor<f32>, %[[TOKEN:.+]]: !stablehlo.token) -> (tensor<f32>, !stablehlo.token)
+// CHECK-SAME: attributes {stablehlo_tools.tokens_carried = 1 : i64}
 // CHECK-NEXT: %[[IN:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[X]], %[[TOKEN]] :
 // CHECK-NEXT: %[[PERMUTE:.+]] = "stablehlo.collective_permute"(%[[IN]]#0)
 // CHECK-NEXT: %[[OUT:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[PERMUTE]], %[[IN]]#1 :
@@ -68,7 +70,8 @@ func.func @callee_of_a_callee(%x: tensor<f32>) -> tensor<f32> {
 }
 
 // CHECK-LABEL: func.func private @middle
-// CHECK-SAME: (%[[X:.+]]: tensor<f32>, %[[TOKEN:.+]]: !stablehlo.token) -> (tensor<f32>, !stablehlo.token) attributes {stablehlo_tools.tokens_carried = 1 : i64}
+// CHECK-SAME: (%[[X:.+]]: tensor<f32>, %[[TOKEN:.+]]: !stablehlo.token) -> (tensor<f32>, !stablehlo.token)
+// CHECK-SAME: attributes {stablehlo_tools.tokens_carried = 1 : i64}
 // CHECK-NEXT: %[[CALL:.+]]:2 = call @innermost(%[[X]], %[[TOKEN]]) {stablehlo_tools.tokens_carried = 1 : i64}
 // CHECK-NEXT: return %[[CALL]]#0, %[[CALL]]#1 :
 func.func private @middle(%x: tensor<f32>) -> tensor<f32> {
@@ -77,7 +80,8 @@ func.func private @middle(%x: tensor<f32>) -> tensor<f32> {
 }
 
 // CHECK-LABEL: func.func private @innermost
-// CHECK-SAME: (%[[X:.+]]: tensor<f32>, %[[TOKEN:.+]]: !stablehlo.token) -> (tensor<f32>, !stablehlo.token) attributes {stablehlo_tools.tokens_carried = 1 : i64}
+// CHECK-SAME: (%[[X:.+]]: tensor<f32>, %[[TOKEN:.+]]: !stablehlo.token) -> (tensor<f32>, !stablehlo.token)
+// CHECK-SAME: attributes {stablehlo_tools.tokens_carried = 1 : i64}
 // CHECK-NEXT: %[[IN:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[X]], %[[TOKEN]] :
 // CHECK-NEXT: %[[PERMUTE:.+]] = "stablehlo.collective_permute"(%[[IN]]#0)
 // CHECK-NEXT: %[[OUT:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[PERMUTE]], %[[IN]]#1 :
@@ -120,7 +124,8 @@ func.func @second_caller(%x: tensor<f32>) -> tensor<f32> {
 }
 
 // CHECK-LABEL: func.func private @common
-// CHECK-SAME: (%[[X:.+]]: tensor<f32>, %[[TOKEN:.+]]: !stablehlo.token) -> (tensor<f32>, !stablehlo.token) attributes {stablehlo_tools.tokens_carried = 1 : i64}
+// CHECK-SAME: (%[[X:.+]]: tensor<f32>, %[[TOKEN:.+]]: !stablehlo.token) -> (tensor<f32>, !stablehlo.token)
+// CHECK-SAME: attributes {stablehlo_tools.tokens_carried = 1 : i64}
 // CHECK-NEXT: %[[IN:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[X]], %[[TOKEN]] :
 // CHECK-NEXT: %[[PERMUTE:.+]] = "stablehlo.collective_permute"(%[[IN]]#0)
 // CHECK-NEXT: %[[OUT:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[PERMUTE]], %[[IN]]#1 :
@@ -138,7 +143,8 @@ func.func private @common(%x: tensor<f32>) -> tensor<f32> {
 // CHECK-LABEL: func.func @composite_of_the_user
 // CHECK-SAME: (%[[X:.+]]: tensor<f32>) -> tensor<f32>
 // CHECK-NEXT: %[[ROOT:.+]] = stablehlo.after_all {stablehlo_tools.token_link}
-// CHECK-NEXT: %[[COMPOSITE:.+]]:2 = stablehlo.composite "user.shift" %[[X]], %[[ROOT]] {decomposition = @shift, stablehlo_tools.tokens_carried = 1 : i64}
+// CHECK-NEXT: %[[COMPOSITE:.+]]:2 = stablehlo.composite "user.shift" %[[X]], %[[ROOT]]
+// CHECK-SAME: {decomposition = @shift, stablehlo_tools.tokens_carried = 1 : i64}
 // CHECK-NEXT: return %[[COMPOSITE]]#0 :
 func.func @composite_of_the_user(%x: tensor<f32>) -> tensor<f32> {
   %0 = stablehlo.composite "user.shift" %x {decomposition = @shift} : (tensor<f32>) -> tensor<f32>
@@ -146,7 +152,8 @@ func.func @composite_of_the_user(%x: tensor<f32>) -> tensor<f32> {
 }
 
 // CHECK-LABEL: func.func private @shift
-// CHECK-SAME: (%[[X:.+]]: tensor<f32>, %[[TOKEN:.+]]: !stablehlo.token) -> (tensor<f32>, !stablehlo.token) attributes {stablehlo_tools.tokens_carried = 1 : i64}
+// CHECK-SAME: (%[[X:.+]]: tensor<f32>, %[[TOKEN:.+]]: !stablehlo.token) -> (tensor<f32>, !stablehlo.token)
+// CHECK-SAME: attributes {stablehlo_tools.tokens_carried = 1 : i64}
 // CHECK-NEXT: %[[IN:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[X]], %[[TOKEN]] :
 // CHECK-NEXT: %[[PERMUTE:.+]] = "stablehlo.collective_permute"(%[[IN]]#0)
 // CHECK-NEXT: %[[OUT:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[PERMUTE]], %[[IN]]#1 :
@@ -164,7 +171,8 @@ func.func private @shift(%x: tensor<f32>) -> tensor<f32> {
 // CHECK-LABEL: func.func @call_in_a_loop
 // CHECK-SAME: (%[[P:.+]]: tensor<i1>, %[[X:.+]]: tensor<f32>) -> tensor<f32>
 // CHECK-NEXT: %[[ROOT:.+]] = stablehlo.after_all {stablehlo_tools.token_link}
-// CHECK-NEXT: %[[LOOP:.+]]:2 = stablehlo.while(%[[ITER:.+]] = %[[X]], %[[TOKEN:.+]] = %[[ROOT]]) : tensor<f32>, !stablehlo.token attributes {stablehlo_tools.tokens_carried = 1 : i64}
+// CHECK-NEXT: %[[LOOP:.+]]:2 = stablehlo.while(%[[ITER:.+]] = %[[X]], %[[TOKEN:.+]] = %[[ROOT]])
+// CHECK-SAME: : tensor<f32>, !stablehlo.token attributes {stablehlo_tools.tokens_carried = 1 : i64}
 // CHECK-NEXT: cond {
 // CHECK-NEXT: stablehlo.return %[[P]] :
 // CHECK-NEXT: } do {
@@ -183,7 +191,8 @@ func.func @call_in_a_loop(%p: tensor<i1>, %x: tensor<f32>) -> tensor<f32> {
 }
 
 // CHECK-LABEL: func.func private @body
-// CHECK-SAME: (%[[X:.+]]: tensor<f32>, %[[TOKEN:.+]]: !stablehlo.token) -> (tensor<f32>, !stablehlo.token) attributes {stablehlo_tools.tokens_carried = 1 : i64}
+// CHECK-SAME: (%[[X:.+]]: tensor<f32>, %[[TOKEN:.+]]: !stablehlo.token) -> (tensor<f32>, !stablehlo.token)
+// CHECK-SAME: attributes {stablehlo_tools.tokens_carried = 1 : i64}
 // CHECK-NEXT: %[[IN:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[X]], %[[TOKEN]] :
 // CHECK-NEXT: %[[PERMUTE:.+]] = "stablehlo.collective_permute"(%[[IN]]#0)
 // CHECK-NEXT: %[[OUT:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[PERMUTE]], %[[IN]]#1 :
@@ -213,7 +222,9 @@ func.func @attributes_of_a_call(%x: tensor<4xf32>) -> tensor<4xf32> {
 }
 
 // CHECK-LABEL: func.func private @annotated
-// CHECK-SAME: (%[[X:.+]]: tensor<4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}]>}, %[[TOKEN:.+]]: !stablehlo.token) -> (tensor<4xf32> {jax.result_info = "shifted"}, !stablehlo.token) attributes {stablehlo_tools.tokens_carried = 1 : i64}
+// CHECK-SAME: (%[[X:.+]]: tensor<4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}]>}, %[[TOKEN:.+]]: !stablehlo.token)
+// CHECK-SAME: -> (tensor<4xf32> {jax.result_info = "shifted"}, !stablehlo.token)
+// CHECK-SAME: attributes {stablehlo_tools.tokens_carried = 1 : i64}
 // CHECK-NEXT: %[[IN:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[X]], %[[TOKEN]] :
 // CHECK-NEXT: %[[PERMUTE:.+]] = "stablehlo.collective_permute"(%[[IN]]#0)
 // CHECK-NEXT: %[[OUT:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[PERMUTE]], %[[IN]]#1 :
@@ -241,7 +252,8 @@ func.func @call_without_results(%x: tensor<f32>, %token: !stablehlo.token) {
 }
 
 // CHECK-LABEL: func.func private @report
-// CHECK-SAME: (%[[X:.+]]: tensor<f32>, %[[TOKEN:.+]]: !stablehlo.token, %[[TOKEN2:.+]]: !stablehlo.token) -> !stablehlo.token attributes {stablehlo_tools.tokens_carried = 1 : i64}
+// CHECK-SAME: (%[[X:.+]]: tensor<f32>, %[[TOKEN:.+]]: !stablehlo.token, %[[TOKEN2:.+]]: !stablehlo.token) -> !stablehlo.token
+// CHECK-SAME: attributes {stablehlo_tools.tokens_carried = 1 : i64}
 // CHECK-NEXT: %[[JOIN:.+]] = stablehlo.after_all %[[TOKEN]], %[[TOKEN2]] {stablehlo_tools.token_link} :
 // CHECK-NEXT: %[[OUTFEED:.+]] = "stablehlo.outfeed"(%[[X]], %[[JOIN]])
 // CHECK-NEXT: %[[AFTER:.+]] = stablehlo.after_all %[[OUTFEED]] {stablehlo_tools.token_link} :

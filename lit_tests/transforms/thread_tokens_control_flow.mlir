@@ -6,7 +6,9 @@
 // CHECK-NEXT: %[[C:.+]] = stablehlo.constant dense<0>
 // CHECK-NEXT: %[[C2:.+]] = stablehlo.constant dense<1>
 // CHECK-NEXT: %[[ROOT:.+]] = stablehlo.after_all {stablehlo_tools.token_link}
-// CHECK-NEXT: %[[LOOP:.+]]:3 = stablehlo.while(%[[ITER:.+]] = %[[C]], %[[ITER2:.+]] = %[[X]], %[[TOKEN:.+]] = %[[ROOT]]) : tensor<i32>, tensor<f32>, !stablehlo.token attributes {stablehlo_tools.tokens_carried = 1 : i64}
+// CHECK-NEXT: %[[LOOP:.+]]:3 = stablehlo.while(%[[ITER:.+]] = %[[C]], %[[ITER2:.+]] = %[[X]], %[[TOKEN:.+]] = %[[ROOT]])
+// CHECK-SAME: : tensor<i32>, tensor<f32>, !stablehlo.token
+// CHECK-SAME: attributes {stablehlo_tools.tokens_carried = 1 : i64}
 // CHECK-NEXT: cond {
 // CHECK-NEXT: %[[LT:.+]] = stablehlo.compare LT, %[[ITER]], %[[N]] :
 // CHECK-NEXT: stablehlo.return %[[LT]] :
@@ -43,7 +45,8 @@ func.func @while_carries_the_token(%x: tensor<f32>, %n: tensor<i32>) -> tensor<f
 // CHECK-NEXT: %[[IN:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[X]], %[[ROOT]] :
 // CHECK-NEXT: %[[PERMUTE:.+]] = "stablehlo.collective_permute"(%[[IN]]#0)
 // CHECK-NEXT: %[[OUT:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[PERMUTE]], %[[IN]]#1 :
-// CHECK-NEXT: %[[LOOP:.+]]:2 = stablehlo.while(%[[ITER:.+]] = %[[X]], %[[TOKEN:.+]] = %[[OUT]]#1) : tensor<f32>, !stablehlo.token attributes {stablehlo_tools.tokens_carried = 1 : i64}
+// CHECK-NEXT: %[[LOOP:.+]]:2 = stablehlo.while(%[[ITER:.+]] = %[[X]], %[[TOKEN:.+]] = %[[OUT]]#1)
+// CHECK-SAME: : tensor<f32>, !stablehlo.token attributes {stablehlo_tools.tokens_carried = 1 : i64}
 // CHECK-NEXT: cond {
 // CHECK-NEXT: stablehlo.return %[[P]] :
 // CHECK-NEXT: } do {
@@ -82,7 +85,8 @@ func.func @before_in_and_after_a_loop(
 // CHECK-LABEL: func.func @collective_in_a_condition
 // CHECK-SAME: (%[[X:.+]]: tensor<i1>) -> tensor<i1>
 // CHECK-NEXT: %[[ROOT:.+]] = stablehlo.after_all {stablehlo_tools.token_link}
-// CHECK-NEXT: %[[LOOP:.+]]:2 = stablehlo.while(%[[ITER:.+]] = %[[X]], %[[TOKEN:.+]] = %[[ROOT]]) : tensor<i1>, !stablehlo.token attributes {stablehlo_tools.tokens_carried = 1 : i64}
+// CHECK-NEXT: %[[LOOP:.+]]:2 = stablehlo.while(%[[ITER:.+]] = %[[X]], %[[TOKEN:.+]] = %[[ROOT]])
+// CHECK-SAME: : tensor<i1>, !stablehlo.token attributes {stablehlo_tools.tokens_carried = 1 : i64}
 // CHECK-NEXT: cond {
 // CHECK-NEXT: %[[IN:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[ITER]], %[[TOKEN]] :
 // CHECK-NEXT: %[[REDUCE:.+]] = "stablehlo.all_reduce"(%[[IN]]#0)
@@ -112,7 +116,8 @@ func.func @collective_in_a_condition(%x: tensor<i1>) -> tensor<i1> {
 // CHECK-LABEL: func.func @collectives_in_condition_and_body
 // CHECK-SAME: (%[[X:.+]]: tensor<i1>) -> tensor<i1>
 // CHECK-NEXT: %[[ROOT:.+]] = stablehlo.after_all {stablehlo_tools.token_link}
-// CHECK-NEXT: %[[LOOP:.+]]:2 = stablehlo.while(%[[ITER:.+]] = %[[X]], %[[TOKEN:.+]] = %[[ROOT]]) : tensor<i1>, !stablehlo.token attributes {stablehlo_tools.tokens_carried = 1 : i64}
+// CHECK-NEXT: %[[LOOP:.+]]:2 = stablehlo.while(%[[ITER:.+]] = %[[X]], %[[TOKEN:.+]] = %[[ROOT]])
+// CHECK-SAME: : tensor<i1>, !stablehlo.token attributes {stablehlo_tools.tokens_carried = 1 : i64}
 // CHECK-NEXT: cond {
 // CHECK-NEXT: %[[IN:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[ITER]], %[[TOKEN]] :
 // CHECK-NEXT: %[[PERMUTE:.+]] = "stablehlo.collective_permute"(%[[IN]]#0)
@@ -239,14 +244,16 @@ func.func @if_without_results(
 // CHECK-LABEL: func.func @while_in_case_in_while
 // CHECK-SAME: (%[[K:.+]]: tensor<i32>, %[[P:.+]]: tensor<i1>, %[[X:.+]]: tensor<f32>) -> tensor<f32>
 // CHECK-NEXT: %[[ROOT:.+]] = stablehlo.after_all {stablehlo_tools.token_link}
-// CHECK-NEXT: %[[LOOP:.+]]:2 = stablehlo.while(%[[ITER:.+]] = %[[X]], %[[TOKEN:.+]] = %[[ROOT]]) : tensor<f32>, !stablehlo.token attributes {stablehlo_tools.tokens_carried = 1 : i64}
+// CHECK-NEXT: %[[LOOP:.+]]:2 = stablehlo.while(%[[ITER:.+]] = %[[X]], %[[TOKEN:.+]] = %[[ROOT]])
+// CHECK-SAME: : tensor<f32>, !stablehlo.token attributes {stablehlo_tools.tokens_carried = 1 : i64}
 // CHECK-NEXT: cond {
 // CHECK-NEXT: stablehlo.return %[[P]] :
 // CHECK-NEXT: } do {
 // CHECK-NEXT: %[[CASE:.+]]:2 = "stablehlo.case"(%[[K]]) ({
 // CHECK-NEXT: stablehlo.return %[[ITER]], %[[TOKEN]] :
 // CHECK-NEXT: }, {
-// CHECK-NEXT: %[[LOOP2:.+]]:2 = stablehlo.while(%[[ITER2:.+]] = %[[ITER]], %[[TOKEN2:.+]] = %[[TOKEN]]) : tensor<f32>, !stablehlo.token attributes {stablehlo_tools.tokens_carried = 1 : i64}
+// CHECK-NEXT: %[[LOOP2:.+]]:2 = stablehlo.while(%[[ITER2:.+]] = %[[ITER]], %[[TOKEN2:.+]] = %[[TOKEN]])
+// CHECK-SAME: : tensor<f32>, !stablehlo.token attributes {stablehlo_tools.tokens_carried = 1 : i64}
 // CHECK-NEXT: cond {
 // CHECK-NEXT: stablehlo.return %[[P]] :
 // CHECK-NEXT: } do {
@@ -319,7 +326,9 @@ sdy.mesh @mesh = <["x"=2]>
 // CHECK-LABEL: func.func @shardings_of_a_while_grow
 // CHECK-SAME: (%[[P:.+]]: tensor<i1>, %[[X:.+]]: tensor<4xf32>) -> tensor<4xf32>
 // CHECK-NEXT: %[[ROOT:.+]] = stablehlo.after_all {stablehlo_tools.token_link}
-// CHECK-NEXT: %[[LOOP:.+]]:2 = stablehlo.while(%[[ITER:.+]] = %[[X]], %[[TOKEN:.+]] = %[[ROOT]]) : tensor<4xf32>, !stablehlo.token attributes {sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{"x"}]>, <@mesh, []>]>, stablehlo_tools.tokens_carried = 1 : i64}
+// CHECK-NEXT: %[[LOOP:.+]]:2 = stablehlo.while(%[[ITER:.+]] = %[[X]], %[[TOKEN:.+]] = %[[ROOT]])
+// CHECK-SAME: : tensor<4xf32>, !stablehlo.token
+// CHECK-SAME: attributes {sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{"x"}]>, <@mesh, []>]>, stablehlo_tools.tokens_carried = 1 : i64}
 // CHECK-NEXT: cond {
 // CHECK-NEXT: stablehlo.return %[[P]] :
 // CHECK-NEXT: } do {
@@ -355,7 +364,8 @@ sdy.mesh @mesh = <["x"=2]>
 // CHECK-NEXT: stablehlo.return %[[OUT]]#0, %[[OUT]]#1 :
 // CHECK-NEXT: }, {
 // CHECK-NEXT: stablehlo.return %[[X]], %[[ROOT]] :
-// CHECK-NEXT: }) {sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{"x"}]>, <@mesh, []>]>, stablehlo_tools.tokens_carried = 1 : i64} : (tensor<i1>) -> (tensor<4xf32>, !stablehlo.token)
+// CHECK-NEXT: }) {sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{"x"}]>, <@mesh, []>]>, stablehlo_tools.tokens_carried = 1 : i64}
+// CHECK-SAME: : (tensor<i1>) -> (tensor<4xf32>, !stablehlo.token)
 // CHECK-NEXT: return %[[IF]]#0 :
 func.func @shardings_of_an_if_grow(%p: tensor<i1>, %x: tensor<4xf32>) -> tensor<4xf32> {
   %0 = "stablehlo.if"(%p) ({

@@ -3,6 +3,14 @@
 // `minimal` leaves out a link where dataflow orders two neighbours already.
 
 // Nothing comes before the first collective of a public function, nothing after the last.
+// CHECK-LABEL: func.func @only_between
+// CHECK-SAME: (%[[X:.+]]: tensor<2xf32>, %[[Y:.+]]: tensor<2xf32>) -> (tensor<2xf32>, tensor<2xf32>)
+// CHECK-NEXT: %[[ROOT:.+]] = stablehlo.after_all {stablehlo_tools.token_link}
+// CHECK-NEXT: %[[PERMUTE:.+]] = "stablehlo.collective_permute"(%[[X]])
+// CHECK-NEXT: %[[OUT:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[PERMUTE]], %[[ROOT]] :
+// CHECK-NEXT: %[[IN:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[Y]], %[[OUT]]#1 :
+// CHECK-NEXT: %[[PERMUTE2:.+]] = "stablehlo.collective_permute"(%[[IN]]#0)
+// CHECK-NEXT: return %[[OUT]]#0, %[[PERMUTE2]] :
 func.func @only_between(%x: tensor<2xf32>, %y: tensor<2xf32>) -> (tensor<2xf32>, tensor<2xf32>) {
   %0 = "stablehlo.collective_permute"(%x) {
     source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>
@@ -16,6 +24,10 @@ func.func @only_between(%x: tensor<2xf32>, %y: tensor<2xf32>) -> (tensor<2xf32>,
 // -----
 
 // One collective alone has no order to keep.
+// CHECK-LABEL: func.func @one_alone
+// CHECK-SAME: (%[[X:.+]]: tensor<2xf32>) -> tensor<2xf32>
+// CHECK-NEXT: %[[PERMUTE:.+]] = "stablehlo.collective_permute"(%[[X]])
+// CHECK-NEXT: return %[[PERMUTE]] :
 func.func @one_alone(%x: tensor<2xf32>) -> tensor<2xf32> {
   %0 = "stablehlo.collective_permute"(%x) {
     source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>
@@ -26,6 +38,13 @@ func.func @one_alone(%x: tensor<2xf32>) -> tensor<2xf32> {
 // -----
 
 // Floats that are added and multiplied keep their dependence, NaN being what it is: no link.
+// CHECK-LABEL: func.func @dataflow_of_floats
+// CHECK-SAME: (%[[X:.+]]: tensor<2xf32>) -> tensor<2xf32>
+// CHECK-NEXT: %[[PERMUTE:.+]] = "stablehlo.collective_permute"(%[[X]])
+// CHECK-NEXT: %[[MULTIPLY:.+]] = stablehlo.multiply %[[PERMUTE]], %[[X]] :
+// CHECK-NEXT: %[[ADD:.+]] = stablehlo.add %[[MULTIPLY]], %[[X]] :
+// CHECK-NEXT: %[[PERMUTE2:.+]] = "stablehlo.collective_permute"(%[[ADD]])
+// CHECK-NEXT: return %[[PERMUTE2]] :
 func.func @dataflow_of_floats(%x: tensor<2xf32>) -> tensor<2xf32> {
   %0 = "stablehlo.collective_permute"(%x) {
     source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>
@@ -41,6 +60,16 @@ func.func @dataflow_of_floats(%x: tensor<2xf32>) -> tensor<2xf32> {
 // -----
 
 // A product of integers may fold to zero, and the dependence with it: the link stays.
+// CHECK-LABEL: func.func @integers_may_fold
+// CHECK-SAME: (%[[X:.+]]: tensor<2xi32>) -> tensor<2xi32>
+// CHECK-NEXT: %[[C:.+]] = stablehlo.constant dense<0>
+// CHECK-NEXT: %[[ROOT:.+]] = stablehlo.after_all {stablehlo_tools.token_link}
+// CHECK-NEXT: %[[PERMUTE:.+]] = "stablehlo.collective_permute"(%[[X]])
+// CHECK-NEXT: %[[OUT:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[PERMUTE]], %[[ROOT]] :
+// CHECK-NEXT: %[[MULTIPLY:.+]] = stablehlo.multiply %[[OUT]]#0, %[[C]] :
+// CHECK-NEXT: %[[IN:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[MULTIPLY]], %[[OUT]]#1 :
+// CHECK-NEXT: %[[PERMUTE2:.+]] = "stablehlo.collective_permute"(%[[IN]]#0)
+// CHECK-NEXT: return %[[PERMUTE2]] :
 func.func @integers_may_fold(%x: tensor<2xi32>) -> tensor<2xi32> {
   %zero = stablehlo.constant dense<0> : tensor<2xi32>
   %0 = "stablehlo.collective_permute"(%x) {
@@ -56,6 +85,16 @@ func.func @integers_may_fold(%x: tensor<2xi32>) -> tensor<2xi32> {
 // -----
 
 // A slice may drop just the part that depends: the link stays.
+// CHECK-LABEL: func.func @slices_may_fold
+// CHECK-SAME: (%[[X:.+]]: tensor<2xf32>) -> tensor<2xf32>
+// CHECK-NEXT: %[[ROOT:.+]] = stablehlo.after_all {stablehlo_tools.token_link}
+// CHECK-NEXT: %[[PERMUTE:.+]] = "stablehlo.collective_permute"(%[[X]])
+// CHECK-NEXT: %[[OUT:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[PERMUTE]], %[[ROOT]] :
+// CHECK-NEXT: %[[CONCATENATE:.+]] = stablehlo.concatenate %[[OUT]]#0, %[[X]], dim = 0 :
+// CHECK-NEXT: %[[SLICE:.+]] = stablehlo.slice %[[CONCATENATE]] [2:4] :
+// CHECK-NEXT: %[[IN:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[SLICE]], %[[OUT]]#1 :
+// CHECK-NEXT: %[[PERMUTE2:.+]] = "stablehlo.collective_permute"(%[[IN]]#0)
+// CHECK-NEXT: return %[[PERMUTE2]] :
 func.func @slices_may_fold(%x: tensor<2xf32>) -> tensor<2xf32> {
   %0 = "stablehlo.collective_permute"(%x) {
     source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>
@@ -71,6 +110,15 @@ func.func @slices_may_fold(%x: tensor<2xf32>) -> tensor<2xf32> {
 // -----
 
 // Only neighbours are compared: first and second are ordered by dataflow, second and third by a link.
+// CHECK-LABEL: func.func @each_pair_by_itself
+// CHECK-SAME: (%[[X:.+]]: tensor<2xf32>, %[[Y:.+]]: tensor<2xf32>) -> (tensor<2xf32>, tensor<2xf32>)
+// CHECK-NEXT: %[[PERMUTE:.+]] = "stablehlo.collective_permute"(%[[X]])
+// CHECK-NEXT: %[[ROOT:.+]] = stablehlo.after_all {stablehlo_tools.token_link}
+// CHECK-NEXT: %[[PERMUTE2:.+]] = "stablehlo.collective_permute"(%[[PERMUTE]])
+// CHECK-NEXT: %[[OUT:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[PERMUTE2]], %[[ROOT]] :
+// CHECK-NEXT: %[[IN:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[Y]], %[[OUT]]#1 :
+// CHECK-NEXT: %[[PERMUTE3:.+]] = "stablehlo.collective_permute"(%[[IN]]#0)
+// CHECK-NEXT: return %[[OUT]]#0, %[[PERMUTE3]] :
 func.func @each_pair_by_itself(
     %x: tensor<2xf32>, %y: tensor<2xf32>
 ) -> (tensor<2xf32>, tensor<2xf32>) {
@@ -89,6 +137,22 @@ func.func @each_pair_by_itself(
 // -----
 
 // A loop is linked on either side, and in it both ends are open: iterations follow each other.
+// CHECK-LABEL: func.func @loops_are_linked
+// CHECK-SAME: (%[[P:.+]]: tensor<i1>, %[[X:.+]]: tensor<2xf32>) -> tensor<2xf32>
+// CHECK-NEXT: %[[ROOT:.+]] = stablehlo.after_all {stablehlo_tools.token_link}
+// CHECK-NEXT: %[[PERMUTE:.+]] = "stablehlo.collective_permute"(%[[X]])
+// CHECK-NEXT: %[[OUT:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[PERMUTE]], %[[ROOT]] :
+// CHECK-NEXT: %[[LOOP:.+]]:2 = stablehlo.while(%[[ITER:.+]] = %[[OUT]]#0, %[[TOKEN:.+]] = %[[OUT]]#1)
+// CHECK-SAME: : tensor<2xf32>, !stablehlo.token attributes {stablehlo_tools.tokens_carried = 1 : i64}
+// CHECK-NEXT: cond {
+// CHECK-NEXT: stablehlo.return %[[P]] :
+// CHECK-NEXT: } do {
+// CHECK-NEXT: %[[IN:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[ITER]], %[[TOKEN]] :
+// CHECK-NEXT: %[[PERMUTE2:.+]] = "stablehlo.collective_permute"(%[[IN]]#0)
+// CHECK-NEXT: %[[PERMUTE3:.+]] = "stablehlo.collective_permute"(%[[PERMUTE2]])
+// CHECK-NEXT: %[[OUT2:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[PERMUTE3]], %[[IN]]#1 :
+// CHECK-NEXT: stablehlo.return %[[OUT2]]#0, %[[OUT2]]#1 :
+// CHECK: return %[[LOOP]]#0 :
 func.func @loops_are_linked(%p: tensor<i1>, %x: tensor<2xf32>) -> tensor<2xf32> {
   %0 = "stablehlo.collective_permute"(%x) {
     source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>

@@ -135,7 +135,8 @@ func.func @custom_call_with_side_effect(
 
 // An ordered effect of JAX: the custom call has a token, wherever it stands among the values.
 // CHECK-LABEL: func.func @custom_call_with_token
-// CHECK-SAME: (%[[TOKEN:.+]]: !stablehlo.token, %[[X:.+]]: tensor<2xf32>) -> (!stablehlo.token, tensor<2xf32>, tensor<4xf32>)
+// CHECK-SAME: (%[[TOKEN:.+]]: !stablehlo.token, %[[X:.+]]: tensor<2xf32>)
+// CHECK-SAME: -> (!stablehlo.token, tensor<2xf32>, tensor<4xf32>)
 // CHECK-NEXT: %[[ROOT:.+]] = stablehlo.after_all {stablehlo_tools.token_link}
 // CHECK-NEXT: %[[IN:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[X]], %[[ROOT]] :
 // CHECK-NEXT: %[[GATHER:.+]] = "stablehlo.all_gather"(%[[IN]]#0)

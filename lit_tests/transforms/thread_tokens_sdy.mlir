@@ -6,12 +6,15 @@ sdy.mesh @mesh = <["x"=2]>
 // CHECK-LABEL: func.func @manual_computation
 // CHECK-SAME: (%[[X:.+]]: tensor<4xf32>) -> tensor<4xf32>
 // CHECK-NEXT: %[[ROOT:.+]] = stablehlo.after_all {stablehlo_tools.token_link}
-// CHECK-NEXT: %[[MANUAL:.+]]:2 = sdy.manual_computation(%[[X]], %[[ROOT]]) in_shardings=[<@mesh, [{"x"}]>, <@mesh, []>] out_shardings=[<@mesh, [{"x"}]>, <@mesh, []>] manual_axes={"x"} (%[[ARG:.+]]: tensor<2xf32>, %[[TOKEN:.+]]: !stablehlo.token) {
+// CHECK-NEXT: %[[MANUAL:.+]]:2 = sdy.manual_computation(%[[X]], %[[ROOT]])
+// CHECK-SAME: in_shardings=[<@mesh, [{"x"}]>, <@mesh, []>] out_shardings=[<@mesh, [{"x"}]>, <@mesh, []>]
+// CHECK-SAME: manual_axes={"x"} (%[[ARG:.+]]: tensor<2xf32>, %[[TOKEN:.+]]: !stablehlo.token) {
 // CHECK-NEXT: %[[IN:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[ARG]], %[[TOKEN]] :
 // CHECK-NEXT: %[[PERMUTE:.+]] = "stablehlo.collective_permute"(%[[IN]]#0)
 // CHECK-NEXT: %[[OUT:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[PERMUTE]], %[[IN]]#1 :
 // CHECK-NEXT: sdy.return %[[OUT]]#0, %[[OUT]]#1 :
-// CHECK-NEXT: } {stablehlo_tools.tokens_carried = 1 : i64} : (tensor<4xf32>, !stablehlo.token) -> (tensor<4xf32>, !stablehlo.token)
+// CHECK-NEXT: } {stablehlo_tools.tokens_carried = 1 : i64} : (tensor<4xf32>, !stablehlo.token)
+// CHECK-SAME: -> (tensor<4xf32>, !stablehlo.token)
 // CHECK-NEXT: return %[[MANUAL]]#0 :
 func.func @manual_computation(%x: tensor<4xf32>) -> tensor<4xf32> {
   %0 = sdy.manual_computation(%x) in_shardings=[<@mesh, [{"x"}]>] out_shardings=[<@mesh, [{"x"}]>]
@@ -32,18 +35,24 @@ sdy.mesh @mesh = <["x"=2]>
 // CHECK-LABEL: func.func @token_crosses_between_manual_computations
 // CHECK-SAME: (%[[X:.+]]: tensor<4xf32>, %[[Y:.+]]: tensor<4xf32>) -> (tensor<4xf32>, tensor<4xf32>)
 // CHECK-NEXT: %[[ROOT:.+]] = stablehlo.after_all {stablehlo_tools.token_link}
-// CHECK-NEXT: %[[MANUAL:.+]]:2 = sdy.manual_computation(%[[X]], %[[ROOT]]) in_shardings=[<@mesh, [{"x"}]>, <@mesh, []>] out_shardings=[<@mesh, [{"x"}]>, <@mesh, []>] manual_axes={"x"} (%[[ARG:.+]]: tensor<2xf32>, %[[TOKEN:.+]]: !stablehlo.token) {
+// CHECK-NEXT: %[[MANUAL:.+]]:2 = sdy.manual_computation(%[[X]], %[[ROOT]])
+// CHECK-SAME: in_shardings=[<@mesh, [{"x"}]>, <@mesh, []>] out_shardings=[<@mesh, [{"x"}]>, <@mesh, []>]
+// CHECK-SAME: manual_axes={"x"} (%[[ARG:.+]]: tensor<2xf32>, %[[TOKEN:.+]]: !stablehlo.token) {
 // CHECK-NEXT: %[[IN:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[ARG]], %[[TOKEN]] :
 // CHECK-NEXT: %[[PERMUTE:.+]] = "stablehlo.collective_permute"(%[[IN]]#0)
 // CHECK-NEXT: %[[OUT:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[PERMUTE]], %[[IN]]#1 :
 // CHECK-NEXT: sdy.return %[[OUT]]#0, %[[OUT]]#1 :
-// CHECK-NEXT: } {stablehlo_tools.tokens_carried = 1 : i64} : (tensor<4xf32>, !stablehlo.token) -> (tensor<4xf32>, !stablehlo.token)
-// CHECK-NEXT: %[[MANUAL2:.+]]:2 = sdy.manual_computation(%[[Y]], %[[MANUAL]]#1) in_shardings=[<@mesh, [{"x"}]>, <@mesh, []>] out_shardings=[<@mesh, [{"x"}]>, <@mesh, []>] manual_axes={"x"} (%[[ARG2:.+]]: tensor<2xf32>, %[[TOKEN2:.+]]: !stablehlo.token) {
+// CHECK-NEXT: } {stablehlo_tools.tokens_carried = 1 : i64} : (tensor<4xf32>, !stablehlo.token)
+// CHECK-SAME: -> (tensor<4xf32>, !stablehlo.token)
+// CHECK-NEXT: %[[MANUAL2:.+]]:2 = sdy.manual_computation(%[[Y]], %[[MANUAL]]#1)
+// CHECK-SAME: in_shardings=[<@mesh, [{"x"}]>, <@mesh, []>] out_shardings=[<@mesh, [{"x"}]>, <@mesh, []>]
+// CHECK-SAME: manual_axes={"x"} (%[[ARG2:.+]]: tensor<2xf32>, %[[TOKEN2:.+]]: !stablehlo.token) {
 // CHECK-NEXT: %[[IN2:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[ARG2]], %[[TOKEN2]] :
 // CHECK-NEXT: %[[PERMUTE2:.+]] = "stablehlo.collective_permute"(%[[IN2]]#0)
 // CHECK-NEXT: %[[OUT2:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[PERMUTE2]], %[[IN2]]#1 :
 // CHECK-NEXT: sdy.return %[[OUT2]]#0, %[[OUT2]]#1 :
-// CHECK-NEXT: } {stablehlo_tools.tokens_carried = 1 : i64} : (tensor<4xf32>, !stablehlo.token) -> (tensor<4xf32>, !stablehlo.token)
+// CHECK-NEXT: } {stablehlo_tools.tokens_carried = 1 : i64} : (tensor<4xf32>, !stablehlo.token)
+// CHECK-SAME: -> (tensor<4xf32>, !stablehlo.token)
 // CHECK-NEXT: return %[[MANUAL]]#0, %[[MANUAL2]]#0 :
 func.func @token_crosses_between_manual_computations(
     %x: tensor<4xf32>, %y: tensor<4xf32>
@@ -74,7 +83,9 @@ sdy.mesh @mesh = <["x"=2]>
 // CHECK-LABEL: func.func @manual_computation_without_operands
 // CHECK-SAME: () -> tensor<4xf32>
 // CHECK-NEXT: %[[ROOT:.+]] = stablehlo.after_all {stablehlo_tools.token_link}
-// CHECK-NEXT: %[[MANUAL:.+]]:2 = sdy.manual_computation(%[[ROOT]]) in_shardings=[<@mesh, []>] out_shardings=[<@mesh, [{"x"}]>, <@mesh, []>] manual_axes={"x"} (%[[TOKEN:.+]]: !stablehlo.token) {
+// CHECK-NEXT: %[[MANUAL:.+]]:2 = sdy.manual_computation(%[[ROOT]]) in_shardings=[<@mesh, []>]
+// CHECK-SAME: out_shardings=[<@mesh, [{"x"}]>, <@mesh, []>]
+// CHECK-SAME: manual_axes={"x"} (%[[TOKEN:.+]]: !stablehlo.token) {
 // CHECK-NEXT: %[[C:.+]] = stablehlo.constant dense<1.000000e+00>
 // CHECK-NEXT: %[[IN:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[C]], %[[TOKEN]] :
 // CHECK-NEXT: %[[PERMUTE:.+]] = "stablehlo.collective_permute"(%[[IN]]#0)
@@ -102,15 +113,23 @@ sdy.mesh @mesh = <["x"=2, "y"=2]>
 // CHECK-LABEL: func.func @nested_manual_computations
 // CHECK-SAME: (%[[X:.+]]: tensor<4x4xf32>) -> tensor<4x4xf32>
 // CHECK-NEXT: %[[ROOT:.+]] = stablehlo.after_all {stablehlo_tools.token_link}
-// CHECK-NEXT: %[[MANUAL:.+]]:2 = sdy.manual_computation(%[[X]], %[[ROOT]]) in_shardings=[<@mesh, [{"x"}, {"y", ?}]>, <@mesh, []>] out_shardings=[<@mesh, [{"x"}, {"y", ?}]>, <@mesh, []>] manual_axes={"x"} (%[[ARG:.+]]: tensor<2x4xf32>, %[[TOKEN:.+]]: !stablehlo.token) {
-// CHECK-NEXT: %[[MANUAL2:.+]]:2 = sdy.manual_computation(%[[ARG]], %[[TOKEN]]) in_shardings=[<@mesh, [{}, {"y"}]>, <@mesh, []>] out_shardings=[<@mesh, [{}, {"y"}]>, <@mesh, []>] manual_axes={"y"} (%[[ARG2:.+]]: tensor<2x2xf32>, %[[TOKEN2:.+]]: !stablehlo.token) {
+// CHECK-NEXT: %[[MANUAL:.+]]:2 = sdy.manual_computation(%[[X]], %[[ROOT]])
+// CHECK-SAME: in_shardings=[<@mesh, [{"x"}, {"y", ?}]>, <@mesh, []>]
+// CHECK-SAME: out_shardings=[<@mesh, [{"x"}, {"y", ?}]>, <@mesh, []>]
+// CHECK-SAME: manual_axes={"x"} (%[[ARG:.+]]: tensor<2x4xf32>, %[[TOKEN:.+]]: !stablehlo.token) {
+// CHECK-NEXT: %[[MANUAL2:.+]]:2 = sdy.manual_computation(%[[ARG]], %[[TOKEN]])
+// CHECK-SAME: in_shardings=[<@mesh, [{}, {"y"}]>, <@mesh, []>]
+// CHECK-SAME: out_shardings=[<@mesh, [{}, {"y"}]>, <@mesh, []>]
+// CHECK-SAME: manual_axes={"y"} (%[[ARG2:.+]]: tensor<2x2xf32>, %[[TOKEN2:.+]]: !stablehlo.token) {
 // CHECK-NEXT: %[[IN:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[ARG2]], %[[TOKEN2]] :
 // CHECK-NEXT: %[[PERMUTE:.+]] = "stablehlo.collective_permute"(%[[IN]]#0)
 // CHECK-NEXT: %[[OUT:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[PERMUTE]], %[[IN]]#1 :
 // CHECK-NEXT: sdy.return %[[OUT]]#0, %[[OUT]]#1 :
-// CHECK-NEXT: } {stablehlo_tools.tokens_carried = 1 : i64} : (tensor<2x4xf32>, !stablehlo.token) -> (tensor<2x4xf32>, !stablehlo.token)
+// CHECK-NEXT: } {stablehlo_tools.tokens_carried = 1 : i64} : (tensor<2x4xf32>, !stablehlo.token)
+// CHECK-SAME: -> (tensor<2x4xf32>, !stablehlo.token)
 // CHECK-NEXT: sdy.return %[[MANUAL2]]#0, %[[MANUAL2]]#1 :
-// CHECK-NEXT: } {stablehlo_tools.tokens_carried = 1 : i64} : (tensor<4x4xf32>, !stablehlo.token) -> (tensor<4x4xf32>, !stablehlo.token)
+// CHECK-NEXT: } {stablehlo_tools.tokens_carried = 1 : i64} : (tensor<4x4xf32>, !stablehlo.token)
+// CHECK-SAME: -> (tensor<4x4xf32>, !stablehlo.token)
 // CHECK-NEXT: return %[[MANUAL]]#0 :
 func.func @nested_manual_computations(%x: tensor<4x4xf32>) -> tensor<4x4xf32> {
   %0 = sdy.manual_computation(%x)
@@ -137,16 +156,20 @@ sdy.mesh @mesh = <["x"=2]>
 // CHECK-LABEL: func.func @manual_computation_in_a_loop
 // CHECK-SAME: (%[[P:.+]]: tensor<i1>, %[[X:.+]]: tensor<4xf32>) -> tensor<4xf32>
 // CHECK-NEXT: %[[ROOT:.+]] = stablehlo.after_all {stablehlo_tools.token_link}
-// CHECK-NEXT: %[[LOOP:.+]]:2 = stablehlo.while(%[[ITER:.+]] = %[[X]], %[[TOKEN:.+]] = %[[ROOT]]) : tensor<4xf32>, !stablehlo.token attributes {stablehlo_tools.tokens_carried = 1 : i64}
+// CHECK-NEXT: %[[LOOP:.+]]:2 = stablehlo.while(%[[ITER:.+]] = %[[X]], %[[TOKEN:.+]] = %[[ROOT]])
+// CHECK-SAME: : tensor<4xf32>, !stablehlo.token attributes {stablehlo_tools.tokens_carried = 1 : i64}
 // CHECK-NEXT: cond {
 // CHECK-NEXT: stablehlo.return %[[P]] :
 // CHECK-NEXT: } do {
-// CHECK-NEXT: %[[MANUAL:.+]]:2 = sdy.manual_computation(%[[ITER]], %[[TOKEN]]) in_shardings=[<@mesh, [{"x"}]>, <@mesh, []>] out_shardings=[<@mesh, [{"x"}]>, <@mesh, []>] manual_axes={"x"} (%[[ARG:.+]]: tensor<2xf32>, %[[TOKEN2:.+]]: !stablehlo.token) {
+// CHECK-NEXT: %[[MANUAL:.+]]:2 = sdy.manual_computation(%[[ITER]], %[[TOKEN]])
+// CHECK-SAME: in_shardings=[<@mesh, [{"x"}]>, <@mesh, []>] out_shardings=[<@mesh, [{"x"}]>, <@mesh, []>]
+// CHECK-SAME: manual_axes={"x"} (%[[ARG:.+]]: tensor<2xf32>, %[[TOKEN2:.+]]: !stablehlo.token) {
 // CHECK-NEXT: %[[IN:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[ARG]], %[[TOKEN2]] :
 // CHECK-NEXT: %[[PERMUTE:.+]] = "stablehlo.collective_permute"(%[[IN]]#0)
 // CHECK-NEXT: %[[OUT:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[PERMUTE]], %[[IN]]#1 :
 // CHECK-NEXT: sdy.return %[[OUT]]#0, %[[OUT]]#1 :
-// CHECK-NEXT: } {stablehlo_tools.tokens_carried = 1 : i64} : (tensor<4xf32>, !stablehlo.token) -> (tensor<4xf32>, !stablehlo.token)
+// CHECK-NEXT: } {stablehlo_tools.tokens_carried = 1 : i64} : (tensor<4xf32>, !stablehlo.token)
+// CHECK-SAME: -> (tensor<4xf32>, !stablehlo.token)
 // CHECK-NEXT: stablehlo.return %[[MANUAL]]#0, %[[MANUAL]]#1 :
 // CHECK: return %[[LOOP]]#0 :
 func.func @manual_computation_in_a_loop(%p: tensor<i1>, %x: tensor<4xf32>) -> tensor<4xf32> {
@@ -178,7 +201,8 @@ func.func @manual_computation_in_a_loop(%p: tensor<i1>, %x: tensor<4xf32>) -> te
 // CHECK-NEXT: %[[PERMUTE:.+]] = "stablehlo.collective_permute"(%[[IN]]#0)
 // CHECK-NEXT: %[[OUT:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[PERMUTE]], %[[IN]]#1 :
 // CHECK-NEXT: sdy.return %[[OUT]]#0, %[[OUT]]#1 :
-// CHECK-NEXT: } {stablehlo_tools.tokens_carried = 1 : i64} : (tensor<4xf32>, !stablehlo.token) -> (tensor<4xf32>, !stablehlo.token)
+// CHECK-NEXT: } {stablehlo_tools.tokens_carried = 1 : i64} : (tensor<4xf32>, !stablehlo.token)
+// CHECK-SAME: -> (tensor<4xf32>, !stablehlo.token)
 // CHECK-NEXT: return %[[NAMED]]#0 :
 func.func @named_computation(%x: tensor<4xf32>) -> tensor<4xf32> {
   %0 = sdy.named_computation<"block">(%x) (%a: tensor<4xf32>) {
@@ -197,12 +221,15 @@ sdy.mesh @mesh = <["x"=2]>
 // CHECK-LABEL: func.func @sharded_named_computation
 // CHECK-SAME: (%[[X:.+]]: tensor<4xf32>) -> tensor<4xf32>
 // CHECK-NEXT: %[[ROOT:.+]] = stablehlo.after_all {stablehlo_tools.token_link}
-// CHECK-NEXT: %[[NAMED:.+]]:2 = sdy.named_computation<"block">(%[[X]], %[[ROOT]]) in_shardings=[<@mesh, [{"x"}]>, <@mesh, []>] out_shardings=[<@mesh, [{"x"}]>, <@mesh, []>] (%[[ARG:.+]]: tensor<4xf32>, %[[TOKEN:.+]]: !stablehlo.token) {
+// CHECK-NEXT: %[[NAMED:.+]]:2 = sdy.named_computation<"block">(%[[X]], %[[ROOT]])
+// CHECK-SAME: in_shardings=[<@mesh, [{"x"}]>, <@mesh, []>]
+// CHECK-SAME: out_shardings=[<@mesh, [{"x"}]>, <@mesh, []>] (%[[ARG:.+]]: tensor<4xf32>, %[[TOKEN:.+]]: !stablehlo.token) {
 // CHECK-NEXT: %[[IN:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[ARG]], %[[TOKEN]] :
 // CHECK-NEXT: %[[PERMUTE:.+]] = "stablehlo.collective_permute"(%[[IN]]#0)
 // CHECK-NEXT: %[[OUT:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[PERMUTE]], %[[IN]]#1 :
 // CHECK-NEXT: sdy.return %[[OUT]]#0, %[[OUT]]#1 :
-// CHECK-NEXT: } {stablehlo_tools.tokens_carried = 1 : i64} : (tensor<4xf32>, !stablehlo.token) -> (tensor<4xf32>, !stablehlo.token)
+// CHECK-NEXT: } {stablehlo_tools.tokens_carried = 1 : i64} : (tensor<4xf32>, !stablehlo.token)
+// CHECK-SAME: -> (tensor<4xf32>, !stablehlo.token)
 // CHECK-NEXT: return %[[NAMED]]#0 :
 func.func @sharded_named_computation(%x: tensor<4xf32>) -> tensor<4xf32> {
   %0 = sdy.named_computation<"block">(%x) in_shardings=[<@mesh, [{"x"}]>] out_shardings=[<@mesh, [{"x"}]>] (%a: tensor<4xf32>) {

@@ -76,9 +76,7 @@ def condition_collective() -> export.Exported:
     def local(x: jax.Array) -> jax.Array:
         return lax.while_loop(far, lambda v: 0.4 * lax.ppermute(v, AXIS, _ring(DEVICES)), x)
 
-    return _exported(
-        lambda x: local(jnp.tanh(x)), (ROWS,), in_specs=(P(AXIS),), check_vma=False
-    )
+    return _exported(lambda x: local(jnp.tanh(x)), (ROWS,), in_specs=(P(AXIS),), check_vma=False)
 
 
 def inner_functions() -> export.Exported:
@@ -95,9 +93,7 @@ def inner_functions() -> export.Exported:
     def local(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
         return mixed(mixed(x)) + shifted(y), mixed(y)
 
-    return _exported(
-        local, (ROWS, ROWS), in_specs=(P(AXIS), P(AXIS)), out_specs=(P(AXIS), P(AXIS))
-    )
+    return _exported(local, (ROWS, ROWS), in_specs=(P(AXIS), P(AXIS)), out_specs=(P(AXIS), P(AXIS)))
 
 
 def two_platforms() -> export.Exported:
@@ -176,7 +172,7 @@ def barrier_result() -> export.Exported:
 
 
 def permute_loop(microbatches: int = 12) -> export.Exported:
-    """A pipeline of one stage a device: in each step of a scan, activations go to the next stage."""
+    """One pipeline stage a device: in each step of a scan, activations go to the next stage."""
     last = DEVICES - 1
 
     def local(weights: jax.Array, inputs: jax.Array) -> jax.Array:

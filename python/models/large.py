@@ -1,4 +1,4 @@
-"""Programs as large as one likes: a step of many unrolled layers, and many collectives side by side."""
+"""Programs as large as one likes: many unrolled layers, many collectives side by side."""
 
 from __future__ import annotations
 
@@ -66,40 +66,52 @@ def wide_program(collectives: int) -> str:
     """MLIR text of `collectives` ops with no data between them, on 8 partitions.
 
     They take turns: all_gather, all_reduce, collective_permute, reduce_scatter. Each works on a row
-    of its own, and the results are added up, four ops a collective in all.
+    of its own, and the results are added up: four ops a collective, and two in each reduction.
     """
-    row, wide, narrow = "tensor<1x8xf32>", "tensor<1x64xf32>", "tensor<1x1xf32>"
-    groups = f"replica_groups = dense<[{list(range(DEVICES))}]> : tensor<1x{DEVICES}xi64>"
-    channel = "channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>"
-    pairs = f"dense<{[[i, (i + 1) % DEVICES] for i in range(DEVICES)]}> : tensor<{DEVICES}x2xi64>"
-    grouped = f"{groups}, {channel}, use_global_device_ids"
-    body = """({
-      ^bb0(%x: tensor<f32>, %y: tensor<f32>):
-        %z = stablehlo.add %x, %y : tensor<f32>
-        stablehlo.return %z : tensor<f32>
-    })"""
-    kinds = (
-        f'"stablehlo.all_gather"(%r{{0}}) <{{{{all_gather_dim = 1 : i64, {grouped}}}}}>'
-        f" : ({row}) -> {wide}\n    %s{{0}} = stablehlo.slice %c{{0}} [0:1, 0:8] : ({wide}) -> {row}",
-        f'"stablehlo.all_reduce"(%r{{0}}) <{{{{{grouped}}}}}> {{body}} : ({row}) -> {row}\n'
-        f"    %s{{0}} = stablehlo.negate %c{{0}} : {row}",
-        f'"stablehlo.collective_permute"(%r{{0}}) <{{{{source_target_pairs = {pairs}, {channel}}}}}>'
-        f" : ({row}) -> {row}\n    %s{{0}} = stablehlo.negate %c{{0}} : {row}",
-        f'"stablehlo.reduce_scatter"(%r{{0}}) <{{{{scatter_dimension = 1 : i64, {grouped}}}}}>'
-        f" {{body}} : ({row}) -> {narrow}\n"
-        f"    %s{{0}} = stablehlo.broadcast_in_dim %c{{0}}, dims = [0, 1] : ({narrow}) -> {row}",
-    )
-    lines = [
+    head = (
         f"module @wide attributes {{mhlo.num_partitions = {DEVICES} : i32, "
-        "mhlo.num_replicas = 1 : i32} {",
-        f"  func.func public @main(%rows: tensor<{collectives}x8xf32>) -> {row} {{",
-        f"    %t0 = stablehlo.constant dense<0.0> : {row}",
-    ]
-    for i in range(collectives):
-        lines += [
-            f"    %r{i} = stablehlo.slice %rows [{i}:{i + 1}, 0:8] : "
-            f"(tensor<{collectives}x8xf32>) -> {row}",
-            f"    %c{i} = {kinds[i % len(kinds)].format(i, body=body)}",
-            f"    %t{i + 1} = stablehlo.add %t{i}, %s{i} : {row}",
-        ]
-    return "\n".join([*lines, f"    return %t{collectives} : {row}", "  }", "}", ""])
+        "mhlo.num_replicas = 1 : i32} {\n"
+        f"  func.func public @main(%rows: tensor<{collectives}x8xf32>) -> {_ROW} {{\n"
+        f"    %t0 = stablehlo.constant dense<0.0> : {_ROW}\n"
+    )
+    body = (
+        f"    %r{i} = stablehlo.slice %rows [{i}:{i + 1}, 0:8] : "
+        f"(tensor<{collectives}x8xf32>) -> {_ROW}\n"
+        + _WIDE_STEPS[i % len(_WIDE_STEPS)].replace("@", str(i))
+        + f"    %t{i + 1} = stablehlo.add %t{i}, %s{i} : {_ROW}\n"
+        for i in range(collectives)
+    )
+    return f"{head}{''.join(body)}    return %t{collectives} : {_ROW}\n  }}\n}}\n"
+
+
+_ROW = "tensor<1x8xf32>"
+_CHANNEL = "channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>"
+_GROUPS = (
+    f"replica_groups = dense<[{list(range(DEVICES))}]> : tensor<1x{DEVICES}xi64>, "
+    f"{_CHANNEL}, use_global_device_ids"
+)
+_PAIRS = f"dense<{[[i, (i + 1) % DEVICES] for i in range(DEVICES)]}> : tensor<{DEVICES}x2xi64>"
+_SUM = """({
+    ^bb0(%x: tensor<f32>, %y: tensor<f32>):
+      %z = stablehlo.add %x, %y : tensor<f32>
+      stablehlo.return %z : tensor<f32>
+    })"""
+# Each makes %s@, a row, of %r@, a row, where @ stands for the number of the collective.
+_WIDE_STEPS = (
+    f"""    %c@ = "stablehlo.all_gather"(%r@)
+        <{{all_gather_dim = 1 : i64, {_GROUPS}}}> : ({_ROW}) -> tensor<1x64xf32>
+    %s@ = stablehlo.slice %c@ [0:1, 0:8] : (tensor<1x64xf32>) -> {_ROW}
+""",
+    f"""    %c@ = "stablehlo.all_reduce"(%r@)
+        <{{{_GROUPS}}}> {_SUM} : ({_ROW}) -> {_ROW}
+    %s@ = stablehlo.negate %c@ : {_ROW}
+""",
+    f"""    %c@ = "stablehlo.collective_permute"(%r@)
+        <{{source_target_pairs = {_PAIRS}, {_CHANNEL}}}> : ({_ROW}) -> {_ROW}
+    %s@ = stablehlo.negate %c@ : {_ROW}
+""",
+    f"""    %c@ = "stablehlo.reduce_scatter"(%r@)
+        <{{scatter_dimension = 1 : i64, {_GROUPS}}}> {_SUM} : ({_ROW}) -> tensor<1x1xf32>
+    %s@ = stablehlo.broadcast_in_dim %c@, dims = [0, 1] : (tensor<1x1xf32>) -> {_ROW}
+""",
+)

@@ -53,6 +53,10 @@ class LlamaConfig:
     model: int = 2
     platforms: tuple[str, ...] = ("cpu",)
 
+    def __post_init__(self) -> None:
+        if self.optimizer not in ("sgd", "adamw"):
+            raise ValueError(f"the optimizer is sgd or adamw, not {self.optimizer!r}")
+
     def mesh(self) -> Mesh:
         """The virtual devices, (fsdp, model)."""
         return device_mesh(fsdp=self.fsdp, model=self.model)
@@ -111,7 +115,7 @@ def train_step(config: LlamaConfig, state: Tree, tokens: jax.Array) -> tuple[Tre
 
 def loss(config: LlamaConfig, parameters: Tree, tokens: jax.Array) -> jax.Array:
     """Mean next-token cross-entropy over the global batch, float32; the same on every device."""
-    hidden = jnp.take(_gathered(parameters["embedding"], 0), tokens[:, :-1], axis=0)
+    hidden = jnp.take(_gathered(parameters["embedding"], 0), tokens[:, :-1], axis=0, mode="clip")
     layer = partial(_layer, config, _rotation(config))
     if config.remat:
         layer = jax.checkpoint(layer)
@@ -145,9 +149,7 @@ def _attention(config: LlamaConfig, rotation: Tree, hidden: jax.Array, weights: 
     scores = jnp.einsum("bqkgh,bskh->bkgqs", query, key) * config.head_size**-0.5
     causal = jnp.tril(jnp.ones((length, length), bool))
     scores = jnp.where(causal, scores.astype(jnp.float32), -1e30)
-    weighted = jnp.einsum(
-        "bkgqs,bskh->bqkgh", jax.nn.softmax(scores).astype(hidden.dtype), value
-    )
+    weighted = jnp.einsum("bkgqs,bskh->bqkgh", jax.nn.softmax(scores).astype(hidden.dtype), value)
     return lax.psum(weighted.reshape(batch, length, -1) @ _gathered(weights["output"], 1), MODEL)
 
 
@@ -158,7 +160,7 @@ def _feed_forward(hidden: jax.Array, weights: Tree) -> jax.Array:
 
 
 def _cross_entropy(config: LlamaConfig, logits: jax.Array, targets: jax.Array) -> jax.Array:
-    """Of logits whose last axis is split over `model`; each device holds a part of the vocabulary."""
+    """Of logits whose last axis, the vocabulary, is split over `model`."""
     largest = lax.pmax(lax.stop_gradient(logits).max(-1), MODEL)
     total = lax.psum(jnp.exp(logits - largest[..., None]).sum(-1), MODEL)
     share = config.vocabulary // config.model

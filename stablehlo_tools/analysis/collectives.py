@@ -29,6 +29,7 @@ from stablehlo_tools.analysis.replica_groups import (
 )
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.ir.walk import walk
 
 REDUCTION_GROUPED = frozenset({"all_gather", "all_reduce", "reduce_scatter"})
 EXCHANGE_GROUPED = frozenset({"all_to_all", "collective_broadcast"})
@@ -206,7 +207,7 @@ def find_collectives(module: ir.Module) -> list[Collective]:
         found.append(collective)
         return ir.WalkResult.SKIP  # regions hold a reduction, or the inner op of an async pair
 
-    module.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
+    walk(module.operation, visit)
     return found
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from stablehlo_tools.analysis.collectives import Collective, classify_communication
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, note
+from stablehlo_tools.ir.walk import walk
 
 WHILE = "stablehlo.while"
 BRANCHES = frozenset({"stablehlo.if", "stablehlo.case"})
@@ -22,6 +23,7 @@ COMPOSITE = "stablehlo.composite"
 FUNCTION = "func.func"
 _CONTROL_FLOW = BRANCHES | COMPUTATIONS | {WHILE}
 _CALLS = frozenset({CALL, COMPOSITE})
+_CALLED_COMPUTATIONS = "called_computations"
 
 
 @dataclass(eq=False)
@@ -85,13 +87,14 @@ class _Builder:
         }
         self.found: list[Collective | ir.Operation] = []  # collectives and calls, in order
         self.calls: dict[str, list[ir.Operation]] = {}
+        self.references: dict[str, ir.Operation] = {}
         self.callees: dict[str, list[str]] = {name: [] for name in self.functions}
 
     def build(self) -> list[CommunicatingFunction]:
         self._collect()
         communicating = self._communicating()
         for name in communicating:
-            self._check_public(name)
+            self._check_references(name)
         built = {name: self._function(name) for name in communicating}
         lists: dict[ir.Block, list[Site]] = {}  # by block: an op's hash takes in all its operands
         for entry in self.found:
@@ -111,13 +114,15 @@ class _Builder:
                 self.calls.setdefault(callee_name(op), []).append(op)
                 self.callees[self._enclosing(op)].append(callee_name(op))
                 return ir.WalkResult.ADVANCE
+            if _CALLED_COMPUTATIONS in op.attributes:
+                self._note_references(op)
             collective = classify(op)
             if collective is None:
                 return ir.WalkResult.ADVANCE
             self.found.append(collective)
             return ir.WalkResult.SKIP
 
-        self.module.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
+        walk(self.module.operation, visit)
 
     def _enclosing(self, op: ir.Operation) -> str:
         """The name of the top-level function around an op."""
@@ -174,8 +179,20 @@ class _Builder:
         for name in communicating:
             visit(name, ())
 
-    def _check_public(self, name: str) -> None:
+    def _note_references(self, op: ir.Operation) -> None:
+        for symbol in ir.ArrayAttr(op.attributes[_CALLED_COMPUTATIONS]):
+            self.references.setdefault(ir.FlatSymbolRefAttr(symbol).value, op)
+
+    def _check_references(self, name: str) -> None:
+        """Refuses a function whose signature cannot change with its callers'."""
         function = self.functions[name]
+        if name in self.references:
+            raise ToolError(
+                f"@{name} communicates and is a called computation of a custom_call, which hands "
+                "it no token",
+                function.location,
+                (note("referred to here", self.references[name].location),),
+            )
         if not is_public(function) or name not in self.calls:
             return
         raise ToolError(

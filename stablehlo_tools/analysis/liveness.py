@@ -23,6 +23,7 @@ from stablehlo_tools.analysis.communication import (
 )
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.carriers import terminator
+from stablehlo_tools.ir.walk import walk
 
 _CALLS = frozenset({CALL, COMPOSITE})
 _CARRIERS = BRANCHES | COMPUTATIONS | _CALLS | {WHILE}
@@ -75,7 +76,7 @@ class _Liveness:
                 effects.append(op)
             return ir.WalkResult.SKIP
 
-        module.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
+        walk(module.operation, visit)
         for function in self.functions.values():
             if is_public(function):
                 self._mark(terminator(function.regions[0].blocks[0]).operands)

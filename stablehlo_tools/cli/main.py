@@ -22,6 +22,7 @@ COMMANDS = {
 }
 BAD_INPUT = 2
 INTERRUPTED = 130
+TRACEBACK = "STABLEHLO_TOOLS_TRACEBACK"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -33,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("stablehlo-tools: interrupted; no file was written", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:
+    except BrokenPipeError:  # whoever reads the output has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
@@ -52,8 +53,18 @@ def _run(words: list[str]) -> int:
         sys.stdout.flush()
         return code
     except ToolError as error:
-        name = error.input_name or getattr(parsed, "input", None) or "stablehlo-tools"
-        print(error.diagnostic.render("<stdin>" if name == "-" else name), file=sys.stderr)
+        print(error.diagnostic.render(error.input_name or "stablehlo-tools"), file=sys.stderr)
+        return BAD_INPUT
+    except BrokenPipeError:
+        raise
+    except Exception as error:
+        if os.environ.get(TRACEBACK):
+            raise
+        print(
+            f"stablehlo-tools: error: a bug in this tool: {type(error).__name__}: {error} "
+            f"(set {TRACEBACK}=1 to see where)",
+            file=sys.stderr,
+        )
         return BAD_INPUT
 
 

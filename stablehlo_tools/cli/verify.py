@@ -81,10 +81,11 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(found.to_json()))
     else:
         print(render(found))
-    for index in found.vacuous:
+    if found.same and found.vacuous:
+        first = _title(found.outputs[found.vacuous[0]])
         print(
-            f"warning: {_title(found.outputs[index])} is NaN everywhere in every trial: nothing "
-            "was shown about it",
+            f"warning: {_number(len(found.vacuous), 'output')}, first {first}, NaN everywhere in "
+            "every trial: nothing was shown about that",
             file=sys.stderr,
         )
     return 0 if found.same else 1

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from stablehlo_tools.targets.scheduled_hlo import (
+from stablehlo_tools.targets.hlo_text import (
     COLLECTIVES,
     Computations,
     Identities,
@@ -44,7 +44,7 @@ def read_combined(directory: Path) -> _Found:
 
 
 def add_merged(before: str, after: str, found: _Found) -> None:
-    """Adds to `found` what one run of a combiner merged; earlier findings are taken into account."""
+    """Adds to `found` what one run of a combiner merged; earlier findings are used."""
     computations, _ = parse_computations(before)
     identities = Identities(computations, found)
     old, new = _collectives(computations), _collectives(parse_computations(after)[0])

@@ -48,14 +48,14 @@ _LOG_PREFIX = re.compile(r"^[EF]\d{4} [\d:.]+\s+\d+ ([\w./+-]+:\d+)\] ")
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on each device; `peak_bytes` is None where the compiler does not tell."""
+    """Bytes on each device."""
 
     argument_bytes: int
     output_bytes: int
     temp_bytes: int
     alias_bytes: int  # of outputs that live in the memory of donated arguments
     code_bytes: int
-    peak_bytes: int | None
+    peak_bytes: int  # as the compiler counts it; 0 where it does not
 
     @property
     def total_bytes(self) -> int:
@@ -110,18 +110,17 @@ def _compile(artifact: Artifact, target: Target, timeout: float) -> Compilation:
         combined = read_combined(directory / "dump")
     try:
         schedule = parse_schedule(text, combined)
-        order = compare_order(prepared.program, schedule)
     except ValueError as error:
         raise ToolError(f"{target.title} compiled the program, but {error}") from None
-    memory = dict(answer["memory"])
+    memory: dict[str, int] = answer["memory"]
     return Compilation(
         topology=machine,
         compiler=compiler_version(target),
         tagged=prepared.tagged,
         program_ids=prepared.program_ids(),
         schedule=schedule,
-        order=order,
-        memory=Memory(**{**memory, "peak_bytes": memory["peak_bytes"] or None}),
+        order=compare_order(prepared.program, schedule),
+        memory=Memory(**memory),
         seconds=answer["seconds"],
         text=text,
     )
@@ -192,7 +191,7 @@ def _end(code: int) -> str:
 
 
 def _reason(said: str) -> tuple[Diagnostic, ...]:
-    """The last line of standard error that says something, as a note; a fatal one where there is."""
+    """The last line of standard error that says something, a fatal one first, as a note."""
     lines = [line for line in said.splitlines() if not _NOISE.search(line)]
     fatal = [line for line in lines if line.startswith("F") and _LOG_PREFIX.match(line)]
     if not lines:

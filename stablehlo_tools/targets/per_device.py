@@ -22,6 +22,7 @@ from stablehlo_tools.analysis.collectives import find_collectives
 from stablehlo_tools.analysis.communication import CALL, COMPOSITE, callee_name
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.carriers import terminator
+from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.targets.program_order import ENTRY
 
 _MANUAL = "sdy.manual_computation"
@@ -58,7 +59,7 @@ def is_per_device(module: ir.Module) -> bool:
     while pending and not found:
         function = functions.get(pending.pop())
         if function is not None:
-            function.walk(visit, ir.WalkOrder.PRE_ORDER)
+            walk(function, visit)
     return found
 
 
@@ -118,7 +119,7 @@ def _drop_shardings(module: ir.Module) -> None:
                 op.attributes[name] = _without_shardings(op.attributes[name])
         return ir.WalkResult.ADVANCE
 
-    module.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
+    walk(module.operation, visit)
 
 
 def _without_shardings(attribute: ir.Attribute) -> ir.Attribute:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stablehlo_tools import bindings
-from stablehlo_tools.analysis.collectives import ModuleFacts, find_collectives
-from stablehlo_tools.analysis.replica_groups import ProcessGrid
+from stablehlo_tools.analysis.collectives import Collective, ModuleFacts, find_collectives
+from stablehlo_tools.analysis.replica_groups import GroupMode, ProcessGrid
 from stablehlo_tools.artifact import Artifact
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
@@ -14,7 +14,9 @@ from stablehlo_tools.targets.order import Item, program_ids
 from stablehlo_tools.targets.per_device import is_per_device, main_function, make_manual
 from stablehlo_tools.targets.platform_index import fix_platform
 from stablehlo_tools.targets.tagging import TaggedOp, tag_collectives
-from stablehlo_tools.targets.topologies import Target
+from stablehlo_tools.targets.topologies import DEVICES_PER_HOST, Target
+
+_GRID = ("replicas", "partitions")
 
 
 @dataclass(frozen=True)
@@ -83,16 +85,24 @@ def _check_shapes(main: ir.Operation) -> None:
 
 
 def _process_grid(module: ir.Module) -> ProcessGrid:
-    """What the module states, or else what its collectives and meshes name."""
+    """What the module states, or else what its collectives and meshes name.
+
+    Collectives that name no device at all (torch-xla's all_reduce over every replica) run on one
+    host's worth of replicas.
+    """
     facts = ModuleFacts.of(module)
-    stated = [f"mhlo.num_{name}" in module.operation.attributes for name in _GRID]
-    if not any(stated) and facts.grid.num_replicas == 1:
-        sizes = [mesh.size for mesh in facts.meshes.values()]
-        partitions = max([facts.grid.num_partitions, *sizes])
-        facts = ModuleFacts(ProcessGrid(1, partitions), facts.meshes)
-    for collective in find_collectives(module):
+    collectives = find_collectives(module)
+    if not any(f"mhlo.num_{name}" in module.operation.attributes for name in _GRID):
+        facts = ModuleFacts(_inferred_grid(facts, collectives), facts.meshes)
+    for collective in collectives:
         facts.groups(collective)  # raises for a device that the grid does not have
     return facts.grid
 
 
-_GRID = ("replicas", "partitions")
+def _inferred_grid(facts: ModuleFacts, collectives: list[Collective]) -> ProcessGrid:
+    grid = facts.grid
+    if grid.num_replicas == 1:
+        sizes = [mesh.size for mesh in facts.meshes.values()]
+        grid = ProcessGrid(1, max([grid.num_partitions, *sizes]))
+    reduces_all = any(c.group_mode is GroupMode.CROSS_REPLICA for c in collectives)
+    return ProcessGrid(DEVICES_PER_HOST) if grid.size == 1 and reduces_all else grid

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from stablehlo_tools.analysis.communication import (
-    WHILE,
     BRANCHES,
+    WHILE,
     CommunicatingFunction,
     Site,
     communicating_functions,
@@ -16,7 +16,10 @@ ENTRY = "main"
 
 
 def program_order(module: ir.Module, ids: dict[ir.Operation, int]) -> tuple[Item, ...]:
-    """What `main` issues, each op by its id (of a collective's `inner` op). Raises a located ToolError where the program's order is not understood."""
+    """What `main` issues; `ids` numbers the collectives by their `inner` op.
+
+    Raises a located ToolError where the program's order is not understood.
+    """
     expanded: dict[str, tuple[Item, ...]] = {}
     for function in communicating_functions(module):  # callees before callers
         expanded[function.name] = _expand(function, ids, expanded)

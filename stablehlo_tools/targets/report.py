@@ -53,6 +53,7 @@ def to_json(compilation: Compilation, input_name: str) -> dict[str, Any]:
         "compiler": c.compiler,
         "compile_seconds": round(c.seconds, 3),
         "same_order": c.order.same_order,
+        "undecided": c.order.undecided,
         "difference": _difference(c),
         "order": [
             entry
@@ -78,7 +79,7 @@ def to_json(compilation: Compilation, input_name: str) -> dict[str, Any]:
             "alias_bytes": c.memory.alias_bytes,
             "code_bytes": c.memory.code_bytes,
             "total_bytes": c.memory.total_bytes,
-            "peak": c.memory.peak_bytes,
+            "peak": c.memory.peak_bytes or None,
         },
     }
 
@@ -122,6 +123,8 @@ def _order(compilation: Compilation, input_name: str) -> str:
     if not compilation.program_ids:
         own = f"; the {order.added} in the schedule are XLA's own" if order.added else ""
         return f"the program has no collectives{own}"
+    if order.undecided:
+        return "undecided: too many places where XLA may have deleted a collective"
     if difference is None:
         return "same as the program"
     after = "first" if difference.after is None else f"after #{difference.after}"
@@ -145,8 +148,8 @@ def _hashed(ids: Iterable[int]) -> str:
 
 
 def _table(compilation: Compilation, input_name: str) -> list[str]:
-    places = {op.id: op.place.render(input_name) for op in compilation.tagged}
-    rows = [_HEADER]
+    by_id = {op.id: op for op in compilation.tagged}
+    rows: list[tuple[str, ...]] = [_HEADER]
     for event in compilation.schedule.events:
         rows.append(
             (
@@ -155,7 +158,7 @@ def _table(compilation: Compilation, input_name: str) -> list[str]:
                 event.kind,
                 _short_ids(event.ids),
                 "/".join(event.nesting),
-                _source(event, places),
+                _source(event, by_id, input_name),
             )
         )
     return _aligned(rows)
@@ -167,11 +170,13 @@ def _short_ids(ids: Sequence[int]) -> str:
     return f"{ids[0]},{ids[1]},… ({len(ids)})"
 
 
-def _source(event: Event, places: dict[int, str]) -> str:
+def _source(event: Event, by_id: dict[int, TaggedOp], input_name: str) -> str:
     if not event.ids:
         return f"added by XLA ({event.op_name})" if event.op_name else "added by XLA"
+    op = by_id[event.ids[0]]
+    other = "" if op.kind == event.kind.replace("-", "_") else f"{op.kind} at "
     more = f" and {len(event.ids) - 1} more" if len(event.ids) > 1 else ""
-    return places[event.ids[0]] + more
+    return other + op.place.render(input_name) + more
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -187,7 +192,7 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _memory_line(memory: Memory) -> str:
-    peak = "" if memory.peak_bytes is None else f", peak {memory.peak_bytes:,}"
+    peak = f", peak {memory.peak_bytes:,}" if memory.peak_bytes else ""
     return (
         f"memory per device in bytes: arguments {memory.argument_bytes:,}, outputs "
         f"{memory.output_bytes:,} ({memory.alias_bytes:,} of them in arguments), temporaries "

@@ -12,56 +12,35 @@ The forms that the compilers write, all read as one start and one done, or one s
     all-gather-start(…) … all-gather-done(…)         also reduce-scatter, all-to-all, …
     async-start(…), calls=%c … async-done(…)         %c holds the collective
     send(…) … send-done(…), recv(…) … recv-done(…)
-    fusion(…), calls=%c                              XLA:TPU; %c holds the collective and may pass it
-                                                     to an AsyncCollectiveStart or -Done custom call
+    fusion(…), calls=%c                              XLA:TPU; %c holds the collective and passes it
+                                                     to AsyncCollectiveStart or -Done, or neither
 """
 
 from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-TAG = "stablehlo_tools_id"  # the frontend attribute that carries the ids of the program's ops
-TAG_MARK = "#id"  # what precedes an id in an op_name; the second carrier of the identity
-
-COLLECTIVES = frozenset(
-    {
-        "all-gather",
-        "all-reduce",
-        "reduce-scatter",
-        "all-to-all",
-        "ragged-all-to-all",
-        "collective-permute",
-        "collective-broadcast",
-    }
+from stablehlo_tools.targets.hlo_text import (
+    ASYNC_MARKER,
+    COLLECTIVES,
+    DESCENDED,
+    SYNCHRONOUS,
+    TRANSFERS,
+    WRAPPERS,
+    Combined,
+    Computations,
+    Identities,
+    Instruction,
+    parse_computations,
 )
-_TRANSFERS = frozenset({"send", "recv"})
-_SYNCHRONOUS = COLLECTIVES | {"infeed", "outfeed"}
-_WRAPPERS = frozenset({"async", "call", "fusion", "custom-call"})
-_DESCENDED = frozenset({"while", "conditional", "call", "fusion"})
 
-_COMPUTATION = re.compile(r"(ENTRY )?%?([^\s(]+) ?\(.*\{\s*$")
-_INSTRUCTION = re.compile(r"\s+(?:ROOT )?%?([^\s=]+) = ")
-_OPCODE = re.compile(r" ([a-z][a-z0-9-]*)\(")
-_OPERAND = re.compile(r"%([^\s,()#]+)")
-_CALLED = re.compile(
-    r"[ {](calls|to_apply|body|condition|true_computation|false_computation)=%?([^\s,{}]+)"
-)
-_BRANCHES = re.compile(r" (?:branch_computations|called_computations)=\{([^}]*)\}")
-_IDS = re.compile(TAG + r'="([\d,]*)"')
-_OP_NAME = re.compile(r' ?op_name="((?:[^"\\]|\\.)*)"')
-_MARKED_ID = re.compile(TAG_MARK + r"(\d+)")
 _TRIP_COUNT = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _CHAIN = re.compile(r'chain_id="([^"]*)"')
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
-_GROUPS = re.compile(r"(?:replica_groups|source_target_pairs)=([^,]*(?:\{.*?\}\}|\[[^\]]*\])?)")
 _EVENT_LIMIT = 1_000_000
-
-
-type Combined = Mapping[str, tuple[int, ...]]  # ids by instruction name
-type Computations = dict[str, list[Instruction]]
 
 
 class Phase(enum.Enum):
@@ -133,95 +112,11 @@ class Schedule:
         return {e.start: e.position for e in self.events if e.start is not None}
 
 
-@dataclass(frozen=True)
-class Instruction:
-    """One instruction that is a collective, finishes one, or may contain one."""
-
-    name: str
-    opcode: str
-    line: str
-    after_opcode: int  # where the operands begin in the line
-
-    @property
-    def operands(self) -> list[str]:
-        """The names of the operands."""
-        return _OPERAND.findall(self.line, self.after_opcode, self._end_of_operands())
-
-    def _end_of_operands(self) -> int:
-        depth = 0
-        for index in range(self.after_opcode - 1, len(self.line)):
-            depth += {"(": 1, ")": -1}.get(self.line[index], 0)
-            if depth == 0:
-                return index
-        return len(self.line)
-
-    def called(self) -> dict[str, list[str]]:
-        """The computations that it calls, by the attribute that names them."""
-        found: dict[str, list[str]] = {}
-        for key, name in _CALLED.findall(self.line, self.after_opcode):
-            found.setdefault(key, []).append(name)
-        for names in _BRANCHES.findall(self.line, self.after_opcode):
-            found["branches"] = [name.strip().lstrip("%") for name in names.split(",")]
-        return found
-
-    def tagged_ids(self) -> tuple[int, ...]:
-        """The ids in its tag."""
-        tags = _IDS.search(self.line, self.after_opcode)
-        return tuple(int(i) for i in tags.group(1).split(",") if i) if tags else ()
-
-    def marked_ids(self) -> tuple[int, ...]:
-        """The ids marked in its op_name."""
-        name = _OP_NAME.search(self.line, self.after_opcode)
-        return tuple(map(int, _MARKED_ID.findall(name.group(1)))) if name else ()
-
-    def op_name(self) -> str:
-        """The op_name of the metadata, without the marks of the tagging."""
-        found = _OP_NAME.search(self.line, self.after_opcode)
-        name = _MARKED_ID.sub("", found.group(1)) if found else ""
-        return name if re.search(r"\w", name) else ""
-
-    def shape(self) -> str:
-        """The result's shape, as printed."""
-        start = self.line.index(" = ") + 3
-        return self.line[start : self.after_opcode - len(self.opcode) - 2]
-
-    def groups(self) -> str:
-        """The replica groups or the source-target pairs, as printed."""
-        found = _GROUPS.search(self.line, self.after_opcode)
-        return found.group(1) if found else ""
-
-
-class Identities:
-    """Which ops of the program an instruction stands for.
-
-    Its tag says so; where XLA dropped the tag, the dumps may (`combined`, by instruction name), or
-    the op_name. The latter counts only for ids that no tag has: what the partitioner adds around
-    a collective inherits that one's op_name.
-    """
-
-    def __init__(self, computations: Computations, combined: Combined) -> None:
-        self.combined = combined
-        self.tagged = {
-            id_
-            for instructions in computations.values()
-            for instruction in instructions
-            if instruction.opcode not in _DESCENDED  # a fusion has the tags of what it absorbed
-            for id_ in instruction.tagged_ids()
-        }
-
-    def of(self, instruction: Instruction) -> tuple[tuple[int, ...], bool]:
-        """The ids, and whether there may be others that are lost."""
-        ids = instruction.tagged_ids() or self.combined.get(instruction.name, ())
-        if ids:
-            return ids, False
-        marked = dict.fromkeys(i for i in instruction.marked_ids() if i not in self.tagged)
-        return tuple(marked), bool(marked) and len(instruction.operands) > 1
-
-
 def parse_schedule(text: str, combined: Combined | None = None) -> Schedule:
     """The schedule of a module in scheduled HLO text.
 
-    `combined` is what `targets.combined` recovered for collectives whose tag XLA dropped. Raises ValueError for text that is no scheduled module.
+    `combined` is what `targets.combined` recovered for collectives whose tag XLA dropped. Raises
+    ValueError for text that is no scheduled module.
     """
     header = text.lstrip()[:4096].partition("\n")[0]
     if not header.startswith("HloModule") or "is_scheduled=true" not in header:
@@ -230,47 +125,6 @@ def parse_schedule(text: str, combined: Combined | None = None) -> Schedule:
     builder = _Builder(computations, combined or {})
     nodes = builder.block(entry, ())
     return Schedule(nodes, tuple(builder.events))
-
-
-def parse_computations(text: str) -> tuple[Computations, str]:
-    """The instructions that matter here, by computation, and the entry computation's name."""
-    computations: Computations = {}
-    current: list[Instruction] | None = None
-    entry = ""
-    for line in text.splitlines():
-        if not line or line[0] == "}":
-            current = None
-        elif line[0] not in " \t":
-            header = _COMPUTATION.match(line)
-            if header:
-                current = computations.setdefault(header.group(2), [])
-                entry = header.group(2) if header.group(1) else entry
-        elif current is not None:
-            instruction = _parse_instruction(line)
-            if instruction is not None:
-                current.append(instruction)
-    if not entry:
-        raise ValueError("the HLO text has no ENTRY computation")
-    return computations, entry
-
-
-def _parse_instruction(line: str) -> Instruction | None:
-    name = _INSTRUCTION.match(line)
-    opcode = _OPCODE.search(line, name.end() - 1) if name else None
-    if name is None or opcode is None or not _matters(opcode.group(1), line):
-        return None
-    return Instruction(name.group(1), opcode.group(1), line, opcode.end())
-
-
-def _matters(opcode: str, line: str) -> bool:
-    if opcode in _SYNCHRONOUS or opcode in _TRANSFERS or opcode in _DESCENDED:
-        return True
-    if opcode == "custom-call":
-        return TAG in line or "has_side_effect=true" in line or '"AsyncCollective' in line
-    base, _, suffix = opcode.rpartition("-")
-    if suffix not in ("start", "update", "done"):
-        return False
-    return base in COLLECTIVES or base in _TRANSFERS or base in _WRAPPERS
 
 
 @dataclass
@@ -319,9 +173,9 @@ class _Builder:
             self._continue(instruction, state)
         elif suffix == "done":
             yield from self._done(instruction, base, state)
-        elif opcode in _TRANSFERS:
+        elif opcode in TRANSFERS:
             yield self._begin(instruction, opcode, Phase.START, state)
-        elif '"AsyncCollective' not in instruction.line:
+        elif not _is_async_marker(instruction):
             yield self._begin(instruction, opcode, Phase.SYNC, state)
 
     def _loop(self, instruction: Instruction, state: _Block) -> Iterator[Loop]:
@@ -387,7 +241,7 @@ class _Builder:
         yield self._finish(inner, inner.opcode, opened.pop(0) if opened else None, state)
 
     def _start(self, instruction: Instruction, base: str, state: _Block) -> Iterator[Event]:
-        if base in COLLECTIVES or base in _TRANSFERS:
+        if base in COLLECTIVES or base in TRANSFERS:
             event = self._begin(instruction, base, Phase.START, state)
             state.started[instruction.name] = [event.position]
             yield event
@@ -408,9 +262,8 @@ class _Builder:
         """The collectives that an async computation issues, however it wraps them."""
         for instruction in self.computations.get(name, ()):
             opcode = instruction.opcode
-            if opcode.removesuffix("-start") in _SYNCHRONOUS or opcode in _TRANSFERS:
-                yield instruction
-            elif opcode == "custom-call" and '"AsyncCollective' not in instruction.line:
+            collective = opcode.removesuffix("-start") in SYNCHRONOUS or opcode in TRANSFERS
+            if collective or (opcode == "custom-call" and not _is_async_marker(instruction)):
                 yield instruction
             else:
                 for called in self._talking(instruction):
@@ -427,7 +280,7 @@ class _Builder:
                 for start in state.started.pop(operand):
                     yield self._finish(instruction, base, start, state)
                 return
-        if base in COLLECTIVES or base in _TRANSFERS:
+        if base in COLLECTIVES or base in TRANSFERS:
             yield self._finish(instruction, base, None, state)
 
     def _begin(
@@ -444,7 +297,7 @@ class _Builder:
             if outer and not outer_partial:
                 ids, partial = outer, False
         event = self._append(instruction, kind, phase, state, ids, partial, None)
-        if kind in _TRANSFERS:
+        if kind in TRANSFERS:
             state.started[instruction.name] = [event.position]
         return event
 
@@ -497,14 +350,18 @@ class _Builder:
         if name not in self.communicating:
             self.communicating[name] = False  # a cycle would be malformed HLO
             self.communicating[name] = any(
-                instruction.opcode not in _DESCENDED
-                and not _is_wrapper(instruction.opcode)
-                or bool(self._talking(instruction))
+                not _may_contain(instruction.opcode) or bool(self._talking(instruction))
                 for instruction in self.computations.get(name, ())
             )
         return self.communicating[name]
 
 
-def _is_wrapper(opcode: str) -> bool:
+def _may_contain(opcode: str) -> bool:
+    """Whether an instruction is no collective but may call one."""
     base, _, suffix = opcode.rpartition("-")
-    return suffix in ("start", "update", "done") and base in _WRAPPERS
+    return opcode in DESCENDED or (suffix in ("start", "update", "done") and base in WRAPPERS)
+
+
+def _is_async_marker(instruction: Instruction) -> bool:
+    """Whether this is one of the custom calls that XLA:TPU marks async collectives with."""
+    return ASYNC_MARKER in instruction.line

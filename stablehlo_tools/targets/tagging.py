@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from stablehlo_tools.analysis.collectives import Collective, find_collectives
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Place, to_place
+from stablehlo_tools.targets.hlo_text import TAG, TAG_MARK
 from stablehlo_tools.targets.order import Item, program_ids, renumbered
 from stablehlo_tools.targets.program_order import program_order
-from stablehlo_tools.targets.scheduled_hlo import TAG, TAG_MARK
 
 _FRONTEND_ATTRIBUTES = "mhlo.frontend_attributes"
 
@@ -55,7 +55,7 @@ def tag_collectives(module: ir.Module) -> tuple[tuple[TaggedOp, ...], tuple[Item
 def _tag(collective: Collective, number: int) -> None:
     op = collective.inner
     present = op.attributes.get(_FRONTEND_ATTRIBUTES)
-    entries = {entry.name: entry.attr for entry in present} if present else {}
+    entries = {} if present is None else {e.name: e.attr for e in ir.DictAttr(present)}
     context = op.context
     entries[TAG] = ir.StringAttr.get(str(number), context)
     op.attributes[_FRONTEND_ATTRIBUTES] = ir.DictAttr.get(entries, context)

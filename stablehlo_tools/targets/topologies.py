@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import importlib.metadata
 import importlib.util
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +12,19 @@ from pathlib import Path
 from stablehlo_tools.diagnostics import ToolError
 
 GPU_CONFIG = Path(__file__).with_name("h100.txtpb")
-_DEVICES_PER_HOST = 8  # of an HGX H100
-_V5E_SIDE = 16  # a v5e pod is 16 × 16 chips
+DEVICES_PER_HOST = 8  # of an HGX H100
 _MOST_DEVICES = 256
+_V5E_SLICES = {
+    1: "1x1",
+    2: "1x2",
+    4: "2x2",
+    8: "2x4",
+    16: "4x4",
+    32: "4x8",
+    64: "8x8",
+    128: "8x16",
+    256: "16x16",
+}
 
 
 class Target(enum.Enum):
@@ -55,8 +64,8 @@ class Topology:
 def topology(target: Target, devices: int) -> Topology:
     """The arrangement to compile for. Raises ToolError where there is none of that size.
 
-    H100: one host of up to eight, or hosts of eight; other numbers count as one host. v5e: 1x1,
-    1x2, or the squarest grid of even sides up to 16, which is how hosts of 2 × 2 chips can stand.
+    H100: one host of up to eight, or hosts of eight; other numbers count as one host. v5e: the
+    shapes of its slices; libtpu routes few others.
     """
     if devices < 1 or devices > _MOST_DEVICES:
         raise ToolError(
@@ -66,11 +75,16 @@ def topology(target: Target, devices: int) -> Topology:
     if target is Target.CPU:
         return Topology(target, devices, "host")
     if target is Target.GPU:
-        hosts, rest = divmod(devices, _DEVICES_PER_HOST)
+        hosts, rest = divmod(devices, DEVICES_PER_HOST)
         whole = hosts > 1 and not rest
-        name = f"1x{hosts}x{_DEVICES_PER_HOST}" if whole else f"1x1x{devices}"
+        name = f"1x{hosts}x{DEVICES_PER_HOST}" if whole else f"1x1x{devices}"
         return Topology(target, devices, name)
-    return Topology(target, devices, f"v5e:{_v5e_grid(devices)}")
+    if devices not in _V5E_SLICES:
+        raise ToolError(
+            f"XLA:TPU: no TPU v5e slice has {devices} chips, only "
+            f"{', '.join(map(str, _V5E_SLICES))}: use --target gpu or cpu"
+        )
+    return Topology(target, devices, f"v5e:{_V5E_SLICES[devices]}")
 
 
 def environment(machine: Topology, inherited: Mapping[str, str], dump: Path) -> dict[str, str]:
@@ -94,6 +108,7 @@ def environment(machine: Topology, inherited: Mapping[str, str], dump: Path) -> 
             "TPU_SKIP_MDS_QUERY": "1",  # there is no metadata server to ask
             "TPU_ACCELERATOR_TYPE": "v5litepod-8",
             "TPU_WORKER_HOSTNAMES": "localhost",
+            "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # no chip is opened: compilers may run side by side
         }
     added["XLA_FLAGS"] = " ".join(flag for flag in flags if flag)
     return {**inherited, **added}
@@ -122,16 +137,3 @@ _PACKAGES = {
     ),
     Target.TPU: (("libtpu", "libtpu"),),
 }
-
-
-def _v5e_grid(devices: int) -> str:
-    if devices <= 2:
-        return f"1x{devices}"
-    for side in range(math.isqrt(devices), 1, -1):
-        other = devices // side
-        if devices % side == 0 and side % 2 == 0 and other % 2 == 0 and other <= _V5E_SIDE:
-            return f"{side}x{other}"
-    raise ToolError(
-        f"XLA:TPU: no grid of TPU v5e chips has {devices} of them: 1, 2, or a product of two even "
-        f"sides up to {_V5E_SIDE} (4, 8, 12, 16, 32, 64 …); try --target gpu"
-    )

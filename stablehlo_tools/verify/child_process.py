@@ -19,12 +19,15 @@ from stablehlo_tools.verify.job import Answer, Request, Side, Stage, read_answer
 
 _ERRORS = "errors.txt"
 _FATAL = re.compile(
-    r"^F\d{4} [\d:.]+ +\d+ (?P<where>[^\]]+)\] (?P<what>.*)$|^(?P<llvm>LLVM ERROR: .*)$"
+    r"^F\d{4} [\d:.]+ +\d+ [^\]]+\] (?P<what>.*)$|^(?P<llvm>LLVM ERROR: .*)$", re.MULTILINE
 )
+_FRAME = re.compile(r'^  File ".*", line \d+ in (?P<name>\w+)$', re.MULTILINE)
 _STUCK = re.compile(
     r"`(?P<what>[^`]*?) RendezvousKey\{.*?global_devices=\[(?P<devices>[\d, ]*)\].*?"
-    r"Expected (?P<expected>\d+) threads.*?(?:only (?P<arrived>\d+) of them)?"
+    r"Expected (?P<expected>\d+) threads to join the rendezvous, but (only (?P<arrived>\d+))?"
 )
+_INTERPRETER_STUCK = "rendezvous timed out"
+_DEADLOCK = "a deadlock, a loop without end, or too much work"
 
 
 def run_child(
@@ -36,7 +39,8 @@ def run_child(
     """
     request.write(directory)
     devices = max(run.replicas * run.partitions for run in request.runs)
-    command = [sys.executable, "-P", "-m", "stablehlo_tools.verify.execution_process"]
+    options = ["-P", "-X", "faulthandler"]  # import nothing from here; a stack when it crashes
+    command = [sys.executable, *options, "-m", "stablehlo_tools.verify.execution_process"]
     with (directory / _ERRORS).open("wb") as errors:
         child = subprocess.Popen(
             [*command, str(directory)],
@@ -119,29 +123,37 @@ def _timed_out(stage: Stage | None, devices: int, timeout: float, errors: str) -
     if stage is None or stage.doing != "running":
         return f"not compiled {limit}"
     on = f"on {devices} devices, " if devices > 1 else ""
-    return f"did not finish {limit} {on}in trial {stage.trial}: " + (
-        _stuck(errors) or ("a deadlock, a loop without end, or too much work")
-    )
+    return f"did not finish {limit} {on}in trial {stage.trial}: {_stuck(errors) or _DEADLOCK}"
 
 
 def _died(stage: Stage | None, code: int, errors: str) -> str:
-    how = f"exit code {code}"
-    if code < 0:
-        how = signal.Signals(-code).name
     stuck = _stuck(errors)
     if stuck and stage is not None:
         return f"did not finish in trial {stage.trial}: {stuck}"
-    lines = [line for line in errors.splitlines() if line.strip()]
-    fatal = [match for match in map(_FATAL.match, lines) if match]
-    why = (fatal[0]["what"] or fatal[0]["llvm"]) if fatal else (lines or ["no message"])[-1]
-    return f"{_cannot(stage)} and ended its process ({how}): {why.strip()}"
+    how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    return f"{_cannot(stage)} and ended its process ({how}): {_last_words(errors)}"
 
 
 def _stuck(errors: str) -> str:
     """Which collective waited for whom, in words; empty where none did."""
+    if _INTERPRETER_STUCK in errors:
+        return "a deadlock: a collective of the reference interpreter waited 3 s for the others"
     found = list(_STUCK.finditer(errors))
     if not found:
         return ""
     last = found[-1]
     arrived = f"{last['arrived']} of {last['expected']}" if last["arrived"] else "not all"
-    return f"a deadlock: {arrived} devices came to an {last['what']} of devices [{last['devices']}]"
+    return (
+        f"a deadlock: {arrived} devices came to the {last['what']} of devices [{last['devices']}]"
+    )
+
+
+def _last_words(errors: str) -> str:
+    """What the process said when it ended: its message, or the function that it was in."""
+    fatal = _FATAL.search(errors)
+    if fatal:
+        return (fatal["what"] or fatal["llvm"]).strip()
+    frame = _FRAME.search(errors)
+    if frame:
+        return f"in {frame['name']}"
+    return next((line for line in reversed(errors.splitlines()) if line.strip()), "no message")

@@ -59,11 +59,11 @@ def real_part(element: ElementType) -> ElementType:
 
 def to_bits(values: Array, element: ElementType) -> Array:
     """The bit patterns as unsigned integers, without padding; complex gains a dimension of 2."""
-    values = np.ascontiguousarray(values)
     if element.kind is Kind.COMPLEX:
         part = real_part(element)
-        return to_bits(values.view(part.dtype).reshape(*values.shape, 2), part)
-    bits = values.view(f"u{element.dtype.itemsize}").reshape(values.shape)
+        pairs = np.ascontiguousarray(values).view(part.dtype)
+        return to_bits(pairs.reshape(*values.shape, 2), part)
+    bits = np.ascontiguousarray(values).view(f"u{element.dtype.itemsize}").reshape(values.shape)
     padding = 8 * element.dtype.itemsize - element.bits
     return bits & np.array((1 << element.bits) - 1, bits.dtype) if padding else bits
 

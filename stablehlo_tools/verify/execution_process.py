@@ -20,7 +20,7 @@ from stablehlo_tools.verify.comparison import OutputComparison, Shard, compare_o
 from stablehlo_tools.verify.element_types import Array, ElementType, element_type
 from stablehlo_tools.verify.execution import Program, load_program
 from stablehlo_tools.verify.job import SIDES, Answer, Request, Run, RunAnswer, Side, Stage
-from stablehlo_tools.verify.random_inputs import random_array, random_words
+from stablehlo_tools.verify.random_inputs import Specials, random_array, random_words
 from stablehlo_tools.verify.signatures import Value
 
 
@@ -91,7 +91,10 @@ Shards = list[list[Shard]]
 
 
 def make_inputs(request: Request, run: Run, trial: int) -> Instances:
-    """The inputs of a trial, `[instance][input]`; the first trial keeps integers in [0, 8)."""
+    """The inputs of a trial, `[instance][input]`; the first trial keeps integers in [0, 8).
+
+    Special values, where asked for, are all kinds in every other trial, and tame ones in the rest.
+    """
     return [
         [
             _input(value, (request.seed, trial, i, instance), request, trial)
@@ -110,7 +113,11 @@ def _input(value: Value, key: tuple[int, ...], request: Request, trial: int) -> 
         return np.zeros(value.shape, _known(value).dtype)
     if str(key[2]) in request.fixed:
         return np.full(value.shape, request.fixed[str(key[2])]).astype(_known(value).dtype)
-    return random_array(_known(value), value.shape, key, wide=trial > 0, specials=request.specials)
+    specials = Specials.NONE
+    if request.specials:
+        specials = Specials.TAME if trial % 2 else Specials.ALL
+    wide = trial > 0 and specials is not Specials.TAME
+    return random_array(_known(value), value.shape, key, wide=wide, specials=specials)
 
 
 def _known(value: Value) -> ElementType:

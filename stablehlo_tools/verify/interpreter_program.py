@@ -22,6 +22,7 @@ from stablehlo_tools.verify.interpreter_rendezvous import separate_rendezvous
 from stablehlo_tools.verify.signatures import Signature, Value, entry_function
 
 MOST_DEVICES = 2
+_CONSTRAINT = "sdy.sharding_constraint"
 _CREATE_TOKEN = "stablehlo.create_token"
 
 
@@ -32,11 +33,18 @@ def interpreter_grid(module: ir.Module, grid: ProcessGrid) -> ProcessGrid:
     Raises a located ToolError for what the interpreter lacks.
     """
 
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        _check_supported(op)
-        return ir.WalkResult.ADVANCE
+    problems: list[ToolError] = []
+
+    def visit(op: ir.Operation) -> ir.WalkResult:  # an exception would not get out of a walk whole
+        problem = _unsupported(op)
+        if problem is None:
+            return ir.WalkResult.ADVANCE
+        problems.append(problem)
+        return ir.WalkResult.INTERRUPT
 
     module.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
+    if problems:
+        raise problems[0]
     if is_partitioned(module) and not find_collectives(module):
         return ProcessGrid()
     if grid.size > MOST_DEVICES:
@@ -55,9 +63,7 @@ def interpreter_module(module: ir.Module, signature: Signature, grid: ProcessGri
     bindings.register_interpreter_dialect(context)
     program = bindings.parse_module(bindings.write_bytecode(module), context)
     with context, ir.Location.unknown():
-        for op in list(program.body.operations):
-            if op.operation.name == "sdy.mesh":
-                op.operation.erase()
+        _drop_constraints(program)
         meeting = separate_rendezvous(program, grid, _free_name(program, "meet"))
         name = _rename(program, entry_function(program))
         text = _Wrapper(name, signature, grid.size).text()
@@ -79,26 +85,42 @@ def pattern_bits(element: ElementType) -> int:
     return max(8, real_part(element).bits)
 
 
-def _check_supported(op: ir.Operation) -> None:
-    if op.name in ("builtin.module", "sdy.mesh"):
-        return
+def _unsupported(op: ir.Operation) -> ToolError | None:
+    if op.name in ("builtin.module", "sdy.mesh", _CONSTRAINT):
+        return None
     if op.name == _CREATE_TOKEN:
-        raise ToolError(
+        return ToolError(
             f"the reference interpreter has no {_CREATE_TOKEN}; stablehlo.after_all without "
             "operands makes a token too",
             op.location,
         )
     if op.name.partition(".")[0] not in ("stablehlo", "func") or op.name.endswith("custom_call"):
-        raise ToolError(
+        return ToolError(
             f"the reference interpreter does not run {op.name}; use --backend cpu", op.location
         )
     groups = op.attributes.get("replica_groups")
     if groups is not None and bindings.ReplicaGroupMeshAxesAttr.isinstance(groups):
-        raise ToolError(
+        return ToolError(
             f"{op.name}: the reference interpreter does not know replica groups by mesh axes; use "
             "--backend cpu",
             op.location,
         )
+    return None
+
+
+def _drop_constraints(program: ir.Module) -> None:
+    """Replaces each sharding constraint by the tensor it constrains."""
+    found: list[ir.Operation] = []
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        if op.name == _CONSTRAINT:
+            found.append(op)
+        return ir.WalkResult.ADVANCE
+
+    program.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
+    for op in found:
+        op.results[0].replace_all_uses_with(op.operands[0])
+        op.erase()
 
 
 def _rename(program: ir.Module, entry: ir.Operation) -> str:

@@ -143,7 +143,9 @@ def _receive(channel: str, pair: str) -> str:
 
 def _transfer(channel: str, pair: str) -> str:
     pairs = f"dense<[[{pair}]]> : tensor<1x2xi64>"
-    return f"{{channel_handle = {channel}, is_host_transfer = false, source_target_pairs = {pairs}}}"
+    return (
+        f"{{channel_handle = {channel}, is_host_transfer = false, source_target_pairs = {pairs}}}"
+    )
 
 
 def _table(groups: ProcessGroups) -> str:

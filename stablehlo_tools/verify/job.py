@@ -131,17 +131,21 @@ def read_stage(directory: Path) -> Stage | None:
 
 def _run(fields: dict[str, Any]) -> Run:
     for name in ("inputs", "outputs"):
-        fields[name] = tuple(
-            Value(**{**value, "shape": tuple(value["shape"])}) for value in fields[name]
-        )
+        fields[name] = tuple(_value(value) for value in fields[name])
     return Run(**fields)
 
 
+def _value(fields: dict[str, Any]) -> Value:
+    fields["shape"] = tuple(fields["shape"])
+    return Value(**fields)
+
+
 def _comparison(fields: dict[str, Any]) -> OutputComparison:
-    first = fields.pop("first")
+    first: dict[str, Any] | None = fields["first"]
     if first is not None:
-        first = Difference(**{**first, "index": tuple(first["index"])})
-    return OutputComparison(first=first, **fields)
+        first["index"] = tuple(first["index"])
+        fields["first"] = Difference(**first)
+    return OutputComparison(**fields)
 
 
 def _read(path: Path) -> Any:

@@ -13,7 +13,7 @@ from stablehlo_tools import bindings
 from stablehlo_tools.analysis.replica_groups import ProcessGrid
 from stablehlo_tools.artifact import Artifact
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.diagnostics import ToolError, first_line
 from stablehlo_tools.verify.device_grid import inferred_grid, is_partitioned, stated_grid
 from stablehlo_tools.verify.interpreter_program import interpreter_grid, interpreter_module
 from stablehlo_tools.verify.job import SIDES, Form, Run, Side
@@ -60,7 +60,7 @@ def make_plan(artifacts: Mapping[Side, Artifact], backend: str) -> Plan:
 def _plan_calls(artifacts: Mapping[Side, Artifact]) -> Plan:
     signatures = _each(artifacts, lambda _, artifact: exported_signature(artifact))
     signature = _agreed(artifacts, signatures)
-    counts = {s: a.exported.nr_devices if a.exported else 1 for s, a in artifacts.items()}
+    counts = _each(artifacts, lambda _, artifact: _device_count(artifact))
     _check_equal(artifacts, "number of devices", counts)
     forms: dict[Side, Form] = dict.fromkeys(SIDES, "exported")
     run = Run("cpu", forms, signature.inputs, signature.outputs, 1, counts["before"], 1)
@@ -78,7 +78,7 @@ def _plan_modules(
         for side, module in modules.items()
     }
     if grid.num_partitions > 1:
-        meanings = {side: _FORM_MEANINGS[form] for side, form in forms.items()}
+        meanings = _each(artifacts, lambda side, _: _FORM_MEANINGS[forms[side]])
         _check_equal(artifacts, "meaning of the inputs", meanings)
     instances = grid.num_replicas if forms["before"] == "partitioned" else grid.size
     run = Run(
@@ -100,7 +100,7 @@ def _plan_interpretation(
     whole: ProcessGrid,
 ) -> Plan:
     grids = _each(artifacts, lambda side, _: interpreter_grid(modules[side], whole))
-    _check_equal(artifacts, "number of devices", {s: grid.size for s, grid in grids.items()})
+    _check_equal(artifacts, "number of devices", _each(artifacts, lambda s, _: grids[s].size))
     grid = grids["before"]
     forms: dict[Side, Form] = dict.fromkeys(SIDES, "interpreter")
     run = Run(
@@ -145,11 +145,8 @@ def _common_grid(
     )
     known = {grid for grid in stated.values() if grid is not None}
     if known and known != {larger}:
-        _check_equal(
-            artifacts,
-            "number of devices",
-            {s: f"{g.num_replicas} replicas of {g.num_partitions}" for s, g in spoken.items()},
-        )
+        counts = _each(artifacts, lambda side, _: _grid_text(spoken[side]))
+        _check_equal(artifacts, "number of devices", counts)
     return larger
 
 
@@ -189,6 +186,14 @@ def _cpu_index(artifacts: Mapping[Side, Artifact]) -> int:
     return 0
 
 
+def _device_count(artifact: Artifact) -> int:
+    return artifact.exported.nr_devices if artifact.exported else 1
+
+
+def _grid_text(grid: ProcessGrid) -> str:
+    return f"{grid.num_replicas} replicas of {grid.num_partitions} partitions"
+
+
 def _flat_exported(artifact: Artifact) -> bytes:
     """The jax.export file with flat inputs and outputs, and fit for the CPU whatever its platform.
 
@@ -200,14 +205,16 @@ def _flat_exported(artifact: Artifact) -> bytes:
     inputs = tuple(range(len(exported.in_avals)))
     checks = exported.disabled_safety_checks
     platform = jax.export.DisabledSafetyCheck.platform()
-    return bytes(
-        replace(
-            exported,
-            in_tree=jax.tree_util.tree_structure((inputs, {})),
-            out_tree=jax.tree_util.tree_structure(list(range(len(exported.out_avals)))),
-            disabled_safety_checks=(*checks, *([] if platform in checks else [platform])),
-        ).serialize()
+    flat = replace(
+        exported,
+        in_tree=jax.tree_util.tree_structure((inputs, {})),
+        out_tree=jax.tree_util.tree_structure(list(range(len(exported.out_avals)))),
+        disabled_safety_checks=(*checks, *([] if platform in checks else [platform])),
     )
+    try:
+        return bytes(flat.serialize())
+    except (KeyError, ValueError) as error:  # KeyError: a dtype that the file format lacks
+        raise ToolError(f"jax.export cannot serialize this: {first_line(str(error))}") from None
 
 
 def _check_equal[T](artifacts: Mapping[Side, Artifact], what: str, found: Mapping[Side, T]) -> None:

@@ -1,10 +1,11 @@
-"""Random inputs: the same seed gives the same values, whatever the number of devices.
+"""Random inputs: the same seed gives the same values, on any number of devices.
 
 Pure NumPy and ml_dtypes.
 """
 
 from __future__ import annotations
 
+import enum
 import math
 
 import ml_dtypes
@@ -15,34 +16,47 @@ from stablehlo_tools.verify.element_types import Array, ElementType, Kind, real_
 SPECIAL_SHARE = 1 / 8
 
 
+class Specials(enum.Enum):
+    """Which special values are mixed in.
+
+    TAME leaves out what spreads (NaNs, infinities, the largest values, integers that may be
+    indices), so that a program of many operations still shows something other than NaN.
+    """
+
+    NONE = "none"
+    TAME = "tame"
+    ALL = "all"
+
+
 def random_array(
     element: ElementType,
     shape: tuple[int, ...],
     key: tuple[int, ...],
     *,
     wide: bool = False,
-    specials: bool = False,
+    specials: Specials = Specials.NONE,
 ) -> Array:
-    """Random values of an element type; `key` is what the values depend on.
+    """Random values of an element type; `key` is all that they depend on.
 
     Floats are normally distributed, scaled so that products of matrices keep about unit size: a
     program that overflows proves nothing. Integers are in [0, 8), which suits indices and trip
     counts; arrays of them are, where `wide`, in [-128, 128) as far as the type reaches. `specials`
-    replaces about an eighth of the elements, one at least of two or more, by `special_values`.
+    take the place of about an eighth of the elements, and of one at least where there are two.
     """
-    rng = np.random.default_rng(key)
     if element.kind is Kind.COMPLEX:
         part = real_part(element)
         pairs = random_array(part, (*shape, 2), key, specials=specials)
         return pairs.view(element.dtype).reshape(shape)
+    rng = np.random.default_rng(key)
     values = _ordinary(element, shape, rng, wide and bool(shape))
-    if specials and element.kind is not Kind.BOOLEAN:
-        chosen = rng.random(shape) < SPECIAL_SHARE
-        if values.size > 1 and not chosen.any():
-            chosen.flat[rng.integers(values.size)] = True
-        table = special_values(element)
-        values = np.where(chosen, table[rng.integers(len(table), size=shape)], values)
-    return np.asarray(values, element.dtype)
+    table = special_values(element, specials)
+    if not table.size:
+        return values
+    chosen = rng.random(shape) < SPECIAL_SHARE
+    if chosen.size > 1 and not chosen.any():
+        chosen.flat[rng.integers(chosen.size)] = True
+    picked = table[rng.integers(len(table), size=shape)]
+    return np.asarray(np.where(chosen, picked, values), element.dtype)
 
 
 def random_words(shape: tuple[int, ...], key: tuple[int, ...]) -> Array:
@@ -50,27 +64,25 @@ def random_words(shape: tuple[int, ...], key: tuple[int, ...]) -> Array:
     return np.random.default_rng(key).integers(2**32, size=shape, dtype=np.uint32)
 
 
-def special_values(element: ElementType) -> Array:
-    """The values at the edges of an element type.
+def special_values(element: ElementType, specials: Specials = Specials.ALL) -> Array:
+    """The values at the edges of an element type that is not complex; none for booleans.
 
-    Floats: quiet NaNs of several payloads and both signs, infinities, zeros, denormals and the
-    largest and smallest normals. Integers: the extremes, 0 and -1. Signalling NaNs are left out:
-    every processor quiets them where it likes.
+    Floats: quiet NaNs of several payloads and both signs, infinities, zeros, denormals, the
+    largest and the smallest normals. Integers: the extremes, 0 and -1. Signalling NaNs are left
+    out: processors quiet them where they like.
     """
+    if specials is Specials.NONE or element.kind is Kind.BOOLEAN:
+        return np.array([], element.dtype)
     if element.kind is not Kind.FLOAT:
+        if specials is Specials.TAME:
+            return np.array([], element.dtype)
         low, high = _integer_range(element)
         return np.array([low, high, 0, -1 if low else high - 1], element.dtype)
-    if element.bits > 8:
-        return _ieee_specials(element)
-    patterns = np.arange(2**element.bits, dtype=np.uint8)
+    patterns = _ieee_patterns(element) if element.bits > 8 else _small_patterns(element)
     values = patterns.view(element.dtype)
-    wide = values.astype(np.float64)
-    smallest = float(ml_dtypes.finfo(element.dtype).smallest_normal)
-    largest = float(ml_dtypes.finfo(element.dtype).max)
-    odd = ~np.isfinite(wide) | (np.abs(wide) < smallest) | (np.abs(wide) == largest)
-    quiet_bit = 1 << max(ml_dtypes.finfo(element.dtype).nmant - 1, 0)
-    signalling = np.isnan(wide) & (patterns & quiet_bit == 0) & _has_quiet_nan(wide, patterns)
-    return values[odd & ~signalling]
+    if specials is Specials.ALL:
+        return values
+    return values[np.abs(values.astype(np.float64)) <= _smallest_normal(element)]
 
 
 def _ordinary(
@@ -97,7 +109,7 @@ def _integer_range(element: ElementType) -> tuple[int, int]:
     return 0, (1 << element.bits) - 1
 
 
-def _ieee_specials(element: ElementType) -> Array:
+def _ieee_patterns(element: ElementType) -> Array:
     mantissa = ml_dtypes.finfo(element.dtype).nmant
     quiet = 1 << (mantissa - 1)
     infinity = ((1 << (element.bits - 1 - mantissa)) - 1) << mantissa
@@ -111,11 +123,25 @@ def _ieee_specials(element: ElementType) -> Array:
         0,
     ]
     sign = 1 << (element.bits - 1)
-    patterns = [pattern | bit for pattern in magnitudes for bit in (0, sign)]
-    return np.array(patterns, f"u{element.dtype.itemsize}").view(element.dtype)
+    return np.array(
+        [magnitude | bit for magnitude in magnitudes for bit in (0, sign)],
+        f"u{element.dtype.itemsize}",
+    )
 
 
-def _has_quiet_nan(wide: Array, patterns: Array) -> bool:
-    """Whether the type tells quiet from signalling NaNs; those with one NaN do not."""
-    signs = patterns[np.isnan(wide)] >> 7
-    return bool(signs.size > 2)
+def _small_patterns(element: ElementType) -> Array:
+    """Of all the patterns that there are, those that stand for special values."""
+    patterns = np.arange(2**element.bits, dtype=np.uint8)
+    values = patterns.view(element.dtype).astype(np.float64)
+    size = np.abs(values)
+    largest = size[np.isfinite(size)].max()
+    special = ~np.isfinite(values) | (size < _smallest_normal(element)) | (size == largest)
+    nan = np.isnan(values)
+    if nan.sum() > 2:  # no more than one of each sign: then they are all quiet
+        quiet = 1 << (ml_dtypes.finfo(element.dtype).nmant - 1)
+        special &= ~nan | (patterns & quiet != 0)
+    return patterns[special]
+
+
+def _smallest_normal(element: ElementType) -> float:
+    return float(ml_dtypes.finfo(element.dtype).smallest_normal)

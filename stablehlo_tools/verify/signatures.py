@@ -165,8 +165,9 @@ def _exported_value(aval: Any, name: str, what: str, entry: ir.Operation) -> Val
             entry.location,
         )
     shape = tuple(int(size) for size in aval.shape)
-    if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key):
-        implementation, words = bindings.key_implementation(aval.dtype)
+    key = bindings.key_implementation(aval.dtype)
+    if key is not None:
+        implementation, words = key
         return Value("ui32", (*shape, *words), name, "key", implementation)
     if aval.dtype == jax.dtypes.float0:
         return Value("float0", shape, name, "nothing")

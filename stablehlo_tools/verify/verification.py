@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from stablehlo_tools.artifact import Artifact
+from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.verify.child_process import run_child
 from stablehlo_tools.verify.comparison import BITWISE, Difference, OutputComparison, Rule
 from stablehlo_tools.verify.job import Request, Run, RunAnswer, Side
@@ -103,6 +104,9 @@ def verify_artifacts(
     artifacts: Mapping[Side, Artifact] = {"before": before, "after": after}
     backends = ("cpu", "interpreter") if options.backend == "both" else (options.backend,)
     plans = [make_plan(artifacts, backend) for backend in backends]
+    for index in options.fixed:
+        if any(index >= len(plan.run.inputs) for plan in plans):
+            raise ToolError(f"there is no input {index} to set")
     request = Request(
         tuple(plan.run for plan in plans),
         options.rule,

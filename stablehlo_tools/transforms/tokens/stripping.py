@@ -13,6 +13,7 @@ from stablehlo_tools.analysis.communication import BRANCHES, COMPOSITE, FUNCTION
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.ir.carriers import drop, drop_arguments, drop_from_terminator, resize_function
+from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.transforms.tokens.chain import (
     BARRIER,
     CARRIED,
@@ -67,7 +68,7 @@ def _marked(
             carriers.append(op)
         return ir.WalkResult.ADVANCE
 
-    module.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
+    walk(module.operation, visit)
     return links, carriers, decompositions
 
 

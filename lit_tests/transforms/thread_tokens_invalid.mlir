@@ -1,0 +1,271 @@
+// RUN: stablehlo-tools opt %s -p thread-tokens --split-input-file --verify-diagnostics
+// RUN: not stablehlo-tools opt %s -p 'thread-tokens{form=composite minimal}' --split-input-file 2>&1 | filecheck %s --check-prefix=MINIMAL
+
+// P1: every op is of a dialect that is understood.
+func.func @mhlo_collective_p1(%x: tensor<2xf32>) -> tensor<2xf32> {
+  // expected-error@+1 {{mhlo.collective_permute communicates in a dialect that is not rewritten here}}
+  %0 = "mhlo.collective_permute"(%x) {
+    source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>
+  } : (tensor<2xf32>) -> tensor<2xf32>
+  return %0 : tensor<2xf32>
+}
+
+// -----
+
+sdy.mesh @mesh = <["x"=2]>
+func.func @sdy_collective_p1(%x: tensor<4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}]>}) -> tensor<4xf32> {
+  // expected-error@+1 {{sdy.all_gather communicates in a dialect that is not rewritten here}}
+  %0 = sdy.all_gather [{"x"}] %x out_sharding=<@mesh, [{}]> : tensor<4xf32>
+  return %0 : tensor<4xf32>
+}
+
+// -----
+
+func.func @other_dialect_p1(%x: i32) -> i32 {
+  // expected-error@+1 {{arith.addi: the dialect 'arith' is not understood}}
+  %0 = arith.addi %x, %x : i32
+  return %0 : i32
+}
+
+// -----
+
+// P2: communication stands in functions of one block and in structured control flow.
+// expected-error@+1 {{@several_blocks_p2 communicates and has several blocks}}
+func.func @several_blocks_p2(%x: tensor<2xf32>) -> tensor<2xf32> {
+  %0 = "stablehlo.collective_permute"(%x) {
+    source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>
+  } : (tensor<2xf32>) -> tensor<2xf32>
+  return %0 : tensor<2xf32>
+^bb1:
+  return %x : tensor<2xf32>
+}
+
+// -----
+
+func.func @in_a_sort_p2(%x: tensor<2xf32>) -> tensor<2xf32> {
+  // expected-note@+1 {{the stablehlo.sort stands here}}
+  %0 = "stablehlo.sort"(%x) ({
+  ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+    // expected-error@+1 {{stablehlo.custom_call inside stablehlo.sort: no order of collectives is defined there}}
+    %1 = stablehlo.custom_call @exchange(%a) {has_side_effect = true} : (tensor<f32>) -> tensor<i1>
+    stablehlo.return %1 : tensor<i1>
+  }) {dimension = 0 : i64} : (tensor<2xf32>) -> tensor<2xf32>
+  return %0 : tensor<2xf32>
+}
+
+// -----
+
+func.func @in_a_reduction_p2(%x: tensor<2xf32>) -> tensor<2xf32> {
+  %0 = "stablehlo.all_reduce"(%x) ({
+  ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+    // expected-error@+1 {{stablehlo.custom_call inside stablehlo.all_reduce: no order of collectives is defined there}}
+    %1 = stablehlo.custom_call @exchange(%a) {has_side_effect = true} : (tensor<f32>) -> tensor<f32>
+    stablehlo.return %1 : tensor<f32>
+  }) {replica_groups = dense<[[0, 1]]> : tensor<1x2xi64>} : (tensor<2xf32>) -> tensor<2xf32>
+  return %0 : tensor<2xf32>
+}
+
+// -----
+
+func.func @main(%x: tensor<2xf32>) -> tensor<2xf32> {
+  %0 = "stablehlo.all_reduce"(%x) ({
+  ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+    // expected-error@+1 {{func.call inside stablehlo.all_reduce: no order of collectives is defined there}}
+    %1 = func.call @called_in_a_reduction_p2(%a) : (tensor<f32>) -> tensor<f32>
+    stablehlo.return %1 : tensor<f32>
+  }) {replica_groups = dense<[[0, 1]]> : tensor<1x2xi64>} : (tensor<2xf32>) -> tensor<2xf32>
+  return %0 : tensor<2xf32>
+}
+
+func.func private @called_in_a_reduction_p2(%x: tensor<f32>) -> tensor<f32> {
+  %0 = "stablehlo.collective_permute"(%x) {
+    source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>
+  } : (tensor<f32>) -> tensor<f32>
+  return %0 : tensor<f32>
+}
+
+// -----
+
+// P2, and no function could be named after it.
+%c = stablehlo.constant dense<1.0> : tensor<2xf32>
+// expected-error@+1 {{stablehlo.collective_permute stands outside of any function}}
+%0 = "stablehlo.collective_permute"(%c) {
+  source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>
+} : (tensor<2xf32>) -> tensor<2xf32>
+
+// -----
+
+// P3: a function that communicates is not recursive; a public one is not called in the module.
+func.func @main(%x: tensor<2xf32>) -> tensor<2xf32> {
+  %0 = call @recursive_p3(%x) : (tensor<2xf32>) -> tensor<2xf32>
+  return %0 : tensor<2xf32>
+}
+
+// expected-error@+1 {{@recursive_p3 communicates and calls itself}}
+func.func private @recursive_p3(%x: tensor<2xf32>) -> tensor<2xf32> {
+  %0 = "stablehlo.collective_permute"(%x) {
+    source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>
+  } : (tensor<2xf32>) -> tensor<2xf32>
+  %1 = call @recursive_p3(%0) : (tensor<2xf32>) -> tensor<2xf32>
+  return %1 : tensor<2xf32>
+}
+
+// -----
+
+// A cycle of two.
+func.func @main(%x: tensor<2xf32>) -> tensor<2xf32> {
+  %0 = call @ping_p3(%x) : (tensor<2xf32>) -> tensor<2xf32>
+  return %0 : tensor<2xf32>
+}
+
+// expected-error@+1 {{@ping_p3 communicates and calls itself}}
+func.func private @ping_p3(%x: tensor<2xf32>) -> tensor<2xf32> {
+  %0 = call @pong_p3(%x) : (tensor<2xf32>) -> tensor<2xf32>
+  return %0 : tensor<2xf32>
+}
+
+func.func private @pong_p3(%x: tensor<2xf32>) -> tensor<2xf32> {
+  %0 = "stablehlo.collective_permute"(%x) {
+    source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>
+  } : (tensor<2xf32>) -> tensor<2xf32>
+  %1 = call @ping_p3(%0) : (tensor<2xf32>) -> tensor<2xf32>
+  return %1 : tensor<2xf32>
+}
+
+// -----
+
+func.func @main(%x: tensor<2xf32>) -> tensor<2xf32> {
+  // expected-note@+1 {{called here}}
+  %0 = call @called_public_p3(%x) : (tensor<2xf32>) -> tensor<2xf32>
+  return %0 : tensor<2xf32>
+}
+
+// expected-error@+1 {{@called_public_p3 communicates, is public and is also called from inside the module}}
+func.func @called_public_p3(%x: tensor<2xf32>) -> tensor<2xf32> {
+  %0 = "stablehlo.collective_permute"(%x) {
+    source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>
+  } : (tensor<2xf32>) -> tensor<2xf32>
+  return %0 : tensor<2xf32>
+}
+
+// -----
+
+// P4: a communicating op has an operand a token can enter beside, and a result it leaves beside.
+func.func @no_operand_p4() -> tensor<2xf32> {
+  // expected-error@+1 {{stablehlo.custom_call has no operand that a token could enter beside}}
+  %0 = stablehlo.custom_call @poll() {has_side_effect = true} : () -> tensor<2xf32>
+  return %0 : tensor<2xf32>
+}
+
+// -----
+
+func.func @no_result_p4(%x: tensor<2xf32>) {
+  // expected-error@+1 {{stablehlo.custom_call has no result that a token could leave beside}}
+  stablehlo.custom_call @report(%x) {has_side_effect = true} : (tensor<2xf32>) -> ()
+  return
+}
+
+// -----
+
+// P5: nothing communicates between an async_start and its async_done, which share a block.
+func.func @between_start_and_done_p5(%x: tensor<2xf32>) -> (tensor<2xf32>, tensor<2xf32>) {
+  // expected-note@+1 {{the async_start is here}}
+  %0 = "stablehlo.async_start"(%x) ({
+  ^bb0(%a: tensor<2xf32>):
+    %1 = "stablehlo.collective_permute"(%a) {
+      source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>
+    } : (tensor<2xf32>) -> tensor<2xf32>
+    stablehlo.return %1 : tensor<2xf32>
+  }) : (tensor<2xf32>) -> !stablehlo.future<tensor<2xf32>>
+  // expected-error@+1 {{stablehlo.collective_permute between an async_start and its async_done}}
+  %2 = "stablehlo.collective_permute"(%x) {
+    source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>
+  } : (tensor<2xf32>) -> tensor<2xf32>
+  %3 = "stablehlo.async_done"(%0) : (!stablehlo.future<tensor<2xf32>>) -> tensor<2xf32>
+  return %2, %3 : tensor<2xf32>, tensor<2xf32>
+}
+
+// -----
+
+// A loop that communicates is communication too.
+func.func @loop_between_start_and_done_p5(%p: tensor<i1>, %x: tensor<2xf32>) -> (tensor<2xf32>, tensor<2xf32>) {
+  %0 = "stablehlo.async_start"(%x) ({
+  ^bb0(%a: tensor<2xf32>):
+    %1 = "stablehlo.collective_permute"(%a) {
+      source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>
+    } : (tensor<2xf32>) -> tensor<2xf32>
+    stablehlo.return %1 : tensor<2xf32>
+  }) : (tensor<2xf32>) -> !stablehlo.future<tensor<2xf32>>
+  // expected-error@+1 {{stablehlo.while between an async_start and its async_done}}
+  %2 = stablehlo.while(%v = %x) : tensor<2xf32>
+    cond {
+      stablehlo.return %p : tensor<i1>
+    } do {
+      %4 = "stablehlo.collective_permute"(%v) {
+        source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>
+      } : (tensor<2xf32>) -> tensor<2xf32>
+      stablehlo.return %4 : tensor<2xf32>
+    }
+  %3 = "stablehlo.async_done"(%0) : (!stablehlo.future<tensor<2xf32>>) -> tensor<2xf32>
+  return %2, %3 : tensor<2xf32>, tensor<2xf32>
+}
+
+// -----
+
+func.func @future_leaves_the_block_p5(%x: tensor<2xf32>) -> !stablehlo.future<tensor<2xf32>> {
+  // expected-error@+1 {{async_start whose async_done does not stand in the same block}}
+  %0 = "stablehlo.async_start"(%x) ({
+  ^bb0(%a: tensor<2xf32>):
+    %1 = "stablehlo.collective_permute"(%a) {
+      source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>
+    } : (tensor<2xf32>) -> tensor<2xf32>
+    stablehlo.return %1 : tensor<2xf32>
+  }) : (tensor<2xf32>) -> !stablehlo.future<tensor<2xf32>>
+  return %0 : !stablehlo.future<tensor<2xf32>>
+}
+
+// -----
+
+// P6: no op that must carry the token has an mhlo.sharding list of its values.
+func.func @gspmd_loop_p6(%p: tensor<i1>, %x: tensor<2xf32>) -> tensor<2xf32> {
+  // expected-error@+1 {{stablehlo.while carries an mhlo.sharding of all its values}}
+  %0 = stablehlo.while(%v = %x) : tensor<2xf32>
+    attributes {mhlo.sharding = "{{replicated}}"}
+    cond {
+      stablehlo.return %p : tensor<i1>
+    } do {
+      %1 = "stablehlo.collective_permute"(%v) {
+        source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>
+      } : (tensor<2xf32>) -> tensor<2xf32>
+      stablehlo.return %1 : tensor<2xf32>
+    }
+  return %0 : tensor<2xf32>
+}
+
+// -----
+
+func.func @main(%x: tensor<2xf32>) -> tensor<2xf32> {
+  // expected-error@+1 {{func.call carries an mhlo.sharding of all its values}}
+  %0 = call @gspmd_call_p6(%x) {mhlo.sharding = "{{replicated}}"} : (tensor<2xf32>) -> tensor<2xf32>
+  return %0 : tensor<2xf32>
+}
+
+func.func private @gspmd_call_p6(%x: tensor<2xf32>) -> tensor<2xf32> {
+  %0 = "stablehlo.collective_permute"(%x) {
+    source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>
+  } : (tensor<2xf32>) -> tensor<2xf32>
+  return %0 : tensor<2xf32>
+}
+
+// -----
+
+// P7: `minimal` is an option of the barrier form. Nothing is wrong with the program itself.
+// MINIMAL-NOT: Traceback
+// MINIMAL: thread_tokens_invalid.mlir: error: thread-tokens: minimal leaves links out, and a composite
+// MINIMAL-SAME: use form=barrier (P7)
+func.func @minimal_composites_p7(%x: tensor<2xf32>) -> tensor<2xf32> {
+  %0 = "stablehlo.collective_permute"(%x) {
+    source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>
+  } : (tensor<2xf32>) -> tensor<2xf32>
+  return %0 : tensor<2xf32>
+}

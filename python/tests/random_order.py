@@ -1,0 +1,93 @@
+"""Compiles random programs, threaded, with one compiler in one process, and reads their order back.
+
+    python random_order.py cpu|gpu|tpu COUNT SEED
+
+Prints one line of JSON: how many programs and collectives were tried, and how many of the programs
+the compiler had reordered before threading. Exits 1 at the first program that is out of order.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hypothesis import HealthCheck, given, seed, settings
+
+from random_programs import programs
+from stablehlo_tools.targets.topologies import Target, environment, topology
+
+DEVICES = 4
+PIPELINES = (
+    "thread-tokens",
+    "thread-tokens{form=composite}",
+    "thread-tokens{minimal}",
+    "thread-tokens{scope=group}",
+)
+
+
+def run(target: Target, count: int, number: int) -> dict[str, Any]:
+    """Tries `count` random programs, the pipelines in turn; raises AssertionError on disorder."""
+    from stablehlo_tools import api, artifact
+    from stablehlo_tools.analysis.collectives import find_collectives
+    from stablehlo_tools.passes import Pipeline
+
+    devices = _devices(target)
+    pipelines = [Pipeline.parse(text) for text in PIPELINES]
+    totals = {"programs": 0, "collectives": 0, "reordered_before": 0, "deleted": 0}
+
+    @seed(number)
+    @settings(
+        max_examples=count,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(programs())
+    def check(text: str) -> None:
+        plain = artifact.parse(text.encode())
+        threaded = plain.copy()
+        api.run_pipeline(threaded, pipelines[totals["programs"] % len(pipelines)])
+        before, after = (_order(a, target, devices) for a in (plain, threaded))
+        assert after.same_order, after.difference
+        totals["programs"] += 1
+        totals["collectives"] += len(find_collectives(plain.module))
+        totals["reordered_before"] += not before.same_order
+        totals["deleted"] += len(after.deleted)
+
+    check()
+    return {"target": target.value, **totals}
+
+
+def _devices(target: Target) -> list[Any]:
+    from stablehlo_tools import bindings
+    from stablehlo_tools.targets.topologies import GPU_CONFIG
+
+    if target is Target.CPU:
+        import jax
+
+        return jax.devices()[:DEVICES]
+    config = GPU_CONFIG.read_text() if target is Target.GPU else ""
+    return bindings.described_devices(target.platform, topology(target, DEVICES).name, config)
+
+
+def _order(program: Any, target: Target, devices: list[Any]) -> Any:
+    from stablehlo_tools import bindings
+    from stablehlo_tools.targets.order import compare_order
+    from stablehlo_tools.targets.preparation import prepare
+    from stablehlo_tools.targets.scheduled_hlo import parse_schedule
+
+    prepared = prepare(program, target)
+    module = bindings.parse_module(prepared.bytecode, bindings.new_context())
+    text, _ = bindings.compile_ahead_of_time(module, 1, DEVICES, devices, tuple_arguments=False)
+    return compare_order(prepared.program, parse_schedule(text))
+
+
+if __name__ == "__main__":
+    chosen = Target(sys.argv[1])
+    with tempfile.TemporaryDirectory() as dump:
+        os.environ.update(environment(topology(chosen, DEVICES), os.environ, Path(dump)))
+        print(json.dumps(run(chosen, int(sys.argv[2]), int(sys.argv[3]))))

@@ -1,0 +1,62 @@
+"""The command line as a process: what is left behind when it is interrupted or killed."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+TOOL = [sys.executable, "-m", "stablehlo_tools.cli.main"]
+GATHER = (
+    '%g{0} = "stablehlo.all_gather"(%v{0}) <{{all_gather_dim = 0 : i64, replica_groups = '
+    "dense<[[0, 1]]> : tensor<1x2xi64>}}> : (tensor<4xf32>) -> tensor<8xf32>\n"
+    "%v{1} = stablehlo.slice %g{0} [0:4] : (tensor<8xf32>) -> tensor<4xf32>\n"
+)
+
+
+@pytest.fixture(scope="module")
+def large_module(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A module that takes the tool seconds: time enough to be interrupted anywhere."""
+    count = 20_000
+    body = "".join(GATHER.format(i, i + 1) for i in range(count))
+    path = tmp_path_factory.mktemp("large") / "large.mlir"
+    path.write_text(
+        "module attributes {mhlo.num_replicas = 2 : i32} {\n"
+        f"func.func @main(%v0: tensor<4xf32>) -> tensor<4xf32> {{\n{body}"
+        f"return %v{count} : tensor<4xf32>\n}}\n}}\n"
+    )
+    return path
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("delay", [0.3, 0.8, 1.3])
+def test_an_interrupted_run_leaves_no_file(
+    large_module: Path, tmp_path: Path, number: signal.Signals, delay: float
+):
+    output = tmp_path / "out.mlirbc"
+    command = [*TOOL, "opt", str(large_module), "-p", "thread-tokens", "-o", str(output)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    time.sleep(delay)
+    process.send_signal(number)
+    _, stderr = process.communicate(timeout=60)
+    assert "Traceback" not in stderr
+    if process.returncode == 0:  # it was faster than the signal: then the file is whole
+        assert output.read_bytes().startswith(b"ML\xefR")
+    else:
+        assert not list(tmp_path.iterdir())
+
+
+def test_an_old_output_survives_a_refused_input(tmp_path: Path):
+    output = tmp_path / "out.mlir"
+    output.write_text("old")
+    bad = tmp_path / "bad.mlir"
+    bad.write_text("func.func @main() {\n  nonsense\n}")
+    command = [*TOOL, "opt", str(bad), "-p", "thread-tokens", "-o", str(output)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"{bad}:2:3: error: ")
+    assert len(result.stderr.splitlines()) == 1
+    assert output.read_text() == "old"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.mlir", "out.mlir"]

@@ -1,0 +1,32 @@
+"""Walking a module in a way that exceptions survive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from stablehlo_tools.bindings import ir
+
+
+def walk(root: ir.Operation, visit: Callable[[ir.Operation], ir.WalkResult]) -> None:
+    """Calls `visit` on an op and all ops in it, pre-order.
+
+    MLIR turns whatever a callback raises into a RuntimeError that holds a text; here the exception
+    itself ends the walk, a KeyboardInterrupt too.
+    """
+    raised: list[BaseException] = []
+
+    def guarded(op: ir.Operation) -> ir.WalkResult:
+        try:
+            return visit(op)
+        except BaseException as error:
+            raised.append(error)
+            return ir.WalkResult.INTERRUPT
+
+    try:
+        root.walk(guarded, ir.WalkOrder.PRE_ORDER)
+    except RuntimeError as error:  # a signal that came between MLIR and the guard
+        if "KeyboardInterrupt" in str(error):
+            raise KeyboardInterrupt from None
+        raise
+    if raised:
+        raise raised[0]
