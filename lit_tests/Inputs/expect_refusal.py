@@ -2,9 +2,9 @@
 
     python expect_refusal.py [--absent FILE] COMMAND...
 
-Exits 0 only if the command kept the contract of bad input: exit code 2; one `error:` line and no
-traceback on standard error; nothing on standard output; FILE, named on a line of its own in the
-command, neither there afterwards nor half-written beside its place.
+Exits 0 only if the command kept the contract of bad input: exit code 2; one `error:` line, no
+traceback and no confession of a bug on standard error; nothing on standard output; FILE neither
+there afterwards nor half-written beside its place.
 """
 
 import subprocess
@@ -19,6 +19,7 @@ def broken_promises(finished: subprocess.CompletedProcess[str], absent: Path | N
         f"exit code {finished.returncode}, not 2": finished.returncode != 2,
         f"{len(errors)} error lines, not 1": len(errors) != 1,
         "a traceback": "Traceback" in finished.stderr,
+        "a bug": "a bug in" in finished.stderr,
         "something on standard output": bool(finished.stdout),
     }
     if absent is not None:

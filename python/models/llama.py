@@ -96,6 +96,12 @@ def example_arguments(config: LlamaConfig, seed: int = 0) -> tuple[Tree, jax.Arr
     return jax.device_put(arrays, _shardings(config, argument_specs(config)))
 
 
+def input_numbers(exported: export.Exported, part: str) -> list[int]:
+    """The numbers of an exported step's inputs that are a part of the state, such as `second`."""
+    (state, _), _ = jax.tree.unflatten(exported.in_tree, range(len(exported.in_avals)))
+    return jax.tree.leaves(state[part])
+
+
 def train_step(config: LlamaConfig, state: Tree, tokens: jax.Array) -> tuple[Tree, jax.Array]:
     """One step: loss and gradients by `shard_map`, then the update, element by element."""
     specs, token_spec = argument_specs(config)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import strategies as st
 
 from random_programs import programs
 from stablehlo_tools.targets.topologies import Target, environment, topology
@@ -46,16 +47,16 @@ def run(target: Target, count: int, number: int) -> dict[str, Any]:
         database=None,
         suppress_health_check=list(HealthCheck),
     )
-    @given(programs())
-    def check(text: str) -> None:
+    @given(programs(), st.sampled_from(pipelines))
+    def check(text: str, pipeline: Pipeline) -> None:
         plain = artifact.parse(text.encode())
         threaded = plain.copy()
-        api.run_pipeline(threaded, pipelines[totals["programs"] % len(pipelines)])
-        before, after = (_order(a, target, devices) for a in (plain, threaded))
+        api.run_pipeline(threaded, pipeline)
+        after = _order(threaded, target, devices)
         assert after.same_order, after.difference
         totals["programs"] += 1
         totals["collectives"] += len(find_collectives(plain.module))
-        totals["reordered_before"] += not before.same_order
+        totals["reordered_before"] += not _keeps_order(plain, target, devices)
         totals["deleted"] += len(after.deleted)
 
     check()
@@ -72,6 +73,16 @@ def _devices(target: Target) -> list[Any]:
         return jax.devices()[:DEVICES]
     config = GPU_CONFIG.read_text() if target is Target.GPU else ""
     return bindings.described_devices(target.platform, topology(target, DEVICES).name, config)
+
+
+def _keeps_order(program: Any, target: Target, devices: list[Any]) -> bool:
+    """Whether the plain program keeps its order; one that the compiler fails on does not."""
+    import jax
+
+    try:
+        return _order(program, target, devices).same_order
+    except jax.errors.JaxRuntimeError:  # seen: RET_CHECK failures of XLA:TPU on plain programs
+        return False
 
 
 def _order(program: Any, target: Target, devices: list[Any]) -> Any:

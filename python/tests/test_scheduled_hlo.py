@@ -39,7 +39,7 @@ def test_sync_collectives_stand_in_text_order() -> None:
     schedule = parse_schedule(
         hlo(f"""%p = f32[4]{{0}} parameter(0)
             %b = f32[8]{{0:T(8,128)S(1)}} all-gather(%p), replica_groups={{{{0,1}}}}, {tag("7")}
-            ROOT %a = (f32[4]{{0}}, /*index=1*/f32[4]{{0}}) all-reduce(%p, %p), to_apply=%r, {tag("2")}
+            ROOT %a = (f32[4]{{0}}, /*index=1*/f32[4]{{0}}) all-reduce(%p, %p), {tag("2")}
         """)
     )
     assert shown(schedule) == ["sync all-gather [7]", "sync all-reduce [2]"]
@@ -182,7 +182,7 @@ def test_tpu_async_fusions_are_one_start_and_one_done() -> None:
             %async-collective-done = f32[8]{{0}} fusion(%fusion.1), calls=%last, {tag("4")}
             """,
             f"""first: %x = f32[8]{{0}} all-gather(%p.1), {chain}
-            ROOT %s = (f32[4]{{0}}, u32[]) custom-call(%x), custom_call_target="AsyncCollectiveStart"
+            ROOT %s = (f32[4]{{0}}) custom-call(%x), custom_call_target="AsyncCollectiveStart"
             """,
             f"middle: %y = f32[8]{{0}} all-gather(%p.1), {chain}",
             f"""last: %z = f32[8]{{0}} all-gather(%p.1), {chain}

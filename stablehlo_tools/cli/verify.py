@@ -132,34 +132,43 @@ def _number(count: int, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"{text} is negative")
+def _count(text: str, least: int = 0) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = least - 1
+    if number < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of {least} or more")
     return number
 
 
 def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not positive")
-    return number
-
-
-def _assignment(text: str) -> tuple[int, float]:
-    index, _, value = text.partition("=")
-    return _count(index), float(value)
+    return _count(text, least=1)
 
 
 def _size(text: str) -> float:
-    number = float(text)
-    if not number >= 0 or math.isinf(number):
-        raise argparse.ArgumentTypeError(f"{text} is no tolerance")
+    number = _float(text)
+    if not 0 <= number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a tolerance of 0 or more")
     return number
 
 
 def _duration(text: str) -> float:
-    number = float(text)
+    number = _float(text)
     if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is no number of seconds")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
     return number
+
+
+def _assignment(text: str) -> tuple[int, float]:
+    index, equals, value = text.partition("=")
+    if not equals or not index.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not INDEX=VALUE")
+    return int(index), _float(value)
+
+
+def _float(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None

@@ -25,6 +25,7 @@ from stablehlo_tools.verify.signatures import (
     module_signature,
 )
 
+_LOWER_CHLO = "builtin.module(func.func(chlo-legalize-to-stablehlo))"
 _FORM_MEANINGS: Mapping[Form, str] = {
     "partitioned": "a program that its shardings divide",
     "per_device": "the program of each device",
@@ -48,11 +49,12 @@ def make_plan(artifacts: Mapping[Side, Artifact], backend: str) -> Plan:
     if backend == "cpu" and all(artifact.exported for artifact in artifacts.values()):
         return _plan_calls(artifacts)
     platform = _cpu_index(artifacts)
-    modules = _each(artifacts, lambda _, artifact: _runnable(artifact, platform))
+    interpreted = backend == "interpreter"
+    modules = _each(artifacts, lambda _, artifact: _runnable(artifact, platform, interpreted))
     signatures = _each(artifacts, lambda side, _: module_signature(modules[side]))
     signature = _agreed(artifacts, signatures)
     grid = _common_grid(artifacts, modules)
-    if backend == "interpreter":
+    if interpreted:
         return _plan_interpretation(artifacts, modules, signature, grid)
     return _plan_modules(artifacts, modules, signature, grid)
 
@@ -150,13 +152,16 @@ def _common_grid(
     return larger
 
 
-def _runnable(artifact: Artifact, platform: int) -> ir.Module:
+def _runnable(artifact: Artifact, platform: int, interpreted: bool) -> ir.Module:
     """A copy whose entry is `main`, with the platform's index made a constant.
 
-    XLA:CPU ends the process on a choice between platforms that is left open.
+    XLA:CPU ends the process on a choice between platforms that is left open. The interpreter does
+    not know the chlo dialect, which is lowered for it.
     """
     context = bindings.new_context()
     module = bindings.parse_module(bindings.write_bytecode(artifact.module), context)
+    if interpreted:
+        bindings.parse_pass_pipeline(_LOWER_CHLO, context).run(module.operation)
     entry = entry_function(module)
     name = ir.StringAttr(entry.attributes["sym_name"]).value
     with context, ir.Location.unknown():

@@ -144,19 +144,26 @@ class _Planner:
     def _needed_links(
         self, sites: Sequence[Site], chains: Sequence[tuple[Chain, ...]], open_ended: bool
     ) -> list[tuple[bool, bool]]:
-        """For each site, whether a token must enter it and whether one must leave it."""
+        """For each site, whether a token must enter it and whether one must leave it.
+
+        A token leaves every site that a later token must come after, also one whose successor is
+        ordered by dataflow alone: should compilers delete that successor, the chain still holds.
+        """
         if not self.minimal:
             return [(True, True)] * len(sites)
         enters = [open_ended] * len(sites)
-        leaves = [open_ended] * len(sites)
-        last_on_chain: dict[Chain, int] = {}
+        previous: dict[Chain, int] = {}
         for position, site in enumerate(sites):
             for chain in chains[position]:
-                previous = last_on_chain.get(chain)
-                if previous is not None:
-                    needed = self._needs_link(sites[previous], site)
-                    enters[position] = leaves[previous] = needed
-                last_on_chain[chain] = position
+                if chain in previous:
+                    enters[position] = self._needs_link(sites[previous[chain]], site)
+                previous[chain] = position
+        leaves = [open_ended] * len(sites)
+        awaited: set[Chain] = set()
+        for position in reversed(range(len(sites))):
+            leaves[position] |= not awaited.isdisjoint(chains[position])
+            if enters[position]:
+                awaited.update(chains[position])
         return list(zip(enters, leaves, strict=True))
 
     def _needs_link(self, first: Site, second: Site) -> bool:

@@ -1,0 +1,69 @@
+// Pipelines that say nothing, each refused before the input is read: it is not even there.
+// DEFINE: %{refused} = python %{inputs}/expect_refusal.py --absent %t.mlir stablehlo-tools opt /nonexistent -o %t.mlir -p
+
+// Names.
+// RUN: %{refused} 'thread-token' | filecheck %s --check-prefix=CLOSE
+// CLOSE: stablehlo-tools: error: unknown pass 'thread-token': neither in this toolkit nor registered in MLIR; did you mean 'thread-tokens'?
+
+// RUN: %{refused} 'cse,order-collectivs' | filecheck %s --check-prefix=NAMED
+// NAMED: error: unknown pass 'order-collectivs'{{.*}}did you mean 'order-collectives'?
+
+// RUN: %{refused} 'frobnicate' | filecheck %s --check-prefix=UNKNOWN
+// UNKNOWN: error: unknown pass 'frobnicate'{{.*}}; passes here: thread-tokens, strip-tokens
+
+// Options.
+// RUN: %{refused} 'thread-tokens{from=barrier}' | filecheck %s --check-prefix=OPTION
+// OPTION: error: pass 'thread-tokens' has no option 'from'; it has: form, scope, minimal
+
+// RUN: %{refused} 'strip-tokens{minimal}' | filecheck %s --check-prefix=NOOPTION
+// NOOPTION: error: pass 'strip-tokens' has no option 'minimal'; it has: none
+
+// RUN: %{refused} 'thread-tokens{form=tower}' | filecheck %s --check-prefix=CHOICE
+// CHOICE: error: pass 'thread-tokens': option 'form' takes barrier or composite, not 'tower'
+
+// RUN: %{refused} 'thread-tokens{minimal=maybe}' | filecheck %s --check-prefix=BOOLEAN
+// BOOLEAN: error: pass 'thread-tokens': option 'minimal' takes true or false, not 'maybe'
+
+// RUN: %{refused} 'thread-tokens{form}' | filecheck %s --check-prefix=VALUE
+// VALUE: error: pass 'thread-tokens': option 'form' needs a value
+
+// RUN: %{refused} 'thread-tokens{scope=all form=barrier scope=all}' | filecheck %s --check-prefix=TWICE
+// TWICE: error: pass 'thread-tokens': option 'scope' is given twice
+
+// RUN: %{refused} 'order-collectives{minimal}' | filecheck %s --check-prefix=PIPELINE
+// PIPELINE: error: pipeline 'order-collectives' takes no options; list its passes instead
+
+// Options of C++ passes.
+// RUN: %{refused} 'cse{fast}' | filecheck %s --check-prefix=CXXOPTION
+// CXXOPTION: error: pass cse{fast}: {{.*}}no such option fast
+
+// RUN: %{refused} 'sdy-insert-explicit-reshards{enable=true}' | filecheck %s --check-prefix=FUNCTION
+// FUNCTION: error: pass sdy-insert-explicit-reshards{enable=true}: {{.*}}no such option enable
+
+// RUN: %{refused} 'canonicalize{max-iterations=two}' | filecheck %s --check-prefix=CXXVALUE
+// CXXVALUE: error: pass canonicalize{max-iterations=two}:
+
+// Syntax.
+// RUN: %{refused} '' | filecheck %s --check-prefix=EMPTY
+// RUN: %{refused} ' ' | filecheck %s --check-prefix=EMPTY
+// EMPTY: error: the pipeline is empty
+
+// RUN: %{refused} 'cse,' | filecheck %s --check-prefix=COMMA
+// RUN: %{refused} ',cse' | filecheck %s --check-prefix=COMMA
+// RUN: %{refused} 'cse,,canonicalize' | filecheck %s --check-prefix=COMMA
+// COMMA: error: pipeline '{{.*}}': expected the name of a pass, found ''
+
+// RUN: %{refused} 'cse canonicalize' | filecheck %s --check-prefix=SPACE
+// SPACE: error: pipeline 'cse canonicalize': expected {…} after cse, not 'canonicalize'
+
+// RUN: %{refused} 'thread-tokens{form=barrier' | filecheck %s --check-prefix=OPEN
+// OPEN: error: pipeline 'thread-tokens{form=barrier': '}' is missing at the end
+
+// RUN: %{refused} 'cse}' | filecheck %s --check-prefix=CLOSED
+// CLOSED: error: pipeline 'cse}': '}' at 4 closes nothing
+
+// RUN: %{refused} 'thread-tokens{form = barrier}' | filecheck %s --check-prefix=EQUALS
+// EQUALS: error: pipeline 'thread-tokens{form = barrier}': '=' is no option
+
+// RUN: %{refused} 'builtin.module(cse)' | filecheck %s --check-prefix=NESTED
+// NESTED: error: pipeline 'builtin.module(cse)': expected {…} after builtin.module, not '(cse)'
