@@ -129,24 +129,36 @@ def eval_module(module: ir.Module, arguments: list[Any]) -> list[Any]:
     return stablehlo.eval_module(module, arguments)
 
 
+FUSION = "fusion"  # the pass of XLA:CPU, to name in xla_disable_hlo_passes
+
+
 def compile_for_devices(
-    code: bytes, replicas: int, partitions: int, devices: list[Any], *, partitioned: bool
+    code: bytes,
+    replicas: int,
+    partitions: int,
+    devices: list[Any],
+    *,
+    partitioned: bool,
+    fused: bool = True,
 ) -> Any:
     """Compiles MLIR bytecode with the devices' own backend: replica r's partition p on device
     `r * partitions + p`.
 
     Where `partitioned`, XLA's partitioner divides the module by its shardings. Otherwise the
     module is what each device runs already, and the partitioner is kept away from it: it refuses
-    `partition_id`. Raises an exception of XLA's choosing.
+    `partition_id`. Unless `fused`, each op is compiled by itself. Raises an exception of XLA's
+    choosing.
     """
     import numpy as np
     from jax._src.compiler import get_compile_options
 
     assignment = np.arange(replicas * partitions).reshape(replicas, partitions)
     options = get_compile_options(replicas, partitions, assignment)
-    if not partitioned:
-        skipped = ("xla_disable_hlo_passes", "spmd-partitioning,shardy-xla")
-        options.env_option_overrides = [*options.env_option_overrides, skipped]
+    skipped = [] if fused else [FUSION]
+    skipped += [] if partitioned else ["spmd-partitioning", "shardy-xla"]
+    if skipped:
+        override = ("xla_disable_hlo_passes", ",".join(skipped))
+        options.env_option_overrides = [*options.env_option_overrides, override]
     return devices[0].client.compile_and_load(code, _jax.DeviceList(tuple(devices)), options)
 
 
@@ -205,7 +217,7 @@ def key_implementation(dtype: Any) -> tuple[str, tuple[int, ...]] | None:
     """
     import jax
 
-    if not jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+    if not jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):  # pyright: ignore[reportPrivateImportUsage]
         return None
     return dtype._impl.name, tuple(dtype._impl.key_shape)
 

@@ -88,7 +88,7 @@ module attributes {mhlo.num_replicas = 2 : i32} {
     } : (tensor<0x4xf32>) -> tensor<0x4xf32>
 
     // Several operands: the sum of their bytes, each element type once.
-    // CHECK: all_gather {0,1} i4,f64 28 56 -
+    // CHECK: all_gather {0,1} i4,f64 28 54 -
     %12:3 = "stablehlo.all_gather"(%a1, %a8, %a1) {
       all_gather_dim = 0 : i64,
       replica_groups = dense<[[0, 1]]> : tensor<1x2xi64>

@@ -8,7 +8,7 @@
 // An error in a part is located in the file.
 // RUN: sed 's/negate/negat/' %s > %t.mlir
 // RUN: python %{inputs}/expect_refusal.py stablehlo-tools opt %t.mlir --split-input-file | filecheck %s --check-prefix=LOCATED
-// LOCATED: split_input_file.mlir.tmp.mlir:34:8: error:
+// LOCATED: split_input_file.mlir.tmp.mlir:31:8: error:
 
 // A separator at the end parts nothing from the rest.
 // RUN: cat %s %{inputs}/separator.txt > %t.mlir

@@ -45,7 +45,7 @@
 // An unexpected error, and bad input, are mismatches as well.
 // RUN: sed 's/return %%x/return %%undefined/' %s > %t.mlir
 // RUN: %{verify} 2>&1 | filecheck %s --check-prefix=ERROR
-// ERROR: unexpected error: {{.*}}undefined
+// ERROR: unexpected error: {{.*}}use of undeclared SSA value name
 func.func @main(%x: tensor<2xf32>) -> tensor<2xf32> {
   // expected-warning@+1 {{nobody uses}}
   %0 = "stablehlo.collective_permute"(%x) {

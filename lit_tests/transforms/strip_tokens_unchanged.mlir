@@ -61,3 +61,17 @@ func.func @collective(%x: tensor<2xf32>) -> tensor<2xf32> {
   } : (tensor<2xf32>) -> tensor<2xf32>
   return %0 : tensor<2xf32>
 }
+
+// -----
+
+// A mark that is no number is not of the chain.
+func.func @mark_without_number(%p: tensor<i1>, %x: tensor<f32>) -> tensor<f32> {
+  %0 = stablehlo.while(%v = %x) : tensor<f32>
+    attributes {stablehlo_tools.tokens_carried = "one"}
+    cond {
+      stablehlo.return %p : tensor<i1>
+    } do {
+      stablehlo.return %v : tensor<f32>
+    }
+  return %0 : tensor<f32>
+}

@@ -262,3 +262,20 @@ func.func private @report(%x: tensor<f32>, %token: !stablehlo.token) {
   %0 = "stablehlo.outfeed"(%x, %token) {outfeed_config = ""} : (tensor<f32>, !stablehlo.token) -> !stablehlo.token
   return
 }
+
+// -----
+
+// A function that is only declared is taken not to communicate: nothing is known of it.
+// CHECK-LABEL: func.func @call_of_a_declaration
+// CHECK: %[[OUT:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %{{.+}}, %{{.+}}#1 :
+// CHECK-NEXT: call @declared_only(%[[OUT]]#0) : (tensor<f32>) -> tensor<f32>
+// CHECK: func.func private @declared_only(tensor<f32>) -> tensor<f32>{{$}}
+func.func @call_of_a_declaration(%x: tensor<f32>) -> tensor<f32> {
+  %0 = "stablehlo.collective_permute"(%x) {
+    source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>
+  } : (tensor<f32>) -> tensor<f32>
+  %1 = call @declared_only(%0) : (tensor<f32>) -> tensor<f32>
+  return %1 : tensor<f32>
+}
+
+func.func private @declared_only(tensor<f32>) -> tensor<f32>

@@ -150,6 +150,23 @@ func.func @called_public_p3(%x: tensor<2xf32>) -> tensor<2xf32> {
 
 // -----
 
+// A called computation of a custom_call cannot be handed the token.
+func.func @main(%x: tensor<2xf32>) -> tensor<2xf32> {
+  // expected-note@+1 {{referred to here}}
+  %0 = stablehlo.custom_call @apply(%x) {called_computations = [@called_computation_p3]} : (tensor<2xf32>) -> tensor<2xf32>
+  return %0 : tensor<2xf32>
+}
+
+// expected-error@+1 {{@called_computation_p3 communicates and is a called computation of a custom_call}}
+func.func private @called_computation_p3(%x: tensor<2xf32>) -> tensor<2xf32> {
+  %0 = "stablehlo.collective_permute"(%x) {
+    source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>
+  } : (tensor<2xf32>) -> tensor<2xf32>
+  return %0 : tensor<2xf32>
+}
+
+// -----
+
 // P4: a communicating op has an operand a token can enter beside, and a result it leaves beside.
 func.func @no_operand_p4() -> tensor<2xf32> {
   // expected-error@+1 {{stablehlo.custom_call has no operand that a token could enter beside}}

@@ -1,6 +1,6 @@
-// RUN: stablehlo-tools opt %s -p 'thread-tokens{minimal}' --split-input-file | filecheck %s --enable-var-scope
+// RUN: stablehlo-tools opt %s -p 'thread-tokens{minimal scope=group}' --split-input-file | filecheck %s --enable-var-scope
 
-// `minimal` leaves out a link where dataflow orders two neighbours already.
+// `minimal` leaves out a link where dataflow orders two neighbours of a chain already.
 
 // Nothing comes before the first collective of a public function, nothing after the last.
 // CHECK-LABEL: func.func @only_between
@@ -109,17 +109,19 @@ func.func @slices_may_fold(%x: tensor<2xf32>) -> tensor<2xf32> {
 
 // -----
 
-// Only neighbours are compared: first and second are ordered by dataflow, second and third by a link.
-// CHECK-LABEL: func.func @each_pair_by_itself
+// Dataflow orders the first two, so no token enters the second. One leaves the first all the same:
+// the third must come after it, even if a compiler deletes the second.
+// CHECK-LABEL: func.func @links_outlive_a_deletion
 // CHECK-SAME: (%[[X:.+]]: tensor<2xf32>, %[[Y:.+]]: tensor<2xf32>) -> (tensor<2xf32>, tensor<2xf32>)
-// CHECK-NEXT: %[[PERMUTE:.+]] = "stablehlo.collective_permute"(%[[X]])
 // CHECK-NEXT: %[[ROOT:.+]] = stablehlo.after_all {stablehlo_tools.token_link}
-// CHECK-NEXT: %[[PERMUTE2:.+]] = "stablehlo.collective_permute"(%[[PERMUTE]])
-// CHECK-NEXT: %[[OUT:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[PERMUTE2]], %[[ROOT]] :
-// CHECK-NEXT: %[[IN:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[Y]], %[[OUT]]#1 :
-// CHECK-NEXT: %[[PERMUTE3:.+]] = "stablehlo.collective_permute"(%[[IN]]#0)
+// CHECK-NEXT: %[[PERMUTE:.+]] = "stablehlo.collective_permute"(%[[X]])
+// CHECK-NEXT: %[[IN:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[PERMUTE]], %[[ROOT]] :
+// CHECK-NEXT: %[[PERMUTE2:.+]] = "stablehlo.collective_permute"(%[[IN]]#0)
+// CHECK-NEXT: %[[OUT:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[PERMUTE2]], %[[IN]]#1 :
+// CHECK-NEXT: %[[IN2:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[Y]], %[[OUT]]#1 :
+// CHECK-NEXT: %[[PERMUTE3:.+]] = "stablehlo.collective_permute"(%[[IN2]]#0)
 // CHECK-NEXT: return %[[OUT]]#0, %[[PERMUTE3]] :
-func.func @each_pair_by_itself(
+func.func @links_outlive_a_deletion(
     %x: tensor<2xf32>, %y: tensor<2xf32>
 ) -> (tensor<2xf32>, tensor<2xf32>) {
   %0 = "stablehlo.collective_permute"(%x) {
@@ -136,7 +138,7 @@ func.func @each_pair_by_itself(
 
 // -----
 
-// A loop is linked on either side, and in it both ends are open: iterations follow each other.
+// A loop is linked on either side. In it both ends are open, since iterations follow each other.
 // CHECK-LABEL: func.func @loops_are_linked
 // CHECK-SAME: (%[[P:.+]]: tensor<i1>, %[[X:.+]]: tensor<2xf32>) -> tensor<2xf32>
 // CHECK-NEXT: %[[ROOT:.+]] = stablehlo.after_all {stablehlo_tools.token_link}
@@ -149,8 +151,9 @@ func.func @each_pair_by_itself(
 // CHECK-NEXT: } do {
 // CHECK-NEXT: %[[IN:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[ITER]], %[[TOKEN]] :
 // CHECK-NEXT: %[[PERMUTE2:.+]] = "stablehlo.collective_permute"(%[[IN]]#0)
-// CHECK-NEXT: %[[PERMUTE3:.+]] = "stablehlo.collective_permute"(%[[PERMUTE2]])
-// CHECK-NEXT: %[[OUT2:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[PERMUTE3]], %[[IN]]#1 :
+// CHECK-NEXT: %[[IN2:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[PERMUTE2]], %[[IN]]#1 :
+// CHECK-NEXT: %[[PERMUTE3:.+]] = "stablehlo.collective_permute"(%[[IN2]]#0)
+// CHECK-NEXT: %[[OUT2:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[PERMUTE3]], %[[IN2]]#1 :
 // CHECK-NEXT: stablehlo.return %[[OUT2]]#0, %[[OUT2]]#1 :
 // CHECK: return %[[LOOP]]#0 :
 func.func @loops_are_linked(%p: tensor<i1>, %x: tensor<2xf32>) -> tensor<2xf32> {
@@ -170,4 +173,45 @@ func.func @loops_are_linked(%p: tensor<i1>, %x: tensor<2xf32>) -> tensor<2xf32> 
       stablehlo.return %3 : tensor<2xf32>
     }
   return %1 : tensor<2xf32>
+}
+
+// -----
+
+// A private function may be called between others: both its ends are open.
+// CHECK-LABEL: func.func private @private_function
+// CHECK-SAME: (%[[X:.+]]: tensor<2xf32>, %[[TOKEN:.+]]: !stablehlo.token)
+// CHECK-SAME: -> (tensor<2xf32>, !stablehlo.token) attributes {stablehlo_tools.tokens_carried = 1 : i64}
+// CHECK-NEXT: %[[IN:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[X]], %[[TOKEN]] :
+// CHECK-NEXT: %[[PERMUTE:.+]] = "stablehlo.collective_permute"(%[[IN]]#0)
+// CHECK-NEXT: %[[OUT:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[PERMUTE]], %[[IN]]#1 :
+// CHECK-NEXT: return %[[OUT]]#0, %[[OUT]]#1 :
+func.func private @private_function(%x: tensor<2xf32>) -> tensor<2xf32> {
+  %0 = "stablehlo.collective_permute"(%x) {
+    source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>
+  } : (tensor<2xf32>) -> tensor<2xf32>
+  return %0 : tensor<2xf32>
+}
+
+// -----
+
+// Links of each chain by itself: with scope=group the permute between the two is of another chain.
+module attributes {mhlo.num_replicas = 4 : i32} {
+// CHECK-LABEL: func.func @within_a_chain
+// CHECK-SAME: (%[[X:.+]]: tensor<2xf32>, %[[Y:.+]]: tensor<2xf32>) -> (tensor<2xf32>, tensor<2xf32>)
+// CHECK-NEXT: %[[PERMUTE:.+]] = "stablehlo.collective_permute"(%[[X]])
+// CHECK-NEXT: %[[PERMUTE2:.+]] = "stablehlo.collective_permute"(%[[Y]])
+// CHECK-NEXT: %[[PERMUTE3:.+]] = "stablehlo.collective_permute"(%[[PERMUTE]])
+// CHECK-NEXT: return %[[PERMUTE2]], %[[PERMUTE3]] :
+func.func @within_a_chain(%x: tensor<2xf32>, %y: tensor<2xf32>) -> (tensor<2xf32>, tensor<2xf32>) {
+  %0 = "stablehlo.collective_permute"(%x) {
+    source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>
+  } : (tensor<2xf32>) -> tensor<2xf32>
+  %1 = "stablehlo.collective_permute"(%y) {
+    source_target_pairs = dense<[[2, 3]]> : tensor<1x2xi64>
+  } : (tensor<2xf32>) -> tensor<2xf32>
+  %2 = "stablehlo.collective_permute"(%0) {
+    source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>
+  } : (tensor<2xf32>) -> tensor<2xf32>
+  return %1, %2 : tensor<2xf32>, tensor<2xf32>
+}
 }

@@ -33,19 +33,25 @@ def after(program: Artifact, pipeline: str) -> Artifact:
     return result
 
 
+def portable(program: Artifact) -> Artifact:
+    """The program written as a portable artifact and read again."""
+    return artifact.parse(artifact.encode(program, artifact.Form.PORTABLE))
+
+
 def text(program: Artifact) -> str:
     return artifact.to_text(program.module, locations=True)
 
 
 def check_structure(source: str) -> None:
     """Threading is idempotent, its inverse exact, in every form; the result serialises."""
-    plain = artifact.parse(source.encode())
+    # Portable artifacts lose ops that nobody uses, so start from what is left of the program.
+    plain = portable(artifact.parse(source.encode()))
     for pipeline in PIPELINES:
         threaded = after(plain, pipeline)
         assert text(after(threaded, pipeline)) == text(threaded)
         assert text(after(threaded, "strip-tokens")) == text(plain)
-        again = artifact.parse(artifact.encode(threaded, artifact.Form.PORTABLE))
-        assert artifact.to_text(again.module) == artifact.to_text(threaded.module)
+        again = portable(threaded)
+        assert text(again) == text(threaded)
         assert text(after(again, "strip-tokens")) == text(plain)
     composite = after(plain, PIPELINES[1])
     assert text(after(composite, PIPELINES[0])) == text(after(plain, PIPELINES[0]))

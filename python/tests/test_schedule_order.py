@@ -151,9 +151,12 @@ def test_parts_of_one_collective_count_once() -> None:
         Event(position, Phase.SYNC, kind, (A,), "", "", "")
         for position, kind in enumerate(("reduce-scatter", "all-gather"))
     ]
-    report = compare(program(A, B), *parts, B)
-    assert (report.same_order, report.split, report.copied) == (True, (A,), ())
-    assert not compare(program(A, B), A, A, B).same_order
+    for expected in (program(A, B), program(loop(A), B)):
+        report = compare(expected, *parts, B)
+        assert (report.same_order, report.split, report.copied) == (True, (A,), ())
+    assert compare(program(A, B), A, A, B).split == (A,)
+    assert not compare(program(loop(A, B)), turns(A, A, B, B)).same_order  # no parts: out of order
+    assert compare(program(A, A, B), A, A, B).split == ()
 
 
 def test_a_schedule_that_ends_early_is_a_difference() -> None:

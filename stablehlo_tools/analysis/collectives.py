@@ -142,15 +142,15 @@ class ModuleFacts:
             module.operation.attributes.get(f"mhlo.num_{name}")
             for name in ("replicas", "partitions")
         )
-        if replicas is None and partitions is None:
-            grid = _inferred_grid(find_collectives(module))
-        else:
-            grid = ProcessGrid(_integer(replicas, 1), _integer(partitions, 1))
         meshes = {
             ir.StringAttr(op.attributes["sym_name"]).value: _sdy_mesh(op.attributes["mesh"])
             for op in module.body.operations
             if op.operation.name == "sdy.mesh"
         }
+        if replicas is None and partitions is None:
+            grid = _inferred_grid(find_collectives(module), meshes)
+        else:
+            grid = ProcessGrid(_integer(replicas, 1), _integer(partitions, 1))
         return ModuleFacts(grid, meshes)
 
     def groups(self, collective: Collective) -> ProcessGroups | None:
@@ -182,14 +182,8 @@ class ModuleFacts:
         by_axes = bindings.ReplicaGroupMeshAxesAttr(attribute)
         axes = [_axis_ref(axis) for axis in ir.ArrayAttr(by_axes.axes)]
         # Positions in the mesh are device ids, in the mode's numbering like dense groups.
-        return process_groups(mesh_axes_groups(self._mesh(by_axes.mesh), axes), mode, self.grid)
-
-    def _mesh(self, mesh: ir.Attribute) -> DeviceMesh:
-        if not isinstance(mesh, ir.FlatSymbolRefAttr):
-            return _stablehlo_mesh(mesh)
-        if mesh.value not in self.meshes:
-            raise ValueError(f"the module has no mesh @{mesh.value}")
-        return self.meshes[mesh.value]
+        mesh = _resolved_mesh(by_axes.mesh, self.meshes)
+        return process_groups(mesh_axes_groups(mesh, axes), mode, self.grid)
 
 
 def find_collectives(module: ir.Module) -> list[Collective]:
@@ -229,19 +223,34 @@ def classify_communication(context: ir.Context) -> Callable[[ir.Operation], Coll
     return classify
 
 
-def _inferred_grid(collectives: list[Collective]) -> ProcessGrid:
+def _resolved_mesh(mesh: ir.Attribute, meshes: dict[str, DeviceMesh]) -> DeviceMesh:
+    if not isinstance(mesh, ir.FlatSymbolRefAttr):
+        return _stablehlo_mesh(mesh)
+    if mesh.value not in meshes:
+        raise ValueError(f"the module has no mesh @{mesh.value}")
+    return meshes[mesh.value]
+
+
+def _inferred_grid(collectives: list[Collective], meshes: dict[str, DeviceMesh]) -> ProcessGrid:
     replicas = partitions = 1
     for collective in collectives:
         mode = collective.group_mode or GroupMode.CROSS_PARTITION
-        names = ("replica_groups", "source_target_pairs")
-        tables = [collective.inner.attributes.get(name) for name in names]
-        ids = [i for t in tables if isinstance(t, ir.DenseIntElementsAttr) for i in np.ravel(t)]
-        count = 1 + max((int(i) for i in ids), default=0)
+        count = _named_processes(collective, meshes)
         if mode in (GroupMode.CROSS_PARTITION, GroupMode.FLATTENED_IDS):
             partitions = max(partitions, count)
         else:
             replicas = max(replicas, count)
     return ProcessGrid(replicas, partitions)
+
+
+def _named_processes(collective: Collective, meshes: dict[str, DeviceMesh]) -> int:
+    """How many processes there must be for an op's groups or pairs to name them."""
+    groups = collective.inner.attributes.get("replica_groups")
+    if groups is not None and bindings.ReplicaGroupMeshAxesAttr.isinstance(groups):
+        return _resolved_mesh(bindings.ReplicaGroupMeshAxesAttr(groups).mesh, meshes).size
+    tables = (groups, collective.inner.attributes.get("source_target_pairs"))
+    ids = [i for t in tables if isinstance(t, ir.DenseIntElementsAttr) for i in np.ravel(t)]
+    return 1 + max((int(i) for i in ids), default=0)
 
 
 def _collective(op: ir.Operation, token: ir.Type) -> Collective | None:
@@ -298,7 +307,9 @@ def tensor_bytes(tensor: ir.ShapedType) -> int | None:
 
 
 def element_bits(kind: ir.Type) -> int:
-    """The width of an element type, in bits."""
+    """The width of an element type in memory, in bits; a boolean takes a whole byte."""
+    if isinstance(kind, ir.IntegerType) and kind.width == 1:
+        return 8
     if isinstance(kind, ir.ComplexType):
         return 2 * element_bits(kind.element_type)
     if isinstance(kind, ir.IntegerType | ir.FloatType):

@@ -120,7 +120,8 @@ class _Builder:
             if collective is None:
                 return ir.WalkResult.ADVANCE
             self.found.append(collective)
-            return ir.WalkResult.SKIP
+            # What a reduction calls or does is found too, and then has no place in any order.
+            return ir.WalkResult.SKIP if collective.is_async else ir.WalkResult.ADVANCE
 
         walk(self.module.operation, visit)
 

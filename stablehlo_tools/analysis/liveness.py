@@ -132,7 +132,9 @@ class _Liveness:
             self._mark([terminator(op.regions[1].blocks[0]).operands[position]])
         elif op.name in _CALLS:
             callee = self.functions.get(callee_name(op))
-            if callee is not None:
+            if callee is None or not len(callee.regions[0].blocks):  # declared only: uses anything
+                self._mark(op.operands)
+            else:
                 self._mark([terminator(callee.regions[0].blocks[0]).operands[position]])
         else:
             for region in op.regions:

@@ -48,6 +48,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--any-nan", action="store_true", help="bitwise, but any NaN equals any other NaN"
     )
     parser.add_argument(
+        "--fused",
+        action="store_true",
+        help="let XLA:CPU fuse ops, as when deployed: rounding then moves with the fusions",
+    )
+    parser.add_argument(
         "--backend",
         choices=("cpu", "interpreter", "both"),
         default="cpu",
@@ -74,6 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
         backend=arguments.backend,
         timeout=arguments.timeout,
         fixed=dict(arguments.set),
+        fused=arguments.fused,
     )
     before, after = (artifact.load(path) for path in (arguments.before, arguments.after))
     found = verify_artifacts(before, after, options)

@@ -122,18 +122,18 @@ def _resize_lists(
         )
     for name in names:
         if grown and name in attributes:
-            attributes[name] = _resized(attributes[name], attributes, grown)
+            attributes[name] = _resized(op, attributes[name], attributes, grown)
 
 
 def _resized(
-    attribute: ir.Attribute, attributes: dict[str, ir.Attribute], grown: int
+    op: ir.Operation, attribute: ir.Attribute, attributes: dict[str, ir.Attribute], grown: int
 ) -> ir.Attribute:
     if isinstance(attribute, ir.ArrayAttr):
         entries = list(attribute)
         empty = ir.DictAttr.get({}, context=attribute.context)
         return ir.ArrayAttr.get(_fit(entries, empty, grown), attribute.context)
     shardings = bindings.TensorShardingPerValueAttr(attribute).shardings
-    scalar = _replicated_scalar(attributes)
+    scalar = _replicated_scalar(op, attributes)
     return bindings.TensorShardingPerValueAttr.get(
         _fit(shardings, scalar, grown), attribute.context
     )
@@ -143,7 +143,7 @@ def _fit(entries: list[ir.Attribute], filler: ir.Attribute, grown: int) -> list[
     return entries[:grown] if grown < 0 else entries + [filler] * grown
 
 
-def _replicated_scalar(attributes: dict[str, ir.Attribute]) -> ir.Attribute:
+def _replicated_scalar(op: ir.Operation, attributes: dict[str, ir.Attribute]) -> ir.Attribute:
     """The sharding of a rank-0 value, on the mesh that the op's other shardings name."""
     for name in (*_PER_OPERAND, *_PER_RESULT):
         listed = attributes.get(name)
@@ -152,4 +152,6 @@ def _replicated_scalar(attributes: dict[str, ir.Attribute]) -> ir.Attribute:
         for sharding in bindings.TensorShardingPerValueAttr(listed).shardings:
             mesh = bindings.TensorShardingAttr(sharding).mesh_or_ref
             return bindings.TensorShardingAttr.get(mesh, [], context=sharding.context)
-    raise ToolError("an sdy op without any sharding names no mesh for a token")
+    raise ToolError(
+        f"{op.name} has an empty list of shardings, which names no mesh for a token", op.location
+    )

@@ -18,8 +18,9 @@ Before that, what is no question of order is taken out, and reported on its own:
   unused), each of its places may be passed over;
 - *merged*: a collective with several ids counts as these ids in the program's order, so merging is
   in order only if nothing that the program puts between them is issued outside;
-- *split*: neighbours with one id but other shapes or groups (an all-reduce made into
-  reduce-scatter and all-gather) count once;
+- *split*: neighbours with the same id count once (the real and the imaginary part of a permute)
+  where the program has one place for it, and that in no loop, or the neighbours differ in shape
+  or groups (an all-reduce made into reduce-scatter and all-gather);
 - *added*: collectives without an id are XLA's own and are passed over.
 
 The inclusion is decided on the two automata, so the verdict is exact. For a chain of ids that is
@@ -106,13 +107,13 @@ def compare_order(program: Sequence[Item], schedule: Schedule) -> OrderReport:
     issued = [event for event in schedule.events if event.issues]
     in_schedule = Counter(id_ for event in issued for id_ in event.ids)
     optional = {id_ for id_ in in_program if in_schedule[id_] < in_program[id_]}
-    split: set[int] = set()
+    split = _Split({id_: depth for id_, depth in places if in_program[id_] == 1})
     difference, undecided = None, False
     try:
         actual = _schedule_automaton(schedule.nodes, rank, split)
         expected = _program_automaton(program, in_schedule, optional)
         difference = _first_difference(actual, expected)
-    except _Undecided:
+    except _UndecidedError:
         undecided = True
     return OrderReport(
         same_order=difference is None and not undecided,
@@ -120,11 +121,11 @@ def compare_order(program: Sequence[Item], schedule: Schedule) -> OrderReport:
         difference=difference,
         deleted=tuple(id_ for id_ in rank_order(in_program, rank) if not in_schedule[id_]),
         merged=tuple(tuple(rank_order(event.ids, rank)) for event in issued if len(event.ids) > 1),
-        split=tuple(rank_order(split, rank)),
+        split=tuple(rank_order(split.found, rank)),
         copied=tuple(
             id_
             for id_ in rank_order(in_schedule, rank)
-            if in_schedule[id_] > in_program[id_] and id_ not in split
+            if in_schedule[id_] > in_program[id_] and id_ not in split.found
         ),
         moved=tuple(rank_order(_moved(places, issued), rank)),
         added=sum(1 for event in issued if not event.ids),
@@ -180,8 +181,33 @@ def _moved(places: list[tuple[int, int]], issued: list[Event]) -> set[int]:
     return {id_ for id_, loops in found.items() if id_ in depths and not loops & depths[id_]}
 
 
-class _Undecided(Exception):
+class _UndecidedError(Exception):
     """The comparison would take too long."""
+
+
+@dataclass
+class _Split:
+    """Tells the parts of one collective from that collective issued again.
+
+    `once` has the loop depth of the ids that the program has one place for.
+    """
+
+    once: dict[int, int]
+    found: set[int] = field(default_factory=set[int])
+
+    def continues(self, previous: Event | None, event: Event) -> bool:
+        """Whether the event is a further part of the one before it."""
+        if previous is None or previous.ids != event.ids or not self.once.keys() >= {*event.ids}:
+            return False
+        alike = (previous.kind, previous.shape, previous.groups) == (
+            event.kind,
+            event.shape,
+            event.groups,
+        )
+        if alike and any(self.once[id_] for id_ in event.ids):
+            return False  # an unrolled loop may look like this, too
+        self.found.update(event.ids)
+        return True
 
 
 @dataclass(frozen=True)
@@ -203,7 +229,7 @@ class _Automaton:
     def state(self) -> int:
         """A new state."""
         if len(self.edges) >= _STATE_LIMIT:
-            raise _Undecided
+            raise _UndecidedError
         self.edges.append([])
         self.silent.append([])
         return len(self.edges) - 1
@@ -219,7 +245,7 @@ class _Automaton:
                     pending.append(target)
         self.work += len(seen)
         if self.work > _WORK_LIMIT:
-            raise _Undecided
+            raise _UndecidedError
         return frozenset(s for s in seen if self.edges[s] or s == self.accepting)
 
 
@@ -246,7 +272,7 @@ def _program_automaton(
     return automaton
 
 
-def _schedule_automaton(nodes: Sequence[Node], rank: dict[int, int], split: set[int]) -> _Automaton:
+def _schedule_automaton(nodes: Sequence[Node], rank: dict[int, int], split: _Split) -> _Automaton:
     automaton = _Automaton()
 
     def build(block: Sequence[Node], state: int) -> int:
@@ -259,9 +285,7 @@ def _schedule_automaton(nodes: Sequence[Node], rank: dict[int, int], split: set[
                 state = _branch(automaton, state, node.branches, build)
             elif not node.issues or not node.ids:
                 continue  # a done, or XLA's own: no place in the order, and no barrier to a split
-            elif previous is not None and _is_split(previous, node):
-                split.update(node.ids)
-            else:
+            elif not split.continues(previous, node):
                 for id_ in (i for i in rank_order(node.ids, rank) if i in rank):
                     target = automaton.state()
                     automaton.edges[state].append(_Edge(id_, target, node.position))
@@ -271,12 +295,6 @@ def _schedule_automaton(nodes: Sequence[Node], rank: dict[int, int], split: set[
 
     automaton.accepting = build(nodes, automaton.state())
     return automaton
-
-
-def _is_split(first: Event, second: Event) -> bool:
-    """Whether two neighbours are parts of one collective, and not that collective twice."""
-    same = (first.kind, first.shape, first.groups) == (second.kind, second.shape, second.groups)
-    return first.ids == second.ids and not same
 
 
 def _loop[T](

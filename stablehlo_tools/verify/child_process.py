@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import platform
 import re
 import signal
 import subprocess
@@ -71,10 +70,8 @@ def run_child(
 def _environment(devices: int, timeout: float) -> dict[str, str]:
     """The child's environment: as many CPU devices as needed, and rounding that stays put.
 
-    Left to itself, XLA:CPU contracts a multiplication and an addition into one operation (with one
-    rounding) where they meet in a kernel, and drops a narrowing that a widening follows: moving an
-    op would change values. So no instruction set with contraction, and no excess precision.
-    `XLA_FLAGS` of the caller can overrule that.
+    XLA:CPU drops a narrowing that a widening follows, so that moving an op would change values:
+    hence no excess precision. `XLA_FLAGS` of the caller can overrule that.
     """
     stuck = min(timeout, max(40.0, timeout / 4))
     flags = [
@@ -83,8 +80,6 @@ def _environment(devices: int, timeout: float) -> dict[str, str]:
         f"--xla_cpu_collective_timeout_seconds={math.ceil(stuck)}",
         f"--xla_cpu_collective_call_warn_stuck_timeout_seconds={max(1, int(stuck / 2))}",
     ]
-    if platform.machine().lower() in ("x86_64", "amd64"):
-        flags.append("--xla_cpu_max_isa=AVX")
     flags.append(os.environ.get("XLA_FLAGS", ""))
     flags.append(f"--xla_force_host_platform_device_count={devices}")
     package = str(Path(stablehlo_tools.__file__).parent.parent)

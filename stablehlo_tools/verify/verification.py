@@ -28,7 +28,8 @@ Backend = Literal["cpu", "interpreter", "both"]
 class Options:
     """How to verify: `timeout` is for everything, in seconds; `rule` says when elements agree.
 
-    `fixed` gives inputs, by number, one value in every element instead of random ones.
+    `fixed` gives inputs, by number, one value in every element instead of random ones. `fused` lets
+    XLA:CPU fuse ops, as it does in a deployed program; rounding then moves with the fusions.
     """
 
     seed: int = 0
@@ -38,6 +39,7 @@ class Options:
     backend: Backend = "cpu"
     timeout: float = 600.0
     fixed: Mapping[int, float] = field(default_factory=dict[int, float])
+    fused: bool = False
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,7 @@ def verify_artifacts(
         options.seed,
         options.specials,
         {str(index): value for index, value in options.fixed.items()},
+        options.fused,
     )
     with tempfile.TemporaryDirectory(prefix="stablehlo-tools-") as path:
         directory = Path(path)

@@ -33,7 +33,7 @@ def is_link(op: ir.Operation) -> bool:
 def tokens_carried(op: ir.Operation) -> int:
     """How many of the op's trailing operands, arguments and results are chain tokens."""
     count = op.attributes.get(CARRIED)
-    return 0 if count is None else ir.IntegerAttr(count).value
+    return count.value if isinstance(count, ir.IntegerAttr) else 0
 
 
 def mark_carrier(op: ir.Operation, count: int) -> None:
