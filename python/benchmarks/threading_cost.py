@@ -48,7 +48,7 @@ class Plan:
     step_layers: int
     layers: tuple[int, ...]
     collectives: tuple[int, ...]
-    rounds: int  # of opt and the two compilations
+    rounds: int  # of opt and a compilation of its input
     repetitions: int  # of opt for each size
 
 
@@ -109,15 +109,15 @@ def measure_cost(plan: Plan, directory: Path) -> float:
     step = build_step(plan.step_layers, directory)
     say(f"  {step.ops:,} ops, {step.collectives:,} collectives")
     compiled: dict[str, list[float]] = {"as exported": [], "threaded": []}
-    for number in range(plan.rounds):
-        for name, path in (("as exported", step.path), ("threaded", step.output)):
-            for _ in range(3):
-                step.thread()
-            compiled[name].append(compile_in_child(path))
-            say(
-                f"  round {number + 1}: XLA:CPU compiled it {name} in {compiled[name][-1]:.1f} s, "
-                f"opt took {median(step.whole[-3:]):.2f} s"
-            )
+    for name in (*["as exported"] * plan.rounds, "threaded"):
+        for _ in range(3):
+            step.thread()
+        path = step.output if name == "threaded" else step.path
+        compiled[name].append(compile_in_child(path))
+        say(
+            f"  opt took {median(step.whole[-3:]):.2f} s; XLA:CPU compiled it {name} in "
+            f"{compiled[name][-1]:.1f} s"
+        )
     ratio = median(step.whole) / median(compiled["as exported"])
     say(
         "  median (least, most) in seconds, of so many runs",

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts
 from stablehlo_tools.analysis.communication import (
+    COMPUTATIONS,
     CommunicatingFunction,
     Site,
     communicating_functions,
@@ -44,6 +45,7 @@ class Step:
     token_operand: int | None = None
     token_result: int | None = None
     done: ir.Operation | None = None
+    is_sealed: bool = False  # a computation that no token may enter: tied by its tensors
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,8 +68,18 @@ def plan_chain(module: ir.Module, *, by_group: bool, minimal: bool) -> list[Func
     functions = communicating_functions(module)
     collectives = [c for f in functions for c in iterate_collectives(f.sites)]
     chain_of = _chains_by_group(module, collectives) if by_group else _one_chain
-    planner = _Planner(chain_of, token_type(module.context), minimal)
+    planner = _Planner(chain_of, token_type(module.context), minimal, _seals_computations(module))
     return [planner.function(function) for function in functions]
+
+
+def _seals_computations(module: ir.Module) -> bool:
+    """Whether manual computations must not take tokens.
+
+    jax refines the shapes of modules that have symbolic dimensions or several platforms when they
+    are called, and its refinement ends the process at a manual computation with a token operand.
+    """
+    polymorphic = module.operation.attributes.get("jax.uses_shape_polymorphism")
+    return polymorphic is not None and ir.BoolAttr(polymorphic).value
 
 
 def _one_chain(_: Collective) -> Chain:
@@ -110,8 +122,13 @@ class _Planner:
     """Turns sites into steps; functions must come callees first."""
 
     def __init__(
-        self, chain_of: Callable[[Collective], Chain], token: ir.Type, minimal: bool
+        self,
+        chain_of: Callable[[Collective], Chain],
+        token: ir.Type,
+        minimal: bool,
+        seals_computations: bool,
     ) -> None:
+        self.seals_computations = seals_computations
         self.chain_of = chain_of
         self.token = token
         self.minimal = minimal
@@ -174,7 +191,10 @@ class _Planner:
     def _step(self, site: Site, chains: tuple[Chain, ...], enters: bool, leaves: bool) -> Step:
         if site.collective is None:
             regions = tuple(self._block(region, open_ended=True) for region in site.regions)
-            return Step(site.op, chains, callee=site.callee, regions=regions)
+            is_sealed = self.seals_computations and site.op.name in COMPUTATIONS
+            if is_sealed:
+                _check_can_be_tied(site.op, None, None)
+            return Step(site.op, chains, callee=site.callee, regions=regions, is_sealed=is_sealed)
         op = site.op
         token_operand = self._position_of_token(op.operands)
         token_result = self._position_of_token(op.results)

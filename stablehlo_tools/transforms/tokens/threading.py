@@ -16,6 +16,7 @@ from stablehlo_tools.ir.carriers import (
     append_arguments,
     append_to_terminator,
     resize_function,
+    terminator,
 )
 from stablehlo_tools.transforms.tokens.chain import (
     create_barrier,
@@ -52,7 +53,9 @@ class Threader:
         for step in steps:
             if step.collective is None or step.enters or step.leaves:
                 _start_chains(step, tokens)
-            if step.collective is None:
+            if step.is_sealed:
+                self._sealed(step, tokens)
+            elif step.collective is None:
                 self._carrier(step, tokens)
             elif self.decompositions is not None and _fits_composite(step):
                 (chain,) = step.chains
@@ -77,6 +80,22 @@ class Threader:
         carrier = append(op, entering, [token_type(op.context)] * count)
         mark_carrier(carrier, count)
         tokens.update(zip(step.chains, list(carrier.results)[-count:], strict=True))
+
+    def _sealed(self, step: Step, tokens: Tokens) -> None:
+        """A computation that no token enters: its operands and results are tied outside of it, its
+        arguments and returned values inside, and the data between orders the one with the other.
+        """
+        op, block = step.op, step.op.regions[0].blocks[0]
+        for chain in step.chains:
+            tokens[chain] = _tie_operands(op, tokens[chain])
+        inner: Tokens = {}
+        for chain in reversed(step.chains):
+            inner[chain] = _tie_arguments(block, op.location)
+        self._block(step.regions[0], inner)
+        for chain in step.chains:
+            _tie_operands(terminator(block), inner[chain])
+        for chain in step.chains:
+            tokens[chain] = _tie_results(op, tokens[chain])
 
     def _returning(self, step: Step, region: int, tokens: Tokens) -> None:
         """Threads a region that returns the tokens at its end, a silent one as they came."""
@@ -107,28 +126,52 @@ def _link(step: Step, tokens: Tokens) -> None:
 
 def _enter(step: Step, token: ir.Value) -> ir.Value:
     op = step.op
-    before = ir.InsertionPoint(op)
-    if step.token_operand is not None:
-        own = op.operands[step.token_operand]
-        op.operands[step.token_operand] = create_join([own, token], before, op.location)
-        return token
-    outputs, token = create_barrier(list(op.operands), token, before, op.location)
-    for position, output in enumerate(outputs):
-        op.operands[position] = output
+    if step.token_operand is None:
+        return _tie_operands(op, token)
+    own = op.operands[step.token_operand]
+    join = create_join([own, token], ir.InsertionPoint(op), op.location)
+    op.operands[step.token_operand] = join
     return token
 
 
 def _leave(step: Step, token: ir.Value) -> ir.Value:
     last = step.done or step.op
+    if step.token_result is None:
+        return _tie_results(last, token)
     after = ir.InsertionPoint.after(last)
-    if step.token_result is not None:
-        return create_join([last.results[step.token_result]], after, last.location)
-    results = list(last.results)
-    outputs, token = create_barrier(results, token, after, last.location)
+    return create_join([last.results[step.token_result]], after, last.location)
+
+
+def _tie_operands(op: ir.Operation, token: ir.Value) -> ir.Value:
+    """Lets an op read its operands only after a token; returns the token that comes out."""
+    outputs, token = create_barrier(list(op.operands), token, ir.InsertionPoint(op), op.location)
+    for position, output in enumerate(outputs):
+        op.operands[position] = output
+    return token
+
+
+def _tie_results(op: ir.Operation, token: ir.Value) -> ir.Value:
+    """A token that comes after an op's results, which the others read beside it."""
+    return _tie_values(list(op.results), token, ir.InsertionPoint.after(op), op.location)
+
+
+def _tie_arguments(block: ir.Block, location: ir.Location) -> ir.Value:
+    """A new token that comes after a block's arguments."""
+    arguments = list(block.arguments)
+    root = create_join([], ir.InsertionPoint.at_block_begin(block), location)
+    owner = root.owner
+    assert not isinstance(owner, ir.Block)
+    return _tie_values(arguments, root, ir.InsertionPoint.after(owner.operation), location)
+
+
+def _tie_values(
+    values: Sequence[ir.Value], token: ir.Value, ip: ir.InsertionPoint, location: ir.Location
+) -> ir.Value:
+    outputs, token = create_barrier(values, token, ip, location)
     barrier = token.owner
     assert not isinstance(barrier, ir.Block)
-    for result, output in zip(results, outputs, strict=True):
-        result.replace_all_uses_except(output, barrier.operation)
+    for value, output in zip(values, outputs, strict=True):
+        value.replace_all_uses_except(output, barrier.operation)
     return token
 
 
