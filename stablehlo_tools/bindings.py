@@ -129,7 +129,9 @@ def eval_module(module: ir.Module, arguments: list[Any]) -> list[Any]:
     return stablehlo.eval_module(module, arguments)
 
 
-FUSION = "fusion"  # the pass of XLA:CPU, to name in xla_disable_hlo_passes
+# Passes of XLA:CPU that move an op into another kind of kernel, which may round otherwise; to name
+# in xla_disable_hlo_passes.
+FUSION_PASSES = ("fusion", "small-while-loop-hoisting")
 
 
 def compile_for_devices(
@@ -154,7 +156,7 @@ def compile_for_devices(
 
     assignment = np.arange(replicas * partitions).reshape(replicas, partitions)
     options = get_compile_options(replicas, partitions, assignment)
-    skipped = [] if fused else [FUSION]
+    skipped = [] if fused else list(FUSION_PASSES)
     skipped += [] if partitioned else ["spmd-partitioning", "shardy-xla"]
     if skipped:
         override = ("xla_disable_hlo_passes", ",".join(skipped))

@@ -7,6 +7,7 @@
 // RUN:   %{inputs}/separator.txt %S/thread_tokens_control_flow.mlir \
 // RUN:   %{inputs}/separator.txt %S/thread_tokens_calls.mlir \
 // RUN:   %{inputs}/separator.txt %S/thread_tokens_sdy.mlir \
+// RUN:   %{inputs}/separator.txt %S/thread_tokens_shape_polymorphism.mlir \
 // RUN:   %{inputs}/separator.txt %S/thread_tokens_minimal.mlir \
 // RUN:   %{inputs}/separator.txt %S/thread_tokens_scope_group.mlir \
 // RUN:   %{inputs}/separator.txt %S/thread_tokens_composite.mlir > %t.mlir

@@ -10,6 +10,7 @@
 // RUN:   %{inputs}/separator.txt %S/thread_tokens_control_flow.mlir \
 // RUN:   %{inputs}/separator.txt %S/thread_tokens_calls.mlir \
 // RUN:   %{inputs}/separator.txt %S/thread_tokens_sdy.mlir \
+// RUN:   %{inputs}/separator.txt %S/thread_tokens_shape_polymorphism.mlir \
 // RUN:   %{inputs}/separator.txt %S/thread_tokens_scope_group.mlir > %t.mlir
 // RUN: stablehlo-tools opt %t.mlir -p thread-tokens --split-input-file > %t.once
 // RUN: filecheck %s --input-file %t.once

@@ -2,7 +2,7 @@
 
 Compilers drop an op whose results reach no output, a collective too. A value is live when a
 result of a public function, an op with a side effect, or a condition depends on it; each carry of
-a loop and each result of a branch is judged by itself.
+a loop, each result of a branch and each element of a barrier is judged by itself.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.walk import walk
 
 _CALLS = frozenset({CALL, COMPOSITE})
+_BARRIER = "stablehlo.optimization_barrier"
 _CARRIERS = BRANCHES | COMPUTATIONS | _CALLS | {WHILE}
 # Ops that run whatever becomes of their results; other custom calls are taken to be pure.
 _EFFECTS = TRANSFERS | {"custom_call"}
@@ -117,6 +118,9 @@ class _Liveness:
         op = owner.operation
         position = ir.OpResult(value).result_number
         self._keep(op)
+        if op.name == _BARRIER:
+            self._mark([op.operands[position]])
+            return
         if op.name in _CARRIERS:
             self._visit_carrier(op, position)
             return

@@ -132,6 +132,7 @@ def _run_compiler(
     """The answer of the compiler's process. Raises ToolError for any that is none."""
     target = machine.target
     request = {
+        "parent": os.getpid(),
         "target": target.value,
         "topology": machine.name,
         "replicas": prepared.grid.num_replicas,

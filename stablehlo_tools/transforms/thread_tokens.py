@@ -18,9 +18,9 @@ beside the operands and comes out beside the results, through a barrier on each 
 The chain runs through `while` (a carry), `if` and `case` (every branch), calls and composites
 (an argument and a result), `sdy.manual_computation` and async pairs. (In artifacts with symbolic
 dimensions or several platforms, whose shapes jax refines at the call, no token may enter a manual
-computation; it is tied by barriers on the tensors that cross, outside and inside.) An op that has a token of its
-own (send, recv, infeed, outfeed, an ordered custom_call) keeps it: the chain joins it by
-`after_all` and continues from the op's token result.
+computation; it is tied by barriers on the tensors that cross, outside and inside.) An op that has
+a token of its own (send, recv, infeed, outfeed, an ordered custom_call) keeps it: the chain joins
+it by `after_all` and continues from the op's token result.
 
 Preconditions:
   P1  Every op is of a dialect that is understood; mhlo and sdy collectives are lowered first.

@@ -65,7 +65,7 @@ class ExportedProgram:
             for value, sharding in zip(self.inputs, self.shardings, strict=True)
             if value.role != "nothing"
         ]
-        options = {} if fused else {"xla_disable_hlo_passes": bindings.FUSION}
+        options = {} if fused else {"xla_disable_hlo_passes": ",".join(bindings.FUSION_PASSES)}
         self.compiled = jax.jit(self._call).lower(*specs).compile(options)
 
     def __call__(self, instances: Instances) -> list[list[Shard]]:

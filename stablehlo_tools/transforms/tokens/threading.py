@@ -65,7 +65,8 @@ class Threader:
 
     def _carrier(self, step: Step, tokens: Tokens) -> None:
         op = step.op
-        if op.name == WHILE:
+        op_is_loop = op.name == WHILE
+        if op_is_loop:
             # The condition sees the tokens; that it runs before the body needs no token.
             condition = _token_arguments(op.regions[0].blocks[0], step.chains)
             self._block(step.regions[0], condition)
@@ -79,7 +80,10 @@ class Threader:
         entering = [] if op.name in BRANCHES else _ordered(tokens, step.chains)
         carrier = append(op, entering, [token_type(op.context)] * count)
         mark_carrier(carrier, count)
-        tokens.update(zip(step.chains, list(carrier.results)[-count:], strict=True))
+        leaving = list(carrier.results)[-count:]
+        if op_is_loop:
+            leaving = _after_conditions(step, carrier, leaving)
+        tokens.update(zip(step.chains, leaving, strict=True))
 
     def _sealed(self, step: Step, tokens: Tokens) -> None:
         """A computation that no token enters: its operands and results are tied outside of it, its
@@ -102,6 +106,23 @@ class Threader:
         self._block(step.regions[region], tokens)
         block = step.op.regions[region].blocks[0]
         append_to_terminator(block, _ordered(tokens, step.chains))
+
+
+def _after_conditions(
+    step: Step, loop: ir.Operation, leaving: Sequence[ir.Value]
+) -> list[ir.Value]:
+    """The loop's tokens, tied to its results where the condition communicates.
+
+    Where the body does not, or only in collectives that are deleted, it hands the token on as it
+    came; compilers see through that and take the token from before the loop.
+    """
+    in_condition = {chain for inner in step.regions[0] for chain in inner.chains}
+    values = list(loop.results)[: -len(leaving)]
+    after = ir.InsertionPoint.after(loop)
+    return [
+        _tie_values(values, token, after, loop.location) if chain in in_condition else token
+        for chain, token in zip(step.chains, leaving, strict=True)
+    ]
 
 
 def _start_chains(step: Step, tokens: Tokens) -> None:
