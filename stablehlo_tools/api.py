@@ -14,6 +14,8 @@ from stablehlo_tools.passes import Instrumentation, Pipeline
 if TYPE_CHECKING:
     from jax.export import Exported
 
+    from stablehlo_tools.jitted import Jitted
+
 
 def run_pipeline(
     artifact: Artifact,
@@ -53,9 +55,7 @@ def transform(program: Exported | Artifact, pipeline: str | Pipeline) -> Exporte
     return artifact if given_artifact else artifact.to_exported()
 
 
-def jit(
-    function: Callable[..., Any], pipeline: str | Pipeline, **jit_options: Any
-) -> Callable[..., Any]:
+def jit(function: Callable[..., Any], pipeline: str | Pipeline, **jit_options: Any) -> Jitted:
     """Like `jax.jit`, but through export and a pipeline: exports, transforms, calls.
 
     `jit_options` go to `jax.jit` (in_shardings, out_shardings, static_argnums, donate_argnums …).

@@ -81,9 +81,22 @@ func.func @before_in_and_after_a_loop(
 
 // -----
 
-// A condition sees the token but returns none: that it runs before the body is the loop's doing.
-// The body only hands the token on, which compilers see through, so behind the loop the token is
-// tied to the loop's results.
+// A condition sees the token but returns none, so behind the loop the token is tied to the loop's
+// results, which the condition decides. That it runs before the body is the loop's doing.
+// CHECK-LABEL: func.func @collective_in_a_condition
+// CHECK-SAME: (%[[X:.+]]: tensor<i1>) -> tensor<i1>
+// CHECK-NEXT: %[[ROOT:.+]] = stablehlo.after_all {stablehlo_tools.token_link}
+// CHECK-NEXT: %[[LOOP:.+]]:2 = stablehlo.while(%[[ITER:.+]] = %[[X]], %[[TOKEN:.+]] = %[[ROOT]])
+// CHECK-SAME: : tensor<i1>, !stablehlo.token attributes {stablehlo_tools.tokens_carried = 1 : i64}
+// CHECK-NEXT: cond {
+// CHECK-NEXT: %[[IN:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[ITER]], %[[TOKEN]] :
+// CHECK-NEXT: %[[REDUCE:.+]] = "stablehlo.all_reduce"(%[[IN]]#0)
+// CHECK: %[[OUT:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[REDUCE]], %[[IN]]#1 :
+// CHECK-NEXT: stablehlo.return %[[OUT]]#0 :
+// CHECK-NEXT: } do {
+// CHECK-NEXT: stablehlo.return %[[ITER]], %[[TOKEN]] :
+// CHECK: %[[OUT2:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[LOOP]]#0, %[[LOOP]]#1 :
+// CHECK-NEXT: return %[[OUT2]]#0 :
 func.func @collective_in_a_condition(%x: tensor<i1>) -> tensor<i1> {
   %0 = stablehlo.while(%v = %x) : tensor<i1>
     cond {
@@ -117,7 +130,8 @@ func.func @collective_in_a_condition(%x: tensor<i1>) -> tensor<i1> {
 // CHECK-NEXT: %[[PERMUTE2:.+]] = "stablehlo.collective_permute"(%[[IN2]]#0)
 // CHECK-NEXT: %[[OUT2:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[PERMUTE2]], %[[IN2]]#1 :
 // CHECK-NEXT: stablehlo.return %[[OUT2]]#0, %[[OUT2]]#1 :
-// CHECK: return %[[LOOP]]#0 :
+// CHECK: %[[OUT3:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[LOOP]]#0, %[[LOOP]]#1 :
+// CHECK-NEXT: return %[[OUT3]]#0 :
 func.func @collectives_in_condition_and_body(%x: tensor<i1>) -> tensor<i1> {
   %0 = stablehlo.while(%v = %x) : tensor<i1>
     cond {

@@ -112,7 +112,7 @@ func.func private @recursive_p3(%x: tensor<2xf32>) -> tensor<2xf32> {
 
 // -----
 
-// A cycle of two.
+// A cycle of two, of which only the first communicates itself.
 func.func @main(%x: tensor<2xf32>) -> tensor<2xf32> {
   %0 = call @ping_p3(%x) : (tensor<2xf32>) -> tensor<2xf32>
   return %0 : tensor<2xf32>
@@ -120,16 +120,16 @@ func.func @main(%x: tensor<2xf32>) -> tensor<2xf32> {
 
 // expected-error@+1 {{@ping_p3 communicates and calls itself}}
 func.func private @ping_p3(%x: tensor<2xf32>) -> tensor<2xf32> {
-  %0 = call @pong_p3(%x) : (tensor<2xf32>) -> tensor<2xf32>
-  return %0 : tensor<2xf32>
-}
-
-func.func private @pong_p3(%x: tensor<2xf32>) -> tensor<2xf32> {
   %0 = "stablehlo.collective_permute"(%x) {
     source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>
   } : (tensor<2xf32>) -> tensor<2xf32>
-  %1 = call @ping_p3(%0) : (tensor<2xf32>) -> tensor<2xf32>
+  %1 = call @pong_p3(%0) : (tensor<2xf32>) -> tensor<2xf32>
   return %1 : tensor<2xf32>
+}
+
+func.func private @pong_p3(%x: tensor<2xf32>) -> tensor<2xf32> {
+  %0 = call @ping_p3(%x) : (tensor<2xf32>) -> tensor<2xf32>
+  return %0 : tensor<2xf32>
 }
 
 // -----
@@ -180,6 +180,35 @@ func.func @no_result_p4(%x: tensor<2xf32>) {
   // expected-error@+1 {{stablehlo.custom_call has no result that a token could leave beside}}
   stablehlo.custom_call @report(%x) {has_side_effect = true} : (tensor<2xf32>) -> ()
   return
+}
+
+// -----
+
+// A manual computation that no token may enter needs operands and results like a collective.
+module attributes {jax.uses_shape_polymorphism = true} {
+func.func @sealed_without_results_p4(%x: tensor<f32>) {
+  // expected-error@+1 {{sdy.manual_computation has no result that a token could leave beside}}
+  sdy.manual_computation(%x) in_shardings=[<@mesh, []>] out_shardings=[] manual_axes={} (%a: tensor<f32>) {
+    %0 = stablehlo.custom_call @exchange(%a) {has_side_effect = true} : (tensor<f32>) -> tensor<f32>
+    sdy.return
+  } : (tensor<f32>) -> ()
+  return
+}
+sdy.mesh @mesh = <["x"=2]>
+}
+
+// -----
+
+// An empty list of shardings names no mesh that the token's sharding could be on.
+func.func @no_mesh(%p: tensor<i1>, %x: tensor<f32>) -> tensor<f32> {
+  // expected-error@+1 {{stablehlo.if has an empty list of shardings, which names no mesh for a token}}
+  "stablehlo.if"(%p) ({
+    %0 = stablehlo.custom_call @exchange(%x) {has_side_effect = true} : (tensor<f32>) -> tensor<f32>
+    stablehlo.return
+  }, {
+    stablehlo.return
+  }) {sdy.sharding = #sdy.sharding_per_value<[]>} : (tensor<i1>) -> ()
+  return %x : tensor<f32>
 }
 
 // -----

@@ -12,16 +12,16 @@ sdy.mesh @mesh = <["x"=2]>
 // CHECK-SAME: in_shardings=[<@mesh, [{"x"}]>, <@mesh, [{"x"}]>]
 // CHECK-SAME: out_shardings=[<@mesh, [{"x"}]>, <@mesh, [{"x"}]>]
 // CHECK-SAME: manual_axes={"x"} (%[[ARG:.+]]: tensor<2xf32>, %[[ARG2:.+]]: tensor<2xf32>) {
-// CHECK-NEXT: %[[ROOT2:.+]] = stablehlo.after_all {stablehlo_tools.token_link}
-// CHECK-NEXT: %[[OUT:.+]]:3 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[ARG]], %[[ARG2]], %[[ROOT2]] :
-// CHECK-NEXT: %[[IN2:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[OUT]]#0, %[[OUT]]#2 :
-// CHECK-NEXT: %[[PERMUTE:.+]] = "stablehlo.collective_permute"(%[[IN2]]#0)
-// CHECK-NEXT: %[[OUT2:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[PERMUTE]], %[[IN2]]#1 :
-// CHECK-NEXT: %[[OUT3:.+]]:3 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[OUT2]]#0, %[[OUT]]#1, %[[OUT2]]#1 :
-// CHECK-NEXT: sdy.return %[[OUT3]]#0, %[[OUT3]]#1 :
+// CHECK-NEXT: %[[INNER:.+]] = stablehlo.after_all {stablehlo_tools.token_link}
+// CHECK-NEXT: %[[ARGUMENTS:.+]]:3 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[ARG]], %[[ARG2]], %[[INNER]] :
+// CHECK-NEXT: %[[ENTER:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[ARGUMENTS]]#0, %[[ARGUMENTS]]#2 :
+// CHECK-NEXT: %[[PERMUTE:.+]] = "stablehlo.collective_permute"(%[[ENTER]]#0)
+// CHECK-NEXT: %[[LEFT:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[PERMUTE]], %[[ENTER]]#1 :
+// CHECK-NEXT: %[[RETURNED:.+]]:3 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[LEFT]]#0, %[[ARGUMENTS]]#1, %[[LEFT]]#1 :
+// CHECK-NEXT: sdy.return %[[RETURNED]]#0, %[[RETURNED]]#1 :
 // CHECK-NEXT: } : (tensor<4xf32>, tensor<4xf32>) -> (tensor<4xf32>, tensor<4xf32>)
-// CHECK-NEXT: %[[OUT4:.+]]:3 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[MANUAL]]#0, %[[MANUAL]]#1, %[[IN]]#2 :
-// CHECK-NEXT: return %[[OUT4]]#0, %[[OUT4]]#1 :
+// CHECK-NEXT: %[[RESULTS:.+]]:3 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[MANUAL]]#0, %[[MANUAL]]#1, %[[IN]]#2 :
+// CHECK-NEXT: return %[[RESULTS]]#0, %[[RESULTS]]#1 :
 func.func @sealed(%x: tensor<4xf32>, %y: tensor<4xf32>) -> (tensor<4xf32>, tensor<4xf32>) {
   %0:2 = sdy.manual_computation(%x, %y)
       in_shardings=[<@mesh, [{"x"}]>, <@mesh, [{"x"}]>]

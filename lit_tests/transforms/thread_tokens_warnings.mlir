@@ -167,6 +167,18 @@ func.func @through_a_manual_computation(%x: tensor<4xf32>) -> tensor<4xf32> {
 
 // -----
 
+// The unused element of a barrier; the other element is used.
+func.func @through_a_barrier(%x: tensor<2xf32>) -> tensor<2xf32> {
+  // expected-warning@+1 {{stablehlo.collective_permute: nobody uses its results}}
+  %0 = "stablehlo.collective_permute"(%x) {
+    source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>
+  } : (tensor<2xf32>) -> tensor<2xf32>
+  %1:2 = stablehlo.optimization_barrier %0, %x : tensor<2xf32>, tensor<2xf32>
+  return %1#1 : tensor<2xf32>
+}
+
+// -----
+
 // An op with a side effect runs, used or not, and keeps what it is given.
 func.func @effects_are_kept(%x: tensor<2xf32>) -> tensor<2xf32> {
   %0 = "stablehlo.collective_permute"(%x) {

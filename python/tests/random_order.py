@@ -15,10 +15,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import given, seed, settings
 from hypothesis import strategies as st
+from random_programs import SLOW, programs
 
-from random_programs import programs
 from stablehlo_tools.targets.topologies import Target, environment, topology
 
 DEVICES = 4
@@ -45,7 +45,7 @@ def run(target: Target, count: int, number: int) -> dict[str, Any]:
         max_examples=count,
         deadline=None,
         database=None,
-        suppress_health_check=list(HealthCheck),
+        suppress_health_check=SLOW,
     )
     @given(programs(), st.sampled_from(pipelines))
     def check(text: str, pipeline: Pipeline) -> None:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from hypothesis import HealthCheck
 from hypothesis import strategies as st
 
 DEVICES = 4
 VALUE = "tensor<4x8xf32>"
 GLOBAL = "tensor<16x8xf32>"
 _ALL = "[[0, 1, 2, 3]]"
+SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much)
 _GROUPS = (_ALL, "[[3, 1, 0, 2]]", "[[0, 1], [2, 3]]", "[[0, 2], [1, 3]]", "[[3, 0], [2, 1]]")
 _AXES = {'"x"': 2, '"y"': 2, '"x", "y"': 4, '"y", "x"': 4}
 _PAIRS = (
@@ -133,7 +135,8 @@ class ProgramBuilder:
         )
         start = 4 * self.draw(st.integers(0, size - 1))
         scope.lines.append(
-            f"{result} = stablehlo.slice {gathered} [{start}:{start + 4}, 0:8] : ({wide}) -> {VALUE}"
+            f"{result} = stablehlo.slice {gathered} [{start}:{start + 4}, 0:8] : "
+            f"({wide}) -> {VALUE}"
         )
         return result
 
@@ -190,8 +193,8 @@ class ProgramBuilder:
         exchanged, result = f"%{self.name('x')}", f"%{self.name('v')}"
         shape = f"tensor<{4 // size}x{8 * size}xf32>"
         scope.lines.append(
-            f'{exchanged} = "stablehlo.all_to_all"({self.read(scope)}) <{{split_dimension = 0 : i64, '
-            f"concat_dimension = 1 : i64, split_count = {size} : i64, replica_groups = "
+            f'{exchanged} = "stablehlo.all_to_all"({self.read(scope)}) <{{'
+            f"split_dimension = 0 : i64, concat_dimension = 1 : i64, split_count = {size} : i64, replica_groups = "
             f"dense<{rows}> : tensor<{count}x{size}xi64>, {_CHANNEL}}}> : ({VALUE}) -> {shape}"
         )
         scope.lines.append(f"{result} = stablehlo.reshape {exchanged} : ({shape}) -> {VALUE}")
@@ -296,8 +299,8 @@ class ProgramBuilder:
             self.function(scope.depth)
         result = f"%{self.name('v')}"
         scope.lines.append(
-            f"{result} = func.call @{self.pick(self.callees)}({self.read(scope)}, {scope.flags[0]}, "
-            f"{scope.selectors[0]}) : ({VALUE}, tensor<i1>, tensor<i32>) -> {VALUE}"
+            f"{result} = func.call @{self.pick(self.callees)}({self.read(scope)}, "
+            f"{scope.flags[0]}, {scope.selectors[0]}) : ({VALUE}, tensor<i1>, tensor<i32>) -> {VALUE}"
         )
         return result
 

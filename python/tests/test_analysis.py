@@ -42,7 +42,8 @@ def test_unused_results_are_dead_directly_and_through_dead_ops():
 
 def test_each_carry_of_a_loop_is_judged_by_itself():
     body = f"""func.func @main SIGNATURE -> tensor<4xf32> {{
-      %w:3 = stablehlo.while(%x = %a, %y = %a, %z = %a) : tensor<4xf32>, tensor<4xf32>, tensor<4xf32>
+      %w:3 = stablehlo.while(%x = %a, %y = %a, %z = %a)
+        : tensor<4xf32>, tensor<4xf32>, tensor<4xf32>
       cond {{
         %c = {permute("%x")} loc("condition")
         %s = stablehlo.slice %c [0:1] : (tensor<4xf32>) -> tensor<1xf32>

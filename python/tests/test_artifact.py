@@ -159,6 +159,6 @@ def test_devices_are_written_to_not_replaced():
 
 @pytest.mark.parametrize("name", ["out", "out.txt", "missing/out.mlir"])
 def test_bad_outputs_are_refused(exported: export.Exported, tmp_path: Path, name: str):
-    with pytest.raises(ToolError, match="output|cannot write"):
+    with pytest.raises(ToolError, match=r"output|cannot write"):
         artifacts.save(artifacts.from_exported(exported), tmp_path / name)
     assert not list(tmp_path.iterdir())

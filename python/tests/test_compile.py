@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 from models import collectives as models
 
-from stablehlo_tools import artifact
+from stablehlo_tools import api, artifact
 from stablehlo_tools.artifact import Artifact
 from stablehlo_tools.cli.main import main
 from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.passes import Pipeline
 from stablehlo_tools.targets import compilation
 from stablehlo_tools.targets.compilation import Compilation, compile_artifact
+from stablehlo_tools.targets.preparation import prepare
 from stablehlo_tools.targets.scheduled_hlo import Phase
 from stablehlo_tools.targets.topologies import Target, missing_package, topology
 
@@ -61,6 +63,15 @@ def test_every_collective_of_a_plain_program_is_found_again(target: Target) -> N
     assert compiled.seconds > 0
     starts = {e.position for e in compiled.schedule.events if e.phase is Phase.START}
     assert starts == set(compiled.schedule.done_positions())
+
+
+@each_target
+def test_a_token_chain_keeps_the_program_order(target: Target) -> None:
+    threaded = artifact.from_exported(models.independent())
+    api.run_pipeline(threaded, Pipeline.parse("thread-tokens"))
+    compiled = compile_artifact(threaded, target)
+    assert issued(compiled) == [0, 1, 2]
+    assert compiled.order.same_order
 
 
 @each_target
@@ -216,6 +227,34 @@ def test_what_cannot_be_compiled_is_refused_before(body: str, arguments: str, me
     loaded = raw(body, arguments, "mhlo.num_replicas = 2 : i32, mhlo.num_partitions = 1 : i32")
     with pytest.raises(ToolError, match=message):
         compile_artifact(loaded, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("groups", "replicas", "partitions"),
+    [
+        ("replica_groups = dense<[[0, 1, 2, 3]]> : tensor<1x4xi64>", 4, 1),
+        ("replica_groups = dense<> : tensor<0x0xi64>", 8, 1),  # all replicas: one host of them
+        (
+            "channel_handle = #stablehlo.channel_handle<handle = 1, type = 0>, "
+            "use_global_device_ids, replica_groups = #stablehlo.replica_group_mesh_axes<"
+            'mesh = @mesh, axes = [#stablehlo.axis_ref<name = "x">]>',
+            1,
+            6,
+        ),
+    ],
+)
+def test_a_module_that_states_no_devices_runs_on_those_it_names(
+    groups: str, replicas: int, partitions: int
+) -> None:
+    text = f"""sdy.mesh @mesh = <["x"=2, "y"=3]>
+        func.func @main(%x: tensor<2x4xf32>) -> tensor<?x4xf32> {{
+        %g = "stablehlo.all_gather"(%x) <{{all_gather_dim = 0 : i64, {groups}}}>
+            : (tensor<2x4xf32>) -> tensor<?x4xf32>
+        return %g : tensor<?x4xf32> }}"""
+    if partitions == 1:
+        text = text.partition("\n")[2]
+    grid = prepare(artifact.parse(text.encode()), Target.CPU).grid
+    assert (grid.num_replicas, grid.num_partitions) == (replicas, partitions)
 
 
 def test_a_missing_compiler_names_its_package(monkeypatch: pytest.MonkeyPatch) -> None:

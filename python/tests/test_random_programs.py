@@ -13,16 +13,15 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-
+from hypothesis import given, settings
 from random_order import PIPELINES
-from random_programs import DEVICES, programs
+from random_programs import DEVICES, SLOW, programs
+
 from stablehlo_tools import api, artifact, bindings
 from stablehlo_tools.artifact import Artifact
 from stablehlo_tools.passes import Pipeline
 from stablehlo_tools.targets.topologies import Target, missing_package
 
-SLOW = list(HealthCheck)
 HERE = Path(__file__).parent
 
 

@@ -135,32 +135,12 @@ class _Builder:
         return ir.StringAttr(top.attributes["sym_name"]).value
 
     def _communicating(self) -> list[str]:
-        """Functions that communicate themselves or through calls, callees before callers."""
-        direct = {self._enclosing(c.op) for c in self.found if isinstance(c, Collective)}
+        """Functions that communicate themselves or through calls, callees before callers.
+
+        Raises a located ToolError for a cycle of calls among them.
+        """
+        talking = self._talking()
         order: list[str] = []
-        state: dict[str, bool | None] = {}  # None while on the stack, else whether it talks
-
-        def visit(name: str) -> bool:
-            if name not in self.functions:
-                return False
-            if name in state:
-                return bool(state[name])
-            state[name] = None
-            talks = name in direct
-            for callee in self.callees[name]:
-                talks |= visit(callee)
-            state[name] = talks
-            if talks:
-                order.append(name)
-            return talks
-
-        for name in self.functions:
-            visit(name)
-        self._check_recursion(set(order))
-        return order
-
-    def _check_recursion(self, communicating: set[str]) -> None:
-        """Refuses a cycle of calls among functions that communicate."""
         finished: set[str] = set()
 
         def visit(name: str, path: tuple[str, ...]) -> None:
@@ -173,12 +153,29 @@ class _Builder:
             if name in finished:
                 return
             for callee in self.callees[name]:
-                if callee in communicating:
+                if callee in talking:
                     visit(callee, (*path, name))
             finished.add(name)
+            order.append(name)
 
-        for name in communicating:
-            visit(name, ())
+        for name in self.functions:
+            if name in talking:
+                visit(name, ())
+        return order
+
+    def _talking(self) -> set[str]:
+        """The functions from which calls lead to a communicating op."""
+        callers: dict[str, list[str]] = {name: [] for name in self.functions}
+        for name, callees in self.callees.items():
+            for callee in callees:
+                callers.setdefault(callee, []).append(name)
+        talking = {self._enclosing(c.op) for c in self.found if isinstance(c, Collective)}
+        pending = list(talking)
+        while pending:
+            new = [caller for caller in callers[pending.pop()] if caller not in talking]
+            talking.update(new)
+            pending += new
+        return talking
 
     def _note_references(self, op: ir.Operation) -> None:
         for symbol in ir.ArrayAttr(op.attributes[_CALLED_COMPUTATIONS]):

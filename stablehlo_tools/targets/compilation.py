@@ -151,8 +151,17 @@ def _run_compiler(
         raise ToolError(f"the compiler {target.title} {_end(code)}", notes=_reason(said))
     answer = json.loads(answer_file.read_text())
     if "error" in answer:
-        raise ToolError(f"{target.title} refused the program: {_shortened(answer['error'])}")
+        message = f"{target.title} refused the program: {_shortened(answer['error'])}"
+        raise ToolError(message, notes=_foreign(prepared, target))
     return answer
+
+
+def _foreign(prepared: PreparedModule, target: Target) -> tuple[Diagnostic, ...]:
+    """A note on a program that was lowered for another platform, with that one's custom calls."""
+    platforms = prepared.exported_for
+    if not platforms or target.platform in platforms:
+        return ()
+    return (note(f"it was exported for {', '.join(platforms)}, not for {target.platform}"),)
 
 
 def _run(directory: Path, machine: Topology, timeout: float) -> tuple[int | None, str]:

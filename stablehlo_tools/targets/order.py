@@ -101,13 +101,13 @@ class OrderReport:
 
 def compare_order(program: Sequence[Item], schedule: Schedule) -> OrderReport:
     """Compares a schedule with the program, by the definition above."""
-    places = list(_places(program, 0))
-    rank = {id_: index for index, (id_, _) in reversed(list(enumerate(places)))}
-    in_program = Counter(id_ for id_, _ in places)
+    listed = list(places(program))
+    rank = {id_: index for index, (id_, _) in reversed(list(enumerate(listed)))}
+    in_program = Counter(id_ for id_, _ in listed)
     issued = [event for event in schedule.events if event.issues]
     in_schedule = Counter(id_ for event in issued for id_ in event.ids)
     optional = {id_ for id_ in in_program if in_schedule[id_] < in_program[id_]}
-    split = _Split({id_: depth for id_, depth in places if in_program[id_] == 1})
+    split = _Split({id_: depth for id_, depth in listed if in_program[id_] == 1})
     difference, undecided = None, False
     try:
         actual = _schedule_automaton(schedule.nodes, rank, split)
@@ -127,7 +127,7 @@ def compare_order(program: Sequence[Item], schedule: Schedule) -> OrderReport:
             for id_ in rank_order(in_schedule, rank)
             if in_schedule[id_] > in_program[id_] and id_ not in split.found
         ),
-        moved=tuple(rank_order(_moved(places, issued), rank)),
+        moved=tuple(rank_order(_moved(listed, issued), rank)),
         added=sum(1 for event in issued if not event.ids),
         incomplete=tuple(event.ids[0] for event in issued if event.partial),
     )
@@ -140,7 +140,7 @@ def rank_order(ids: Iterable[int], rank: dict[int, int]) -> list[int]:
 
 def program_ids(program: Sequence[Item]) -> list[int]:
     """Every id in the program's order, once."""
-    return list(dict.fromkeys(id_ for id_, _ in _places(program, 0)))
+    return list(dict.fromkeys(id_ for id_, _ in places(program)))
 
 
 def renumbered(program: Sequence[Item], numbers: Mapping[int, int]) -> tuple[Item, ...]:
@@ -156,22 +156,22 @@ def renumbered(program: Sequence[Item], numbers: Mapping[int, int]) -> tuple[Ite
     return tuple(of(item) for item in program)
 
 
-def _places(items: Sequence[Item], depth: int) -> Iterator[tuple[int, int]]:
+def places(items: Sequence[Item], depth: int = 0) -> Iterator[tuple[int, int]]:
     """Every place of an id with the number of loops around it, in order."""
     for item in items:
         if isinstance(item, Issue):
             yield item.id, depth
         elif isinstance(item, Repeat):
-            yield from _places(item.condition, depth + 1)
-            yield from _places(item.body, depth + 1)
+            yield from places(item.condition, depth + 1)
+            yield from places(item.body, depth + 1)
         else:
             for branch in item.branches:
-                yield from _places(branch, depth)
+                yield from places(branch, depth)
 
 
-def _moved(places: list[tuple[int, int]], issued: list[Event]) -> set[int]:
+def _moved(listed: list[tuple[int, int]], issued: list[Event]) -> set[int]:
     depths: dict[int, set[int]] = {}
-    for id_, depth in places:
+    for id_, depth in listed:
         depths.setdefault(id_, set()).add(depth)
     found: dict[int, set[int]] = {}
     for event in issued:

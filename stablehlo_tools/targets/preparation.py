@@ -28,6 +28,7 @@ class PreparedModule:
     arguments: int  # of main
     tagged: tuple[TaggedOp, ...]
     program: tuple[Item, ...]
+    exported_for: tuple[str, ...] = ()  # platforms, as jax.export names them
 
     def program_ids(self) -> tuple[int, ...]:
         """The ids that `main` issues, each once, in the program's order."""
@@ -53,7 +54,9 @@ def prepare(artifact: Artifact, target: Target) -> PreparedModule:
     if grid.num_partitions > 1 and is_per_device(module):
         make_manual(module, grid.num_partitions)
     arguments = len(main.regions[0].blocks[0].arguments)
-    return PreparedModule(bindings.write_bytecode(module), grid, arguments, tagged, program)
+    platforms = () if artifact.exported is None else tuple(artifact.exported.platforms)
+    code = bindings.write_bytecode(module)
+    return PreparedModule(code, grid, arguments, tagged, program, platforms)
 
 
 def _copy(module: ir.Module) -> ir.Module:

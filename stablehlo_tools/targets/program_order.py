@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 from stablehlo_tools.analysis.communication import (
     BRANCHES,
     WHILE,
@@ -10,9 +12,11 @@ from stablehlo_tools.analysis.communication import (
     communicating_functions,
 )
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.targets.order import Branch, Issue, Item, Repeat
+from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.targets.order import Branch, Issue, Item, Repeat, places
 
 ENTRY = "main"
+_MOST_PLACES = 1_000_000
 
 
 def program_order(module: ir.Module, ids: dict[ir.Operation, int]) -> tuple[Item, ...]:
@@ -22,7 +26,14 @@ def program_order(module: ir.Module, ids: dict[ir.Operation, int]) -> tuple[Item
     """
     expanded: dict[str, tuple[Item, ...]] = {}
     for function in communicating_functions(module):  # callees before callers
-        expanded[function.name] = _expand(function, ids, expanded)
+        items = _expand(function, ids, expanded)
+        if sum(1 for _ in islice(places(items), _MOST_PLACES + 1)) > _MOST_PLACES:
+            raise ToolError(
+                f"@{function.name} issues more than {_MOST_PLACES} collectives, calls counted "
+                "each time: too many to follow",
+                function.op.location,
+            )
+        expanded[function.name] = items
     return expanded.get(ENTRY, ())
 
 
