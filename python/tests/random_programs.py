@@ -194,8 +194,8 @@ class ProgramBuilder:
         shape = f"tensor<{4 // size}x{8 * size}xf32>"
         scope.lines.append(
             f'{exchanged} = "stablehlo.all_to_all"({self.read(scope)}) <{{'
-            f"split_dimension = 0 : i64, concat_dimension = 1 : i64, split_count = {size} : i64, replica_groups = "
-            f"dense<{rows}> : tensor<{count}x{size}xi64>, {_CHANNEL}}}> : ({VALUE}) -> {shape}"
+            f"split_dimension = 0 : i64, concat_dimension = 1 : i64, split_count = {size} : i64, "
+            f"replica_groups = dense<{rows}> : tensor<{count}x{size}xi64>, {_CHANNEL}}}> : ({VALUE}) -> {shape}"
         )
         scope.lines.append(f"{result} = stablehlo.reshape {exchanged} : ({shape}) -> {VALUE}")
         return result
@@ -300,7 +300,8 @@ class ProgramBuilder:
         result = f"%{self.name('v')}"
         scope.lines.append(
             f"{result} = func.call @{self.pick(self.callees)}({self.read(scope)}, "
-            f"{scope.flags[0]}, {scope.selectors[0]}) : ({VALUE}, tensor<i1>, tensor<i32>) -> {VALUE}"
+            f"{scope.flags[0]}, {scope.selectors[0]}) : "
+            f"({VALUE}, tensor<i1>, tensor<i32>) -> {VALUE}"
         )
         return result
 
