@@ -104,6 +104,11 @@ class Pipeline:
     def __str__(self) -> str:
         return ",".join(str(step) for step in self.passes)
 
+    @property
+    def runs_native_passes(self) -> bool:
+        """Whether a C++ pass is among them, which can end the process on what it does not know."""
+        return any(isinstance(step, RegisteredPass) for step in self.passes)
+
     def run(
         self, module: ir.Module, diagnostics: Diagnostics, instrumentation: Instrumentation | None
     ) -> None:

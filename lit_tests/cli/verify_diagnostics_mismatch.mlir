@@ -16,9 +16,9 @@
 
 // Reported and not expected.
 // RUN: sed '/nobody uses/d' %s > %t.mlir
-// RUN: %{verify} 2>&1 | filecheck %s --check-prefix=UNEXPECTED
-// UNEXPECTED: unexpected warning: {{.*}}nobody uses its results
-// UNEXPECTED-NOT: was not reported
+// RUN: %{verify} 2>&1 | filecheck %s --check-prefix=SURPLUS
+// SURPLUS: unexpected warning: {{.*}}nobody uses its results
+// SURPLUS-NOT: was not reported
 
 // On another line.
 // RUN: sed 's/expected-warning@+1/expected-warning@+2/' %s > %t.mlir

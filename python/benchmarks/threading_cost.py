@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -52,8 +52,8 @@ class Plan:
     repetitions: int  # of opt for each size
 
 
-FULL = Plan(400, (15, 60, 240), (625, 2500, 10_000), rounds=2, repetitions=7)
-QUICK = Plan(60, (15, 60), (2500, 10_000), rounds=1, repetitions=3)
+FULL = Plan(400, (15, 60, 240), (625, 2500, 10_000), rounds=2, repetitions=9)
+QUICK = Plan(60, (15, 60), (2500, 10_000), rounds=1, repetitions=5)
 
 
 @dataclass
@@ -132,8 +132,12 @@ def measure_cost(plan: Plan, directory: Path) -> float:
 
 
 def measure_growth(plan: Plan, directory: Path) -> dict[str, list[float]]:
-    """By program and by what was timed: each size's time over that of a quarter of it."""
-    say("growth: each row has four times the ops of the row above; medians in seconds")
+    """By program and by what was timed: each size's time over that of a quarter of it.
+
+    A ratio is the median of those of runs that followed one another, so that what else the
+    machine does weighs on both alike.
+    """
+    say("growth: each row has four times the ops of the row above; median seconds and ratios")
     families = {
         "unrolled layers": [build_step(layers, directory) for layers in plan.layers],
         "independent collectives": [build_wide(count, directory) for count in plan.collectives],
@@ -143,15 +147,13 @@ def measure_growth(plan: Plan, directory: Path) -> dict[str, list[float]]:
         for _ in range(plan.repetitions):
             for program in programs:
                 program.thread()
-        whole = [median(program.whole) for program in programs]
-        alone = [median(program.alone) for program in programs]
-        growth[f"{name}, whole process"] = list(ratios(whole))
-        growth[f"{name}, pass alone"] = list(ratios(alone))
+        whole = growth[f"{name}, whole process"] = ratios([p.whole for p in programs])
+        alone = growth[f"{name}, pass alone"] = ratios([p.alone for p in programs])
         say(f"  {name:24}{'ops':>9}{'collectives':>13}{'opt':>9}{'x':>7}{'pass':>9}{'x':>7}")
-        for i, program in enumerate(programs):
+        for program, *times in zip(programs, [None, *whole], [None, *alone], strict=True):
             cells = [
-                f"{seconds[i]:>9.3f}{f'{seconds[i] / seconds[i - 1]:.2f}' if i else '':>7}"
-                for seconds in (whole, alone)
+                f"{median(seconds):>9.3f}{'' if ratio is None else f'{ratio:.2f}':>7}"
+                for seconds, ratio in zip((program.whole, program.alone), times, strict=True)
             ]
             say(f"  {'':24}{program.ops:>9,}{program.collectives:>13,}{''.join(cells)}")
     return growth
@@ -217,10 +219,12 @@ def compile_seconds(path: Path) -> float:
     return time.perf_counter() - started
 
 
-def ratios(seconds: Sequence[float]) -> Iterator[float]:
-    """Each over the one before."""
-    for smaller, larger in itertools.pairwise(seconds):
-        yield round(larger / smaller, 3)
+def ratios(seconds: Sequence[Sequence[float]]) -> list[float]:
+    """Of the runs of each size over those of the size before, the median of their ratios."""
+    return [
+        round(median(more / less for less, more in zip(smaller, larger, strict=True)), 3)
+        for smaller, larger in itertools.pairwise(seconds)
+    ]
 
 
 def spread(seconds: Sequence[float]) -> str:

@@ -60,3 +60,37 @@ def test_an_old_output_survives_a_refused_input(tmp_path: Path):
     assert len(result.stderr.splitlines()) == 1
     assert output.read_text() == "old"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.mlir", "out.mlir"]
+
+
+def test_a_cpp_pass_that_ends_its_process_is_one_error(tmp_path: Path):
+    """Shardy's last step aborts on a slice of a sharded dimension that does not divide."""
+    module, output = tmp_path / "sliced.mlir", tmp_path / "out.mlir"
+    module.write_text(
+        'sdy.mesh @mesh = <["x"=8]>\n'
+        "func.func @main(%a: tensor<64xf32> "
+        '{sdy.sharding = #sdy.sharding<@mesh, [{"x"}]>}) -> tensor<63xf32> {\n'
+        "  %0 = stablehlo.slice %a [0:63] {sdy.sharding = "
+        '#sdy.sharding_per_value<[<@mesh, [{"x"}]>]>}'
+        " : (tensor<64xf32>) -> tensor<63xf32>\n"
+        "  return %0 : tensor<63xf32>\n}\n"
+    )
+    command = [*TOOL, "opt", str(module), "-p", "sdy-convert-global-to-local", "-o", str(output)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 2, result.stderr
+    error, *notes = result.stderr.splitlines()
+    assert "error: the pipeline was ended by SIG" in error
+    assert len(notes) <= 1
+    assert not output.exists()
+
+
+def test_cpp_passes_keep_input_output_and_exit_code(tmp_path: Path):
+    source = (
+        "func.func @main(%a: tensor<4xf32>) -> tensor<4xf32> {\n  return %a : tensor<4xf32>\n}\n"
+    )
+    command = [*TOOL, "opt", "-", "-p", "cse,thread-tokens"]
+    result = subprocess.run(command, input=source, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "return %arg0" in result.stdout
+    bad = subprocess.run(command, input="nonsense", capture_output=True, text=True, check=False)
+    assert (bad.returncode, bad.stdout) == (2, "")
+    assert bad.stderr.startswith("<stdin>:1:1: error: ")

@@ -232,15 +232,17 @@ def _resolved_mesh(mesh: ir.Attribute, meshes: dict[str, DeviceMesh]) -> DeviceM
 
 
 def _inferred_grid(collectives: list[Collective], meshes: dict[str, DeviceMesh]) -> ProcessGrid:
-    replicas = partitions = 1
+    replicas = partitions = processes = 1
     for collective in collectives:
         mode = collective.group_mode or GroupMode.CROSS_PARTITION
         count = _named_processes(collective, meshes)
-        if mode in (GroupMode.CROSS_PARTITION, GroupMode.FLATTENED_IDS):
+        if mode is GroupMode.FLATTENED_IDS:
+            processes = max(processes, count)
+        elif mode is GroupMode.CROSS_PARTITION:
             partitions = max(partitions, count)
         else:
             replicas = max(replicas, count)
-    return ProcessGrid(replicas, partitions)
+    return ProcessGrid(replicas, max(partitions, -(-processes // replicas)))
 
 
 def _named_processes(collective: Collective, meshes: dict[str, DeviceMesh]) -> int:

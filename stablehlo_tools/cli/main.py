@@ -42,12 +42,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(words: list[str]) -> int:
     parser = _parser(words[0] if words and words[0] in COMMANDS else None)
     parsed = parser.parse_args(words)
+    parsed.words = words
     if "run" not in parsed:
         parser.print_usage(sys.stderr)
         print("stablehlo-tools: error: a command is needed; see --help", file=sys.stderr)
         return BAD_INPUT
     from stablehlo_tools.diagnostics import ToolError
 
+    _load_bindings()
     try:
         code = parsed.run(parsed)
         sys.stdout.flush()
@@ -88,6 +90,16 @@ def _parser(chosen: str | None) -> argparse.ArgumentParser:
             module.add_arguments(command)
             command.set_defaults(run=module.run)
     return parser
+
+
+def _load_bindings() -> None:
+    """Imports the native libraries with signals held back: interrupted, they print a traceback."""
+    held = {signal.SIGINT, signal.SIGTERM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, held)
+    try:
+        importlib.import_module("stablehlo_tools.bindings")
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, held)
 
 
 def _version() -> str:

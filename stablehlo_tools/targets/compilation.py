@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -18,9 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from stablehlo_tools.artifact import Artifact
-from stablehlo_tools.diagnostics import Diagnostic, ToolError, first_line, note
+from stablehlo_tools.diagnostics import Diagnostic, ToolError, note
+from stablehlo_tools.last_words import how_it_ended, last_words, shortened
 from stablehlo_tools.targets import compiler_process
 from stablehlo_tools.targets.combined import read_combined
+from stablehlo_tools.targets.host_transfers import read_host_transfers
 from stablehlo_tools.targets.order import OrderReport, compare_order
 from stablehlo_tools.targets.preparation import PreparedModule, prepare
 from stablehlo_tools.targets.scheduled_hlo import Schedule, parse_schedule
@@ -36,14 +37,6 @@ from stablehlo_tools.targets.topologies import (
 
 DEFAULT_TIMEOUT = 600.0  # seconds
 _TUPLED_ARGUMENTS = 2000  # beyond so many, jax passes main's arguments to a TPU as one tuple
-_LONGEST_MESSAGE = 500  # characters
-
-# Lines of a dying process that are not its reason: stack frames, addresses, crash reporting.
-_NOISE = re.compile(
-    r"^\s*(@ |\*\*\*|https?://|File \"|Thread 0x|Current thread|Extension modules|Traceback|"
-    r"Fatal Python error|WARNING|[IW]\d{4} )|RAW: |^\s*$"
-)
-_LOG_PREFIX = re.compile(r"^[EF]\d{4} [\d:.]+\s+\d+ ([\w./+-]+:\d+)\] ")
 
 
 @dataclass(frozen=True)
@@ -107,9 +100,10 @@ def _compile(artifact: Artifact, target: Target, timeout: float) -> Compilation:
         directory = Path(name)
         answer = _run_compiler(directory, prepared, machine, timeout)
         text = (directory / compiler_process.SCHEDULE).read_text()
-        combined = read_combined(directory / "dump")
+        recovered = read_combined(directory / "dump")
+    recovered |= read_host_transfers(text, {op.id: op.kind for op in prepared.tagged})
     try:
-        schedule = parse_schedule(text, combined)
+        schedule = parse_schedule(text, recovered)
     except ValueError as error:
         raise ToolError(f"{target.title} compiled the program, but {error}") from None
     memory: dict[str, int] = answer["memory"]
@@ -148,10 +142,12 @@ def _run_compiler(
         )
     answer_file = directory / compiler_process.ANSWER
     if code != 0 or not answer_file.exists():
-        raise ToolError(f"the compiler {target.title} {_end(code)}", notes=_reason(said))
+        raise ToolError(
+            f"the compiler {target.title} {how_it_ended(code, 'compiling')}", notes=last_words(said)
+        )
     answer = json.loads(answer_file.read_text())
     if "error" in answer:
-        message = f"{target.title} refused the program: {_shortened(answer['error'])}"
+        message = f"{target.title} refused the program: {shortened(answer['error'])}"
         raise ToolError(message, notes=_foreign(prepared, target))
     return answer
 
@@ -189,27 +185,3 @@ def _run(directory: Path, machine: Topology, timeout: float) -> tuple[int | None
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
     return code, said.read_text(errors="replace")
-
-
-def _end(code: int) -> str:
-    """How a process ended, in words."""
-    if code >= 0:
-        return f"ended with exit code {code} and no answer"
-    name = signal.Signals(-code).name
-    hint = ", which is what happens when the machine runs out of memory" if -code == 9 else ""
-    return f"was ended by {name} while compiling{hint}"
-
-
-def _reason(said: str) -> tuple[Diagnostic, ...]:
-    """The last line of standard error that says something, a fatal one first, as a note."""
-    lines = [line for line in said.splitlines() if not _NOISE.search(line)]
-    fatal = [line for line in lines if line.startswith("F") and _LOG_PREFIX.match(line)]
-    if not lines:
-        return ()
-    said_last = (fatal or lines)[-1]
-    return (note(f"it said: {_shortened(_LOG_PREFIX.sub(r'\1: ', said_last))}"),)
-
-
-def _shortened(message: str) -> str:
-    line = first_line(message)
-    return line if len(line) <= _LONGEST_MESSAGE else line[: _LONGEST_MESSAGE - 1] + "…"
