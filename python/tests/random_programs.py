@@ -195,7 +195,8 @@ class ProgramBuilder:
         scope.lines.append(
             f'{exchanged} = "stablehlo.all_to_all"({self.read(scope)}) <{{'
             f"split_dimension = 0 : i64, concat_dimension = 1 : i64, split_count = {size} : i64, "
-            f"replica_groups = dense<{rows}> : tensor<{count}x{size}xi64>, {_CHANNEL}}}> : ({VALUE}) -> {shape}"
+            f"replica_groups = dense<{rows}> : tensor<{count}x{size}xi64>, {_CHANNEL}}}> : "
+            f"({VALUE}) -> {shape}"
         )
         scope.lines.append(f"{result} = stablehlo.reshape {exchanged} : ({shape}) -> {VALUE}")
         return result
