@@ -23,6 +23,11 @@
 // RUN: python %{inputs}/expect_refusal.py stablehlo-tools opt %s -o %t.full.mlir | filecheck %s --check-prefix=FULL
 // FULL: error: cannot write '{{.*}}.tmp.full.mlir': No space left on device
 
+// RUN: not stablehlo-tools opt %s > /dev/full 2> %t.err
+// RUN: filecheck %s --check-prefix=STDOUT < %t.err
+// STDOUT: stablehlo-tools: error: cannot write the output: No space left on device
+// STDOUT-NOT: error:
+
 // Only what came from jax.export can go back into its calling convention.
 // RUN: python %{inputs}/expect_refusal.py --absent %t.jax_export stablehlo-tools opt %s -o %t.jax_export | filecheck %s --check-prefix=EXPORT
 // EXPORT: error: only an artifact of jax.export can become one, and this is .mlir

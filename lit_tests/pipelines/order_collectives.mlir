@@ -16,14 +16,14 @@
 // RUN: stablehlo-tools opt %s -p order-collectives 2>&1 | filecheck %s --check-prefix=SILENT
 // RUN: stablehlo-tools opt %s -p thread-tokens 2>&1 | filecheck %s --check-prefix=WARNED
 // SILENT-NOT: warning
-// SILENT-NOT: @unused
 // SILENT: func.func @main
 // WARNED: warning: stablehlo.collective_permute: nobody uses its results
 
 // CHECK-LABEL: func.func @main
 // CHECK: stablehlo.after_all {stablehlo_tools.token_link}
 // CHECK-NEXT: call @used
-// CHECK-LABEL: func.func private @used
+// CHECK-NOT: @unused
+// CHECK: func.func private @used
 // CHECK-SAME: !stablehlo.token
 // CHECK-NOT: @unused
 func.func @main(%x: tensor<2xf32>) -> tensor<2xf32> {

@@ -59,6 +59,9 @@ def _run(words: list[str]) -> int:
         return BAD_INPUT
     except BrokenPipeError:
         raise
+    except OSError as error:  # of standard output: files have messages of their own
+        print(f"stablehlo-tools: error: cannot write the output: {error.strerror}", file=sys.stderr)
+        return BAD_INPUT
     except Exception as error:
         if os.environ.get(TRACEBACK):
             raise
