@@ -10,7 +10,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from stablehlo_tools.analysis.collectives import TRANSFERS, Collective, classify_communication
+from stablehlo_tools.analysis.collectives import (
+    TRANSFERS,
+    Collective,
+    classify_communication,
+    find_collectives,
+)
 from stablehlo_tools.analysis.communication import (
     BRANCHES,
     CALL,
@@ -30,12 +35,67 @@ _BARRIER = "stablehlo.optimization_barrier"
 _CARRIERS = BRANCHES | COMPUTATIONS | _CALLS | {WHILE}
 # Ops that run whatever becomes of their results; other custom calls are taken to be pure.
 _EFFECTS = TRANSFERS | {"custom_call"}
+_TERMINATORS = frozenset({"func.return", "stablehlo.return", "sdy.return"})
+_LONGEST_SEARCH = 500  # values, for one collective
 
 
 def dead_collectives(module: ir.Module) -> list[Collective]:
     """The collectives whose results nobody uses, in program order."""
+    if all_reach_an_output(find_collectives(module)):
+        return []
     liveness = _Liveness(module)
     return [c for c in liveness.collectives if not liveness.is_live(c)]
+
+
+def all_reach_an_output(collectives: Sequence[Collective]) -> bool:
+    """Whether a short path of uses shows every collective to be used. Sound, not complete.
+
+    The usual case, and far cheaper than marking every live value: taken from the last to the
+    first, each collective soon meets a value that a later one has shown to be live.
+    """
+    live: set[ir.Value] = set()
+    return all(_reaches_an_output(collective, live) for collective in reversed(collectives))
+
+
+def _reaches_an_output(collective: Collective, live: set[ir.Value]) -> bool:
+    """Follows uses, depth first, to a live value or an output; the path found is added to `live`."""
+    if collective.kind in _EFFECTS:
+        return True
+    came_from: dict[ir.Value, ir.Value | None] = dict.fromkeys(collective.op.results)
+    pending: list[ir.Value] = list(collective.op.results)
+    while pending and len(came_from) < _LONGEST_SEARCH:
+        value = pending.pop()
+        for use in value.uses:
+            following = _following(use.owner.operation, use.operand_number)
+            if following is None or not live.isdisjoint(following):
+                step: ir.Value | None = value
+                while step is not None:
+                    live.add(step)
+                    step = came_from[step]
+                return True
+            for reached in following:
+                if reached not in came_from:
+                    came_from[reached] = value
+                    pending.append(reached)
+    return False
+
+
+def _following(user: ir.Operation, position: int) -> Sequence[ir.Value] | None:
+    """Values whose liveness makes the used one live; None for an output of the program."""
+    name = user.name
+    if name == _BARRIER:
+        return [user.results[position]]
+    if name in _CARRIERS:
+        return []  # left to the complete analysis
+    if name not in _TERMINATORS:
+        return user.results
+    parent = user.parent
+    assert parent is not None
+    if parent.name == FUNCTION:
+        return None if is_public(parent) else []
+    if parent.name == WHILE and user.block == parent.regions[0].blocks[0]:
+        return []  # a predicate
+    return [parent.results[position]] if parent.name in _CARRIERS else []
 
 
 class _Liveness:
@@ -92,7 +152,7 @@ class _Liveness:
                 self.pending.append(value)
 
     def _keep(self, op: ir.Operation) -> None:
-        """An op that runs makes the ops around it run, with what decides whether they do."""
+        """Records that an op runs, with what decides whether it does."""
         key = _key(op)
         if key in self.kept:
             return
@@ -101,6 +161,10 @@ class _Liveness:
             self._mark(terminator(op.regions[0].blocks[0]).operands)
         elif op.name in BRANCHES:
             self._mark([op.operands[0]])
+        self._enter(op)
+
+    def _enter(self, op: ir.Operation) -> None:
+        """An op that runs makes the ops around it run."""
         parent = op.parent
         if parent is None or op.block in self.entered:
             return
@@ -116,13 +180,14 @@ class _Liveness:
             self._visit_argument(ir.BlockArgument(value), owner)
             return
         op = owner.operation
-        position = ir.OpResult(value).result_number
-        self._keep(op)
-        if op.name == _BARRIER:
-            self._mark([op.operands[position]])
+        name = op.name
+        if name in _CARRIERS:
+            self._keep(op)
+            self._visit_carrier(op, ir.OpResult(value).result_number)
             return
-        if op.name in _CARRIERS:
-            self._visit_carrier(op, position)
+        self._enter(op)
+        if name == _BARRIER:
+            self._mark([op.operands[ir.OpResult(value).result_number]])
             return
         self._mark(op.operands)
         for region in op.regions:  # values that a reduction or a sort captures from outside

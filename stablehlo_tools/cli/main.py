@@ -79,7 +79,7 @@ def _parser(chosen: str | None) -> argparse.ArgumentParser:
         prog="stablehlo-tools",
         description="Rewrites distributed StableHLO programs after export.",
     )
-    parser.add_argument("--version", action="version", version=_version())
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for name, summary in COMMANDS.items():
         module = importlib.import_module(f"stablehlo_tools.cli.{name}") if name == chosen else None
@@ -105,10 +105,14 @@ def _load_bindings() -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, held)
 
 
-def _version() -> str:
-    from importlib.metadata import version
+class _Version(argparse.Action):
+    """Looks the version up only when it is asked for: that takes longer than all else here."""
 
-    return f"stablehlo-tools {version('stablehlo-tools')}"
+    def __call__(self, *_: object) -> None:
+        from importlib.metadata import version
+
+        print(f"stablehlo-tools {version('stablehlo-tools')}")
+        sys.exit(0)
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:
