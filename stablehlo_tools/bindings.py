@@ -129,9 +129,9 @@ def eval_module(module: ir.Module, arguments: list[Any]) -> list[Any]:
     return stablehlo.eval_module(module, arguments)
 
 
-# Passes of XLA:CPU that move an op into another kind of kernel, which may round otherwise; to name
-# in xla_disable_hlo_passes.
-FUSION_PASSES = ("fusion", "small-while-loop-hoisting")
+# Passes of XLA:CPU that move an op into another kernel or rewrite it into one that rounds otherwise;
+# to name in xla_disable_hlo_passes.
+REROUNDING_PASSES = ("algsimp", "fusion", "small-while-loop-hoisting")
 
 
 def compile_for_devices(
@@ -141,14 +141,14 @@ def compile_for_devices(
     devices: list[Any],
     *,
     partitioned: bool,
-    fused: bool = True,
+    as_deployed: bool = True,
 ) -> Any:
     """Compiles MLIR bytecode with the devices' own backend: replica r's partition p on device
     `r * partitions + p`.
 
     Where `partitioned`, XLA's partitioner divides the module by its shardings. Otherwise the
     module is what each device runs already, and the partitioner is kept away from it: it refuses
-    `partition_id`. Unless `fused`, each op is compiled by itself. Raises an exception of XLA's
+    `partition_id`. Unless `as_deployed`, each op is compiled by itself and as it stands. Raises an exception of XLA's
     choosing.
     """
     import numpy as np
@@ -156,7 +156,7 @@ def compile_for_devices(
 
     assignment = np.arange(replicas * partitions).reshape(replicas, partitions)
     options = get_compile_options(replicas, partitions, assignment)
-    skipped = [] if fused else list(FUSION_PASSES)
+    skipped = [] if as_deployed else list(REROUNDING_PASSES)
     skipped += [] if partitioned else ["spmd-partitioning", "shardy-xla"]
     if skipped:
         override = ("xla_disable_hlo_passes", ",".join(skipped))

@@ -78,7 +78,9 @@ def devices() -> list[Any]:
 
 def _executable(program: Artifact) -> Any:
     code = bindings.write_bytecode(program.module)
-    return bindings.compile_for_devices(code, 1, DEVICES, devices(), partitioned=True, fused=False)
+    return bindings.compile_for_devices(
+        code, 1, DEVICES, devices(), partitioned=True, as_deployed=False
+    )
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=SLOW)

@@ -17,7 +17,8 @@ from stablehlo_tools.ir.walk import walk
 
 WHILE = "stablehlo.while"
 BRANCHES = frozenset({"stablehlo.if", "stablehlo.case"})
-COMPUTATIONS = frozenset({"sdy.manual_computation", "sdy.named_computation"})
+MANUAL_COMPUTATION = "sdy.manual_computation"
+COMPUTATIONS = frozenset({MANUAL_COMPUTATION, "sdy.named_computation"})
 CALL = "func.call"
 COMPOSITE = "stablehlo.composite"
 FUNCTION = "func.func"

@@ -58,7 +58,7 @@ def all_reach_an_output(collectives: Sequence[Collective]) -> bool:
 
 
 def _reaches_an_output(collective: Collective, live: set[ir.Value]) -> bool:
-    """Follows uses, depth first, to a live value or an output; the path found is added to `live`."""
+    """Follows uses, depth first, to a live value or an output; adds the path found to `live`."""
     if collective.kind in _EFFECTS:
         return True
     came_from: dict[ir.Value, ir.Value | None] = dict.fromkeys(collective.op.results)

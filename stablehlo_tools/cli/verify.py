@@ -48,9 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--any-nan", action="store_true", help="bitwise, but any NaN equals any other NaN"
     )
     parser.add_argument(
-        "--fused",
+        "--as-deployed",
         action="store_true",
-        help="let XLA:CPU fuse ops, as when deployed: rounding then moves with the fusions",
+        help="let XLA:CPU fuse and simplify ops: rounding then moves with what it makes of them",
     )
     parser.add_argument(
         "--backend",
@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
         backend=arguments.backend,
         timeout=arguments.timeout,
         fixed=dict(arguments.set),
-        fused=arguments.fused,
+        as_deployed=arguments.as_deployed,
     )
     before, after = (artifact.load(path) for path in (arguments.before, arguments.after))
     found = verify_artifacts(before, after, options)

@@ -41,9 +41,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from stablehlo_tools.analysis.communication import MANUAL_COMPUTATION
 from stablehlo_tools.analysis.liveness import dead_collectives
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostics, ToolError
+from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.passes import Pass
 from stablehlo_tools.transforms.tokens.composites import Decompositions
 from stablehlo_tools.transforms.tokens.plan import plan_chain
@@ -94,10 +96,26 @@ def _warn_of_dead_collectives(module: ir.Module, diagnostics: Diagnostics) -> No
 
 def _warn_of_unpartitioned(module: ir.Module, communicates: bool, diagnostics: Diagnostics) -> None:
     """A plain sharded jit holds no collective before a compiler partitions it."""
+    if communicates:
+        return
     meshes = [op for op in module.body.operations if op.operation.name == "sdy.mesh"]
-    if meshes and not communicates:
+    if meshes and not _is_manual(module):
         diagnostics.warn(
             "the module is sharded but has no collective to order: they appear only when it is "
             "partitioned",
             meshes[0].location,
         )
+
+
+def _is_manual(module: ir.Module) -> bool:
+    """Whether the user has partitioned the module, in part at least, by shard_map."""
+    found: list[ir.Operation] = []
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        if op.name != MANUAL_COMPUTATION:
+            return ir.WalkResult.ADVANCE
+        found.append(op)
+        return ir.WalkResult.INTERRUPT
+
+    walk(module.operation, visit)
+    return bool(found)

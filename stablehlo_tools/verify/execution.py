@@ -41,21 +41,21 @@ class Program(Protocol):
         ...
 
 
-def load_program(directory: Path, run: Run, side: Side, *, fused: bool) -> Program:
+def load_program(directory: Path, run: Run, side: Side, *, as_deployed: bool) -> Program:
     """Reads and compiles one side's program. Raises whatever JAX or XLA raises."""
     data = (directory / run.program(side)).read_bytes()
     form = run.forms[side]
     if form == "exported":
-        return ExportedProgram(data, run, fused=fused)
+        return ExportedProgram(data, run, as_deployed=as_deployed)
     if form == "interpreter":
         return InterpreterProgram(data, run)
-    return ModuleProgram(data, run, partitioned=form == "partitioned", fused=fused)
+    return ModuleProgram(data, run, partitioned=form == "partitioned", as_deployed=as_deployed)
 
 
 class ExportedProgram:
     """A jax.export artifact, called as its users call it, on a mesh of virtual devices."""
 
-    def __init__(self, data: bytes, run: Run, *, fused: bool) -> None:
+    def __init__(self, data: bytes, run: Run, *, as_deployed: bool) -> None:
         self.exported = export.deserialize(bytearray(data))
         self.inputs, self.outputs = run.inputs, run.outputs
         self.devices = np.array(jax.devices()[: self.exported.nr_devices])
@@ -65,7 +65,9 @@ class ExportedProgram:
             for value, sharding in zip(self.inputs, self.shardings, strict=True)
             if value.role != "nothing"
         ]
-        options = {} if fused else {"xla_disable_hlo_passes": ",".join(bindings.FUSION_PASSES)}
+        options = (
+            {} if as_deployed else {"xla_disable_hlo_passes": ",".join(bindings.REROUNDING_PASSES)}
+        )
         self.compiled = jax.jit(self._call).lower(*specs).compile(options)
 
     def __call__(self, instances: Instances) -> list[list[Shard]]:
@@ -110,7 +112,7 @@ class ExportedProgram:
 class ModuleProgram:
     """A bare module, compiled and run below JAX: no calling convention comes between."""
 
-    def __init__(self, code: bytes, run: Run, *, partitioned: bool, fused: bool) -> None:
+    def __init__(self, code: bytes, run: Run, *, partitioned: bool, as_deployed: bool) -> None:
         self.run = run
         self.devices = jax.devices()[: run.replicas * run.partitions]
         self.executable = bindings.compile_for_devices(
@@ -119,7 +121,7 @@ class ModuleProgram:
             run.partitions,
             self.devices,
             partitioned=partitioned,
-            fused=fused,
+            as_deployed=as_deployed,
         )
         self.in_indices = self._indices(
             bindings.input_shardings(self.executable) if partitioned else None, run.inputs

@@ -71,7 +71,7 @@ class _Worker:
 
     def _loaded(self, run: Run, side: Side) -> Program:
         self._enter(Stage("compiling", side, run.backend))
-        return load_program(self.directory, run, side, fused=self.request.fused)
+        return load_program(self.directory, run, side, as_deployed=self.request.as_deployed)
 
     def _compared(self, run: Run, before: Shards, after: Shards) -> tuple[OutputComparison, ...]:
         return tuple(

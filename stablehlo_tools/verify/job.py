@@ -50,7 +50,7 @@ class Request:
     seed: int
     specials: bool
     fixed: Mapping[str, float]  # by the number of the input
-    fused: bool
+    as_deployed: bool
 
     def write(self, directory: Path) -> None:
         """Writes the request for the child."""

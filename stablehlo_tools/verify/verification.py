@@ -28,8 +28,8 @@ Backend = Literal["cpu", "interpreter", "both"]
 class Options:
     """How to verify: `timeout` is for everything, in seconds; `rule` says when elements agree.
 
-    `fixed` gives inputs, by number, one value in every element instead of random ones. `fused` lets
-    XLA:CPU fuse ops, as it does in a deployed program; rounding then moves with the fusions.
+    `fixed` gives inputs, by number, one value in every element instead of random ones. `as_deployed`
+    lets XLA:CPU fuse and simplify; rounding then moves with what it makes of a program.
     """
 
     seed: int = 0
@@ -39,7 +39,7 @@ class Options:
     backend: Backend = "cpu"
     timeout: float = 600.0
     fixed: Mapping[int, float] = field(default_factory=dict[int, float])
-    fused: bool = False
+    as_deployed: bool = False
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def verify_artifacts(
         options.seed,
         options.specials,
         {str(index): value for index, value in options.fixed.items()},
-        options.fused,
+        options.as_deployed,
     )
     with tempfile.TemporaryDirectory(prefix="stablehlo-tools-") as path:
         directory = Path(path)
