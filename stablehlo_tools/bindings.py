@@ -129,8 +129,8 @@ def eval_module(module: ir.Module, arguments: list[Any]) -> list[Any]:
     return stablehlo.eval_module(module, arguments)
 
 
-# Passes of XLA:CPU that move an op into another kernel or rewrite it into one that rounds otherwise;
-# to name in xla_disable_hlo_passes.
+# Passes of XLA:CPU that move an op into another kernel, or rewrite it into one that rounds
+# otherwise; to name in xla_disable_hlo_passes.
 REROUNDING_PASSES = ("algsimp", "fusion", "small-while-loop-hoisting")
 
 
@@ -148,8 +148,8 @@ def compile_for_devices(
 
     Where `partitioned`, XLA's partitioner divides the module by its shardings. Otherwise the
     module is what each device runs already, and the partitioner is kept away from it: it refuses
-    `partition_id`. Unless `as_deployed`, each op is compiled by itself and as it stands. Raises an exception of XLA's
-    choosing.
+    `partition_id`. Unless `as_deployed`, each op is compiled by itself and as it stands. Raises an
+    exception of XLA's choosing.
     """
     import numpy as np
     from jax._src.compiler import get_compile_options
