@@ -29,7 +29,7 @@ class Options:
     """How to verify: `timeout` is for everything, in seconds; `rule` says when elements agree.
 
     `fixed` gives inputs, by number, one value in every element instead of random ones.
-    `as_deployed` lets XLA:CPU fuse and simplify; rounding then moves with what it makes of a program.
+    `as_deployed` lets XLA:CPU fuse and simplify; rounding then moves with what it makes of them.
     """
 
     seed: int = 0
