@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import jaxlib._jax as _jax
@@ -132,6 +133,8 @@ def eval_module(module: ir.Module, arguments: list[Any]) -> list[Any]:
 # Passes of XLA:CPU that move an op into another kernel, or rewrite it into one that rounds
 # otherwise; to name in xla_disable_hlo_passes.
 REROUNDING_PASSES = ("algsimp", "fusion", "small-while-loop-hoisting")
+# The first of them also makes programs out of what XLA:CPU has no kernel for.
+INDISPENSABLE_PASSES = ("algsimp",)
 
 
 def compile_for_devices(
@@ -141,22 +144,21 @@ def compile_for_devices(
     devices: list[Any],
     *,
     partitioned: bool,
-    as_deployed: bool = True,
+    skipped_passes: Sequence[str] = (),
 ) -> Any:
     """Compiles MLIR bytecode with the devices' own backend: replica r's partition p on device
     `r * partitions + p`.
 
     Where `partitioned`, XLA's partitioner divides the module by its shardings. Otherwise the
     module is what each device runs already, and the partitioner is kept away from it: it refuses
-    `partition_id`. Unless `as_deployed`, each op is compiled by itself and as it stands. Raises an
-    exception of XLA's choosing.
+    `partition_id`. XLA runs none of `skipped_passes`. Raises an exception of XLA's choosing.
     """
     import numpy as np
     from jax._src.compiler import get_compile_options
 
     assignment = np.arange(replicas * partitions).reshape(replicas, partitions)
     options = get_compile_options(replicas, partitions, assignment)
-    skipped = [] if as_deployed else list(REROUNDING_PASSES)
+    skipped = list(skipped_passes)
     skipped += [] if partitioned else ["spmd-partitioning", "shardy-xla"]
     if skipped:
         override = ("xla_disable_hlo_passes", ",".join(skipped))

@@ -79,7 +79,7 @@ def devices() -> list[Any]:
 def _executable(program: Artifact) -> Any:
     code = bindings.write_bytecode(program.module)
     return bindings.compile_for_devices(
-        code, 1, DEVICES, devices(), partitioned=True, as_deployed=False
+        code, 1, DEVICES, devices(), partitioned=True, skipped_passes=bindings.REROUNDING_PASSES
     )
 
 

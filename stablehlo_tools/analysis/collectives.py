@@ -33,6 +33,7 @@ from stablehlo_tools.ir.walk import walk
 
 REDUCTION_GROUPED = frozenset({"all_gather", "all_reduce", "reduce_scatter"})
 EXCHANGE_GROUPED = frozenset({"all_to_all", "collective_broadcast"})
+RAGGED_ALL_TO_ALL = "ragged_all_to_all"  # a custom_call of this name, as jax writes it
 TRANSFERS = frozenset({"send", "recv", "infeed", "outfeed"})
 _KINDS = {
     **{f"stablehlo.{kind}": kind for kind in REDUCTION_GROUPED | EXCHANGE_GROUPED | TRANSFERS},
@@ -80,8 +81,17 @@ class Collective:
     @cached_property
     def channel_id(self) -> int:
         """The channel handle's id, 0 where there is none. Never an identity: handles repeat."""
+        if self.kind == RAGGED_ALL_TO_ALL:
+            return _integer(self.group_attribute("channel_id"), 0)
         handle = self.inner.attributes.get("channel_handle")
         return bindings.ChannelHandle(handle).handle if handle is not None else 0
+
+    def group_attribute(self, name: str) -> ir.Attribute | None:
+        """An attribute that says who takes part; a ragged_all_to_all has them in a dictionary."""
+        if self.kind != RAGGED_ALL_TO_ALL:
+            return self.inner.attributes.get(name)
+        config = self.inner.attributes.get("backend_config")
+        return config[name] if isinstance(config, ir.DictAttr) and name in config else None
 
     @cached_property
     def group_mode(self) -> GroupMode | None:
@@ -93,7 +103,7 @@ class Collective:
                 )
             except ValueError as error:
                 raise ToolError(f"{self.inner.name}: {error}", self.op.location) from None
-        if self.kind in EXCHANGE_GROUPED or self.kind == "collective_permute":
+        if self.kind in EXCHANGE_GROUPED | {RAGGED_ALL_TO_ALL, "collective_permute"}:
             return exchange_group_mode(self.channel_id)
         return GroupMode.CROSS_REPLICA if self.kind == "cross-replica-sum" else None
 
@@ -163,9 +173,10 @@ class ModuleFacts:
         try:
             if collective.kind in TRANSFERS or collective.kind == "collective_permute":
                 return self._pairs(collective, mode or GroupMode.CROSS_PARTITION)
-            if mode is None:
+            groups = collective.group_attribute("replica_groups")
+            if mode is None or groups is None:
                 return None
-            return self._replica_groups(collective.inner.attributes["replica_groups"], mode)
+            return self._replica_groups(groups, mode)
         except ValueError as error:
             name = collective.inner.name
             raise ToolError(f"{name}: {error}", collective.op.location) from None
@@ -247,7 +258,7 @@ def _inferred_grid(collectives: list[Collective], meshes: dict[str, DeviceMesh])
 
 def _named_processes(collective: Collective, meshes: dict[str, DeviceMesh]) -> int:
     """How many processes there must be for an op's groups or pairs to name them."""
-    groups = collective.inner.attributes.get("replica_groups")
+    groups = collective.group_attribute("replica_groups")
     if groups is not None and bindings.ReplicaGroupMeshAxesAttr.isinstance(groups):
         return _resolved_mesh(bindings.ReplicaGroupMeshAxesAttr(groups).mesh, meshes).size
     tables = (groups, collective.inner.attributes.get("source_target_pairs"))
@@ -262,6 +273,8 @@ def _collective(op: ir.Operation, token: ir.Type) -> Collective | None:
     if op.name != _CUSTOM_CALL:
         return Collective(op, op, _KINDS[op.name])
     target = ir.StringAttr(op.attributes["call_target_name"]).value
+    if target == RAGGED_ALL_TO_ALL:
+        return Collective(op, op, RAGGED_ALL_TO_ALL)
     if _ANNOTATIONS.fullmatch(target):
         return None
     effect = op.attributes.get("has_side_effect")

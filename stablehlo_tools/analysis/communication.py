@@ -25,6 +25,7 @@ FUNCTION = "func.func"
 _CONTROL_FLOW = BRANCHES | COMPUTATIONS | {WHILE}
 _CALLS = frozenset({CALL, COMPOSITE})
 _CALLED_COMPUTATIONS = "called_computations"
+_FUNCTION_CONSTANT = "func.constant"
 
 
 @dataclass(eq=False)
@@ -115,8 +116,11 @@ class _Builder:
                 self.calls.setdefault(callee_name(op), []).append(op)
                 self.callees[self._enclosing(op)].append(callee_name(op))
                 return ir.WalkResult.ADVANCE
-            if _CALLED_COMPUTATIONS in op.attributes:
-                self._note_references(op)
+            if name == _FUNCTION_CONSTANT:
+                self._note_reference(op.attributes["value"], op)
+            elif _CALLED_COMPUTATIONS in op.attributes:
+                for symbol in ir.ArrayAttr(op.attributes[_CALLED_COMPUTATIONS]):
+                    self._note_reference(symbol, op)
             collective = classify(op)
             if collective is None:
                 return ir.WalkResult.ADVANCE
@@ -178,16 +182,15 @@ class _Builder:
             pending += new
         return talking
 
-    def _note_references(self, op: ir.Operation) -> None:
-        for symbol in ir.ArrayAttr(op.attributes[_CALLED_COMPUTATIONS]):
-            self.references.setdefault(ir.FlatSymbolRefAttr(symbol).value, op)
+    def _note_reference(self, symbol: ir.Attribute, op: ir.Operation) -> None:
+        self.references.setdefault(ir.FlatSymbolRefAttr(symbol).value, op)
 
     def _check_references(self, name: str) -> None:
         """Refuses a function whose signature cannot change with its callers'."""
         function = self.functions[name]
         if name in self.references:
             raise ToolError(
-                f"@{name} communicates and is a called computation of a custom_call, which hands "
+                f"@{name} communicates and {self.references[name].name} refers to it, which hands "
                 "it no token",
                 function.location,
                 (note("referred to here", self.references[name].location),),

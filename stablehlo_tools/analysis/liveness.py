@@ -47,6 +47,11 @@ def dead_collectives(module: ir.Module) -> list[Collective]:
     return [c for c in liveness.collectives if not liveness.is_live(c)]
 
 
+def live_values(module: ir.Module) -> set[ir.Value]:
+    """Every value that an output or an effect of the module depends on."""
+    return _Liveness(module).live
+
+
 def all_reach_an_output(collectives: Sequence[Collective]) -> bool:
     """Whether a short path of uses shows every collective to be used. Sound, not complete.
 
@@ -182,8 +187,12 @@ class _Liveness:
         op = owner.operation
         name = op.name
         if name in _CARRIERS:
+            position = ir.OpResult(value).result_number
+            if name == WHILE and _hands_on(op, position):
+                self._mark([op.operands[position]])  # whether the loop runs or not
+                return
             self._keep(op)
-            self._visit_carrier(op, ir.OpResult(value).result_number)
+            self._visit_carrier(op, position)
             return
         self._enter(op)
         if name == _BARRIER:
@@ -220,6 +229,12 @@ class _Liveness:
         elif op.name == FUNCTION:
             for call in self.calls[ir.StringAttr(op.attributes["sym_name"]).value]:
                 self._mark([call.operands[position]])
+
+
+def _hands_on(loop: ir.Operation, position: int) -> bool:
+    """Whether a loop's body returns a carry as it came."""
+    body = loop.regions[1].blocks[0]
+    return terminator(body).operands[position] == body.arguments[position]
 
 
 def _key(op: ir.Operation) -> ir.Value | ir.Operation:

@@ -22,12 +22,14 @@ COMMANDS = {
 }
 BAD_INPUT = 2
 INTERRUPTED = 130
+_DEEPEST_NESTING = 20_000  # regions and calls nest by recursion, in Python alone
 TRACEBACK = "STABLEHLO_TOOLS_TRACEBACK"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code."""
     signal.signal(signal.SIGTERM, _interrupt)
+    sys.setrecursionlimit(_DEEPEST_NESTING)
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         return _run(words)

@@ -110,6 +110,8 @@ def render(found: Verification) -> str:
     if len(differing) > SHOWN_OUTPUTS:
         lines.append(f"and {_number(len(differing) - SHOWN_OUTPUTS, 'output')} more")
     lines.append(f"{found.rule}, in trial {found.trials - 1}")
+    if found.simplified:
+        lines.append("XLA:CPU needs its simplifier for these programs, and that moves rounding")
     if not found.before_repeats:
         lines.append("BEFORE differs from itself when run again: it is not deterministic")
     return "\n".join(lines)

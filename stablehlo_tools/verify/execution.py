@@ -41,21 +41,21 @@ class Program(Protocol):
         ...
 
 
-def load_program(directory: Path, run: Run, side: Side, *, as_deployed: bool) -> Program:
+def load_program(directory: Path, run: Run, side: Side, *, skipped: Sequence[str]) -> Program:
     """Reads and compiles one side's program. Raises whatever JAX or XLA raises."""
     data = (directory / run.program(side)).read_bytes()
     form = run.forms[side]
     if form == "exported":
-        return ExportedProgram(data, run, as_deployed=as_deployed)
+        return ExportedProgram(data, run, skipped=skipped)
     if form == "interpreter":
         return InterpreterProgram(data, run)
-    return ModuleProgram(data, run, partitioned=form == "partitioned", as_deployed=as_deployed)
+    return ModuleProgram(data, run, partitioned=form == "partitioned", skipped=skipped)
 
 
 class ExportedProgram:
     """A jax.export artifact, called as its users call it, on a mesh of virtual devices."""
 
-    def __init__(self, data: bytes, run: Run, *, as_deployed: bool) -> None:
+    def __init__(self, data: bytes, run: Run, *, skipped: Sequence[str]) -> None:
         self.exported = export.deserialize(bytearray(data))
         self.inputs, self.outputs = run.inputs, run.outputs
         self.devices = np.array(jax.devices()[: self.exported.nr_devices])
@@ -65,9 +65,7 @@ class ExportedProgram:
             for value, sharding in zip(self.inputs, self.shardings, strict=True)
             if value.role != "nothing"
         ]
-        options = (
-            {} if as_deployed else {"xla_disable_hlo_passes": ",".join(bindings.REROUNDING_PASSES)}
-        )
+        options = {"xla_disable_hlo_passes": ",".join(skipped)} if skipped else {}
         self.compiled = jax.jit(self._call).lower(*specs).compile(options)
 
     def __call__(self, instances: Instances) -> list[list[Shard]]:
@@ -112,7 +110,7 @@ class ExportedProgram:
 class ModuleProgram:
     """A bare module, compiled and run below JAX: no calling convention comes between."""
 
-    def __init__(self, code: bytes, run: Run, *, partitioned: bool, as_deployed: bool) -> None:
+    def __init__(self, code: bytes, run: Run, *, partitioned: bool, skipped: Sequence[str]) -> None:
         self.run = run
         self.devices = jax.devices()[: run.replicas * run.partitions]
         self.executable = bindings.compile_for_devices(
@@ -121,7 +119,7 @@ class ModuleProgram:
             run.partitions,
             self.devices,
             partitioned=partitioned,
-            as_deployed=as_deployed,
+            skipped_passes=skipped,
         )
         self.in_indices = self._indices(
             bindings.input_shardings(self.executable) if partitioned else None, run.inputs

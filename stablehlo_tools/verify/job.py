@@ -83,12 +83,14 @@ class Stage:
 class RunAnswer:
     """How the outputs compared: in the first trial that differs, or over all trials.
 
-    `before_repeats` is False where `before` gave other values when run again.
+    `before_repeats` is False where `before` gave other values when run again. `simplified` is True
+    where XLA:CPU could compile the programs only with its simplifier.
     """
 
     outputs: tuple[OutputComparison, ...]
     trials: int
     before_repeats: bool = True
+    simplified: bool = False
 
     @property
     def same(self) -> bool:
@@ -116,7 +118,10 @@ def read_answer(directory: Path) -> Answer | None:
         return None
     runs = tuple(
         RunAnswer(
-            tuple(_comparison(o) for o in run["outputs"]), run["trials"], run["before_repeats"]
+            tuple(_comparison(o) for o in run["outputs"]),
+            run["trials"],
+            run["before_repeats"],
+            run["simplified"],
         )
         for run in fields["runs"]
     )

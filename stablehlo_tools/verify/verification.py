@@ -61,7 +61,8 @@ class Verification:
     """The answer. `trials` counts those that were run; the last one differs where not `same`.
 
     `vacuous` are outputs that were NaN everywhere in every trial, so that nothing was shown.
-    `before_repeats` is False where `before` did not even agree with itself.
+    `before_repeats` is False where `before` did not even agree with itself. `simplified` is True
+    where XLA:CPU has no form for the programs without its simplifier, which moves rounding.
     """
 
     same: bool
@@ -73,6 +74,7 @@ class Verification:
     outputs: tuple[Output, ...]
     vacuous: tuple[int, ...] = ()
     before_repeats: bool = True
+    simplified: bool = False
 
     @property
     def elements(self) -> int:
@@ -90,6 +92,7 @@ class Verification:
             "outputs": [asdict(output) for output in self.outputs],
             "vacuous": list(self.vacuous),
             "before_repeats": self.before_repeats,
+            "simplified": self.simplified,
             "seconds": round(self.seconds, 3),
         }
 
@@ -145,6 +148,7 @@ def _verification(options: Options, run: Run, answer: RunAnswer, seconds: float)
         outputs=outputs,
         vacuous=tuple(i for i, found in enumerate(answer.outputs) if found.all_nan),
         before_repeats=answer.before_repeats,
+        simplified=answer.simplified,
     )
 
 

@@ -14,6 +14,7 @@ token of their own already carry one and stay as they are.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Hashable, Iterator
 
 from stablehlo_tools.analysis.communication import COMPOSITE, FUNCTION
@@ -34,6 +35,7 @@ class Decompositions:
     def __init__(self, module: ir.Module) -> None:
         self.module = module
         self.names: dict[Hashable, str] = {}
+        self.next_number: defaultdict[str, int] = defaultdict(int)  # by kind
         self.taken = {
             ir.StringAttr(op.attributes["sym_name"]).value
             for op in module.body.operations
@@ -42,6 +44,7 @@ class Decompositions:
 
     def of(self, collective: ir.Operation, kind: str) -> str:
         """The symbol of the collective's decomposition, made when it is the first of its like."""
+        _check_static(collective)
         key = _likeness(collective)
         if key not in self.names:
             self.names[key] = self._create(collective, kind)
@@ -49,10 +52,8 @@ class Decompositions:
 
     def _create(self, collective: ir.Operation, kind: str) -> str:
         stem = COMPOSITE_PREFIX + kind
-        number = sum(name.startswith(f"{stem}.") for name in self.names.values())
-        while f"{stem}.{number}" in self.taken:
-            number += 1
-        symbol = f"{stem}.{number}"
+        while (symbol := f"{stem}.{self.next_number[stem]}") in self.taken:
+            self.next_number[stem] += 1
         self.taken.add(symbol)
         _build_function(self.module, symbol, collective)
         return symbol
@@ -124,9 +125,19 @@ def _build_function(module: ir.Module, symbol: str, collective: ir.Operation) ->
     ir.Operation.create("func.return", operands=[*left, token_out], loc=location, ip=end)
 
 
+def _check_static(collective: ir.Operation) -> None:
+    types = [value.type for value in (*collective.operands, *collective.results)]
+    if any(isinstance(t, ir.RankedTensorType) and not t.has_static_shape for t in types):
+        raise ToolError(
+            f"{collective.name} with symbolic dimensions cannot become a composite, whose shapes "
+            "jax does not refine: use form=barrier (P9)",
+            collective.location,
+        )
+
+
 def _likeness(op: ir.Operation) -> Hashable:
     """Equal for two collectives that differ in nothing but their operands and place."""
-    return (_signature(op), tuple(_region_likeness(op)))
+    return (_signature(op), tuple(_region_likeness(op, {}, op)))
 
 
 def _signature(op: ir.Operation) -> Hashable:
@@ -135,22 +146,30 @@ def _signature(op: ir.Operation) -> Hashable:
     return (op.name, attributes, types)
 
 
-def _region_likeness(op: ir.Operation) -> Iterator[Hashable]:
-    """The ops of a reduction, each with where its operands come from."""
+def _region_likeness(
+    op: ir.Operation, numbers: dict[ir.Value, int], collective: ir.Operation
+) -> Iterator[Hashable]:
+    """What stands in the regions of an op, nested ones too, with where each operand comes from."""
     for region in op.regions:
         for block in region.blocks:
-            numbers: dict[ir.Value, int] = {}
             for value in block.arguments:
                 numbers[value] = len(numbers)
+            yield tuple((str(value.type), str(value.location)) for value in block.arguments)
             for inner in block.operations:
-                outside = [v for v in inner.operation.operands if v not in numbers]
-                if outside:
-                    raise ToolError(
-                        f"{op.name} whose reduction uses a value from outside of it cannot become "
-                        "a composite: use form=barrier",
-                        op.location,
-                    )
-                operands = tuple(numbers[value] for value in inner.operation.operands)
-                yield (_signature(inner.operation), operands, str(inner.location))
+                yield _inner_likeness(inner.operation, numbers, collective)
+                yield from _region_likeness(inner.operation, numbers, collective)
                 for value in inner.operation.results:
                     numbers[value] = len(numbers)
+
+
+def _inner_likeness(
+    inner: ir.Operation, numbers: dict[ir.Value, int], collective: ir.Operation
+) -> Hashable:
+    if any(value not in numbers for value in inner.operands):
+        raise ToolError(
+            f"{collective.name} whose reduction uses a value from outside of it cannot become a "
+            "composite: use form=barrier (P9)",
+            collective.location,
+        )
+    operands = tuple(numbers[value] for value in inner.operands)
+    return (_signature(inner), operands, str(inner.location))

@@ -19,12 +19,14 @@ from stablehlo_tools.analysis.communication import (
     iterate_collectives,
 )
 from stablehlo_tools.analysis.dataflow import depends_on
+from stablehlo_tools.analysis.liveness import live_values
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, note
 from stablehlo_tools.transforms.tokens.chain import token_type
 
 Chain = int
 ASYNC_DONE = "stablehlo.async_done"
+FUTURE = "!stablehlo.future"
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +70,8 @@ def plan_chain(module: ir.Module, *, by_group: bool, minimal: bool) -> list[Func
     functions = communicating_functions(module)
     collectives = [c for f in functions for c in iterate_collectives(f.sites)]
     chain_of = _chains_by_group(module, collectives) if by_group else _one_chain
-    planner = _Planner(chain_of, token_type(module.context), minimal, _seals_computations(module))
+    sealed_arguments = live_values(module) if _seals_computations(module) else None
+    planner = _Planner(chain_of, token_type(module.context), minimal, sealed_arguments)
     return [planner.function(function) for function in functions]
 
 
@@ -126,13 +129,14 @@ class _Planner:
         chain_of: Callable[[Collective], Chain],
         token: ir.Type,
         minimal: bool,
-        seals_computations: bool,
+        sealed_arguments: set[ir.Value] | None,
     ) -> None:
-        self.seals_computations = seals_computations
+        self.sealed_arguments = sealed_arguments  # live values, where computations are sealed
         self.chain_of = chain_of
         self.token = token
         self.minimal = minimal
         self.chains_of_function: dict[str, tuple[Chain, ...]] = {}
+        self.chains_of_site: dict[Site, tuple[Chain, ...]] = {}
 
     def function(self, function: CommunicatingFunction) -> FunctionPlan:
         steps = self._block(function.sites, open_ended=not function.is_public)
@@ -145,18 +149,21 @@ class _Planner:
         _check_async_pairs(sites)
         chains = [self._chains(site) for site in sites]
         needed = self._needed_links(sites, chains, open_ended)
-        return tuple(
+        steps = [
             self._step(site, used, *link)
             for site, used, link in zip(sites, chains, needed, strict=True)
-        )
+        ]
+        return tuple(steps)
 
     def _chains(self, site: Site) -> tuple[Chain, ...]:
         if site.collective is not None:
             return (self.chain_of(site.collective),)
         if site.callee is not None:
             return self.chains_of_function[site.callee]
-        inner = {chain for region in site.regions for s in region for chain in self._chains(s)}
-        return tuple(sorted(inner))
+        if site not in self.chains_of_site:
+            inner = {chain for region in site.regions for s in region for chain in self._chains(s)}
+            self.chains_of_site[site] = tuple(sorted(inner))
+        return self.chains_of_site[site]
 
     def _needed_links(
         self, sites: Sequence[Site], chains: Sequence[tuple[Chain, ...]], open_ended: bool
@@ -190,10 +197,11 @@ class _Planner:
 
     def _step(self, site: Site, chains: tuple[Chain, ...], enters: bool, leaves: bool) -> Step:
         if site.collective is None:
-            regions = tuple(self._block(region, open_ended=True) for region in site.regions)
-            is_sealed = self.seals_computations and site.op.name in COMPUTATIONS
-            if is_sealed:
-                _check_can_be_tied(site.op, None, None)
+            # Lists, not generators: those would nest on the C stack.
+            regions = tuple([self._block(region, open_ended=True) for region in site.regions])
+            is_sealed = self.sealed_arguments is not None and site.op.name in COMPUTATIONS
+            if site.op.name in COMPUTATIONS:
+                _check_computation(site.op, self.sealed_arguments)
             return Step(site.op, chains, callee=site.callee, regions=regions, is_sealed=is_sealed)
         op = site.op
         token_operand = self._position_of_token(op.operands)
@@ -221,10 +229,43 @@ def _union(steps: Sequence[Step]) -> tuple[Chain, ...]:
 def _check_can_be_tied(
     op: ir.Operation, token_operand: int | None, token_result: int | None
 ) -> None:
-    if token_operand is None and not len(op.operands):
-        raise ToolError(f"{op.name} has no operand that a token could enter beside", op.location)
-    if token_result is None and not len(op.results):
-        raise ToolError(f"{op.name} has no result that a token could leave beside", op.location)
+    for position, values, what, verb in (
+        (token_operand, op.operands, "operand", "enter"),
+        (token_result, op.results, "result", "leave"),
+    ):
+        if position is not None:
+            continue
+        if not len(values):
+            raise ToolError(
+                f"{op.name} has no {what} that a token could {verb} beside (P4)", op.location
+            )
+        odd = [v.type for v in values if not isinstance(v.type, ir.RankedTensorType)]
+        if odd and FUTURE not in str(odd[0]):
+            raise ToolError(
+                f"{op.name} has a {what} of type {odd[0]}, which no barrier takes: a token cannot "
+                f"{verb} beside it (P4)",
+                op.location,
+            )
+
+
+def _check_computation(op: ir.Operation, live: set[ir.Value] | None) -> None:
+    """Refuses a computation that communicates and that no token can be brought into.
+
+    XLA ends the process at two that take a token and nothing else. A sealed one (`live` is given)
+    is entered beside its arguments, so one of these has to be used.
+    """
+    if not len(op.operands):
+        raise ToolError(
+            f"{op.name} communicates and takes no operand: a token cannot enter it (P8); pass it "
+            "an operand",
+            op.location,
+        )
+    if live is not None and live.isdisjoint(op.regions[0].blocks[0].arguments):
+        raise ToolError(
+            f"{op.name} communicates and uses none of its operands: in an artifact with symbolic "
+            "dimensions or several platforms a token cannot enter it (P8)",
+            op.location,
+        )
 
 
 def _async_done(start: ir.Operation) -> ir.Operation:

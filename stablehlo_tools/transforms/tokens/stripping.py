@@ -15,6 +15,7 @@ from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.ir.carriers import drop, drop_arguments, drop_from_terminator, resize_function
 from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.transforms.tokens.chain import (
+    AFTER_ALL,
     BARRIER,
     CARRIED,
     create_join,
@@ -82,12 +83,16 @@ def _remove_link(
         values = list(restore_collective(link, decomposition).results)
     elif link.name == BARRIER:
         values = list(link.operands)[:-1]
+    elif link.name != AFTER_ALL:
+        raise _damaged(link, f"{link.name} is marked as a link of the chain and is none")
     elif len(link.operands) == 2:  # the join before an op that has a token of its own
         link.results[0].replace_all_uses_with(link.operands[0])
         link.erase()
         return
     else:  # the root of a chain, or the join after such an op
         values = []
+    if not len(link.results):
+        raise _damaged(link, f"{link.name} has lost its token")
     *tensors, token = link.results
     if token.type != token_type(link.context) or len(tensors) != len(values):
         raise _damaged(link, f"{link.name} has lost its token")
@@ -100,6 +105,8 @@ def _remove_link(
 def _trim(carrier: ir.Operation, placeholder: ir.Value) -> None:
     """Drops the trailing tokens of a carrier: operands, arguments, returned values and results."""
     count = tokens_carried(carrier)
+    if count < 0:
+        raise _damaged(carrier, f"{carrier.name} says that it carries {count} tokens")
     for region in carrier.regions:
         block = region.blocks[0]
         if carrier.name not in BRANCHES:

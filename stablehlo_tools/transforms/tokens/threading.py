@@ -179,7 +179,9 @@ def _tie_results(op: ir.Operation, token: ir.Value) -> ir.Value:
 def _tie_arguments(block: ir.Block, location: ir.Location) -> ir.Value:
     """A new token that comes after a block's arguments."""
     arguments = list(block.arguments)
-    root = create_join([], ir.InsertionPoint.at_block_begin(block), location)
+    # Behind the constants: MLIR moves them to the front of a block, where they would change places.
+    first = next(op for op in block.operations if op.operation.name != "stablehlo.constant")
+    root = create_join([], ir.InsertionPoint(first), location)
     owner = root.owner
     assert not isinstance(owner, ir.Block)
     return _tie_values(arguments, root, ir.InsertionPoint.after(owner.operation), location)
