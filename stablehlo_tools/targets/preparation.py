@@ -15,6 +15,7 @@ from stablehlo_tools.targets.per_device import is_per_device, main_function, mak
 from stablehlo_tools.targets.platform_index import fix_platform
 from stablehlo_tools.targets.tagging import TaggedOp, tag_collectives
 from stablehlo_tools.targets.topologies import DEVICES_PER_HOST, Target
+from stablehlo_tools.transforms.tokens.composites import inline_composites
 
 _GRID = ("replicas", "partitions")
 
@@ -50,6 +51,7 @@ def prepare(artifact: Artifact, target: Target) -> PreparedModule:
         fix_platform(module, main, index)
     _check_shapes(main)
     grid = _process_grid(module)
+    inline_composites(module)  # so that collectives that share a decomposition are told apart
     tagged, program = tag_collectives(module)
     if grid.num_partitions > 1 and is_per_device(module):
         make_manual(module, grid.num_partitions)

@@ -17,9 +17,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Iterator
 
-from stablehlo_tools.analysis.communication import COMPOSITE, FUNCTION
+from stablehlo_tools.analysis.communication import COMPOSITE, FUNCTION, callee_name
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.ir.inline import inline_call
+from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.transforms.tokens.chain import (
     COMPOSITE_PREFIX,
     LINK,
@@ -94,6 +96,27 @@ def restore_collective(composite: ir.Operation, decomposition: ir.Operation) -> 
         collective.operands[position] = composite.operands[position]
     collective.location = composite.location
     return collective
+
+
+def inline_composites(module: ir.Module) -> None:
+    """Puts the decompositions of the chain where its composites stand, each with its location."""
+    composites: list[ir.Operation] = []
+    functions: dict[str, ir.Operation] = {}
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        if op.name == COMPOSITE and LINK in op.attributes:
+            composites.append(op)
+        elif op.name == FUNCTION and LINK in op.attributes:
+            functions[ir.StringAttr(op.attributes["sym_name"]).value] = op
+        return ir.WalkResult.ADVANCE
+
+    walk(module.operation, visit)
+    for composite in composites:
+        location = composite.location
+        for copy in inline_call(composite, functions[callee_name(composite)]):
+            copy.location = location
+    for function in functions.values():
+        function.erase()
 
 
 def _build_function(module: ir.Module, symbol: str, collective: ir.Operation) -> None:
