@@ -273,3 +273,38 @@ func.func @two_in_program_order(%x: tensor<f32>, %y: tensor<f32>) -> (tensor<f32
   } : (tensor<f32>) -> tensor<f32>
   return %0, %1 : tensor<f32>, tensor<f32>
 }
+
+// -----
+
+// Reductions that differ deep inside only share no decomposition.
+// CHECK-LABEL: func.func @unlike_in_a_nested_region
+// CHECK: stablehlo.composite "stablehlo_tools.all_reduce" {{.+}} {decomposition = @stablehlo_tools.all_reduce.0
+// CHECK: stablehlo.composite "stablehlo_tools.all_reduce" {{.+}} {decomposition = @stablehlo_tools.all_reduce.1
+// LOWERED-LABEL: func.func @unlike_in_a_nested_region
+// LOWERED: call @stablehlo_tools.all_reduce.0(
+// LOWERED: call @stablehlo_tools.all_reduce.1(
+func.func @unlike_in_a_nested_region(%x: tensor<4xf32>) -> (tensor<4xf32>, tensor<4xf32>) {
+  %0 = "stablehlo.all_reduce"(%x) ({
+  ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+    %p = stablehlo.compare LT, %a, %b : (tensor<f32>, tensor<f32>) -> tensor<i1> loc(unknown)
+    %c = "stablehlo.if"(%p) ({
+      %d = stablehlo.add %a, %b : tensor<f32> loc(unknown)
+      stablehlo.return %d : tensor<f32> loc(unknown)
+    }, {
+      stablehlo.return %b : tensor<f32> loc(unknown)
+    }) : (tensor<i1>) -> tensor<f32> loc(unknown)
+    stablehlo.return %c : tensor<f32> loc(unknown)
+  }) {replica_groups = dense<[[0, 1]]> : tensor<1x2xi64>} : (tensor<4xf32>) -> tensor<4xf32>
+  %1 = "stablehlo.all_reduce"(%x) ({
+  ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+    %p = stablehlo.compare LT, %a, %b : (tensor<f32>, tensor<f32>) -> tensor<i1> loc(unknown)
+    %c = "stablehlo.if"(%p) ({
+      %d = stablehlo.maximum %a, %b : tensor<f32> loc(unknown)
+      stablehlo.return %d : tensor<f32> loc(unknown)
+    }, {
+      stablehlo.return %b : tensor<f32> loc(unknown)
+    }) : (tensor<i1>) -> tensor<f32> loc(unknown)
+    stablehlo.return %c : tensor<f32> loc(unknown)
+  }) {replica_groups = dense<[[0, 1]]> : tensor<1x2xi64>} : (tensor<4xf32>) -> tensor<4xf32>
+  return %0, %1 : tensor<4xf32>, tensor<4xf32>
+}

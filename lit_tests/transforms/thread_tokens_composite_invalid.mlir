@@ -4,7 +4,7 @@
 
 // A decomposition is a function: its reduction can use nothing from outside. As barriers the same
 // program is fine.
-func.func @reduction_that_captures(%x: tensor<4xf32>, %scale: tensor<f32>) -> tensor<4xf32> {
+func.func @reduction_that_captures_p9(%x: tensor<4xf32>, %scale: tensor<f32>) -> tensor<4xf32> {
   // expected-error@+1 {{stablehlo.all_reduce whose reduction uses a value from outside of it cannot become a composite: use form=barrier}}
   %0 = "stablehlo.all_reduce"(%x) ({
   ^bb0(%a: tensor<f32>, %b: tensor<f32>):
@@ -13,4 +13,17 @@ func.func @reduction_that_captures(%x: tensor<4xf32>, %scale: tensor<f32>) -> te
     stablehlo.return %scaled : tensor<f32>
   }) {replica_groups = dense<[[0, 1]]> : tensor<1x2xi64>} : (tensor<4xf32>) -> tensor<4xf32>
   return %0 : tensor<4xf32>
+}
+
+// -----
+
+// Nor do calls with symbolic dimensions survive jax's refinement of shapes.
+module attributes {jax.uses_shape_polymorphism = true} {
+func.func @symbolic_dimension_p9(%x: tensor<?xf32>) -> tensor<?xf32> {
+  // expected-error@+1 {{stablehlo.collective_permute with symbolic dimensions cannot become a composite}}
+  %0 = "stablehlo.collective_permute"(%x) {
+    source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>
+  } : (tensor<?xf32>) -> tensor<?xf32>
+  return %0 : tensor<?xf32>
+}
 }

@@ -157,7 +157,7 @@ func.func @main(%x: tensor<2xf32>) -> tensor<2xf32> {
   return %0 : tensor<2xf32>
 }
 
-// expected-error@+1 {{@called_computation_p3 communicates and is a called computation of a custom_call}}
+// expected-error@+1 {{@called_computation_p3 communicates and stablehlo.custom_call refers to it, which hands it no token}}
 func.func private @called_computation_p3(%x: tensor<2xf32>) -> tensor<2xf32> {
   %0 = "stablehlo.collective_permute"(%x) {
     source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>
@@ -184,10 +184,66 @@ func.func @no_result_p4(%x: tensor<2xf32>) {
 
 // -----
 
-// A manual computation that no token may enter needs operands and results like a collective.
+// So does a function that is referred to as a value.
+// expected-error@+1 {{@function_value_p3 communicates and func.constant refers to it}}
+func.func private @function_value_p3(%x: tensor<2xf32>) -> tensor<2xf32> {
+  %0 = stablehlo.custom_call @exchange(%x) {has_side_effect = true} : (tensor<2xf32>) -> tensor<2xf32>
+  return %0 : tensor<2xf32>
+}
+func.func @main(%x: tensor<2xf32>) -> tensor<2xf32> {
+  // expected-note@+1 {{referred to here}}
+  %f = func.constant @function_value_p3 : (tensor<2xf32>) -> tensor<2xf32>
+  %0 = func.call_indirect %f(%x) : (tensor<2xf32>) -> tensor<2xf32>
+  return %0 : tensor<2xf32>
+}
+
+// -----
+
+// No barrier takes a tuple.
+func.func @tuple_p4(%x: tensor<2xf32>) -> tuple<tensor<2xf32>> {
+  // expected-error@+1 {{stablehlo.custom_call has a result of type tuple<tensor<2xf32>>, which no barrier takes}}
+  %0 = stablehlo.custom_call @exchange(%x) {has_side_effect = true} : (tensor<2xf32>) -> tuple<tensor<2xf32>>
+  return %0 : tuple<tensor<2xf32>>
+}
+
+// -----
+
+// P8: a manual computation takes an operand beside which the token can enter.
+sdy.mesh @mesh = <["x"=2]>
+func.func @without_operands_p8() -> tensor<4xf32> {
+  // expected-error@+1 {{sdy.manual_computation communicates and takes no operand: a token cannot enter it}}
+  %0 = sdy.manual_computation() in_shardings=[] out_shardings=[<@mesh, [{"x"}]>]
+      manual_axes={"x"} () {
+    %c = stablehlo.constant dense<1.0> : tensor<2xf32>
+    %1 = stablehlo.custom_call @exchange(%c) {has_side_effect = true} : (tensor<2xf32>) -> tensor<2xf32>
+    sdy.return %1 : tensor<2xf32>
+  } : () -> tensor<4xf32>
+  return %0 : tensor<4xf32>
+}
+
+// -----
+
+// A sealed one is entered beside its arguments, so it has to use one.
 module attributes {jax.uses_shape_polymorphism = true} {
-func.func @sealed_without_results_p4(%x: tensor<f32>) {
-  // expected-error@+1 {{sdy.manual_computation has no result that a token could leave beside}}
+sdy.mesh @mesh = <["x"=2]>
+func.func @sealed_and_unused_p8(%x: tensor<4xf32>) -> tensor<4xf32> {
+  // expected-error@+1 {{sdy.manual_computation communicates and uses none of its operands}}
+  %0 = sdy.manual_computation(%x) in_shardings=[<@mesh, [{"x"}]>] out_shardings=[<@mesh, [{"x"}]>]
+      manual_axes={"x"} (%a: tensor<2xf32>) {
+    %c = stablehlo.constant dense<1.0> : tensor<2xf32>
+    %1 = stablehlo.custom_call @exchange(%c) {has_side_effect = true} : (tensor<2xf32>) -> tensor<2xf32>
+    sdy.return %1 : tensor<2xf32>
+  } : (tensor<4xf32>) -> tensor<4xf32>
+  return %0 : tensor<4xf32>
+}
+}
+
+// -----
+
+// And it has to return something.
+module attributes {jax.uses_shape_polymorphism = true} {
+func.func @sealed_without_results_p8(%x: tensor<f32>) {
+  // expected-error@+1 {{sdy.manual_computation communicates and returns nothing}}
   sdy.manual_computation(%x) in_shardings=[<@mesh, []>] out_shardings=[] manual_axes={} (%a: tensor<f32>) {
     %0 = stablehlo.custom_call @exchange(%a) {has_side_effect = true} : (tensor<f32>) -> tensor<f32>
     sdy.return

@@ -78,36 +78,6 @@ func.func @token_crosses_between_manual_computations(
 
 // -----
 
-// No operand: the mesh is read off the results.
-sdy.mesh @mesh = <["x"=2]>
-// CHECK-LABEL: func.func @manual_computation_without_operands
-// CHECK-SAME: () -> tensor<4xf32>
-// CHECK-NEXT: %[[ROOT:.+]] = stablehlo.after_all {stablehlo_tools.token_link}
-// CHECK-NEXT: %[[MANUAL:.+]]:2 = sdy.manual_computation(%[[ROOT]]) in_shardings=[<@mesh, []>]
-// CHECK-SAME: out_shardings=[<@mesh, [{"x"}]>, <@mesh, []>]
-// CHECK-SAME: manual_axes={"x"} (%[[TOKEN:.+]]: !stablehlo.token) {
-// CHECK-NEXT: %[[C:.+]] = stablehlo.constant dense<1.000000e+00>
-// CHECK-NEXT: %[[IN:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[C]], %[[TOKEN]] :
-// CHECK-NEXT: %[[PERMUTE:.+]] = "stablehlo.collective_permute"(%[[IN]]#0)
-// CHECK-NEXT: %[[OUT:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[PERMUTE]], %[[IN]]#1 :
-// CHECK-NEXT: sdy.return %[[OUT]]#0, %[[OUT]]#1 :
-// CHECK-NEXT: } {stablehlo_tools.tokens_carried = 1 : i64} : (!stablehlo.token) -> (tensor<4xf32>, !stablehlo.token)
-// CHECK-NEXT: return %[[MANUAL]]#0 :
-func.func @manual_computation_without_operands() -> tensor<4xf32> {
-  %0 = sdy.manual_computation() in_shardings=[] out_shardings=[<@mesh, [{"x"}]>]
-      manual_axes={"x"} () {
-    %c = stablehlo.constant dense<1.0> : tensor<2xf32>
-    %1 = "stablehlo.collective_permute"(%c) {
-      channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>,
-      source_target_pairs = dense<[[0, 1], [1, 0]]> : tensor<2x2xi64>
-    } : (tensor<2xf32>) -> tensor<2xf32>
-    sdy.return %1 : tensor<2xf32>
-  } : () -> tensor<4xf32>
-  return %0 : tensor<4xf32>
-}
-
-// -----
-
 // Nested, over one axis each.
 sdy.mesh @mesh = <["x"=2, "y"=2]>
 // CHECK-LABEL: func.func @nested_manual_computations

@@ -36,6 +36,16 @@ def tokens_carried(op: ir.Operation) -> int:
     return count.value if isinstance(count, ir.IntegerAttr) else 0
 
 
+def is_refined_by_jax(module: ir.Module) -> bool:
+    """Whether jax refines the module's shapes at the call: symbolic dimensions, several platforms.
+
+    Its refinement ends the process at a manual computation with a token operand, and fails at a
+    call with symbolic dimensions inside of one.
+    """
+    polymorphic = module.operation.attributes.get("jax.uses_shape_polymorphism")
+    return polymorphic is not None and ir.BoolAttr(polymorphic).value
+
+
 def mark_carrier(op: ir.Operation, count: int) -> None:
     """Records on an op that its last `count` values are chain tokens."""
     op.attributes[CARRIED] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64, op.context), count)

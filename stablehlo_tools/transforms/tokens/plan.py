@@ -22,7 +22,7 @@ from stablehlo_tools.analysis.dataflow import depends_on
 from stablehlo_tools.analysis.liveness import live_values
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, note
-from stablehlo_tools.transforms.tokens.chain import token_type
+from stablehlo_tools.transforms.tokens.chain import is_refined_by_jax, token_type
 
 Chain = int
 ASYNC_DONE = "stablehlo.async_done"
@@ -70,19 +70,9 @@ def plan_chain(module: ir.Module, *, by_group: bool, minimal: bool) -> list[Func
     functions = communicating_functions(module)
     collectives = [c for f in functions for c in iterate_collectives(f.sites)]
     chain_of = _chains_by_group(module, collectives) if by_group else _one_chain
-    sealed_arguments = live_values(module) if _seals_computations(module) else None
+    sealed_arguments = live_values(module) if is_refined_by_jax(module) else None
     planner = _Planner(chain_of, token_type(module.context), minimal, sealed_arguments)
     return [planner.function(function) for function in functions]
-
-
-def _seals_computations(module: ir.Module) -> bool:
-    """Whether manual computations must not take tokens.
-
-    jax refines the shapes of modules that have symbolic dimensions or several platforms when they
-    are called, and its refinement ends the process at a manual computation with a token operand.
-    """
-    polymorphic = module.operation.attributes.get("jax.uses_shape_polymorphism")
-    return polymorphic is not None and ir.BoolAttr(polymorphic).value
 
 
 def _one_chain(_: Collective) -> Chain:
@@ -252,12 +242,18 @@ def _check_computation(op: ir.Operation, live: set[ir.Value] | None) -> None:
     """Refuses a computation that communicates and that no token can be brought into.
 
     XLA ends the process at two that take a token and nothing else. A sealed one (`live` is given)
-    is entered beside its arguments, so one of these has to be used.
+    is entered beside its arguments, so one of these has to be used, and left beside its results.
     """
     if not len(op.operands):
         raise ToolError(
             f"{op.name} communicates and takes no operand: a token cannot enter it (P8); pass it "
             "an operand",
+            op.location,
+        )
+    if live is not None and not len(op.results):
+        raise ToolError(
+            f"{op.name} communicates and returns nothing: in an artifact with symbolic dimensions "
+            "or several platforms a token cannot leave it (P8)",
             op.location,
         )
     if live is not None and live.isdisjoint(op.regions[0].blocks[0].arguments):
