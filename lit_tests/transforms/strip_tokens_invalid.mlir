@@ -89,6 +89,21 @@ func.func @mark_of_too_many_p1(%p: tensor<i1>, %x: tensor<f32>) -> tensor<f32> {
 
 // -----
 
+// A mark that counts backwards.
+func.func @negative_mark_p1(%p: tensor<i1>, %x: tensor<f32>) -> tensor<f32> {
+  // expected-error@+1 {{stablehlo.while says that it carries -1 tokens}}
+  %0 = stablehlo.while(%v = %x) : tensor<f32>
+    attributes {stablehlo_tools.tokens_carried = -1 : i64}
+    cond {
+      stablehlo.return %p : tensor<i1>
+    } do {
+      stablehlo.return %v : tensor<f32>
+    }
+  return %0 : tensor<f32>
+}
+
+// -----
+
 // A call whose callee lost the mark: its argument is the user's now, and takes the chain's token.
 func.func @callee_without_mark_p1(%x: tensor<2xf32>) -> tensor<2xf32> {
   %0 = stablehlo.after_all {stablehlo_tools.token_link} : !stablehlo.token

@@ -279,3 +279,23 @@ func.func @call_of_a_declaration(%x: tensor<f32>) -> tensor<f32> {
 }
 
 func.func private @declared_only(tensor<f32>) -> tensor<f32>
+
+// -----
+
+// Attributes that a call lists for its values: an empty entry is added for the token.
+// CHECK-LABEL: func.func @attribute_lists_of_a_call
+// CHECK: call @listed(%{{.+}}, %{{.+}}) <arg_attrs = [{user.note = "argument"}, {}], res_attrs = [{user.note = "result"}, {}]>
+// CHECK-SAME: {stablehlo_tools.tokens_carried = 1 : i64} : (tensor<f32>, !stablehlo.token) -> (tensor<f32>, !stablehlo.token)
+func.func @attribute_lists_of_a_call(%x: tensor<f32>) -> tensor<f32> {
+  %0 = "func.call"(%x) <{
+    callee = @listed, arg_attrs = [{user.note = "argument"}], res_attrs = [{user.note = "result"}]
+  }> : (tensor<f32>) -> tensor<f32>
+  return %0 : tensor<f32>
+}
+
+func.func private @listed(%x: tensor<f32>) -> tensor<f32> {
+  %0 = "stablehlo.collective_permute"(%x) {
+    source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>
+  } : (tensor<f32>) -> tensor<f32>
+  return %0 : tensor<f32>
+}

@@ -190,6 +190,25 @@ func.func @custom_call_that_gives_a_token(%x: tensor<2xf32>) -> (tensor<2xf32>, 
 
 // -----
 
+// A ragged all-to-all is a custom call without a side-effect flag, and a collective all the same.
+// CHECK-LABEL: func.func @ragged_all_to_all
+// CHECK-SAME: (%[[X:.+]]: tensor<8xf32>, %[[I:.+]]: tensor<2xi64>) -> tensor<8xf32>
+// CHECK-NEXT: %[[ROOT:.+]] = stablehlo.after_all {stablehlo_tools.token_link}
+// CHECK-NEXT: %[[IN:.+]]:7 = stablehlo.optimization_barrier {stablehlo_tools.token_link}
+// CHECK-SAME: %[[X]], %[[X]], %[[I]], %[[I]], %[[I]], %[[I]], %[[ROOT]] :
+// CHECK-NEXT: %[[RAGGED:.+]] = stablehlo.custom_call @ragged_all_to_all(%[[IN]]#0, %[[IN]]#1, %[[IN]]#2,
+// CHECK-NEXT: %[[OUT:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[RAGGED]], %[[IN]]#6 :
+// CHECK-NEXT: return %[[OUT]]#0 :
+func.func @ragged_all_to_all(%x: tensor<8xf32>, %i: tensor<2xi64>) -> tensor<8xf32> {
+  %0 = stablehlo.custom_call @ragged_all_to_all(%x, %x, %i, %i, %i, %i) {
+    api_version = 4 : i32,
+    backend_config = {channel_id = 1 : i64, replica_groups = dense<[[0, 1]]> : tensor<1x2xi64>}
+  } : (tensor<8xf32>, tensor<8xf32>, tensor<2xi64>, tensor<2xi64>, tensor<2xi64>, tensor<2xi64>) -> tensor<8xf32>
+  return %0 : tensor<8xf32>
+}
+
+// -----
+
 // Neither a side effect nor a token: the custom call is taken to be pure.
 // CHECK-LABEL: func.func @pure_custom_call
 // CHECK-SAME: (%[[X:.+]]: tensor<2xf32>) -> tensor<2xf32>
