@@ -1,7 +1,7 @@
-// The reference interpreter passes no token through a call or a composite: on XLA:CPU, then.
+// Through calls and composites, which `verify` inlines for the reference interpreter.
 // RUN: stablehlo-tools opt %s -p 'thread-tokens{form=composite}' -o %t.mlir
 // RUN: filecheck %s --check-prefix=THREADED < %t.mlir
-// RUN: stablehlo-tools verify %s %t.mlir --backend cpu --trials 1 | filecheck %s
+// RUN: stablehlo-tools verify %s %t.mlir --backend both --trials 1 | filecheck %s
 
 // Values through calls and a composite of the user's, each of a function that communicates.
 // CHECK: same: 2 outputs, 8 elements, bitwise

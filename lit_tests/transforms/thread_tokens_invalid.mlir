@@ -243,7 +243,7 @@ func.func @sealed_and_unused_p8(%x: tensor<4xf32>) -> tensor<4xf32> {
 // And it has to return something.
 module attributes {jax.uses_shape_polymorphism = true} {
 func.func @sealed_without_results_p8(%x: tensor<f32>) {
-  // expected-error@+1 {{sdy.manual_computation communicates and returns nothing}}
+  // expected-error@+1 {{sdy.manual_computation communicates and none of its results is used}}
   sdy.manual_computation(%x) in_shardings=[<@mesh, []>] out_shardings=[] manual_axes={} (%a: tensor<f32>) {
     %0 = stablehlo.custom_call @exchange(%a) {has_side_effect = true} : (tensor<f32>) -> tensor<f32>
     sdy.return

@@ -329,9 +329,6 @@ def element_bits(kind: ir.Type) -> int:
         return 2 * element_bits(kind.element_type)
     if isinstance(kind, ir.IntegerType | ir.FloatType):
         return kind.width
-    match = re.search(r"!quant\.uniform<[iu](\d+)", str(kind))
-    if match:
-        return int(match.group(1))
     raise ToolError(f"the element type {kind} has no known size")
 
 

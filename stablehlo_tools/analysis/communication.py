@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from stablehlo_tools.analysis.collectives import Collective, classify_communication
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, note
+from stablehlo_tools.ir.inline import callee_name
 from stablehlo_tools.ir.walk import walk
 
 WHILE = "stablehlo.while"
@@ -50,12 +51,6 @@ class CommunicatingFunction:
     name: str
     is_public: bool
     sites: list[Site] = field(default_factory=list[Site])
-
-
-def callee_name(op: ir.Operation) -> str:
-    """The symbol that a `func.call` or a `stablehlo.composite` refers to."""
-    attribute = op.attributes["callee" if op.name == CALL else "decomposition"]
-    return ir.FlatSymbolRefAttr(attribute).value
 
 
 def communicating_functions(module: ir.Module) -> list[CommunicatingFunction]:

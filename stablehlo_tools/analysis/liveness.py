@@ -23,11 +23,11 @@ from stablehlo_tools.analysis.communication import (
     COMPUTATIONS,
     FUNCTION,
     WHILE,
-    callee_name,
     is_public,
 )
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.carriers import terminator
+from stablehlo_tools.ir.inline import callee_name
 from stablehlo_tools.ir.walk import walk
 
 _CALLS = frozenset({CALL, COMPOSITE})
@@ -47,6 +47,11 @@ def dead_collectives(module: ir.Module) -> list[Collective]:
     return [c for c in liveness.collectives if not liveness.is_live(c)]
 
 
+def has_effect(collective: Collective) -> bool:
+    """Whether the op runs whatever becomes of its results: a transfer, a custom call."""
+    return collective.kind in _EFFECTS
+
+
 def live_values(module: ir.Module) -> set[ir.Value]:
     """Every value that an output or an effect of the module depends on."""
     return _Liveness(module).live
@@ -64,7 +69,7 @@ def all_reach_an_output(collectives: Sequence[Collective]) -> bool:
 
 def _reaches_an_output(collective: Collective, live: set[ir.Value]) -> bool:
     """Follows uses, depth first, to a live value or an output; adds the path found to `live`."""
-    if collective.kind in _EFFECTS:
+    if has_effect(collective):
         return True
     came_from: dict[ir.Value, ir.Value | None] = dict.fromkeys(collective.op.results)
     pending: list[ir.Value] = list(collective.op.results)
@@ -138,7 +143,7 @@ class _Liveness:
             if collective is None:
                 return ir.WalkResult.ADVANCE
             self.collectives.append(collective)
-            if collective.kind in _EFFECTS:
+            if has_effect(collective):
                 effects.append(op)
             return ir.WalkResult.SKIP
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.ir.carriers import terminator
+from stablehlo_tools.ir.walk import walk
 
 
 def inline_call(call: ir.Operation, function: ir.Operation) -> list[ir.Operation]:
@@ -27,6 +29,53 @@ def inline_call(call: ir.Operation, function: ir.Operation) -> list[ir.Operation
         result.replace_all_uses_with(values[returned])
     call.erase()
     return copies
+
+
+def inline_all_calls(module: ir.Module) -> None:
+    """Inlines every call and composite of a function that has a body, and drops those functions.
+
+    Raises a located ToolError for a recursive call.
+    """
+    functions = {
+        ir.StringAttr(op.attributes["sym_name"]).value: op.operation
+        for op in module.body.operations
+        if op.operation.name == "func.func"
+    }
+    called: set[str] = set()
+    rounds = 0
+    while calls := [call for call in _calls(module) if _has_body(functions, callee_name(call))]:
+        rounds += 1
+        if rounds > len(functions):
+            raise ToolError(f"@{callee_name(calls[0])} calls itself", calls[0].location)
+        for call in calls:
+            called.add(callee_name(call))
+            inline_call(call, functions[callee_name(call)])
+    for name in called:
+        if "sym_visibility" in functions[name].attributes:
+            functions[name].erase()
+
+
+def callee_name(call: ir.Operation) -> str:
+    """The symbol that a `func.call` or a `stablehlo.composite` refers to."""
+    attribute = call.attributes["callee" if call.name == "func.call" else "decomposition"]
+    return ir.FlatSymbolRefAttr(attribute).value
+
+
+def _calls(module: ir.Module) -> list[ir.Operation]:
+    """Every call and composite of the module."""
+    found: list[ir.Operation] = []
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        if op.name in ("func.call", "stablehlo.composite"):
+            found.append(op)
+        return ir.WalkResult.ADVANCE
+
+    walk(module.operation, visit)
+    return found
+
+
+def _has_body(functions: dict[str, ir.Operation], name: str) -> bool:
+    return name in functions and len(functions[name].regions[0].blocks) == 1
 
 
 def _rename(op: ir.Operation, values: dict[ir.Value, ir.Value]) -> None:

@@ -19,9 +19,10 @@ the body goes into a manual computation over all partitions, with nothing sharde
 from __future__ import annotations
 
 from stablehlo_tools.analysis.collectives import find_collectives
-from stablehlo_tools.analysis.communication import CALL, COMPOSITE, callee_name
+from stablehlo_tools.analysis.communication import CALL, COMPOSITE
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.carriers import terminator
+from stablehlo_tools.ir.inline import callee_name
 from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.targets.program_order import ENTRY
 

@@ -30,8 +30,8 @@ Preconditions:
   P5  Nothing communicates between an async_start and its async_done, which share a block.
   P6  No op that must carry the token has an `mhlo.sharding` (GSPMD) list of its values.
   P7  `minimal` is an option of the barrier form.
-  P8  A manual computation that communicates takes an operand; where no token may enter it, it
-      uses an operand and returns a result.
+  P8  A manual computation that communicates takes an operand; where no token may enter it, an
+      operand of it is used, and a result.
   P9  A composite's collective has a reduction that is closed in itself and, where jax refines
       shapes, static ones.
 

@@ -16,6 +16,7 @@ from stablehlo_tools.analysis.collectives import find_collectives
 from stablehlo_tools.analysis.replica_groups import ProcessGrid
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.verify.device_grid import is_partitioned
 from stablehlo_tools.verify.element_types import ElementType, Kind, element_type, real_part
 from stablehlo_tools.verify.interpreter_rendezvous import separate_rendezvous
@@ -64,6 +65,7 @@ def interpreter_module(module: ir.Module, signature: Signature, grid: ProcessGri
     program = bindings.parse_module(bindings.write_bytecode(module), context)
     with context, ir.Location.unknown():
         _drop_constraints(program)
+        inline_all_calls(program)  # the interpreter hands no token to a function
         meeting = separate_rendezvous(program, grid, _free_name(program, "meet"))
         name = _rename(program, entry_function(program))
         text = _Wrapper(name, signature, grid.size).text()

@@ -17,10 +17,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Iterator
 
-from stablehlo_tools.analysis.communication import COMPOSITE, FUNCTION, callee_name
+from stablehlo_tools.analysis.communication import COMPOSITE, FUNCTION
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.ir.inline import inline_call
+from stablehlo_tools.ir.inline import callee_name, inline_call
 from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.transforms.tokens.chain import (
     COMPOSITE_PREFIX,

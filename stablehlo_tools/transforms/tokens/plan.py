@@ -19,7 +19,7 @@ from stablehlo_tools.analysis.communication import (
     iterate_collectives,
 )
 from stablehlo_tools.analysis.dataflow import depends_on
-from stablehlo_tools.analysis.liveness import live_values
+from stablehlo_tools.analysis.liveness import has_effect, live_values
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, note
 from stablehlo_tools.transforms.tokens.chain import is_refined_by_jax, token_type
@@ -191,7 +191,7 @@ class _Planner:
             regions = tuple([self._block(region, open_ended=True) for region in site.regions])
             is_sealed = self.sealed_arguments is not None and site.op.name in COMPUTATIONS
             if site.op.name in COMPUTATIONS:
-                _check_computation(site.op, self.sealed_arguments)
+                _check_computation(site, self.sealed_arguments)
             return Step(site.op, chains, callee=site.callee, regions=regions, is_sealed=is_sealed)
         op = site.op
         token_operand = self._position_of_token(op.operands)
@@ -238,22 +238,30 @@ def _check_can_be_tied(
             )
 
 
-def _check_computation(op: ir.Operation, live: set[ir.Value] | None) -> None:
+def _has_effect(site: Site) -> bool:
+    """Whether a site communicates even where nobody uses its results."""
+    if site.collective is not None:
+        return has_effect(site.collective)
+    return site.callee is not None or any(_has_effect(s) for region in site.regions for s in region)
+
+
+def _check_computation(site: Site, live: set[ir.Value] | None) -> None:
     """Refuses a computation that communicates and that no token can be brought into.
 
     XLA ends the process at two that take a token and nothing else. A sealed one (`live` is given)
-    is entered beside its arguments, so one of these has to be used, and left beside its results.
+    is entered beside its arguments and left beside its results, so one of each has to be used.
     """
+    op = site.op
     if not len(op.operands):
         raise ToolError(
             f"{op.name} communicates and takes no operand: a token cannot enter it (P8); pass it "
             "an operand",
             op.location,
         )
-    if live is not None and not len(op.results):
+    if live is not None and live.isdisjoint(op.results) and _has_effect(site):
         raise ToolError(
-            f"{op.name} communicates and returns nothing: in an artifact with symbolic dimensions "
-            "or several platforms a token cannot leave it (P8)",
+            f"{op.name} communicates and none of its results is used: in an artifact with symbolic "
+            "dimensions or several platforms a token cannot leave it (P8)",
             op.location,
         )
     if live is not None and live.isdisjoint(op.regions[0].blocks[0].arguments):
