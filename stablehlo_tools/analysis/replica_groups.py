@@ -169,7 +169,10 @@ def _digits(name: str, size: int, refs: list[AxisRef]) -> list[tuple[AxisRef | N
     for ref in sorted(refs, key=lambda ref: ref.pre_size):
         extent = size if ref.size is None else ref.size
         if ref.pre_size % done or size % (ref.pre_size * extent):
-            raise ValueError(f"sub-axis {name}:({ref.pre_size}){extent} does not divide {size}")
+            raise ValueError(
+                f"axis {name!r} of size {size} is named twice, or its sub-axis "
+                f"({ref.pre_size}){extent} does not divide it"
+            )
         if ref.pre_size > done:
             digits.append((None, ref.pre_size // done))
         digits.append((ref, extent))

@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
     loaded = artifact.load(arguments.input)
     try:
         facts = ModuleFacts.of(loaded.module)
-        rows = [_row(collective, facts) for collective in find_collectives(loaded.module)]
+        rows = [_row(c, facts, loaded.name) for c in find_collectives(loaded.module)]
     except ToolError as error:
         error.input_name = loaded.name
         raise
@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _row(collective: Collective, facts: ModuleFacts) -> dict[str, Any]:
+def _row(collective: Collective, facts: ModuleFacts, name: str) -> dict[str, Any]:
     from stablehlo_tools.diagnostics import to_place
 
     mode = collective.group_mode
@@ -55,7 +55,7 @@ def _row(collective: Collective, facts: ModuleFacts) -> dict[str, Any]:
         "bytes_in": collective.bytes_in,
         "bytes_out": collective.bytes_out,
         "reduction": collective.reduction,
-        "place": to_place(collective.op.location).render(""),
+        "place": to_place(collective.op.location).render(name),
     }
 
 

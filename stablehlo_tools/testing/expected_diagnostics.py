@@ -27,6 +27,7 @@ class Expectation:
     severity: Severity
     line: int | None
     pattern: str
+    text: str  # as it was written
     written_at: int
 
     def accepts(self, diagnostic: Diagnostic) -> bool:
@@ -46,7 +47,7 @@ def parse_expectations(text: str) -> list[Expectation]:
             kind = "note" if match["kind"] == "remark" else match["kind"]
             pattern = _pattern(match["text"]) if match["regex"] else re.escape(match["text"])
             place = _line(match["place"], number)
-            found.append(Expectation(Severity(kind), place, pattern, number))
+            found.append(Expectation(Severity(kind), place, pattern, match["text"], number))
     return found
 
 
@@ -65,7 +66,7 @@ def mismatches(text: str, reported: Iterable[Diagnostic]) -> list[str]:
             elif part.severity is not Severity.NOTE:
                 problems.append(f"unexpected {part.severity.value}: {part.render('input')}")
     problems += [
-        f"line {e.written_at}: expected {e.severity.value} was not reported: {e.pattern}"
+        f"line {e.written_at}: expected {e.severity.value} was not reported: {e.text}"
         for e in waiting
     ]
     return problems
