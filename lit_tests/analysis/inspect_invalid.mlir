@@ -29,7 +29,7 @@
 // A part of an axis that does not divide it.
 // RUN: sed 's/GROUPS/#stablehlo.replica_group_mesh_axes<mesh = @mesh, axes = [#stablehlo.axis_ref<name = "x", sub_axis_info = (1)3>]>/' %s > %t.mlir
 // RUN: %{refused} | filecheck %s --check-prefix=DIVIDE
-// DIVIDE: error: stablehlo.all_gather: sub-axis x:(1)3 does not divide 4
+// DIVIDE: error: stablehlo.all_gather: axis 'x' of size 4 is named twice, or its sub-axis (1)3 does not divide it
 
 // A mesh of more devices than the module has partitions.
 // RUN: sed 's/GROUPS/#stablehlo.replica_group_mesh_axes<mesh = @large, axes = [#stablehlo.axis_ref<name = "x">]>/' %s > %t.mlir

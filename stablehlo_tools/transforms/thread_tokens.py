@@ -78,7 +78,8 @@ class ThreadTokensPass(Pass):
         if self.minimal and self.form == "composite":
             raise ToolError(
                 "thread-tokens: minimal leaves links out, and a composite always has its token: "
-                "use form=barrier (P7)"
+                "use form=barrier (P7)",
+                module.operation.location,
             )
         strip_module(module)
         functions = plan_chain(module, by_group=self.scope == "group", minimal=self.minimal)
