@@ -7,15 +7,13 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from jax import export
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from stablehlo_tools import api, bindings
-from stablehlo_tools.analysis.collectives import ModuleFacts
-from stablehlo_tools.artifact import from_exported
 from stablehlo_tools.passes import Pipeline
+from stablehlo_tools.program_mesh import program_mesh
 
 _Call = Callable[..., Any]
 
@@ -58,7 +56,7 @@ class Jitted:
         donated = [info.donated for info in jax.tree.leaves(lowered.args_info)]
         artifact = self.export(*args, **kwargs)
         devices = bindings.lowered_devices(lowered)
-        mesh = _program_mesh(artifact, devices)
+        mesh = program_mesh(artifact, devices)
         traced = [isinstance(leaf, Tracer) and len(devices) > 1 for leaf in leaves]
 
         def call(*flat: Any) -> Any:
@@ -110,14 +108,12 @@ def _export_platforms(platforms: list[str]) -> list[str]:
     return ["cuda" if name == "gpu" else name for name in platforms]
 
 
-def _placements(
-    artifact: export.Exported, program_mesh: Mesh, leaves: list[Any]
-) -> tuple[Any, ...]:
+def _placements(artifact: export.Exported, whole: Mesh, leaves: list[Any]) -> tuple[Any, ...]:
     """Where each flat argument goes: where it is, where it was exported for, or everywhere."""
-    devices = program_mesh.devices
+    devices = whole.devices
     if devices.size == 1:
         return (None,) * len(leaves)
-    everywhere = NamedSharding(program_mesh, PartitionSpec())
+    everywhere = NamedSharding(whole, PartitionSpec())
     placements: list[Any] = []
     for leaf, sharding in zip(leaves, artifact.in_shardings_jax(), strict=True):
         if _committed_sharding(leaf) is not None or isinstance(leaf, Tracer):
@@ -135,13 +131,3 @@ def _anywhere_on(mesh: Mesh, value: Any) -> Any:
     """Tells an outer jit which devices the call needs, leaving the sharding to it."""
     spec = PartitionSpec(*[PartitionSpec.UNCONSTRAINED] * jax.numpy.ndim(value))
     return jax.lax.with_sharding_constraint(value, NamedSharding(mesh, spec))
-
-
-def _program_mesh(artifact: export.Exported, devices: Sequence[Any]) -> Mesh:
-    """The mesh that the program itself names, so that jax can name its outputs' shardings."""
-    module = from_exported(artifact).module
-    for mesh in ModuleFacts.of(module).meshes.values():
-        if mesh.size == len(devices) and not mesh.device_ids:
-            sizes, names = [s for _, s in mesh.axes], [n for n, _ in mesh.axes]
-            return Mesh(np.array(devices).reshape(sizes), names)
-    return Mesh(np.array(devices), ("devices",))

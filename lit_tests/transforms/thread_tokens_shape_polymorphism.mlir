@@ -99,16 +99,16 @@ sdy.mesh @mesh = <["x"=2]>
 // CHECK-LABEL: func.func @loop_in_a_sealed_one
 // CHECK-SAME: (%[[P:.+]]: tensor<i1>, %[[X:.+]]: tensor<4xf32>) -> tensor<4xf32>
 // CHECK-NEXT: %[[ROOT:.+]] = stablehlo.after_all {stablehlo_tools.token_link}
-// CHECK-NEXT: %[[IN:.+]]:3 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[P]], %[[X]], %[[ROOT]] :
-// CHECK-NEXT: %[[MANUAL:.+]] = sdy.manual_computation(%[[IN]]#0, %[[IN]]#1)
+// CHECK-NEXT: %[[IN:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[X]], %[[ROOT]] :
+// CHECK-NEXT: %[[MANUAL:.+]] = sdy.manual_computation(%[[P]], %[[IN]]#0)
 // CHECK-SAME: in_shardings=[<@mesh, []>, <@mesh, [{"x"}]>] out_shardings=[<@mesh, [{"x"}]>]
 // CHECK-SAME: manual_axes={"x"} (%[[ARG:.+]]: tensor<i1>, %[[ARG2:.+]]: tensor<2xf32>) {
 // CHECK-NEXT: %[[ROOT2:.+]] = stablehlo.after_all {stablehlo_tools.token_link}
-// CHECK-NEXT: %[[OUT:.+]]:3 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[ARG]], %[[ARG2]], %[[ROOT2]] :
-// CHECK-NEXT: %[[LOOP:.+]]:2 = stablehlo.while(%[[ITER:.+]] = %[[OUT]]#1, %[[TOKEN:.+]] = %[[OUT]]#2)
+// CHECK-NEXT: %[[OUT:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[ARG2]], %[[ROOT2]] :
+// CHECK-NEXT: %[[LOOP:.+]]:2 = stablehlo.while(%[[ITER:.+]] = %[[OUT]]#0, %[[TOKEN:.+]] = %[[OUT]]#1)
 // CHECK-SAME: : tensor<2xf32>, !stablehlo.token attributes {stablehlo_tools.tokens_carried = 1 : i64}
 // CHECK-NEXT: cond {
-// CHECK-NEXT: stablehlo.return %[[OUT]]#0 :
+// CHECK-NEXT: stablehlo.return %[[ARG]] :
 // CHECK-NEXT: } do {
 // CHECK-NEXT: %[[IN2:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[ITER]], %[[TOKEN]] :
 // CHECK-NEXT: %[[PERMUTE:.+]] = "stablehlo.collective_permute"(%[[IN2]]#0)
@@ -117,7 +117,7 @@ sdy.mesh @mesh = <["x"=2]>
 // CHECK: %[[OUT3:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[LOOP]]#0, %[[LOOP]]#1 :
 // CHECK-NEXT: sdy.return %[[OUT3]]#0 :
 // CHECK-NEXT: } : (tensor<i1>, tensor<4xf32>) -> tensor<4xf32>
-// CHECK-NEXT: %[[OUT4:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[MANUAL]], %[[IN]]#2 :
+// CHECK-NEXT: %[[OUT4:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[MANUAL]], %[[IN]]#1 :
 // CHECK-NEXT: return %[[OUT4]]#0 :
 func.func @loop_in_a_sealed_one(%p: tensor<i1>, %x: tensor<4xf32>) -> tensor<4xf32> {
   %0 = sdy.manual_computation(%p, %x)
@@ -166,6 +166,38 @@ func.func @not_sealed(%x: tensor<4xf32>) -> tensor<4xf32> {
     } : (tensor<2xf32>) -> tensor<2xf32>
     sdy.return %1 : tensor<2xf32>
   } : (tensor<4xf32>) -> tensor<4xf32>
+  return %0 : tensor<4xf32>
+}
+}
+
+// -----
+
+// An integer of rank 0 may be the platform's index, which has to fold: it is not tied.
+module attributes {jax.uses_shape_polymorphism = true} {
+sdy.mesh @mesh = <["x"=2]>
+// CHECK-LABEL: func.func @platform_index
+// CHECK-SAME: (%[[INDEX:.+]]: tensor<i32>, %[[X:.+]]: tensor<4xf32>)
+// CHECK: %[[IN:.+]]:2 = stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[X]], %{{.+}} : tensor<4xf32>, !stablehlo.token
+// CHECK: sdy.manual_computation(%[[INDEX]], %[[IN]]#0)
+// CHECK-SAME: (%[[INNER:.+]]: tensor<i32>, %[[ARG:.+]]: tensor<2xf32>) {
+// CHECK: stablehlo.optimization_barrier {stablehlo_tools.token_link} %[[ARG]], %{{.+}} : tensor<2xf32>, !stablehlo.token
+// CHECK: "stablehlo.case"(%[[INNER]])
+func.func @platform_index(%i: tensor<i32>, %x: tensor<4xf32>) -> tensor<4xf32> {
+  %0 = sdy.manual_computation(%i, %x)
+      in_shardings=[<@mesh, []>, <@mesh, [{"x"}]>]
+      out_shardings=[<@mesh, [{"x"}]>]
+      manual_axes={"x"} (%j: tensor<i32>, %a: tensor<2xf32>) {
+    %1 = "stablehlo.case"(%j) ({
+      %2 = "stablehlo.collective_permute"(%a) {
+        channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>,
+        source_target_pairs = dense<[[0, 1], [1, 0]]> : tensor<2x2xi64>
+      } : (tensor<2xf32>) -> tensor<2xf32>
+      stablehlo.return %2 : tensor<2xf32>
+    }, {
+      stablehlo.return %a : tensor<2xf32>
+    }) : (tensor<i32>) -> tensor<2xf32>
+    sdy.return %1 : tensor<2xf32>
+  } : (tensor<i32>, tensor<4xf32>) -> tensor<4xf32>
   return %0 : tensor<4xf32>
 }
 }

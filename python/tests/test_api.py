@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import export
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -82,3 +83,20 @@ def test_a_bad_pipeline_is_refused_before_any_call():
 def test_unknown_attributes_are_attribute_errors():
     with pytest.raises(AttributeError):
         _ = stablehlo_tools.nothing  # type: ignore[attr-defined]
+
+
+def test_code_of_other_platforms_still_folds_away():
+    """The cusolver call of the CUDA branch has no handler on a CPU: it must be gone there."""
+    plain = Mesh(np.array(jax.devices()).reshape(2, 4), ("d", "s"), axis_types=(AxisType.Auto,) * 2)
+
+    def local(a: jax.Array) -> jax.Array:
+        return jax.lax.psum(jnp.linalg.cholesky(a @ a.T + 8 * jnp.eye(8)), "s")
+
+    mapped = jax.shard_map(local, mesh=plain, in_specs=P(), out_specs=P(), check_vma=False)
+    exported = export.export(jax.jit(mapped), platforms=["cpu", "cuda"])(
+        jax.ShapeDtypeStruct((8, 8), jnp.float32)
+    )
+    given = jax.device_put(np.eye(8, dtype=np.float32), NamedSharding(plain, P()))
+    threaded = stablehlo_tools.transform(exported, "thread-tokens")
+    before, after = (np.asarray(jax.jit(e.call)(given)) for e in (exported, threaded))
+    np.testing.assert_allclose(before, after, rtol=1e-6)

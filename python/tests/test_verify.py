@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy
 import pytest
 from jax import export
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
@@ -502,3 +503,18 @@ def test_nothing_shown_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str
     artifacts.save(constants("0x7FC00001"), tmp_path / "nan.mlir")
     assert main(["verify", str(tmp_path / "nan.mlir"), str(tmp_path / "nan.mlir")]) == 0
     assert "warning: 1 output, first output 0, NaN everywhere" in capsys.readouterr().err
+
+
+def test_unsharded_inputs_are_placed_on_the_program_s_own_mesh() -> None:
+    """On a mesh of one axis jax could not name the sharding of this output."""
+    mesh = Mesh(numpy.array(jax.devices()).reshape(2, 4), ("d", "s"))
+    mapped = jax.shard_map(
+        lambda a: jax.lax.psum(a, "s"),
+        mesh=mesh,
+        in_specs=PartitionSpec(None, "d"),
+        out_specs=PartitionSpec(None, "d"),
+        check_vma=False,
+    )
+    exported = export.export(jax.jit(mapped))(jax.ShapeDtypeStruct((8, 8), jnp.float32))
+    artifact = artifacts.from_exported(exported)
+    assert verify_artifacts(artifact, artifact, Options(trials=1)).same

@@ -43,7 +43,7 @@ def run_child(
     with (directory / _ERRORS).open("wb") as errors:
         child = subprocess.Popen(
             [*command, str(directory)],
-            env=_environment(devices, timeout),
+            env=_environment(devices, timeout, as_deployed=request.as_deployed),
             stdin=subprocess.DEVNULL,
             stdout=errors,
             stderr=errors,
@@ -67,19 +67,20 @@ def run_child(
     raise _about(stage, artifacts, _died(stage, code, errors_text))
 
 
-def _environment(devices: int, timeout: float) -> dict[str, str]:
+def _environment(devices: int, timeout: float, *, as_deployed: bool) -> dict[str, str]:
     """The child's environment: as many CPU devices as needed, and rounding that stays put.
 
     XLA:CPU drops a narrowing that a widening follows, so that moving an op would change values:
-    hence no excess precision. `XLA_FLAGS` of the caller can overrule that.
+    hence no excess precision, unless `as_deployed`. `XLA_FLAGS` of the caller can overrule that.
     """
     stuck = min(timeout, max(40.0, timeout / 4))
     flags = [
-        "--xla_allow_excess_precision=false",
         f"--xla_cpu_collective_call_terminate_timeout_seconds={math.ceil(stuck)}",
         f"--xla_cpu_collective_timeout_seconds={math.ceil(stuck)}",
         f"--xla_cpu_collective_call_warn_stuck_timeout_seconds={max(1, int(stuck / 2))}",
     ]
+    if not as_deployed:
+        flags.append("--xla_allow_excess_precision=false")
     flags.append(os.environ.get("XLA_FLAGS", ""))
     flags.append(f"--xla_force_host_platform_device_count={devices}")
     package = str(Path(stablehlo_tools.__file__).parent.parent)

@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from stablehlo_tools import bindings
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.program_mesh import program_mesh
 from stablehlo_tools.verify.comparison import Shard
 from stablehlo_tools.verify.element_types import (
     Array,
@@ -59,6 +60,7 @@ class ExportedProgram:
         self.exported = export.deserialize(bytearray(data))
         self.inputs, self.outputs = run.inputs, run.outputs
         self.devices = np.array(jax.devices()[: self.exported.nr_devices])
+        self.mesh = program_mesh(self.exported, list(self.devices))
         self.shardings = [self._concrete(s) for s in self.exported.in_shardings_jax(None)]
         specs = [
             jax.ShapeDtypeStruct(value.shape, _element(value).dtype, sharding=sharding)
@@ -99,7 +101,7 @@ class ExportedProgram:
     def _concrete(self, sharding: Any) -> NamedSharding:
         """A sharding, on these devices; replicated over all of them where there is none."""
         if sharding is None or sharding.mesh.empty:
-            return NamedSharding(Mesh(self.devices, ("device",)), PartitionSpec())
+            return NamedSharding(self.mesh, PartitionSpec())
         mesh = sharding.mesh
         devices = self.devices.reshape(mesh.axis_sizes)
         return NamedSharding(

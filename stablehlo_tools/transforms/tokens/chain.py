@@ -46,6 +46,20 @@ def is_refined_by_jax(module: ir.Module) -> bool:
     return polymorphic is not None and ir.BoolAttr(polymorphic).value
 
 
+def may_decide_platform(value: ir.Value) -> bool:
+    """Whether a value may be the platform index or a dimension's size: an integer of rank 0.
+
+    jax makes these constants at the call, and a barrier would keep the compiler from seeing it:
+    the code of the other platforms would stay, which this one cannot even compile.
+    """
+    kind = value.type
+    return (
+        isinstance(kind, ir.RankedTensorType)
+        and kind.rank == 0
+        and isinstance(kind.element_type, ir.IntegerType)
+    )
+
+
 def mark_carrier(op: ir.Operation, count: int) -> None:
     """Records on an op that its last `count` values are chain tokens."""
     op.attributes[CARRIED] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64, op.context), count)

@@ -22,7 +22,11 @@ from stablehlo_tools.analysis.dataflow import depends_on
 from stablehlo_tools.analysis.liveness import has_effect, live_values
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, note
-from stablehlo_tools.transforms.tokens.chain import is_refined_by_jax, token_type
+from stablehlo_tools.transforms.tokens.chain import (
+    is_refined_by_jax,
+    may_decide_platform,
+    token_type,
+)
 
 Chain = int
 ASYNC_DONE = "stablehlo.async_done"
@@ -264,7 +268,8 @@ def _check_computation(site: Site, live: set[ir.Value] | None) -> None:
             "dimensions or several platforms a token cannot leave it (P8)",
             op.location,
         )
-    if live is not None and live.isdisjoint(op.regions[0].blocks[0].arguments):
+    arguments = [a for a in op.regions[0].blocks[0].arguments if not may_decide_platform(a)]
+    if live is not None and live.isdisjoint(arguments):
         raise ToolError(
             f"{op.name} communicates and uses none of its operands: in an artifact with symbolic "
             "dimensions or several platforms a token cannot enter it (P8)",

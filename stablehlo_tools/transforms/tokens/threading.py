@@ -22,6 +22,7 @@ from stablehlo_tools.transforms.tokens.chain import (
     create_barrier,
     create_join,
     mark_carrier,
+    may_decide_platform,
     token_type,
 )
 from stablehlo_tools.transforms.tokens.composites import Decompositions, to_composite
@@ -90,11 +91,12 @@ class Threader:
         arguments and returned values inside, and the data between orders the one with the other.
         """
         op, block = step.op, step.op.regions[0].blocks[0]
+        positions = [i for i, a in enumerate(block.arguments) if not may_decide_platform(a)]
         for chain in step.chains:
-            tokens[chain] = _tie_operands(op, tokens[chain])
+            tokens[chain] = _tie_operands(op, tokens[chain], positions)
         inner: Tokens = {}
         for chain in reversed(step.chains):
-            inner[chain] = _tie_arguments(block, op.location)
+            inner[chain] = _tie_arguments(block, positions, op.location)
         self._block(step.regions[0], inner)
         for chain in step.chains:
             _tie_operands(terminator(block), inner[chain])
@@ -163,10 +165,17 @@ def _leave(step: Step, token: ir.Value) -> ir.Value:
     return create_join([last.results[step.token_result]], after, last.location)
 
 
-def _tie_operands(op: ir.Operation, token: ir.Value) -> ir.Value:
-    """Lets an op read its operands only after a token; returns the token that comes out."""
-    outputs, token = create_barrier(list(op.operands), token, ir.InsertionPoint(op), op.location)
-    for position, output in enumerate(outputs):
+def _tie_operands(
+    op: ir.Operation, token: ir.Value, positions: Sequence[int] | None = None
+) -> ir.Value:
+    """Lets an op read its operands, or those at `positions`, only after a token.
+
+    Returns the token that comes out.
+    """
+    tied = range(len(op.operands)) if positions is None else positions
+    operands = [op.operands[position] for position in tied]
+    outputs, token = create_barrier(operands, token, ir.InsertionPoint(op), op.location)
+    for position, output in zip(tied, outputs, strict=True):
         op.operands[position] = output
     return token
 
@@ -176,9 +185,9 @@ def _tie_results(op: ir.Operation, token: ir.Value) -> ir.Value:
     return _tie_values(list(op.results), token, ir.InsertionPoint.after(op), op.location)
 
 
-def _tie_arguments(block: ir.Block, location: ir.Location) -> ir.Value:
-    """A new token that comes after a block's arguments."""
-    arguments = list(block.arguments)
+def _tie_arguments(block: ir.Block, positions: Sequence[int], location: ir.Location) -> ir.Value:
+    """A new token that comes after the block's arguments at `positions`."""
+    arguments = [block.arguments[position] for position in positions]
     # Behind the constants: MLIR moves them to the front of a block, where they would change places.
     first = next(op for op in block.operations if op.operation.name != "stablehlo.constant")
     root = create_join([], ir.InsertionPoint(first), location)
