@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _run(words)
     except KeyboardInterrupt:
-        print("stablehlo-tools: interrupted; no file was written", file=sys.stderr)
+        print("stablehlo-tools: interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:  # whoever reads the output has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
