@@ -47,8 +47,9 @@ class Jitted:
 
         Arguments may be `jax.ShapeDtypeStruct`s. Warnings of passes become Python warnings.
         """
-        platforms = [jax.default_backend()]
-        plain = export.export(self.jitted, platforms=_export_platforms(platforms))(*args, **kwargs)
+        backend = jax.default_backend()
+        platform = "cuda" if backend == "gpu" else backend
+        plain = export.export(self.jitted, platforms=[platform])(*args, **kwargs)
         return api.transform(plain, self.pipeline)
 
     def _compile(self, args: Sequence[Any], kwargs: dict[str, Any], leaves: list[Any]) -> _Call:
@@ -102,10 +103,6 @@ def _committed_sharding(leaf: Any) -> Any:
     if isinstance(leaf, Tracer) or not getattr(leaf, "committed", False):
         return None
     return leaf.sharding
-
-
-def _export_platforms(platforms: list[str]) -> list[str]:
-    return ["cuda" if name == "gpu" else name for name in platforms]
 
 
 def _placements(artifact: export.Exported, whole: Mesh, leaves: list[Any]) -> tuple[Any, ...]:

@@ -20,7 +20,6 @@ from typing import Any, ClassVar, Literal, TextIO
 from stablehlo_tools import bindings
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import (
-    Diagnostic,
     Diagnostics,
     ToolError,
     captured,
@@ -268,6 +267,3 @@ def _option_text(name: str, value: object) -> str:
 
 def _cleaned(text: str) -> str:
     return first_line(text.replace("MLIR Textual PassPipeline Parser:", "")).rstrip(",")
-
-
-__all__ = ["Diagnostic", "Diagnostics", "Instrumentation", "Pass", "Pipeline", "RegisteredPass"]

@@ -29,6 +29,7 @@ from stablehlo_tools.analysis.replica_groups import (
 )
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.ir.symbols import symbol_name
 from stablehlo_tools.ir.walk import walk
 
 REDUCTION_GROUPED = frozenset({"all_gather", "all_reduce", "reduce_scatter"})
@@ -153,7 +154,7 @@ class ModuleFacts:
             for name in ("replicas", "partitions")
         )
         meshes = {
-            ir.StringAttr(op.attributes["sym_name"]).value: _sdy_mesh(op.attributes["mesh"])
+            symbol_name(op): _sdy_mesh(op.attributes["mesh"])
             for op in module.body.operations
             if op.operation.name == "sdy.mesh"
         }

@@ -13,18 +13,14 @@ from dataclasses import dataclass, field
 from stablehlo_tools.analysis.collectives import Collective, classify_communication
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, note
-from stablehlo_tools.ir.inline import callee_name
+from stablehlo_tools.ir.symbols import CALLS, FUNCTION, callee_name, functions_by_name, symbol_name
 from stablehlo_tools.ir.walk import walk
 
 WHILE = "stablehlo.while"
 BRANCHES = frozenset({"stablehlo.if", "stablehlo.case"})
 MANUAL_COMPUTATION = "sdy.manual_computation"
 COMPUTATIONS = frozenset({MANUAL_COMPUTATION, "sdy.named_computation"})
-CALL = "func.call"
-COMPOSITE = "stablehlo.composite"
-FUNCTION = "func.func"
 _CONTROL_FLOW = BRANCHES | COMPUTATIONS | {WHILE}
-_CALLS = frozenset({CALL, COMPOSITE})
 _CALLED_COMPUTATIONS = "called_computations"
 _FUNCTION_CONSTANT = "func.constant"
 
@@ -77,11 +73,7 @@ class _Builder:
 
     def __init__(self, module: ir.Module) -> None:
         self.module = module
-        self.functions = {
-            ir.StringAttr(op.attributes["sym_name"]).value: op.operation
-            for op in module.body.operations
-            if op.operation.name == FUNCTION
-        }
+        self.functions = functions_by_name(module)
         self.found: list[Collective | ir.Operation] = []  # collectives and calls, in order
         self.calls: dict[str, list[ir.Operation]] = {}
         self.references: dict[str, ir.Operation] = {}
@@ -106,7 +98,7 @@ class _Builder:
 
         def visit(op: ir.Operation) -> ir.WalkResult:
             name = op.name
-            if name in _CALLS:
+            if name in CALLS:
                 self.found.append(op)
                 self.calls.setdefault(callee_name(op), []).append(op)
                 self.callees[self._enclosing(op)].append(callee_name(op))
@@ -132,7 +124,7 @@ class _Builder:
             top = parent
         if top.name != FUNCTION:
             raise ToolError(f"{op.name} stands outside of any function", op.location)
-        return ir.StringAttr(top.attributes["sym_name"]).value
+        return symbol_name(top)
 
     def _communicating(self) -> list[str]:
         """Functions that communicate themselves or through calls, callees before callers.
@@ -220,7 +212,7 @@ class _Builder:
             parent = site.op.parent
             assert parent is not None
             if parent.name == FUNCTION:
-                name = ir.StringAttr(parent.attributes["sym_name"]).value
+                name = symbol_name(parent)
                 lists[site.op.block] = functions[name].sites
                 break
             above = _control_flow_site(site.op, parent)

@@ -16,23 +16,14 @@ from stablehlo_tools.analysis.collectives import (
     classify_communication,
     find_collectives,
 )
-from stablehlo_tools.analysis.communication import (
-    BRANCHES,
-    CALL,
-    COMPOSITE,
-    COMPUTATIONS,
-    FUNCTION,
-    WHILE,
-    is_public,
-)
+from stablehlo_tools.analysis.communication import BRANCHES, COMPUTATIONS, WHILE, is_public
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.carriers import terminator
-from stablehlo_tools.ir.inline import callee_name
+from stablehlo_tools.ir.symbols import CALLS, FUNCTION, callee_name, symbol_name
 from stablehlo_tools.ir.walk import walk
 
-_CALLS = frozenset({CALL, COMPOSITE})
 _BARRIER = "stablehlo.optimization_barrier"
-_CARRIERS = BRANCHES | COMPUTATIONS | _CALLS | {WHILE}
+_CARRIERS = BRANCHES | COMPUTATIONS | CALLS | {WHILE}
 # Ops that run whatever becomes of their results; other custom calls are taken to be pure.
 _EFFECTS = TRANSFERS | {"custom_call"}
 _TERMINATORS = frozenset({"func.return", "stablehlo.return", "sdy.return"})
@@ -136,8 +127,8 @@ class _Liveness:
         def visit(op: ir.Operation) -> ir.WalkResult:
             name = op.name
             if name == FUNCTION:
-                self.functions[ir.StringAttr(op.attributes["sym_name"]).value] = op
-            elif name in _CALLS:
+                self.functions[symbol_name(op)] = op
+            elif name in CALLS:
                 self.calls[callee_name(op)].append(op)
             collective = classify(op)
             if collective is None:
@@ -180,7 +171,7 @@ class _Liveness:
             return
         self.entered.add(op.block)
         if parent.name == FUNCTION:
-            for call in self.calls[ir.StringAttr(parent.attributes["sym_name"]).value]:
+            for call in self.calls[symbol_name(parent)]:
                 self._keep(call)
         self._keep(parent)
 
@@ -213,7 +204,7 @@ class _Liveness:
         if op.name == WHILE:
             self._mark([op.operands[position]])
             self._mark([terminator(op.regions[1].blocks[0]).operands[position]])
-        elif op.name in _CALLS:
+        elif op.name in CALLS:
             callee = self.functions.get(callee_name(op))
             if callee is None or not len(callee.regions[0].blocks):  # declared only: uses anything
                 self._mark(op.operands)
@@ -232,7 +223,7 @@ class _Liveness:
         elif op.name in COMPUTATIONS:
             self._mark([op.operands[position]])
         elif op.name == FUNCTION:
-            for call in self.calls[ir.StringAttr(op.attributes["sym_name"]).value]:
+            for call in self.calls[symbol_name(op)]:
                 self._mark([call.operands[position]])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.ir.carriers import terminator
+from stablehlo_tools.ir.symbols import CALLS, callee_name, functions_by_name
 from stablehlo_tools.ir.walk import walk
 
 
@@ -36,11 +37,7 @@ def inline_all_calls(module: ir.Module) -> None:
 
     Raises a located ToolError for a recursive call.
     """
-    functions = {
-        ir.StringAttr(op.attributes["sym_name"]).value: op.operation
-        for op in module.body.operations
-        if op.operation.name == "func.func"
-    }
+    functions = functions_by_name(module)
     called: set[str] = set()
     rounds = 0
     while calls := [call for call in _calls(module) if _has_body(functions, callee_name(call))]:
@@ -55,18 +52,12 @@ def inline_all_calls(module: ir.Module) -> None:
             functions[name].erase()
 
 
-def callee_name(call: ir.Operation) -> str:
-    """The symbol that a `func.call` or a `stablehlo.composite` refers to."""
-    attribute = call.attributes["callee" if call.name == "func.call" else "decomposition"]
-    return ir.FlatSymbolRefAttr(attribute).value
-
-
 def _calls(module: ir.Module) -> list[ir.Operation]:
     """Every call and composite of the module."""
     found: list[ir.Operation] = []
 
     def visit(op: ir.Operation) -> ir.WalkResult:
-        if op.name in ("func.call", "stablehlo.composite"):
+        if op.name in CALLS:
             found.append(op)
         return ir.WalkResult.ADVANCE
 

@@ -19,14 +19,20 @@ the body goes into a manual computation over all partitions, with nothing sharde
 from __future__ import annotations
 
 from stablehlo_tools.analysis.collectives import find_collectives
-from stablehlo_tools.analysis.communication import CALL, COMPOSITE
+from stablehlo_tools.analysis.communication import MANUAL_COMPUTATION
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.carriers import terminator
-from stablehlo_tools.ir.inline import callee_name
+from stablehlo_tools.ir.symbols import (
+    CALL,
+    COMPOSITE,
+    FUNCTION,
+    callee_name,
+    functions_by_name,
+    symbol_name,
+)
 from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.targets.program_order import ENTRY
 
-_MANUAL = "sdy.manual_computation"
 _PARTITION_ID = "stablehlo.partition_id"
 _LEGAL_OUTSIDE = frozenset({"custom_call", "infeed", "outfeed"})  # of a program for all devices
 _SHARDING = "sdy.sharding"
@@ -35,19 +41,19 @@ _AXIS = "device"
 
 def main_function(module: ir.Module) -> ir.Operation | None:
     """The entry function."""
-    return _functions(module).get(ENTRY)
+    return functions_by_name(module).get(ENTRY)
 
 
 def is_per_device(module: ir.Module) -> bool:
     """Whether `main` is what one device runs: it communicates outside manual computations."""
     communicating = {c.op for c in find_collectives(module) if c.kind not in _LEGAL_OUTSIDE}
-    functions = _functions(module)
+    functions = functions_by_name(module)
     pending, seen = [ENTRY], {ENTRY}
     found = False
 
     def visit(op: ir.Operation) -> ir.WalkResult:
         nonlocal found
-        if op.name == _MANUAL:
+        if op.name == MANUAL_COMPUTATION:
             return ir.WalkResult.SKIP
         if op.name == _PARTITION_ID or op in communicating:
             found = True
@@ -70,7 +76,7 @@ def make_manual(module: ir.Module, partitions: int) -> None:
     Shardings that a partitioner left on the values of a program for one device are dropped: they
     describe global values.
     """
-    main = _functions(module)[ENTRY]
+    main = functions_by_name(module)[ENTRY]
     _drop_shardings(module)
     mesh = _add_mesh(module, partitions)
     block = main.regions[0].blocks[0]
@@ -78,7 +84,7 @@ def make_manual(module: ir.Module, partitions: int) -> None:
     body = [op.operation for op in block.operations][:-1]
     arguments = list(block.arguments)
     manual = ir.Operation.create(
-        _MANUAL,
+        MANUAL_COMPUTATION,
         results=[value.type for value in end.operands],
         operands=arguments,
         attributes={
@@ -103,20 +109,12 @@ def make_manual(module: ir.Module, partitions: int) -> None:
         end.operands[index] = result
 
 
-def _functions(module: ir.Module) -> dict[str, ir.Operation]:
-    return {
-        ir.StringAttr(op.attributes["sym_name"]).value: op.operation
-        for op in module.body.operations
-        if op.operation.name == "func.func"
-    }
-
-
 def _drop_shardings(module: ir.Module) -> None:
     def visit(op: ir.Operation) -> ir.WalkResult:
         if _SHARDING in op.attributes:
             del op.attributes[_SHARDING]
         for name in ("arg_attrs", "res_attrs"):
-            if op.name == "func.func" and name in op.attributes:
+            if op.name == FUNCTION and name in op.attributes:
                 op.attributes[name] = _without_shardings(op.attributes[name])
         return ir.WalkResult.ADVANCE
 
@@ -133,11 +131,7 @@ def _without_shardings(attribute: ir.Attribute) -> ir.Attribute:
 
 
 def _add_mesh(module: ir.Module, partitions: int) -> str:
-    taken = {
-        ir.StringAttr(op.attributes["sym_name"]).value
-        for op in module.body.operations
-        if "sym_name" in op.attributes
-    }
+    taken = {symbol_name(op) for op in module.body.operations if "sym_name" in op.attributes}
     name = next(n for n in (f"devices_{i}" for i in range(len(taken) + 1)) if n not in taken)
     mesh = ir.Operation.parse(
         f'sdy.mesh @{name} = <["{_AXIS}"={partitions}]>', context=module.context

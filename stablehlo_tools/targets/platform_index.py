@@ -13,20 +13,21 @@ cases over them, and cases over the constants that such cases return. XLA folds 
 
 from __future__ import annotations
 
+from stablehlo_tools.analysis.communication import MANUAL_COMPUTATION
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.carriers import terminator
+from stablehlo_tools.ir.symbols import FUNCTION
 
 _GLOBAL_CONSTANT = "jax.global_constant"
 _PLATFORM_INDEX = "_platform_index"
 _CASE = "stablehlo.case"
 _CONSTANT = "stablehlo.constant"
-_MANUAL = "sdy.manual_computation"
 
 
 def fix_platform(module: ir.Module, main: ir.Operation, index: int) -> None:
     """Specialises the module to one platform index and drops `main`'s argument for it, in place."""
     for op in module.body.operations:
-        if op.operation.name == "func.func":
+        if op.operation.name == FUNCTION:
             _resolve_function(op.operation, index)
     if _platform_arguments(main)[:1] == [0]:
         _drop_first_argument(main)
@@ -49,7 +50,7 @@ def _resolve_ops(ops: list[ir.Operation], index: int) -> None:
             if chosen is not None:
                 _resolve_ops(_splice(op, chosen), index)
                 continue
-        if op.name == _MANUAL:
+        if op.name == MANUAL_COMPUTATION:
             block = op.regions[0].blocks[0]
             for position, operand in enumerate(op.operands):
                 value = _constant_value(operand)

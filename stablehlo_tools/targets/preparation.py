@@ -42,7 +42,7 @@ def prepare(artifact: Artifact, target: Target) -> PreparedModule:
     Raises a located ToolError for a module without `main`, with symbolic shapes, with groups that
     name devices it does not have, or exported for several platforms that lack the target's.
     """
-    module = _copy(artifact.module)
+    module = artifact.copy().module
     main = main_function(module)
     if main is None or not main.regions[0].blocks:
         raise ToolError("the module has no function @main to compile")
@@ -59,10 +59,6 @@ def prepare(artifact: Artifact, target: Target) -> PreparedModule:
     platforms = () if artifact.exported is None else tuple(artifact.exported.platforms)
     code = bindings.write_bytecode(module)
     return PreparedModule(code, grid, arguments, tagged, program, platforms)
-
-
-def _copy(module: ir.Module) -> ir.Module:
-    return bindings.parse_module(bindings.write_bytecode(module), module.context)
 
 
 def _platform_index(artifact: Artifact, target: Target) -> int | None:

@@ -6,6 +6,7 @@ from stablehlo_tools.analysis.collectives import Collective, ModuleFacts, find_c
 from stablehlo_tools.analysis.replica_groups import ProcessGrid
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.ir.symbols import FUNCTION
 
 _SHARDINGS = ("sdy.sharding", "mhlo.sharding", "sdy.sharding_per_value")
 _SHARDING_CALLS = ("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape")
@@ -64,7 +65,7 @@ def _states_sharding(op: ir.Operation) -> bool:
         return True
     if op.name == "stablehlo.custom_call":
         return ir.StringAttr(attributes["call_target_name"]).value in _SHARDING_CALLS
-    if op.name != "func.func":
+    if op.name != FUNCTION:
         return False
     return any(
         name in ir.DictAttr(entry)

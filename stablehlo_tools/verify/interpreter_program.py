@@ -17,6 +17,7 @@ from stablehlo_tools.analysis.replica_groups import ProcessGrid
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.ir.inline import inline_all_calls
+from stablehlo_tools.ir.symbols import symbol_name
 from stablehlo_tools.verify.device_grid import is_partitioned
 from stablehlo_tools.verify.element_types import ElementType, Kind, element_type, real_part
 from stablehlo_tools.verify.interpreter_rendezvous import separate_rendezvous
@@ -71,7 +72,7 @@ def interpreter_module(module: ir.Module, signature: Signature, grid: ProcessGri
         text = _Wrapper(name, signature, grid.size).text()
         wrapper = bindings.parse_module(text + meeting, context)  # kept while its ops are copied
         for op in wrapper.body.operations:
-            if ir.StringAttr(op.operation.attributes["sym_name"]).value != name:
+            if symbol_name(op.operation) != name:
                 op.operation.clone(ip=ir.InsertionPoint(program.body))
     program.operation.verify()
     return bindings.write_bytecode(program)
@@ -127,7 +128,7 @@ def _drop_constraints(program: ir.Module) -> None:
 
 def _rename(program: ir.Module, entry: ir.Operation) -> str:
     name = _free_name(program, "verified")
-    old = ir.StringAttr(entry.attributes["sym_name"]).value
+    old = symbol_name(entry)
     ir.SymbolTable.replace_all_symbol_uses(old, name, program.operation)
     ir.SymbolTable.set_symbol_name(entry, name)
     entry.attributes["sym_visibility"] = ir.StringAttr.get("private")

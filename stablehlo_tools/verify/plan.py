@@ -14,6 +14,7 @@ from stablehlo_tools.analysis.replica_groups import ProcessGrid
 from stablehlo_tools.artifact import Artifact
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, first_line
+from stablehlo_tools.ir.symbols import symbol_name
 from stablehlo_tools.verify.device_grid import inferred_grid, is_partitioned, stated_grid
 from stablehlo_tools.verify.interpreter_program import interpreter_grid, interpreter_module
 from stablehlo_tools.verify.job import SIDES, Form, Run, Side
@@ -163,7 +164,7 @@ def _runnable(artifact: Artifact, platform: int, interpreted: bool) -> ir.Module
     if interpreted:
         bindings.parse_pass_pipeline(_LOWER_CHLO, context).run(module.operation)
     entry = entry_function(module)
-    name = ir.StringAttr(entry.attributes["sym_name"]).value
+    name = symbol_name(entry)
     with context, ir.Location.unknown():
         if name != "main":
             ir.SymbolTable.replace_all_symbol_uses(name, "main", module.operation)

@@ -15,13 +15,13 @@ from stablehlo_tools import bindings
 from stablehlo_tools.artifact import Artifact
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, to_place
+from stablehlo_tools.ir.symbols import functions_by_name
 from stablehlo_tools.verify.element_types import element_type, from_dtype
 
 # data: random values. key: words of a PRNG key. platform: the index of the platform to run as.
 # nothing: a float0 array, which has a shape and no values.
 Role = Literal["data", "key", "platform", "nothing"]
 
-_FUNCTION = "func.func"
 _PLATFORM_ARGUMENT = "_platform_index"
 
 
@@ -110,8 +110,8 @@ def module_signature(module: ir.Module) -> Signature:
 
 def entry_function(module: ir.Module) -> ir.Operation:
     """`main`, or else the only public function. Raises ToolError where there is neither."""
-    functions = [op.operation for op in module.body.operations if op.operation.name == _FUNCTION]
-    named = {ir.StringAttr(op.attributes["sym_name"]).value: op for op in functions}
+    named = functions_by_name(module)
+    functions = list(named.values())
     if "main" in named:
         return named["main"]
     public = [

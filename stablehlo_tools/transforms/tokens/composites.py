@@ -17,10 +17,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Iterator
 
-from stablehlo_tools.analysis.communication import COMPOSITE, FUNCTION
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.ir.inline import callee_name, inline_call
+from stablehlo_tools.ir.inline import inline_call
+from stablehlo_tools.ir.symbols import COMPOSITE, FUNCTION, callee_name, symbol_name
 from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.transforms.tokens.chain import (
     COMPOSITE_PREFIX,
@@ -41,9 +41,7 @@ class Decompositions:
         self.names: dict[Hashable, str] = {}
         self.next_number: defaultdict[str, int] = defaultdict(int)  # by kind
         self.taken = {
-            ir.StringAttr(op.attributes["sym_name"]).value
-            for op in module.body.operations
-            if "sym_name" in op.attributes
+            symbol_name(op) for op in module.body.operations if "sym_name" in op.attributes
         }
 
     def of(self, collective: ir.Operation, kind: str) -> str:
@@ -110,7 +108,7 @@ def inline_composites(module: ir.Module) -> None:
         if op.name == COMPOSITE and LINK in op.attributes:
             composites.append(op)
         elif op.name == FUNCTION and LINK in op.attributes:
-            functions[ir.StringAttr(op.attributes["sym_name"]).value] = op
+            functions[symbol_name(op)] = op
         return ir.WalkResult.ADVANCE
 
     walk(module.operation, visit)

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stablehlo_tools.analysis.communication import BRANCHES, COMPOSITE, FUNCTION, WHILE
+from stablehlo_tools.analysis.communication import BRANCHES, WHILE
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.ir.carriers import drop, drop_arguments, drop_from_terminator, resize_function
-from stablehlo_tools.ir.inline import callee_name
+from stablehlo_tools.ir.symbols import COMPOSITE, FUNCTION, callee_name, symbol_name
 from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.transforms.tokens.chain import (
     AFTER_ALL,
@@ -62,7 +62,7 @@ def _marked(
 
     def visit(op: ir.Operation) -> ir.WalkResult:
         if op.name == FUNCTION and is_link(op):
-            decompositions[ir.StringAttr(op.attributes["sym_name"]).value] = op
+            decompositions[symbol_name(op)] = op
             return ir.WalkResult.SKIP
         if is_link(op):
             links.append(op)
