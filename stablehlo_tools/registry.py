@@ -34,6 +34,11 @@ PASSES: dict[str, Entry] = {
         "StripTokensPass",
         "take out the token chain that thread-tokens put in",
     ),
+    "import-pseudo-tokens": Entry(
+        "stablehlo_tools.transforms.import_pseudo_tokens",
+        "ImportPseudoTokensPass",
+        "turn the float pseudo-tokens of PyTorch/XLA into one !stablehlo.token chain",
+    ),
 }
 
 

@@ -7,7 +7,7 @@ communication.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from stablehlo_tools.analysis.collectives import Collective, classify_communication
@@ -49,14 +49,18 @@ class CommunicatingFunction:
     sites: list[Site] = field(default_factory=list[Site])
 
 
-def communicating_functions(module: ir.Module) -> list[CommunicatingFunction]:
+def communicating_functions(
+    module: ir.Module, counts: Callable[[Collective], bool] | None = None
+) -> list[CommunicatingFunction]:
     """The functions that communicate, callees before callers.
+
+    Where `counts` is given, only the collectives that it accepts are communication.
 
     Raises a located ToolError where the program order of the communication is not understood: a
     recursive call, a communicating op in a region that is no control flow, a function of several
     blocks, a public function that is also called from inside the module.
     """
-    return _Builder(module).build()
+    return _Builder(module, counts).build()
 
 
 def iterate_collectives(sites: list[Site]) -> Iterator[Collective]:
@@ -71,8 +75,11 @@ def iterate_collectives(sites: list[Site]) -> Iterator[Collective]:
 class _Builder:
     """Walks the module once, then keeps what lies on a path to a communicating op."""
 
-    def __init__(self, module: ir.Module) -> None:
+    def __init__(
+        self, module: ir.Module, counts: Callable[[Collective], bool] | None = None
+    ) -> None:
         self.module = module
+        self.counts = counts
         self.functions = functions_by_name(module)
         self.found: list[Collective | ir.Operation] = []  # collectives and calls, in order
         self.calls: dict[str, list[ir.Operation]] = {}
@@ -109,7 +116,7 @@ class _Builder:
                 for symbol in ir.ArrayAttr(op.attributes[_CALLED_COMPUTATIONS]):
                     self._note_reference(symbol, op)
             collective = classify(op)
-            if collective is None:
+            if collective is None or not (self.counts is None or self.counts(collective)):
                 return ir.WalkResult.ADVANCE
             self.found.append(collective)
             # What a reduction calls or does is found too, and then has no place in any order.

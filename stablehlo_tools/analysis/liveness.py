@@ -8,7 +8,7 @@ a loop, each result of a branch and each element of a barrier is judged by itsel
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from stablehlo_tools.analysis.collectives import (
     TRANSFERS,
@@ -30,9 +30,14 @@ _TERMINATORS = frozenset({"func.return", "stablehlo.return", "sdy.return"})
 _LONGEST_SEARCH = 500  # values, for one collective
 
 
-def dead_collectives(module: ir.Module) -> list[Collective]:
-    """The collectives whose results nobody uses, in program order."""
-    if all_reach_an_output(find_collectives(module)):
+def dead_collectives(
+    module: ir.Module, collectives: Sequence[Collective] | None = None
+) -> list[Collective]:
+    """The collectives whose results nobody uses, in program order.
+
+    `collectives` are all of the module's, from somebody who knows them already.
+    """
+    if all_reach_an_output(find_collectives(module) if collectives is None else collectives):
         return []
     liveness = _Liveness(module)
     return [c for c in liveness.collectives if not liveness.is_live(c)]
@@ -43,9 +48,15 @@ def has_effect(collective: Collective) -> bool:
     return collective.kind in _EFFECTS
 
 
-def live_values(module: ir.Module) -> set[ir.Value]:
-    """Every value that an output or an effect of the module depends on."""
-    return _Liveness(module).live
+def live_values(
+    module: ir.Module, operands_of: Callable[[ir.Value], Sequence[ir.Value]] | None = None
+) -> set[ir.Value]:
+    """Every value that an output or an effect of the module depends on.
+
+    `operands_of`, of a live result of an op that carries nothing, answers what it is computed from:
+    all operands of the op, unless a rewrite is tried out that has not been made.
+    """
+    return _Liveness(module, operands_of).live
 
 
 def all_reach_an_output(collectives: Sequence[Collective]) -> bool:
@@ -102,7 +113,12 @@ def _following(user: ir.Operation, position: int) -> Sequence[ir.Value] | None:
 class _Liveness:
     """Marks live values backwards from what has an effect."""
 
-    def __init__(self, module: ir.Module) -> None:
+    def __init__(
+        self,
+        module: ir.Module,
+        operands_of: Callable[[ir.Value], Sequence[ir.Value]] | None = None,
+    ) -> None:
+        self.operands_of = operands_of or _operands
         self.functions: dict[str, ir.Operation] = {}
         self.calls: defaultdict[str, list[ir.Operation]] = defaultdict(list)
         self.collectives: list[Collective] = []
@@ -194,7 +210,7 @@ class _Liveness:
         if name == _BARRIER:
             self._mark([op.operands[ir.OpResult(value).result_number]])
             return
-        self._mark(op.operands)
+        self._mark(self.operands_of(value))
         for region in op.regions:  # values that a reduction or a sort captures from outside
             for block in region.blocks:
                 for inner in block.operations:
@@ -231,6 +247,12 @@ def _hands_on(loop: ir.Operation, position: int) -> bool:
     """Whether a loop's body returns a carry as it came."""
     body = loop.regions[1].blocks[0]
     return terminator(body).operands[position] == body.arguments[position]
+
+
+def _operands(result: ir.Value) -> Sequence[ir.Value]:
+    owner = result.owner
+    assert not isinstance(owner, ir.Block)
+    return owner.operation.operands
 
 
 def _key(op: ir.Operation) -> ir.Value | ir.Operation:

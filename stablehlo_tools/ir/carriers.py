@@ -2,8 +2,9 @@
 
 A carrier is a `while`, `if`, `case`, `manual_computation`, `named_computation`, `call`,
 `composite` or function. Values are added and dropped at the end only, so that the meaning of
-every earlier position stays. An op whose operands or results change in number is rebuilt: its
-regions move over, its attributes and location are kept, and the old op is erased.
+every earlier position stays; only `drop_entry_argument` moves those that follow. An op whose
+operands or results change in number is rebuilt: its regions move over, its attributes and location
+are kept, and the old op is erased.
 """
 
 from __future__ import annotations
@@ -109,6 +110,17 @@ def resize_function(function: ir.Operation, arguments: int, results: int) -> Non
     inputs = [argument.type for argument in block.arguments]
     outputs = [value.type for value in terminator(block).operands]
     function.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(inputs, outputs))
+
+
+def drop_entry_argument(function: ir.Operation, position: int) -> None:
+    """Removes an unused argument of a function that nothing in the module refers to."""
+    block = function.regions[0].blocks[0]
+    block.erase_argument(position)
+    if "arg_attrs" in function.attributes:
+        entries = list(ir.ArrayAttr(function.attributes["arg_attrs"]))
+        del entries[position]
+        function.attributes["arg_attrs"] = ir.ArrayAttr.get(entries, function.context)
+    resize_function(function, 0, 0)
 
 
 def _resize_lists(

@@ -65,13 +65,19 @@ class FunctionPlan:
     chains: tuple[Chain, ...]
 
 
-def plan_chain(module: ir.Module, *, by_group: bool, minimal: bool) -> list[FunctionPlan]:
-    """The plan for a module, callees before callers.
+def plan_chain(
+    module: ir.Module,
+    *,
+    by_group: bool,
+    minimal: bool,
+    counts: Callable[[Collective], bool] | None = None,
+) -> list[FunctionPlan]:
+    """The plan for a module, callees before callers: of all collectives, or those that `counts`.
 
     `by_group` keeps a chain for each set of collectives whose participants meet; `minimal` leaves
     out the links that dataflow implies. Raises a located ToolError where a precondition fails.
     """
-    functions = communicating_functions(module)
+    functions = communicating_functions(module, counts)
     collectives = [c for f in functions for c in iterate_collectives(f.sites)]
     chain_of = _chains_by_group(module, collectives) if by_group else _one_chain
     sealed_arguments = live_values(module) if is_refined_by_jax(module) else None

@@ -93,15 +93,15 @@ class Threader:
         op, block = step.op, step.op.regions[0].blocks[0]
         positions = [i for i, a in enumerate(block.arguments) if not may_decide_platform(a)]
         for chain in step.chains:
-            tokens[chain] = _tie_operands(op, tokens[chain], positions)
+            tokens[chain] = tie_operands(op, tokens[chain], positions)
         inner: Tokens = {}
         for chain in reversed(step.chains):
             inner[chain] = _tie_arguments(block, positions, op.location)
         self._block(step.regions[0], inner)
         for chain in step.chains:
-            _tie_operands(terminator(block), inner[chain])
+            tie_operands(terminator(block), inner[chain])
         for chain in step.chains:
-            tokens[chain] = _tie_results(op, tokens[chain])
+            tokens[chain] = tie_results(op, tokens[chain])
 
     def _returning(self, step: Step, region: int, tokens: Tokens) -> None:
         """Threads a region that returns the tokens at its end, a silent one as they came."""
@@ -150,7 +150,7 @@ def _link(step: Step, tokens: Tokens) -> None:
 def _enter(step: Step, token: ir.Value) -> ir.Value:
     op = step.op
     if step.token_operand is None:
-        return _tie_operands(op, token)
+        return tie_operands(op, token)
     own = op.operands[step.token_operand]
     join = create_join([own, token], ir.InsertionPoint(op), op.location)
     op.operands[step.token_operand] = join
@@ -160,12 +160,12 @@ def _enter(step: Step, token: ir.Value) -> ir.Value:
 def _leave(step: Step, token: ir.Value) -> ir.Value:
     last = step.done or step.op
     if step.token_result is None:
-        return _tie_results(last, token)
+        return tie_results(last, token)
     after = ir.InsertionPoint.after(last)
     return create_join([last.results[step.token_result]], after, last.location)
 
 
-def _tie_operands(
+def tie_operands(
     op: ir.Operation, token: ir.Value, positions: Sequence[int] | None = None
 ) -> ir.Value:
     """Lets an op read its operands, or those at `positions`, only after a token.
@@ -180,7 +180,7 @@ def _tie_operands(
     return token
 
 
-def _tie_results(op: ir.Operation, token: ir.Value) -> ir.Value:
+def tie_results(op: ir.Operation, token: ir.Value) -> ir.Value:
     """A token that comes after an op's results, which the others read beside it."""
     return _tie_values(list(op.results), token, ir.InsertionPoint.after(op), op.location)
 

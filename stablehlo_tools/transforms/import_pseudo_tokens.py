@@ -1,0 +1,142 @@
+"""Turns the float pseudo-tokens of PyTorch/XLA into one `!stablehlo.token` chain.
+
+torch-xla orders collectives by a number that is always zero: it is added to each input, and
+multiplied by the first element of each result. Here the arithmetic goes and a token comes:
+
+    %0 = stablehlo.broadcast_in_dim %zero, dims = []
+    %1 = stablehlo.add %x, %0
+    %g = "stablehlo.all_gather"(%1)
+    %2 = stablehlo.slice %g [0:1]
+    %3 = stablehlo.reshape %2
+    %4 = stablehlo.multiply %zero, %3
+    %r:2 = "stablehlo.all_reduce"(%y, %4)
+  ==>
+    %t0 = stablehlo.after_all
+    %x1, %t1 = stablehlo.optimization_barrier %x, %t0
+    %g0 = "stablehlo.all_gather"(%x1)
+    %g, %t2 = stablehlo.optimization_barrier %g0, %t1
+    %y1, %t3 = stablehlo.optimization_barrier %y, %t2
+    %r0 = "stablehlo.all_reduce"(%y1)
+    %r, %t4 = stablehlo.optimization_barrier %r0, %t3
+
+The root of a chain is a scalar float argument of `main` or a constant zero. A chain is known by
+its structure and dataflow, never by the names of values: sums that feed an all_gather, a
+reduce_scatter, an all_to_all or a collective_permute, products with the first element of the same
+collective, the last operand of an all_reduce. What looks alike and is no link stays as it is.
+
+Preconditions:
+  P1  An argument that starts a chain is zero: the module is named as torch-xla names its own, every
+      collective takes the token and nothing else does; or assume-zero-argument says so.
+  P2  assume-zero-argument is a scalar float argument of the one entry function, and a collective
+      takes a token from it.
+  P3  Collectives on a chain can be threaded, as thread-tokens states, no token chain is there yet,
+      and an all_reduce that loses a result has no attribute that lists the shapes of all.
+  P4  With fork=preserve, the collectives of the chains stand in one block.
+  P5  A collective that only its token keeps alive hands it straight to another, and not through a
+      loop, the result of a branch, or a call.
+  P6  With drop-token-argument, nothing else uses the argument, and the module states no list of
+      its arguments elsewhere.
+
+Guarantees: the same values for finite data; the order of the collectives on a chain is that of the
+text, which the pseudo-tokens allowed; attributes and locations of the collectives stay; a second
+run changes nothing; `strip-tokens` takes the new chain out again.
+
+Not handled: sums that feed an all_reduce; a chain behind the barriers of thread-tokens, which is
+not seen (strip-tokens first); slots of loops, branches and calls that carried a pseudo-token,
+which stay and carry the root.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from stablehlo_tools.analysis.collectives import Collective
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import Diagnostics, ToolError
+from stablehlo_tools.ir.walk import walk
+from stablehlo_tools.passes import Pass
+from stablehlo_tools.transforms.pseudo_tokens.acceptance import accepted_chains
+from stablehlo_tools.transforms.pseudo_tokens.partial_order import (
+    PartialOrder,
+    partial_order,
+    thread_partial_order,
+)
+from stablehlo_tools.transforms.pseudo_tokens.planning import ImportPlan, plan_import
+from stablehlo_tools.transforms.pseudo_tokens.program import Program
+from stablehlo_tools.transforms.pseudo_tokens.rewriting import take_out
+from stablehlo_tools.transforms.pseudo_tokens.signature import drop_token_arguments
+from stablehlo_tools.transforms.tokens.chain import is_link
+from stablehlo_tools.transforms.tokens.plan import plan_chain
+from stablehlo_tools.transforms.tokens.threading import Threader
+
+
+@dataclass(frozen=True)
+class ImportPseudoTokensPass(Pass):
+    """One token chain through the collectives that PyTorch/XLA's pseudo-tokens ordered.
+
+    `fork`: `strengthen` makes one chain in program order; `preserve` keeps the partial order,
+    where the other buckets of a coalesced collective come after the old token and nothing waits
+    for them. `drop_token_argument` removes the argument that held the zero. `assume_zero_argument`
+    says that this argument of `main`, counted from 0, is zero at every call.
+
+    Values are the same for finite data (finite as float32, in which the token is made). A -0.0
+    that the addition made +0.0 stays -0.0, and a NaN or an infinity no longer spreads from one
+    collective to the next.
+    """
+
+    name: ClassVar[str] = "import-pseudo-tokens"
+    fork: Literal["strengthen", "preserve"] = "strengthen"
+    drop_token_argument: bool = False
+    assume_zero_argument: int | None = None
+
+    def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:
+        """Rewrites the chains of the module in place; without one, changes nothing."""
+        program = Program.of(module)
+        chains = accepted_chains(module, program, self.assume_zero_argument, diagnostics)
+        if not chains:
+            return
+        _check_unthreaded(module)
+        plan = plan_import(module, program, chains)
+        order = partial_order(plan) if self.fork == "preserve" else None
+        _warn_of_kept(plan, diagnostics)
+        members = take_out(plan)
+        _thread(module, members, order)
+        if self.drop_token_argument:
+            drop_token_arguments(module, chains)
+
+
+def _thread(module: ir.Module, members: list[ir.Operation], order: PartialOrder | None) -> None:
+    if order is not None:
+        thread_partial_order(members, order)
+        return
+    chained = {member.results[0] for member in members}
+
+    def counts(collective: Collective) -> bool:
+        return len(collective.op.results) > 0 and collective.op.results[0] in chained
+
+    threader = Threader()
+    for function in plan_chain(module, by_group=False, minimal=False, counts=counts):
+        threader.function(function)
+
+
+def _check_unthreaded(module: ir.Module) -> None:
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        if is_link(op):
+            raise ToolError(
+                "the module holds a token chain beside its pseudo-tokens: run strip-tokens first, "
+                "then thread all collectives anew (P3)",
+                op.location,
+            )
+        return ir.WalkResult.ADVANCE
+
+    walk(module.operation, visit)
+
+
+def _warn_of_kept(plan: ImportPlan, diagnostics: Diagnostics) -> None:
+    for kept in plan.kept:
+        diagnostics.warn(
+            f"{kept.maker.collective.name}: only its pseudo-token keeps it alive, because nobody "
+            f"uses its results; that one stays, into the next {kept.reader.collective.name}",
+            kept.maker.collective.location,
+        )
