@@ -11,6 +11,7 @@ import enum
 import os
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -164,23 +165,32 @@ def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
 
     Links are followed; what is no regular file (a terminal, /dev/null) is written straight to.
     """
-    target = Path(os.path.realpath(path))
+    write_all_atomically([(path, data)])
+
+
+def write_all_atomically(files: Sequence[tuple[str | os.PathLike[str], bytes]]) -> None:
+    """Writes several files as `write_atomically` does, none before all could be."""
+    staged: list[tuple[Path, Path]] = []
+    path: str | os.PathLike[str] = ""
     try:
-        if target.exists() and not target.is_file():
-            target.write_bytes(data)
-            return
-        mode = target.stat().st_mode & 0o777 if target.exists() else 0o666 & ~_umask()
-        descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        try:
+        for path, data in files:
+            target = Path(os.path.realpath(path))
+            if target.exists() and not target.is_file():
+                target.write_bytes(data)
+                continue
+            mode = target.stat().st_mode & 0o777 if target.exists() else 0o666 & ~_umask()
+            descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+            staged.append((Path(temporary), target))
             with os.fdopen(descriptor, "wb") as file:
                 file.write(data)
             Path(temporary).chmod(mode)
-            Path(temporary).replace(target)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        for temporary, target in staged:
+            temporary.replace(target)
     except OSError as error:
         raise ToolError(f"cannot write {os.fspath(path)!r}: {error.strerror}") from None
+    finally:
+        for temporary, _ in staged:
+            temporary.unlink(missing_ok=True)
 
 
 def _umask() -> int:

@@ -150,6 +150,16 @@ def first_line(text: str) -> str:
 
 
 @contextmanager
+def naming(input_name: str) -> Generator[None]:
+    """Gives a ToolError that passes the name of the input it is about, if it has none."""
+    try:
+        yield
+    except ToolError as error:
+        error.input_name = error.input_name or input_name
+        raise
+
+
+@contextmanager
 def captured(context: ir.Context) -> Generator[list[Diagnostic]]:
     """Collects what C++ reports into the context, instead of letting it reach stderr."""
     collected: list[Diagnostic] = []

@@ -8,7 +8,7 @@ token. An `async_start` stands for the collective in its region.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -143,11 +143,11 @@ class ModuleFacts:
     meshes: dict[str, DeviceMesh]
 
     @staticmethod
-    def of(module: ir.Module) -> ModuleFacts:
+    def of(module: ir.Module, collectives: Sequence[Collective] | None = None) -> ModuleFacts:
         """Reads `mhlo.num_replicas`, `mhlo.num_partitions` and the `sdy.mesh` symbols.
 
         A module that states neither number (torch-xla's do not) is taken to run on just the
-        processes that its collectives name.
+        processes that its collectives name. `collectives` are all of the module's, if known.
         """
         replicas, partitions = (
             module.operation.attributes.get(f"mhlo.num_{name}")
@@ -159,7 +159,8 @@ class ModuleFacts:
             if op.operation.name == "sdy.mesh"
         }
         if replicas is None and partitions is None:
-            grid = _inferred_grid(find_collectives(module), meshes)
+            listed = find_collectives(module) if collectives is None else collectives
+            grid = _inferred_grid(listed, meshes)
         else:
             grid = ProcessGrid(_integer(replicas, 1), _integer(partitions, 1))
         return ModuleFacts(grid, meshes)
@@ -243,11 +244,16 @@ def _resolved_mesh(mesh: ir.Attribute, meshes: dict[str, DeviceMesh]) -> DeviceM
     return meshes[mesh.value]
 
 
-def _inferred_grid(collectives: list[Collective], meshes: dict[str, DeviceMesh]) -> ProcessGrid:
+def _inferred_grid(collectives: Sequence[Collective], meshes: dict[str, DeviceMesh]) -> ProcessGrid:
     replicas = partitions = processes = 1
+    counts: dict[tuple[ir.Attribute | None, ...], int] = {}  # equal attributes are read once
     for collective in collectives:
         mode = collective.group_mode or GroupMode.CROSS_PARTITION
-        count = _named_processes(collective, meshes)
+        groups = collective.group_attribute("replica_groups")
+        named = (groups, collective.inner.attributes.get("source_target_pairs"))
+        if named not in counts:
+            counts[named] = _named_processes(collective, meshes)
+        count = counts[named]
         if mode is GroupMode.FLATTENED_IDS:
             processes = max(processes, count)
         elif mode is GroupMode.CROSS_PARTITION:

@@ -12,11 +12,13 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from types import FrameType
+from types import FrameType, ModuleType
 
 COMMANDS = {
     "opt": "run a pipeline of passes on an artifact",
     "inspect": "list the communicating ops of an artifact",
+    "check-order": "prove that programs compiled apart cannot deadlock, or show how they can",
+    "align-order": "put the collectives of programs compiled apart into one order",
     "verify": "prove on random inputs that two artifacts compute the same values",
     "compile": "compile for cpu, gpu or tpu and read back the order of the collectives",
 }
@@ -84,7 +86,7 @@ def _parser(chosen: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for name, summary in COMMANDS.items():
-        module = importlib.import_module(f"stablehlo_tools.cli.{name}") if name == chosen else None
+        module = _module(name) if name == chosen else None
         command = commands.add_parser(
             name,
             help=summary,
@@ -95,6 +97,10 @@ def _parser(chosen: str | None) -> argparse.ArgumentParser:
             module.add_arguments(command)
             command.set_defaults(run=module.run)
     return parser
+
+
+def _module(command: str) -> ModuleType:
+    return importlib.import_module(f"stablehlo_tools.cli.{command.replace('-', '_')}")
 
 
 def _load_bindings() -> None:

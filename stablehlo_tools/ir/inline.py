@@ -38,6 +38,8 @@ def inline_all_calls(module: ir.Module) -> None:
     Raises a located ToolError for a recursive call.
     """
     functions = functions_by_name(module)
+    if len(functions) < 2:
+        return
     called: set[str] = set()
     rounds = 0
     while calls := [call for call in _calls(module) if _has_body(functions, callee_name(call))]:

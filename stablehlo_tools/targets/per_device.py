@@ -1,4 +1,4 @@
-"""Tells a program for one device from one for all, and lets XLA's partitioner pass the former.
+"""Lets XLA's partitioner pass a program that is written for one device.
 
 `jax.export` writes programs for all devices: their collectives stand inside manual computations.
 A module whose collectives stand outside (what Shardy's partitioner makes, or torch-xla) is what
@@ -18,56 +18,15 @@ the body goes into a manual computation over all partitions, with nothing sharde
 
 from __future__ import annotations
 
-from stablehlo_tools.analysis.collectives import find_collectives
 from stablehlo_tools.analysis.communication import MANUAL_COMPUTATION
+from stablehlo_tools.analysis.entry import ENTRY
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.carriers import terminator
-from stablehlo_tools.ir.symbols import (
-    CALL,
-    COMPOSITE,
-    FUNCTION,
-    callee_name,
-    functions_by_name,
-    symbol_name,
-)
+from stablehlo_tools.ir.symbols import FUNCTION, functions_by_name, symbol_name
 from stablehlo_tools.ir.walk import walk
-from stablehlo_tools.targets.program_order import ENTRY
 
-_PARTITION_ID = "stablehlo.partition_id"
-_LEGAL_OUTSIDE = frozenset({"custom_call", "infeed", "outfeed"})  # of a program for all devices
 _SHARDING = "sdy.sharding"
 _AXIS = "device"
-
-
-def main_function(module: ir.Module) -> ir.Operation | None:
-    """The entry function."""
-    return functions_by_name(module).get(ENTRY)
-
-
-def is_per_device(module: ir.Module) -> bool:
-    """Whether `main` is what one device runs: it communicates outside manual computations."""
-    communicating = {c.op for c in find_collectives(module) if c.kind not in _LEGAL_OUTSIDE}
-    functions = functions_by_name(module)
-    pending, seen = [ENTRY], {ENTRY}
-    found = False
-
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        nonlocal found
-        if op.name == MANUAL_COMPUTATION:
-            return ir.WalkResult.SKIP
-        if op.name == _PARTITION_ID or op in communicating:
-            found = True
-            return ir.WalkResult.INTERRUPT
-        if op.name in (CALL, COMPOSITE) and callee_name(op) not in seen:
-            seen.add(callee_name(op))
-            pending.append(callee_name(op))
-        return ir.WalkResult.ADVANCE
-
-    while pending and not found:
-        function = functions.get(pending.pop())
-        if function is not None:
-            walk(function, visit)
-    return found
 
 
 def make_manual(module: ir.Module, partitions: int) -> None:

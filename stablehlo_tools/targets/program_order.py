@@ -11,11 +11,11 @@ from stablehlo_tools.analysis.communication import (
     Site,
     communicating_functions,
 )
+from stablehlo_tools.analysis.entry import ENTRY
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.targets.order import Branch, Issue, Item, Repeat, places
 
-ENTRY = "main"
 _MOST_PLACES = 1_000_000
 
 

@@ -1,0 +1,44 @@
+"""The entry function, and whether it is written for one device or for all."""
+
+from __future__ import annotations
+
+from stablehlo_tools.analysis.collectives import find_collectives
+from stablehlo_tools.analysis.communication import MANUAL_COMPUTATION
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.ir.symbols import CALL, COMPOSITE, callee_name, functions_by_name
+from stablehlo_tools.ir.walk import walk
+
+ENTRY = "main"
+_PARTITION_ID = "stablehlo.partition_id"
+_LEGAL_OUTSIDE = frozenset({"custom_call", "infeed", "outfeed"})  # of a program for all devices
+
+
+def main_function(module: ir.Module) -> ir.Operation | None:
+    """The entry function."""
+    return functions_by_name(module).get(ENTRY)
+
+
+def is_per_device(module: ir.Module) -> bool:
+    """Whether `main` is what one device runs: it communicates outside manual computations."""
+    communicating = {c.op for c in find_collectives(module) if c.kind not in _LEGAL_OUTSIDE}
+    functions = functions_by_name(module)
+    pending, seen = [ENTRY], {ENTRY}
+    found = False
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        nonlocal found
+        if op.name == MANUAL_COMPUTATION:
+            return ir.WalkResult.SKIP
+        if op.name == _PARTITION_ID or op in communicating:
+            found = True
+            return ir.WalkResult.INTERRUPT
+        if op.name in (CALL, COMPOSITE) and callee_name(op) not in seen:
+            seen.add(callee_name(op))
+            pending.append(callee_name(op))
+        return ir.WalkResult.ADVANCE
+
+    while pending and not found:
+        function = functions.get(pending.pop())
+        if function is not None:
+            walk(function, visit)
+    return found

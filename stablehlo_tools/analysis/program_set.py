@@ -1,0 +1,267 @@
+"""Reads several programs that run together: which devices run which, and what each issues.
+
+Unless said otherwise, N programs of one job of D devices are N equal parts of it, in order: D / N
+devices each. A module that does not state how many processes it runs as (torch-xla's do not) is
+taken to run as all of them. Programs that are `separate` each have devices of their own, numbered
+one program after the other.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from typing import Any
+
+from stablehlo_tools import artifact
+from stablehlo_tools.analysis.added_collectives import op_that_may_add
+from stablehlo_tools.analysis.collectives import ModuleFacts
+from stablehlo_tools.analysis.entry import is_per_device
+from stablehlo_tools.analysis.issued import Inlined, Issued, inline_module, read_issued
+from stablehlo_tools.analysis.replica_groups import ProcessGrid
+from stablehlo_tools.artifact import Artifact
+from stablehlo_tools.diagnostics import Diagnostic, Place, ToolError, naming
+from stablehlo_tools.order.program import Program, issues_of, renumbered
+
+_WORTH_A_POOL = 8  # programs
+_DEEPEST_NESTING = 20_000  # regions nest by recursion, in Python alone
+_GRID = ("mhlo.num_replicas", "mhlo.num_partitions")
+
+
+@dataclass(frozen=True)
+class Options:
+    """How programs and devices belong together.
+
+    `devices[i]` are those of program i; empty for the rule of the module's docstring. `platform`
+    names one of those that an artifact was exported for. `trust_partitioner` takes it for granted
+    that XLA adds no collective outside of manual computations.
+    """
+
+    devices: tuple[tuple[int, ...], ...] = ()
+    separate: bool = False
+    platform: str | None = None
+    trust_partitioner: bool = False
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A program as part `index` of `count`, in a job of `size` devices if that is known."""
+
+    index: int
+    count: int
+    options: Options
+    size: int | None = None
+
+
+@dataclass(frozen=True)
+class _Read[T]:
+    """What was read of a program, the size of its grid, and whether its module states that."""
+
+    read: T
+    size: int
+    is_stated: bool
+
+
+@dataclass(frozen=True)
+class Job:
+    """Programs that run together, in memory."""
+
+    artifacts: tuple[Artifact, ...]
+    options: Options
+
+    def read(self) -> list[Issued]:
+        """What each issues, its calls inlined in place. Raises a located ToolError."""
+
+        def read_all(parts: Sequence[_Part]) -> list[_Read[Issued]]:
+            return [_read(self.artifacts[part.index], part) for part in parts]
+
+        found = _settled([loaded.name for loaded in self.artifacts], self.options, read_all)
+        programs = _placed([part.read.program for part in found], found, self.options)
+        pairs = zip(found, programs, strict=True)
+        return [replace(part.read, program=program) for part, program in pairs]
+
+
+def read_programs(paths: Sequence[str], options: Options) -> list[Program]:
+    """The programs of files, each on its devices.
+
+    Raises a located ToolError where one cannot be read, or is for another number of devices than
+    the others.
+    """
+
+    def read_all(parts: Sequence[_Part]) -> list[_Read[Program]]:
+        return _read_files([paths[part.index] for part in parts], parts)
+
+    found = _settled(paths, options, read_all)
+    return _placed([part.read for part in found], found, options)
+
+
+def _settled[T](
+    names: Sequence[str],
+    options: Options,
+    read_all: Callable[[Sequence[_Part]], list[_Read[T]]],
+) -> list[_Read[T]]:
+    """Reads each program, and again those that did not know how many devices there are."""
+    if options.devices and len(options.devices) != len(names):
+        raise ToolError(
+            f"devices are given for {len(options.devices)} of {len(names)} programs: give them for "
+            "each, in order"
+        )
+    parts = [_Part(i, len(names), options) for i in range(len(names))]
+    found = read_all(parts)
+    if options.separate:
+        return found
+    size = max(part.size for part in found)
+    for name, part in zip(names, found, strict=True):
+        if part.is_stated and part.size != size:
+            with naming(name):
+                raise ToolError(
+                    f"the program states {part.size} processes, and another of the job {size}: "
+                    "programs of one job state the same number (or give --separate, if each has "
+                    "devices of its own)"
+                )
+    again = [i for i, part in enumerate(found) if part.size != size]
+    for i, part in zip(again, read_all([replace(parts[i], size=size) for i in again]), strict=True):
+        found[i] = part
+    return found
+
+
+def _placed(
+    programs: Sequence[Program], found: Sequence[_Read[Any]], options: Options
+) -> list[Program]:
+    """The programs on devices of their own, if they are separate; checks that none shares any."""
+    placed = list(programs)
+    if options.separate:
+        first = 0
+        for i, part in enumerate(found):
+            placed[i] = renumbered(placed[i], first)
+            first += part.size
+    seen: dict[int, str] = {}
+    for program in placed:
+        for device in program.devices:
+            if device in seen:
+                raise ToolError(f"device {device} runs both {seen[device]} and {program.name}")
+            seen[device] = program.name
+    return placed
+
+
+def _read(loaded: Artifact, part: _Part) -> _Read[Issued]:
+    """Reads the program of a loaded artifact, and inlines its calls in place."""
+    with naming(loaded.name):
+        module, options = loaded.module, part.options
+        inlined = inline_module(module)
+        facts = ModuleFacts.of(module, inlined.collectives)
+        is_stated = any(name in module.operation.attributes for name in _GRID)
+        if not is_stated and not options.separate:
+            wanted = part.size or max(facts.grid.size, part.count, *map(_end, options.devices))
+            facts = ModuleFacts(_widened(facts.grid, wanted), facts.meshes)
+        size = facts.grid.size
+        devices = tuple(range(size)) if options.separate else _devices(part, size)
+        platform, by_channel = _platform(loaded, part), options.separate
+        issued = read_issued(
+            inlined, loaded.name, facts, devices, platform=platform, by_channel=by_channel
+        )
+        if part.count > 1:
+            _check_apart(inlined, facts, issued, options)
+        return _Read(issued, size, is_stated)
+
+
+def _devices(part: _Part, size: int) -> tuple[int, ...]:
+    """The devices of a program, by the options or the rule of equal parts."""
+    if part.options.devices:
+        devices = part.options.devices[part.index]
+        if _end(devices) > size:
+            raise ToolError(f"device {max(devices)} is none of the program's {size} processes")
+        return devices
+    if size % part.count:
+        raise ToolError(
+            f"{part.count} programs do not divide {size} devices evenly: say with --devices which "
+            "program runs on which"
+        )
+    share = size // part.count
+    return tuple(range(part.index * share, (part.index + 1) * share))
+
+
+def _widened(grid: ProcessGrid, size: int) -> ProcessGrid:
+    """A grid that was inferred, grown to the size of the job."""
+    if grid.num_partitions > 1 and size % grid.num_replicas == 0:
+        return ProcessGrid(grid.num_replicas, size // grid.num_replicas)
+    return ProcessGrid(size, 1) if grid.num_partitions == 1 else grid
+
+
+def _platform(loaded: Artifact, part: _Part) -> int | None:
+    """The index of the platform to read the artifact for; None where it has but one."""
+    platforms = () if loaded.exported is None else tuple(loaded.exported.platforms)
+    if len(platforms) < 2:
+        return None
+    if part.options.platform is None and part.count == 1:
+        return None  # one program: whichever it is, it is the same on all devices
+    if part.options.platform not in platforms:
+        raise ToolError(
+            f"the artifact was exported for {', '.join(platforms)}: say with --platform which of "
+            "them to check"
+        )
+    return platforms.index(part.options.platform)
+
+
+def _check_apart(inlined: Inlined, facts: ModuleFacts, issued: Issued, options: Options) -> None:
+    """Refuses, of programs compiled apart, what cannot be compared with another's."""
+    for issue in issues_of(issued.program.block):
+        if any("?" in text for text in issue.signature.types):
+            raise ToolError(
+                f"{issue.signature.text}: a symbolic shape, which cannot be compared with another "
+                "program's; export with concrete shapes",
+                issued.ops[issue.id].op.location,
+            )
+    if options.trust_partitioner or facts.grid.num_partitions == 1:
+        return
+    op = None if is_per_device(inlined.module) else op_that_may_add(inlined.main)
+    if op is not None:
+        raise ToolError(
+            f"{op.name} stands outside of every manual computation, where XLA's partitioner may "
+            "add collectives that are not in the program: partition it first (or give "
+            "--trust-partitioner, if you know that it adds none)",
+            op.location,
+        )
+
+
+def _read_files(paths: Sequence[str], parts: Sequence[_Part]) -> list[_Read[Program]]:
+    """Reads files, many of them in several processes."""
+    workers = min(len(paths), os.cpu_count() or 1)
+    if len(paths) < _WORTH_A_POOL or workers < 2:
+        outcomes = [_read_file(path, part) for path, part in zip(paths, parts, strict=True)]
+    else:
+        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+            size = -(-len(paths) // (4 * workers))
+            outcomes = list(pool.map(_read_file, paths, parts, chunksize=size))
+    read: list[_Read[Program]] = []
+    for outcome in outcomes:
+        if isinstance(outcome, _Failure):
+            with naming(outcome.input_name or "<stdin>"):
+                raise ToolError(*outcome.arguments)
+        read.append(outcome)
+    return read
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """A ToolError on its way from one process to another."""
+
+    arguments: tuple[str, Place, tuple[Diagnostic, ...]]
+    input_name: str | None
+
+
+def _read_file(path: str, part: _Part) -> _Read[Program] | _Failure:
+    sys.setrecursionlimit(_DEEPEST_NESTING)
+    try:
+        read = _read(artifact.load(path), part)
+    except ToolError as error:
+        told = error.diagnostic
+        return _Failure((told.message, told.place, told.notes), error.input_name)
+    return _Read(read.read.program, read.size, read.is_stated)
+
+
+def _end(devices: Sequence[int]) -> int:
+    return max(devices, default=-1) + 1

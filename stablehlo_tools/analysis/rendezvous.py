@@ -1,0 +1,134 @@
+"""A collective as its participants see it: what they must agree on, and who waits for whom."""
+
+from __future__ import annotations
+
+from stablehlo_tools.analysis.collectives import (
+    EXCHANGE_GROUPED,
+    RAGGED_ALL_TO_ALL,
+    REDUCTION_GROUPED,
+    Collective,
+    ModuleFacts,
+)
+from stablehlo_tools.analysis.replica_groups import GroupMode
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.order.program import Rendezvous, Signature
+
+_DIMENSIONS = {
+    "all_gather": ("all_gather_dim",),
+    "reduce_scatter": ("scatter_dimension",),
+    "all_to_all": ("split_dimension", "concat_dimension", "split_count"),
+}
+_GROUPED = REDUCTION_GROUPED | EXCHANGE_GROUPED | {RAGGED_ALL_TO_ALL, "cross-replica-sum"}
+TRANSFER = "transfer"  # the kind that a send and its recv share
+# Custom calls by which a device talks to its own host, or to nobody.
+_LOCAL_CUSTOM_CALLS = ("xla_python_", "xla_ffi_python_", "xla_ffi_partitioned_python_", "lapack_")
+
+
+class Rendezvousing:
+    """Reads the collectives of one module; equal attributes are read once."""
+
+    def __init__(self, facts: ModuleFacts, *, by_channel: bool = False) -> None:
+        self.facts = facts
+        self.by_channel = by_channel  # the pairs of a send or recv are not read
+        self.groups: dict[tuple[object, ...], tuple[Rendezvous, ...]] = {}
+        self.texts: dict[ir.Type | ir.Attribute, str] = {}
+        self.signatures: dict[Signature, Signature] = {}
+        self.everyone = tuple(range(facts.grid.size))
+
+    def signature(self, collective: Collective) -> Signature:
+        """What every participant must have alike; equal ones are one object."""
+        found = self._signature(collective)
+        return self.signatures.setdefault(found, found)
+
+    def _signature(self, collective: Collective) -> Signature:
+        inner = collective.inner
+        if collective.kind in ("send", "recv"):
+            tensors = inner.operands if collective.kind == "send" else inner.results
+            types = tuple(str(v.type) for v in tensors if isinstance(v.type, ir.RankedTensorType))
+            return Signature(TRANSFER, types, f"channel {collective.channel_id}")
+        types = (
+            ", ".join(self._text(value.type) for value in inner.operands),
+            "-> " + ", ".join(self._text(value.type) for value in inner.results),
+        )
+        return Signature(collective.kind, types, self._details(collective))
+
+    def rendezvous(self, collective: Collective) -> tuple[Rendezvous, ...]:
+        """The groups of devices that wait for each other in it; none for what stays on a device.
+
+        All devices take part in a collective_permute, in whatever pairs: XLA:CPU waits for all.
+        A custom call that may communicate is taken to do so with everyone.
+        """
+        kind = collective.kind
+        if kind in _GROUPED or kind == "collective_permute":
+            return self._cached(collective)
+        if kind in ("send", "recv"):
+            return self._transfer(collective)
+        if kind == "custom_call" and not is_local_custom_call(collective.inner):
+            return (Rendezvous(self.everyone, self.everyone),)
+        return ()
+
+    def _cached(self, collective: Collective) -> tuple[Rendezvous, ...]:
+        groups = collective.group_attribute("replica_groups")
+        key = (collective.kind, groups, collective.group_mode)
+        if key not in self.groups:
+            self.groups[key] = self._grouped(collective)
+        return self.groups[key]
+
+    def _grouped(self, collective: Collective) -> tuple[Rendezvous, ...]:
+        if collective.kind == "collective_permute":
+            self.facts.groups(collective)  # raises for devices that there are not
+            members = self._permute_members(collective.group_mode)
+        else:
+            members = self.facts.groups(collective) or ()
+        return tuple(Rendezvous(group, group) for group in members if group)
+
+    def _permute_members(self, mode: GroupMode | None) -> list[tuple[int, ...]]:
+        partitions, replicas = self.facts.grid.num_partitions, self.facts.grid.num_replicas
+        if mode is GroupMode.CROSS_PARTITION:
+            return [tuple(r * partitions + p for p in range(partitions)) for r in range(replicas)]
+        return [tuple(r * partitions + p for r in range(replicas)) for p in range(partitions)]
+
+    def _transfer(self, collective: Collective) -> tuple[Rendezvous, ...]:
+        if self.by_channel or is_host_transfer(collective):
+            return ()
+        pairs = self.facts.groups(collective) or ()
+        end = 0 if collective.kind == "send" else 1
+        return tuple(Rendezvous(pair, (pair[end],)) for pair in pairs)
+
+    def _details(self, collective: Collective) -> str:
+        inner, parts = collective.inner, list[str]()
+        for name in _DIMENSIONS.get(collective.kind, ()):
+            parts.append(f"{name} {ir.IntegerAttr(inner.attributes[name]).value}")
+        reduction = collective.reduction
+        if reduction == "custom":
+            reduction = f"reduction {inner.regions[0]}" if len(inner.regions) else None
+        if reduction is not None:
+            parts.append(reduction)
+        if collective.kind == "collective_permute":
+            parts.append(self._pairs(collective))
+        if collective.kind == "custom_call":
+            parts.append(ir.StringAttr(inner.attributes["call_target_name"]).value)
+        return ", ".join(parts)
+
+    def _pairs(self, collective: Collective) -> str:
+        pairs = collective.inner.attributes["source_target_pairs"]
+        if pairs not in self.texts:
+            self.texts[pairs] = f"pairs {sorted(self.facts.groups(collective) or ())}"
+        return self.texts[pairs]
+
+    def _text(self, kind: ir.Type) -> str:
+        if kind not in self.texts:
+            self.texts[kind] = str(kind)
+        return self.texts[kind]
+
+
+def is_host_transfer(collective: Collective) -> bool:
+    """Whether a send or recv talks to the device's host."""
+    flag = collective.inner.attributes.get("is_host_transfer")
+    return flag is not None and ir.BoolAttr(flag).value
+
+
+def is_local_custom_call(op: ir.Operation) -> bool:
+    """Whether a custom call is known to reach no other device."""
+    target = ir.StringAttr(op.attributes["call_target_name"]).value
+    return target.startswith(_LOCAL_CUSTOM_CALLS)

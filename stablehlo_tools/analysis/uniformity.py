@@ -1,0 +1,419 @@
+"""Which devices surely hold the same value, and the scalars that are known before the run.
+
+A program without calls is evaluated once for all its devices. Of each value it keeps a class for
+each device: two devices of one class hold equal values. Constants, replicated arguments and global
+values (those outside of manual computations) are equal everywhere; `partition_id`, sharded
+arguments and what is computed from them differ as far as they are known to; the result of an
+all_reduce or all_gather is equal within each replica group, and across groups whose inputs are
+equal. Integer scalars that follow from constants and device ids are computed for each device.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from stablehlo_tools.analysis.collectives import (
+    Collective,
+    ModuleFacts,
+    classify_communication,
+)
+from stablehlo_tools.analysis.communication import BRANCHES, COMPUTATIONS, MANUAL_COMPUTATION, WHILE
+from stablehlo_tools.analysis.replica_groups import AxisRef, mesh_axes_groups
+from stablehlo_tools.analysis.shardings import manual_axes, sharding_axes, sharding_per_value
+from stablehlo_tools.analysis.trip_counts import (
+    comparison_direction,
+    constant_integer,
+    is_integer_scalar,
+    trip_count,
+    wrap,
+)
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.ir.carriers import terminator
+from stablehlo_tools.ir.symbols import CALLS
+
+_SAME_ON_GROUP = frozenset(
+    {"all_gather", "all_reduce", "cross-replica-sum", "collective_broadcast"}
+)
+_BY_POSITION = frozenset({"reduce_scatter", "all_to_all", "ragged_all_to_all"})
+_UNKNOWN = CALLS | {"stablehlo.rng", "stablehlo.custom_call"}
+_IDENTITIES = frozenset({"stablehlo.convert", "stablehlo.reshape", "stablehlo.broadcast_in_dim"})
+_COMPARISONS: dict[str, Callable[[int, int], bool]] = {
+    "EQ": operator.eq,
+    "NE": operator.ne,
+    "LT": operator.lt,
+    "LE": operator.le,
+    "GT": operator.gt,
+    "GE": operator.ge,
+}
+
+
+def _divide(a: int, b: int) -> int:
+    """Towards zero, as StableHLO divides; by zero all bits are set."""
+    if b == 0:
+        return -1
+    return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
+
+
+_ARITHMETIC: dict[str, Callable[..., int]] = {
+    "stablehlo.add": operator.add,
+    "stablehlo.subtract": operator.sub,
+    "stablehlo.multiply": operator.mul,
+    "stablehlo.divide": _divide,
+    "stablehlo.remainder": lambda a, b: a if b == 0 else a - b * _divide(a, b),
+    "stablehlo.and": operator.and_,
+    "stablehlo.or": operator.or_,
+    "stablehlo.xor": operator.xor,
+    "stablehlo.maximum": max,
+    "stablehlo.minimum": min,
+    "stablehlo.negate": lambda a: -a,
+    "stablehlo.clamp": lambda low, x, high: min(max(low, x), high),
+    "stablehlo.select": lambda p, a, b: a if p else b,
+}
+
+
+@dataclass(frozen=True)
+class Variation:
+    """How a value differs over the devices: a class for each, and the values where known."""
+
+    classes: tuple[int, ...]
+    values: tuple[int, ...] | None = None
+
+
+def join(parts: Sequence[Variation]) -> tuple[int, ...]:
+    """The classes of something computed from all parts: equal where every part is equal."""
+    distinct = list(dict.fromkeys(part.classes for part in parts))
+    return distinct[0] if len(distinct) == 1 else number_classes(list(zip(*distinct, strict=True)))
+
+
+def number_classes(keys: Sequence[object]) -> tuple[int, ...]:
+    """Numbers equal keys alike, in order of first appearance."""
+    numbers: dict[object, int] = {}
+    return tuple(numbers.setdefault(key, len(numbers)) for key in keys)
+
+
+class Uniformity:
+    """Evaluates ops for all devices at once; `env` holds the values met so far."""
+
+    def __init__(self, module: ir.Module, facts: ModuleFacts, devices: Sequence[int]) -> None:
+        self.facts = facts
+        self.devices = tuple(devices)
+        self.position = {device: i for i, device in enumerate(self.devices)}
+        self.classify = classify_communication(module.context)
+        self.everywhere = Variation((0,) * len(self.devices))
+        self.anywhere = Variation(tuple(range(len(self.devices))))
+        self.env: dict[ir.Value, Variation] = {}
+        self.carries: dict[ir.Value, list[Variation]] = {}  # of a loop, by its first argument
+
+    def of(self, value: ir.Value) -> Variation:
+        """What is known of a value; of one never met, nothing."""
+        return self.env.get(value, self.anywhere)
+
+    def bind(self, values: Sequence[ir.Value], known: Sequence[Variation]) -> None:
+        """Sets what is known of some values."""
+        self.env.update(zip(values, known, strict=True))
+
+    def bind_arguments(self, main: ir.Operation, is_per_device: bool, platform: int | None) -> None:
+        """Sets what is known of the program's arguments.
+
+        `is_per_device`: main is what one device runs. `platform`: the value of the platform index.
+        """
+        attributes = main.attributes.get("arg_attrs")
+        block = main.regions[0].blocks[0]
+        listed = list(ir.ArrayAttr(attributes)) if attributes is not None else []
+        for position, argument in enumerate(block.arguments):
+            entry = ir.DictAttr(listed[position]) if position < len(listed) else None
+            self.env[argument] = self._argument(entry, is_per_device)
+            if platform is not None and _is_platform_index(entry):
+                values = (platform,) * len(self.devices)
+                self.env[argument] = Variation(self.everywhere.classes, values)
+
+    def run(self, op: ir.Operation) -> None:
+        """Evaluates one op, its regions and callees included."""
+        name = op.name
+        if name == WHILE:
+            self._loop(op)
+        elif name in BRANCHES:
+            self._branches(op)
+        elif name in COMPUTATIONS:
+            self.enter(op)
+            self.block(op.regions[0].blocks[0])
+            self.leave(op)
+        else:
+            self.bind(list(op.results), self._results(op))
+
+    def block(self, block: ir.Block) -> list[Variation]:
+        """Evaluates a block; returns what is known of the values it ends with."""
+        for op in block.operations:
+            self.run(op.operation)
+        return [self.of(value) for value in terminator(block).operands]
+
+    def enter(self, computation: ir.Operation) -> None:
+        """Binds the arguments of a manual or named computation."""
+        arguments = list(computation.regions[0].blocks[0].arguments)
+        outside = [self.of(value) for value in computation.operands]
+        if computation.name == MANUAL_COMPUTATION:
+            shardings = sharding_per_value(computation.attributes["in_shardings"])
+            manual = manual_axes(computation)
+            tables = [sharding_axes(sharding) for sharding in shardings]
+            outside = [
+                self._shard(known, mesh, manual.intersection(axes))
+                for known, (mesh, axes) in zip(outside, tables, strict=True)
+            ]
+        self.bind(arguments, outside)
+
+    def leave(self, computation: ir.Operation) -> None:
+        """Binds the results of a computation: global values again after a manual one."""
+        ends = terminator(computation.regions[0].blocks[0]).operands
+        inside = [self.of(value) for value in ends]
+        if computation.name == MANUAL_COMPUTATION:
+            inside = [self.everywhere] * len(inside)
+        self.bind(list(computation.results), inside)
+
+    def choice(self, branch: ir.Operation) -> Variation:
+        """Which region of an `if` or `case` runs: its index where that is known."""
+        known = self.of(branch.operands[0])
+        indices = branch_indices(branch, known)
+        return known if indices is None else Variation(number_classes(indices), indices)
+
+    def trips(self, loop: ir.Operation) -> Variation:
+        """How often a loop that was evaluated runs: the values where the count is static."""
+        initial = [self.of(value) for value in loop.operands]
+        counts = trip_count(loop, initial_of(initial))
+        if counts is not None:
+            return Variation(number_classes(counts), counts)
+        predicate = terminator(loop.regions[0].blocks[0]).operands[0]
+        return Variation(self.of(predicate).classes)
+
+    def bind_carries(self, loop: ir.Operation) -> None:
+        """Sets the arguments of an evaluated loop's regions to what holds in every iteration."""
+        known = self.carries[loop.regions[1].blocks[0].arguments[0]]
+        for region in loop.regions:
+            self.bind(list(region.blocks[0].arguments), known)
+
+    def _argument(self, attributes: ir.DictAttr | None, is_per_device: bool) -> Variation:
+        """An argument of main: of a program for all devices, one global value for each replica.
+
+        Of a program for one device, each device has its own, unless an attribute says replicated.
+        """
+        partitions = self.facts.grid.num_partitions
+        replica = [device // partitions for device in self.devices]
+        same_replicas = attributes is not None and (
+            "mhlo.is_same_data_across_replicas" in attributes
+        )
+        same_partitions = not is_per_device or _is_replicated(attributes)
+        keys = [
+            (0 if same_replicas else r, 0 if same_partitions else device)
+            for r, device in zip(replica, self.devices, strict=True)
+        ]
+        return Variation(number_classes(keys))
+
+    def _shard(self, known: Variation, mesh: str, axes: frozenset[str]) -> Variation:
+        """The shard of a value: equal where the coordinates on the axes are."""
+        if not axes:
+            return known
+        table = self.facts.meshes[mesh]
+        others = [AxisRef(name) for name, _ in table.axes if name not in axes]
+        groups = mesh_axes_groups(table, others) if others else tuple((d,) for d in self.devices)
+        number = {device: i for i, group in enumerate(groups) for device in group}
+        shards = Variation(number_classes([number.get(device, -1) for device in self.devices]))
+        return Variation(join([known, shards]))
+
+    def _results(self, op: ir.Operation) -> list[Variation]:
+        name = op.name
+        count = len(op.results)
+        collective = self.classify(op)
+        if collective is not None:
+            return [self._collective(collective)] * count
+        if name in ("stablehlo.partition_id", "stablehlo.replica_id"):
+            return [self._ids(name)]
+        if name in _UNKNOWN:
+            return [self.anywhere] * count
+        if name == "stablehlo.constant":
+            value = constant_integer(op.results[0])
+            known = None if value is None else (value,) * len(self.devices)
+            return [Variation(self.everywhere.classes, known)]
+        if name == "stablehlo.optimization_barrier":
+            return [self.of(value) for value in op.operands]
+        operands = [self.of(value) for value in op.operands]
+        operands += [self.of(value) for value in _captured(op) if value in self.env]
+        if not operands:
+            return [self.everywhere] * count
+        values = self._scalar(op, operands) if count == 1 else None
+        if values is not None:
+            return [Variation(number_classes(values), values)]
+        return [Variation(join(operands))] * count
+
+    def _ids(self, name: str) -> Variation:
+        partitions = self.facts.grid.num_partitions
+        of_device = operator.mod if name == "stablehlo.partition_id" else operator.floordiv
+        values = tuple(of_device(device, partitions) for device in self.devices)
+        return Variation(number_classes(values), values)
+
+    def _scalar(self, op: ir.Operation, operands: Sequence[Variation]) -> tuple[int, ...] | None:
+        """The values of an integer scalar on each device, if they can be computed."""
+        kind = op.results[0].type
+        if any(part.values is None for part in operands) or not is_integer_scalar(kind):
+            return None
+        rows = zip(*(part.values or () for part in operands), strict=True)
+        compute = self._function(op)
+        if compute is None:
+            return None
+        return tuple(wrap(int(compute(*row)), kind) for row in rows)
+
+    def _function(self, op: ir.Operation) -> Callable[..., int] | None:
+        name = op.name
+        if name in _IDENTITIES:
+            return _nonzero if _is_boolean(op.results[0].type) else int
+        if name == "stablehlo.compare":
+            return partial(_compare, _COMPARISONS[comparison_direction(op)])
+        if name == "stablehlo.not":
+            return _flip if _is_boolean(op.results[0].type) else _invert
+        return _ARITHMETIC.get(name)
+
+    def _collective(self, collective: Collective) -> Variation:
+        groups = self.facts.groups(collective)
+        tensors = [self.of(v) for v in collective.op.operands]
+        if groups is None or not tensors:
+            return self.anywhere
+        inputs = join(tensors)
+        if collective.kind == "collective_permute":
+            return self._permuted(groups, inputs)
+        keys: list[object] = list(self.devices)  # a device outside of every group: its own
+        for number, group in enumerate(groups):
+            known = [inputs[self.position[d]] for d in group if d in self.position]
+            whole = tuple(known) if len(known) == len(group) else ("group", number)
+            for place, device in enumerate(group):
+                if device not in self.position:
+                    continue
+                if collective.kind in _SAME_ON_GROUP:
+                    keys[self.position[device]] = whole
+                elif collective.kind in _BY_POSITION:
+                    keys[self.position[device]] = (whole, place)
+        return Variation(number_classes(keys))
+
+    def _permuted(self, pairs: Sequence[Sequence[int]], inputs: tuple[int, ...]) -> Variation:
+        source = {target: origin for origin, target in pairs}
+        keys: list[object] = []
+        for device in self.devices:
+            origin = source.get(device)
+            if origin is None:
+                keys.append("zeros")
+            else:
+                inside = origin in self.position
+                keys.append(inputs[self.position[origin]] if inside else ("from", origin))
+        return Variation(number_classes(keys))
+
+    def _branches(self, op: ir.Operation) -> None:
+        choice = self.of(op.operands[0])
+        known = [self.block(region.blocks[0]) for region in op.regions]
+        indices = branch_indices(op, choice)
+        for position, result in enumerate(op.results):
+            parts = [branch[position] for branch in known]
+            self.env[result] = self._merged(choice, parts, indices)
+
+    def _merged(
+        self, choice: Variation, parts: Sequence[Variation], indices: tuple[int, ...] | None
+    ) -> Variation:
+        if indices is None:
+            return Variation(join([choice, *parts]))
+        keys = [(i, parts[i].classes[d]) for d, i in enumerate(indices)]
+        taken = [parts[i].values for i in indices]
+        values = [row[d] for d, row in enumerate(taken) if row is not None]
+        if len(values) == len(taken):
+            return Variation(number_classes(values), tuple(values))
+        return Variation(number_classes(keys))
+
+    def _loop(self, op: ir.Operation) -> None:
+        """Joins what enters an iteration with what leaves it until nothing changes."""
+        condition, body = (region.blocks[0] for region in op.regions)
+        ends = terminator(body).operands
+        initial = [self.of(value) for value in op.operands]
+        kept = [ends[i] == argument for i, argument in enumerate(body.arguments)]
+        known = [
+            known if keep else Variation(known.classes)
+            for known, keep in zip(initial, kept, strict=True)
+        ]
+        while True:
+            self.bind(list(condition.arguments), known)
+            (predicate,) = self.block(condition)
+            self.bind(list(body.arguments), known)
+            after = self.block(body)
+            counts = trip_count(op, initial_of(initial))
+            often = predicate if counts is None else Variation(number_classes(counts))
+            joined = [
+                before if keep else Variation(join([before, end, often]))
+                for before, end, keep in zip(known, after, kept, strict=True)
+            ]
+            if joined == known:
+                break
+            known = joined
+        if body.arguments:
+            self.carries[body.arguments[0]] = known
+        self.bind(list(op.results), known)
+
+
+def initial_of(initial: Sequence[Variation]) -> list[tuple[int, ...] | None]:
+    """The known values among a loop's operands."""
+    return [part.values for part in initial]
+
+
+def branch_indices(op: ir.Operation, choice: Variation) -> tuple[int, ...] | None:
+    """Which region each device runs, where that is known."""
+    if choice.values is None:
+        return None
+    last = len(op.regions) - 1
+    if op.name == "stablehlo.if":
+        return tuple(0 if value else 1 for value in choice.values)
+    return tuple(value if 0 <= value <= last else last for value in choice.values)
+
+
+def _is_boolean(kind: ir.Type) -> bool:
+    element = ir.RankedTensorType(kind).element_type
+    return isinstance(element, ir.IntegerType) and element.width == 1
+
+
+def _nonzero(value: int) -> int:
+    return int(value != 0)
+
+
+def _invert(value: int) -> int:
+    return ~value
+
+
+def _flip(value: int) -> int:
+    return int(not value)
+
+
+def _compare(holds: Callable[[int, int], bool], a: int, b: int) -> int:
+    return int(holds(a, b))
+
+
+def _is_replicated(attributes: ir.DictAttr | None) -> bool:
+    """Whether an argument's attributes say that every partition holds the same."""
+    if attributes is None:
+        return False
+    if "sdy.sharding" in attributes:
+        return not sharding_axes(attributes["sdy.sharding"])[1]
+    return "mhlo.sharding" in attributes and (
+        ir.StringAttr(attributes["mhlo.sharding"]).value == "{replicated}"
+    )
+
+
+def _is_platform_index(attributes: ir.DictAttr | None) -> bool:
+    if attributes is None or "jax.global_constant" not in attributes:
+        return False
+    return ir.StringAttr(attributes["jax.global_constant"]).value == "_platform_index"
+
+
+def _captured(op: ir.Operation) -> list[ir.Value]:
+    """What the regions of an op (a reduction, a sort) read from outside of it."""
+    return [
+        value
+        for region in op.regions
+        for block in region.blocks
+        for inner in block.operations
+        for value in inner.operation.operands
+    ]

@@ -1,0 +1,88 @@
+"""Put the collectives of programs compiled apart into one order, and thread tokens through it.
+
+PROGRAM... are as for check-order. Each is written to DIR under its own name, all or none. Exit
+code 0: written; 1: no common order exists, and why; 2: bad input.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from stablehlo_tools.cli.check_order import add_device_arguments
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `align-order`."""
+    parser.add_argument("programs", metavar="PROGRAM", nargs="+", help="an artifact")
+    parser.add_argument(
+        "-o", "--output", metavar="DIR", required=True, help="where to write, made if missing"
+    )
+    parser.add_argument(
+        "--form",
+        choices=("barrier", "composite"),
+        default="barrier",
+        help="of the token chain, as for thread-tokens",
+    )
+    add_device_arguments(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Writes the programs. Raises ToolError on bad input."""
+    from stablehlo_tools import artifact
+    from stablehlo_tools.analysis.program_set import Job, Options
+    from stablehlo_tools.order.report import finding_text
+    from stablehlo_tools.transforms.align_order import align_order
+    from stablehlo_tools.transforms.thread_tokens import ThreadTokensPass
+
+    options = Options(
+        tuple(arguments.devices),
+        arguments.separate,
+        arguments.platform,
+        arguments.trust_partitioner,
+    )
+    directory = Path(arguments.output)
+    names = _names(arguments.programs)
+    _check_directory(directory)
+    loaded = tuple(artifact.load(path) for path in arguments.programs)
+    aligned = align_order(Job(loaded, options), ThreadTokensPass(form=arguments.form))
+    for name, told in aligned.warnings:
+        print(told.render(name), file=sys.stderr)
+    if aligned.finding is not None:
+        print(finding_text(aligned.programs, aligned.finding))
+        return 1
+    files = [
+        (directory / n, artifact.encode(a, a.form)) for n, a in zip(names, loaded, strict=True)
+    ]
+    directory.mkdir(exist_ok=True)
+    artifact.write_all_atomically(files)
+    print("\n".join(str(path) for path, _ in files))
+    return 0
+
+
+def _names(paths: list[str]) -> list[str]:
+    """The names to write under, which must differ."""
+    from stablehlo_tools.diagnostics import ToolError
+
+    names = [Path(path).name for path in paths]
+    for name in names:
+        if names.count(name) > 1:
+            raise ToolError(f"two programs are called {name!r}, and each is written under its name")
+        if name == "-":
+            raise ToolError("standard input has no name to be written under: give a file")
+    return names
+
+
+def _check_directory(directory: Path) -> None:
+    """Raises early where the directory cannot be made or written to."""
+    from stablehlo_tools.diagnostics import ToolError
+
+    if directory.exists() and not directory.is_dir():
+        raise ToolError(f"cannot write to {str(directory)!r}: it is no directory")
+    if not directory.exists() and not directory.absolute().parent.is_dir():
+        parent = str(directory.absolute().parent)
+        raise ToolError(f"cannot make {str(directory)!r}: no directory {parent!r}")
+    if not os.access(directory if directory.exists() else directory.absolute().parent, os.W_OK):
+        raise ToolError(f"cannot write to {str(directory)!r}: permission denied")

@@ -1,0 +1,194 @@
+"""Finds one order of the collectives that every program can take.
+
+Collectives of different programs that meet are one: the n-th, in text order, with the same
+signature and the same members. Loops meet where they run equally often and have the same inside.
+What has to come before what in any program holds for all, and a sort of the whole is the order.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from stablehlo_tools.order.findings import Finding, Verdict, actor_of, at, name
+from stablehlo_tools.order.program import (
+    Block,
+    Issue,
+    Loop,
+    Node,
+    Program,
+    decision_of,
+    footprint,
+    inner_blocks,
+)
+
+# For each node of a block, the earlier nodes that it cannot be moved before.
+type Constraints = Mapping[Block, Sequence[int]]
+type _Place = tuple[int, int]  # a program, and the position of a node in its block
+
+
+def align(
+    programs: Sequence[Program], constraints: Constraints
+) -> dict[tuple[int, Block], list[int]] | Finding:
+    """For each program and block the order of its nodes; or why no common order exists."""
+    aligned = _Alignment(programs, constraints)
+    finding = aligned.level({i: program.block for i, program in enumerate(programs)})
+    return aligned.orders if finding is None else finding
+
+
+@dataclass
+class _Alignment:
+    programs: Sequence[Program]
+    constraints: Constraints
+    orders: dict[tuple[int, Block], list[int]] = field(
+        default_factory=dict[tuple[int, Block], list[int]]
+    )
+
+    def level(self, blocks: Mapping[int, Block]) -> Finding | None:
+        """Aligns blocks that run together, and what is nested in them."""
+        classes = _classes(blocks)
+        members: defaultdict[int, list[_Place]] = defaultdict(list)
+        for place, number in classes.items():
+            members[number].append(place)
+        following: defaultdict[int, dict[int, tuple[int, int, int]]] = defaultdict(dict)
+        for program, block in blocks.items():
+            for later, before in enumerate(self.constraints[block]):
+                for earlier in _bits(before):
+                    source, target = classes[program, earlier], classes[program, later]
+                    following[source].setdefault(target, (program, earlier, later))
+        rank = _sort(members, following)
+        if len(rank) < len(members):
+            return self._conflict(blocks, following, set(members) - set(rank))
+        for program, block in blocks.items():
+            positions = range(len(block.nodes))
+            self.orders[program, block] = sorted(positions, key=lambda p: rank[classes[program, p]])
+        for places in members.values():
+            nested = {program: inner_blocks(blocks[program].nodes[p]) for program, p in places}
+            for parts in zip(*nested.values(), strict=True):
+                finding = self.level(dict(zip(nested, parts, strict=True)))
+                if finding is not None:
+                    return finding
+        return None
+
+    def _conflict(
+        self,
+        blocks: Mapping[int, Block],
+        following: Mapping[int, Mapping[int, tuple[int, int, int]]],
+        stuck: set[int],
+    ) -> Finding:
+        """A cycle of "must come before" through the programs."""
+        told: list[str] = []
+        actors: list[tuple[int, Node]] = []
+        for source, target in _cycle(following, stuck):
+            program, earlier, later = following[source][target]
+            nodes = blocks[program].nodes[earlier], blocks[program].nodes[later]
+            first, second = (
+                f"{name(node)} at {at(self.programs, program, node.place)}" for node in nodes
+            )
+            told.append(
+                f"in {self.programs[program].name}, {second} is computed from {first}, so it comes "
+                "after it"
+            )
+            actors.append((program, nodes[0]))
+        return Finding(
+            Verdict.MAY_DEADLOCK,
+            "no-common-order",
+            "no order of the collectives suits all programs: what the one computes first, the "
+            "other computes last",
+            tuple(actor_of(p, self.programs[p].devices[0], node) for p, node in actors),
+            tuple(told),
+        )
+
+
+def _classes(blocks: Mapping[int, Block]) -> dict[_Place, int]:
+    """Numbers the nodes of all blocks, those that meet alike."""
+    parent: dict[_Place, _Place] = {}
+
+    def root(place: _Place) -> _Place:
+        while parent[place] != place:
+            parent[place] = parent[parent[place]]
+            place = parent[place]
+        return place
+
+    first: dict[object, _Place] = {}
+    for program, block in blocks.items():
+        seen: Counter[object] = Counter()
+        for position, node in enumerate(block.nodes):
+            parent[program, position] = (program, position)
+            for key in _keys(node, program):
+                occurrence = (key, seen[key])
+                seen[key] += 1
+                known = first.setdefault(occurrence, (program, position))
+                parent[root((program, position))] = root(known)
+    numbers: dict[_Place, int] = {}
+    return {place: numbers.setdefault(root(place), len(numbers)) for place in parent}
+
+
+def _keys(node: Node, program: int) -> list[object]:
+    """What a node must have alike with one of another program to meet it."""
+    if isinstance(node, Issue):
+        return [(node.signature, meeting.members) for meeting in node.rendezvous]
+    values = decision_of(node).values
+    if values is None:
+        return [(program, id(node))]  # nobody else's
+    return [_form(node)]
+
+
+def _form(node: Node) -> object:
+    """A loop or branch as far as it has to match: how often, and what is inside in any order."""
+    if isinstance(node, Issue):
+        return node.signature
+    inside = [Counter(_form(inner) for inner in block.nodes) for block in inner_blocks(node)]
+    often = frozenset((decision_of(node).values or {}).values()) if isinstance(node, Loop) else ()
+    return often, tuple(frozenset(counts.items()) for counts in inside), _reach(node)
+
+
+def _reach(node: Node) -> frozenset[tuple[int, ...]]:
+    return frozenset(m.members for m in footprint(node) if len(m.members) > 1)
+
+
+def _sort(
+    members: Mapping[int, Sequence[_Place]],
+    following: Mapping[int, Mapping[int, object]],
+) -> dict[int, int]:
+    """Ranks the classes, each after what must come before it, else as early as its text."""
+    waiting = Counter(target for targets in following.values() for target in targets)
+    early = {number: min((p, i) for i, p in places) for number, places in members.items()}
+    ready = [(early[number], number) for number in members if not waiting[number]]
+    heapq.heapify(ready)
+    rank: dict[int, int] = {}
+    while ready:
+        _, number = heapq.heappop(ready)
+        rank[number] = len(rank)
+        for target in following.get(number, ()):
+            waiting[target] -= 1
+            if not waiting[target]:
+                heapq.heappush(ready, (early[target], target))
+    return rank
+
+
+def _cycle(following: Mapping[int, Mapping[int, object]], stuck: set[int]) -> list[tuple[int, int]]:
+    """A cycle among the classes that could not be sorted, as its edges."""
+    leading: dict[int, int] = {}
+    for source in stuck:
+        for target in following.get(source, ()):
+            if target in stuck:
+                leading.setdefault(target, source)
+    at_class = next(iter(sorted(leading)))
+    seen: list[int] = []
+    while at_class not in seen:
+        seen.append(at_class)
+        at_class = leading[at_class]
+    cycle = [*seen[seen.index(at_class) :], at_class]
+    return [(cycle[i + 1], cycle[i]) for i in range(len(cycle) - 1)][::-1]
+
+
+def _bits(mask: int) -> list[int]:
+    found: list[int] = []
+    while mask:
+        low = mask & -mask
+        found.append(low.bit_length() - 1)
+        mask ^= low
+    return found

@@ -1,0 +1,121 @@
+"""Collectives that some of their participants may reach and others not, within one program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from stablehlo_tools.order.findings import Actor, Finding, Verdict, actor_of, at, describe, name
+from stablehlo_tools.order.program import (
+    Block,
+    Branch,
+    Decision,
+    Issue,
+    Loop,
+    Program,
+    Rendezvous,
+    decision_of,
+    footprint,
+    reached_blocks,
+)
+
+
+def find_divergence(programs: Sequence[Program]) -> Finding | None:
+    """The first collective under a decision that its participants may take differently."""
+    for number, program in enumerate(programs):
+        for issue, meeting, node in _doubtful(program.block, (), frozenset(program.devices)):
+            return _finding(programs, number, issue, meeting, node)
+    return None
+
+
+def find_foreign_decision(programs: Sequence[Program]) -> Finding | None:
+    """A decision made at run time around a collective that another program takes part in."""
+    program_of = {d: i for i, program in enumerate(programs) for d in program.devices}
+    for number, program in enumerate(programs):
+        for node in _undecided(program.block):
+            members = {member for meeting in footprint(node) for member in meeting.members}
+            others = sorted(d for d in members if program_of.get(d, number) != number)
+            own = sorted(d for d in members if program_of.get(d) == number)
+            if others:
+                return _foreign(programs, number, node, own[0], others[0], program_of[others[0]])
+    return None
+
+
+def _doubtful(
+    block: Block, around: tuple[Loop | Branch, ...], devices: frozenset[int]
+) -> Iterator[tuple[Issue, Rendezvous, Loop | Branch]]:
+    for node in block.nodes:
+        if not isinstance(node, Issue):
+            for inner in reached_blocks(node):
+                yield from _doubtful(inner, (*around, node), devices)
+            continue
+        for meeting in node.rendezvous if around else ():
+            for above in around:
+                decision = decision_of(above)
+                # The other end of a transfer is another op, which may stand elsewhere.
+                together = meeting.members if decision.values is None else meeting.issuers
+                if not decision.agree([device for device in together if device in devices]):
+                    yield node, meeting, above
+
+
+def _undecided(block: Block) -> Iterator[Loop | Branch]:
+    for node in block.nodes:
+        if isinstance(node, Issue):
+            continue
+        if decision_of(node).values is None:
+            yield node
+        else:
+            for inner in reached_blocks(node):
+                yield from _undecided(inner)
+
+
+def _finding(
+    programs: Sequence[Program], number: int, issue: Issue, meeting: Rendezvous, node: Loop | Branch
+) -> Finding:
+    decision = decision_of(node)
+    inside = [device for device in meeting.members if device in decision.classes]
+    one, other = _disagreeing(decision, inside)
+    what = "how often the loop runs" if isinstance(node, Loop) else "which branch is taken"
+    known = decision.values is not None
+    where = at(programs, number, node.place)
+    message = (
+        f"{name(issue)} at {at(programs, number, issue.place)} stands inside a "
+        f"{describe(node)} at {where}, and {what} "
+        + ("differs between" if known else "may differ between")
+        + f" its participants {one} and {other}"
+    )
+    if decision.values is not None:
+        count = "iterations" if isinstance(node, Loop) else "branch"
+        told = tuple(f"device {d} decides {decision.values[d]} ({count})" for d in (one, other))
+    else:
+        told = (
+            f"nothing shows that device {one} and device {other} decide alike",
+            f"device {one} reaches the {name(issue)} and waits for device {other}, which does not",
+        )
+    actors = (actor_of(number, one, issue), Actor(number, other, describe(node), node.place))
+    return Finding(Verdict.MAY_DEADLOCK, "divergent-control-flow", message, actors, told)
+
+
+def _foreign(
+    programs: Sequence[Program], number: int, node: Loop | Branch, own: int, other: int, theirs: int
+) -> Finding:
+    what = "how often the loop runs" if isinstance(node, Loop) else "which branch is taken"
+    place = at(programs, number, node.place)
+    message = (
+        f"the {describe(node)} at {place} communicates with {programs[theirs].name}, and {what} is "
+        "decided at run time: nothing shows that the other program decides alike"
+    )
+    told = (
+        f"device {own} goes into the {describe(node)} and waits for device {other}",
+        f"device {other}, in {programs[theirs].name}, does not meet it there",
+    )
+    actors = (
+        actor_of(number, own, node),
+        Actor(theirs, other, "another program", programs[theirs].place),
+    )
+    return Finding(Verdict.MAY_DEADLOCK, "decided-at-run-time", message, actors, told)
+
+
+def _disagreeing(decision: Decision, devices: Sequence[int]) -> tuple[int, int]:
+    """Two of the devices that need not decide alike."""
+    known = decision.classes if decision.values is None else decision.values
+    return devices[0], next(d for d in devices if known[d] != known[devices[0]])

@@ -1,0 +1,165 @@
+"""What a check found: the verdict, and a counterexample that can be told and replayed."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from stablehlo_tools.diagnostics import Place
+from stablehlo_tools.order.program import NOWHERE, Issue, Loop, Node, Program
+from stablehlo_tools.order.simulation import Arrival, Choice
+
+
+class Verdict(enum.Enum):
+    """The answers of check-order."""
+
+    ORDERED = "ordered"
+    MAY_DEADLOCK = "may-deadlock"
+    MISMATCH = "mismatch"
+
+
+@dataclass(frozen=True)
+class Actor:
+    """One end of a counterexample: a device, and what it issues, waits in or decides."""
+
+    program: int
+    device: int
+    what: str
+    place: Place = NOWHERE
+    issue: int | None = None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A counterexample.
+
+    `rule` names what is broken. `sentences` tell the interleaving. `choice` is the order in which
+    programs issue, where it is not their text order; a run in that order ends as told when
+    `confirmed`, which says that it was run.
+    """
+
+    verdict: Verdict
+    rule: str
+    message: str
+    actors: tuple[Actor, ...] = ()
+    sentences: tuple[str, ...] = ()
+    choice: Choice = field(default_factory=dict)
+    confirmed: bool = False
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """The devices that play a part."""
+        return tuple(sorted({actor.device for actor in self.actors}))
+
+
+def describe(node: Node) -> str:
+    """`all_gather tensor<4xf32> -> tensor<8xf32> …`, or what a loop or branch is."""
+    if isinstance(node, Issue):
+        if node.transfer:
+            return f"{node.transfer} {' '.join(node.signature.types)} {node.signature.details}"
+        return node.signature.text
+    return "while loop" if isinstance(node, Loop) else "branch"
+
+
+def name(node: Node) -> str:
+    """`all_gather`, `send`, `while loop`, `branch`."""
+    if isinstance(node, Issue):
+        return node.transfer or node.signature.kind
+    return "while loop" if isinstance(node, Loop) else "branch"
+
+
+def actor_at(arrival: Arrival) -> Actor:
+    """A device that waits at a node."""
+    return actor_of(arrival.program, arrival.device, arrival.node)
+
+
+def actor_of(program: int, device: int, node: Node) -> Actor:
+    """A device and a node of its program."""
+    number = node.id if isinstance(node, Issue) else None
+    return Actor(program, device, describe(node), node.place, number)
+
+
+def devices_text(devices: Sequence[int]) -> str:
+    """`device 3`, `devices 0 and 1`, `devices 0 to 7`."""
+    listed = sorted(devices)
+    if len(listed) == 1:
+        return f"device {listed[0]}"
+    if len(listed) > 2 and listed == list(range(listed[0], listed[-1] + 1)):
+        return f"devices {listed[0]} to {listed[-1]}"
+    return f"devices {', '.join(map(str, listed[:-1]))} and {listed[-1]}"
+
+
+def at(programs: Sequence[Program], program: int, place: Place) -> str:
+    """Where something stands, for a sentence."""
+    return place.render(programs[program].name)
+
+
+def waits(
+    programs: Sequence[Program], waiting: Mapping[int, Arrival], cycle: Sequence[int]
+) -> tuple[str, ...]:
+    """A sentence for each device of a cycle of waits."""
+    told: list[str] = []
+    for position, device in enumerate(cycle):
+        arrival = waiting[device]
+        following = cycle[(position + 1) % len(cycle)]
+        inside = ""
+        if arrival.iteration:
+            inside = f" (iteration {' of '.join(str(i + 1) for i in reversed(arrival.iteration))})"
+        told.append(
+            f"device {device} is in {name(arrival.node)}{inside} at "
+            f"{at(programs, arrival.program, arrival.node.place)} and waits for device {following}"
+        )
+    return tuple(told)
+
+
+def cycle_of_waits(waiting: Mapping[int, Arrival]) -> list[int]:
+    """A shortest cycle of devices, each waiting for the next, among those that wait.
+
+    Empty where some device waits for one that has nothing left to issue.
+    """
+    gone_on = {
+        device: [
+            other
+            for other in arrival.members
+            if other in waiting and not _met(arrival, waiting[other])
+        ]
+        for device, arrival in waiting.items()
+    }
+    best: list[int] = []
+    for start in waiting:
+        path = _path_back(start, gone_on, len(best) - 1 if best else len(waiting))
+        if path and (not best or len(path) < len(best)):
+            best = path
+        if len(best) == 2:
+            break
+    return best
+
+
+def _met(one: Arrival, other: Arrival) -> bool:
+    """Whether two devices wait in the same rendezvous."""
+    if one.members != other.members:
+        return False
+    if isinstance(one.node, Issue) and isinstance(other.node, Issue):
+        return one.node.signature == other.node.signature
+    return one.node is other.node
+
+
+def _path_back(start: int, following: Mapping[int, Sequence[int]], longest: int) -> list[int]:
+    """A shortest path from a device through others back to it, of at most `longest` devices."""
+    came_from: dict[int, int] = {}
+    frontier = [start]
+    for _ in range(longest):
+        found: list[int] = []
+        for device in frontier:
+            for other in following[device]:
+                if other == start:
+                    path = [device]
+                    while path[-1] != start:
+                        path.append(came_from[path[-1]])
+                    return path[::-1]
+                if other not in came_from:
+                    came_from[other] = device
+                    found.append(other)
+        frontier = found
+    return []

@@ -1,0 +1,243 @@
+"""What a program issues: collectives, loops and branches, and the order that is forced on them.
+
+A block lists its nodes in text order, and for each node which earlier ones it must come after; a
+compiler may schedule the nodes in any order that respects that. A loop or a branch is one node:
+its collectives are issued while it runs. Devices are flattened ids, as in `replica_groups`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from stablehlo_tools.diagnostics import Place
+
+NOWHERE = Place()
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What all participants of one collective must agree on.
+
+    `details` spells dimensions, reduction, channel of a transfer, source and target pairs.
+    """
+
+    kind: str
+    types: tuple[str, ...] = ()
+    details: str = ""
+
+    @cached_property
+    def text(self) -> str:
+        """`all_gather tensor<4xf32> -> tensor<8xf32> dim 0`."""
+        return " ".join(part for part in (self.kind, *self.types, self.details) if part)
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """One group of devices that exchange data and wait for each other.
+
+    `issuers` are those that run the op: all members, but for a transfer, whose two ends are two
+    ops, a `send` on the one and a `recv` on the other.
+    """
+
+    members: tuple[int, ...]
+    issuers: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Issue:
+    """A collective, and who waits for whom in it. `id` counts the program's collectives."""
+
+    id: int
+    signature: Signature
+    rendezvous: tuple[Rendezvous, ...]
+    place: Place = NOWHERE
+    transfer: str = ""  # `send` or `recv`
+
+    @cached_property
+    def of_device(self) -> dict[int, Rendezvous]:
+        """The rendezvous that each issuing device takes part in."""
+        return {device: meeting for meeting in self.rendezvous for device in meeting.issuers}
+
+
+@dataclass(frozen=True, eq=False)
+class Decision:
+    """A predicate, a branch index or a trip count, as far as it is known.
+
+    `classes` gives a class to each of the program's devices, by device id: devices of one class
+    surely decide alike. `values` are the values themselves, where they are known before the run.
+    """
+
+    classes: dict[int, int]
+    values: dict[int, int] | None = None
+    place: Place = NOWHERE
+
+    def agree(self, devices: Sequence[int]) -> bool:
+        """Whether the devices, those of them that run the program, surely decide alike."""
+        known = self.classes if self.values is None else self.values
+        return len({known[device] for device in devices if device in known}) <= 1
+
+
+@dataclass(frozen=True, eq=False)
+class Loop:
+    """`condition (body condition)*`, the body `trips` times.
+
+    `is_chained`: every collective of an iteration comes after all of the iteration before.
+    """
+
+    trips: Decision
+    condition: Block
+    body: Block
+    place: Place = NOWHERE
+    is_chained: bool = True
+
+
+@dataclass(frozen=True, eq=False)
+class Branch:
+    """One of the branches: `choice` is its index."""
+
+    choice: Decision
+    branches: tuple[Block, ...]
+    place: Place = NOWHERE
+
+
+type Node = Issue | Loop | Branch
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Nodes in text order. Bit `j` of `before[i]` says: node `j` is over when node `i` starts."""
+
+    nodes: tuple[Node, ...] = ()
+    before: tuple[int, ...] = ()
+
+    def ordered(self, first: int, second: int) -> bool:
+        """Whether two nodes, given by their positions, are forced into some order."""
+        low, high = min(first, second), max(first, second)
+        return bool(self.before[high] >> low & 1)
+
+    @cached_property
+    def is_total(self) -> bool:
+        """Whether the text order is the only one."""
+        return all(before == (1 << i) - 1 for i, before in enumerate(self.before))
+
+    @cached_property
+    def rendezvous(self) -> frozenset[Rendezvous]:
+        """Every rendezvous of the block, nested ones included, but for what surely never runs."""
+        return frozenset(r for node in self.nodes for r in footprint(node))
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """A compiled program: the devices that run it, what it issues, what compilers delete of it."""
+
+    name: str
+    devices: tuple[int, ...]
+    block: Block
+    dead: tuple[Issue, ...] = ()
+    place: Place = NOWHERE
+
+
+def inner_blocks(node: Node) -> tuple[Block, ...]:
+    """The blocks of a loop or a branch."""
+    if isinstance(node, Loop):
+        return (node.condition, node.body)
+    return node.branches if isinstance(node, Branch) else ()
+
+
+def issues_of(block: Block) -> Iterator[Issue]:
+    """Every collective of the block, in text order, nested ones included."""
+    for node in block.nodes:
+        if isinstance(node, Issue):
+            yield node
+        for inner in inner_blocks(node):
+            yield from issues_of(inner)
+
+
+def blocks_of(block: Block) -> Iterator[Block]:
+    """The block and every block nested in it."""
+    yield block
+    for node in block.nodes:
+        for inner in inner_blocks(node):
+            yield from blocks_of(inner)
+
+
+def reached_blocks(node: Node) -> tuple[Block, ...]:
+    """The blocks of a loop or a branch that may run: no body of no trips, no branch not taken."""
+    if isinstance(node, Issue):
+        return ()
+    values = decision_of(node).values
+    if values is None:
+        return inner_blocks(node)
+    if isinstance(node, Branch):
+        taken = set(values.values())
+        return tuple(branch for i, branch in enumerate(node.branches) if i in taken)
+    return (node.condition, node.body) if any(values.values()) else (node.condition,)
+
+
+def reached_blocks_of(block: Block) -> Iterator[Block]:
+    """The block and every block nested in it that may run."""
+    yield block
+    for node in block.nodes:
+        for inner in reached_blocks(node):
+            yield from reached_blocks_of(inner)
+
+
+def decision_of(node: Loop | Branch) -> Decision:
+    """What decides how often, or which way, the node runs."""
+    return node.trips if isinstance(node, Loop) else node.choice
+
+
+def footprint(node: Node) -> frozenset[Rendezvous]:
+    """Every rendezvous that the node may take part in."""
+    if isinstance(node, Issue):
+        return frozenset(node.rendezvous)
+    return frozenset(r for block in reached_blocks(node) for r in block.rendezvous)
+
+
+def rebuilt(
+    block: Block,
+    issue: Callable[[Issue], Issue],
+    decision: Callable[[Decision], Decision] = lambda kept: kept,
+) -> Block:
+    """The block with other collectives, and other decisions, in the same places."""
+
+    def of(node: Node) -> Node:
+        if isinstance(node, Issue):
+            return issue(node)
+        inner = [rebuilt(each, issue, decision) for each in inner_blocks(node)]
+        if isinstance(node, Loop):
+            return replace(node, trips=decision(node.trips), condition=inner[0], body=inner[1])
+        return replace(node, choice=decision(node.choice), branches=tuple(inner))
+
+    return replace(block, nodes=tuple(of(node) for node in block.nodes))
+
+
+def renumbered(program: Program, first: int) -> Program:
+    """The program on other devices: its device 0 becomes device `first`, and so on."""
+
+    def shifted(issue: Issue) -> Issue:
+        meetings = (
+            Rendezvous(
+                tuple(d + first for d in meeting.members),
+                tuple(d + first for d in meeting.issuers),
+            )
+            for meeting in issue.rendezvous
+        )
+        return replace(issue, rendezvous=tuple(meetings))
+
+    def decided(decision: Decision) -> Decision:
+        values = decision.values
+        return replace(
+            decision,
+            classes={d + first: known for d, known in decision.classes.items()},
+            values=None if values is None else {d + first: v for d, v in values.items()},
+        )
+
+    return replace(
+        program,
+        devices=tuple(d + first for d in program.devices),
+        block=rebuilt(program.block, shifted, decided),
+        dead=tuple(shifted(issue) for issue in program.dead),
+    )

@@ -1,0 +1,180 @@
+"""A verdict told in sentences, and as JSON."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from stablehlo_tools.order.findings import Actor, Finding, Verdict, at, devices_text, name
+from stablehlo_tools.order.program import Block, Issue, Loop, Program, blocks_of, issues_of
+from stablehlo_tools.order.simulation import Meeting
+from stablehlo_tools.order.verdict import Decided
+
+_MOST_MEETINGS = 10_000  # listed in a proof
+_CERTAIN = frozenset({"no-common-order", "unmatched-transfer"})  # without a replay
+
+
+def as_text(decided: Decided) -> str:
+    """The verdict, then what shows it."""
+    if decided.finding is not None:
+        return finding_text(decided.programs, decided.finding)
+    return "\n".join([_headline(decided), *(f"  {line}" for line in _reasons(decided))])
+
+
+def finding_text(programs: Sequence[Program], finding: Finding) -> str:
+    """A counterexample in sentences."""
+    lines = [f"{finding.verdict.value}: {finding.message}"]
+    lines += [f"  {sentence}" for sentence in finding.sentences]
+    lines += _order_lines(programs, finding)
+    if not finding.confirmed and finding.rule not in _CERTAIN:
+        lines.append("  not replayed: this may be a false alarm (see docs/check-order.md)")
+    return "\n".join(lines)
+
+
+def as_json(decided: Decided) -> dict[str, Any]:
+    """The verdict with its proof or its counterexample, for programs to read."""
+    report: dict[str, Any] = {
+        "verdict": decided.verdict.value,
+        "programs": [_program(program) for program in decided.programs],
+    }
+    if decided.finding is None:
+        report["proof"] = _proof(decided)
+    else:
+        report["counterexample"] = _counterexample(decided.programs, decided.finding)
+    return report
+
+
+def _headline(decided: Decided) -> str:
+    devices = [d for program in decided.programs for d in program.devices]
+    count, programs = decided.collectives, len(decided.programs)
+    return (
+        f"{Verdict.ORDERED.value}: {programs} program{'s' * (programs > 1)} on "
+        f"{devices_text(devices)}, {count} collective{'s' * (count != 1)}"
+    )
+
+
+def _reasons(decided: Decided) -> list[str]:
+    if len(decided.programs) == 1:
+        reasons = ["one program, compiled once: every device issues in the same order"]
+        if any(True for _ in _decisions(decided.programs[0].block)):
+            reasons.append("every loop and branch is decided alike by all participants inside")
+        return reasons
+    return [
+        "every participant issues every collective, equally often",
+        f"run once in text order, all {len(decided.meetings)} meetings take place",
+        "no other order that tokens and dataflow leave open ends otherwise",
+    ]
+
+
+def _order_lines(programs: Sequence[Program], finding: Finding) -> list[str]:
+    """The order that each program takes in the counterexample, where it is not the text order."""
+    lines: list[str] = []
+    for (number, block), order in finding.choice.items():
+        moved = [p for place, p in enumerate(order) if p != place]
+        if not moved:
+            continue
+        names = ", ".join(
+            f"{name(block.nodes[p])} at {at(programs, number, block.nodes[p].place)}"
+            for p in moved[:4]
+        )
+        more = ", …" if len(moved) > 4 else ""
+        lines.append(f"  a schedule of {programs[number].name} that allows it: {names}{more}")
+    return lines
+
+
+def _program(program: Program) -> dict[str, Any]:
+    return {
+        "name": program.name,
+        "devices": list(program.devices),
+        "collectives": sum(1 for _ in issues_of(program.block)),
+        "deleted": [issue.place.render(program.name) for issue in program.dead],
+    }
+
+
+def _proof(decided: Decided) -> dict[str, Any]:
+    """What the verdict rests on, step by step, and the order in which all meet."""
+    steps: list[dict[str, Any]] = [
+        {
+            "step": "uniform-control-flow",
+            "decisions": [
+                {"place": at(decided.programs, number, node_place), "known": known}
+                for number, program in enumerate(decided.programs)
+                for node_place, known in _decisions(program.block)
+            ],
+        }
+    ]
+    if decided.meetings:
+        steps.append({"step": "agreement", "communicators": _communicators(decided.programs)})
+        steps.append(
+            {
+                "step": "run",
+                "meetings": len(decided.meetings),
+                "order": [_meeting(meeting) for meeting in decided.meetings[:_MOST_MEETINGS]],
+            }
+        )
+    unordered = sum(_unordered(block) for p in decided.programs for block in blocks_of(p.block))
+    steps.append({"step": "no-hazard", "unordered_neighbours": unordered})
+    return {"steps": steps}
+
+
+def _decisions(block: Block) -> list[tuple[Any, bool]]:
+    found: list[tuple[Any, bool]] = []
+    for inner in blocks_of(block):
+        for node in inner.nodes:
+            if not isinstance(node, Issue):
+                decision = node.trips if isinstance(node, Loop) else node.choice
+                found.append((node.place, decision.values is not None))
+    return found
+
+
+def _communicators(programs: Sequence[Program]) -> list[dict[str, Any]]:
+    """Each set of participants, and how many collectives of a program it has at most."""
+    counts: Counter[tuple[int, ...]] = Counter()
+    for program in programs:
+        own = Counter(m.members for i in issues_of(program.block) for m in i.rendezvous)
+        counts |= own
+    return [{"members": list(m), "collectives": n} for m, n in sorted(counts.items())]
+
+
+def _meeting(meeting: Meeting) -> dict[str, Any]:
+    arrivals = meeting.arrivals
+    ids = {
+        str(a.program): a.node.id for a in arrivals if isinstance(a.node, Issue)
+    }  # devices of one program are at one op
+    return {
+        "kind": name(arrivals[0].node),
+        "members": sorted(arrival.device for arrival in arrivals),
+        "collectives": ids,
+    }
+
+
+def _unordered(block: Block) -> int:
+    return sum(1 for i in range(1, len(block.nodes)) if not block.ordered(i - 1, i))
+
+
+def _counterexample(programs: Sequence[Program], finding: Finding) -> dict[str, Any]:
+    orders: list[dict[str, Any]] = []
+    for (number, block), order in finding.choice.items():
+        nodes = [block.nodes[position] for position in order]
+        listed = [node.id if isinstance(node, Issue) else name(node) for node in nodes]
+        orders.append({"program": number, "collectives": listed})
+    return {
+        "rule": finding.rule,
+        "message": finding.message,
+        "devices": list(finding.devices),
+        "collectives": [_actor(programs, actor) for actor in finding.actors],
+        "interleaving": list(finding.sentences),
+        "orders": orders,
+        "replayed": finding.confirmed,
+    }
+
+
+def _actor(programs: Sequence[Program], actor: Actor) -> dict[str, Any]:
+    return {
+        "program": actor.program,
+        "device": actor.device,
+        "what": actor.what,
+        "place": at(programs, actor.program, actor.place),
+        "collective": actor.issue,
+    }

@@ -1,0 +1,270 @@
+"""One run of all programs: devices issue in a chosen order and wait at every rendezvous.
+
+A device that reaches a collective waits until all its members have reached one with the same
+signature and the same members; then they all go on. With the order on each device chosen, the
+outcome does not depend on how fast each runs, because nobody ever has a choice: one run decides.
+
+Loops that all their devices reach together are run once, apart from everything else: if one
+iteration ends, all do. Only loops that do not match are stepped through, iteration by iteration.
+A loop or branch that is decided at run time counts as one collective of all devices in it; they
+go on if what is inside of it ends by itself.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from stablehlo_tools.order.components import connected
+from stablehlo_tools.order.program import (
+    Block,
+    Branch,
+    Issue,
+    Loop,
+    Node,
+    Program,
+    decision_of,
+    footprint,
+    inner_blocks,
+)
+
+# The order of a block's nodes, by program and block, where it is not the text order.
+Choice = Mapping[tuple[int, Block], Sequence[int]]
+Members = tuple[int, ...]
+_MOST_STEPS = 3_000_000
+
+
+class UndecidedError(Exception):
+    """Loops that do not match would have to be stepped through for too long."""
+
+
+@dataclass(frozen=True, eq=False)
+class Arrival:
+    """A device at a node. `members` is empty at a loop, whose devices are found out together.
+
+    `top` is the position of the node of the program's outermost block that this belongs to;
+    `iteration` counts, from 0, the iterations of the loops around it, the outermost first.
+    """
+
+    device: int
+    program: int
+    node: Node
+    top: int
+    members: Members = ()
+    iteration: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Meeting:
+    """What happened once: the arrivals of all members."""
+
+    arrivals: tuple[Arrival, ...]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The meetings in an order in which they can happen, and who waits where at the end.
+
+    A device that does not wait has issued all it has. Nobody waits: the run ended well.
+    """
+
+    meetings: tuple[Meeting, ...]
+    waiting: dict[int, Arrival]
+
+    @property
+    def ended(self) -> bool:
+        """Whether every device issued all it has."""
+        return not self.waiting
+
+
+type _Stream = Generator[Arrival, bool]
+
+
+@dataclass
+class _Run:
+    """The state of one run over some devices."""
+
+    streams: dict[int, _Stream]
+    choice: Choice
+    waiting: dict[int, Arrival] = field(default_factory=dict[int, Arrival])
+    gathered: dict[object, list[Arrival]] = field(default_factory=dict[object, list[Arrival]])
+    meetings: list[Meeting] = field(default_factory=list[Meeting])
+    queue: deque[tuple[int, bool]] = field(default_factory=deque[tuple[int, bool]])
+
+    def release(self, arrivals: Sequence[Arrival], *, skip: bool) -> None:
+        """Lets devices go on: past what they wait at or, if it is a loop, into it."""
+        for arrival in arrivals:
+            del self.waiting[arrival.device]
+            self.queue.append((arrival.device, skip))
+
+    def meet(self, arrivals: Sequence[Arrival]) -> None:
+        """Records a meeting and lets its members go on."""
+        self.meetings.append(Meeting(tuple(arrivals)))
+        self.release(arrivals, skip=True)
+
+
+class Simulator:
+    """Runs a set of programs, each on its devices."""
+
+    def __init__(self, programs: Sequence[Program]) -> None:
+        self.programs = tuple(programs)
+        self.program_of = {d: i for i, program in enumerate(programs) for d in program.devices}
+        self._members: dict[Node, dict[int, Members]] = {}
+        self._alone: dict[object, bool] = {}
+        self._steps = 0
+
+    def run(self, choice: Choice | None = None) -> Outcome:
+        """Runs every program to its end, or until all that are left wait.
+
+        Raises UndecidedError where unlike loops would take too many steps.
+        """
+        self._steps = 0
+        self._alone.clear()
+        blocks = {d: self.programs[i].block for d, i in self.program_of.items()}
+        return self._run(blocks, choice or {})
+
+    def _run(self, blocks: Mapping[int, Block], choice: Choice) -> Outcome:
+        run = _Run(
+            {device: self._stream(device, block, choice) for device, block in blocks.items()},
+            choice,
+        )
+        for device, stream in run.streams.items():
+            self._arrived(run, device, next(stream, None))
+        while True:
+            while run.queue:
+                device, skip = run.queue.popleft()
+                try:
+                    self._arrived(run, device, run.streams[device].send(skip))
+                except StopIteration:
+                    continue
+            if not self._pass_loops(run, choice):
+                return Outcome(tuple(run.meetings), dict(sorted(run.waiting.items())))
+
+    def _arrived(self, run: _Run, device: int, arrival: Arrival | None) -> None:
+        """Notes where a device has come to; None: to its end."""
+        if arrival is None:
+            return
+        self._steps += 1
+        if self._steps > _MOST_STEPS:
+            raise UndecidedError
+        run.waiting[device] = arrival
+        if not arrival.members:
+            return
+        node = arrival.node
+        own = node.signature if isinstance(node, Issue) else (arrival.program, id(node))
+        key = (own, arrival.members)
+        gathered = run.gathered.setdefault(key, [])
+        gathered.append(arrival)
+        if len(gathered) < len(arrival.members):
+            return
+        if isinstance(node, Issue) or self._ends_alone(node, arrival.members, run.choice):
+            del run.gathered[key]
+            run.meet(gathered)
+
+    def _ends_alone(self, node: Loop | Branch, devices: Members, choice: Choice) -> bool:
+        """Whether each block of what is decided at run time ends by itself, if they all enter it.
+
+        Only transfers can fail: its devices are of one program.
+        """
+        key = id(node), devices
+        if key not in self._alone:
+            self._alone[key] = all(
+                self._run(dict.fromkeys(devices, block), choice).ended
+                for block in inner_blocks(node)
+            )
+        return self._alone[key]
+
+    def _pass_loops(self, run: _Run, choice: Choice) -> bool:
+        """When nobody else can go on: runs loops that all their devices have reached, at once.
+
+        Where no loop is complete, its devices step into it. Returns whether anybody goes on.
+        """
+        parked = {
+            d: a for d, a in run.waiting.items() if isinstance(a.node, Loop) and not a.members
+        }
+        complete = [
+            [parked[device] for device in component]
+            for component in connected(_meetings_of(parked), parked)
+            if all(device in parked for device in component)
+        ]
+        for arrivals in complete:
+            if self._runs_alone(arrivals, choice):
+                run.meet(arrivals)
+            else:
+                run.release(arrivals, skip=False)
+        if not complete:
+            run.release(list(parked.values()), skip=False)
+        return bool(parked)
+
+    def _runs_alone(self, arrivals: Sequence[Arrival], choice: Choice) -> bool:
+        """Whether the devices' loops run equally often and an iteration ends by itself."""
+        loops = {a.device: a.node for a in arrivals if isinstance(a.node, Loop)}
+        if len({_trips(loop, device) for device, loop in loops.items()}) > 1:
+            return False
+        key = tuple((device, id(loop)) for device, loop in sorted(loops.items()))
+        if key not in self._alone:
+            conditions = {device: loop.condition for device, loop in loops.items()}
+            bodies = {device: loop.body for device, loop in loops.items()}
+            self._alone[key] = (
+                self._run(conditions, choice).ended and self._run(bodies, choice).ended
+            )
+        return self._alone[key]
+
+    def _stream(
+        self,
+        device: int,
+        block: Block,
+        choice: Choice,
+        top: int | None = None,
+        iteration: tuple[int, ...] = (),
+    ) -> _Stream:
+        """What a device issues of a block, in the chosen order; asked at a loop: pass it by?"""
+        program = self.program_of[device]
+        for position in choice.get((program, block)) or range(len(block.nodes)):
+            node, outer = block.nodes[position], position if top is None else top
+            if isinstance(node, Issue):
+                meeting = node.of_device.get(device)
+                if meeting is not None:
+                    yield Arrival(device, program, node, outer, meeting.members, iteration)
+                continue
+            members = self._members_of(node, device)
+            if not members:
+                continue
+            values = decision_of(node).values
+            if values is None:
+                yield Arrival(device, program, node, outer, members, iteration)
+            elif isinstance(node, Branch):
+                branch = node.branches[values[device]]
+                yield from self._stream(device, branch, choice, outer, iteration)
+            elif not (yield Arrival(device, program, node, outer, (), iteration)):
+                for count in range(values[device]):
+                    inner = (*iteration, count)
+                    yield from self._stream(device, node.condition, choice, outer, inner)
+                    yield from self._stream(device, node.body, choice, outer, inner)
+                yield from self._stream(device, node.condition, choice, outer, iteration)
+
+    def _members_of(self, node: Node, device: int) -> Members:
+        """The devices that a device meets in a loop or branch, directly or through others."""
+        if node not in self._members:
+            meetings = [meeting.members for meeting in footprint(node)]
+            self._members[node] = {
+                member: component for component in connected(meetings, ()) for member in component
+            }
+        return self._members[node].get(device, ())
+
+
+def _meetings_of(parked: Mapping[int, Arrival]) -> list[Members]:
+    """The members of every rendezvous in the loops that devices stand at."""
+    return [
+        meeting.members
+        for arrival in parked.values()
+        for block in inner_blocks(arrival.node)
+        for meeting in block.rendezvous
+        if arrival.device in meeting.issuers
+    ]
+
+
+def _trips(loop: Loop, device: int) -> int:
+    assert loop.trips.values is not None
+    return loop.trips.values[device]

@@ -1,0 +1,245 @@
+"""Decides whether any interleaving of the programs can deadlock or mismatch.
+
+In this order, because each step leans on the one before:
+
+1. *divergence*: in one program, all participants of a collective take the same way to it, and
+   every participant runs a program;
+2. *run time*: what is decided while running concerns no other program;
+3. *agreement*: every participant issues every collective, and equally often;
+4. *one run*: with each program in its text order, all end;
+5. *pairs* that nothing orders and that share devices of two programs;
+6. *cycles* through three or more devices.
+
+One program for all devices is compiled once, so all devices issue in one order: after the first
+step only transfers, whose two ends are two ops, can still go wrong. A verdict `ordered` is meant to
+hold for every schedule that keeps what is forced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from stablehlo_tools.order.agreement import find_disagreement, find_missing_program
+from stablehlo_tools.order.cycles import (
+    Step,
+    TooManyError,
+    choice_for,
+    find_cycles,
+    nested_doubt,
+)
+from stablehlo_tools.order.divergence import find_divergence, find_foreign_decision
+from stablehlo_tools.order.findings import (
+    Actor,
+    Finding,
+    Verdict,
+    actor_at,
+    actor_of,
+    at,
+    cycle_of_waits,
+    name,
+    waits,
+)
+from stablehlo_tools.order.hazards import Pair, flipped, hazardous_pairs
+from stablehlo_tools.order.program import Issue, Node, Program, decision_of, issues_of
+from stablehlo_tools.order.simulation import (
+    Choice,
+    Meeting,
+    Outcome,
+    Simulator,
+    UndecidedError,
+)
+from stablehlo_tools.order.transfers import pair_transfers
+
+_MOST_CANDIDATES = 32
+
+
+@dataclass(frozen=True)
+class Decided:
+    """The verdict on a set of programs: a counterexample, or the run that all others amount to.
+
+    `meetings` are those of the run in text order, where one was needed.
+    """
+
+    programs: tuple[Program, ...]
+    finding: Finding | None
+    meetings: tuple[Meeting, ...] = ()
+
+    @property
+    def verdict(self) -> Verdict:
+        """`ordered` where there is no counterexample."""
+        return Verdict.ORDERED if self.finding is None else self.finding.verdict
+
+    @property
+    def collectives(self) -> int:
+        """How many collectives the programs have in their texts."""
+        return sum(1 for program in self.programs for _ in issues_of(program.block))
+
+
+def decide(programs: Sequence[Program], *, strict: bool = False) -> Decided:
+    """The verdict on programs that are compiled apart, each for its devices.
+
+    With `strict`, each device counts as compiled apart. Raises UndecidedError for loops of unlike
+    shape that would take too long to step through.
+    """
+    judged, finding = pair_transfers(_split(programs) if strict else programs)
+    finding = finding or find_divergence(judged) or find_missing_program(judged)
+    if finding is not None:
+        return Decided(judged, finding)
+    if len(judged) == 1 and not any(issue.transfer for issue in issues_of(judged[0].block)):
+        return Decided(judged, None)
+    finding = find_foreign_decision(judged) or find_disagreement(judged)
+    if finding is not None:
+        return Decided(judged, finding)
+    simulator = Simulator(judged)
+    outcome = simulator.run()
+    if not outcome.ended:
+        return Decided(judged, _conflict(judged, outcome), outcome.meetings)
+    finding = _unordered(simulator) or _cyclic(simulator, outcome.meetings)
+    return Decided(judged, finding, outcome.meetings)
+
+
+def _split(programs: Sequence[Program]) -> list[Program]:
+    return [replace(program, devices=(d,)) for program in programs for d in program.devices]
+
+
+def _conflict(
+    programs: Sequence[Program], outcome: Outcome, choice: Choice | None = None
+) -> Finding:
+    """The waits that a run ended in."""
+    cycle = cycle_of_waits(outcome.waiting)
+    waiting = [outcome.waiting[device] for device in cycle] or list(outcome.waiting.values())
+    actors = tuple(actor_at(arrival) for arrival in waiting)
+    names = " and ".join(
+        f"{name(a.node)} at {at(programs, a.program, a.node.place)}" for a in waiting[:3]
+    )
+    message = f"the programs issue {names} in conflicting orders"
+    told = waits(programs, outcome.waiting, cycle)
+    rule = "conflicting-order" if len(cycle) == 2 else "cyclic-wait"
+    # What is decided at run time may be decided so that nobody waits.
+    is_certain = not any(_is_undecided(arrival.node) for arrival in outcome.waiting.values())
+    return Finding(
+        Verdict.MAY_DEADLOCK,
+        rule if is_certain else "decided-at-run-time",
+        message,
+        actors,
+        told,
+        choice or {},
+        confirmed=is_certain,
+    )
+
+
+def _is_undecided(node: Node) -> bool:
+    return not isinstance(node, Issue) and decision_of(node).values is None
+
+
+def _unordered(simulator: Simulator) -> Finding | None:
+    """The first pair that nothing orders and that two programs share devices of."""
+    swapped: Finding | None = None
+    for pair in hazardous_pairs(simulator.programs):
+        finding = _of_pair(simulator, pair)
+        if finding.verdict is Verdict.MAY_DEADLOCK:
+            return finding
+        swapped = swapped or finding
+    return swapped
+
+
+def _of_pair(simulator: Simulator, pair: Pair) -> Finding:
+    programs = simulator.programs
+    first, second = pair.nodes
+    ours, theirs = pair.shared
+    other = simulator.program_of[theirs]
+    actors = tuple(actor_of(pair.program, ours, node) for node in dict.fromkeys(pair.nodes))
+    if other != pair.program:
+        actors = (*actors, Actor(other, theirs, "compiled apart", programs[other].place))
+    places = [at(programs, pair.program, node.place) for node in pair.nodes]
+    if first is second:
+        apart = f"devices {ours} and {theirs} are compiled apart"
+        if other == pair.program:
+            apart = f"the transfers from device {ours} to device {theirs} may be taken in any order"
+        message = (
+            f"nothing orders the iterations of the loop at {places[0]}: a compiler that unrolls it "
+            f"may let them overlap, and {apart}"
+        )
+        return Finding(Verdict.MAY_DEADLOCK, "overlapping-iterations", message, actors)
+    message = (
+        f"nothing orders {name(first)} at {places[0]} and {name(second)} at {places[1]} in "
+        f"{programs[pair.program].name}, and devices {ours} and {theirs}, which take part in both, "
+        "are compiled apart"
+    )
+    choice: Choice = {(pair.program, pair.block): flipped(pair)}
+    try:
+        outcome = simulator.run(choice)
+    except UndecidedError:
+        return Finding(Verdict.MAY_DEADLOCK, "unordered", message, actors, (), choice)
+    if not outcome.ended:
+        conflict = _conflict(programs, outcome, choice)
+        return replace(conflict, rule="unordered", message=message)
+    if not (isinstance(first, Issue) and isinstance(second, Issue)):
+        return Finding(Verdict.MAY_DEADLOCK, "unordered", message, actors, (), choice)
+    told = (
+        f"{programs[pair.program].name} issues the one at {places[1]} first",
+        f"device {theirs}, in {programs[other].name}, issues them in its own order",
+        "nobody waits for ever: the two have the same form, and the devices exchange the wrong "
+        "data without a word",
+    )
+    return Finding(Verdict.MISMATCH, "swapped", message, actors, told, choice, confirmed=True)
+
+
+def _cyclic(simulator: Simulator, meetings: Sequence[Meeting]) -> Finding | None:
+    """A deadlock through three or more devices that some schedule of each program allows."""
+    programs = simulator.programs
+    doubtful: Finding | None = None
+    try:
+        for count, cycle in enumerate(find_cycles(simulator, meetings)):
+            finding = _of_cycle(simulator, meetings, cycle)
+            if finding.confirmed:
+                return finding
+            doubtful = doubtful or finding
+            if count == _MOST_CANDIDATES:
+                return doubtful
+    except TooManyError:
+        return doubtful or Finding(
+            Verdict.MAY_DEADLOCK,
+            "not-decided",
+            "too much is unordered to look through every cycle of waits; thread tokens to fix it",
+        )
+    if doubtful is not None:
+        return doubtful
+    nested = nested_doubt(programs)
+    if nested is None:
+        return None
+    number, block, first, second = nested
+    nodes = block.nodes[first], block.nodes[second]
+    places = [at(programs, number, node.place) for node in nodes]
+    message = (
+        f"nothing orders {name(nodes[0])} at {places[0]} and {name(nodes[1])} at {places[1]}, "
+        "inside of a loop or branch, and their devices are linked by other groups too"
+    )
+    device = programs[number].devices[0]
+    actors = tuple(actor_of(number, device, node) for node in nodes)
+    return Finding(Verdict.MAY_DEADLOCK, "unordered", message, actors)
+
+
+def _of_cycle(simulator: Simulator, meetings: Sequence[Meeting], cycle: Sequence[Step]) -> Finding:
+    programs = simulator.programs
+    choice = choice_for(simulator, cycle)
+    if choice is not None:
+        try:
+            outcome = simulator.run(choice)
+        except UndecidedError:
+            outcome = None
+        if outcome is not None and not outcome.ended:
+            conflict = _conflict(programs, outcome, choice)
+            message = "what is unordered can close a cycle of waits: " + conflict.message
+            return replace(conflict, rule="cyclic-wait", message=message)
+    actors: list[Actor] = []
+    for step in cycle:
+        arrivals = meetings[step.first].arrivals
+        node = next(a.node for a in arrivals if a.device == step.device)
+        actors.append(actor_of(step.program, step.device, node))
+    names = ", ".join(
+        f"{actor.what.split()[0]} at {at(programs, actor.program, actor.place)}" for actor in actors
+    )
+    message = f"what is unordered may close a cycle of waits through {names}"
+    return Finding(Verdict.MAY_DEADLOCK, "cyclic-wait", message, tuple(actors), (), choice or {})

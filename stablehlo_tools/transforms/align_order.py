@@ -1,0 +1,218 @@
+"""Puts the collectives of several programs into one common order, and threads tokens through it.
+
+Chains that this toolkit put in are taken out first, so that only what programs compute, and tokens
+of the user's own, bind them. Calls are inlined. Ops move within their block only, as far as the
+order asks; a collective that another program needs and nobody here uses is given a use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from stablehlo_tools.analysis.issued import Issued
+from stablehlo_tools.analysis.liveness import live_values
+from stablehlo_tools.analysis.program_set import Job
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, Severity, naming, to_place
+from stablehlo_tools.order.agreement import find_disagreement
+from stablehlo_tools.order.alignment import align
+from stablehlo_tools.order.divergence import find_divergence, find_foreign_decision
+from stablehlo_tools.order.findings import Finding
+from stablehlo_tools.order.program import Block, Program, blocks_of
+from stablehlo_tools.order.simulation import Choice, Simulator
+from stablehlo_tools.order.transfers import pair_transfers
+from stablehlo_tools.order.verdict import decide
+from stablehlo_tools.transforms.keep_alive import keep_alive
+from stablehlo_tools.transforms.thread_tokens import ThreadTokensPass
+from stablehlo_tools.transforms.tokens.stripping import strip_module
+
+
+@dataclass(frozen=True)
+class Aligned:
+    """What came of it: nothing where there is a `finding`, which says why.
+
+    `warnings` go with the name of the artifact that each is about.
+    """
+
+    programs: tuple[Program, ...]
+    finding: Finding | None = None
+    warnings: tuple[tuple[str, Diagnostic], ...] = ()
+
+
+def align_order(job: Job, threading: ThreadTokensPass) -> Aligned:
+    """Rewrites the modules of a job's artifacts in place.
+
+    Where the result has a finding they are left half-way, and must not be written. Raises a located
+    ToolError where a program is not understood or cannot be threaded.
+    """
+    for loaded in job.artifacts:
+        strip_module(loaded.module)
+    warnings: list[tuple[str, Diagnostic]] = []
+    issued, finding = _agreeing(job, warnings)
+    programs, _ = pair_transfers([part.program for part in issued])
+    if finding is not None:
+        return Aligned(programs, finding)
+    choice = _common_order(programs, issued)
+    if isinstance(choice, Finding):
+        return Aligned(programs, choice)
+    for number, part in enumerate(issued):
+        orders = {block: order for (program, block), order in choice.items() if program == number}
+        _reorder(part, programs[number], orders)
+    for loaded in job.artifacts:
+        diagnostics = Diagnostics()
+        with naming(loaded.name):
+            threading.run(loaded.module, diagnostics)
+        warnings += [(loaded.name, told) for told in diagnostics.collected]
+    decided = decide([part.program for part in job.read()])
+    return Aligned(decided.programs, decided.finding, tuple(warnings))
+
+
+def _agreeing(
+    job: Job, warnings: list[tuple[str, Diagnostic]]
+) -> tuple[list[Issued], Finding | None]:
+    """The programs once every participant issues every collective; or why that cannot be."""
+    while True:
+        issued = job.read()
+        programs, finding = pair_transfers([part.program for part in issued])
+        finding = (
+            finding
+            or find_divergence(programs)
+            or find_foreign_decision(programs)
+            or find_disagreement(programs)
+        )
+        if finding is None or finding.rule != "dead-collective":
+            return issued, finding
+        dead = finding.actors[-1]
+        assert dead.issue is not None
+        loaded, collective = job.artifacts[dead.program], issued[dead.program].ops[dead.issue]
+        live = live_values(loaded.module)
+        with naming(loaded.name):
+            keep_alive(collective, live)
+        message = f"{collective.inner.name}: others wait for it, so a returned value now uses it"
+        place = to_place(collective.op.location)
+        warnings.append((loaded.name, Diagnostic(Severity.WARNING, message, place)))
+
+
+def _common_order(programs: Sequence[Program], issued: Sequence[Issued]) -> Choice | Finding:
+    """The text orders where they agree already; else an order that suits all."""
+    simulator = Simulator(programs)
+    if simulator.run().ended:
+        return {}
+    constraints = {
+        block: _constraints(ops)
+        for program, part in zip(programs, issued, strict=True)
+        for block, ops in zip(blocks_of(program.block), part.sites, strict=True)
+    }
+    choice = align(programs, constraints)
+    if isinstance(choice, Finding):
+        return choice
+    outcome = simulator.run(choice)
+    if not outcome.ended:
+        return _unmatched(programs)
+    return choice
+
+
+def _unmatched(programs: Sequence[Program]) -> Finding:
+    finding = decide(programs).finding
+    assert finding is not None, "the text orders of the programs conflict"
+    return finding
+
+
+def _constraints(ops: Sequence[ir.Operation]) -> list[int]:
+    """For each op of a block's nodes the earlier ones that the text does not let it pass.
+
+    Those that it is computed from; and those of other blocks of the module: a node of one manual
+    computation stays before the nodes of the next.
+    """
+    computed = _computed_from(ops)
+    return [
+        computed[later] | sum(1 << i for i in range(later) if ops[i].block != op.block)
+        for later, op in enumerate(ops)
+    ]
+
+
+def _computed_from(ops: Sequence[ir.Operation]) -> list[int]:
+    """For each op which of the others it is computed from, within its block, as bits."""
+    positions = {id_of(op): i for i, op in enumerate(ops)}
+    found = [0] * len(ops)
+    for block in dict.fromkeys(op.block for op in ops):
+        known: dict[ir.Value, int] = {}
+        for view in block.operations:
+            op = view.operation
+            bits = 0
+            for value in read_by(op):
+                bits |= known.get(value, 0)
+            position = positions.get(id_of(op))
+            if position is not None:
+                found[position] = bits
+                bits |= 1 << position
+            if bits:
+                known.update((result, bits) for result in op.results)
+    return found
+
+
+def id_of(op: ir.Operation) -> ir.Value | ir.Operation:
+    """What stands for an op in a dictionary: hashing it takes in all its operands."""
+    return op.results[0] if len(op.results) else op
+
+
+def read_by(op: ir.Operation) -> list[ir.Value]:
+    """The values that an op reads, in its regions too."""
+    values = list(op.operands)
+    for region in op.regions:
+        for block in region.blocks:
+            for inner in block.operations:
+                values += read_by(inner.operation)
+    return values
+
+
+def _reorder(issued: Issued, program: Program, orders: Mapping[Block, Sequence[int]]) -> None:
+    """Moves ops so that the text has the nodes in the orders given."""
+    for block, sites in zip(blocks_of(program.block), issued.sites, strict=True):
+        wanted: dict[ir.Block, list[ir.Operation]] = {}
+        for position in orders.get(block, ()):
+            wanted.setdefault(sites[position].block, []).append(sites[position])
+        for where, ops in wanted.items():
+            _rearrange(where, ops)
+
+
+def _rearrange(block: ir.Block, wanted: Sequence[ir.Operation]) -> None:
+    """Puts ops of a block into the wanted order; the others stay where they are if they can.
+
+    What stands before an op of the wanted order, in the text, goes before it still, unless it is
+    computed from an op that now comes later.
+    """
+    listed = [view.operation for view in block.operations]
+    ordered = {id_of(op) for op in wanted}
+    made_by: dict[ir.Value, ir.Operation] = {r: op for op in listed for r in op.results}
+    place = {id_of(op): i for i, op in enumerate(listed)}
+    done: set[int] = set()
+    result: list[ir.Operation] = []
+
+    def emit(position: int) -> None:
+        done.add(position)
+        result.append(listed[position])
+
+    def is_ready(op: ir.Operation) -> bool:
+        makers = (made_by.get(value) for value in read_by(op))
+        return all(place[id_of(maker)] in done for maker in makers if maker is not None)
+
+    reached = 0
+    held: list[int] = []  # positions passed over, waiting for an op of the wanted order
+    for op in wanted:
+        last = place[id_of(op)]
+        for position in [*held, *range(reached, last)]:
+            if position in done or id_of(listed[position]) in ordered:
+                continue
+            if is_ready(listed[position]):
+                emit(position)
+        reached = max(reached, last + 1)
+        held = [p for p in range(reached) if p not in done]
+        emit(last)
+    for position in range(len(listed)):
+        if position not in done:
+            emit(position)
+    end = listed[-1]
+    for op in result[:-1]:
+        op.move_before(end)

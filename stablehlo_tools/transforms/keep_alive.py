@@ -1,0 +1,135 @@
+"""Gives a collective whose results nobody uses a use that no compiler removes.
+
+XLA deletes such a collective, in a token chain or not, while other devices still wait for it. Here
+the smallest value that the block returns is made to depend on it, and keeps its bits:
+
+    %g = "stablehlo.all_gather"(%x)
+    return %y
+  ==>
+    %g = "stablehlo.all_gather"(%x)
+    %e = … the first element of %g as an unsigned integer
+    %b = stablehlo.and %e, 1
+    %p = stablehlo.compare LT, %b, 2      // always true, which simplifiers do not see
+    %z = stablehlo.select %p, %y, 0
+    return %z
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+from stablehlo_tools.analysis.collectives import Collective, element_bits, tensor_bytes
+from stablehlo_tools.analysis.communication import MANUAL_COMPUTATION
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.ir.carriers import terminator
+from stablehlo_tools.ir.symbols import FUNCTION
+
+
+def keep_alive(collective: Collective, live: Set[ir.Value]) -> None:
+    """Makes a value that the collective's block returns depend on it, in place: one that is `live`.
+
+    Raises a located ToolError where there is none: in a loop or branch, or beside tokens only.
+    """
+    op = collective.op
+    owner = op.block.owner.operation
+    element = _first_tensor(op)
+    if owner.name not in (FUNCTION, MANUAL_COMPUTATION) or element is None:
+        raise ToolError(
+            f"{collective.inner.name}: nobody uses its results and nothing beside it can be made "
+            "to: it stands in a loop or branch, or has no element",
+            op.location,
+        )
+    end = terminator(op.block)
+    chosen = _smallest(end, owner, live)
+    if chosen is None:
+        raise ToolError(
+            f"{collective.inner.name}: nobody uses its results, and the block around it returns "
+            "no tensor that could depend on it",
+            op.location,
+        )
+    with ir.InsertionPoint(end), op.location:
+        end.operands[chosen] = _guarded(end.operands[chosen], _always_true(element))
+
+
+def _first_tensor(op: ir.Operation) -> ir.Value | None:
+    for result in op.results:
+        kind = result.type
+        if isinstance(kind, ir.RankedTensorType) and kind.has_static_shape and 0 not in kind.shape:
+            return result
+    return None
+
+
+def _smallest(end: ir.Operation, owner: ir.Operation, live: Set[ir.Value]) -> int | None:
+    """Which of the returned values is the smallest tensor that is used outside."""
+    sizes: dict[int, int] = {}
+    for position, value in enumerate(end.operands):
+        kind = value.type
+        if not isinstance(kind, ir.RankedTensorType) or not kind.has_static_shape:
+            continue
+        if owner.name == MANUAL_COMPUTATION and owner.results[position] not in live:
+            continue
+        size = tensor_bytes(ir.ShapedType(kind))
+        if size:
+            sizes[position] = size
+    return min(sizes, key=lambda position: sizes[position], default=None)
+
+
+def _always_true(value: ir.Value) -> ir.Value:
+    """A predicate computed from the first element of a tensor."""
+    kind = ir.RankedTensorType(value.type)
+    element = kind.element_type
+    if kind.rank:
+        ones = [1] * kind.rank
+        value = _create(
+            "slice",
+            [value],
+            ir.RankedTensorType.get(ones, element),
+            start_indices=ir.DenseI64ArrayAttr.get([0] * kind.rank),
+            limit_indices=ir.DenseI64ArrayAttr.get(ones),
+            strides=ir.DenseI64ArrayAttr.get(ones),
+        )
+        value = _create("reshape", [value], ir.RankedTensorType.get([], element))
+    if isinstance(element, ir.ComplexType):
+        element = element.element_type
+        value = _create("real", [value], ir.RankedTensorType.get([], element))
+    is_boolean = isinstance(element, ir.IntegerType) and element.width == 1
+    width = 8 if is_boolean else element_bits(element)
+    bits = ir.RankedTensorType.get([], ir.IntegerType.get_unsigned(width))
+    value = _create("convert" if is_boolean else "bitcast_convert", [value], bits)
+    low = _create("and", [value, _integer(1, bits)], bits)
+    boolean = ir.RankedTensorType.get([], ir.IntegerType.get_signless(1))
+    direction = ir.Attribute.parse("#stablehlo<comparison_direction LT>")
+    return _create("compare", [low, _integer(2, bits)], boolean, comparison_direction=direction)
+
+
+def _guarded(value: ir.Value, predicate: ir.Value) -> ir.Value:
+    """The value where the predicate holds, as it always does."""
+    kind = ir.RankedTensorType(value.type)
+    text = "(0.0, 0.0)" if isinstance(kind.element_type, ir.ComplexType) else None
+    zero = ir.Attribute.parse(f"dense<{text or _zero_of(kind.element_type)}> : {kind}")
+    other = ir.Operation.create(
+        "stablehlo.constant", results=[kind], attributes={"value": zero}
+    ).results[0]
+    return _create("select", [predicate, value, other], kind)
+
+
+def _zero_of(element: ir.Type) -> str:
+    if isinstance(element, ir.IntegerType):
+        return "false" if element.width == 1 else "0"
+    return "0.0"
+
+
+def _integer(value: int, kind: ir.RankedTensorType) -> ir.Value:
+    attribute = ir.Attribute.parse(f"dense<{value}> : {kind}")
+    return ir.Operation.create(
+        "stablehlo.constant", results=[kind], attributes={"value": attribute}
+    ).results[0]
+
+
+def _create(
+    kind: str, operands: list[ir.Value], result: ir.Type, **attributes: ir.Attribute
+) -> ir.Value:
+    return ir.Operation.create(
+        f"stablehlo.{kind}", results=[result], operands=operands, attributes=attributes
+    ).results[0]
