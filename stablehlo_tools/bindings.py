@@ -148,8 +148,8 @@ def compile_for_devices(
     partitioned: bool,
     skipped_passes: Sequence[str] = (),
 ) -> Any:
-    """Compiles MLIR bytecode with the devices' own backend: replica r's partition p on device
-    `r * partitions + p`.
+    """Compiles MLIR bytecode with the devices' own backend: replica r's partition p on the device
+    at `r * partitions + p` in the list.
 
     Where `partitioned`, XLA's partitioner divides the module by its shardings. Otherwise the
     module is what each device runs already, and the partitioner is kept away from it: it refuses
@@ -158,7 +158,8 @@ def compile_for_devices(
     import numpy as np
     from jax._src.compiler import get_compile_options
 
-    assignment = np.arange(replicas * partitions).reshape(replicas, partitions)
+    # Ids need not be 0, 1, 2 …: not where the devices are spread over processes.
+    assignment = np.array([device.id for device in devices]).reshape(replicas, partitions)
     options = get_compile_options(replicas, partitions, assignment)
     skipped = list(skipped_passes)
     skipped += [] if partitioned else ["spmd-partitioning", "shardy-xla"]
