@@ -61,14 +61,15 @@ def depends_on(later: ir.Operation, earlier: ir.Operation) -> bool:
             return True
         if producer in seen or producer.block != block or producer.is_before_in_block(earlier):
             continue
-        if not _keeps_dependence(producer):
+        if not keeps_dependence(producer):
             continue
         seen.add(producer)
         pending.extend(producer.operands)
     return False
 
 
-def _keeps_dependence(op: ir.Operation) -> bool:
+def keeps_dependence(op: ir.Operation) -> bool:
+    """Whether every result element surely depends on the operand elements it is made of."""
     if op.name not in _KEEPS_DEPENDENCE:
         return False
     return all(_never_folds(value.type) for value in (*op.operands, *op.results))

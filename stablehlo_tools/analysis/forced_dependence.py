@@ -94,15 +94,15 @@ class Transfer:
         self.empty: dict[ir.Type, bool] = {}
         self.foldable: set[ir.Value] = set()  # may be constants although computed
 
-    def results(self, op: ir.Operation, known: Known) -> list[Dependence] | None:
-        """The dependences of an op's results; None where no operand has any."""
+    def results(self, op: ir.Operation, name: str, known: Known) -> list[Dependence] | None:
+        """The dependences of the results of an op of this name; None where no operand has any."""
         found = [known.get(value) for value in op.operands]
         if not any(found):
             return None
         operands = [part or NOTHING for part in found]
-        if op.name == BARRIER:
+        if name == BARRIER:
             return self._barrier(op, operands)
-        result = self._ordinary(op, operands)
+        result = self._ordinary(op, name, operands)
         if result == NOTHING:
             self.foldable.update(op.results)
         return [NOTHING if self._is_empty(value.type) else result for value in op.results]
@@ -129,8 +129,7 @@ class Transfer:
             self.live = self.find_live()
         return value in self.live
 
-    def _ordinary(self, op: ir.Operation, operands: Sequence[Dependence]) -> Dependence:
-        name = op.name
+    def _ordinary(self, op: ir.Operation, name: str, operands: Sequence[Dependence]) -> Dependence:
         special = _SPECIAL.get(name)
         if special == "sizes":
             return NOTHING

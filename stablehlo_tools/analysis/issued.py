@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import reduce
 from operator import and_, or_
 
+from stablehlo_tools.analysis.chains import is_chain
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts
 from stablehlo_tools.analysis.communication import (
     BRANCHES,
@@ -43,7 +44,7 @@ from stablehlo_tools.order.program import (
     Loop,
     Node,
     Program,
-    Rendezvous,
+    TextOrder,
     blocks_of,
 )
 
@@ -109,10 +110,14 @@ def read_issued(
     if _has_control_flow(sites):
         uniformity = Uniformity(module, facts, devices)
         uniformity.bind_arguments(main, is_per_device(module), platform)
-    rendezvous = Rendezvousing(facts, by_channel=by_channel)
+    rendezvous = Rendezvousing(facts, devices, by_channel=by_channel)
     reader = _Reader(module, rendezvous, tuple(devices), dead, uniformity)
     level = _Level()
-    reader.block(main.regions[0].blocks[0], sites, level)
+    ours = list(iterate_collectives(list(sites)))
+    if uniformity is None and not dead and is_chain(ours):
+        reader.chain(ours, level)
+    else:
+        reader.block(main.regions[0].blocks[0], sites, level)
     deleted = tuple(reader.issue(collective) for collective in dead)
     program = Program(
         name,
@@ -133,9 +138,12 @@ class _Level:
     nodes: list[Node] = field(default_factory=list[Node])
     bits: list[int] = field(default_factory=list[int])
     after: list[int] = field(default_factory=list[int])
+    is_chain: bool = False
 
     def block(self) -> Block:
         """The finished block."""
+        if self.is_chain:
+            return Block(tuple(self.nodes), TextOrder(len(self.nodes)))
         return Block(tuple(self.nodes), tuple(self._positions(after) for after in self.after))
 
     def all_bits(self) -> int:
@@ -193,8 +201,6 @@ class _Reader:
         self.site_of: dict[Node, ir.Operation] = {}
         self.next_bit = 0
         self.rereading = uniformity is not None  # loops are read several times
-        self.mine = frozenset(devices)
-        self.meetings: dict[tuple[Rendezvous, ...], tuple[Rendezvous, ...]] = {}
 
     def block(self, block: ir.Block, sites: Sequence[Site], level: _Level) -> None:
         """Reads a block into a level; the arguments' dependences are known."""
@@ -208,25 +214,23 @@ class _Reader:
             else:
                 self._silent(op, level)
 
+    def chain(self, collectives: Sequence[Collective], level: _Level) -> None:
+        """Reads collectives of which each comes after the one before it."""
+        for collective in collectives:
+            self._place_collective(collective, 0, level)
+        level.is_chain = True
+
     def issue(self, collective: Collective) -> Issue:
         """The collective as an issue of its own id."""
         issue = Issue(
             len(self.ops),
             self.rendezvous.signature(collective),
-            self._ours(self.rendezvous.rendezvous(collective)),
+            self.rendezvous.rendezvous(collective),
             to_place(collective.op.location),
             collective.kind if collective.kind in ("send", "recv") else "",
         )
         self.ops.append(collective)
         return issue
-
-    def _ours(self, meetings: tuple[Rendezvous, ...]) -> tuple[Rendezvous, ...]:
-        """Those that a device of ours issues; equal tuples are one object."""
-        if meetings not in self.meetings:
-            self.meetings[meetings] = tuple(
-                meeting for meeting in meetings if not self.mine.isdisjoint(meeting.issuers)
-            )
-        return self.meetings[meetings]
 
     def _site(self, op: ir.Operation, site: Site, level: _Level) -> None:
         if site.collective is not None:
@@ -240,26 +244,27 @@ class _Reader:
 
     def _silent(self, op: ir.Operation, level: _Level) -> None:
         """An op that does not communicate."""
-        if op.name in COMPUTATIONS:
+        name = op.name
+        if name in COMPUTATIONS:
             self._computation(op, [], level)
             return
-        if self.uniformity is not None and op.name not in _TERMINATORS:
+        if self.uniformity is not None and name not in _TERMINATORS:
             self.uniformity.run(op)
         if not self.known:
             return
-        if op.name == WHILE:
+        if name == WHILE:
             steady, _, _ = self._steady(op, ([], []))
             self._bind(op.results, steady)
-        elif op.name in BRANCHES:
+        elif name in BRANCHES:
             ends = [self._region(region.blocks[0], [], level) for region in op.regions]
             chosen = self._of(op.operands[0]).whole
             self._bind(op.results, [_either(parts, chosen) for parts in zip(*ends, strict=True)])
         else:
-            self._hand_on(op)
+            self._hand_on(op, name)
 
-    def _hand_on(self, op: ir.Operation) -> None:
+    def _hand_on(self, op: ir.Operation, name: str) -> None:
         """Dependences through an op that neither communicates nor controls."""
-        found = self.transfer.results(op, self.known)
+        found = self.transfer.results(op, name, self.known)
         if found is not None:
             self._bind(op.results, found)
         elif self.rereading:

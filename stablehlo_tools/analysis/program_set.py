@@ -8,7 +8,6 @@ one program after the other.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -84,15 +83,16 @@ class Job:
         return [replace(part.read, program=program) for part, program in pairs]
 
 
-def read_programs(paths: Sequence[str], options: Options) -> list[Program]:
+def read_programs(paths: Sequence[str], options: Options, *, workers: int = 1) -> list[Program]:
     """The programs of files, each on its devices.
 
-    Raises a located ToolError where one cannot be read, or is for another number of devices than
-    the others.
+    Many files are read by so many worker processes, for which the caller's main module must be safe
+    to import. Raises a located ToolError where one cannot be read, or is for another number of
+    devices than the others.
     """
 
     def read_all(parts: Sequence[_Part]) -> list[_Read[Program]]:
-        return _read_files([paths[part.index] for part in parts], parts)
+        return _read_files([paths[part.index] for part in parts], parts, workers)
 
     found = _settled(paths, options, read_all)
     return _placed([part.read for part in found], found, options)
@@ -227,9 +227,8 @@ def _check_apart(inlined: Inlined, facts: ModuleFacts, issued: Issued, options: 
         )
 
 
-def _read_files(paths: Sequence[str], parts: Sequence[_Part]) -> list[_Read[Program]]:
+def _read_files(paths: Sequence[str], parts: Sequence[_Part], workers: int) -> list[_Read[Program]]:
     """Reads files, many of them in several processes."""
-    workers = min(len(paths), os.cpu_count() or 1)
     if len(paths) < _WORTH_A_POOL or workers < 2:
         outcomes = [_read_file(path, part) for path, part in zip(paths, parts, strict=True)]
     else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from stablehlo_tools.analysis.collectives import (
     EXCHANGE_GROUPED,
     RAGGED_ALL_TO_ALL,
@@ -25,10 +27,13 @@ _LOCAL_CUSTOM_CALLS = ("xla_python_", "xla_ffi_python_", "xla_ffi_partitioned_py
 
 
 class Rendezvousing:
-    """Reads the collectives of one module; equal attributes are read once."""
+    """Reads the collectives of one module, that some devices run; equal attributes once."""
 
-    def __init__(self, facts: ModuleFacts, *, by_channel: bool = False) -> None:
+    def __init__(
+        self, facts: ModuleFacts, devices: Sequence[int], *, by_channel: bool = False
+    ) -> None:
         self.facts = facts
+        self.mine = frozenset(devices)
         self.by_channel = by_channel  # the pairs of a send or recv are not read
         self.groups: dict[tuple[object, ...], tuple[Rendezvous, ...]] = {}
         self.texts: dict[ir.Type | ir.Attribute, str] = {}
@@ -53,7 +58,9 @@ class Rendezvousing:
         return Signature(collective.kind, types, self._details(collective))
 
     def rendezvous(self, collective: Collective) -> tuple[Rendezvous, ...]:
-        """The groups of devices that wait for each other in it; none for what stays on a device.
+        """The groups of our devices and others that wait for each other in it.
+
+        None for what stays on a device.
 
         All devices take part in a collective_permute, in whatever pairs: XLA:CPU waits for all.
         A custom call that may communicate is taken to do so with everyone.
@@ -64,7 +71,7 @@ class Rendezvousing:
         if kind in ("send", "recv"):
             return self._transfer(collective)
         if kind == "custom_call" and not is_local_custom_call(collective.inner):
-            return (Rendezvous(self.everyone, self.everyone),)
+            return self._ours([Rendezvous(self.everyone, self.everyone)])
         return ()
 
     def _cached(self, collective: Collective) -> tuple[Rendezvous, ...]:
@@ -80,7 +87,7 @@ class Rendezvousing:
             members = self._permute_members(collective.group_mode)
         else:
             members = self.facts.groups(collective) or ()
-        return tuple(Rendezvous(group, group) for group in members if group)
+        return self._ours([Rendezvous(group, group) for group in members if group])
 
     def _permute_members(self, mode: GroupMode | None) -> list[tuple[int, ...]]:
         partitions, replicas = self.facts.grid.num_partitions, self.facts.grid.num_replicas
@@ -93,7 +100,10 @@ class Rendezvousing:
             return ()
         pairs = self.facts.groups(collective) or ()
         end = 0 if collective.kind == "send" else 1
-        return tuple(Rendezvous(pair, (pair[end],)) for pair in pairs)
+        return self._ours([Rendezvous(pair, (pair[end],)) for pair in pairs])
+
+    def _ours(self, meetings: Sequence[Rendezvous]) -> tuple[Rendezvous, ...]:
+        return tuple(m for m in meetings if not self.mine.isdisjoint(m.issuers))
 
     def _details(self, collective: Collective) -> str:
         inner, parts = collective.inner, list[str]()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,6 +63,8 @@ def device_list(text: str) -> tuple[int, ...]:
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints the verdict. Raises ToolError on bad input."""
+    import gc
+
     from stablehlo_tools.analysis.program_set import Options, read_programs
     from stablehlo_tools.diagnostics import ToolError
     from stablehlo_tools.order.report import as_json, as_text
@@ -74,7 +77,8 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.platform,
         arguments.trust_partitioner,
     )
-    programs = read_programs(arguments.programs, options)
+    gc.disable()  # many small objects, all of which stay
+    programs = read_programs(arguments.programs, options, workers=os.cpu_count() or 1)
     try:
         decided = decide(programs, strict=arguments.strict)
     except UndecidedError:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import overload
 
 from stablehlo_tools.diagnostics import Place
 
@@ -26,6 +27,16 @@ class Signature:
     kind: str
     types: tuple[str, ...] = ()
     details: str = ""
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.kind, self.types, self.details))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self) -> tuple[type[Signature], tuple[object, ...]]:
+        return Signature, (self.kind, self.types, self.details)  # a hash is of its process alone
 
     @cached_property
     def text(self) -> str:
@@ -105,12 +116,32 @@ class Branch:
 type Node = Issue | Loop | Branch
 
 
+@dataclass(frozen=True)
+class TextOrder(Sequence[int]):
+    """The `before` of a block of so many nodes that come one after another."""
+
+    nodes: int
+
+    def __len__(self) -> int:
+        return self.nodes
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[int]: ...
+    def __getitem__(self, index: int | slice) -> int | Sequence[int]:
+        chosen = range(self.nodes)[index]
+        if isinstance(chosen, int):
+            return (1 << chosen) - 1
+        return [(1 << position) - 1 for position in chosen]
+
+
 @dataclass(frozen=True, eq=False)
 class Block:
     """Nodes in text order. Bit `j` of `before[i]` says: node `j` is over when node `i` starts."""
 
     nodes: tuple[Node, ...] = ()
-    before: tuple[int, ...] = ()
+    before: Sequence[int] = ()
 
     def ordered(self, first: int, second: int) -> bool:
         """Whether two nodes, given by their positions, are forced into some order."""
@@ -120,6 +151,8 @@ class Block:
     @cached_property
     def is_total(self) -> bool:
         """Whether the text order is the only one."""
+        if isinstance(self.before, TextOrder):
+            return True
         return all(before == (1 << i) - 1 for i, before in enumerate(self.before))
 
     @cached_property

@@ -1,0 +1,58 @@
+"""Whether collectives follow one another in a chain: the usual case, and quick to see.
+
+A short search backwards from each collective for the one before it, through barriers and ops that
+keep dependence. Sound, not complete: where it fails, `forced_dependence` looks at every op.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from itertools import pairwise
+
+from stablehlo_tools.analysis.collectives import Collective
+from stablehlo_tools.analysis.dataflow import keeps_dependence
+from stablehlo_tools.bindings import ir
+
+_BARRIER = "stablehlo.optimization_barrier"
+_LONGEST_SEARCH = 64  # values, for one collective
+
+
+def is_chain(collectives: Sequence[Collective]) -> bool:
+    """Whether each must come after the one before it. None of them is dead, or in control flow."""
+    return all(_follows(later, earlier) for earlier, later in pairwise(collectives))
+
+
+def _follows(later: Collective, earlier: Collective) -> bool:
+    if not len(earlier.op.results):
+        return False
+    goal = earlier.op.results[0]
+    pending = deque(later.op.operands)  # nearest first: the one before is not far
+    seen: set[ir.Value] = set()
+    while pending and len(seen) < _LONGEST_SEARCH:
+        value = pending.popleft()
+        if value in seen:
+            continue
+        seen.add(value)
+        owner = value.owner
+        if isinstance(owner, ir.Block):
+            continue
+        op = owner.operation
+        if op.results[0] == goal:
+            return True
+        if op.name == _BARRIER:
+            pending += _kept(op, value)
+        elif keeps_dependence(op):
+            pending += op.operands
+    return False
+
+
+def _kept(barrier: ir.Operation, value: ir.Value) -> list[ir.Value]:
+    """What a result of a barrier waits for: its own operand, tokens, and all that is used."""
+    return [
+        operand
+        for operand, result in zip(barrier.operands, barrier.results, strict=True)
+        if result == value
+        or not isinstance(operand.type, ir.RankedTensorType)
+        or any(True for _ in result.uses)
+    ]
