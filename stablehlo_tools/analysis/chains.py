@@ -15,7 +15,9 @@ from stablehlo_tools.analysis.dataflow import keeps_dependence
 from stablehlo_tools.bindings import ir
 
 _BARRIER = "stablehlo.optimization_barrier"
+_AFTER_ALL = "stablehlo.after_all"
 _LONGEST_SEARCH = 64  # values, for one collective
+_LONGEST_LINK = 8  # barriers and joins, from one collective to the next
 
 
 def is_chain(collectives: Sequence[Collective]) -> bool:
@@ -27,6 +29,8 @@ def _follows(later: Collective, earlier: Collective) -> bool:
     if not len(earlier.op.results):
         return False
     goal = earlier.op.results[0]
+    if _is_linked(later, goal):
+        return True
     pending = deque(later.op.operands)  # nearest first: the one before is not far
     seen: set[ir.Value] = set()
     while pending and len(seen) < _LONGEST_SEARCH:
@@ -42,8 +46,27 @@ def _follows(later: Collective, earlier: Collective) -> bool:
             return True
         if op.name == _BARRIER:
             pending += _kept(op, value)
-        elif keeps_dependence(op):
+        elif op.name == _AFTER_ALL or keeps_dependence(op):
             pending += op.operands
+    return False
+
+
+def _is_linked(later: Collective, goal: ir.Value) -> bool:
+    """Whether a token leads from a barrier on the goal to one on the first operand."""
+    value = next(iter(later.op.operands), None)
+    for _ in range(_LONGEST_LINK):
+        if value is None or isinstance(value.owner, ir.Block):
+            return False
+        op = value.owner.operation
+        operands = list(op.operands)
+        if op.name == _BARRIER:
+            if goal in operands:
+                return any(True for _ in op.results[operands.index(goal)].uses)
+            if isinstance(operands[-1].type, ir.RankedTensorType):
+                return False
+        elif op.name != _AFTER_ALL:
+            return False
+        value = operands[-1] if operands else None
     return False
 
 

@@ -8,6 +8,7 @@ not as a whole, because compilers unroll loops of a known trip count.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
@@ -15,6 +16,7 @@ from operator import and_, or_
 
 from stablehlo_tools.analysis.chains import is_chain
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts
+from stablehlo_tools.analysis.common_values import CommonValues
 from stablehlo_tools.analysis.communication import (
     BRANCHES,
     COMPUTATIONS,
@@ -25,7 +27,9 @@ from stablehlo_tools.analysis.communication import (
 )
 from stablehlo_tools.analysis.entry import ENTRY, is_per_device, main_function
 from stablehlo_tools.analysis.forced_dependence import (
+    GIVEN,
     NOTHING,
+    VARIES,
     Dependence,
     Transfer,
 )
@@ -44,10 +48,12 @@ from stablehlo_tools.order.program import (
     Loop,
     Node,
     Program,
+    Signature,
     TextOrder,
     blocks_of,
 )
 
+_DEVICE_IDS = frozenset({"stablehlo.partition_id", "stablehlo.replica_id"})
 _TERMINATORS = frozenset({"func.return", "stablehlo.return", "sdy.return"})
 
 
@@ -117,7 +123,7 @@ def read_issued(
     if uniformity is None and not dead and is_chain(ours):
         reader.chain(ours, level)
     else:
-        reader.block(main.regions[0].blocks[0], sites, level)
+        reader.main(main.regions[0].blocks[0], sites, level)
     deleted = tuple(reader.issue(collective) for collective in dead)
     program = Program(
         name,
@@ -139,6 +145,13 @@ class _Level:
     bits: list[int] = field(default_factory=list[int])
     after: list[int] = field(default_factory=list[int])
     is_chain: bool = False
+    name: str = ""  # of the place in the program, the same in programs of the same form
+    forms: Counter[Signature] = field(default_factory=Counter[Signature])
+
+    def nested(self, region: int) -> _Level:
+        """A level for a region of the next loop or branch."""
+        count = sum(1 for node in self.nodes if not isinstance(node, Issue))
+        return _Level(name=f"{self.name}/{count}.{region}")
 
     def block(self) -> Block:
         """The finished block."""
@@ -195,12 +208,18 @@ class _Reader:
         self.dead = {collective.op.results[0] for collective in dead}
         self.uniformity = uniformity
         self.rendezvous = rendezvous
-        self.transfer = Transfer(lambda: live_values(module), trust_uses=not dead)
+        self.transfer = Transfer(lambda: live_values(module))
         self.known: dict[ir.Value, Dependence] = {}
         self.ops: list[Collective] = []
         self.site_of: dict[Node, ir.Operation] = {}
-        self.next_bit = 0
+        self.next_bit = VARIES.bit_length()
         self.rereading = uniformity is not None  # loops are read several times
+        self.common = CommonValues(rendezvous.facts.grid.size) if uniformity is not None else None
+
+    def main(self, block: ir.Block, sites: Sequence[Site], level: _Level) -> None:
+        """Reads the function that the program starts with."""
+        self._bind(block.arguments, [GIVEN] * len(block.arguments))
+        self.block(block, sites, level)
 
     def block(self, block: ir.Block, sites: Sequence[Site], level: _Level) -> None:
         """Reads a block into a level; the arguments' dependences are known."""
@@ -250,15 +269,14 @@ class _Reader:
             return
         if self.uniformity is not None and name not in _TERMINATORS:
             self.uniformity.run(op)
-        if not self.known:
-            return
         if name == WHILE:
-            steady, _, _ = self._steady(op, ([], []))
+            steady, _, _ = self._steady(op, ([], []), level)
             self._bind(op.results, steady)
         elif name in BRANCHES:
             ends = [self._region(region.blocks[0], [], level) for region in op.regions]
-            chosen = self._of(op.operands[0]).whole
-            self._bind(op.results, [_either(parts, chosen) for parts in zip(*ends, strict=True)])
+            self._bind(op.results, [_either(parts) for parts in zip(*ends, strict=True)])
+        elif name in _DEVICE_IDS:
+            self._bind(op.results, [GIVEN])
         else:
             self._hand_on(op, name)
 
@@ -278,12 +296,20 @@ class _Reader:
         bits = reduce(or_, (self._of(value).whole for value in op.operands), 0)
         if not len(op.results) or op.results[0] not in self.dead:
             bits |= self._place_collective(collective, bits, level)
+        given = [self._of(v) for v in op.operands if isinstance(v.type, ir.RankedTensorType)]
+        if all(part.each & VARIES for part in given):
+            bits |= VARIES
+        else:
+            bits &= ~VARIES
         self._bind(op.results, [Dependence(bits, bits)] * len(op.results))
 
     def _place_collective(self, collective: Collective, after: int, level: _Level) -> int:
         issue = self.issue(collective)
         unpaired = issue.transfer and not is_host_transfer(collective)
         if issue.rendezvous or unpaired:
+            if self.common is not None:
+                self.common.met(collective, issue, level.name, level.forms[issue.signature])
+                level.forms[issue.signature] += 1
             return self._place(issue, collective.op, after, level)
         self.ops.pop()  # stays on the device, or no device of ours takes part
         return 0
@@ -323,7 +349,7 @@ class _Reader:
             self._bind(op.results, self._region(body, sites[position], level))
             return
         first = self.next_bit
-        levels = [_Level() for _ in op.regions]
+        levels = [level.nested(region) for region in range(len(op.regions))]
         ends = [
             self._region(region.blocks[0], inner, branch)
             for region, inner, branch in zip(op.regions, sites, levels, strict=True)
@@ -331,7 +357,10 @@ class _Reader:
         self.next_bit = first
         chosen = self._of(op.operands[0]).whole
         branches = tuple(branch.block() for branch in levels)
-        node = Branch(self._decision(choice, op), branches, to_place(op.location))
+        symbol = None
+        if self.common is not None and choice.values is None:
+            symbol = self.common.of_branch(op)
+        node = Branch(self._decision(choice, op, symbol), branches, to_place(op.location))
         bit = 0
         if any(branch.nodes for branch in levels):
             bit = self._place(node, op, chosen | _common(levels) & _below(first), level)
@@ -339,17 +368,20 @@ class _Reader:
             [_from_outside(part, branch.all_bits(), bit, first) for part in end]
             for end, branch in zip(ends, levels, strict=True)
         ]
-        self._bind(op.results, [_either(parts, chosen) for parts in zip(*seen, strict=True)])
+        merged = [_either(parts) for parts in zip(*seen, strict=True)]
+        self._bind(
+            op.results, [part.with_all(chosen) if part.each & bit else part for part in merged]
+        )
 
     def _loop(self, op: ir.Operation, sites: Sequence[Sequence[Site]], level: _Level) -> None:
         assert self.uniformity is not None
         self.uniformity.run(op)
         trips = self.uniformity.trips(op)
         first, mark = self.next_bit, len(self.ops)
-        steady, start, once = self._steady(op, sites)
+        steady, start, once = self._steady(op, sites, level)
         kept = self.ops[mark:]
         last = max((bit.bit_length() for part in once.levels() for bit in part.bits), default=first)
-        chained = trips.values is None or self._is_chained(op, sites, steady, once, last)
+        chained = trips.values is None or self._is_chained(op, sites, steady, once, last, level)
         self.ops[mark:] = kept
         self.next_bit = first
         condition, body = (part.block() for part in once.levels())
@@ -358,7 +390,10 @@ class _Reader:
             return
         leading = once if not chained else start
         foremost = [leading.condition] if leading.condition.nodes else [leading.body]
-        decision = self._decision(trips, op)
+        symbol = None
+        if self.common is not None and trips.values is None:
+            symbol = self.common.of_loop(op)
+        decision = self._decision(trips, op, symbol)
         node = Loop(decision, condition, body, to_place(op.location), is_chained=chained)
         bit = self._place(node, op, _common(foremost) & _below(first), level)
         ends = terminator(op.regions[1].blocks[0]).operands
@@ -378,7 +413,7 @@ class _Reader:
         self._bind(op.results, results)
 
     def _steady(
-        self, op: ir.Operation, sites: Sequence[Sequence[Site]]
+        self, op: ir.Operation, sites: Sequence[Sequence[Site]], around: _Level
     ) -> tuple[list[Dependence], _Pass, _Pass]:
         """What the carries depend on before every iteration and after the last, of what is outside.
 
@@ -386,7 +421,7 @@ class _Reader:
         """
         first, mark = self.next_bit, len(self.ops)
         known = [self._of(value) for value in op.operands]
-        start = once = self._iteration(op, sites, known)
+        start = once = self._iteration(op, sites, known, around)
         while True:
             kept = [
                 before.common(_from_outside(end, 0, 0, first))
@@ -397,12 +432,16 @@ class _Reader:
             known = kept
             self.next_bit = first
             del self.ops[mark:]
-            once = self._iteration(op, sites, known)
+            once = self._iteration(op, sites, known, around)
 
     def _iteration(
-        self, op: ir.Operation, sites: Sequence[Sequence[Site]], carries: Sequence[Dependence]
+        self,
+        op: ir.Operation,
+        sites: Sequence[Sequence[Site]],
+        carries: Sequence[Dependence],
+        around: _Level,
     ) -> _Pass:
-        levels = _Level(), _Level()
+        levels = around.nested(0), around.nested(1)
         ends: list[list[Dependence]] = []
         for region, inner, level in zip(op.regions, sites, levels, strict=True):
             if self.uniformity is not None:
@@ -418,6 +457,7 @@ class _Reader:
         steady: Sequence[Dependence],
         once: _Pass,
         last: int,
+        around: _Level,
     ) -> bool:
         """Whether every collective of an iteration comes after all of the iteration before."""
         self.next_bit = last
@@ -425,16 +465,16 @@ class _Reader:
             Dependence(outside.each | end.each, outside.whole | end.whole)
             for outside, end in zip(steady, once.ends, strict=True)
         ]
-        following = self._iteration(op, sites, carries)
+        following = self._iteration(op, sites, carries, around)
         needed = once.all_bits()
         return all(needed & ~after == 0 for part in following.levels() for after in part.after)
 
-    def _decision(self, known: Variation, op: ir.Operation) -> Decision:
+    def _decision(self, known: Variation, op: ir.Operation, symbol: str | None) -> Decision:
         classes = dict(zip(self.devices, known.classes, strict=True))
         values = None
         if known.values is not None:
             values = dict(zip(self.devices, known.values, strict=True))
-        return Decision(classes, values, to_place(op.location))
+        return Decision(classes, values, to_place(op.location), symbol)
 
     def _of(self, value: ir.Value) -> Dependence:
         return self.known.get(value, NOTHING)
@@ -474,7 +514,6 @@ def _from_outside(part: Dependence, inner: int, bit: int, first: int) -> Depende
     return Dependence(each, whole)
 
 
-def _either(parts: Sequence[Dependence], chosen: int) -> Dependence:
-    """A result of a branch, on whose predicate `chosen` it depends too."""
-    common = reduce(Dependence.common, parts)
-    return common.with_all(chosen) if any(part.whole for part in parts) else common
+def _either(parts: Sequence[Dependence]) -> Dependence:
+    """A result of a branch. Not of its predicate: where both sides are alike, that is dropped."""
+    return reduce(Dependence.common, parts)

@@ -36,10 +36,10 @@ def find_missing_program(programs: Sequence[Program]) -> Finding | None:
     for number, program in enumerate(programs):
         for issue in _reached(program.block):
             for meeting in issue.rendezvous:
-                missing = [member for member in meeting.members if member not in program_of]
-                if missing:
-                    own = next(d for d in meeting.issuers if program_of.get(d) == number)
-                    return _no_program(programs, number, own, issue, missing[0])
+                own = next((d for d in meeting.issuers if program_of.get(d) == number), None)
+                missing = next((d for d in meeting.members if d not in program_of), None)
+                if own is not None and missing is not None:
+                    return _no_program(programs, number, own, issue, missing)
     return None
 
 
@@ -164,7 +164,8 @@ def _instead(
     for found in occurrences(program.block, device):
         other, others = found.key
         same = all(counts[found.key].get(m, 0) == counts[found.key][device] for m in others)
-        if same or (other.kind != signature.kind and others != members):
+        is_this = found.key == key  # it has the same one too, but not as often
+        if same or is_this or (other.kind != signature.kind and others != members):
             continue
         rule = _difference(signature, other, members, others)
         where = at(programs, number, found.issue.place)

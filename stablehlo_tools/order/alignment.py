@@ -130,8 +130,8 @@ def _keys(node: Node, program: int) -> list[object]:
     """What a node must have alike with one of another program to meet it."""
     if isinstance(node, Issue):
         return [(node.signature, meeting.members) for meeting in node.rendezvous]
-    values = decision_of(node).values
-    if values is None:
+    decision = decision_of(node)
+    if decision.values is None and decision.symbol is None:
         return [(program, id(node))]  # nobody else's
     return [_form(node)]
 
@@ -141,7 +141,10 @@ def _form(node: Node) -> object:
     if isinstance(node, Issue):
         return node.signature
     inside = [Counter(_form(inner) for inner in block.nodes) for block in inner_blocks(node)]
-    often = frozenset((decision_of(node).values or {}).values()) if isinstance(node, Loop) else ()
+    decision = decision_of(node)
+    often: object = decision.symbol
+    if decision.values is not None:
+        often = frozenset(decision.values.values()) if isinstance(node, Loop) else ()
     return often, tuple(frozenset(counts.items()) for counts in inside), _reach(node)
 
 

@@ -27,3 +27,10 @@ def connected(meetings: Iterable[Sequence[int]], devices: Iterable[int]) -> list
     for device in sorted(parent):
         classes.setdefault(root(device), []).append(device)
     return [tuple(members) for members in classes.values()]
+
+
+def parts_without(meetings: Sequence[tuple[int, ...]], device: int) -> dict[int, int]:
+    """The component of each other device when one is taken away."""
+    rest = [tuple(d for d in members if d != device) for members in dict.fromkeys(meetings)]
+    listed = connected([members for members in rest if members], ())
+    return {d: number for number, members in enumerate(listed) for d in members}

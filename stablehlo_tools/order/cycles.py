@@ -8,43 +8,27 @@ it asks of each program can be had together; a run in those orders tells.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from stablehlo_tools.order.components import connected
-from stablehlo_tools.order.program import (
-    Block,
-    Branch,
-    Issue,
-    Node,
-    Program,
-    decision_of,
-    footprint,
-    reached_blocks,
-    reached_blocks_of,
-)
-from stablehlo_tools.order.simulation import Choice, Meeting, Simulator
+from stablehlo_tools.order.components import connected, parts_without
+from stablehlo_tools.order.program import Block, Issue
+from stablehlo_tools.order.simulation import Meeting, Simulator
+from stablehlo_tools.order.steps import Step
 
 _MOST_WORK = 2_000_000
 
-# A meeting, and whether the way to it has left the order of the program that it started in.
-type _State = tuple[int, bool]
-type _Origin = tuple[_State, int] | None
+# A meeting, whether the way to it went back in the order of the program that it started in, and
+# by which of the meeting's places in that order it was reached, if it has two.
+type _State = tuple[int, bool, int | None]
+# Where a way came from, and the device; None for a way through other programs.
+type _Origin = tuple[_State, int | None] | None
+# For each meeting that is reached: the last steps to every meeting on the way.
+type _Ways = dict[int, dict[int, Step]]
 
 
 class TooManyError(Exception):
     """There are too many orders to look through."""
-
-
-@dataclass(frozen=True)
-class Step:
-    """At one device, the first meeting comes before the second."""
-
-    device: int
-    program: int
-    first: int
-    second: int
-    tops: tuple[int, int]
 
 
 @dataclass
@@ -77,109 +61,14 @@ def find_cycles(simulator: Simulator, meetings: Sequence[Meeting]) -> Iterator[l
         yield from search.cycles_from(device)
 
 
-def constrained(block: Block, steps: Sequence[tuple[int, int]]) -> list[int] | None:
-    """An order of the block's nodes with the steps' pairs in order; None where there is none."""
-    count = len(block.nodes)
-    needed = list(block.before)
-    for first, second in steps:
-        needed[second] |= 1 << first
-    order: list[int] = []
-    done = 0
-    while len(order) < count:
-        free = (i for i in range(count) if not done >> i & 1 and needed[i] & ~done == 0)
-        chosen = next(free, None)
-        if chosen is None:
-            return None
-        order.append(chosen)
-        done |= 1 << chosen
-    return order
+@dataclass(frozen=True, eq=False)
+class _Row:
+    """Meetings, each with its position in the program's block, and what can come after each."""
 
-
-def choice_for(simulator: Simulator, cycle: Sequence[Step]) -> Choice | None:
-    """The orders that a cycle asks for, program by program; None if they cannot be had."""
-    wanted: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
-    for step in cycle:
-        if step.tops[0] != step.tops[1]:
-            wanted[step.program].append(step.tops)
-    choice: dict[tuple[int, Block], Sequence[int]] = {}
-    for program, steps in wanted.items():
-        block = simulator.programs[program].block
-        order = constrained(block, steps)
-        if order is None:
-            return None
-        choice[program, block] = order
-    return choice
-
-
-def nested_doubt(programs: Sequence[Program]) -> tuple[int, Block, int, int] | None:
-    """An unordered pair inside of a loop or branch that a cycle could pass through, if any.
-
-    Judged by the groups alone: the two must share a device and be linked by others besides it,
-    one of them of another program, or an end of a transfer. All else goes in one order.
-    """
-    nested = [
-        (number, block)
-        for number, program in enumerate(programs)
-        for node in program.block.nodes
-        if not _is_one_step(node, program)
-        for inner in reached_blocks(node)
-        for block in reached_blocks_of(inner)
-        if not block.is_total
-    ]
-    if not nested:
-        return None
-    everything = {m for program in programs for m in program.block.rendezvous}
-    groups = sorted({m.members for m in everything})
-    ends = {d for m in everything if m.issuers != m.members for d in m.members}
-    for number, block in nested:
-        own = frozenset(programs[number].devices)
-        apart = ends | {d for members in groups for d in members if d not in own}
-        for second in range(len(block.nodes)):
-            for first in range(second):
-                if block.ordered(first, second):
-                    continue
-                if _linked(block.nodes[first], block.nodes[second], own, groups, apart):
-                    return number, block, first, second
-    return None
-
-
-def _is_one_step(node: Node, program: Program) -> bool:
-    """Whether a run takes the node in one, and what is inside concerns no other program.
-
-    A way through it that goes on elsewhere is then a way through the node as a whole.
-    """
-    if isinstance(node, Issue):
-        return True
-    values = decision_of(node).values
-    if isinstance(node, Branch) and values is not None:
-        return False
-    if values is not None and len({values[d] for d in program.devices}) > 1:
-        return False
-    own = set(program.devices)
-    return all(m.issuers == m.members and own.issuperset(m.members) for m in footprint(node))
-
-
-def _linked(
-    first: Node, second: Node, own: Set[int], groups: Sequence[tuple[int, ...]], apart: Set[int]
-) -> bool:
-    one, other = footprint(first), footprint(second)
-    both = {d for m in one for d in m.issuers} & {d for m in other for d in m.issuers}
-    for device in sorted(both & own):
-        part = _parts_without(groups, device)
-        ends = [
-            {part[d] for m in side if device in m.issuers for d in m.members if d != device}
-            for side in (one, other)
-        ]
-        if ends[0] & ends[1] & {part[d] for d in apart if d != device}:
-            return True
-    return False
-
-
-def _parts_without(meetings: Sequence[tuple[int, ...]], device: int) -> dict[int, int]:
-    """The component of each other device when one is taken away."""
-    rest = [tuple(d for d in members if d != device) for members in dict.fromkeys(meetings)]
-    listed = connected([members for members in rest if members], ())
-    return {d: number for number, members in enumerate(listed) for d in members}
+    program: int
+    devices: tuple[int, ...]
+    entries: tuple[tuple[int, int], ...]
+    following: tuple[int, ...]
 
 
 class _Search:
@@ -188,78 +77,221 @@ class _Search:
         self.calendar = calendar
         self.work = 0
         self.everything = [tuple(a.device for a in m.arrivals) for m in calendar.meetings]
-        self.following = {d: self._following(d) for d in calendar.of_device}
+        self._following_of: dict[int, list[int]] = {}
+        self._excursions_of: dict[int, dict[int, _Ways]] = {}
+        rows = [row for program in range(len(simulator.programs)) for row in self._rows(program)]
+        self.rows_of: defaultdict[int, list[tuple[_Row, int]]] = defaultdict(list)
+        for row in rows:
+            for place, (meeting, _) in enumerate(row.entries):
+                self.rows_of[meeting].append((row, place))
 
     def cycles_from(self, device: int) -> Iterator[list[Step]]:
         """Cycles whose step against the run is at this device."""
-        if self._block(device).is_total:
+        program = self.simulator.program_of[device]
+        if self._block(device).is_total or not self._turns_anywhere(program):
             return
-        part = _parts_without(self.everything, device)
+        part = parts_without(self.everything, device)
         listed = self.calendar.of_device[device]
         for place, first in enumerate(listed):
             linked = self._ends(first, device, part)
-            later = [
+            later = dict.fromkeys(
                 listed[position]
                 for position in range(place + 1, len(listed))
-                if self.following[device][position] >> place & 1
+                if self._following(device)[position] >> place & 1
                 and linked & self._ends(listed[position], device, part)
-            ]
+            )
             if not later:
                 continue
             reached = self._search(device, first, None)
+            ends = {s[0] for s in reached if s[0] in later and self._closes(s, device)}
             for second in later:
-                if (second, True) not in reached:
+                if second not in ends:
                     continue
                 came_from = self._search(device, first, second)
-                if (second, True) in came_from:
-                    yield self._cycle(device, first, second, came_from)
+                closing = (s for s in came_from if s[0] == second and self._closes(s, device))
+                state = next(closing, None)
+                if state is not None:
+                    yield self._cycle(device, first, state, came_from)
 
     def _search(self, device: int, first: int, second: int | None) -> dict[_State, _Origin]:
         """Breadth first from a meeting over all devices but one; what was reached, and from where.
 
-        A cycle within one program cannot be, as all its devices go in one order; so a state says
-        whether the way has left the program's order. With the second meeting given, no step
-        is taken that contradicts its coming before the first.
+        All devices of a program go in one order. So a cycle must somewhere go on through other
+        programs to what may come earlier in that order; a state says whether it has. With the
+        second meeting given, no step is taken that contradicts its coming before the first.
         """
-        calendar, program = self.calendar, self.simulator.program_of[device]
-        start = first, self._leaves(first, program)
+        program = self.simulator.program_of[device]
+        members = set(self.simulator.programs[program].devices) - {device}
+        start = self._state(first, False, device)
         came_from: dict[_State, _Origin] = {start: None}
-        unseen = {
-            left: {d: (1 << len(listed)) - 1 for d, listed in calendar.of_device.items()}
-            for left in (False, True)
-        }
         barred = {} if second is None else self._barred(device, first, second)
+        unseen = {turned: self._everywhere() for turned in (False, True)}
         queue = deque([start])
+
+        def reach(state: _State, origin: _State, member: int | None) -> None:
+            if not self._has_two_places(state[0], program):
+                self._strike(unseen[state[1]], state[0])
+            if state not in came_from:
+                came_from[state] = origin, member
+                queue.append(state)
+
         while queue:
-            meeting, left = queue.popleft()
+            state = queue.popleft()
+            meeting, turned, _ = state
             for member in self.everything[meeting]:
-                if member == device:
+                if member not in members:
                     continue
-                gone = left or self.simulator.program_of[member] != program
-                place = calendar.position[member, meeting]
+                turns = turned or self._turns_within(state, member)
+                place = self.calendar.position[member, meeting]
                 after, before = barred.get(member, (0, 0))
-                open_ = self.following[member][place] & unseen[gone][member]
+                open_ = self._following(member)[place] & unseen[turns][member]
                 if after >> place & 1:
                     open_ &= ~before
-                for position in _bits(open_):
-                    following = calendar.of_device[member][position]
-                    state = following, gone or self._leaves(following, program)
-                    for other in self.everything[following]:
-                        spent = ~(1 << calendar.position[other, following])
-                        unseen[gone][other] &= spent
-                        unseen[state[1]][other] &= spent
-                    if state not in came_from:
-                        came_from[state] = (meeting, left), member
-                        queue.append(state)
-                self.work += 1
-                if self.work > _MOST_WORK:
-                    raise TooManyError
+                for following in self._meetings(member, open_):
+                    reach(self._state(following, turns, member), state, member)
+            for following in self._excursions(program).get(meeting, ()):
+                turns = turned or self._turns(meeting, following, program)
+                reach((following, turns, None), state, None)
         return came_from
 
-    def _leaves(self, meeting: int, program: int) -> bool:
-        """Whether the meeting has two places in the program's order: both ends of a transfer."""
+    def _state(self, meeting: int, turned: bool, device: int) -> _State:
+        two = self._has_two_places(meeting, self.simulator.program_of[device])
+        return meeting, turned, self.calendar.top[device, meeting] if two else None
+
+    def _turns_within(self, state: _State, device: int) -> bool:
+        """Whether going on at the device, from a meeting with two places, may be going back."""
+        meeting, _, reached = state
+        here = self.calendar.top[device, meeting]
+        if reached is None or reached == here:
+            return False
+        return not self._block(device).before[here] >> reached & 1
+
+    def _closes(self, state: _State, device: int) -> bool:
+        return state[1] or self._turns_within(state, device)
+
+    def _excursions(self, program: int) -> dict[int, _Ways]:
+        """From each meeting of a program with others: which meetings of it the others lead to."""
+        if program not in self._excursions_of:
+            inside = frozenset(self.simulator.programs[program].devices)
+            self._excursions_of[program] = {
+                meeting: self._ways_outside(meeting, program)
+                for meeting, members in enumerate(self.everything)
+                if not inside.isdisjoint(members) and not inside.issuperset(members)
+            }
+        return self._excursions_of[program]
+
+    def _ways_outside(self, start: int, program: int) -> _Ways:
+        """Breadth first through other programs; for what this one takes part in, the way to it."""
+        steps: dict[int, Step] = {}
+        seen: dict[_Row, int] = {}
+        queue = deque([start])
+        while queue:
+            meeting = queue.popleft()
+            for row, place in self.rows_of[meeting]:
+                if row.program == program:
+                    continue
+                self._work()
+                open_ = row.following[place] & ~seen.get(row, 0)
+                for other in _bits(open_):
+                    following, top = row.entries[other]
+                    if following in steps or following == start:
+                        continue
+                    tops = row.entries[place][1], top
+                    device = row.devices[place]
+                    steps[following] = Step(device, row.program, meeting, following, tops)
+                    queue.append(following)
+                seen[row] = seen.get(row, 0) | open_
+        return {meeting: steps for meeting in steps if self._tops(meeting, program)}
+
+    def _rows(self, program: int) -> Iterator[_Row]:
+        """The program's meetings with others, for each part of its devices that meet by themselves.
+
+        From one such meeting to another of the row there may be a way through its own meetings.
+        """
+        devices = set(self.simulator.programs[program].devices)
+        inside: list[tuple[int, ...]] = []
+        shared: list[int] = []
+        for meeting, members in enumerate(self.everything):
+            if devices.issuperset(members) and not self._has_two_places(meeting, program):
+                inside.append(members)
+            elif not devices.isdisjoint(members):
+                shared.append(meeting)
+        for part in connected(inside, devices):
+            ends = {
+                (meeting, self.calendar.top[device, meeting]): device
+                for meeting in shared
+                for device in self.everything[meeting]
+                if device in part
+            }
+            entries = tuple(ends)
+            following = tuple(self._after(program, entries))
+            yield _Row(program, tuple(ends.values()), entries, following)
+
+    def _after(self, program: int, entries: Sequence[tuple[int, int]]) -> Iterator[int]:
+        """For each entry of a row, the entries that can come after it: bits."""
+        block = self.simulator.programs[program].block
+        places: defaultdict[int, int] = defaultdict(int)
+        for place, (_, top) in enumerate(entries):
+            places[top] |= 1 << place
+        later = {
+            top: sum(b for t, b in places.items() if t != top and not block.before[top] >> t & 1)
+            for top in places
+        }
+        for meeting, top in entries:
+            same = 0
+            if not isinstance(block.nodes[top], Issue):
+                listed = _bits(places[top])
+                same = sum(1 << p for p in listed if self._may_follow(meeting, entries[p][0]))
+            yield later[top] | same
+
+    def _may_follow(self, first: int, second: int) -> bool:
+        """Whether two meetings of one node, a loop or a branch, can come in this order."""
+        position = self.calendar.position
+        shared = set(self.everything[first]) & set(self.everything[second])
+        return first != second and all(
+            position[device, first] < position[device, second] for device in shared
+        )
+
+    def _turns_anywhere(self, program: int) -> bool:
+        return any(self._has_two_places(m, program) for m in range(len(self.everything))) or any(
+            self._turns(source, target, program)
+            for source, targets in self._excursions(program).items()
+            for target in targets
+        )
+
+    def _turns(self, source: int, target: int, program: int) -> bool:
+        """Whether the target may come before the source in the program's order."""
+        block = self.simulator.programs[program].block
+        sources, targets = self._tops(source, program), self._tops(target, program)
+        return any(not block.before[t] >> s & 1 for s in sources for t in targets)
+
+    def _has_two_places(self, meeting: int, program: int) -> bool:
+        """Whether the meeting stands twice in the program's order, as both ends of a transfer."""
+        return len(self._tops(meeting, program)) > 1
+
+    def _tops(self, meeting: int, program: int) -> set[int]:
         arrivals = self.calendar.meetings[meeting].arrivals
-        return len({a.top for a in arrivals if a.program == program}) > 1
+        return {a.top for a in arrivals if a.program == program}
+
+    def _everywhere(self) -> dict[int, int]:
+        """For each device the bits of all its places."""
+        return {d: (1 << len(listed)) - 1 for d, listed in self.calendar.of_device.items()}
+
+    def _strike(self, unseen: dict[int, int], meeting: int) -> None:
+        """Takes the meeting out, at each of its devices."""
+        for member in self.everything[meeting]:
+            unseen[member] &= ~(1 << self.calendar.position[member, meeting])
+
+    def _meetings(self, member: int, places: int) -> Iterator[int]:
+        """A device's meetings at these places."""
+        self._work()
+        listed = self.calendar.of_device[member]
+        return (listed[place] for place in _bits(places))
+
+    def _work(self) -> None:
+        self.work += 1
+        if self.work > _MOST_WORK:
+            raise TooManyError
 
     def _barred(self, device: int, first: int, second: int) -> dict[int, tuple[int, int]]:
         """For each device of the program: the places not before `first`, not after `second`."""
@@ -279,6 +311,11 @@ class _Search:
 
     def _following(self, device: int) -> list[int]:
         """For each place of a device, the places that can come after it: bits."""
+        if device not in self._following_of:
+            self._following_of[device] = self._compute_following(device)
+        return self._following_of[device]
+
+    def _compute_following(self, device: int) -> list[int]:
         block = self._block(device)
         tops = [self.calendar.top[device, m] for m in self.calendar.of_device[device]]
         everything = (1 << len(tops)) - 1
@@ -295,14 +332,22 @@ class _Search:
         return [bits | free[top] for bits, top in zip(result, tops, strict=True)]
 
     def _cycle(
-        self, device: int, first: int, last: int, came_from: dict[_State, _Origin]
+        self, device: int, first: int, last: _State, came_from: dict[_State, _Origin]
     ) -> list[Step]:
+        program = self.simulator.program_of[device]
         steps: list[Step] = []
-        state = last, True
+        state = last
         while (origin := came_from[state]) is not None:
-            steps.append(self._step(origin[1], origin[0][0], state[0]))
+            (meeting, _, _), member = origin
+            if member is not None:
+                steps.append(self._step(member, meeting, state[0]))
+            else:
+                way, at = self._excursions(program)[meeting][state[0]], state[0]
+                while at != meeting:
+                    steps.append(way[at])
+                    at = way[at].first
             state = origin[0]
-        return [self._step(device, last, first), *reversed(steps)]
+        return [self._step(device, last[0], first), *reversed(steps)]
 
     def _step(self, device: int, first: int, second: int) -> Step:
         tops = self.calendar.top[device, first], self.calendar.top[device, second]

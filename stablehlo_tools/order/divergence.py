@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from stablehlo_tools.order.findings import Actor, Finding, Verdict, actor_of, at, describe, name
@@ -28,15 +29,26 @@ def find_divergence(programs: Sequence[Program]) -> Finding | None:
 
 
 def find_foreign_decision(programs: Sequence[Program]) -> Finding | None:
-    """A decision made at run time around a collective that another program takes part in."""
+    """A decision made at run time around a collective that another program takes part in.
+
+    One with a symbol is no such, where the other program has as many with the same.
+    """
     program_of = {d: i for i, program in enumerate(programs) for d in program.devices}
+    symbols = [
+        Counter(decision_of(node).symbol for node in _undecided(program.block))
+        for program in programs
+    ]
     for number, program in enumerate(programs):
         for node in _undecided(program.block):
-            members = {member for meeting in footprint(node) for member in meeting.members}
-            others = sorted(d for d in members if program_of.get(d, number) != number)
-            own = sorted(d for d in members if program_of.get(d) == number)
-            if others:
-                return _foreign(programs, number, node, own[0], others[0], program_of[others[0]])
+            symbol = decision_of(node).symbol
+            for meeting in sorted(footprint(node), key=lambda m: m.members):
+                own = next((d for d in meeting.issuers if program_of.get(d) == number), None)
+                for other in meeting.members:
+                    theirs = program_of.get(other, number)
+                    if own is None or theirs == number:
+                        continue
+                    if symbol is None or symbols[number][symbol] != symbols[theirs][symbol]:
+                        return _foreign(programs, number, node, own, other, theirs)
     return None
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from stablehlo_tools.diagnostics import Place
-from stablehlo_tools.order.program import NOWHERE, Issue, Loop, Node, Program
+from stablehlo_tools.order.program import NOWHERE, Issue, Loop, Node, Program, decision_of
 from stablehlo_tools.order.simulation import Arrival, Choice
 
 
@@ -142,7 +142,12 @@ def _met(one: Arrival, other: Arrival) -> bool:
         return False
     if isinstance(one.node, Issue) and isinstance(other.node, Issue):
         return one.node.signature == other.node.signature
-    return one.node is other.node
+    if isinstance(one.node, Issue) or isinstance(other.node, Issue):
+        return False
+    symbol = decision_of(one.node).symbol
+    return one.node is other.node or (
+        symbol is not None and symbol == decision_of(other.node).symbol
+    )
 
 
 def _path_back(start: int, following: Mapping[int, Sequence[int]], longest: int) -> list[int]:

@@ -7,7 +7,7 @@ waits in the one for the other.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from stablehlo_tools.order.program import (
@@ -45,17 +45,16 @@ class Pair:
 def hazardous_pairs(programs: Sequence[Program]) -> Iterator[Pair]:
     """Unordered pairs that share devices of two programs; for each kind of pair the first."""
     program_of = {d: i for i, program in enumerate(programs) for d in program.devices}
-    checked: set[Block] = set()
+    owners: dict[Block, set[int]] = {}  # one file for several programs, under --strict
     for number, program in enumerate(programs):
-        if program.block in checked:
-            continue  # one file for several devices, under --strict
-        checked.add(program.block)
-        for block in reached_blocks_of(program.block):
-            yield from _pairs(block, number, program_of)
+        owners.setdefault(program.block, set()).add(number)
+    for whole, numbers in owners.items():
+        for block in reached_blocks_of(whole):
+            yield from _pairs(block, numbers, program_of)
 
 
-def _pairs(block: Block, program: int, program_of: Mapping[int, int]) -> Iterator[Pair]:
-    yield from _overlapping_iterations(block, program, program_of)
+def _pairs(block: Block, owners: Set[int], program_of: Mapping[int, int]) -> Iterator[Pair]:
+    yield from _overlapping_iterations(block, owners, program_of)
     if block.is_total:
         return
     classes: dict[frozenset[Rendezvous], list[int]] = {}
@@ -64,26 +63,26 @@ def _pairs(block: Block, program: int, program_of: Mapping[int, int]) -> Iterato
     listed = list(classes.items())
     for i, (one, first) in enumerate(listed):
         for other, second in listed[i:]:
-            shared = _shared(one, other, program, program_of)
+            shared = _shared(one, other, owners, program_of)
             if not shared:
                 continue
             positions = sorted({*first, *second})
             pair = _first_unordered(block, positions, set(first), set(second))
             if pair is not None:
-                yield Pair(program, block, pair, shared)
+                yield Pair(program_of[shared[0]], block, pair, shared)
 
 
 def _overlapping_iterations(
-    block: Block, program: int, program_of: Mapping[int, int]
+    block: Block, owners: Set[int], program_of: Mapping[int, int]
 ) -> Iterator[Pair]:
     for position, node in enumerate(block.nodes):
         if not isinstance(node, Loop) or node.is_chained or not _repeats(node):
             continue
         meetings = footprint(node)
-        shared = _shared(meetings, meetings, program, program_of)
-        shared = shared or _own_transfer(meetings, program, program_of)
+        shared = _shared(meetings, meetings, owners, program_of)
+        shared = shared or _own_transfer(meetings, owners, program_of)
         if shared:
-            yield Pair(program, block, (position, position), shared)
+            yield Pair(program_of[shared[0]], block, (position, position), shared)
 
 
 def _repeats(loop: Loop) -> bool:
@@ -95,12 +94,12 @@ def _repeats(loop: Loop) -> bool:
 
 
 def _own_transfer(
-    meetings: frozenset[Rendezvous], program: int, program_of: Mapping[int, int]
+    meetings: frozenset[Rendezvous], owners: Set[int], program_of: Mapping[int, int]
 ) -> tuple[int, ...]:
-    """Both ends of a transfer, a send and a recv of this program; else nothing."""
+    """Both ends of a transfer, a send and a recv of one of the owners; else nothing."""
     for meeting in sorted(meetings, key=lambda r: r.members):
-        ends = {program_of.get(device) for device in meeting.members}
-        if meeting.issuers != meeting.members and ends == {program}:
+        ends = {program_of[device] for device in meeting.members}
+        if meeting.issuers != meeting.members and len(ends) == 1 and ends <= owners:
             return meeting.members
     return ()
 
@@ -108,10 +107,10 @@ def _own_transfer(
 def _shared(
     one: frozenset[Rendezvous],
     other: frozenset[Rendezvous],
-    program: int,
+    owners: Set[int],
     program_of: Mapping[int, int],
 ) -> tuple[int, ...]:
-    """Devices in a group of each, this program's and another's among them; else nothing."""
+    """A device that issues both, and one of another program in the same groups; else nothing."""
     of_device: dict[int, list[Rendezvous]] = {}
     for meeting in other:
         for device in meeting.members:
@@ -121,11 +120,14 @@ def _shared(
         for device in meeting.members:
             for match in of_device.get(device, ()):
                 together.setdefault(match, []).append(device)
-        for devices in together.values():
-            ours = [d for d in devices if program_of.get(d) == program]
-            theirs = [d for d in devices if program_of.get(d, program) != program]
-            if ours and theirs:
-                return ours[0], theirs[0]
+        for match, devices in together.items():
+            issuing = [d for d in devices if d in meeting.issuers and d in match.issuers]
+            ours = next((d for d in issuing if program_of[d] in owners), None)
+            if ours is None:
+                continue
+            theirs = next((d for d in devices if program_of[d] != program_of[ours]), None)
+            if theirs is not None:
+                return ours, theirs
     return ()
 
 

@@ -78,11 +78,13 @@ class Decision:
 
     `classes` gives a class to each of the program's devices, by device id: devices of one class
     surely decide alike. `values` are the values themselves, where they are known before the run.
+    Programs compiled apart decide alike where their `symbol` is the same.
     """
 
     classes: dict[int, int]
     values: dict[int, int] | None = None
     place: Place = NOWHERE
+    symbol: str | None = None
 
     def agree(self, devices: Sequence[int]) -> bool:
         """Whether the devices, those of them that run the program, surely decide alike."""

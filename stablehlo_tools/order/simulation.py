@@ -152,26 +152,23 @@ class Simulator:
         if not arrival.members:
             return
         node = arrival.node
-        own = node.signature if isinstance(node, Issue) else (arrival.program, id(node))
-        key = (own, arrival.members)
+        key = (_own_key(arrival), arrival.members)
         gathered = run.gathered.setdefault(key, [])
         gathered.append(arrival)
         if len(gathered) < len(arrival.members):
             return
-        if isinstance(node, Issue) or self._ends_alone(node, arrival.members, run.choice):
+        if isinstance(node, Issue) or self._ends_alone(gathered, run.choice):
             del run.gathered[key]
             run.meet(gathered)
 
-    def _ends_alone(self, node: Loop | Branch, devices: Members, choice: Choice) -> bool:
-        """Whether each block of what is decided at run time ends by itself, if they all enter it.
-
-        Only transfers can fail: its devices are of one program.
-        """
-        key = id(node), devices
+    def _ends_alone(self, arrivals: Sequence[Arrival], choice: Choice) -> bool:
+        """Whether each block of what is decided at run time ends by itself, if all enter it."""
+        key = tuple(sorted((arrival.device, id(arrival.node)) for arrival in arrivals))
         if key not in self._alone:
-            self._alone[key] = all(
-                self._run(dict.fromkeys(devices, block), choice).ended
-                for block in inner_blocks(node)
+            inside = {arrival.device: inner_blocks(arrival.node) for arrival in arrivals}
+            self._alone[key] = len({len(blocks) for blocks in inside.values()}) == 1 and all(
+                self._run(dict(zip(inside, blocks, strict=True)), choice).ended
+                for blocks in zip(*inside.values(), strict=True)
             )
         return self._alone[key]
 
@@ -252,6 +249,15 @@ class Simulator:
                 member: component for component in connected(meetings, ()) for member in component
             }
         return self._members[node].get(device, ())
+
+
+def _own_key(arrival: Arrival) -> object:
+    """What those who meet have alike, besides the members."""
+    node = arrival.node
+    if isinstance(node, Issue):
+        return node.signature
+    symbol = decision_of(node).symbol
+    return (arrival.program, id(node)) if symbol is None else symbol
 
 
 def _meetings_of(parked: Mapping[int, Arrival]) -> list[Members]:

@@ -21,13 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from stablehlo_tools.order.agreement import find_disagreement, find_missing_program
-from stablehlo_tools.order.cycles import (
-    Step,
-    TooManyError,
-    choice_for,
-    find_cycles,
-    nested_doubt,
-)
+from stablehlo_tools.order.cycles import TooManyError, find_cycles
 from stablehlo_tools.order.divergence import find_divergence, find_foreign_decision
 from stablehlo_tools.order.findings import (
     Actor,
@@ -41,7 +35,16 @@ from stablehlo_tools.order.findings import (
     waits,
 )
 from stablehlo_tools.order.hazards import Pair, flipped, hazardous_pairs
-from stablehlo_tools.order.program import Issue, Node, Program, decision_of, issues_of
+from stablehlo_tools.order.nested import nested_doubt
+from stablehlo_tools.order.program import (
+    Issue,
+    Loop,
+    Node,
+    Program,
+    blocks_of,
+    decision_of,
+    issues_of,
+)
 from stablehlo_tools.order.simulation import (
     Choice,
     Meeting,
@@ -49,6 +52,7 @@ from stablehlo_tools.order.simulation import (
     Simulator,
     UndecidedError,
 )
+from stablehlo_tools.order.steps import Step, choice_for
 from stablehlo_tools.order.transfers import pair_transfers
 
 _MOST_CANDIDATES = 32
@@ -88,15 +92,27 @@ def decide(programs: Sequence[Program], *, strict: bool = False) -> Decided:
         return Decided(judged, finding)
     if len(judged) == 1 and not any(issue.transfer for issue in issues_of(judged[0].block)):
         return Decided(judged, None)
-    finding = find_foreign_decision(judged) or find_disagreement(judged)
+    finding = find_foreign_decision(judged)
+    if finding is None and _has_loops(judged):  # which a run may have to step through
+        finding = find_disagreement(judged)
     if finding is not None:
         return Decided(judged, finding)
     simulator = Simulator(judged)
     outcome = simulator.run()
     if not outcome.ended:
-        return Decided(judged, _conflict(judged, outcome), outcome.meetings)
+        finding = find_disagreement(judged) or _conflict(judged, outcome)
+        return Decided(judged, finding, outcome.meetings)
     finding = _unordered(simulator) or _cyclic(simulator, outcome.meetings)
     return Decided(judged, finding, outcome.meetings)
+
+
+def _has_loops(programs: Sequence[Program]) -> bool:
+    return any(
+        isinstance(node, Loop)
+        for program in programs
+        for block in blocks_of(program.block)
+        for node in block.nodes
+    )
 
 
 def _split(programs: Sequence[Program]) -> list[Program]:

@@ -15,7 +15,7 @@ from stablehlo_tools.analysis.liveness import live_values
 from stablehlo_tools.analysis.program_set import Job
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, Severity, naming, to_place
-from stablehlo_tools.order.agreement import find_disagreement
+from stablehlo_tools.order.agreement import find_disagreement, find_missing_program
 from stablehlo_tools.order.alignment import align
 from stablehlo_tools.order.divergence import find_divergence, find_foreign_decision
 from stablehlo_tools.order.findings import Finding
@@ -78,6 +78,7 @@ def _agreeing(
         finding = (
             finding
             or find_divergence(programs)
+            or find_missing_program(programs)
             or find_foreign_decision(programs)
             or find_disagreement(programs)
         )

@@ -1,0 +1,172 @@
+"""Values that programs compiled apart surely share, told by equal symbols.
+
+A value is shared if it follows, by ops that are exact whatever the compiler makes of them, from
+constants and from results of collectives that give every device of the job the same. Two programs
+that decide a loop or branch by the same symbol decide alike. Floating-point arithmetic is left
+out: compiled apart, it may round otherwise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from stablehlo_tools.analysis.collectives import Collective
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.ir.carriers import terminator
+from stablehlo_tools.order.program import Issue
+
+_SAME_EVERYWHERE = frozenset(
+    {"all_gather", "all_reduce", "cross-replica-sum", "collective_broadcast"}
+)
+_EXACT = frozenset(
+    f"stablehlo.{name}"
+    for name in (
+        "abs",
+        "and",
+        "broadcast_in_dim",
+        "ceil",
+        "clamp",
+        "compare",
+        "concatenate",
+        "dynamic_slice",
+        "floor",
+        "iota",
+        "is_finite",
+        "maximum",
+        "minimum",
+        "negate",
+        "not",
+        "or",
+        "reshape",
+        "reverse",
+        "select",
+        "sign",
+        "slice",
+        "transpose",
+        "xor",
+    )
+)
+_EXACT_ON_INTEGERS = frozenset(
+    f"stablehlo.{name}" for name in ("add", "divide", "multiply", "remainder", "subtract")
+)
+
+
+_LONGEST = 2000  # characters of a symbol that is spelled out
+
+
+class CommonValues:
+    """The symbols of one program's values; collectives are told to it as they are read."""
+
+    def __init__(self, job_size: int) -> None:
+        self.job_size = job_size
+        self.symbols: dict[ir.Value, str | None] = {}
+
+    def met(self, collective: Collective, issue: Issue, place: str, occurrence: int) -> None:
+        """Notes a collective: the n-th of its form at a place of the program."""
+        whole = [m for m in issue.rendezvous if len(m.members) == self.job_size]
+        symbol = None
+        if collective.kind in _SAME_EVERYWHERE and len(whole) == len(issue.rendezvous) == 1:
+            symbol = f"{place}/{issue.signature.text}/{occurrence}"
+        for position, result in enumerate(collective.op.results):
+            self.symbols[result] = None if symbol is None else f"met({symbol})#{position}"
+
+    def of_branch(self, branch: ir.Operation) -> str | None:
+        """The symbol of what chooses a branch."""
+        return _short(self._of(branch.operands[0]))
+
+    def of_loop(self, loop: ir.Operation) -> str | None:
+        """The symbol of how often a loop runs, whose regions were read."""
+        condition, body = (region.blocks[0] for region in loop.regions)
+        numbers: dict[int, int] = {}  # of the carries that matter, as they are met
+        asked: list[int] = []
+
+        def bind(block: ir.Block) -> None:
+            for argument in block.arguments:
+                self.symbols[argument] = f"carry({argument.arg_number})"
+
+        bind(condition)
+        bind(body)
+        parts = [self._of(terminator(condition).operands[0])]
+        ends = list(terminator(body).operands)
+        known = 0
+        while None not in parts:
+            for part in parts[known:]:
+                for carry in _carries(part or ""):
+                    if carry not in numbers:
+                        numbers[carry] = len(numbers)
+                        asked.append(carry)
+            known = len(parts)
+            if not asked:
+                text = "|".join(_renumbered(part or "", numbers) for part in parts)
+                return _short(f"while({text})")
+            carry = asked.pop(0)
+            parts += [self._before(loop.operands[carry]), self._of(ends[carry])]
+        return None
+
+    def _before(self, value: ir.Value) -> str | None:
+        symbol = self._of(value)
+        return None if symbol is None or _carries(symbol) else symbol
+
+    def _of(self, value: ir.Value) -> str | None:
+        if value not in self.symbols:
+            self.symbols[value] = self._computed(value)
+        return self.symbols[value]
+
+    def _computed(self, value: ir.Value) -> str | None:
+        owner = value.owner
+        if isinstance(owner, ir.Block):
+            return None
+        op = owner.operation
+        if op.name == "stablehlo.constant":
+            return f"constant({op.attributes['value']})"
+        if op.name == "stablehlo.optimization_barrier":
+            return self._of(op.operands[ir.OpResult(value).result_number])
+        if not _is_exact(op, value):
+            return None
+        operands = [self._of(operand) for operand in op.operands]
+        return None if None in operands else _applied(op, value, operands)
+
+
+def _is_exact(op: ir.Operation, value: ir.Value) -> bool:
+    """Whether an op has the same bits whoever compiles it."""
+    if op.name == "stablehlo.convert":  # between floats a compiler may leave the rounding out
+        return _is_integral(value) or _is_integral(op.operands[0])
+    return op.name in _EXACT or (op.name in _EXACT_ON_INTEGERS and _is_integral(value))
+
+
+def _applied(op: ir.Operation, value: ir.Value, operands: Sequence[str | None]) -> str:
+    attributes = ",".join(
+        f"{name}={attribute}"
+        for name, attribute in sorted(op.attributes.items())
+        if not name.startswith("mhlo.")
+    )
+    inside = ",".join(operand or "" for operand in operands)
+    text = f"{op.name}[{attributes}]({inside}):{value.type}"
+    if len(text) < _LONGEST or _carries(text):
+        return text
+    return _short(text) or ""
+
+
+def _short(symbol: str | None) -> str | None:
+    return None if symbol is None else hashlib.sha256(symbol.encode()).hexdigest()
+
+
+def _carries(symbol: str) -> list[int]:
+    """The numbers of the carries named in a symbol, in order of appearance."""
+    found = [part.partition(")")[0] for part in symbol.split("carry(")[1:]]
+    return list(dict.fromkeys(int(number) for number in found))
+
+
+def _renumbered(symbol: str, numbers: dict[int, int]) -> str:
+    first, *rest = symbol.split("carry(")
+    told = [first]
+    for part in rest:
+        number, _, after = part.partition(")")
+        told.append(f"<{numbers[int(number)]}>{after}")
+    return "".join(told)
+
+
+def _is_integral(value: ir.Value) -> bool:
+    kind = value.type
+    return isinstance(kind, ir.RankedTensorType) and isinstance(kind.element_type, ir.IntegerType)
