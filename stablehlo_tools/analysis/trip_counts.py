@@ -13,7 +13,7 @@ from stablehlo_tools.ir.carriers import terminator
 
 _CONSTANT = "stablehlo.constant"
 _COMPARE = "stablehlo.compare"
-_MIRRORED = {"LT": "GT", "LE": "GE", "GT": "LT", "GE": "LE", "EQ": "EQ", "NE": "NE"}
+MIRRORED = {"LT": "GT", "LE": "GE", "GT": "LT", "GE": "LE", "EQ": "EQ", "NE": "NE"}
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def trip_count(
     left, right = compare.operands
     counter = _counter(left, condition, body)
     if counter is None:
-        left, right, direction = right, left, _MIRRORED[direction]
+        left, right, direction = right, left, MIRRORED[direction]
         counter = _counter(left, condition, body)
     if counter is None or not is_integer_scalar(left.type):
         return None

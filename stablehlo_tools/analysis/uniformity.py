@@ -11,9 +11,8 @@ equal. Integer scalars that follow from constants and device ids are computed fo
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from stablehlo_tools.analysis.collectives import (
     Collective,
@@ -22,9 +21,9 @@ from stablehlo_tools.analysis.collectives import (
 )
 from stablehlo_tools.analysis.communication import BRANCHES, COMPUTATIONS, MANUAL_COMPUTATION, WHILE
 from stablehlo_tools.analysis.replica_groups import AxisRef, mesh_axes_groups
+from stablehlo_tools.analysis.scalars import scalar_function
 from stablehlo_tools.analysis.shardings import manual_axes, sharding_axes, sharding_per_value
 from stablehlo_tools.analysis.trip_counts import (
-    comparison_direction,
     constant_integer,
     is_integer_scalar,
     trip_count,
@@ -39,39 +38,6 @@ _SAME_ON_GROUP = frozenset(
 )
 _BY_POSITION = frozenset({"reduce_scatter", "all_to_all", "ragged_all_to_all"})
 _UNKNOWN = CALLS | {"stablehlo.rng", "stablehlo.custom_call"}
-_IDENTITIES = frozenset({"stablehlo.convert", "stablehlo.reshape", "stablehlo.broadcast_in_dim"})
-_COMPARISONS: dict[str, Callable[[int, int], bool]] = {
-    "EQ": operator.eq,
-    "NE": operator.ne,
-    "LT": operator.lt,
-    "LE": operator.le,
-    "GT": operator.gt,
-    "GE": operator.ge,
-}
-
-
-def _divide(a: int, b: int) -> int:
-    """Towards zero, as StableHLO divides; by zero all bits are set."""
-    if b == 0:
-        return -1
-    return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
-
-
-_ARITHMETIC: dict[str, Callable[..., int]] = {
-    "stablehlo.add": operator.add,
-    "stablehlo.subtract": operator.sub,
-    "stablehlo.multiply": operator.mul,
-    "stablehlo.divide": _divide,
-    "stablehlo.remainder": lambda a, b: a if b == 0 else a - b * _divide(a, b),
-    "stablehlo.and": operator.and_,
-    "stablehlo.or": operator.or_,
-    "stablehlo.xor": operator.xor,
-    "stablehlo.maximum": max,
-    "stablehlo.minimum": min,
-    "stablehlo.negate": lambda a: -a,
-    "stablehlo.clamp": lambda low, x, high: min(max(low, x), high),
-    "stablehlo.select": lambda p, a, b: a if p else b,
-}
 
 
 @dataclass(frozen=True)
@@ -165,11 +131,19 @@ class Uniformity:
         self.bind(arguments, outside)
 
     def leave(self, computation: ir.Operation) -> None:
-        """Binds the results of a computation: global values again after a manual one."""
+        """Binds the results of a computation: global values again after a manual one.
+
+        What is said to be replicated along an axis may differ all the same: nobody checks that.
+        """
         ends = terminator(computation.regions[0].blocks[0]).operands
         inside = [self.of(value) for value in ends]
         if computation.name == MANUAL_COMPUTATION:
-            inside = [self.everywhere] * len(inside)
+            shardings = sharding_per_value(computation.attributes["out_shardings"])
+            manual = manual_axes(computation)
+            inside = [
+                self.everywhere if manual.issubset(sharding_axes(sharding)[1]) else known
+                for known, sharding in zip(inside, shardings, strict=True)
+            ]
         self.bind(list(computation.results), inside)
 
     def choice(self, branch: ir.Operation) -> Variation:
@@ -199,14 +173,13 @@ class Uniformity:
         Of a program for one device, each device has its own, unless an attribute says replicated.
         """
         partitions = self.facts.grid.num_partitions
-        replica = [device // partitions for device in self.devices]
         same_replicas = attributes is not None and (
             "mhlo.is_same_data_across_replicas" in attributes
         )
         same_partitions = not is_per_device or _is_replicated(attributes)
         keys = [
-            (0 if same_replicas else r, 0 if same_partitions else device)
-            for r, device in zip(replica, self.devices, strict=True)
+            (0 if same_replicas else replica, 0 if same_partitions else partition)
+            for replica, partition in (divmod(device, partitions) for device in self.devices)
         ]
         return Variation(number_classes(keys))
 
@@ -214,7 +187,9 @@ class Uniformity:
         """The shard of a value: equal where the coordinates on the axes are."""
         if not axes:
             return known
-        table = self.facts.meshes[mesh]
+        table = self.facts.meshes.get(mesh)
+        if table is None:  # written in line
+            return self.anywhere
         others = [AxisRef(name) for name, _ in table.axes if name not in axes]
         groups = mesh_axes_groups(table, others) if others else tuple((d,) for d in self.devices)
         number = {device: i for i, group in enumerate(groups) for device in group}
@@ -258,20 +233,10 @@ class Uniformity:
         if any(part.values is None for part in operands) or not is_integer_scalar(kind):
             return None
         rows = zip(*(part.values or () for part in operands), strict=True)
-        compute = self._function(op)
+        compute = scalar_function(op)
         if compute is None:
             return None
         return tuple(wrap(int(compute(*row)), kind) for row in rows)
-
-    def _function(self, op: ir.Operation) -> Callable[..., int] | None:
-        name = op.name
-        if name in _IDENTITIES:
-            return _nonzero if _is_boolean(op.results[0].type) else int
-        if name == "stablehlo.compare":
-            return partial(_compare, _COMPARISONS[comparison_direction(op)])
-        if name == "stablehlo.not":
-            return _flip if _is_boolean(op.results[0].type) else _invert
-        return _ARITHMETIC.get(name)
 
     def _collective(self, collective: Collective) -> Variation:
         groups = self.facts.groups(collective)
@@ -368,27 +333,6 @@ def branch_indices(op: ir.Operation, choice: Variation) -> tuple[int, ...] | Non
     if op.name == "stablehlo.if":
         return tuple(0 if value else 1 for value in choice.values)
     return tuple(value if 0 <= value <= last else last for value in choice.values)
-
-
-def _is_boolean(kind: ir.Type) -> bool:
-    element = ir.RankedTensorType(kind).element_type
-    return isinstance(element, ir.IntegerType) and element.width == 1
-
-
-def _nonzero(value: int) -> int:
-    return int(value != 0)
-
-
-def _invert(value: int) -> int:
-    return ~value
-
-
-def _flip(value: int) -> int:
-    return int(not value)
-
-
-def _compare(holds: Callable[[int, int], bool], a: int, b: int) -> int:
-    return int(holds(a, b))
 
 
 def _is_replicated(attributes: ir.DictAttr | None) -> bool:

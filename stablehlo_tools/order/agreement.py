@@ -33,13 +33,18 @@ class Occurrence:
 def find_missing_program(programs: Sequence[Program]) -> Finding | None:
     """The first collective, in text order, with a participant that runs none of the programs."""
     program_of = {d: i for i, program in enumerate(programs) for d in program.devices}
+    complete: set[tuple[int, ...]] = set()  # members who all run a program
     for number, program in enumerate(programs):
         for issue in _reached(program.block):
             for meeting in issue.rendezvous:
+                if meeting.members in complete:
+                    continue
                 own = next((d for d in meeting.issuers if program_of.get(d) == number), None)
                 missing = next((d for d in meeting.members if d not in program_of), None)
                 if own is not None and missing is not None:
                     return _no_program(programs, number, own, issue, missing)
+                if missing is None:
+                    complete.add(meeting.members)
     return None
 
 

@@ -1,0 +1,349 @@
+"""Walks a function and makes nodes of what it issues: collectives, loops and branches, and order.
+
+A manual computation is part of the block around it. A loop's order is judged by its collectives,
+not as a whole, because compilers unroll loops of a known trip count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import reduce
+from operator import or_
+
+from stablehlo_tools.analysis.collectives import Collective
+from stablehlo_tools.analysis.common_values import CommonValues
+from stablehlo_tools.analysis.communication import (
+    BRANCHES,
+    COMPUTATIONS,
+    WHILE,
+    Site,
+)
+from stablehlo_tools.analysis.forced_dependence import (
+    GIVEN,
+    NOTHING,
+    VARIES,
+    Dependence,
+    Transfer,
+)
+from stablehlo_tools.analysis.levels import (
+    Iteration,
+    Level,
+    below,
+    common_before,
+    either,
+    from_outside,
+)
+from stablehlo_tools.analysis.liveness import live_values
+from stablehlo_tools.analysis.rendezvous import Rendezvousing, is_host_transfer
+from stablehlo_tools.analysis.uniformity import Uniformity, Variation
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import to_place
+from stablehlo_tools.ir.carriers import terminator
+from stablehlo_tools.order.program import (
+    Branch,
+    Decision,
+    Issue,
+    Loop,
+    Node,
+)
+
+_DEVICE_IDS = frozenset({"stablehlo.partition_id", "stablehlo.replica_id"})
+_TERMINATORS = frozenset({"func.return", "stablehlo.return", "sdy.return"})
+
+
+class IssueReader:
+    """Walks a function in text order, making nodes of its sites.
+
+    Each node has a bit. The nodes inside of a loop or a branch have theirs only while it is read;
+    then one bit stands for all of them, on those results that come after all of them.
+    """
+
+    def __init__(
+        self,
+        module: ir.Module,
+        rendezvous: Rendezvousing,
+        devices: tuple[int, ...],
+        dead: Sequence[Collective],
+        uniformity: Uniformity | None,
+    ) -> None:
+        self.devices = devices
+        self.dead = {collective.op.results[0] for collective in dead}
+        self.uniformity = uniformity
+        self.rendezvous = rendezvous
+        self.transfer = Transfer(lambda: live_values(module))
+        self.known: dict[ir.Value, Dependence] = {}
+        self.ops: list[Collective] = []
+        self.site_of: dict[Node, ir.Operation] = {}
+        self.next_bit = VARIES.bit_length()
+        self.rereading = uniformity is not None  # loops are read several times
+        self.common = CommonValues(rendezvous.facts.grid.size) if uniformity is not None else None
+
+    def main(self, block: ir.Block, sites: Sequence[Site], level: Level) -> None:
+        """Reads the function that the program starts with."""
+        self._bind(block.arguments, [GIVEN] * len(block.arguments))
+        self.block(block, sites, level)
+
+    def block(self, block: ir.Block, sites: Sequence[Site], level: Level) -> None:
+        """Reads a block into a level; the arguments' dependences are known."""
+        waiting = iter(sites)
+        site = next(waiting, None)
+        for view in block.operations:
+            op = view.operation
+            if site is not None and op == site.op:
+                self._site(op, site, level)
+                site = next(waiting, None)
+            else:
+                self._silent(op, level)
+
+    def chain(self, collectives: Sequence[Collective], level: Level) -> None:
+        """Reads collectives of which each comes after the one before it."""
+        for collective in collectives:
+            self._place_collective(collective, 0, level)
+        level.is_chain = True
+
+    def issue(self, collective: Collective) -> Issue:
+        """The collective as an issue of its own id."""
+        issue = Issue(
+            len(self.ops),
+            self.rendezvous.signature(collective),
+            self.rendezvous.rendezvous(collective),
+            to_place(collective.op.location),
+            collective.kind if collective.kind in ("send", "recv") else "",
+        )
+        self.ops.append(collective)
+        return issue
+
+    def _site(self, op: ir.Operation, site: Site, level: Level) -> None:
+        if site.collective is not None:
+            self._collective(site.collective, level)
+        elif op.name == WHILE:
+            self._loop(op, site.regions, level)
+        elif op.name in BRANCHES:
+            self._branch(op, site.regions, level)
+        else:
+            self._computation(op, site.regions[0], level)
+
+    def _silent(self, op: ir.Operation, level: Level) -> None:
+        """An op that does not communicate."""
+        name = op.name
+        if name in COMPUTATIONS:
+            self._computation(op, [], level)
+            return
+        if self.uniformity is not None and name not in _TERMINATORS:
+            self.uniformity.run(op)
+        if name == WHILE:
+            steady, _, _ = self._steady(op, ([], []), level)
+            self._bind(op.results, steady)
+        elif name in BRANCHES:
+            ends = [self._region(region.blocks[0], [], level) for region in op.regions]
+            self._bind(op.results, [either(parts) for parts in zip(*ends, strict=True)])
+        elif name in _DEVICE_IDS:
+            self._bind(op.results, [GIVEN])
+        else:
+            self._hand_on(op, name)
+
+    def _hand_on(self, op: ir.Operation, name: str) -> None:
+        """Dependences through an op that neither communicates nor controls."""
+        found = self.transfer.results(op, name, self.known)
+        if found is not None:
+            self._bind(op.results, found)
+        elif self.rereading:
+            for result in op.results:
+                self.known.pop(result, None)
+
+    def _collective(self, collective: Collective, level: Level) -> None:
+        op = collective.op
+        if self.uniformity is not None:
+            self.uniformity.run(op)
+        bits = reduce(or_, (self._of(value).whole for value in op.operands), 0)
+        if not len(op.results) or op.results[0] not in self.dead:
+            bits |= self._place_collective(collective, bits, level)
+        given = [self._of(v) for v in op.operands if isinstance(v.type, ir.RankedTensorType)]
+        if all(part.each & VARIES for part in given):
+            bits |= VARIES
+        else:
+            bits &= ~VARIES
+        self._bind(op.results, [Dependence(bits, bits)] * len(op.results))
+
+    def _place_collective(self, collective: Collective, after: int, level: Level) -> int:
+        issue = self.issue(collective)
+        unpaired = issue.transfer and not is_host_transfer(collective)
+        if issue.rendezvous or unpaired:
+            if self.common is not None:
+                self.common.met(collective, issue, level.name, level.forms[issue.signature])
+                level.forms[issue.signature] += 1
+            return self._place(issue, collective.op, after, level)
+        self.ops.pop()  # stays on the device, or no device of ours takes part
+        return 0
+
+    def _place(self, node: Node, op: ir.Operation, after: int, level: Level) -> int:
+        """Adds a node to a level; returns its bit."""
+        self.site_of[node] = op
+        bit = 1 << self.next_bit
+        self.next_bit += 1
+        level.nodes.append(node)
+        level.bits.append(bit)
+        level.after.append(after)
+        return bit
+
+    def _computation(self, op: ir.Operation, sites: Sequence[Site], level: Level) -> None:
+        body = op.regions[0].blocks[0]
+        if self.uniformity is not None:
+            self.uniformity.enter(op)
+        self._bind(body.arguments, [self._of(value) for value in op.operands])
+        self._bind(op.results, self._region(body, sites, level))
+        if self.uniformity is not None:
+            self.uniformity.leave(op)
+
+    def _region(self, body: ir.Block, sites: Sequence[Site], level: Level) -> list[Dependence]:
+        """Reads a block into a level; what the values it ends with depend on."""
+        self.block(body, sites, level)
+        return [self._of(value) for value in terminator(body).operands]
+
+    def _branch(self, op: ir.Operation, sites: Sequence[Sequence[Site]], level: Level) -> None:
+        assert self.uniformity is not None
+        self.uniformity.run(op)
+        choice = self.uniformity.choice(op)
+        taken = set(choice.values or ())
+        if len(taken) == 1:  # known, and the same everywhere: compilers inline it
+            position = taken.pop()
+            body = op.regions[position].blocks[0]
+            self._bind(op.results, self._region(body, sites[position], level))
+            return
+        first = self.next_bit
+        levels = [level.nested(region) for region in range(len(op.regions))]
+        ends = [
+            self._region(region.blocks[0], inner, branch)
+            for region, inner, branch in zip(op.regions, sites, levels, strict=True)
+        ]
+        self.next_bit = first
+        chosen = self._of(op.operands[0]).whole
+        branches = tuple(branch.block() for branch in levels)
+        symbol = None
+        if self.common is not None and choice.values is None:
+            symbol = self.common.of_branch(op)
+        node = Branch(self._decision(choice, op, symbol), branches, to_place(op.location))
+        bit = 0
+        if any(branch.nodes for branch in levels):
+            bit = self._place(node, op, chosen | common_before(levels) & below(first), level)
+        seen = [
+            [from_outside(part, branch.all_bits(), bit, first) for part in end]
+            for end, branch in zip(ends, levels, strict=True)
+        ]
+        merged = [either(parts) for parts in zip(*seen, strict=True)]
+        self._bind(
+            op.results, [part.with_all(chosen) if part.each & bit else part for part in merged]
+        )
+
+    def _loop(self, op: ir.Operation, sites: Sequence[Sequence[Site]], level: Level) -> None:
+        assert self.uniformity is not None
+        self.uniformity.run(op)
+        trips = self.uniformity.trips(op)
+        first, mark = self.next_bit, len(self.ops)
+        steady, start, once = self._steady(op, sites, level)
+        kept = self.ops[mark:]
+        last = max((bit.bit_length() for part in once.levels() for bit in part.bits), default=first)
+        chained = trips.values is None or self._is_chained(op, sites, steady, once, last, level)
+        self.ops[mark:] = kept
+        self.next_bit = first
+        condition, body = (part.block() for part in once.levels())
+        if not condition.nodes and not body.nodes:
+            self._bind(op.results, steady)
+            return
+        leading = once if not chained else start
+        foremost = [leading.condition] if leading.condition.nodes else [leading.body]
+        symbol = None
+        if self.common is not None and trips.values is None:
+            symbol = self.common.of_loop(op)
+        decision = self._decision(trips, op, symbol)
+        node = Loop(decision, condition, body, to_place(op.location), is_chained=chained)
+        bit = self._place(node, op, common_before(foremost) & below(first), level)
+        ends = terminator(op.regions[1].blocks[0]).operands
+        arguments = op.regions[1].blocks[0].arguments
+        results: list[Dependence] = []
+        for position, outside in enumerate(steady):
+            hands_on = ends[position] == arguments[position]
+            inside = once.ends[position]
+            if trips.values is None and not hands_on:  # the loop is one op, and must have ended
+                inside = inside.with_all(once.all_bits())
+            covered = NOTHING
+            if chained and not hands_on:
+                covered = from_outside(inside, once.all_bits(), bit, first)
+            results.append(
+                Dependence(outside.each | covered.each & bit, outside.whole | covered.whole & bit)
+            )
+        self._bind(op.results, results)
+
+    def _steady(
+        self, op: ir.Operation, sites: Sequence[Sequence[Site]], around: Level
+    ) -> tuple[list[Dependence], Iteration, Iteration]:
+        """What the carries depend on before every iteration and after the last, of what is outside.
+
+        Also the first pass, whose carries are the initial ones, and the last, with the steady ones.
+        """
+        first, mark = self.next_bit, len(self.ops)
+        known = [self._of(value) for value in op.operands]
+        start = once = self._iteration(op, sites, known, around)
+        while True:
+            kept = [
+                before.common(from_outside(end, 0, 0, first))
+                for before, end in zip(known, once.ends, strict=True)
+            ]
+            if kept == known:
+                return known, start, once
+            known = kept
+            self.next_bit = first
+            del self.ops[mark:]
+            once = self._iteration(op, sites, known, around)
+
+    def _iteration(
+        self,
+        op: ir.Operation,
+        sites: Sequence[Sequence[Site]],
+        carries: Sequence[Dependence],
+        around: Level,
+    ) -> Iteration:
+        levels = around.nested(0), around.nested(1)
+        ends: list[list[Dependence]] = []
+        for region, inner, level in zip(op.regions, sites, levels, strict=True):
+            if self.uniformity is not None:
+                self.uniformity.bind_carries(op)
+            self._bind(region.blocks[0].arguments, carries)
+            ends.append(self._region(region.blocks[0], inner, level))
+        return Iteration(*levels, ends[1])
+
+    def _is_chained(
+        self,
+        op: ir.Operation,
+        sites: Sequence[Sequence[Site]],
+        steady: Sequence[Dependence],
+        once: Iteration,
+        last: int,
+        around: Level,
+    ) -> bool:
+        """Whether every collective of an iteration comes after all of the iteration before."""
+        self.next_bit = last
+        carries = [
+            Dependence(outside.each | end.each, outside.whole | end.whole)
+            for outside, end in zip(steady, once.ends, strict=True)
+        ]
+        following = self._iteration(op, sites, carries, around)
+        needed = once.all_bits()
+        return all(needed & ~after == 0 for part in following.levels() for after in part.after)
+
+    def _decision(self, known: Variation, op: ir.Operation, symbol: str | None) -> Decision:
+        classes = dict(zip(self.devices, known.classes, strict=True))
+        values = None
+        if known.values is not None:
+            values = dict(zip(self.devices, known.values, strict=True))
+        return Decision(classes, values, to_place(op.location), symbol)
+
+    def _of(self, value: ir.Value) -> Dependence:
+        return self.known.get(value, NOTHING)
+
+    def _bind(self, values: Iterable[ir.Value], found: Iterable[Dependence]) -> None:
+        for value, part in zip(values, found, strict=True):
+            if part.whole:
+                self.known[value] = part
+            elif self.rereading:
+                self.known.pop(value, None)
