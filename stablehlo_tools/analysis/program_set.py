@@ -27,6 +27,7 @@ from stablehlo_tools.order.program import Program, issues_of, renumbered
 
 _WORTH_A_POOL = 8  # programs
 _DEEPEST_NESTING = 20_000  # regions nest by recursion, in Python alone
+_TRANSFERS = frozenset({"send", "recv"})
 _GRID = ("mhlo.num_replicas", "mhlo.num_partitions")
 
 
@@ -152,7 +153,9 @@ def _read(loaded: Artifact, part: _Part) -> _Read[Issued]:
     with naming(loaded.name):
         module, options = loaded.module, part.options
         inlined = inline_module(module)
-        facts = ModuleFacts.of(module, inlined.collectives)
+        # The pairs of separate programs' transfers name devices of the others.
+        own = [c for c in inlined.collectives if not (options.separate and c.kind in _TRANSFERS)]
+        facts = ModuleFacts.of(module, own)
         is_stated = any(name in module.operation.attributes for name in _GRID)
         if not is_stated and not options.separate:
             wanted = part.size or max(facts.grid.size, part.count, *map(_end, options.devices))

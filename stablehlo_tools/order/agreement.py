@@ -129,6 +129,12 @@ def _explain(
         f"device {more} issues {describe(issue)}{often} ({place}); its participant device {less} "
         f"{rather} ({programs[other].name})"
     )
+    if issue.transfer and not least:
+        wanted = "recv" if issue.transfer == "send" else "send"
+        message = (
+            f"device {more} issues {describe(issue)}{often} ({place}); device {less} has no "
+            f"{wanted} for it ({programs[other].name})"
+        )
     rule, hint, actors = _instead(programs, other, less, key, counts)
     told = (
         f"device {more} waits in {name(issue)} for device {less} for ever",

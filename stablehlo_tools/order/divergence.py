@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from stablehlo_tools.order.agreement import occurrences
 from stablehlo_tools.order.findings import Actor, Finding, Verdict, actor_of, at, describe, name
 from stablehlo_tools.order.program import (
     Block,
@@ -95,16 +96,35 @@ def _finding(
         + ("differs between" if known else "may differ between")
         + f" its participants {one} and {other}"
     )
+    is_certain = False
     if decision.values is not None:
-        count = "iterations" if isinstance(node, Loop) else "branch"
-        told = tuple(f"device {d} decides {decision.values[d]} ({count})" for d in (one, other))
+        verb = "runs the loop {} times" if isinstance(node, Loop) else "takes branch {}"
+        told = tuple(f"device {d} {verb.format(decision.values[d])}" for d in (one, other))
+        often = [_times(programs[number].block, d, issue, meeting) for d in (one, other)]
+        is_certain = often[0] != often[1]
+        if is_certain:
+            first, second = (one, other) if often[0] > often[1] else (other, one)
+            told += (f"device {first} waits in {name(issue)} for device {second} for ever",)
     else:
         told = (
             f"nothing shows that device {one} and device {other} decide alike",
             f"device {one} reaches the {name(issue)} and waits for device {other}, which does not",
         )
     actors = (actor_of(number, one, issue), Actor(number, other, describe(node), node.place))
-    return Finding(Verdict.MAY_DEADLOCK, "divergent-control-flow", message, actors, told)
+    return Finding(
+        Verdict.MAY_DEADLOCK,
+        "divergent-control-flow",
+        message,
+        actors,
+        told,
+        confirmed=is_certain,
+    )
+
+
+def _times(block: Block, device: int, issue: Issue, meeting: Rendezvous) -> int:
+    """How often a device issues what could meet in a rendezvous of a collective."""
+    key = issue.signature, meeting.members
+    return sum(found.times for found in occurrences(block, device) if found.key == key)
 
 
 def _foreign(
