@@ -7,6 +7,7 @@ in another where it is used. Such collectives are not in the module, and nothing
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from stablehlo_tools.analysis.communication import MANUAL_COMPUTATION
 from stablehlo_tools.analysis.shardings import sharding_per_value
@@ -14,42 +15,91 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.carriers import terminator
 
 _SHARDING = "sdy.sharding"
-_HARMLESS = frozenset(
+_BARRIER = "stablehlo.optimization_barrier"
+# Ops that make a value that is the same everywhere, or one that any sharding suits.
+_FREE = frozenset(
     f"stablehlo.{name}" for name in ("constant", "after_all", "create_token", "partition_id")
 )
-_HANDS_ON = "stablehlo.optimization_barrier"
+# Each result element is made of the operands' elements at its own place.
+_ELEMENTWISE = frozenset(
+    f"stablehlo.{name}"
+    for name in (
+        "abs",
+        "add",
+        "and",
+        "clamp",
+        "compare",
+        "convert",
+        "cosine",
+        "divide",
+        "exponential",
+        "is_finite",
+        "log",
+        "logistic",
+        "maximum",
+        "minimum",
+        "multiply",
+        "negate",
+        "not",
+        "or",
+        "power",
+        "rsqrt",
+        "select",
+        "sign",
+        "sine",
+        "sqrt",
+        "subtract",
+        "tanh",
+        "xor",
+    )
+)
 
 
 def op_that_may_add(main: ir.Operation) -> ir.Operation | None:
     """The first op of a function without calls for which collectives may be added; None if none.
 
-    Ops on scalars are harmless; so are manual computations that take values as they are sharded.
+    Harmless are ops on scalars, manual computations that take values as they are sharded, and
+    elementwise ops on values that are all sharded alike.
     """
     block = main.regions[0].blocks[0]
-    shardings: dict[ir.Value, str | None] = {}
-    for argument, sharding in zip(block.arguments, _listed(main, "arg_attrs"), strict=True):
-        shardings[argument] = sharding
+    known = dict(zip(block.arguments, _listed(main, "arg_attrs"), strict=True))
+    shardings: dict[ir.Value, str | None] = {**known}
     end = terminator(block)
     for view in block.operations:
         op = view.operation
         if op == end:
             break
-        if op.name == MANUAL_COMPUTATION:
-            wanted = sharding_per_value(op.attributes["in_shardings"])
-            for value, sharding in zip(op.operands, wanted, strict=True):
-                if _differ(shardings.get(value), _normal(sharding)):
-                    return op
-            made = sharding_per_value(op.attributes["out_shardings"])
-            shardings.update(zip(op.results, map(_normal, made), strict=True))
-        elif op.name == _HANDS_ON:
-            pairs = zip(op.operands, op.results, strict=True)
-            shardings.update((result, shardings.get(value)) for value, result in pairs)
-        elif op.name not in _HARMLESS and not all(map(_is_scalar, (*op.operands, *op.results))):
+        made = _made(op, shardings)
+        if made is None:
             return op
+        shardings.update(zip(op.results, made, strict=True))
     for value, sharding in zip(end.operands, _listed(main, "res_attrs"), strict=True):
         if _differ(shardings.get(value), sharding):
             return end
     return None
+
+
+def _made(op: ir.Operation, shardings: Mapping[ir.Value, str | None]) -> list[str | None] | None:
+    """How an op's results are sharded, where it needs no communication; else None."""
+    taken = [shardings.get(value) for value in op.operands]
+    if op.name == MANUAL_COMPUTATION:
+        wanted = sharding_per_value(op.attributes["in_shardings"])
+        if any(_differ(a, _normal(b)) for a, b in zip(taken, wanted, strict=True)):
+            return None
+        return [_normal(made) for made in sharding_per_value(op.attributes["out_shardings"])]
+    if op.name == _BARRIER:
+        return taken
+    if op.name in _FREE or all(map(_is_scalar, (*op.operands, *op.results))):
+        return [None] * len(op.results)
+    if op.name == "stablehlo.broadcast_in_dim" and _is_scalar(op.operands[0]):
+        return [None]
+    if op.name not in _ELEMENTWISE:
+        return None
+    pairs = zip(op.operands, taken, strict=True)
+    found = {sharding for value, sharding in pairs if sharding and not _is_scalar(value)}
+    if len(found) > 1:
+        return None
+    return [next(iter(found), None)]
 
 
 def _is_scalar(value: ir.Value) -> bool:
@@ -62,9 +112,8 @@ def _differ(one: str | None, other: str | None) -> bool:
 
 
 def _normal(sharding: ir.Attribute) -> str:
-    """A sharding without its mesh's name and without what leaves dimensions open."""
-    text = re.sub(r",?\s*\?", "", str(sharding))
-    return re.sub(r"@\w+", "", text)
+    """A sharding without what leaves its dimensions open."""
+    return re.sub(r",?\s*\?", "", str(sharding))
 
 
 def _listed(main: ir.Operation, name: str) -> list[str | None]:
