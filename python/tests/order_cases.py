@@ -14,9 +14,9 @@ from stablehlo_tools.passes import Pipeline
 
 DEFAULTS = Options()
 SUM = """({
-    ^bb0(%a: tensor<E>, %b: tensor<E>):
-      %s = stablehlo.add %a, %b : tensor<E>
-      stablehlo.return %s : tensor<E>
+    ^bb0(%one: tensor<E>, %other: tensor<E>):
+      %sum = stablehlo.add %one, %other : tensor<E>
+      stablehlo.return %sum : tensor<E>
     })"""
 
 

@@ -90,7 +90,7 @@ def _made(op: ir.Operation, shardings: Mapping[ir.Value, str | None]) -> list[st
     if op.name == _BARRIER:
         return taken
     if op.name in _FREE or all(map(_is_scalar, (*op.operands, *op.results))):
-        return [None] * len(op.results)
+        return [None for _ in op.results]
     if op.name == "stablehlo.broadcast_in_dim" and _is_scalar(op.operands[0]):
         return [None]
     if op.name not in _ELEMENTWISE:

@@ -118,12 +118,19 @@ class Transfer:
             return None
         operands = [part or NOTHING for part in found]
         if name == BARRIER:
-            return self._barrier(op, operands)
+            return self.of_elements(op, self._barrier(op, operands))
         rule = _RULES.get(name)
         if rule == "own":  # one sorted list for each operand
             return operands
         result = NOTHING if rule is None else self._ordinary(op, name, rule, operands)
-        return [NOTHING if self._is_empty(value.type) else result for value in op.results]
+        return self.of_elements(op, [result] * len(op.results))
+
+    def of_elements(self, op: ir.Operation, found: Sequence[Dependence]) -> list[Dependence]:
+        """Dependences of the results; of a tensor without elements nothing is ever computed."""
+        return [
+            NOTHING if self._is_empty(value.type) else part
+            for value, part in zip(op.results, found, strict=True)
+        ]
 
     def _barrier(self, op: ir.Operation, operands: list[Dependence]) -> list[Dependence]:
         """Every element waits for all that the compiler keeps; tokens it always keeps."""
@@ -187,7 +194,7 @@ class Transfer:
 
     def _is_empty(self, kind: ir.Type) -> bool:
         if kind not in self.empty:
-            self.empty[kind] = _has_no_elements(kind)
+            self.empty[kind] = has_no_elements(kind)
         return self.empty[kind]
 
 
@@ -196,7 +203,7 @@ def _computed(op: ir.Operation, operands: Sequence[Dependence]) -> Dependence:
     if _is_float(op.operands[-1].type):
         return reduce(Dependence.both, operands)
     for value, part in zip(op.operands, operands, strict=True):
-        if not part.whole & VARIES and _may_absorb(op.name, _constant(value)):
+        if not part.whole & VARIES and _may_absorb(op.name, constant_elements(value)):
             return NOTHING
     return _unrelated(operands)
 
@@ -227,7 +234,9 @@ def _selected(op: ir.Operation, operands: Sequence[Dependence]) -> Dependence:
 def _may_limit(op: ir.Operation, name: str, operands: Sequence[Dependence]) -> bool:
     """Whether what is no run-time value may be a bound or an exponent that leaves nothing open."""
     fixed = [
-        _constant(v) for v, p in zip(op.operands, operands, strict=True) if not p.whole & VARIES
+        constant_elements(v)
+        for v, p in zip(op.operands, operands, strict=True)
+        if not p.whole & VARIES
     ]
     if name == "stablehlo.power" or "shift" in name:
         return bool(fixed)
@@ -267,9 +276,9 @@ def _is_decided(compare: ir.Operation, operands: Sequence[Dependence]) -> bool:
     if all(varies):
         return False
     name = comparison_direction(compare)
-    constant = _constant(right)
+    constant = constant_elements(right)
     if constant is None:
-        name, constant = MIRRORED[name], _constant(left)
+        name, constant = MIRRORED[name], constant_elements(left)
     if constant is None or name not in _OPEN or not np.isfinite(constant).all():
         return True
     if not np.issubdtype(constant.dtype, np.integer) or name in ("EQ", "NE"):
@@ -296,7 +305,7 @@ def _producer_name(value: ir.Value) -> str:
     return "" if isinstance(value.owner, ir.Block) else value.owner.operation.name
 
 
-def _constant(value: ir.Value, depth: int = 0) -> np.ndarray | None:
+def constant_elements(value: ir.Value, depth: int = 0) -> np.ndarray | None:
     """The elements, or some of the same values, of a value made of constants alone."""
     owner = value.owner
     if isinstance(owner, ir.Block):
@@ -305,10 +314,10 @@ def _constant(value: ir.Value, depth: int = 0) -> np.ndarray | None:
     if op.name == "stablehlo.constant":
         return _elements(op.attributes["value"])
     if op.name == "stablehlo.iota":
-        return np.zeros(1, np.int64)
+        return np.arange(2)
     if op.name not in _HANDS_ON or depth == _DEEPEST_CONSTANT:
         return None
-    inner = _constant(op.operands[0], depth + 1)
+    inner = constant_elements(op.operands[0], depth + 1)
     return None if inner is None else inner
 
 
@@ -345,5 +354,6 @@ def _is_token(value: ir.Value) -> bool:
     return not isinstance(value.type, ir.RankedTensorType)
 
 
-def _has_no_elements(kind: ir.Type) -> bool:
+def has_no_elements(kind: ir.Type) -> bool:
+    """Whether a type is that of a tensor with a dimension of size 0."""
     return isinstance(kind, ir.RankedTensorType) and kind.has_static_shape and 0 in kind.shape

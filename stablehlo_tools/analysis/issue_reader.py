@@ -24,6 +24,7 @@ from stablehlo_tools.analysis.forced_dependence import (
     VARIES,
     Dependence,
     Transfer,
+    has_no_elements,
 )
 from stablehlo_tools.analysis.levels import (
     Iteration,
@@ -35,6 +36,7 @@ from stablehlo_tools.analysis.levels import (
 )
 from stablehlo_tools.analysis.liveness import live_values
 from stablehlo_tools.analysis.rendezvous import Rendezvousing, is_host_transfer
+from stablehlo_tools.analysis.rewriting import Surroundings
 from stablehlo_tools.analysis.uniformity import Uniformity, Variation
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import to_place
@@ -64,12 +66,14 @@ class IssueReader:
         rendezvous: Rendezvousing,
         devices: tuple[int, ...],
         dead: Sequence[Collective],
+        folded: Sequence[Collective],
         uniformity: Uniformity | None,
     ) -> None:
         self.devices = devices
         self.dead = {collective.op.results[0] for collective in dead}
         self.uniformity = uniformity
         self.rendezvous = rendezvous
+        self.surroundings = Surroundings(folded)
         self.transfer = Transfer(lambda: live_values(module))
         self.known: dict[ir.Value, Dependence] = {}
         self.ops: list[Collective] = []
@@ -109,6 +113,7 @@ class IssueReader:
             self.rendezvous.rendezvous(collective),
             to_place(collective.op.location),
             collective.kind if collective.kind in ("send", "recv") else "",
+            self.surroundings.of(collective),
         )
         self.ops.append(collective)
         return issue
@@ -155,6 +160,9 @@ class IssueReader:
         op = collective.op
         if self.uniformity is not None:
             self.uniformity.run(op)
+        if _computes_nothing(op):  # compilers delete it
+            self._bind(op.results, [NOTHING] * len(op.results))
+            return
         bits = reduce(or_, (self._of(value).whole for value in op.operands), 0)
         if not len(op.results) or op.results[0] not in self.dead:
             bits |= self._place_collective(collective, bits, level)
@@ -163,7 +171,8 @@ class IssueReader:
             bits |= VARIES
         else:
             bits &= ~VARIES
-        self._bind(op.results, [Dependence(bits, bits)] * len(op.results))
+        found = [Dependence(bits, bits)] * len(op.results)
+        self._bind(op.results, self.transfer.of_elements(op, found))
 
     def _place_collective(self, collective: Collective, after: int, level: Level) -> int:
         issue = self.issue(collective)
@@ -243,7 +252,8 @@ class IssueReader:
         steady, start, once = self._steady(op, sites, level)
         kept = self.ops[mark:]
         last = max((bit.bit_length() for part in once.levels() for bit in part.bits), default=first)
-        chained = trips.values is None or self._is_chained(op, sites, steady, once, last, level)
+        is_known = trips.values is not None
+        chained = self._is_chained(op, sites, steady, once, last, level, is_known=is_known)
         self.ops[mark:] = kept
         self.next_bit = first
         condition, body = (part.block() for part in once.levels())
@@ -259,7 +269,7 @@ class IssueReader:
         node = Loop(decision, condition, body, to_place(op.location), is_chained=chained)
         bit = self._place(node, op, common_before(foremost) & below(first), level)
         ends = terminator(op.regions[1].blocks[0]).operands
-        arguments = op.regions[1].blocks[0].arguments
+        arguments = _arguments(op)
         results: list[Dependence] = []
         for position, outside in enumerate(steady):
             hands_on = ends[position] == arguments[position]
@@ -272,7 +282,7 @@ class IssueReader:
             results.append(
                 Dependence(outside.each | covered.each & bit, outside.whole | covered.whole & bit)
             )
-        self._bind(op.results, results)
+        self._bind(op.results, self.transfer.of_elements(op, results))
 
     def _steady(
         self, op: ir.Operation, sites: Sequence[Sequence[Site]], around: Level
@@ -320,16 +330,35 @@ class IssueReader:
         once: Iteration,
         last: int,
         around: Level,
+        *,
+        is_known: bool,
     ) -> bool:
-        """Whether every collective of an iteration comes after all of the iteration before."""
-        self.next_bit = last
+        """Whether every collective of an iteration comes after all of the iteration before.
+
+        Of a loop of unknown length, which is not unrolled: whether each depends on a carry that
+        changes, and is needed by the next iteration, or to know whether there is one. What is
+        invariant, or only added up, compilers move out of the loop.
+        """
+        predicate = terminator(op.regions[0].blocks[0]).operands[0]
+        tested = self._of(predicate).whole
+        changed = 0 if is_known else 1 << last
+        self.next_bit = last + 1
         carries = [
             Dependence(outside.each | end.each, outside.whole | end.whole)
             for outside, end in zip(steady, once.ends, strict=True)
         ]
+        ends, arguments = terminator(op.regions[1].blocks[0]).operands, _arguments(op)
+        carries = [
+            part if end == argument else part.with_all(changed)
+            for part, end, argument in zip(carries, ends, arguments, strict=True)
+        ]
         following = self._iteration(op, sites, carries, around)
         needed = once.all_bits()
-        return all(needed & ~after == 0 for part in following.levels() for after in part.after)
+        afters = [after for part in following.levels() for after in part.after]
+        if is_known:
+            return all(needed & ~after == 0 for after in afters)
+        tested |= self._of(predicate).whole
+        return needed & ~reduce(or_, afters, tested) == 0 and all(map(changed.__and__, afters))
 
     def _decision(self, known: Variation, op: ir.Operation, symbol: str | None) -> Decision:
         classes = dict(zip(self.devices, known.classes, strict=True))
@@ -347,3 +376,13 @@ class IssueReader:
                 self.known[value] = part
             elif self.rereading:
                 self.known.pop(value, None)
+
+
+def _arguments(loop: ir.Operation) -> ir.BlockArgumentList:
+    """The carries, in the body."""
+    return loop.regions[1].blocks[0].arguments
+
+
+def _computes_nothing(op: ir.Operation) -> bool:
+    """Whether a collective has no element to exchange."""
+    return bool(len(op.results)) and all(has_no_elements(value.type) for value in op.results)

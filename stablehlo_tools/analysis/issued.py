@@ -21,7 +21,7 @@ from stablehlo_tools.analysis.communication import (
 from stablehlo_tools.analysis.entry import ENTRY, is_per_device, main_function
 from stablehlo_tools.analysis.issue_reader import IssueReader
 from stablehlo_tools.analysis.levels import Level
-from stablehlo_tools.analysis.liveness import dead_collectives
+from stablehlo_tools.analysis.liveness import deletable_collectives, live_paths
 from stablehlo_tools.analysis.rendezvous import Rendezvousing
 from stablehlo_tools.analysis.uniformity import Uniformity
 from stablehlo_tools.bindings import ir
@@ -84,16 +84,19 @@ def read_issued(
     ToolError for groups that name devices the grid does not have.
     """
     module, main, sites = inlined.module, inlined.main, inlined.sites
-    dead = dead_collectives(module, inlined.collectives)
+    live = live_paths(inlined.collectives)
+    dead, folded = (
+        ([], []) if live is not None else deletable_collectives(module, inlined.collectives)
+    )
     uniformity = None
     if _has_control_flow(sites):
         uniformity = Uniformity(module, facts, devices)
         uniformity.bind_arguments(main, is_per_device(module), platform)
     rendezvous = Rendezvousing(facts, devices, by_channel=by_channel)
-    reader = IssueReader(module, rendezvous, tuple(devices), dead, uniformity)
+    reader = IssueReader(module, rendezvous, tuple(devices), dead, folded, uniformity)
     level = Level()
     ours = list(iterate_collectives(list(sites)))
-    if uniformity is None and not dead and is_chain(ours):
+    if uniformity is None and live is not None and is_chain(ours, live):
         reader.chain(ours, level)
     else:
         reader.main(main.regions[0].blocks[0], sites, level)

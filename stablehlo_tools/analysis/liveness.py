@@ -8,7 +8,7 @@ a loop, each result of a branch and each element of a barrier is judged by itsel
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from stablehlo_tools.analysis.collectives import (
     TRANSFERS,
@@ -17,6 +17,7 @@ from stablehlo_tools.analysis.collectives import (
     find_collectives,
 )
 from stablehlo_tools.analysis.communication import BRANCHES, COMPUTATIONS, WHILE, is_public
+from stablehlo_tools.analysis.vanishing import may_vanish, surviving_operands
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.symbols import CALLS, FUNCTION, callee_name, symbol_name
@@ -30,17 +31,23 @@ _TERMINATORS = frozenset({"func.return", "stablehlo.return", "sdy.return"})
 _LONGEST_SEARCH = 500  # values, for one collective
 
 
-def dead_collectives(
-    module: ir.Module, collectives: Sequence[Collective] | None = None
-) -> list[Collective]:
-    """The collectives whose results nobody uses, in program order.
-
-    `collectives` are all of the module's, from somebody who knows them already.
-    """
-    if all_reach_an_output(find_collectives(module) if collectives is None else collectives):
+def dead_collectives(module: ir.Module) -> list[Collective]:
+    """The collectives whose results nobody uses, in program order."""
+    collectives = find_collectives(module)
+    if live_paths(collectives) is not None:
         return []
     liveness = _Liveness(module)
-    return [c for c in liveness.collectives if not liveness.is_live(c)]
+    return [c for c in collectives if not liveness.is_live(c)]
+
+
+def deletable_collectives(
+    module: ir.Module, collectives: Sequence[Collective]
+) -> tuple[list[Collective], list[Collective]]:
+    """Those whose results nobody uses; and those used only by what compilers fold away."""
+    liveness, surviving = _Liveness(module), _Liveness(module, surviving_operands)
+    dead = [c for c in collectives if not liveness.is_live(c)]
+    folded = [c for c in collectives if liveness.is_live(c) and not surviving.is_live(c)]
+    return dead, folded
 
 
 def has_effect(collective: Collective) -> bool:
@@ -59,22 +66,27 @@ def live_values(
     return _Liveness(module, operands_of).live
 
 
-def all_reach_an_output(collectives: Sequence[Collective]) -> bool:
-    """Whether a short path of uses shows every collective to be used. Sound, not complete.
+def live_paths(collectives: Sequence[Collective]) -> set[ir.Value] | None:
+    """Values on short paths from every collective to an output, all of them surely used.
 
-    The usual case, and far cheaper than marking every live value: taken from the last to the
-    first, each collective soon meets a value that a later one has shown to be live.
+    None where some collective has no such path: it may be used all the same. The usual case, and
+    far cheaper than marking every live value: taken from the last to the first, each collective
+    soon meets a value that a later one has shown to be live.
     """
     live: set[ir.Value] = set()
-    return all(_reaches_an_output(collective, live) for collective in reversed(collectives))
+    for collective in reversed(collectives):
+        if not has_effect(collective) and not reaches_an_output(collective.op.results, live):
+            return None
+    return live
 
 
-def _reaches_an_output(collective: Collective, live: set[ir.Value]) -> bool:
-    """Follows uses, depth first, to a live value or an output; adds the path found to `live`."""
-    if has_effect(collective):
-        return True
-    came_from: dict[ir.Value, ir.Value | None] = dict.fromkeys(collective.op.results)
-    pending: list[ir.Value] = list(collective.op.results)
+def reaches_an_output(values: Iterable[ir.Value], live: set[ir.Value]) -> bool:
+    """Follows uses, depth first, to a live value or an output; adds the path found to `live`.
+
+    Sound, not complete.
+    """
+    came_from: dict[ir.Value, ir.Value | None] = dict.fromkeys(values)
+    pending: list[ir.Value] = list(came_from)
     while pending and len(came_from) < _LONGEST_SEARCH:
         value = pending.pop()
         for use in value.uses:
@@ -100,7 +112,7 @@ def _following(user: ir.Operation, position: int) -> Sequence[ir.Value] | None:
     if name in _CARRIERS:
         return []  # left to the complete analysis
     if name not in _TERMINATORS:
-        return user.results
+        return [] if may_vanish(user) else user.results
     parent = user.parent
     assert parent is not None
     if parent.name == FUNCTION:

@@ -18,11 +18,13 @@ from typing import Any
 from stablehlo_tools import artifact
 from stablehlo_tools.analysis.added_collectives import op_that_may_add
 from stablehlo_tools.analysis.collectives import ModuleFacts
+from stablehlo_tools.analysis.communication import MANUAL_COMPUTATION
 from stablehlo_tools.analysis.entry import is_per_device
 from stablehlo_tools.analysis.issued import Inlined, Issued, inline_module, read_issued
 from stablehlo_tools.analysis.replica_groups import ProcessGrid
 from stablehlo_tools.artifact import Artifact
 from stablehlo_tools.diagnostics import Diagnostic, Place, ToolError, naming
+from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.order.program import Program, issues_of, renumbered
 
 _WORTH_A_POOL = 8  # programs
@@ -139,12 +141,12 @@ def _placed(
         for i, part in enumerate(found):
             placed[i] = renumbered(placed[i], first)
             first += part.size
-    seen: dict[int, str] = {}
+    seen: set[int] = set()
     for program in placed:
         for device in program.devices:
             if device in seen:
-                raise ToolError(f"device {device} runs both {seen[device]} and {program.name}")
-            seen[device] = program.name
+                raise ToolError(f"device {device} is given to two programs: see --devices")
+            seen.add(device)
     return placed
 
 
@@ -222,10 +224,12 @@ def _check_apart(inlined: Inlined, facts: ModuleFacts, issued: Issued, options: 
         return
     op = None if is_per_device(inlined.module) else op_that_may_add(inlined.main)
     if op is not None:
+        where = "stands outside of every manual computation, where"
+        if op.name == MANUAL_COMPUTATION or op == terminator(inlined.main.regions[0].blocks[0]):
+            where = "takes a value that is sharded in another way, where"
         raise ToolError(
-            f"{op.name} stands outside of every manual computation, where XLA's partitioner may "
-            "add collectives that are not in the program: partition it first (or give "
-            "--trust-partitioner, if you know that it adds none)",
+            f"{op.name} {where} XLA's partitioner may add collectives that are not in the program: "
+            "partition it first (or give --trust-partitioner, if you know that it adds none)",
             op.location,
         )
 

@@ -18,7 +18,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `align-order`."""
     parser.add_argument("programs", metavar="PROGRAM", nargs="+", help="an artifact")
     parser.add_argument(
-        "-o", "--output", metavar="DIR", required=True, help="where to write, made if missing"
+        "-o",
+        "--output",
+        metavar="DIR",
+        required=True,
+        help="where to write, each under its own name; made if missing",
     )
     parser.add_argument(
         "--form",
@@ -56,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     files = [
         (directory / n, artifact.encode(a, a.form)) for n, a in zip(names, loaded, strict=True)
     ]
-    directory.mkdir(exist_ok=True)
+    _make(directory)
     artifact.write_all_atomically(files)
     print("\n".join(str(path) for path, _ in files))
     return 0
@@ -73,6 +77,15 @@ def _names(paths: list[str]) -> list[str]:
         if name == "-":
             raise ToolError("standard input has no name to be written under: give a file")
     return names
+
+
+def _make(directory: Path) -> None:
+    from stablehlo_tools.diagnostics import ToolError
+
+    try:
+        directory.mkdir(exist_ok=True)
+    except OSError as error:
+        raise ToolError(f"cannot make {str(directory)!r}: {error.strerror}") from None
 
 
 def _check_directory(directory: Path) -> None:

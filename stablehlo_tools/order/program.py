@@ -58,13 +58,17 @@ class Rendezvous:
 
 @dataclass(frozen=True, eq=False)
 class Issue:
-    """A collective, and who waits for whom in it. `id` counts the program's collectives."""
+    """A collective, and who waits for whom in it. `id` counts the program's collectives.
+
+    `beside` tells what a compiler may rewrite together with it; alike where the texts are equal.
+    """
 
     id: int
     signature: Signature
     rendezvous: tuple[Rendezvous, ...]
     place: Place = NOWHERE
     transfer: str = ""  # `send` or `recv`
+    beside: str = ""
 
     @cached_property
     def of_device(self) -> dict[int, Rendezvous]:

@@ -8,7 +8,8 @@ In this order, because each step leans on the one before:
 3. *agreement*: every participant issues every collective, and equally often;
 4. *one run*: with each program in its text order, all end;
 5. *pairs* that nothing orders and that share devices of two programs;
-6. *cycles* through three or more devices.
+6. *cycles* through three or more devices;
+7. *rewriting*: what a compiler may rewrite in one program, it may in the others.
 
 One program for all devices is compiled once, so all devices issue in one order: after the first
 step only transfers, whose two ends are two ops, can still go wrong. A verdict `ordered` is meant to
@@ -103,6 +104,7 @@ def decide(programs: Sequence[Program], *, strict: bool = False) -> Decided:
         finding = find_disagreement(judged) or _conflict(judged, outcome)
         return Decided(judged, finding, outcome.meetings)
     finding = _unordered(simulator) or _cyclic(simulator, outcome.meetings)
+    finding = finding or _rewritten(judged, outcome.meetings)
     return Decided(judged, finding, outcome.meetings)
 
 
@@ -149,6 +151,32 @@ def _is_undecided(node: Node) -> bool:
     return not isinstance(node, Issue) and decision_of(node).values is None
 
 
+def _rewritten(programs: Sequence[Program], meetings: Sequence[Meeting]) -> Finding | None:
+    """The first collective that a compiler may rewrite in one program and not in another."""
+    for meeting in meetings:
+        met = [(a, a.node) for a in meeting.arrivals if isinstance(a.node, Issue)]
+        one = next(((arrival, issue) for arrival, issue in met if issue.beside), None)
+        if one is None:
+            continue
+        arrival, issue = one
+        other = next((pair for pair in met if pair[1].beside != issue.beside), None)
+        if other is None:
+            continue
+        places = [at(programs, a.program, node.place) for a, node in (one, other)]
+        message = (
+            f"a compiler may issue another collective for the {name(issue)} at {places[0]}, or "
+            f"none, and not for the one at {places[1]}, in {programs[other[0].program].name}, that "
+            "is to meet it"
+        )
+        told = tuple(
+            f"the one at {place} is {node.beside or 'such that it stays as it is'}"
+            for place, (_, node) in zip(places, (one, other), strict=True)
+        )
+        actors = (actor_at(arrival), actor_at(other[0]))
+        return Finding(Verdict.MISMATCH, "rewritten", message, actors, told)
+    return None
+
+
 def _unordered(simulator: Simulator) -> Finding | None:
     """The first pair that nothing orders and that two programs share devices of."""
     swapped: Finding | None = None
@@ -175,7 +203,7 @@ def _of_pair(simulator: Simulator, pair: Pair) -> Finding:
             apart = f"the transfers from device {ours} to device {theirs} may be taken in any order"
         message = (
             f"nothing orders the iterations of the loop at {places[0]}: a compiler that unrolls it "
-            f"may let them overlap, and {apart}"
+            f"may let them overlap, or move a collective out of it, and {apart}"
         )
         return Finding(Verdict.MAY_DEADLOCK, "overlapping-iterations", message, actors)
     message = (

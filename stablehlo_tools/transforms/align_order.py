@@ -8,7 +8,7 @@ order asks; a collective that another program needs and nobody here uses is give
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stablehlo_tools.analysis.issued import Issued
 from stablehlo_tools.analysis.liveness import live_values
@@ -61,10 +61,11 @@ def align_order(job: Job, threading: ThreadTokensPass) -> Aligned:
         _reorder(part, programs[number], orders)
     for loaded in job.artifacts:
         diagnostics = Diagnostics()
-        with naming(loaded.name):
+        with naming(loaded.name), loaded.module.context:
             threading.run(loaded.module, diagnostics)
         warnings += [(loaded.name, told) for told in diagnostics.collected]
-    decided = decide([part.program for part in job.read()])
+    copies = tuple(loaded.copy() for loaded in job.artifacts)  # reading inlines composites
+    decided = decide([part.program for part in replace(job, artifacts=copies).read()])
     return Aligned(decided.programs, decided.finding, tuple(warnings))
 
 

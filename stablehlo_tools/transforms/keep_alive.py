@@ -106,22 +106,26 @@ def _always_true(value: ir.Value) -> ir.Value:
 def _guarded(value: ir.Value, predicate: ir.Value) -> ir.Value:
     """The value where the predicate holds, as it always does."""
     kind = ir.RankedTensorType(value.type)
-    text = "(0.0, 0.0)" if isinstance(kind.element_type, ir.ComplexType) else None
-    zero = ir.Attribute.parse(f"dense<{text or _zero_of(kind.element_type)}> : {kind}")
-    other = ir.Operation.create(
-        "stablehlo.constant", results=[kind], attributes={"value": zero}
-    ).results[0]
-    return _create("select", [predicate, value, other], kind)
+    return _create("select", [predicate, value, _zero(kind)], kind)
 
 
-def _zero_of(element: ir.Type) -> str:
+def _zero(kind: ir.RankedTensorType) -> ir.Value:
+    element = kind.element_type
+    if isinstance(element, ir.ComplexType):
+        part = _zero(ir.RankedTensorType.get(kind.shape, element.element_type))
+        return _create("complex", [part, part], kind)
+    text = "0.0"
     if isinstance(element, ir.IntegerType):
-        return "false" if element.width == 1 else "0"
-    return "0.0"
+        text = "false" if element.width == 1 else "0"
+    return _constant(text, kind)
 
 
 def _integer(value: int, kind: ir.RankedTensorType) -> ir.Value:
-    attribute = ir.Attribute.parse(f"dense<{value}> : {kind}")
+    return _constant(str(value), kind)
+
+
+def _constant(text: str, kind: ir.RankedTensorType) -> ir.Value:
+    attribute = ir.Attribute.parse(f"dense<{text}> : {kind}")
     return ir.Operation.create(
         "stablehlo.constant", results=[kind], attributes={"value": attribute}
     ).results[0]
