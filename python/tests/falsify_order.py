@@ -85,7 +85,10 @@ class Compiler:
         schedule = Schedule(schedule.nodes, tuple(events))
         order = compare_order(tuple(_items(prepared.program, meeting)), schedule)
         kinds = {op.id: op.kind for op in prepared.tagged}
-        found = ["disorder"] if not order.same_order and not order.undecided else []
+        is_disorder = not order.same_order and not order.undecided
+        outside = {i for event in events for i in event.ids if not _is_in_loop(event)}
+        is_disorder |= not _issued(text, unknown_loops=True).isdisjoint(outside)
+        found = ["disorder"] if is_disorder else []
         found += ["merged"] if order.merged else []
         found += [f"deleted {kinds[i]}" for i in order.deleted if i in _issued(text)]
         found += [
@@ -145,8 +148,11 @@ def judged(texts: Sequence[str]) -> str:
     return "ordered" if decided.finding is None else decided.finding.rule
 
 
-def _issued(text: str) -> set[int]:
-    """The ids, by text order, of what check-order takes to be issued, and by more than one."""
+def _issued(text: str, *, unknown_loops: bool = False) -> set[int]:
+    """The ids, by text order, of what check-order takes to be issued, and by more than one.
+
+    With `unknown_loops`, only what stands in a loop of unknown length.
+    """
     from stablehlo_tools import artifact
     from stablehlo_tools.analysis.collectives import find_collectives
     from stablehlo_tools.analysis.program_set import Job, Options
@@ -155,9 +161,19 @@ def _issued(text: str) -> set[int]:
     loaded = artifact.parse(text.encode())
     numbers = {c.inner: n for n, c in enumerate(find_collectives(loaded.module))}
     (part,) = Job((loaded,), Options()).read()
+    outermost = [part.program.block]
+    if unknown_loops:
+        outermost = [
+            inner
+            for block in program.reached_blocks_of(part.program.block)
+            for node in block.nodes
+            if isinstance(node, program.Loop) and node.trips.values is None
+            for inner in program.reached_blocks(node)
+        ]
     return {
         numbers[part.ops[node.id].inner]
-        for block in program.reached_blocks_of(part.program.block)
+        for whole in outermost
+        for block in program.reached_blocks_of(whole)
         for node in block.nodes
         if isinstance(node, program.Issue) and any(len(m.members) > 1 for m in node.rendezvous)
     }
@@ -203,6 +219,10 @@ def _kept(nodes: Sequence[Node], meeting: set[int]) -> list[Node]:
         return node
 
     return [of(n) for n in nodes if not isinstance(n, Event) or not {*n.ids} - meeting]
+
+
+def _is_in_loop(event: Event) -> bool:
+    return any(part.startswith("while") for part in event.nesting)
 
 
 def _form(event: Event) -> tuple[str, str, str]:

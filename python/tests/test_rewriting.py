@@ -226,3 +226,14 @@ def test_compilers_move_what_is_invariant_out_of_a_loop_of_unknown_length(target
         e for e in compiled.schedule.events if e.issues and e.kind == "collective-permute"
     )
     assert (not permute.nesting) == (target is not Target.GPU)
+
+
+def test_bounds_of_which_one_is_a_list_and_one_counts_up() -> None:
+    kind = "tensor<8xi32>"
+    body = f"""{all_reduce("%r", "%y", kind)}
+        %low = stablehlo.constant dense<[0, 1, 2, 3, 4, 5, 6, 7]> : {kind}
+        %high = stablehlo.iota dim = 0 : {kind}
+        %v = stablehlo.clamp %low, %r, %high : {kind}
+        return %v : {kind}"""
+    text = main(body, arguments=f"%y: {kind}", results=kind)
+    assert rule(verdict(read(text, text))) == "ordered"

@@ -60,7 +60,9 @@ def _folds(name: str, operands: list[ir.Value]) -> bool:
         return constants[1] is not None and not constants[1].any()
     if name == "stablehlo.clamp":
         low, high = constants[0], constants[2]
-        return low is not None and high is not None and bool(np.all(low >= high))
+        if low is None or high is None or not low.size or not high.size:
+            return False
+        return bool(low.min() >= high.max())
     if name in _BOUNDED and _is_float(operands[0]):
         limit = np.inf if name.endswith("maximum") else -np.inf
         return any(bool(np.all(constant == limit)) for constant in known)
