@@ -103,6 +103,11 @@ _DEEPEST_CONSTANT = 8
 _OPEN = frozenset({"EQ", "NE", "GT", "LE"})
 
 
+def rule_of(name: str) -> str | None:
+    """By which rule an op of this name hands dependences on; None: it hands on none."""
+    return _RULES.get(name)
+
+
 class Transfer:
     """Hands dependences on through ops that neither communicate nor control."""
 

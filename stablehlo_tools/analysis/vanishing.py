@@ -1,27 +1,25 @@
 """Uses that compilers fold away: a value that is used by nothing else is deleted all the same.
 
-Only what is plain to see counts here: `x * 0`, `x - x` of integers, a select on a constant. What
-merely might fold is a matter of order (`forced_dependence`), not of whether a collective stays.
+Judged op by op, by the rules of `forced_dependence`, each operand but constants taken to vary.
+Where those rules leave out a predicate, an index or the key of a reduction, it counts as used here:
+that the order through it is not sure does not mean that compilers see through it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
-from stablehlo_tools.analysis.forced_dependence import constant_elements
+from stablehlo_tools.analysis.forced_dependence import (
+    VARIES,
+    Dependence,
+    Transfer,
+    constant_elements,
+    rule_of,
+)
 from stablehlo_tools.bindings import ir
 
-_SAME_CANCELS = frozenset(f"stablehlo.{name}" for name in ("compare", "subtract", "xor"))
-_BOUNDED = frozenset({"stablehlo.maximum", "stablehlo.minimum"})
-_SELECT = "stablehlo.select"
-_CANDIDATES = (
-    _SAME_CANCELS
-    | _BOUNDED
-    | {_SELECT}
-    | {f"stablehlo.{name}" for name in ("and", "clamp", "multiply", "or", "power")}
-)
+OPAQUE = "stablehlo_tools.keeps_alive"  # unit: made so that no compiler sees through the op
+_TRANSFER = Transfer(set)  # asked of no barrier, for which alone it needs live values
 
 
 def surviving_operands(result: ir.Value) -> Sequence[ir.Value]:
@@ -29,63 +27,48 @@ def surviving_operands(result: ir.Value) -> Sequence[ir.Value]:
     owner = result.owner
     assert not isinstance(owner, ir.Block)
     op = owner.operation
-    if op.name not in _CANDIDATES:
+    if not _may_fold(op):
         return op.operands
-    if op.name == _SELECT:
-        return _selected(list(op.operands))
-    return [] if _folds(op.name, list(op.operands)) else op.operands
+    operands = list(op.operands)
+    computed = [value for value in operands if constant_elements(value) is None]
+    known: dict[ir.Value, Dependence] = {}
+    for position, value in enumerate(computed):
+        bits = VARIES | 2 << position
+        known[value] = Dependence(bits, bits)
+    found = _TRANSFER.results(op, op.name, known)
+    if found is None:
+        return operands
+    left = found[ir.OpResult(result).result_number].whole
+    survivors = [value for i, value in enumerate(computed) if left >> (i + 1) & 1]
+    return [*survivors, *_steering(op, operands)]
 
 
 def may_vanish(op: ir.Operation) -> bool:
-    """Whether some operand's use may be folded away."""
-    if op.name not in _CANDIDATES:
+    """Whether some computed operand's use may be folded away."""
+    if not _may_fold(op):
         return False
-    return len(surviving_operands(op.results[0])) < len(op.operands)
+    computed = {value for value in op.operands if constant_elements(value) is None}
+    return any(computed.difference(surviving_operands(result)) for result in op.results)
 
 
-def _selected(operands: list[ir.Value]) -> Sequence[ir.Value]:
-    predicate = constant_elements(operands[0])
-    if predicate is None or predicate.dtype != np.bool_:
-        return operands
-    if predicate.all():
-        return [operands[1]]
-    return operands if predicate.any() else [operands[2]]
-
-
-def _folds(name: str, operands: list[ir.Value]) -> bool:
-    """Whether the result is a constant, whatever the computed operands are."""
-    constants = [constant_elements(value) for value in operands]
-    known = [constant for constant in constants if constant is not None]
-    if name == "stablehlo.power":
-        return constants[1] is not None and not constants[1].any()
-    if name == "stablehlo.clamp":
-        low, high = constants[0], constants[2]
-        if low is None or high is None or not low.size or not high.size:
-            return False
-        return bool(low.min() >= high.max())
-    if name in _BOUNDED and _is_float(operands[0]):
-        limit = np.inf if name.endswith("maximum") else -np.inf
-        return any(bool(np.all(constant == limit)) for constant in known)
-    if _is_float(operands[0]):
+def _may_fold(op: ir.Operation) -> bool:
+    rule = rule_of(op.name)
+    if rule in (None, "all", "own", "convolution") or OPAQUE in op.attributes:
         return False
-    if name in _SAME_CANCELS:
-        return operands[0] == operands[1]
-    return any(_absorbs(name, constant) for constant in known)
+    if rule == "reduction":
+        return len(op.results) == 1
+    return rule != "arithmetic" or not _is_float(op.results[0])
 
 
-def _absorbs(name: str, constant: np.ndarray) -> bool:
-    """Whether every element of an integer constant settles the result."""
-    if name in ("stablehlo.multiply", "stablehlo.and"):
-        return not constant.any()
-    if constant.dtype == np.bool_:
-        return name == "stablehlo.or" and bool(constant.all())
-    limits = np.iinfo(constant.dtype)
-    settled = {
-        "stablehlo.or": -1 if limits.min < 0 else limits.max,
-        "stablehlo.maximum": limits.max,
-        "stablehlo.minimum": limits.min,
-    }
-    return name in settled and bool((constant == settled[name]).all())
+def _steering(op: ir.Operation, operands: list[ir.Value]) -> list[ir.Value]:
+    """Predicates and indices, which decide what is taken."""
+    rule = rule_of(op.name)
+    if rule == "select":
+        is_open = operands[1] != operands[2] and constant_elements(operands[0]) is None
+        return operands[:1] if is_open else []
+    if rule == "slice":
+        return operands[1:]
+    return operands[2:] if op.name == "stablehlo.dynamic_update_slice" else []
 
 
 def _is_float(value: ir.Value) -> bool:

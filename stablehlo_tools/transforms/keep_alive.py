@@ -8,7 +8,7 @@ the smallest value that the block returns is made to depend on it, and keeps its
   ==>
     %g = "stablehlo.all_gather"(%x)
     %e = … the first element of %g as an unsigned integer
-    %b = stablehlo.and %e, 1
+    %b = stablehlo.and %e, 1              // this and the next two are marked keeps_alive
     %p = stablehlo.compare LT, %b, 2      // always true, which simplifiers do not see
     %z = stablehlo.select %p, %y, 0
     return %z
@@ -20,10 +20,13 @@ from collections.abc import Set
 
 from stablehlo_tools.analysis.collectives import Collective, element_bits, tensor_bytes
 from stablehlo_tools.analysis.communication import MANUAL_COMPUTATION
+from stablehlo_tools.analysis.vanishing import OPAQUE
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.symbols import FUNCTION
+
+_OPAQUE_KINDS = frozenset({"and", "compare", "select"})  # through which compilers do not see
 
 
 def keep_alive(collective: Collective, live: Set[ir.Value]) -> None:
@@ -134,6 +137,8 @@ def _constant(text: str, kind: ir.RankedTensorType) -> ir.Value:
 def _create(
     kind: str, operands: list[ir.Value], result: ir.Type, **attributes: ir.Attribute
 ) -> ir.Value:
+    if kind in _OPAQUE_KINDS:
+        attributes[OPAQUE] = ir.UnitAttr.get()
     return ir.Operation.create(
         f"stablehlo.{kind}", results=[result], operands=operands, attributes=attributes
     ).results[0]
