@@ -24,6 +24,7 @@ import numpy as np
 from stablehlo_tools.analysis.trip_counts import MIRRORED, comparison_direction
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.carriers import terminator
+from stablehlo_tools.ir.values import is_float
 
 BARRIER = "stablehlo.optimization_barrier"
 VARIES = 1  # the lowest bit: no collective's
@@ -205,7 +206,7 @@ class Transfer:
 
 def _computed(op: ir.Operation, operands: Sequence[Dependence]) -> Dependence:
     """Of arithmetic: of floats, all operands; of integers, what cannot cancel or be absorbed."""
-    if _is_float(op.operands[-1].type):
+    if is_float(op.operands[-1].type):
         return reduce(Dependence.both, operands)
     for value, part in zip(op.operands, operands, strict=True):
         if not part.whole & VARIES and _may_absorb(op.name, constant_elements(value)):
@@ -247,7 +248,7 @@ def _may_limit(op: ir.Operation, name: str, operands: Sequence[Dependence]) -> b
         return bool(fixed)
     if name == "stablehlo.clamp":
         return len(fixed) > 1
-    if not _is_float(op.operands[0].type):
+    if not is_float(op.operands[0].type):
         return False  # as other integers
     return any(constant is None or not np.isfinite(constant).all() for constant in fixed)
 
@@ -343,12 +344,6 @@ def _elements(attribute: ir.Attribute) -> np.ndarray:
 def _crops(pad: ir.Operation) -> bool:
     edges = (pad.attributes[name] for name in ("edge_padding_low", "edge_padding_high"))
     return any(amount < 0 for edge in edges for amount in ir.DenseI64ArrayAttr(edge))
-
-
-def _is_float(kind: ir.Type) -> bool:
-    if not isinstance(kind, ir.RankedTensorType):
-        return False
-    return isinstance(kind.element_type, ir.FloatType | ir.ComplexType)
 
 
 def _is_complex(kind: ir.Type) -> bool:

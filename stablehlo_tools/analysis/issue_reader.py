@@ -34,7 +34,7 @@ from stablehlo_tools.analysis.levels import (
     either,
     from_outside,
 )
-from stablehlo_tools.analysis.liveness import live_values
+from stablehlo_tools.analysis.liveness import Deletable, live_values
 from stablehlo_tools.analysis.rendezvous import Rendezvousing, is_host_transfer
 from stablehlo_tools.analysis.rewriting import Surroundings
 from stablehlo_tools.analysis.uniformity import Uniformity, Variation
@@ -65,16 +65,18 @@ class IssueReader:
         module: ir.Module,
         rendezvous: Rendezvousing,
         devices: tuple[int, ...],
-        dead: Sequence[Collective],
-        folded: Sequence[Collective],
+        deletable: Deletable | None,
         uniformity: Uniformity | None,
     ) -> None:
         self.devices = devices
+        dead = () if deletable is None else deletable.dead
         self.dead = {collective.op.results[0] for collective in dead}
         self.uniformity = uniformity
         self.rendezvous = rendezvous
-        self.surroundings = Surroundings(folded)
-        self.transfer = Transfer(lambda: live_values(module))
+        self.surroundings = Surroundings(() if deletable is None else deletable.folded)
+        self.transfer = Transfer(
+            lambda: live_values(module) if deletable is None else deletable.live
+        )
         self.known: dict[ir.Value, Dependence] = {}
         self.ops: list[Collective] = []
         self.site_of: dict[Node, ir.Operation] = {}

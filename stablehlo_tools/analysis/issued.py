@@ -85,22 +85,20 @@ def read_issued(
     """
     module, main, sites = inlined.module, inlined.main, inlined.sites
     live = live_paths(inlined.collectives)
-    dead, folded = (
-        ([], []) if live is not None else deletable_collectives(module, inlined.collectives)
-    )
+    deletable = None if live is not None else deletable_collectives(module, inlined.collectives)
     uniformity = None
     if _has_control_flow(sites):
         uniformity = Uniformity(module, facts, devices)
         uniformity.bind_arguments(main, is_per_device(module), platform)
     rendezvous = Rendezvousing(facts, devices, by_channel=by_channel)
-    reader = IssueReader(module, rendezvous, tuple(devices), dead, folded, uniformity)
+    reader = IssueReader(module, rendezvous, tuple(devices), deletable, uniformity)
     level = Level()
     ours = list(iterate_collectives(list(sites)))
     if uniformity is None and live is not None and is_chain(ours, live):
         reader.chain(ours, level)
     else:
         reader.main(main.regions[0].blocks[0], sites, level)
-    deleted = tuple(reader.issue(collective) for collective in dead)
+    deleted = tuple(map(reader.issue, deletable.dead if deletable is not None else ()))
     program = Program(
         name,
         tuple(devices),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from stablehlo_tools.analysis.collectives import (
     TRANSFERS,
@@ -21,6 +22,7 @@ from stablehlo_tools.analysis.vanishing import may_vanish, surviving_operands
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.symbols import CALLS, FUNCTION, callee_name, symbol_name
+from stablehlo_tools.ir.values import key_of
 from stablehlo_tools.ir.walk import walk
 
 _BARRIER = "stablehlo.optimization_barrier"
@@ -40,14 +42,23 @@ def dead_collectives(module: ir.Module) -> list[Collective]:
     return [c for c in collectives if not liveness.is_live(c)]
 
 
-def deletable_collectives(
-    module: ir.Module, collectives: Sequence[Collective]
-) -> tuple[list[Collective], list[Collective]]:
-    """Those whose results nobody uses; and those used only by what compilers fold away."""
+@dataclass(frozen=True)
+class Deletable:
+    """Collectives whose results nobody uses, those used only by what compilers fold away, and
+    every live value of the module.
+    """
+
+    dead: tuple[Collective, ...]
+    folded: tuple[Collective, ...]
+    live: set[ir.Value]
+
+
+def deletable_collectives(module: ir.Module, collectives: Sequence[Collective]) -> Deletable:
+    """Which of the module's collectives a compiler may delete."""
     liveness, surviving = _Liveness(module), _Liveness(module, surviving_operands)
     dead = [c for c in collectives if not liveness.is_live(c)]
     folded = [c for c in collectives if liveness.is_live(c) and not surviving.is_live(c)]
-    return dead, folded
+    return Deletable(tuple(dead), tuple(folded), liveness.live)
 
 
 def has_effect(collective: Collective) -> bool:
@@ -135,7 +146,7 @@ class _Liveness:
         self.calls: defaultdict[str, list[ir.Operation]] = defaultdict(list)
         self.collectives: list[Collective] = []
         self.live: set[ir.Value] = set()
-        self.kept: set[ir.Value | ir.Operation] = set()  # see `_key`: ops that run
+        self.kept: set[ir.Value | ir.Operation] = set()  # see `key_of`: ops that run
         self.entered: set[ir.Block] = set()  # blocks of such ops: the ops around them run too
         self.pending: list[ir.Value] = []
         self._collect(module)
@@ -144,7 +155,7 @@ class _Liveness:
 
     def is_live(self, collective: Collective) -> bool:
         """Whether the op runs for an effect, or one of its results is used."""
-        return _key(collective.op) in self.kept or any(
+        return key_of(collective.op) in self.kept or any(
             r in self.live for r in collective.op.results
         )
 
@@ -182,7 +193,7 @@ class _Liveness:
 
     def _keep(self, op: ir.Operation) -> None:
         """Records that an op runs, with what decides whether it does."""
-        key = _key(op)
+        key = key_of(op)
         if key in self.kept:
             return
         self.kept.add(key)
@@ -265,8 +276,3 @@ def _operands(result: ir.Value) -> Sequence[ir.Value]:
     owner = result.owner
     assert not isinstance(owner, ir.Block)
     return owner.operation.operands
-
-
-def _key(op: ir.Operation) -> ir.Value | ir.Operation:
-    """What stands for an op in a set: its own hash takes as long as it has operands."""
-    return op.results[0] if len(op.results) else op

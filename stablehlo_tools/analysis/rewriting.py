@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from stablehlo_tools.analysis.collectives import Collective
 from stablehlo_tools.analysis.replica_groups import GroupMode
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.ir.values import producer
 
 
 def _names(text: str) -> frozenset[str]:
@@ -58,21 +59,19 @@ class Surroundings:
         return ", ".join(dict.fromkeys(part for part in found if part))
 
     def _before(self, collective: Collective, value: ir.Value) -> str:
-        kind, producer = collective.kind, _producer(value)
-        if producer is None:
+        kind, maker = collective.kind, producer(value)
+        if maker is None:
             return ""
         over_replicas = kind == "all_reduce" and collective.group_mode is GroupMode.CROSS_REPLICA
         groups = collective.group_attribute("replica_groups") if over_replicas else None
-        is_free = kind in _COMPUTED and producer.name != _BARRIER
+        is_free = kind in _COMPUTED and maker.name != _BARRIER
         if (is_free or over_replicas) and self._is_alike(value, groups):
             if is_free and (groups is None or self._is_alike(value, None)):
                 return "of a constant"
             return "of what all replicas have alike"
-        if producer.name == _CONVERT:
-            return f"of what is converted from {_element(producer.operands[0])}"
-        is_alone = (
-            kind == "all_reduce" and producer.name == _ALL_REDUCE and _user(value) is not None
-        )
+        if maker.name == _CONVERT:
+            return f"of what is converted from {_element(maker.operands[0])}"
+        is_alone = kind == "all_reduce" and maker.name == _ALL_REDUCE and _user(value) is not None
         return "of an all_reduce" if is_alone else ""
 
     def _is_alike(self, value: ir.Value, groups: ir.Attribute | None) -> bool:
@@ -93,16 +92,14 @@ class Surroundings:
 
 def _computed_from(value: ir.Value, groups: ir.Attribute | None) -> list[ir.Value] | None:
     """What all of a group must have alike for the value to be; None where that is not enough."""
-    producer = _producer(value)
-    if producer is None or producer.name in _UNLIKE:
+    maker = producer(value)
+    if maker is None or maker.name in _UNLIKE:
         return None
-    if producer.name in _ALIKE:
-        return (
-            [] if groups is not None and producer.attributes["replica_groups"] == groups else None
-        )
-    if producer.name == _BARRIER:
-        return [producer.operands[ir.OpResult(value).result_number]]
-    return list(producer.operands)
+    if maker.name in _ALIKE:
+        return [] if groups is not None and maker.attributes["replica_groups"] == groups else None
+    if maker.name == _BARRIER:
+        return [maker.operands[ir.OpResult(value).result_number]]
+    return list(maker.operands)
 
 
 def _after(kind: str, value: ir.Value) -> str:
@@ -120,10 +117,6 @@ def _user(value: ir.Value) -> ir.Operation | None:
     """The only use; None where there is none, or another."""
     uses = [use.owner.operation for use in value.uses]
     return uses[0] if len(uses) == 1 else None
-
-
-def _producer(value: ir.Value) -> ir.Operation | None:
-    return None if isinstance(value.owner, ir.Block) else value.owner.operation
 
 
 def _element(value: ir.Value) -> str:

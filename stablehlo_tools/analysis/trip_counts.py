@@ -10,6 +10,7 @@ import numpy as np
 
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.carriers import terminator
+from stablehlo_tools.ir.values import producer
 
 _CONSTANT = "stablehlo.constant"
 _COMPARE = "stablehlo.compare"
@@ -33,7 +34,7 @@ def trip_count(
     that would wrap around are not understood.
     """
     condition, body = (region.blocks[0] for region in loop.regions)
-    compare = _producer(terminator(condition).operands[0])
+    compare = producer(terminator(condition).operands[0])
     if compare is None or compare.name != _COMPARE:
         return None
     direction = comparison_direction(compare)
@@ -60,10 +61,10 @@ def trip_count(
 
 def constant_integer(value: ir.Value) -> int | None:
     """The integer that a constant of one element holds."""
-    producer = _producer(value)
-    if producer is None or producer.name != _CONSTANT or not is_integer_scalar(value.type):
+    maker = producer(value)
+    if maker is None or maker.name != _CONSTANT or not is_integer_scalar(value.type):
         return None
-    return int(np.array(ir.DenseElementsAttr(producer.attributes["value"])).ravel()[0])
+    return int(np.array(ir.DenseElementsAttr(maker.attributes["value"])).ravel()[0])
 
 
 def comparison_direction(compare: ir.Operation) -> str:
@@ -134,7 +135,7 @@ def _step(end: ir.Value, argument: ir.Value) -> int | None:
     """The constant k with `end == argument + k`."""
     total = 0
     while end != argument:
-        op = _producer(end)
+        op = producer(end)
         if op is None or op.name not in ("stablehlo.add", "stablehlo.subtract"):
             return None
         left, right = op.operands
@@ -169,8 +170,3 @@ def _position(value: ir.Value, block: ir.Block) -> int | None:
     if not isinstance(value.owner, ir.Block) or value.owner != block:
         return None
     return ir.BlockArgument(value).arg_number
-
-
-def _producer(value: ir.Value) -> ir.Operation | None:
-    owner = value.owner
-    return None if isinstance(owner, ir.Block) else owner.operation

@@ -17,6 +17,7 @@ from stablehlo_tools.analysis.forced_dependence import (
     rule_of,
 )
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.ir.values import is_float
 
 OPAQUE = "stablehlo_tools.keeps_alive"  # unit: made so that no compiler sees through the op
 _TRANSFER = Transfer(set)  # asked of no barrier, for which alone it needs live values
@@ -57,7 +58,7 @@ def _may_fold(op: ir.Operation) -> bool:
         return False
     if rule == "reduction":
         return len(op.results) == 1
-    return rule != "arithmetic" or not _is_float(op.results[0])
+    return rule != "arithmetic" or not is_float(op.results[0].type)
 
 
 def _steering(op: ir.Operation, operands: list[ir.Value]) -> list[ir.Value]:
@@ -69,10 +70,3 @@ def _steering(op: ir.Operation, operands: list[ir.Value]) -> list[ir.Value]:
     if rule == "slice":
         return operands[1:]
     return operands[2:] if op.name == "stablehlo.dynamic_update_slice" else []
-
-
-def _is_float(value: ir.Value) -> bool:
-    kind = value.type
-    if not isinstance(kind, ir.RankedTensorType):
-        return False
-    return isinstance(kind.element_type, ir.FloatType | ir.ComplexType)

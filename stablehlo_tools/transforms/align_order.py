@@ -15,6 +15,7 @@ from stablehlo_tools.analysis.liveness import live_values
 from stablehlo_tools.analysis.program_set import Job
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, Severity, naming, to_place
+from stablehlo_tools.ir.values import key_of
 from stablehlo_tools.order.agreement import find_disagreement, find_missing_program
 from stablehlo_tools.order.alignment import align
 from stablehlo_tools.order.divergence import find_divergence, find_foreign_decision
@@ -136,7 +137,7 @@ def _constraints(ops: Sequence[ir.Operation]) -> list[int]:
 
 def _computed_from(ops: Sequence[ir.Operation]) -> list[int]:
     """For each op which of the others it is computed from, within its block, as bits."""
-    positions = {id_of(op): i for i, op in enumerate(ops)}
+    positions = {key_of(op): i for i, op in enumerate(ops)}
     found = [0] * len(ops)
     for block in dict.fromkeys(op.block for op in ops):
         known: dict[ir.Value, int] = {}
@@ -145,18 +146,13 @@ def _computed_from(ops: Sequence[ir.Operation]) -> list[int]:
             bits = 0
             for value in read_by(op):
                 bits |= known.get(value, 0)
-            position = positions.get(id_of(op))
+            position = positions.get(key_of(op))
             if position is not None:
                 found[position] = bits
                 bits |= 1 << position
             if bits:
                 known.update((result, bits) for result in op.results)
     return found
-
-
-def id_of(op: ir.Operation) -> ir.Value | ir.Operation:
-    """What stands for an op in a dictionary: hashing it takes in all its operands."""
-    return op.results[0] if len(op.results) else op
 
 
 def read_by(op: ir.Operation) -> list[ir.Value]:
@@ -186,9 +182,9 @@ def _rearrange(block: ir.Block, wanted: Sequence[ir.Operation]) -> None:
     computed from an op that now comes later.
     """
     listed = [view.operation for view in block.operations]
-    ordered = {id_of(op) for op in wanted}
+    ordered = {key_of(op) for op in wanted}
     made_by: dict[ir.Value, ir.Operation] = {r: op for op in listed for r in op.results}
-    place = {id_of(op): i for i, op in enumerate(listed)}
+    place = {key_of(op): i for i, op in enumerate(listed)}
     done: set[int] = set()
     result: list[ir.Operation] = []
 
@@ -198,14 +194,14 @@ def _rearrange(block: ir.Block, wanted: Sequence[ir.Operation]) -> None:
 
     def is_ready(op: ir.Operation) -> bool:
         makers = (made_by.get(value) for value in read_by(op))
-        return all(place[id_of(maker)] in done for maker in makers if maker is not None)
+        return all(place[key_of(maker)] in done for maker in makers if maker is not None)
 
     reached = 0
     held: list[int] = []  # positions passed over, waiting for an op of the wanted order
     for op in wanted:
-        last = place[id_of(op)]
+        last = place[key_of(op)]
         for position in [*held, *range(reached, last)]:
-            if position in done or id_of(listed[position]) in ordered:
+            if position in done or key_of(listed[position]) in ordered:
                 continue
             if is_ready(listed[position]):
                 emit(position)
