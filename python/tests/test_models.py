@@ -1,34 +1,22 @@
 """The models are what they say: they export, hold the collectives they claim, and compute."""
 
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
+from counting import op_counts
 from jax.export import Exported
 from models import export_model
 from models.large import UNROLLED_OPS_PER_LAYER, unrolled_step, wide_program
 from models.llama import LlamaConfig, example_arguments, export_train_step, input_numbers
-from models.zoo import MODELS, SMALL
+from models.zoo import MODELS, SMALL, ZOO
 
 import stablehlo_tools
 from stablehlo_tools import artifact
 from stablehlo_tools.analysis.collectives import find_collectives
 from stablehlo_tools.analysis.liveness import dead_collectives
-from stablehlo_tools.bindings import ir
-
-
-def op_counts(module: ir.Module) -> Counter[str]:
-    names: Counter[str] = Counter()
-
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        names[op.name] += 1
-        return ir.WalkResult.ADVANCE
-
-    module.operation.walk(visit)
-    return names
 
 
 def losses(config: LlamaConfig, steps: int = 4) -> list[float]:
@@ -122,4 +110,5 @@ def test_export_model_refuses(
 
 
 def test_models_have_unique_names():
-    assert len(MODELS) == len(SMALL) + sum(model.large for model in MODELS.values())
+    large = sum(model.large for model in MODELS.values())
+    assert len(MODELS) == len(SMALL) + len(ZOO) + large
