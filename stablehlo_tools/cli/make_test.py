@@ -1,0 +1,121 @@
+"""Turn an artifact and a pipeline into a lit test of what the pipeline makes of it.
+
+The test holds the artifact, simplified, or with --producer the command that makes it, and CHECK
+lines for communication, tokens and control flow; with --full for every op, with --brief a line or
+two for each collective. With --update it is made anew from its own input; a diff says what changed.
+INPUT is as for opt; `-` is standard input.
+Exit code 0: written, or up to date; 1: with --check, a test would change; 2: bad input.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from stablehlo_tools.testing.recipe import Recipe
+
+_MAKING = ("pipeline", "output", "producer", "full", "brief")  # what a test says itself
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `make-test`."""
+    parser.add_argument(
+        "inputs", metavar="INPUT", nargs="*", help="the artifact; with --update the tests"
+    )
+    parser.add_argument("-p", "--pipeline", metavar="PIPELINE", help="as for opt")
+    parser.add_argument(
+        "-o", "--output", metavar="TEST", help="the test: .mlir, or .test with --producer"
+    )
+    parser.add_argument(
+        "--producer",
+        metavar="COMMAND",
+        help="instead of INPUT: a command for a RUN line, which writes %%t and a suffix",
+    )
+    flags = {
+        "--full": "check every op, not only what communicates",
+        "--brief": "check of each collective the kind, the groups and the result alone",
+        "--update": "make tests anew from their own inputs",
+        "--check": "with --update: write nothing, and exit with 1 if a test would change",
+    }
+    for flag, text in flags.items():
+        parser.add_argument(flag, action="store_true", help=text)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Writes the test, or updates tests. Raises ToolError."""
+    from stablehlo_tools.diagnostics import ToolError
+    from stablehlo_tools.testing.recipe import Recipe
+
+    if arguments.update:
+        if any(vars(arguments)[name] for name in _MAKING):
+            raise ToolError("--update takes tests alone: each says itself how it was made")
+        return _update(arguments)
+    if arguments.check:
+        raise ToolError("--check goes with --update")
+    if arguments.full and arguments.brief:
+        raise ToolError("--full and --brief exclude each other")
+    if arguments.pipeline is None or arguments.output is None:
+        raise ToolError("a test needs a pipeline and an output: -p PIPELINE -o TEST.mlir")
+    if len(arguments.inputs) != (arguments.producer is None):
+        raise ToolError("a test has one input: give one INPUT, or a --producer")
+    source = None if arguments.producer else Path(arguments.inputs[0]).name
+    full, brief = arguments.full, arguments.brief
+    recipe = Recipe(arguments.pipeline, full, source, arguments.producer, brief)
+    return _make(arguments, recipe)
+
+
+def _make(arguments: argparse.Namespace, recipe: Recipe) -> int:
+    from stablehlo_tools import artifact
+    from stablehlo_tools.cli.isolation import isolated
+    from stablehlo_tools.passes import Pipeline
+    from stablehlo_tools.testing.generated_test import generated_test, verify
+    from stablehlo_tools.testing.minimised import minimised
+    from stablehlo_tools.testing.producer import produced
+    from stablehlo_tools.testing.recipe import check_replaceable
+
+    check_replaceable(arguments.output, recipe)
+    pipeline = Pipeline.parse(arguments.pipeline)
+    code = isolated(arguments.words, [pipeline], "test")
+    if code is not None:
+        return code
+    if recipe.producer is not None:
+        data = produced(recipe, arguments.output)
+    else:
+        data = minimised(artifact.load(arguments.inputs[0]), pipeline).encode()
+    test = generated_test(recipe, arguments.output, data)
+    verify(test, recipe, data)
+    artifact.write_atomically(arguments.output, test.text.encode())
+    return 0
+
+
+def _update(arguments: argparse.Namespace) -> int:
+    from stablehlo_tools import artifact
+    from stablehlo_tools.cli.isolation import isolated
+    from stablehlo_tools.diagnostics import ToolError, naming
+    from stablehlo_tools.passes import Pipeline
+    from stablehlo_tools.testing.recipe import recipe_of
+    from stablehlo_tools.testing.regenerated import difference, regenerated
+
+    if not arguments.inputs:
+        raise ToolError("--update needs a test")
+    texts = {path: artifact.read_input(path)[0].decode() for path in arguments.inputs}
+    pipelines = [Pipeline.parse(recipe_of(text, path).pipeline) for path, text in texts.items()]
+    code = isolated(arguments.words, pipelines, "test")
+    if code is not None:
+        return code
+    changed: list[tuple[str | os.PathLike[str], bytes]] = []
+    for path, text in texts.items():
+        if not arguments.check:
+            artifact.check_writable(path)
+        with naming(path):
+            anew = regenerated(text, path)
+        if anew != text:
+            print(difference(text, anew, path), end="")
+            changed.append((path, anew.encode()))
+    if arguments.check:
+        return 1 if changed else 0
+    artifact.write_all_atomically(changed)
+    return 0

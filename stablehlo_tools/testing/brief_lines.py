@@ -1,0 +1,125 @@
+"""The shortest CHECK lines that still tell one schedule of collectives from another.
+
+%4 = "stablehlo.all_gather"(%3#0) <{all_gather_dim = 0 : i64, channel_handle = …}> : …
+==>
+CHECK: "stablehlo.all_gather"{{.*}}all_gather_dim = 0{{.*}}replica_groups = …{{.*}} -> tensor<8xf32>
+
+Kind, groups and result of each collective, in order, with the loops and branches that hold any;
+no operands, no tokens. Where a collective has a region its result type stands behind that, and of
+equal ones in a row the last one's is checked.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+
+from stablehlo_tools.analysis.communication import MANUAL_COMPUTATION
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.ir.symbols import FUNCTION
+from stablehlo_tools.ir.walk import walk
+from stablehlo_tools.testing.check_lines import Checks
+from stablehlo_tools.testing.check_patterns import as_regex, escaped
+from stablehlo_tools.testing.printed_module import Line, Role, printed_lines
+from stablehlo_tools.testing.shown_ops import communicates, is_control_flow
+
+LINK = "stablehlo_tools.token_link"
+_ANY = "{{.*}}"
+_RESULTS = re.compile(r"^%[^=]* = ")
+# What says nothing of who exchanges what: operands, channels, types of attributes and operands; and
+# the name of a mesh, which jax chooses.
+_CUT = re.compile(
+    r"\(%[^()]*\)(?: <\{)?|%[^\s,()]+|channel_handle = #\S+ = \d+, type = \d+>(?:, )?"
+    r"|(?<=>) : tensor<[\dx]*i64>(?:, )?|(?<=\d) : i64(?:, )?|(?:, )?use_global_device_ids"
+    r"|\}>(?: : \([^()]*\))?|(?<=mesh = @)[\w$.-]+"
+)
+_GAPS = re.compile(r"\s*(?:\{\{\.\*\}\})+")
+
+
+@dataclass(frozen=True)
+class _Check:
+    kind: str  # "", -LABEL
+    pattern: str
+    behind: str = ""  # the pattern of the line that ends a region
+
+
+def brief_checks(module: ir.Module) -> Checks:
+    """The directives for a module, without their comment leader."""
+    lines = printed_lines(module)
+    holders = _holders(module)
+    closing = (line for line in lines if line.text.startswith("})") and line.op not in holders)
+    ends = {line.op: line.text for line in closing}
+    checks: list[_Check] = []
+    before = -1
+    for line in lines:
+        check = _check(line, line.op in holders, ends.get(line.op, ""))
+        if check is None:
+            continue
+        regex = as_regex(check.pattern, [])
+        alike = sum(bool(regex.search(other.text)) for other in lines[before + 1 : line.number])
+        checks += [] if check.kind else [_Check("", check.pattern)] * alike
+        checks.append(check)
+        before = line.number
+    return Checks(list(_directives(checks)), has_gaps=True)
+
+
+def link_count(text: str) -> int:
+    """The lines of a module's text that belong to a token chain, as `grep -c` counts them."""
+    return sum(LINK in line for line in text.splitlines())
+
+
+def _holders(module: ir.Module) -> set[ir.Operation]:
+    """Every op around one that communicates."""
+    found: set[ir.Operation] = set()
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        parent = op.parent if communicates(op) else None
+        while parent is not None:
+            found.add(parent.operation)
+            parent = parent.operation.parent
+        return ir.WalkResult.ADVANCE
+
+    walk(module.operation, visit)
+    return found
+
+
+def _check(line: Line, holds: bool, end: str) -> _Check | None:
+    op = line.op
+    if op.name == FUNCTION:
+        return _function(line)
+    if communicates(op):
+        header = line.role is Role.HEADER
+        return _Check("", _collective(line.text), escaped(end)) if header else None
+    if not is_control_flow(op) or not (holds or op.name == MANUAL_COMPUTATION):
+        return None
+    if line.role is Role.HEADER:
+        axes = re.search(r"manual_axes=\{[^}]*\}", line.text)
+        return _Check("", op.name + (f"{_ANY} {axes[0]}" if axes else ""))
+    return _Check("", escaped(line.text)) if line.role is Role.BETWEEN else None
+
+
+def _function(line: Line) -> _Check | None:
+    """A function whose name jax does not choose."""
+    visibility = line.op.attributes.get("sym_visibility")
+    private = visibility is not None and ir.StringAttr(visibility).value == "private"
+    if line.role is not Role.HEADER or private:
+        return None
+    return _Check("-LABEL", line.text[: line.text.index("(") + 1])
+
+
+def _collective(text: str) -> str:
+    """The line from the name on, without what a collective can be told without."""
+    named = _RESULTS.sub("", text.removesuffix(" ({"))
+    return _GAPS.sub(_ANY, _CUT.sub(_ANY, escaped(named))).removesuffix(_ANY)
+
+
+def _directives(checks: list[_Check]) -> Iterator[str]:
+    """Of equal ones in a row, the first line of each and the last line of the last."""
+    for check, same in groupby(checks):
+        count = len(list(same))
+        kind = f"-COUNT-{count}" if count > 1 else check.kind
+        yield f"CHECK{kind}: {check.pattern}"
+        if check.behind:
+            yield f"CHECK: {check.behind}"

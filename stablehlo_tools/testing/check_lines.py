@@ -1,0 +1,335 @@
+"""The CHECK lines of a module: what must be in its text, in which order, tied to which values.
+
+%3:2 = stablehlo.optimization_barrier %arg0, %2 : tensor<4xf32>, !stablehlo.token
+%4 = "stablehlo.all_gather"(%3#0) …
+==>
+CHECK-NEXT: %[[BARRIER:[^ ,)]+]]:2 = stablehlo.optimization_barrier %[[ARG]], %[[AFTER_ALL]] :
+CHECK-NEXT: %[[ALL_GATHER:[^ ,)]+]] = "stablehlo.all_gather"(%[[BARRIER]]#0) …
+
+A `CHECK-NEXT` stands where the checked lines follow each other. Elsewhere lines that are left out
+lie between; those that the next check would take for its own are checked too, so that what a test
+accepts does not hang on what FileCheck finds first.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.ir.constants import value_text
+from stablehlo_tools.ir.symbols import FUNCTION, symbol_name
+from stablehlo_tools.testing.check_patterns import (
+    Gap,
+    Named,
+    Pattern,
+    Piece,
+    Text,
+    Variable,
+    anonymous,
+    as_regex,
+    pattern_lines,
+)
+from stablehlo_tools.testing.long_lists import without_middles
+from stablehlo_tools.testing.printed_module import Line, Role, printed_lines
+from stablehlo_tools.testing.shown_ops import (
+    Selection,
+    is_barrier,
+    is_in_reduction,
+    is_noise,
+    is_terminator,
+)
+
+MESH = "sdy.mesh"
+_LONG = 80  # characters of a constant
+_CUT, _CUT_FROM_ARGUMENT = "\x00", "\x01"
+_MARK = f"[{_CUT}{_CUT_FROM_ARGUMENT}]"
+_TOKENS = re.compile(
+    rf'(?P<string>"(?:[^"\\]|\\.)*")|(?P<cut>{_MARK})|'
+    r"(?P<channel>(?<=channel_handle) = #\S+ = \d+, |(?<=channel_id) = \d+)|"
+    r"(?P<sigil>[%@])(?P<name>[\w$.-]+)(?P<number>#\d+)?"
+)
+_SHORT_NAMES = {"optimization_barrier": "BARRIER", "partition_id": "PARTITION"}
+
+
+@dataclass
+class _Check:
+    """One line that is checked, in the order of the text."""
+
+    line: int
+    kind: str  # "", -LABEL, -DAG
+    pieces: list[Piece]
+
+
+@dataclass(frozen=True)
+class Checks:
+    """`lines` are directives, without their comment leader."""
+
+    lines: list[str]
+    has_gaps: bool  # whether an op could be added that no line would notice
+
+
+def check_lines(module: ir.Module, *, everything: bool) -> Checks:
+    """The directives for a module: of every op, or of what matters."""
+    lines = printed_lines(module)
+    writer = _Writer(Selection.of(module, everything), _Symbols.of(module))
+    for line in lines:
+        writer.add(line)
+    _name_variables(writer.checks, writer.symbols)
+    return _directives(writer.checks, lines)
+
+
+@dataclass
+class _Symbols:
+    """The variables of symbols whose names jax chooses; meshes that look the same have none."""
+
+    variables: dict[str, Variable | None]
+
+    @staticmethod
+    def of(module: ir.Module) -> _Symbols:
+        variables: dict[str, Variable | None] = {}
+        meshes = Counter(_mesh(op) for op in module.body.operations)
+        for op in module.body.operations:
+            name = symbol_name(op.operation) if "sym_name" in op.attributes else ""
+            visibility = op.attributes.get("sym_visibility")
+            if op.operation.name == MESH:
+                alike = meshes[_mesh(op)] > 1
+                variables[name] = None if alike else Variable(_upper(name), name)
+            elif visibility is not None and ir.StringAttr(visibility).value == "private":
+                variables[name] = Variable(_upper(name), name)
+        return _Symbols(variables)
+
+
+def _mesh(op: ir.OpView) -> str:
+    return str(op.attributes["mesh"]) if op.operation.name == MESH else ""
+
+
+def _upper(name: str) -> str:
+    """A variable for a symbol, without the number that makes the symbol unique."""
+    words = re.sub(r"[^A-Za-z0-9]+", "_", re.sub(r"[._]\d+$", "", name)).strip("_").upper()
+    return words if words[:1].isalpha() else f"SYMBOL_{words}".rstrip("_")
+
+
+@dataclass
+class _Writer:
+    """Turns lines into checks, one after the other."""
+
+    selection: Selection
+    symbols: _Symbols
+    checks: list[_Check] = field(default_factory=list[_Check])
+    values: dict[str, Variable | None] = field(default_factory=dict[str, "Variable | None"])
+    meshes: set[str] = field(default_factory=set[str])
+
+    def add(self, line: Line) -> None:
+        """Adds the check of a line, if it has one, and learns the names that it defines."""
+        op = line.op
+        shown = self.selection.shows(op)
+        if line.role is Role.HEADER:
+            self._define(line, shown)
+        if op.name == "builtin.module":
+            if line.role is Role.HEADER:
+                self._add_module(line)
+        elif op.name == MESH:
+            self._add_mesh(line)
+        elif shown and self._is_checked(line):
+            self._add(line, "", self._pieces(line))
+        elif line.role is Role.HEADER and self.selection.shows_name_only(op):
+            self._add(line, "", [Text(f"{op.name} ")])
+
+    def _is_checked(self, line: Line) -> bool:
+        if line.role is Role.HEADER or self.selection.everything:
+            return True
+        if line.role is Role.TAIL:
+            return len(line.text) > 1  # more than a bracket
+        return line.role is Role.BETWEEN
+
+    def _define(self, line: Line, shown: bool) -> None:
+        for name in line.arguments:
+            self.values[name] = Variable(_argument_base(line.op), name) if shown else None
+        for base in dict.fromkeys(name.partition("#")[0] for name in line.results):
+            self.values[base] = Variable(_base(line.op), base[1:]) if shown else None
+        for name in line.arguments:
+            variable = self.values[name]
+            if variable is not None:
+                variable.printed = name[1:]
+
+    def _add_module(self, line: Line) -> None:
+        names = ("mhlo.num_partitions", "mhlo.num_replicas")
+        pieces: list[Piece] = []
+        for name in names:
+            if name in line.op.attributes:
+                pieces += [Gap()] if pieces else []
+                pieces.append(Text(f"{name} = {line.op.attributes[name]}"))
+        if pieces:
+            self._add(line, "", pieces)
+
+    def _add_mesh(self, line: Line) -> None:
+        """Meshes that look the same are checked once."""
+        content = str(line.op.attributes["mesh"])
+        if content not in self.meshes:
+            self.meshes.add(content)
+            self._add(line, "-DAG", self._pieces(line))
+
+    def _add(self, line: Line, kind: str, pieces: list[Piece]) -> None:
+        if line.role is Role.HEADER and line.op.name == FUNCTION:
+            name = symbol_name(line.op)
+            if name not in self.symbols.variables:
+                kind = "-LABEL"
+                label = line.text[: line.text.index("(") + 1]
+                rest = self._pieces(line)
+                first = rest[0]
+                assert isinstance(first, Text)
+                pieces = [Text(label), Gap(), Text(first.text.removeprefix(label)), *rest[1:]]
+        self.checks.append(_Check(line.number, kind, pieces))
+
+    def _pieces(self, line: Line) -> list[Piece]:
+        text = _without_noise(line, self.selection.everything)
+        defined = {name.partition("#")[0] for name in line.results} | set(line.arguments)
+        pieces: list[Piece] = []
+        end = 0
+        for match in _TOKENS.finditer(text):
+            piece = self._piece(match, defined)
+            if piece is None:
+                continue
+            if match.start() > end:
+                pieces.append(Text(text[end : match.start()]))
+            pieces += piece
+            end = match.end()
+        pieces += [Text(text[end:])] if end < len(text) else []
+        return pieces if self.selection.everything else without_middles(pieces)
+
+    def _piece(self, match: re.Match[str], defined: set[str]) -> list[Piece] | None:
+        """What a token of the text becomes; None leaves it in the text."""
+        if match["cut"]:
+            return [Gap() if match["cut"] == _CUT else Pattern("[^%]*")]
+        if match["channel"]:
+            return [Pattern(".+" if match["channel"].endswith(" ") else " = [0-9]+")]
+        if not match["sigil"]:
+            return None
+        sigil, name, number = match["sigil"], match["name"], match["number"]
+        if sigil == "@":
+            if name not in self.symbols.variables:
+                return None
+            variable = self.symbols.variables[name]
+        else:
+            variable = self.values.get(sigil + name)
+        if variable is None:
+            return [Named(sigil, None)]  # takes `#1` with it
+        defines = sigil == "%" and sigil + name in defined
+        named = Named(sigil, variable, defines)
+        return [named, Text(number)] if number else [named]
+
+
+def _argument_base(op: ir.Operation) -> str:
+    return "ITER_ARG" if op.name == "stablehlo.while" else "ARG"
+
+
+def _base(op: ir.Operation) -> str:
+    name = op.name.rpartition(".")[2]
+    return _SHORT_NAMES.get(name) or re.sub(r"\W", "_", name).upper()
+
+
+def _without_noise(line: Line, everything: bool) -> str:
+    """The line's text with a mark where something was cut out."""
+    text = line.text
+    op = line.op
+    noisy = [(name, op.attributes[name], _CUT) for name in op.attributes if is_noise(name)]
+    for listed, mark in (("arg_attrs", _CUT_FROM_ARGUMENT), ("res_attrs", _CUT)):
+        if op.name == FUNCTION and listed in op.attributes:
+            for entry in ir.ArrayAttr(op.attributes[listed]):
+                noisy += [(a.name, a.attr, mark) for a in ir.DictAttr(entry) if is_noise(a.name)]
+    for name, value, mark in noisy:
+        for printed in (f"{name} = {value}", name):
+            if printed in text:
+                text = text.replace(printed, mark, 1)
+                break
+    value = value_text(op) if op.name == "stablehlo.constant" else ""
+    if len(value) > _LONG:
+        text = text.replace(value, _CUT, 1)
+    text = re.sub(rf" ?\{{(?:({_MARK})(?:, )?)+", r"\1", text)
+    text = re.sub(rf"(?:, )?({_MARK})\}}?", r"\1", text)
+    if line.op.name == FUNCTION:
+        text = text.removesuffix(" {")
+    if is_terminator(op) or (is_barrier(op) and not everything):
+        end = text.rfind(" : ")
+        text = text if end < 0 else text[: end + 2]
+    return text
+
+
+def _name_variables(checks: list[_Check], symbols: _Symbols) -> None:
+    """Names the variables that a later check needs, numbered function by function."""
+    for check in checks:
+        for piece in check.pieces:
+            if isinstance(piece, Named) and piece.variable is not None:
+                piece.variable.uses += 1
+                piece.variable.is_defined |= piece.defines or piece.sigil == "@"
+    taken: Counter[str] = Counter()
+    of_symbols = [v for v in symbols.variables.values() if v is not None]
+    for variable in _in_order_of_use(checks, of_symbols):
+        _name(variable, taken)
+    numbers = Counter(taken)
+    for check in checks:
+        if check.kind == "-LABEL" or _is_function(check):
+            numbers = Counter(taken)
+        for piece in check.pieces:
+            if isinstance(piece, Named) and piece.variable is not None and not piece.variable.name:
+                _name(piece.variable, numbers)
+
+
+def _in_order_of_use(checks: list[_Check], wanted: list[Variable]) -> list[Variable]:
+    ids = {id(variable) for variable in wanted}
+    found: dict[int, Variable] = {}
+    for check in checks:
+        for piece in check.pieces:
+            if isinstance(piece, Named) and id(piece.variable) in ids and piece.variable:
+                found.setdefault(id(piece.variable), piece.variable)
+    return list(found.values())
+
+
+def _is_function(check: _Check) -> bool:
+    first = check.pieces[0]
+    return isinstance(first, Text) and first.text.startswith("func.func")
+
+
+def _name(variable: Variable, numbers: Counter[str]) -> None:
+    if variable.uses < 2 or not variable.is_defined:
+        return
+    number = numbers[variable.base]
+    numbers[variable.base] += 1
+    variable.name = f"{variable.base}_{number}" if number else variable.base
+
+
+def _directives(checks: list[_Check], lines: list[Line]) -> Checks:
+    directives: list[str] = []
+    defined: set[str] = set()
+    before = -1
+    has_gaps = False
+    meshes = sum(check.kind == "-DAG" for check in checks)
+    for check in checks:
+        kind = "" if check.kind == "-DAG" and meshes == 1 else check.kind
+        first, *rest = pattern_lines(check.pieces, defined)
+        if kind == "" and before >= 0:
+            taken = _lines_alike(first, check, lines[before + 1 : check.line])
+            for number in [*taken, check.line]:
+                pattern = first if number == check.line else anonymous(first)
+                directives.append(f"CHECK{'-NEXT' if number == before + 1 else ''}: {pattern}")
+                gap = lines[before + 1 : number]
+                has_gaps |= not _is_function(check) and not all(map(_hides_nothing, gap))
+                before = number
+        else:
+            directives.append(f"CHECK{kind}: {first}")
+        directives += [f"CHECK-SAME: {pattern}" for pattern in rest]
+        before = check.line
+    return Checks(directives, has_gaps)
+
+
+def _hides_nothing(line: Line) -> bool:
+    """Whether no collective could come to stand where this line is left out."""
+    return line.role is Role.BLOCK or is_in_reduction(line.op)
+
+
+def _lines_alike(pattern: str, check: _Check, between: list[Line]) -> list[int]:
+    """The lines that a pattern would match before it comes to its own."""
+    regex = as_regex(pattern, check.pieces)
+    return [line.number for line in between if regex.search(line.text)]

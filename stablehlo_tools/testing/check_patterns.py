@@ -1,0 +1,175 @@
+"""A line of a module as FileCheck patterns that hold whatever its values and symbols are called.
+
+A pattern is a list of pieces. A name is captured where it is defined and used by its variable
+later; where no later check uses it, it is matched by its form alone. A gap stands for text that
+does not matter, and becomes the start of a `CHECK-SAME`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+NAME = "[^ ,)]+"  # of a value or a symbol
+_WIDTH = 112
+_SHORT = 24  # what may stand out at the end of a line
+_ANY = "{{" + NAME + "}}"
+_PAIR = rf"%{re.escape(_ANY)}(?: = %{re.escape(_ANY)})?"
+# Where a long pattern may go on in a CHECK-SAME: never inside of a sharding.
+_BREAK = re.compile(
+    r"(?<=,) (?=[A-Za-z_%<!]|\[-?\d)"
+    r"|(?<!attributes) (?=\{[a-z])"
+    r"| (?=<\{|-> |: \(|in_shardings=|out_shardings=|manual_axes=|attributes \{)"
+)
+_RUNS_ON = re.compile(r"\.\+\}\},?$")
+_CAPTURE = re.compile(r"\[\[([A-Z]\w*):(.*?\+)\]\]")
+_USE = re.compile(r"\[\[([A-Z]\w*)\]\]")
+_LONG_LIST = re.compile(rf"{_PAIR}(?:, {_PAIR}){{3,}}")
+# Text that FileCheck would read as the start of a variable or of a regular expression.
+_SPECIAL = re.compile(r"\[\[(?=[$#@A-Za-z_])|\{\{")
+_SPELLED = {"[[": r"{{\[\[}}", "{{": "{{[{][{]}}"}
+
+
+@dataclass
+class Variable:
+    """A FileCheck variable. It gets its `name` when a second piece needs it."""
+
+    base: str
+    printed: str  # the name that it stands for in this text
+    uses: int = 0
+    is_defined: bool = False
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Text:
+    """Text that is matched as it is."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A regular expression."""
+
+    regex: str
+
+
+@dataclass(frozen=True)
+class Named:
+    """A value or a symbol behind its sigil: None where it is matched by its form alone."""
+
+    sigil: str
+    variable: Variable | None
+    defines: bool = False
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Text that does not matter."""
+
+
+Piece = Text | Pattern | Named | Gap
+
+
+def chunks(pieces: list[Piece]) -> list[list[Piece]]:
+    """The pieces between gaps; one of nothing but brackets says too little to be kept."""
+    parts: list[list[Piece]] = [[]]
+    for piece in pieces:
+        if isinstance(piece, Gap):
+            parts.append([])
+        else:
+            parts[-1].append(piece)
+    return [part for i, part in enumerate(parts) if i == 0 or not _is_punctuation(part)]
+
+
+def _is_punctuation(pieces: list[Piece]) -> bool:
+    return all(isinstance(p, Text) and not re.search(r"\w", p.text) for p in pieces)
+
+
+def pattern_lines(pieces: list[Piece], defined: set[str]) -> list[str]:
+    """The pieces as the patterns of a check and the CHECK-SAMEs behind it, in order.
+
+    `defined` holds the variables that earlier checks capture, and gains those of this one.
+    """
+    lines: list[str] = []
+    for number, part in enumerate(chunks(pieces)):
+        text = "".join(_rendered(piece, defined) for piece in part)
+        text = re.sub(r"\s+", " ", _LONG_LIST.sub("{{.+}}", text)).strip()
+        lines += _wrapped(text, after_gap=number > 0)
+    return lines
+
+
+def _rendered(piece: Piece, defined: set[str]) -> str:
+    if isinstance(piece, Text):
+        return escaped(piece.text)
+    if isinstance(piece, Pattern):
+        return "{{" + piece.regex + "}}"
+    if isinstance(piece, Gap):
+        return ""
+    if piece.variable is None or not piece.variable.name:
+        return piece.sigil + _ANY
+    name = piece.variable.name
+    if name in defined and not piece.defines:
+        return f"{piece.sigil}[[{name}]]"
+    defined.add(name)
+    return f"{piece.sigil}[[{name}:{NAME}]]"
+
+
+def escaped(text: str) -> str:
+    """Text in a form that FileCheck matches as it is."""
+    return _SPECIAL.sub(lambda match: _SPELLED[match[0]], text)
+
+
+def _wrapped(text: str, *, after_gap: bool) -> list[str]:
+    """Breaks long patterns where the part before the break has only one place to match.
+
+    Not so right behind `.+`, which would run on to a later comma, nor behind a gap before the end
+    of its list: one item alone may look like one in the gap.
+    """
+    lines: list[str] = []
+    line = ""
+    left = len(text)
+    for word in _BREAK.split(text):
+        fixed = not (after_gap and not lines) or _closes_a_list(line)
+        too_long = len(line) + len(word) >= _WIDTH and left > _SHORT
+        if line and too_long and fixed and not _RUNS_ON.search(line):
+            lines.append(line)
+            line = word
+        else:
+            line += (" " if line else "") + word
+        left -= len(word) + 1
+    return [*lines, line] if line else lines
+
+
+def _closes_a_list(line: str) -> bool:
+    """Whether a list ends in the text that starts before it."""
+    depth = 0
+    for character in re.sub(r"\{\{.*?\}\}", "", _USE.sub("", anonymous(line))):
+        depth += (character in "([") - (character in ")]")
+        if depth < 0:
+            return True
+    return False
+
+
+def anonymous(pattern: str) -> str:
+    """A pattern line that matches the same and captures nothing."""
+    return _CAPTURE.sub(lambda match: "{{" + match[2] + "}}", pattern)
+
+
+def as_regex(pattern: str, pieces: list[Piece]) -> re.Pattern[str]:
+    """What a pattern line of these pieces matches, given the names that they stand for."""
+    named = (p.variable for p in pieces if isinstance(p, Named) and p.variable is not None)
+    values = {variable.name: variable.printed for variable in named}
+    return re.compile("".join(_regexes(anonymous(pattern), values)))
+
+
+def _regexes(pattern: str, values: dict[str, str]) -> Iterator[str]:
+    for part in re.split(r"(\{\{.*?\}\}|\[\[[A-Z]\w*\]\])", pattern):
+        if part.startswith("{{") and part.endswith("}}"):
+            yield part[2:-2]
+        elif match := _USE.fullmatch(part):
+            yield re.escape(values[match[1]])
+        else:
+            yield r"\s+".join(re.escape(word) for word in part.split(" "))

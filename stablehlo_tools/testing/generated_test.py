@@ -1,0 +1,175 @@
+"""A whole test of what a pipeline makes of a module, verified before anyone sees it.
+
+The test of a changed module holds CHECK lines, of an unchanged one a diff, of a refused one the
+expected diagnostics. A test that would also pass on its unprocessed input could not fail: none is
+made.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+
+from stablehlo_tools.diagnostics import Diagnostic, ToolError
+from stablehlo_tools.passes import Pipeline
+from stablehlo_tools.testing.brief_lines import LINK, link_count
+from stablehlo_tools.testing.check_patterns import escaped
+from stablehlo_tools.testing.expected_diagnostics import mismatches
+from stablehlo_tools.testing.filecheck_run import mismatch
+from stablehlo_tools.testing.outcome import Kind, Outcome, outcome_of
+from stablehlo_tools.testing.recipe import UPDATED_BY, Recipe, quoted
+
+_TESTS = "lit_tests"
+
+
+@dataclass(frozen=True)
+class GeneratedTest:
+    """The lines ahead of the input, which are comments, and the input, empty where it is made."""
+
+    header: list[str]
+    input: str
+
+    @property
+    def text(self) -> str:
+        """The whole file."""
+        return "\n".join(self.header) + "\n" + self.input
+
+
+def generated_test(recipe: Recipe, path: str, data: bytes) -> GeneratedTest:
+    """Makes the test that is to stand at `path`; `data` is its input.
+
+    Raises ToolError where the input is none, and where the test could not fail.
+    """
+    outcome = _outcome(recipe, data, recipe.source or path)
+    embedded = recipe.producer is None
+    traits = _Traits(_is_counted(outcome), outcome.links > 0, bool(outcome.said))
+    runs = _run_lines(recipe, outcome.kind, traits)
+    checks = _check_lines(recipe, outcome)
+    made = [recipe.made_by, UPDATED_BY + quoted(_shown_path(path))]
+    header = [*runs, *made, *([""] if checks else []), *checks]
+    leader = "#" if path.endswith(".test") else "//"
+    text = _expecting(data.decode(), outcome.said) if embedded else ""
+    lines = [f"{leader} {line}" if line else "" for line in header]
+    return GeneratedTest([*lines, ""] if embedded else lines, text)
+
+
+def verify(test: GeneratedTest, recipe: Recipe, data: bytes) -> None:
+    """Runs what the test runs. Raises ToolError where it does not pass, or could not fail."""
+    embedded = recipe.producer is None
+    seen = test.text.encode() if embedded else data
+    outcome = _outcome(recipe, seen, "<test>")
+    problems = mismatches(test.text, outcome.said) if embedded else []
+    seen_by_filecheck = None
+    if outcome.kind is Kind.CHANGED:
+        seen_by_filecheck = outcome.after
+    elif outcome.kind is Kind.REFUSED and not embedded:
+        seen_by_filecheck = outcome.refusal.render("input") + "\n"
+    if seen_by_filecheck is not None:
+        found = mismatch(test.text, seen_by_filecheck)
+        problems += [found] if found else []
+    if problems:
+        raise ToolError(f"a bug in make-test: the test that it made does not pass: {problems[0]}")
+    links_tell = outcome.links and outcome.links != link_count(outcome.before)
+    if outcome.kind is Kind.CHANGED and not links_tell and not mismatch(test.text, outcome.before):
+        hint = "" if recipe.full else ": use --full"
+        raise ToolError(
+            "the pipeline changes only what the checks leave out, so that the test could not "
+            f"fail{hint}"
+        )
+
+
+def is_run_line_of(recipe: Recipe, line: str) -> bool:
+    """Whether the test of this recipe, or of another pipeline, may have a RUN line."""
+    choices = product((False, True), repeat=3)
+    return _of_any_pipeline(line) in {
+        _of_any_pipeline(known)
+        for kind, traits in product(Kind, choices)
+        for known in _run_lines(recipe, kind, _Traits(*traits))
+    }
+
+
+def _outcome(recipe: Recipe, data: bytes, name: str) -> Outcome:
+    pipeline = Pipeline.parse(recipe.pipeline)
+    return outcome_of(data, name, pipeline, everything=recipe.full, brief=recipe.brief)
+
+
+def _of_any_pipeline(line: str) -> str:
+    return re.sub(r"(?<= -p )('[^']*'|\S+)", "PIPELINE", line)
+
+
+@dataclass(frozen=True)
+class _Traits:
+    """What decides which RUN lines a test has."""
+
+    counted: bool  # its collectives
+    linked: bool  # the lines of its token chain are counted
+    said: bool  # the passes warn
+
+
+def _run_lines(recipe: Recipe, kind: Kind, traits: _Traits) -> list[str]:
+    given, pipeline = recipe.input, f"-p {quoted(recipe.pipeline)}"
+    opt = f"stablehlo-tools opt {given}"
+    embedded = recipe.producer is None
+    checked = " --verify-diagnostics" if embedded and traits.said else ""
+    if kind is Kind.UNCHANGED:
+        commands = [
+            f"{opt} > %t.before",
+            f"{opt} {pipeline}{checked} > %t.after",
+            "diff -u %t.before %t.after",
+        ]
+    elif kind is Kind.REFUSED and embedded:
+        commands = [f"{opt} {pipeline} --verify-diagnostics"]
+    elif kind is Kind.REFUSED:
+        commands = [f"not {opt} {pipeline} 2>&1 | filecheck %s"]
+    elif not traits.counted and not traits.linked:
+        commands = [f"{opt} {pipeline}{checked} | filecheck %s"]
+    else:
+        count = "stablehlo-tools inspect %t.after.mlir | filecheck %s --check-prefix=COUNT"
+        links = f"grep -c {LINK} %t.after.mlir | filecheck %s --check-prefix=LINKS"
+        commands = [
+            f"{opt} {pipeline}{checked} > %t.after.mlir",
+            "filecheck %s < %t.after.mlir",
+            *([count] if traits.counted else []),
+            *([links] if traits.linked else []),
+        ]
+    return [f"RUN: {c}" for c in ([] if recipe.producer is None else [recipe.producer]) + commands]
+
+
+def _is_counted(outcome: Outcome) -> bool:
+    """Whether a collective could be added where the checks leave lines out."""
+    return outcome.checks.has_gaps and outcome.collectives is not None
+
+
+def _check_lines(recipe: Recipe, outcome: Outcome) -> list[str]:
+    if outcome.kind is Kind.CHANGED:
+        count = [f"COUNT: {outcome.collectives}".rstrip()] if _is_counted(outcome) else []
+        links = [f"LINKS: {{{{^}}}}{outcome.links}{{{{$}}}}"] if outcome.links else []
+        return count + links + outcome.checks.lines
+    if outcome.kind is Kind.REFUSED and recipe.producer is not None:
+        return [f"CHECK: error: {escaped(outcome.refusal.message)}"]
+    return []
+
+
+def _shown_path(path: str) -> str:
+    """The path from the root of the repository, if the test stands in the suite."""
+    parts = Path(path).absolute().parts
+    if _TESTS not in parts:
+        return Path(path).name
+    return str(Path(*parts[len(parts) - 1 - parts[::-1].index(_TESTS) :]))
+
+
+def _expecting(text: str, said: Sequence[Diagnostic]) -> str:
+    """The text with a comment above each line that something is said of."""
+    lines = text.splitlines(keepends=True)
+    for diagnostic in sorted(said, key=lambda d: d.place.line, reverse=True):
+        line = diagnostic.place.line if diagnostic.place.file is None else 0
+        number = max(line - 1, 0)
+        indent = lines[number][: len(lines[number]) - len(lines[number].lstrip())]
+        where = "+1" if line else "unknown"
+        message = diagnostic.message.partition("}}")[0]
+        expected = f"// expected-{diagnostic.severity.value}@{where} {{{{{message}}}}}\n"
+        lines.insert(number, indent + expected)
+    return "".join(lines)

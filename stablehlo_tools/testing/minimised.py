@@ -1,0 +1,144 @@
+"""A module without what its test does not need, so that a person can read it.
+
+Each simplification is tried on the pipeline, and kept only where a test of the simpler module
+would state the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from stablehlo_tools import bindings
+from stablehlo_tools.artifact import Artifact, to_text
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.ir.constants import value_of
+from stablehlo_tools.ir.symbols import FUNCTION
+from stablehlo_tools.ir.walk import walk
+from stablehlo_tools.passes import Pipeline
+from stablehlo_tools.testing.outcome import Outcome, outcome_of, stated
+from stablehlo_tools.testing.shown_ops import is_noise
+
+_READABLE = 80  # characters of a constant
+_CONSTANT = "stablehlo.constant"
+
+
+def minimised(loaded: Artifact, pipeline: Pipeline) -> str:
+    """The module's text, simplified; locations are never in it. The artifact stays as it is."""
+    trial = _Trial(pipeline, loaded.name, loaded.copy().module)
+    trial.keep_if_same(_drop_unused_functions, _same_but_fewer_lines)
+    trial.keep_if_same(_drop_noise)
+    if not trial.keep_if_same(_splat_constants(None)):
+        position = 0
+        while position < len(_unreadable_constants(trial.module)):
+            position += not trial.keep_if_same(_splat_constants(position))
+    return to_text(trial.module)
+
+
+@dataclass
+class _Trial:
+    """The simplest module so far."""
+
+    pipeline: Pipeline
+    name: str
+    module: ir.Module
+    outcome: Outcome | None = None
+
+    def keep_if_same(
+        self,
+        simplify: Callable[[ir.Module], None],
+        same: Callable[[Outcome, Outcome], bool] = Outcome.is_like,
+    ) -> bool:
+        """Simplifies the module, unless the outcome would be another one; whether it did."""
+        data = bindings.write_bytecode(self.module)
+        simpler = bindings.parse_module(data, self.module.context)
+        simplify(simpler)
+        if to_text(simpler) == to_text(self.module):
+            return True
+        before = self.outcome or self._run(self.module)
+        try:
+            after = self._run(simpler)
+        except ToolError:  # it is no module any more
+            return False
+        if same(before, after):
+            self.module, self.outcome = simpler, after
+            return True
+        return False
+
+    def _run(self, module: ir.Module) -> Outcome:
+        text = to_text(module).encode()
+        return outcome_of(text, self.name, self.pipeline, everything=False)
+
+
+def _same_but_fewer_lines(before: Outcome, after: Outcome) -> bool:
+    """Whether all that is checked now was checked before, in the same order."""
+    lines = iter(stated(before.checks))
+    fewer = all(line in lines for line in stated(after.checks))
+    messages = [[d.message for d in outcome.said] for outcome in (before, after)]
+    return before.kind is after.kind and fewer and messages[0] == messages[1]
+
+
+def _drop_unused_functions(module: ir.Module) -> None:
+    bindings.parse_pass_pipeline("builtin.module(symbol-dce)", module.context).run(module.operation)
+
+
+def _drop_noise(module: ir.Module) -> None:
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        for name in [name for name in op.attributes if is_noise(name)]:
+            del op.attributes[name]
+        for listed in ("arg_attrs", "res_attrs"):
+            if op.name == FUNCTION and listed in op.attributes:
+                op.attributes[listed] = _without_noise(ir.ArrayAttr(op.attributes[listed]))
+        return ir.WalkResult.ADVANCE
+
+    walk(module.operation, visit)
+
+
+def _without_noise(entries: ir.ArrayAttr) -> ir.ArrayAttr:
+    kept = [
+        ir.DictAttr.get(
+            {a.name: a.attr for a in ir.DictAttr(entry) if not is_noise(a.name)},
+            context=entries.context,
+        )
+        for entry in entries
+    ]
+    return ir.ArrayAttr.get(kept, entries.context)
+
+
+def _splat_constants(position: int | None) -> Callable[[ir.Module], None]:
+    """Makes the unreadable constant at a position one of zeros; with None, each of them."""
+
+    def simplify(module: ir.Module) -> None:
+        found = _unreadable_constants(module)
+        for op in found if position is None else found[position : position + 1]:
+            value = ir.DenseElementsAttr(op.attributes["value"])
+            kind = ir.ShapedType(value.type)
+            zero = ir.Attribute.parse(_zero(kind.element_type), op.context)
+            op.attributes["value"] = ir.DenseElementsAttr.get_splat(kind, zero)
+
+    return simplify
+
+
+def _zero(element: ir.Type) -> str:
+    return f"0.0 : {element}" if isinstance(element, ir.FloatType) else f"0 : {element}"
+
+
+def _unreadable_constants(module: ir.Module) -> list[ir.Operation]:
+    found: list[ir.Operation] = []
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        value = value_of(op) if op.name == _CONSTANT else None
+        if value is not None and len(str(value)) > _READABLE and _has_zero(value):
+            found.append(op)
+        return ir.WalkResult.ADVANCE
+
+    walk(module.operation, visit)
+    return found
+
+
+def _has_zero(value: ir.Attribute) -> bool:
+    if not isinstance(value, ir.DenseElementsAttr):
+        return False
+    element = ir.ShapedType(value.type).element_type
+    return isinstance(element, ir.FloatType | ir.IntegerType)

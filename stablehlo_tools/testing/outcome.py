@@ -1,0 +1,90 @@
+"""What a pipeline makes of a module: the facts that a test of it states."""
+
+from __future__ import annotations
+
+import enum
+import re
+from dataclasses import dataclass
+
+from stablehlo_tools.analysis.collectives import ModuleFacts, find_collectives
+from stablehlo_tools.api import run_pipeline
+from stablehlo_tools.artifact import Artifact, parse, to_text
+from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, Severity, ToolError
+from stablehlo_tools.passes import Pipeline
+from stablehlo_tools.testing.brief_lines import brief_checks, link_count
+from stablehlo_tools.testing.check_lines import Checks, check_lines
+
+
+class Kind(enum.Enum):
+    """The three things that can come of a run."""
+
+    CHANGED = "changed"
+    UNCHANGED = "unchanged"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The text before and after a run, its CHECK lines, and what the passes said."""
+
+    kind: Kind
+    before: str
+    after: str
+    checks: Checks
+    said: tuple[Diagnostic, ...]
+    collectives: str | None  # the count that `inspect` prints, None where it refuses
+    links: int = 0  # lines of a token chain of which only the number is checked
+
+    @property
+    def refusal(self) -> Diagnostic:
+        """The error of a run that was refused."""
+        return next(d for d in self.said if d.severity is Severity.ERROR)
+
+    def is_like(self, other: Outcome) -> bool:
+        """Whether a test of one would state the same as a test of the other."""
+        return self._stated() == other._stated()
+
+    def _stated(self) -> object:
+        said = [(diagnostic.severity, diagnostic.message) for diagnostic in self.said]
+        return self.kind, stated(self.checks), said
+
+
+def stated(checks: Checks) -> list[str]:
+    """What checks say: without the breaks and the brackets that depend on what is left out."""
+    joined = "\n".join(checks.lines).replace("\nCHECK-SAME:", "")
+    return [" ".join(re.findall(r"\w+", line)) for line in joined.splitlines()]
+
+
+def outcome_of(
+    data: bytes, name: str, pipeline: Pipeline, *, everything: bool, brief: bool = False
+) -> Outcome:
+    """Runs a pipeline on an artifact's bytes. Raises ToolError where they are none."""
+    loaded = parse(data, name)
+    before = to_text(loaded.module)
+    diagnostics = Diagnostics()
+    try:
+        run_pipeline(loaded, pipeline, diagnostics)
+    except ToolError as error:
+        said = (*diagnostics.collected, error.diagnostic)
+        return Outcome(Kind.REFUSED, before, "", Checks([], False), said, None)
+    after = to_text(loaded.module)
+    changed = before != after
+    return Outcome(
+        Kind.CHANGED if changed else Kind.UNCHANGED,
+        before,
+        after,
+        brief_checks(loaded.module) if brief else check_lines(loaded.module, everything=everything),
+        tuple(diagnostics.collected),
+        collective_count(loaded),
+        link_count(after) if brief else 0,
+    )
+
+
+def collective_count(loaded: Artifact) -> str | None:
+    """What `inspect` says first, or None for a module that it refuses."""
+    try:
+        grid = ModuleFacts.of(loaded.module).grid
+        count = len(find_collectives(loaded.module))
+    except ToolError:
+        return None
+    return f": {count} communicating ops on {grid.num_replicas} x {grid.num_partitions} "

@@ -1,0 +1,97 @@
+"""How a generated test was made, as it says itself."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stablehlo_tools.artifact import check_writable, read_input
+from stablehlo_tools.diagnostics import ToolError
+
+MADE_BY = "Made by: stablehlo-tools make-test "
+UPDATED_BY = "After a wanted change: stablehlo-tools make-test --update "
+_PLAIN = re.compile(r"[\w.,=/-]+")
+_OUTPUT = re.compile(r"%t[\w.-]*")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What `make-test` was asked for. Of `source` and `producer` one is given."""
+
+    pipeline: str
+    full: bool = False
+    source: str | None = None  # the file name of the input, which stands in the test
+    producer: str | None = None  # the command of a RUN line that makes the input
+    brief: bool = False
+
+    @property
+    def made_by(self) -> str:
+        """The comment that says so."""
+        words = [self.source] if self.source else ["--producer", self.producer or ""]
+        words += ["-p", self.pipeline, *(["--full"] if self.full else [])]
+        words += ["--brief"] if self.brief else []
+        return MADE_BY + " ".join(quoted(word) for word in words)
+
+    @property
+    def input(self) -> str:
+        """What the RUN lines call the input."""
+        if self.producer is None:
+            return "%s"
+        found = _OUTPUT.search(self.producer)
+        if found is None:
+            raise ToolError(
+                f"the producer {self.producer!r} does not name the file that it makes: "
+                "write it as %t and a suffix, such as %t.jax_export"
+            )
+        return found[0]
+
+
+def quoted(word: str) -> str:
+    """A word as the suite quotes it for a shell."""
+    if _PLAIN.fullmatch(word):
+        return word
+    return f"'{word}'" if "'" not in word else shlex.quote(word)
+
+
+def recipe_of(text: str, name: str) -> Recipe:
+    """The recipe that a test states. Raises ToolError for a test that states none."""
+    line = next((line for line in text.splitlines() if MADE_BY in line), None)
+    if line is None:
+        raise _named(name, "was not made by make-test: its input and its checks are not told apart")
+    try:
+        words = shlex.split(line.partition(MADE_BY)[2])
+    except ValueError as error:
+        raise _named(name, f"the line 'Made by:' cannot be read: {error}") from None
+    named: dict[str, Any] = {"full": False}
+    while words:
+        word = words.pop(0)
+        if word in ("--full", "--brief"):
+            named[word.removeprefix("--")] = True
+        elif word in ("-p", "--producer") and words:
+            named["pipeline" if word == "-p" else "producer"] = words.pop(0)
+        elif not word.startswith("-"):
+            named["source"] = word
+        else:
+            raise _named(name, f"the line 'Made by:' cannot be read: {word!r}")
+    if "pipeline" not in named or ("source" in named) == ("producer" in named):
+        raise _named(name, "the line 'Made by:' lacks the pipeline, or the input or its producer")
+    return Recipe(**named)
+
+
+def check_replaceable(path: str, recipe: Recipe) -> None:
+    """Raises ToolError where a test cannot be written, or would replace what is no such test."""
+    suffixes = (".mlir",) if recipe.producer is None else (".mlir", ".test")
+    if Path(path).suffix not in suffixes:
+        raise ToolError(f"output {path!r}: a test of this kind is called {' or '.join(suffixes)}")
+    check_writable(path)
+    if Path(path).exists() and MADE_BY not in read_input(path)[0].decode(errors="replace"):
+        raise ToolError(f"cannot replace {path!r}: it was not made by make-test")
+
+
+def _named(name: str, message: str) -> ToolError:
+    error = ToolError(message)
+    error.input_name = name
+    return error
