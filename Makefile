@@ -68,7 +68,7 @@ lit: setup ## the lit tests; LIT_ARGS are passed on
 
 pytest: setup ## the pytest tests; PYTEST_ARGS are passed on
 	@echo '--- pytest'
-	@$(PY) -m pytest $(PYTEST_ARGS)
+	@$(PY) -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile $(PYTEST_ARGS)
 
 soak: setup ## the long randomised tests
 	@$(PY) -m pytest -m soak $(PYTEST_ARGS)

@@ -41,9 +41,16 @@ ReplicaGroupMeshAxesAttr = stablehlo.ReplicaGroupMeshAxesAttr
 SdyMeshAttr = sdy.MeshAttr
 SdyMeshAxisAttr = sdy.MeshAxisAttr
 SdyAxisRefAttr = sdy.AxisRefAttr
+SdySubAxisInfoAttr = sdy.SubAxisInfoAttr
+OpShardingRuleAttr = sdy.OpShardingRuleAttr
+TensorMappingAttr = sdy.TensorMappingAttr
+DimMappingAttr = sdy.DimMappingAttr
 SdyDimensionShardingAttr = sdy.DimensionShardingAttr
 TensorShardingAttr = sdy.TensorShardingAttr
 TensorShardingPerValueAttr = sdy.TensorShardingPerValueAttr
+GatherDimensionNumbers = stablehlo.GatherDimensionNumbers
+ScatterDimensionNumbers = stablehlo.ScatterDimensionNumbers
+ConvDimensionNumbers = stablehlo.ConvDimensionNumbers
 TokenType = stablehlo.TokenType
 ChannelHandle = stablehlo.ChannelHandle
 
@@ -191,6 +198,15 @@ def run_on_devices(executable: Any, arguments: list[list[Any]], devices: list[An
     results = executable.execute_sharded([placed(parts) for parts in arguments])
     outputs = results.disassemble_into_single_device_arrays()
     return [[np.asarray(part) for part in parts] for parts in outputs]
+
+
+def hlo_text_to_stablehlo(text: str) -> bytes:
+    """HLO text as a StableHLO module in MLIR bytecode. Raises an exception of XLA's choosing."""
+    from jax.extend.mlir import hlo_to_stablehlo
+    from jaxlib import _hlo  # pyright: ignore[reportAttributeAccessIssue]
+
+    proto = _hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto()
+    return hlo_to_stablehlo(proto)
 
 
 def input_shardings(executable: Any) -> list[Any] | None:

@@ -24,6 +24,21 @@ class Entry:
 
 
 PASSES: dict[str, Entry] = {
+    "partition": Entry(
+        "stablehlo_tools.transforms.partition",
+        "PartitionPass",
+        "a plain sharded jit export becomes explicit collectives, by Shardy's partitioner",
+    ),
+    "create-reduce-scatter": Entry(
+        "stablehlo_tools.transforms.create_reduce_scatter",
+        "CreateReduceScatterPass",
+        "all_reduces and all_gathers of which each device takes a part become smaller",
+    ),
+    "import-pseudo-tokens": Entry(
+        "stablehlo_tools.transforms.import_pseudo_tokens",
+        "ImportPseudoTokensPass",
+        "turn the float pseudo-tokens of PyTorch/XLA into one !stablehlo.token chain",
+    ),
     "thread-tokens": Entry(
         "stablehlo_tools.transforms.thread_tokens",
         "ThreadTokensPass",
@@ -33,11 +48,6 @@ PASSES: dict[str, Entry] = {
         "stablehlo_tools.transforms.strip_tokens",
         "StripTokensPass",
         "take out the token chain that thread-tokens put in",
-    ),
-    "import-pseudo-tokens": Entry(
-        "stablehlo_tools.transforms.import_pseudo_tokens",
-        "ImportPseudoTokensPass",
-        "turn the float pseudo-tokens of PyTorch/XLA into one !stablehlo.token chain",
     ),
 }
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from stablehlo_tools.analysis.collectives import Collective
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.carriers import terminator
+from stablehlo_tools.ir.constants import value_text
 from stablehlo_tools.order.program import Issue
 
 _SAME_EVERYWHERE = frozenset(
@@ -119,7 +120,7 @@ class CommonValues:
             return None
         op = owner.operation
         if op.name == "stablehlo.constant":
-            return f"constant({op.attributes['value']})"
+            return f"constant({value_text(op)})"
         if op.name == "stablehlo.optimization_barrier":
             return self._of(op.operands[ir.OpResult(value).result_number])
         if not _is_exact(op, value):

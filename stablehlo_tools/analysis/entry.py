@@ -5,6 +5,7 @@ from __future__ import annotations
 from stablehlo_tools.analysis.collectives import find_collectives
 from stablehlo_tools.analysis.communication import MANUAL_COMPUTATION
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.ir.symbols import CALL, COMPOSITE, callee_name, functions_by_name
 from stablehlo_tools.ir.walk import walk
 
@@ -16,6 +17,28 @@ _LEGAL_OUTSIDE = frozenset({"custom_call", "infeed", "outfeed"})  # of a program
 def main_function(module: ir.Module) -> ir.Operation | None:
     """The entry function."""
     return functions_by_name(module).get(ENTRY)
+
+
+def entry_function(module: ir.Module) -> ir.Operation:
+    """`main`, or else the only public function. Raises ToolError where there is neither."""
+    named = functions_by_name(module)
+    functions = list(named.values())
+    if "main" in named:
+        return named["main"]
+    public = [
+        op
+        for op in functions
+        if "sym_visibility" not in op.attributes
+        or ir.StringAttr(op.attributes["sym_visibility"]).value == "public"
+    ]
+    if len(public) == 1:
+        return public[0]
+    found = ", ".join(f"@{name}" for name, op in named.items() if op in public)
+    raise ToolError(
+        "there is no @main, and "
+        + (f"several public functions: {found}" if public else "no public function"),
+        (public or [module.operation])[0].location,
+    )
 
 
 def is_per_device(module: ir.Module) -> bool:

@@ -24,6 +24,7 @@ import numpy as np
 from stablehlo_tools.analysis.trip_counts import MIRRORED, comparison_direction
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.carriers import terminator
+from stablehlo_tools.ir.constants import value_of
 from stablehlo_tools.ir.values import is_float
 
 BARRIER = "stablehlo.optimization_barrier"
@@ -318,7 +319,7 @@ def constant_elements(value: ir.Value, depth: int = 0) -> np.ndarray | None:
         return None
     op = owner.operation
     if op.name == "stablehlo.constant":
-        return _elements(op.attributes["value"])
+        return _elements(value_of(op))
     if op.name == "stablehlo.iota":
         return np.arange(2)
     if op.name not in _HANDS_ON or depth == _DEEPEST_CONSTANT:
@@ -327,8 +328,10 @@ def constant_elements(value: ir.Value, depth: int = 0) -> np.ndarray | None:
     return None if inner is None else inner
 
 
-def _elements(attribute: ir.Attribute) -> np.ndarray:
+def _elements(attribute: ir.Attribute | None) -> np.ndarray:
     """The elements of a constant; of a splat, one of them; infinity where they cannot be read."""
+    if attribute is None:
+        return np.array(math.inf)
     try:
         if isinstance(attribute, ir.DenseElementsAttr) and attribute.is_splat:
             splat = attribute.get_splat_value()

@@ -21,6 +21,7 @@ COMMANDS = {
     "align-order": "put the collectives of programs compiled apart into one order",
     "verify": "prove on random inputs that two artifacts compute the same values",
     "compile": "compile for cpu, gpu or tpu and read back the order of the collectives",
+    "make-test": "turn an artifact and a pipeline into a lit test",
 }
 BAD_INPUT = 2
 INTERRUPTED = 130

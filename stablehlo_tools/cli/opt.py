@@ -8,8 +8,6 @@ INPUT is MLIR text, MLIR bytecode, a portable artifact or a jax.export file, tol
 from __future__ import annotations
 
 import argparse
-import os
-import subprocess
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -20,8 +18,6 @@ if TYPE_CHECKING:
     from stablehlo_tools.artifact import Artifact, Form
     from stablehlo_tools.diagnostics import Diagnostic
     from stablehlo_tools.passes import Instrumentation, Pipeline
-
-_ISOLATED = "STABLEHLO_TOOLS_ISOLATED"  # set in the process that runs C++ passes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Runs the pipeline; 1 when expected diagnostics do not match. Raises ToolError."""
     from stablehlo_tools import artifact
+    from stablehlo_tools.cli.isolation import isolated
     from stablehlo_tools.passes import Instrumentation, Pipeline
 
     form, to_file = artifact.Form.TEXT, arguments.output not in (None, artifact.STDIN)
@@ -68,8 +65,9 @@ def run(arguments: argparse.Namespace) -> int:
         form = artifact.output_form(arguments.output)
         artifact.check_writable(arguments.output)
     pipeline = Pipeline(()) if arguments.pipeline is None else Pipeline.parse(arguments.pipeline)
-    if pipeline.runs_native_passes and _ISOLATED not in os.environ:
-        return _isolated(arguments.words)
+    code = isolated(arguments.words, [pipeline], "file")
+    if code is not None:
+        return code
     job = _Job(
         pipeline,
         Instrumentation(arguments.print_ir_after_all),
@@ -92,27 +90,6 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         sys.stdout.buffer.write(data)
     return 0
-
-
-def _isolated(words: list[str]) -> int:
-    """The same command in a process of its own, which a C++ pass may end; its exit code."""
-    result = subprocess.run(
-        [sys.executable, "-m", "stablehlo_tools.cli.main", *words],
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        check=False,
-        env={**os.environ, _ISOLATED: "1"},
-    )
-    if result.returncode < 0:
-        from stablehlo_tools.last_words import how_it_ended, last_words
-
-        ended = how_it_ended(result.returncode, "running C++ passes")
-        raise ToolError(
-            f"the pipeline {ended}; no file was written", notes=last_words(result.stderr)
-        )
-    sys.stderr.write(result.stderr)
-    return result.returncode
 
 
 @dataclass(frozen=True)

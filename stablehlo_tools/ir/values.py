@@ -11,6 +11,18 @@ def producer(value: ir.Value) -> ir.Operation | None:
     return None if isinstance(owner, ir.Block) else owner.operation
 
 
+def maker_of(value: ir.Value) -> ir.Operation:
+    """The op that a value is a result of, where it is known to be one."""
+    op = producer(value)
+    assert op is not None, "an argument of a block has no op that makes it"
+    return op
+
+
+def stand_in(value: ir.Value, replacement: ir.Value) -> None:
+    """Lets a value made from another one take its place everywhere else."""
+    value.replace_all_uses_except(replacement, [maker_of(replacement)])
+
+
 def key_of(op: ir.Operation) -> ir.Value | ir.Operation:
     """What stands for an op in a set: its own hash takes as long as it has operands."""
     return op.results[0] if len(op.results) else op

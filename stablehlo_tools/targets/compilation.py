@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from stablehlo_tools.artifact import Artifact
+from stablehlo_tools.child_python import with_package
 from stablehlo_tools.diagnostics import Diagnostic, ToolError, note
 from stablehlo_tools.last_words import how_it_ended, last_words, shortened
 from stablehlo_tools.targets import compiler_process
@@ -162,10 +163,7 @@ def _foreign(prepared: PreparedModule, target: Target) -> tuple[Diagnostic, ...]
 
 def _run(directory: Path, machine: Topology, timeout: float) -> tuple[int | None, str]:
     """Exit code (None: out of time) and standard error of the process that compiles."""
-    variables = environment(machine, os.environ, directory / "dump")
-    package_root = str(Path(__file__).parents[2])
-    paths = [package_root, variables.get("PYTHONPATH", "")]
-    variables["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+    variables = with_package(environment(machine, os.environ, directory / "dump"))
     said = directory / "stderr"
     with said.open("wb") as stderr:
         process = subprocess.Popen(

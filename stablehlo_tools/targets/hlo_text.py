@@ -42,7 +42,8 @@ _TAGGED_IDS = re.compile(TAG + r'="([\d,]*)"')
 _OP_NAME = re.compile(r' ?op_name="((?:[^"\\]|\\.)*)"')
 _MARKED_ID = re.compile(TAG_MARK + r"(\d+)")
 _GROUPS = re.compile(
-    r"(?:replica_groups|source_target_pairs)=(\{\{.*?\}\}|mesh\S* \{[^}]*\}|[^\s,]*)"
+    r"(?:replica_groups|source_target_pairs)="
+    r"(\{\{.*?\}\}|mesh\[[^\]]*\][^{]* \{[^}]*\}|\[[\d,]+\]<=\[[\d,]+\](?:T\([\d,]+\))?|[^\s,]*)"
 )
 
 

@@ -18,10 +18,10 @@ the body goes into a manual computation over all partitions, with nothing sharde
 
 from __future__ import annotations
 
-from stablehlo_tools.analysis.communication import MANUAL_COMPUTATION
 from stablehlo_tools.analysis.entry import ENTRY
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.carriers import terminator
+from stablehlo_tools.ir.manual import wrap_body
 from stablehlo_tools.ir.symbols import FUNCTION, functions_by_name, symbol_name
 from stablehlo_tools.ir.walk import walk
 
@@ -39,33 +39,10 @@ def make_manual(module: ir.Module, partitions: int) -> None:
     _drop_shardings(module)
     mesh = _add_mesh(module, partitions)
     block = main.regions[0].blocks[0]
-    end = terminator(block)
-    body = [op.operation for op in block.operations][:-1]
-    arguments = list(block.arguments)
-    manual = ir.Operation.create(
-        MANUAL_COMPUTATION,
-        results=[value.type for value in end.operands],
-        operands=arguments,
-        attributes={
-            "in_shardings": _replicated([a.type for a in arguments], mesh, main.context),
-            "out_shardings": _replicated([v.type for v in end.operands], mesh, main.context),
-            "manual_axes": ir.Attribute.parse(f'#sdy<manual_axes{{"{_AXIS}"}}>', main.context),
-        },
-        regions=1,
-        loc=main.location,
-        ip=ir.InsertionPoint.at_block_begin(block),
-    )
-    inside = manual.regions[0].blocks.append(
-        *(a.type for a in arguments), arg_locs=[main.location] * len(arguments)
-    )
-    for op in body:
-        inside.append(op)
-    for outer, inner in zip(arguments, inside.arguments, strict=True):
-        outer.replace_all_uses_except(inner, [manual])
-    with ir.InsertionPoint(inside):
-        ir.Operation.create("sdy.return", operands=list(end.operands), loc=main.location)
-    for index, result in enumerate(manual.results):
-        end.operands[index] = result
+    inputs = [argument.type for argument in block.arguments]
+    outputs = [value.type for value in terminator(block).operands]
+    taken, given = (_replicated(types, mesh, main.context) for types in (inputs, outputs))
+    wrap_body(main, taken, given, [_AXIS], (inputs, outputs))
 
 
 def _drop_shardings(module: ir.Module) -> None:

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-import stablehlo_tools
 from stablehlo_tools.artifact import Artifact
+from stablehlo_tools.child_python import with_package
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.verify.job import Answer, Request, Side, Stage, read_answer, read_stage
 
@@ -83,15 +83,13 @@ def _environment(devices: int, timeout: float, *, as_deployed: bool) -> dict[str
         flags.append("--xla_allow_excess_precision=false")
     flags.append(os.environ.get("XLA_FLAGS", ""))
     flags.append(f"--xla_force_host_platform_device_count={devices}")
-    package = str(Path(stablehlo_tools.__file__).parent.parent)
-    search = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
+    inherited = {name: text for name, text in os.environ.items() if not name.startswith("JAX_")}
     return {
-        **{name: text for name, text in os.environ.items() if not name.startswith("JAX_")},
+        **with_package(inherited),
         "XLA_FLAGS": " ".join(flags),
         "JAX_PLATFORMS": "cpu",
         "JAX_ENABLE_X64": "1",
         "TF_CPP_MIN_LOG_LEVEL": "2",
-        "PYTHONPATH": os.pathsep.join(search),
     }
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import find_collectives
+from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.analysis.replica_groups import ProcessGrid
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
@@ -21,7 +22,7 @@ from stablehlo_tools.ir.symbols import symbol_name
 from stablehlo_tools.verify.device_grid import is_partitioned
 from stablehlo_tools.verify.element_types import ElementType, Kind, element_type, real_part
 from stablehlo_tools.verify.interpreter_rendezvous import separate_rendezvous
-from stablehlo_tools.verify.signatures import Signature, Value, entry_function
+from stablehlo_tools.verify.signatures import Signature, Value
 
 MOST_DEVICES = 2
 _CONSTRAINT = "sdy.sharding_constraint"

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from stablehlo_tools import bindings
+from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.analysis.replica_groups import ProcessGrid
 from stablehlo_tools.artifact import Artifact
 from stablehlo_tools.bindings import ir
@@ -21,7 +22,6 @@ from stablehlo_tools.verify.job import SIDES, Form, Run, Side
 from stablehlo_tools.verify.signatures import (
     Signature,
     check_agreement,
-    entry_function,
     exported_signature,
     module_signature,
 )

@@ -12,10 +12,10 @@ from typing import Any, Literal
 import numpy as np
 
 from stablehlo_tools import bindings
+from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.artifact import Artifact
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, to_place
-from stablehlo_tools.ir.symbols import functions_by_name
 from stablehlo_tools.verify.element_types import element_type, from_dtype
 
 # data: random values. key: words of a PRNG key. platform: the index of the platform to run as.
@@ -106,28 +106,6 @@ def module_signature(module: ir.Module) -> Signature:
         for i, (result, attributes) in enumerate(zip(kind.results, results, strict=True))
     ]
     return Signature(tuple(inputs), tuple(outputs))
-
-
-def entry_function(module: ir.Module) -> ir.Operation:
-    """`main`, or else the only public function. Raises ToolError where there is neither."""
-    named = functions_by_name(module)
-    functions = list(named.values())
-    if "main" in named:
-        return named["main"]
-    public = [
-        op
-        for op in functions
-        if "sym_visibility" not in op.attributes
-        or ir.StringAttr(op.attributes["sym_visibility"]).value == "public"
-    ]
-    if len(public) == 1:
-        return public[0]
-    found = ", ".join(f"@{name}" for name, op in named.items() if op in public)
-    raise ToolError(
-        "there is no @main to run, and "
-        + (f"several public functions: {found}" if public else "no public function"),
-        (public or [module.operation])[0].location,
-    )
 
 
 def check_agreement(before: Signature, after: Signature, names: tuple[str, str]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.ir.constants import splat_element
 
 ADD = "stablehlo.add"
 OR = "stablehlo.or"  # the sum of two booleans
@@ -64,7 +65,7 @@ def is_zero_constant(op: ir.Operation) -> bool:
     # The attribute of a constant of another element type cannot even be read.
     if not isinstance(element_type(op.results[0]), ir.FloatType | ir.IntegerType):
         return False
-    splat = _splat(op)
+    splat = splat_element(op)
     if isinstance(splat, ir.FloatAttr):
         return splat.value == 0 and math.copysign(1, splat.value) > 0
     return isinstance(splat, ir.IntegerAttr | ir.BoolAttr) and not splat.value
@@ -82,7 +83,7 @@ def is_uniform_constant(value: ir.Value) -> bool:
     if source is None or source.name != CONSTANT:
         return False
     return isinstance(element_type(source.results[0]), ir.FloatType | ir.IntegerType) and (
-        _splat(source) is not None
+        splat_element(source) is not None
     )
 
 
@@ -140,10 +141,3 @@ def _reshaped(value: ir.Value) -> ir.Operation | None:
     while op is not None and op.name in RESHAPING:
         op = defining_op(op.operands[0])
     return op
-
-
-def _splat(constant: ir.Operation) -> ir.Attribute | None:
-    literal = constant.attributes["value"]
-    if not isinstance(literal, ir.DenseElementsAttr) or not literal.is_splat:
-        return None
-    return literal.get_splat_value()

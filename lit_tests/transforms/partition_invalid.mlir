@@ -1,0 +1,217 @@
+// RUN: stablehlo-tools opt %s -p partition --split-input-file --verify-diagnostics
+
+// P1: the shardings are Shardy's. Here an argument's is GSPMD's.
+sdy.mesh @mesh = <["x"=4, "y"=2]>
+// expected-error@+1 {{the shardings are GSPMD's (mhlo.sharding), and partition reads Shardy's (sdy.sharding): export with jax_use_shardy_partitioner, as jax does by default (P1)}}
+func.func @argument_of_gspmd_p1(%x: tensor<8x4xf32> {mhlo.sharding = "{devices=[4,2]<=[8]}"}) -> tensor<8x4xf32> {
+  return %x : tensor<8x4xf32>
+}
+
+// -----
+
+// An op's.
+sdy.mesh @mesh = <["x"=4, "y"=2]>
+func.func @op_of_gspmd_p1(%x: tensor<8x4xf32>) -> tensor<8x4xf32> {
+  // expected-error@+1 {{the shardings are GSPMD's}}
+  %0 = stablehlo.negate %x {mhlo.sharding = "{devices=[4,2]<=[8]}"} : tensor<8x4xf32>
+  return %0 : tensor<8x4xf32>
+}
+
+// -----
+
+// A call that GSPMD marks places with, such as the borders of a shard_map.
+sdy.mesh @mesh = <["x"=4, "y"=2]>
+func.func @border_of_gspmd_p1(%x: tensor<8x4xf32>) -> tensor<2x2xf32> {
+  // expected-error@+1 {{the shardings are GSPMD's}}
+  %0 = stablehlo.custom_call @SPMDFullToShardShape(%x) : (tensor<8x4xf32>) -> tensor<2x2xf32>
+  return %0 : tensor<2x2xf32>
+}
+
+// -----
+
+// P2: shapes are static. Here one inside.
+sdy.mesh @mesh = <["x"=4, "y"=2]>
+func.func @symbolic_shape_p2(%n: tensor<1xi32>) -> tensor<i32> {
+  // expected-error@+1 {{stablehlo.dynamic_iota has a value of a symbolic shape, tensor<?xi32>: partition needs static shapes; export for concrete ones (P2)}}
+  %0 = stablehlo.dynamic_iota %n, dim = 0 : (tensor<1xi32>) -> tensor<?xi32>
+  %zero = stablehlo.constant dense<0> : tensor<i32>
+  %1 = stablehlo.reduce(%0 init: %zero) applies stablehlo.add across dimensions = [0] : (tensor<?xi32>, tensor<i32>) -> tensor<i32>
+  return %1 : tensor<i32>
+}
+
+// -----
+
+// An argument's.
+sdy.mesh @mesh = <["x"=4, "y"=2]>
+// expected-error@+1 {{func.func has a value of a symbolic shape, tensor<?x4xf32>}}
+func.func @symbolic_argument_p2(%x: tensor<?x4xf32>) -> tensor<?x4xf32> {
+  return %x : tensor<?x4xf32>
+}
+
+// -----
+
+// P3: all shardings name one mesh. Here two have the same axes in another order.
+sdy.mesh @mesh = <["x"=4, "y"=2]>
+// expected-error@+1 {{the meshes @mesh and @other differ: partition needs one mesh, with the same axes over the same devices (P3)}}
+sdy.mesh @other = <["y"=2, "x"=4]>
+func.func @axes_in_another_order_p3(%x: tensor<8x4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>},
+                   %y: tensor<8x4xf32> {sdy.sharding = #sdy.sharding<@other, [{"x"}, {}]>}) -> tensor<8x4xf32> {
+  %0 = stablehlo.add %x, %y : tensor<8x4xf32>
+  return %0 : tensor<8x4xf32>
+}
+
+// -----
+
+// The same axes over other devices.
+sdy.mesh @mesh = <["x"=2]>
+// expected-error@+1 {{the meshes @mesh and @other differ}}
+sdy.mesh @other = <["x"=2], device_ids=[1, 0]>
+func.func @other_devices_p3(%x: tensor<8x4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>},
+                   %y: tensor<8x4xf32> {sdy.sharding = #sdy.sharding<@other, [{"x"}, {}]>}) -> tensor<8x4xf32> {
+  %0 = stablehlo.add %x, %y : tensor<8x4xf32>
+  return %0 : tensor<8x4xf32>
+}
+
+// -----
+
+// P4: the program runs as one replica of several partitions.
+module attributes {mhlo.num_partitions = 4 : i32, mhlo.num_replicas = 2 : i32} {
+  sdy.mesh @mesh = <["x"=4]>
+  // expected-error@+1 {{partition needs a program of one replica, of several partitions (P4)}}
+  func.func @two_replicas_p4(%x: tensor<8x4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>}) -> tensor<8x4xf32> {
+    return %x : tensor<8x4xf32>
+  }
+}
+
+// -----
+
+// P5: outside of manual computations nothing depends on the device. A collective, for one.
+sdy.mesh @mesh = <["x"=4, "y"=2]>
+func.func @collective_outside_p5(%x: tensor<8x4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>}) -> tensor<8x4xf32> {
+  // expected-error@+1 {{stablehlo.collective_permute stands outside of a manual computation, where it would run once on each device instead of once: partition cannot divide it (P5)}}
+  %0 = "stablehlo.collective_permute"(%x) {
+    channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>,
+    source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>
+  } : (tensor<8x4xf32>) -> tensor<8x4xf32>
+  return %0 : tensor<8x4xf32>
+}
+
+// -----
+
+// An argument that orders side effects, there may be none of.
+sdy.mesh @mesh = <["x"=4, "y"=2]>
+// expected-error@+1 {{an argument is a token, which orders side effects: partition divides programs without any (P5)}}
+func.func @token_argument_p5(%x: tensor<8x4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>}, %token: !stablehlo.token) -> tensor<8x4xf32> {
+  return %x : tensor<8x4xf32>
+}
+
+// -----
+
+// A transfer to another device: of its chain of tokens the first op is named.
+sdy.mesh @mesh = <["x"=4, "y"=2]>
+func.func @send_outside_p5(%x: tensor<8x4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>}) -> tensor<8x4xf32> {
+  // expected-error@+1 {{stablehlo.after_all stands outside of a manual computation}}
+  %0 = stablehlo.after_all : !stablehlo.token
+  %1 = "stablehlo.send"(%x, %0) {
+    channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>,
+    source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>
+  } : (tensor<8x4xf32>, !stablehlo.token) -> !stablehlo.token
+  return %x : tensor<8x4xf32>
+}
+
+// -----
+
+// A question which device this is.
+sdy.mesh @mesh = <["x"=4, "y"=2]>
+func.func @partition_id_outside_p5(%x: tensor<8x4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>}) -> (tensor<8x4xf32>, tensor<ui32>) {
+  // expected-error@+1 {{stablehlo.partition_id stands outside of a manual computation}}
+  %0 = stablehlo.partition_id : tensor<ui32>
+  return %x, %0 : tensor<8x4xf32>, tensor<ui32>
+}
+
+// -----
+
+// Numbers that each device would draw for itself.
+sdy.mesh @mesh = <["x"=4, "y"=2]>
+func.func @rng_outside_p5(%x: tensor<8x4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>}, %low: tensor<f32>, %high: tensor<f32>) -> tensor<8x4xf32> {
+  %shape = stablehlo.constant dense<[8, 4]> : tensor<2xi64>
+  // expected-error@+1 {{stablehlo.rng stands outside of a manual computation}}
+  %0 = stablehlo.rng %low, %high, %shape, distribution = UNIFORM : (tensor<f32>, tensor<f32>, tensor<2xi64>) -> tensor<8x4xf32>
+  %1 = stablehlo.add %x, %0 : tensor<8x4xf32>
+  return %1 : tensor<8x4xf32>
+}
+
+// -----
+
+// A side effect, which would happen eight times.
+sdy.mesh @mesh = <["x"=4, "y"=2]>
+func.func @side_effect_outside_p5(%x: tensor<8x4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>}) -> tensor<8x4xf32> {
+  // expected-error@+1 {{stablehlo.custom_call stands outside of a manual computation}}
+  stablehlo.custom_call @print(%x) {has_side_effect = true} : (tensor<8x4xf32>) -> ()
+  return %x : tensor<8x4xf32>
+}
+
+// -----
+
+// In a function that is called.
+sdy.mesh @mesh = <["x"=4, "y"=2]>
+func.func @callee_asks_p5(%x: tensor<8x4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>}) -> tensor<ui32> {
+  %0 = call @device() : () -> tensor<ui32>
+  return %0 : tensor<ui32>
+}
+func.func private @device() -> tensor<ui32> {
+  // expected-error@+1 {{stablehlo.partition_id stands outside of a manual computation}}
+  %0 = stablehlo.partition_id : tensor<ui32>
+  return %0 : tensor<ui32>
+}
+
+// -----
+
+// P6: arguments, results and operands of manual computations divide evenly.
+sdy.mesh @mesh = <["x"=4, "y"=2]>
+// expected-error@+1 {{argument 0 of @main has a dimension of 31 that is divided by 4: partition needs equal parts (P6)}}
+func.func @uneven_argument_p6(%x: tensor<31x4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>}) -> tensor<31x4xf32> {
+  return %x : tensor<31x4xf32>
+}
+
+// -----
+
+// A result.
+sdy.mesh @mesh = <["x"=4, "y"=2]>
+// expected-error@+1 {{result 0 of @main has a dimension of 31 that is divided by 2}}
+func.func @uneven_result_p6(%x: tensor<31x4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{}, {}]>}) -> (tensor<31x4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"y"}, {}]>}) {
+  return %x : tensor<31x4xf32>
+}
+
+// -----
+
+// P7: no value is left unreduced over an axis. Here a contraction, on request.
+sdy.mesh @mesh = <["x"=4, "y"=2]>
+func.func @unreduced_op_p7(%x: tensor<8x4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{}, {"x"}]>}, %w: tensor<4x2xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>}) -> (tensor<8x2xf32> {sdy.sharding = #sdy.sharding<@mesh, [{}, {}]>}) {
+  // expected-error@+1 {{a value is left unreduced, #sdy.sharding<@mesh, [{}, {}], unreduced={"x"}>: partition needs it summed (P7)}}
+  %0 = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] {sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{}, {}], unreduced={"x"}>]>} : (tensor<8x4xf32>, tensor<4x2xf32>) -> tensor<8x2xf32>
+  %1 = sdy.reshard %0 <@mesh, [{}, {}]> : tensor<8x2xf32>
+  return %1 : tensor<8x2xf32>
+}
+
+// -----
+
+// An argument.
+sdy.mesh @mesh = <["x"=4, "y"=2]>
+// expected-error@+1 {{a value is left unreduced}}
+func.func @unreduced_argument_p7(%x: tensor<8x4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{}, {}], unreduced={"x"}>}) -> (tensor<8x4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{}, {}], unreduced={"x"}>}) {
+  return %x : tensor<8x4xf32>
+}
+
+// -----
+
+// P8: a program for several platforms has no custom calls, which one of them alone may know.
+sdy.mesh @mesh = <["x"=4, "y"=2]>
+func.func @custom_call_of_several_platforms_p8(
+    %platform: tensor<i32> {jax.global_constant = "_platform_index"},
+    %x: tensor<8x4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>}
+) -> tensor<8x4xf32> {
+  // expected-error@+1 {{the program is for several platforms, and the custom call 'anything' for one of them may be unknown to the others: export for one platform (P8)}}
+  %0 = stablehlo.custom_call @anything(%x) : (tensor<8x4xf32>) -> tensor<8x4xf32>
+  return %0 : tensor<8x4xf32>
+}

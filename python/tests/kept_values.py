@@ -1,0 +1,113 @@
+"""Whether a program keeps its values: two versions run on eight virtual devices, and a third in
+float64 that says how much each of them rounds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+from jax.export import Exported
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from widened import is_float, wide, widened
+
+from stablehlo_tools.program_mesh import program_mesh
+
+Array = np.ndarray[Any, Any]
+# What takes most of a run is compiling, so XLA leaves out what makes programs fast.
+QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+
+
+@dataclass(frozen=True)
+class Output:
+    """One output of a program before and after: the largest errors, and what is allowed.
+
+    Errors are absolute, against the program in float64; integers have none and must be equal.
+    """
+
+    name: str
+    bitwise: bool
+    error_before: float = 0.0
+    error_after: float = 0.0
+    slack: float = 0.0  # what is allowed however exact the program was before
+
+    @property
+    def ratio(self) -> float:
+        """The error over the largest that is allowed; at most 1 where the values are kept."""
+        if self.bitwise:
+            return 0.0
+        allowed = 4 * self.error_before + self.slack
+        return self.error_after / allowed if allowed else float("inf")
+
+
+def compared(before: Exported, after: Exported, arguments: Sequence[Any]) -> list[Output]:
+    """Every output of two versions of a program, for these arguments: pytrees of NumPy arrays."""
+    first, second = run(before, arguments), run(after, arguments)
+    truth: Sequence[Array] = first
+    if any(is_float(array.dtype) for array in first):
+        with jax.enable_x64(True):
+            truth = run(widened(before), jax.tree.map(wide, arguments))
+    names = [jax.tree_util.keystr(path) for path, _ in _paths(before)]
+    coarsest = _coarsest(before)
+    return [_output(*each, coarsest) for each in zip(names, first, second, truth, strict=True)]
+
+
+def assert_kept(outputs: Sequence[Output], *, bitwise: bool = False) -> None:
+    """That no output is further from the truth than it may be, or has changed in one bit."""
+    worse = [output for output in outputs if not (output.bitwise if bitwise else output.ratio <= 1)]
+    assert not worse, "\n".join(map(str, worse[:10]))
+
+
+def run(exported: Exported, arguments: Sequence[Any]) -> list[Array]:
+    """The outputs, flat, of a call on as many virtual devices as the program is for."""
+    given = placed(exported, arguments)
+    called = jax.jit(exported.call).lower(*given).compile(compiler_options=QUICKLY)
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(called(*given))]
+
+
+def placed(exported: Exported, arguments: Sequence[Any]) -> tuple[Any, ...]:
+    """The arguments as arrays on the devices, divided as the program wants them."""
+    mesh = program_mesh(exported, jax.devices()[: exported.nr_devices])
+    leaves, structure = jax.tree.flatten(tuple(arguments))
+    shardings = [s or NamedSharding(mesh, P()) for s in exported.in_shardings_jax(mesh)]
+    return structure.unflatten(map(jax.device_put, leaves, shardings))
+
+
+def _paths(exported: Exported) -> list[tuple[Any, Any]]:
+    whole = exported.out_tree.unflatten(exported.out_avals)
+    return jax.tree_util.tree_flatten_with_path(whole)[0]
+
+
+def _coarsest(exported: Exported) -> float:
+    """The epsilon of the coarsest floats that a program computes with."""
+    kinds = {kind for kind in ("f32", "bf16", "f16") if re.search(rf"[x<]{kind}>", _text(exported))}
+    return max((float(ml_dtypes.finfo(_DTYPES[kind]).eps) for kind in kinds), default=0.0)
+
+
+def _text(exported: Exported) -> str:
+    return str(exported.mlir_module())
+
+
+_DTYPES = {"f32": np.float32, "bf16": ml_dtypes.bfloat16, "f16": np.float16}
+
+
+def _output(name: str, first: Array, second: Array, truth: Array, coarsest: float) -> Output:
+    same = first.dtype == second.dtype and first.tobytes() == second.tobytes()
+    if not is_float(first.dtype):
+        return Output(name, same)
+    for array in (first, second, truth):
+        assert np.isfinite(array.astype(np.float64)).all(), f"{name} has values that are no numbers"
+    # A mean over many rounded numbers may be right by luck: hence an eighth of their epsilon.
+    epsilon = max(16 * float(ml_dtypes.finfo(first.dtype).eps), coarsest / 8)
+    largest = float(np.abs(truth).max(initial=0.0))
+    return Output(name, same, _error(first, truth), _error(second, truth), epsilon * largest)
+
+
+def _error(array: Array, truth: Array) -> float:
+    return float(np.abs(array.astype(np.float64) - truth).max(initial=0.0))

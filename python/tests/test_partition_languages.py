@@ -1,0 +1,42 @@
+"""Partitioned programs that no pass was written for keep their values."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import held_out_others
+import held_out_training
+import pytest
+from held_out_training import Case
+from kept_values import assert_kept, compared, run
+
+import stablehlo_tools
+
+PIPELINE = "partition,create-reduce-scatter,thread-tokens"
+PROGRAMS: list[tuple[Callable[[], Case], bool]] = [
+    (held_out_training.gpt2_step, False),
+    (held_out_training.masked_language_step, False),
+    (held_out_others.diffusion_step, False),
+    (held_out_others.recommender_step, True),
+    (held_out_others.sampler, True),
+    (held_out_others.sequence_split_sampler, True),
+]
+
+
+@pytest.mark.parametrize(
+    ("program", "bitwise"), PROGRAMS, ids=[program.__name__ for program, _ in PROGRAMS]
+)
+def test_values_are_kept(program: Callable[[], Case], bitwise: bool):
+    before, arguments = program()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        after = stablehlo_tools.transform(before, PIPELINE)
+    assert_kept(compared(before, after, arguments), bitwise=bitwise)
+
+
+def test_the_sampler_ends_early_and_differs_between_sequences():
+    tokens, place, *_ = run(*held_out_others.sampler())
+    assert place == 11
+    assert any(row[-1] == 0 for row in tokens)
+    assert len({tuple(row[3:]) for row in tokens}) == len(tokens)

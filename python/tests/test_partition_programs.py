@@ -1,0 +1,98 @@
+"""partition on named programs: the values of the same function on one device, bit for bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax import export, lax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from sharded_programs import MESHES, PROGRAMS, Constrain, ShardedProgram, complaint
+
+import stablehlo_tools
+from stablehlo_tools.analysis.collectives import find_collectives
+from stablehlo_tools.artifact import from_exported
+from stablehlo_tools.diagnostics import Place, ToolError, to_place
+from stablehlo_tools.transforms.partitioning import indexed_ops
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+_ROWS = np.arange(32 * 8, dtype=np.float32).reshape(32, 8)
+_PICKED = np.array([3, 30, -1], np.int32)
+_GATHER = ShardedProgram("gather", lambda _, x, i: x[i], (_ROWS, _PICKED), (P("x"), P()))
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(program, id=program.name, marks=[pytest.mark.soak] if program.soak else [])
+        for program in PROGRAMS
+    ],
+)
+def test_values_are_those_of_one_device(program: ShardedProgram) -> None:
+    assert complaint(program) is None
+
+
+def test_a_gather_without_its_mask_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert complaint(_GATHER) is None
+    right = indexed_ops._inside
+
+    def everywhere(build: Any, *given: Any) -> Any:
+        inside = right(build, *given)
+        return build.same("or", inside, build.op("not", [inside], inside.type))
+
+    monkeypatch.setattr(indexed_ops, "_inside", everywhere)
+    assert complaint(_GATHER) is not None
+
+
+def test_the_same_bytes_every_time_and_nothing_the_second_time() -> None:
+    for program in PROGRAMS[::16]:
+        exported = program.exported()
+        once, again = (stablehlo_tools.transform(exported, "partition") for _ in range(2))
+        assert once.mlir_module_serialized == again.mlir_module_serialized
+        twice = stablehlo_tools.transform(once, "partition")
+        assert twice.mlir_module_serialized == once.mlir_module_serialized
+
+
+def test_every_collective_says_where_it_comes_from() -> None:
+    for program in PROGRAMS[::16]:
+        module = from_exported(stablehlo_tools.transform(program.exported(), "partition")).module
+        collectives = find_collectives(module)
+        assert collectives or "makes" in program.name, program.name
+        for collective in collectives:
+            assert to_place(collective.op.location) != Place(), (program.name, str(collective.op))
+
+
+def _over_two_meshes(constrain: Constrain, x: Any) -> Any:
+    other = Mesh(np.array(jax.devices()).reshape(2, 4), ("x", "y"))
+    return lax.with_sharding_constraint(constrain(x, P("x")), NamedSharding(other, P("y")))
+
+
+def test_two_meshes_are_refused() -> None:
+    program = ShardedProgram("two meshes", _over_two_meshes, (_ROWS,), (P("x"),))
+    with pytest.raises(ToolError, match=r"\(P3\)"):
+        stablehlo_tools.transform(program.exported(), "partition")
+
+
+def test_symbolic_shapes_are_refused() -> None:
+    (rows,) = export.symbolic_shape("8*b")
+    sharding = NamedSharding(MESHES["4x2"](), P("x"))
+    for function in (lambda x: x, lambda x: x.T):
+        exported = export.export(jax.jit(function, in_shardings=sharding))(
+            jax.ShapeDtypeStruct((rows, 8), np.float32)
+        )
+        with pytest.raises(ToolError, match=r"\(P2\)"):
+            stablehlo_tools.transform(exported, "partition")
+
+
+def test_shardings_of_gspmd_are_refused() -> None:
+    jax.config.update("jax_use_shardy_partitioner", False)
+    try:
+        exported = _GATHER.exported()
+    finally:
+        jax.config.update("jax_use_shardy_partitioner", True)
+    with pytest.raises(ToolError, match=r"\(P1\)"):
+        stablehlo_tools.transform(exported, "partition")

@@ -1,0 +1,54 @@
+"""Putting the body of a function into one manual computation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.ir.carriers import terminator
+
+
+def wrap_body(
+    function: ir.Operation,
+    in_shardings: ir.Attribute,
+    out_shardings: ir.Attribute,
+    axes: Sequence[str],
+    outside: tuple[Sequence[ir.Type], Sequence[ir.Type]],
+) -> None:
+    """Moves a function's ops into a manual computation over the axes.
+
+    The values keep their types inside; `outside` are those of the function's arguments and
+    results.
+    """
+    block = function.regions[0].blocks[0]
+    end = terminator(block)
+    body = [op.operation for op in block.operations][:-1]
+    arguments = list(block.arguments)
+    inner_types = [argument.type for argument in arguments]
+    for argument, kind in zip(arguments, outside[0], strict=True):
+        argument.set_type(kind)
+    named = ", ".join(f'"{axis}"' for axis in axes)
+    manual = ir.Operation.create(
+        "sdy.manual_computation",
+        results=list(outside[1]),
+        operands=arguments,
+        attributes={
+            "in_shardings": in_shardings,
+            "out_shardings": out_shardings,
+            "manual_axes": ir.Attribute.parse(f"#sdy<manual_axes{{{named}}}>", function.context),
+        },
+        regions=1,
+        loc=function.location,
+        ip=ir.InsertionPoint.at_block_begin(block),
+    )
+    inside = manual.regions[0].blocks.append(
+        *inner_types, arg_locs=[function.location] * len(arguments)
+    )
+    for op in body:
+        inside.append(op)
+    for outer, inner in zip(arguments, inside.arguments, strict=True):
+        outer.replace_all_uses_except(inner, [manual])
+    with ir.InsertionPoint(inside):
+        ir.Operation.create("sdy.return", operands=list(end.operands), loc=function.location)
+    for index, result in enumerate(manual.results):
+        end.operands[index] = result

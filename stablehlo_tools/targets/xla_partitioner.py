@@ -1,0 +1,106 @@
+"""XLA's own partitioner: what one device runs, read back from XLA:CPU's dump.
+
+Slow, since XLA compiles the whole program for it, and its result is in XLA's words: locations are
+lost, and what XLA simplifies on the way is simplified. A yardstick for `partition`, and a way out
+where that refuses. `python -m stablehlo_tools.targets.xla_partitioner DIR` is the child process.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from stablehlo_tools import bindings
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.child_python import with_package
+from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.ir.walk import walk
+from stablehlo_tools.last_words import how_it_ended, last_words, shortened
+
+_INPUT, _OUTPUT, _ERROR = "module.mlirbc", "partitioned.mlirbc", "error.json"
+_DUMP = "dump"
+_PASS = "spmd-partitioning"
+DEFAULT_TIMEOUT = 600.0  # seconds
+
+
+def partition_with_xla(
+    module: ir.Module, partitions: int, timeout: float = DEFAULT_TIMEOUT
+) -> ir.Module:
+    """The module that XLA:CPU makes for each of `partitions` devices, in the same context.
+
+    Raises a ToolError where XLA refuses the program, dies or takes longer than `timeout` seconds.
+    """
+    with tempfile.TemporaryDirectory(prefix="stablehlo-tools-") as name:
+        directory = Path(name)
+        (directory / _INPUT).write_bytes(bindings.write_bytecode(module))
+        _run(directory, partitions, timeout)
+        local = bindings.parse_module((directory / _OUTPUT).read_bytes(), module.context)
+    _drop_copies(local)
+    return local
+
+
+def _drop_copies(module: ir.Module) -> None:
+    """Takes out XLA's copies, the one op of its dialect that says nothing about values."""
+    foreign: list[ir.Operation] = []
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        if op.name.startswith("mhlo."):
+            foreign.append(op)
+        return ir.WalkResult.ADVANCE
+
+    walk(module.operation, visit)
+    for op in foreign:
+        if op.name != "mhlo.copy":
+            raise ToolError(f"XLA's partitioner left {op.name}, which no artifact can hold")
+        op.results[0].replace_all_uses_with(op.operands[0])
+        op.erase()
+
+
+def _run(directory: Path, partitions: int, timeout: float) -> None:
+    flags = (
+        f"--xla_force_host_platform_device_count={partitions} "
+        f"--xla_dump_to={directory / _DUMP} --xla_dump_hlo_pass_re={_PASS}"
+    )
+    try:
+        result = subprocess.run(
+            [sys.executable, "-P", "-m", "stablehlo_tools.targets.xla_partitioner", str(directory)],
+            env={**with_package(), "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            check=False,
+            timeout=timeout,
+        )
+    except subprocess.TimeoutExpired:
+        raise ToolError(f"XLA's partitioner took more than {timeout:g} s and was stopped") from None
+    if (directory / _ERROR).exists():
+        message = json.loads((directory / _ERROR).read_text())
+        raise ToolError(f"XLA's partitioner refused the program: {shortened(message)}")
+    if not (directory / _OUTPUT).exists():
+        ended = how_it_ended(result.returncode, "partitioning")
+        raise ToolError(f"XLA's partitioner {ended}", notes=last_words(result.stderr))
+
+
+def main(directory: Path) -> None:
+    """Compiles the module in the directory and leaves there what the partitioner made of it."""
+    import jax
+
+    try:
+        devices = jax.devices()
+        code = (directory / _INPUT).read_bytes()
+        bindings.compile_for_devices(code, 1, len(devices), devices, partitioned=True)
+        dumped = list((directory / _DUMP).glob(f"*after_{_PASS}*.txt"))
+        if len(dumped) != 1:
+            raise RuntimeError(f"it left {len(dumped)} dumps of its result")
+        (directory / _OUTPUT).write_bytes(bindings.hlo_text_to_stablehlo(dumped[0].read_text()))
+    except Exception as error:  # XLA's and jax's errors are of several private types
+        (directory / _ERROR).write_text(json.dumps(str(error) or type(error).__name__))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,188 @@
+"""Makes the communication of a plain sharded `jit` export explicit, by Shardy's partitioner.
+
+Shardy's own passes decide how every value is divided and which collectives join the parts; here
+the program is rewritten for one device and wrapped back, so that the artifact stays what it was.
+
+    func @main(%x: tensor<64x32xf32> {sharded over "data"}, %w: tensor<32x16xf32>) {
+      %y = stablehlo.dot_general %x, %w …
+      %s = stablehlo.reduce(%y) …
+      return %s
+    }
+    ==>
+    func @main(%x: tensor<64x32xf32> {sharded over "data"}, %w: tensor<32x16xf32>) {
+      %r = sdy.manual_computation(%x, %w) … manual_axes={"data"} (%a: tensor<16x32xf32>, %b) {
+        %y = stablehlo.dot_general %a, %b …
+        %p = stablehlo.reduce(%y) …
+        %s = "stablehlo.all_reduce"(%p) …
+        sdy.return %s
+      }
+      return %r
+    }
+
+Preconditions:
+  P1  The shardings are Shardy's, not GSPMD's (`mhlo.sharding`).
+  P2  Shapes are static.
+  P3  All shardings name one mesh: the same axes over the same devices.
+  P4  The program runs as one replica of several partitions.
+  P5  Outside of manual computations no op communicates, has a side effect, asks which device it
+      runs on or draws random numbers of its own (`stablehlo.rng`).
+  P6  Arguments, results and operands of manual computations divide evenly.
+  P7  No value is left unreduced over an axis.
+  P8  A program for several platforms has no custom calls, which one of them alone may know.
+
+Guarantees: signature, shapes, shardings and calling convention of `main` stay, so the artifact runs
+through jax.export as before; manual computations (shard_map) become part of the one body; without
+shardings, or partitioned already, nothing changes.
+
+An op that cannot run on parts along a dimension (a sort, a window, a slice that moves elements
+between devices) gets its operand divided along another dimension, or whole, with a warning that
+names it. Calls and composites are inlined. Float sums over a divided dimension are re-associated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from stablehlo_tools.analysis.entry import ENTRY, entry_function, main_function
+from stablehlo_tools.analysis.tensor_shardings import MeshAxes, ValueShardings
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import Diagnostics, ToolError
+from stablehlo_tools.ir.symbols import symbol_name
+from stablehlo_tools.native_passes import NativePasses
+from stablehlo_tools.passes import Pass
+from stablehlo_tools.transforms.partitioning.choosing import choose_divisions
+from stablehlo_tools.transforms.partitioning.dividing import Divider
+from stablehlo_tools.transforms.partitioning.evening import make_even
+from stablehlo_tools.transforms.partitioning.folding import fold_reshards
+from stablehlo_tools.transforms.partitioning.localizing import Localizer
+from stablehlo_tools.transforms.partitioning.preparation import (
+    MESH,
+    Border,
+    Signature,
+    check,
+    check_shardy,
+    has_inlined_meshes,
+    is_partitioned,
+    next_channel,
+    one_mesh,
+    prepare,
+    rename_meshes,
+)
+from stablehlo_tools.transforms.partitioning.wider_rules import widen_rules
+
+# Shardy's passes, and why each stands where it does.
+_LIFT_MESHES = "sdy-lift-inlined-meshes"  # first: every sharding names a mesh of the module
+_PROPAGATION = (
+    "sdy-propagation-pipeline",  # decides how every value is divided
+    "sdy-populate-op-sharding-rules",  # says what fits each op, to check and to correct
+)
+_RESHARDS = "sdy-insert-explicit-reshards{enable-full-version=true}"  # makes each op fit its rule
+_COLLECTIVES = "sdy-reshard-to-collectives"  # last: reshards that were added become collectives too
+
+
+@dataclass(frozen=True)
+class PartitionPass(Pass):
+    """One program for one device, with explicit collectives, inside the artifact as it was.
+
+    `partitioner`: whose reshards and collectives; `xla` takes what XLA:CPU's partitioner makes of
+    the program (slow, locations are lost), `shardy-or-xla` does so where Shardy's way is refused.
+    """
+
+    name: ClassVar[str] = "partition"
+    partitioner: Literal["shardy", "xla", "shardy-or-xla"] = "shardy"
+
+    def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:
+        """Partitions the module in place. Raises a located ToolError, and warns of what it gathers
+        for ops that cannot run on parts."""
+        with NativePasses(module.context) as native:
+            if has_inlined_meshes(module):
+                _replace(module, native.run(module, _LIFT_MESHES))
+            main = entry_function(module)
+            if not main.regions[0].blocks:
+                raise ToolError("the entry function has no body to partition", main.location)
+            check_shardy(module)
+            mesh = one_mesh(module)
+            if mesh is None:
+                return
+            shardings = ValueShardings(MeshAxes(mesh.mesh), mesh.name)
+            if is_partitioned(main, shardings):
+                return
+            signature, channel = Signature.of(main), next_channel(module)
+            ir.SymbolTable.set_symbol_name(main, ENTRY)  # the name that Shardy knows
+            prepare(module, mesh)
+            check(module, main, shardings)
+            propagated = native.run(module, *_PROPAGATION)
+            border = Border.of(_main_of(propagated), shardings)
+            shardy = _Shardy(native, shardings, channel, diagnostics)
+            local = self._local(module, propagated, shardy)
+        _replace(module, local)
+        signature.wrap(_main_of(module), border, [name for name, _ in mesh.mesh.axes])
+
+    def _local(self, module: ir.Module, propagated: ir.Module, shardy: _Shardy) -> ir.Module:
+        """The module that one device runs."""
+        if self.partitioner == "xla":
+            return _by_xla(module, propagated, shardy.shardings)
+        try:
+            return shardy.local(propagated)
+        except ToolError as error:
+            if self.partitioner == "shardy":
+                raise
+            message, place = error.diagnostic.message, error.diagnostic.place
+            shardy.diagnostics.warn(f"{message}; partitioned by XLA instead", place)
+            return _by_xla(module, propagated, shardy.shardings)
+
+
+@dataclass(frozen=True)
+class _Shardy:
+    """The way by Shardy's reshards and collectives; new channel handles start at `channel`."""
+
+    native: NativePasses
+    shardings: ValueShardings
+    channel: int
+    diagnostics: Diagnostics
+
+    def local(self, propagated: ir.Module) -> ir.Module:
+        """The module that one device runs, from one whose values all say how they are divided."""
+        make_even(propagated, self.shardings)
+        widen_rules(propagated)
+        choose_divisions(propagated, self.shardings)
+        divided = self.native.run(propagated, _RESHARDS)
+        make_even(divided, self.shardings)
+        Divider(self.shardings, self.diagnostics).run(_main_of(divided))
+        fold_reshards(divided, self.shardings)
+        local = self.native.run(divided, _COLLECTIVES)
+        body = _main_of(local).regions[0].blocks[0]
+        Localizer(body, self.shardings, self.channel).run()
+        return local
+
+
+def _by_xla(module: ir.Module, propagated: ir.Module, shardings: ValueShardings) -> ir.Module:
+    """XLA's own partitioning of the module, its signature divided as Shardy divides it."""
+    from stablehlo_tools.targets.xla_partitioner import partition_with_xla
+
+    main, decided = _main_of(module), _main_of(propagated)
+    for name in ("arg_attrs", "res_attrs"):
+        if name in decided.attributes:
+            main.attributes[name] = decided.attributes[name]
+    mesh = shardings.axes.mesh
+    local = partition_with_xla(module, mesh.size)
+    rename_meshes(local, module)
+    return local
+
+
+def _main_of(module: ir.Module) -> ir.Operation:
+    main = main_function(module)
+    assert main is not None, "Shardy keeps the entry function"
+    return main
+
+
+def _replace(module: ir.Module, other: ir.Module) -> None:
+    """Gives a module the ops of another one; its own meshes stay, which its signature names."""
+    for view in list(module.body.operations):
+        if view.operation.name != MESH:
+            view.operation.erase()
+    kept = {symbol_name(op) for op in module.body.operations}
+    for view in list(other.body.operations):
+        if view.operation.name != MESH or symbol_name(view) not in kept:
+            module.body.append(view.operation.detach_from_parent())

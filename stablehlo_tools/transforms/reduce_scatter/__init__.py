@@ -1,0 +1,1 @@
+"""How `create-reduce-scatter` finds slices by partition, plans smaller collectives, makes them."""
