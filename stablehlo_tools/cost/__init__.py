@@ -1,0 +1,1 @@
+"""What work costs on a named device: kernels, collectives, measured times. Imports no MLIR."""

@@ -1,0 +1,162 @@
+"""Times a collective on the networks that its groups really cross.
+
+The time is a latency, paid once when collectives are bucketed, and bytes over the bandwidth of what
+carries them. Every algorithm that the hardware's libraries have is timed and the quickest taken:
+`switches` has those of a switch, `tori` those of a torus. A collective that spans slices of a torus
+runs inside of them and between them at once, chunk by chunk, so that the slower part decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from stablehlo_tools.cost.hardware import Hardware, Network
+from stablehlo_tools.cost.switches import group_on_switches, pairs_on_switches
+from stablehlo_tools.cost.topology import Crossing, crossings, domain, torus_of
+from stablehlo_tools.cost.tori import groups_on_torus, pairs_on_torus
+from stablehlo_tools.cost.transfer_time import NOTHING, TransferTime, slowest
+from stablehlo_tools.cost.work import Transfer
+from stablehlo_tools.diagnostics import ToolError
+
+__all__ = ["TransferTime", "transfer_time"]
+
+_KINDS = {
+    "all_gather": "all_gather",
+    "all_reduce": "all_reduce",
+    "reduce_scatter": "reduce_scatter",
+    "all_to_all": "all_to_all",
+    "ragged_all_to_all": "all_to_all",  # as if the rows were even: how they fall is data
+    "collective_broadcast": "collective_broadcast",
+    "collective_permute": "pairs",
+    "send": "pairs",
+    "recv": "pairs",
+}
+
+type _Group = tuple[int, ...]
+
+
+def transfer_time(transfer: Transfer, hardware: Hardware, devices: int) -> TransferTime:
+    """The time of `transfer` in a program on `devices` devices, numbered from 0.
+
+    Groups of different sizes or places run side by side and the slowest decides. No groups are one
+    of all devices; a send or recv without pairs goes to the next device. Raises ToolError for a
+    kind that is no collective, a device that the program does not have, and devices that no network
+    of the hardware joins.
+    """
+    return _timed(transfer, hardware.networks, devices)
+
+
+@lru_cache(maxsize=1024)  # the layers of a model repeat their collectives
+def _timed(transfer: Transfer, networks: tuple[Network, ...], devices: int) -> TransferTime:
+    name = transfer.kind.replace("-", "_")
+    kind = _KINDS.get(name)
+    if kind is None:
+        raise ToolError(f"{transfer.kind!r} is no collective; known: {', '.join(_KINDS)}")
+    groups = [group for group in _groups(name, transfer.groups, devices) if len(set(group)) > 1]
+    unknown = [number for group in groups for number in group if not 0 <= number < devices]
+    if unknown:
+        raise ToolError(f"{transfer.kind} among {devices} devices names device {unknown[0]}")
+    if not groups:
+        return NOTHING
+    if kind == "pairs":
+        return _pairs(transfer.bytes, [(pair[0], pair[1]) for pair in groups], networks, devices)
+    return _collective(kind, transfer.bytes, groups, networks, devices)
+
+
+def _groups(kind: str, groups: tuple[_Group, ...], devices: int) -> Sequence[_Group]:
+    if groups or kind == "collective_permute":
+        return groups
+    if kind in ("send", "recv"):
+        return [(device, (device + 1) % devices) for device in range(devices)]
+    return [tuple(range(devices))]
+
+
+def _pairs(
+    size: float, pairs: Sequence[tuple[int, int]], networks: tuple[Network, ...], devices: int
+) -> TransferTime:
+    inner = networks[0]
+    if inner.kind != "torus":
+        return pairs_on_switches(size, pairs, networks)
+    within = [pair for pair in pairs if domain(inner, pair[0]) == domain(inner, pair[1])]
+    across = [pair for pair in pairs if domain(inner, pair[0]) != domain(inner, pair[1])]
+    torus = torus_of(inner, devices)
+    return slowest(
+        [
+            *(
+                pairs_on_torus(size, [(pair[0], pair[1]) for pair in local], torus, inner)
+                for local in _by_slice(within, inner)
+            ),
+            pairs_on_switches(size, across, networks),
+        ]
+    )
+
+
+def _collective(
+    kind: str, size: float, groups: Sequence[_Group], networks: tuple[Network, ...], devices: int
+) -> TransferTime:
+    spread = {group: crossings(networks, group) for group in groups}
+    inner = networks[0]
+    if inner.kind != "torus":
+        return slowest(
+            group_on_switches(kind, size, members, crossed)
+            for members, crossed in dict.fromkeys((len(g), c) for g, c in spread.items())
+        )
+    torus = torus_of(inner, devices)
+    parts = [part for group in groups for part in _in_slices(group, inner) if len(part) > 1]
+    stays = size * _share_inside(groups, inner) if kind == "all_to_all" else size
+    within = slowest(
+        groups_on_torus(kind, stays, local, torus, inner) for local in _by_slice(parts, inner)
+    )
+    between = slowest(
+        _between_slices(kind, size, len(group), crossed) for group, crossed in spread.items()
+    )
+    return _both(within, between)
+
+
+def _by_slice(groups: Sequence[_Group], torus: Network) -> list[tuple[_Group, ...]]:
+    """Groups of each slice, numbered within it; slices with the same groups once."""
+    slices: dict[int, list[_Group]] = {}
+    for group in groups:
+        number = domain(torus, group[0])
+        first = number * (torus.devices or 0)
+        slices.setdefault(number, []).append(tuple(device - first for device in group))
+    return list(dict.fromkeys(tuple(local) for local in slices.values()))
+
+
+def _in_slices(group: _Group, torus: Network) -> list[_Group]:
+    parts: dict[int, list[int]] = {}
+    for device in group:
+        parts.setdefault(domain(torus, device), []).append(device)
+    return [tuple(sorted(part)) for part in parts.values()]  # libraries go by number
+
+
+def _share_inside(groups: Sequence[_Group], torus: Network) -> float:
+    """The largest part of a group that is in one slice, as a share of the group."""
+    return max(len(part) / len(group) for group in groups for part in _in_slices(group, torus))
+
+
+def _between_slices(
+    kind: str, size: float, members: int, crossed: Sequence[Crossing]
+) -> TransferTime:
+    """What is left for the switches: each member sends its share of what its slice has gathered."""
+    outer = [step for step in crossed if step.level > 0]
+    if not outer:
+        return NOTHING
+    slices = 1 + sum(step.hops for step in outer)
+    if kind == "all_to_all":
+        return group_on_switches(kind, size, members, outer)
+    return group_on_switches(kind, size, slices, outer)
+
+
+def _both(within: TransferTime, between: TransferTime) -> TransferTime:
+    if NOTHING in (within, between):
+        return within if between == NOTHING else between
+    latency = within.latency_ns + between.latency_ns
+    bytes_ns = max(time.ns - time.latency_ns for time in (within, between))
+    return TransferTime(
+        ns=latency + bytes_ns,
+        latency_ns=latency,
+        algorithm=f"hierarchical: {within.algorithm}, {between.algorithm}",
+        links=(*between.links, *within.links),
+    )

@@ -1,0 +1,52 @@
+"""How long a kernel takes: a roofline whose matrix peak depends on the product's shape.
+
+    time   = max(memory, matrix products, vector operations, launch)
+    memory = bytes / (bandwidth · memory_efficiency · share of the kind)
+    matrix = flops / (peak · efficiency · depth · utilisation), each product after the other
+        depth       = k / (k + half_depth)
+        utilisation = m n batch / (waves · units · tile_m · tile_n)
+        waves       = tiles / units, rounded up;  tiles = batch · ⌈m / tile_m⌉ · ⌈n / tile_n⌉
+    vector = vector_flops / vector peak
+
+A product that fills so little of the matrix units that the vector units would be quicker takes the
+latter's time, as compilers choose (a depthwise convolution, a matrix by a vector).
+
+Sources: Williams, Waterman and Patterson, "Roofline", 2009; NVIDIA, "Matrix Multiplication
+Background User's Guide" (tile and wave quantisation, and how the share of the peak grows with k).
+"""
+
+from __future__ import annotations
+
+from stablehlo_tools.cost.hardware import Hardware
+from stablehlo_tools.cost.work import Matmul, Work, WorkKind
+
+# Of the bandwidth that a copy reaches: rows here and there are read in whole sectors, of which a
+# gather uses about a half (NVIDIA, "CUDA C++ Best Practices Guide", scattered accesses).
+_SHARE = {WorkKind.GATHER: 0.5}
+
+
+def kernel_ns(work: Work, hardware: Hardware) -> float:
+    """Nanoseconds of one kernel on one device; none for a view."""
+    if work.kind is WorkKind.FREE:
+        return 0.0
+    bandwidth = hardware.memory_bandwidth * hardware.memory_efficiency
+    memory = work.bytes / (bandwidth * _SHARE.get(work.kind, 1.0))
+    vector = work.vector_flops / hardware.vector_flops
+    matrix = 0.0
+    if work.matmuls:
+        peak = hardware.peak(work.dtype)
+        for product in work.matmuls:
+            matrix += min(
+                _matmul_ns(product, hardware, peak), product.flops / hardware.vector_flops
+            )
+    return max(memory, matrix, vector, hardware.launch_ns)
+
+
+def _matmul_ns(product: Matmul, hardware: Hardware, peak: float) -> float:
+    model = hardware.matmul_model
+    rows, columns = -(-product.m // model.tile_m), -(-product.n // model.tile_n)
+    tiles = product.batch * rows * columns
+    waves = -(-tiles // model.units)
+    flops = 2.0 * waves * model.units * model.tile_m * model.tile_n * product.k
+    depth = product.k / (product.k + model.half_depth) if product.k else 1.0
+    return flops / (peak * model.efficiency * depth)

@@ -1,0 +1,147 @@
+"""Collectives on switches: NVLink, Infinity Fabric, InfiniBand, a data centre's network.
+
+Sizes are NCCL's, and so are the volumes: its bus bandwidth is defined by them
+(https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md). A ring is laid so that it
+enters every domain once. Where several members of a group share a domain, NCCL lays as many rings
+as they have ports, so the ports add up. Latencies are a start and hops of each network, as in
+NCCL's own model (https://github.com/NVIDIA/nccl/blob/master/src/graph/tuning.cc).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+from stablehlo_tools.cost.hardware import Network
+from stablehlo_tools.cost.topology import Crossing, crossings
+from stablehlo_tools.cost.transfer_time import TransferTime, quickest, slowest
+
+_TREE_SHARE = 0.9  # of a ring's bandwidth that trees reach, says NCCL's tuning.cc
+
+
+def group_on_switches(
+    kind: str, size: float, members: int, crossed: Sequence[Crossing]
+) -> TransferTime:
+    """The quickest algorithm for one group of `members`, which crosses `crossed`."""
+    if kind == "all_to_all":
+        return pairwise(size, members, crossed)
+    if kind == "collective_broadcast":
+        return _time("pipelined ring", size / _ring_rate(crossed), _ring_hops(crossed), crossed)
+    if kind == "all_reduce":
+        return quickest((ring(size, members, crossed, passes=2), *trees(size, members, crossed)))
+    return ring(size, members, crossed, passes=1)
+
+
+def ring(size: float, members: int, crossed: Sequence[Crossing], passes: int) -> TransferTime:
+    """Each member passes (n-1)/n of the bytes on; an all_reduce does so twice.
+
+    Thakur, Rabenseifner, Gropp: Optimization of Collective Communication Operations in MPICH, 2005.
+    """
+    volume = passes * size * (members - 1) / members
+    return _time("ring", volume / _ring_rate(crossed), passes * _ring_hops(crossed), crossed)
+
+
+def trees(size: float, members: int, crossed: Sequence[Crossing]) -> list[TransferTime]:
+    """All_reduces by a switch that reduces (NVLink SHARP), and by NCCL's double binary trees.
+
+    The trees join domains; inside of one NCCL lays chains, which gain nothing over a ring. A member
+    reduces its share of the bytes with the members of its domain, sends that up one tree and down
+    again, and gathers: all levels at once, chunk by chunk.
+    """
+    speed_ups = [_in_network_speed_up(step) for step in crossed]
+    if crossed[-1].level == 0:
+        if speed_ups[0] == 1:
+            return []
+        volume = 2 * size * (members - 1) / members
+        rate = _ring_rate(crossed) * speed_ups[0]
+        return [_time("in-network", volume / rate, 2 * _ring_hops(crossed), crossed)]
+    ns = max(
+        2 * size * (step.most - 1) / step.most / (_rate(step) * speed_up * _TREE_SHARE)
+        for step, speed_up in zip(crossed, speed_ups, strict=True)
+    )
+    hops = sum(
+        (math.ceil(math.log2(step.most)) if step.level else step.most - 1) * step.network.latency_ns
+        for step in crossed
+    )
+    name = "tree" if max(speed_ups) == 1 else "in-network tree"
+    return [_time(name, ns, 2 * hops, crossed)]
+
+
+def pairwise(size: float, members: int, crossed: Sequence[Crossing]) -> TransferTime:
+    """Each member sends 1/n of its bytes to every other, over all networks at once.
+
+    A message to another domain goes through the member there of the same rank (NCCL's PXN), so the
+    number of messages is that of domains, not of devices.
+    """
+    ns = max(size * step.away / members / _reached(step.network, step.most - 1) for step in crossed)
+    hops = sum((step.most - 1) * step.network.latency_ns for step in crossed)
+    return _time("pairwise", ns, hops, crossed)
+
+
+def pairs_on_switches(
+    size: float, pairs: Sequence[tuple[int, int]], networks: Sequence[Network]
+) -> TransferTime:
+    """Each source sends all of its bytes to its target; a port's sends and receives add up."""
+    return slowest(
+        _pairs_between(size, sources_and_targets, crossed[0])
+        for crossed, sources_and_targets in _by_crossing(pairs, networks).items()
+    )
+
+
+def _by_crossing(
+    pairs: Sequence[tuple[int, int]], networks: Sequence[Network]
+) -> dict[tuple[Crossing, ...], list[tuple[int, int]]]:
+    found: dict[tuple[Crossing, ...], list[tuple[int, int]]] = {}
+    for pair in pairs:
+        found.setdefault(crossings(networks, pair), []).append(pair)
+    return found
+
+
+def _pairs_between(size: float, pairs: Sequence[tuple[int, int]], step: Crossing) -> TransferTime:
+    sent = Counter(source for source, _ in pairs)
+    received = Counter(target for _, target in pairs)
+    messages = max(*sent.values(), *received.values())
+    ns = messages * size / _reached(step.network, 1)
+    return _time("direct", ns, step.network.latency_ns, (step,))
+
+
+def _ring_rate(crossed: Sequence[Crossing]) -> float:
+    return min(_rate(step) for step in crossed)
+
+
+def _ring_hops(crossed: Sequence[Crossing]) -> float:
+    return sum(step.hops * step.network.latency_ns for step in crossed)
+
+
+def _rate(step: Crossing) -> float:
+    """Bytes/ns that the members of one part send over this network together."""
+    return step.streams * _reached(step.network, step.most - 1)
+
+
+def _reached(network: Network, peers: int) -> float:
+    """Bytes/ns of large messages from one device to so many others."""
+    if network.pair_bandwidth is None:
+        return network.bandwidth * network.efficiency
+    return min(network.bandwidth, peers * network.pair_bandwidth) * network.efficiency
+
+
+def _in_network_speed_up(step: Crossing) -> float:
+    """What a reducing switch gains for this many members; the profile's figure is a whole domain's.
+
+    Each of n members sends its bytes and, of the result, the share that it reduces: (n+1)/n of the
+    bytes, where a ring sends 2(n-1)/n. So the gain goes with (n-1)/(n+1).
+    """
+    network = step.network
+    if network.in_network_reduction is None or step.level or network.devices is None:
+        return 1.0
+    whole = (network.devices - 1) / (network.devices + 1)
+    return max(1.0, network.in_network_reduction * (step.most - 1) / (step.most + 1) / whole)
+
+
+def _time(
+    algorithm: str, bytes_ns: float, hops_ns: float, crossed: Sequence[Crossing]
+) -> TransferTime:
+    latency = crossed[-1].network.start_ns + hops_ns
+    links = tuple(step.network.name for step in reversed(crossed))
+    return TransferTime(latency + bytes_ns, latency, algorithm, links)

@@ -1,0 +1,142 @@
+"""Makes a measured profile from what jax.profiler.trace writes.
+
+    with jax.profiler.trace("trace"):          trace/plugins/profile/DATE/HOST.trace.json.gz
+        step(…).block_until_ready()      ==>   {"schema": …, "ops": {"dot.3": 81250.0, …}}
+
+The trace is Chrome's JSON, with an event for each run of an HLO instruction on each device. Its
+arguments name the instruction (`hlo_op` on XLA:CPU and XLA:GPU; on XLA:TPU the event itself does,
+beside an `hlo_category`), the module, and on XLA:CPU the device, which elsewhere is the process.
+
+An instruction's time is the median of its runs, and of its devices the least: a device that waits
+for the others shows the wait as its own time. The kernels of one instruction are added up where no
+event stands for all of them. A loop's time includes that of its body, whose ops are there as well.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import statistics
+import zlib
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from stablehlo_tools.cost.measured import measured_document
+from stablehlo_tools.diagnostics import ToolError, naming
+
+_TRACE = ".trace.json.gz"
+_XPLANE = ".xplane.pb"
+
+type _Json = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One run of one kernel of an HLO instruction."""
+
+    module: str
+    op: str
+    kernel: str
+    device: str
+    ns: float
+
+
+def profile_from_trace(path: Path, module: str | None = None) -> dict[str, object]:
+    """A measured profile's document, of one compiled program of the trace.
+
+    `path` is the directory that was traced to, its newest run with every host's file, or one such
+    file. `module` is the HLO module; the one that took most of the time where it is None. Raises
+    ToolError for a path without a trace, a trace without XLA ops, and a file that cannot be read.
+    """
+    with naming(str(path)):
+        runs = [run for file in _files(path) for run in _runs(file)]
+        if not runs:
+            raise ToolError("no XLA op in this trace; trace a call that is already compiled")
+        chosen = _module(runs, module)
+        return measured_document(
+            f"jax.profiler.trace of module {chosen}, {path}",
+            _times(run for run in runs if run.module == chosen),
+        )
+
+
+def _files(path: Path) -> list[Path]:
+    """The trace files of the newest run under a directory, or the file itself."""
+    if path.is_file():
+        if path.name.endswith(_XPLANE):
+            raise ToolError(f"this is an XPlane; the {_TRACE} beside it is read instead")
+        return [path]
+    if not path.exists():
+        raise ToolError("no such file or directory")
+    found = sorted(path.rglob(f"*{_TRACE}"))
+    if not found:
+        raise ToolError(
+            f"no *{_TRACE} in it or below; jax.profiler.trace(DIRECTORY) writes "
+            f"DIRECTORY/plugins/profile/DATE/HOST{_TRACE}"
+        )
+    newest = max(file.parent for file in found)  # directories are named by date
+    return [file for file in found if file.parent == newest]
+
+
+def _runs(file: Path) -> Iterator[_Run]:
+    for event in _events(file):
+        arguments = event.get("args")
+        if event.get("ph") != "X" or not isinstance(arguments, dict):
+            continue
+        values = cast("_Json", arguments)
+        name = str(event.get("name", ""))
+        op = values.get("hlo_op", name if "hlo_category" in values else None)
+        duration = event.get("dur")
+        if op is None or not isinstance(duration, int | float):
+            continue
+        yield _Run(
+            module=str(values.get("hlo_module", "")),
+            op=str(op).removeprefix("%"),
+            kernel=name,
+            device=f"{file.name} {values.get('device_ordinal', event.get('pid'))}",
+            ns=duration * 1e3,  # Chrome's are in microseconds
+        )
+
+
+def _events(file: Path) -> list[_Json]:
+    try:
+        data = file.read_bytes()
+        if data[:2] == b"\x1f\x8b":
+            data = gzip.decompress(data)
+        document: object = json.loads(data)
+    except (OSError, EOFError, zlib.error) as error:  # gzip's BadGzipFile is an OSError
+        raise ToolError(f"cannot read {file.name}: {error}") from None
+    except ValueError as error:
+        raise ToolError(f"{file.name} is no JSON: {error}") from None
+    events = cast("_Json", document).get("traceEvents") if isinstance(document, dict) else None
+    if not isinstance(events, list):
+        raise ToolError(f"{file.name} has no 'traceEvents', which a Chrome trace has")
+    return [
+        cast("_Json", event) for event in cast("list[object]", events) if isinstance(event, dict)
+    ]
+
+
+def _module(runs: list[_Run], wanted: str | None) -> str:
+    totals: defaultdict[str, float] = defaultdict(float)
+    for run in runs:
+        totals[run.module] += run.ns
+    if wanted is None:
+        return max(totals, key=lambda name: (totals[name], name))
+    if wanted not in totals:
+        raise ToolError(f"no module {wanted!r} in this trace; it has {', '.join(sorted(totals))}")
+    return wanted
+
+
+def _times(runs: Iterator[_Run]) -> dict[str, float]:
+    found: defaultdict[tuple[str, str], defaultdict[str, list[float]]]
+    found = defaultdict(lambda: defaultdict(list))
+    for run in runs:
+        found[run.op, run.device][run.kernel].append(run.ns)
+    least: dict[str, float] = {}
+    for (op, _), kernels in found.items():
+        parts = [kernels[op]] if op in kernels else list(kernels.values())
+        ns = sum(statistics.median(times) for times in parts)
+        least[op] = min(ns, least.get(op, ns))
+    return {op: round(ns, 3) for op, ns in least.items()}

@@ -1,0 +1,42 @@
+"""How long a collective takes, by which algorithm and over what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class TransferTime:
+    """The time of one collective on every device that takes part.
+
+    `latency_ns` of `ns` does not depend on the bytes, and is paid once when collectives are
+    bucketed. `links` are the resources that it shares with whatever runs at the same time, those
+    of the slowest group first and of each group the outermost: ("InfiniBand", "NVLink"), or
+    ("ICI x", "ICI y") for the axes of a torus.
+    """
+
+    ns: float
+    latency_ns: float
+    algorithm: str
+    links: tuple[str, ...]
+
+
+NOTHING = TransferTime(0.0, 0.0, "none", ())
+
+
+def slowest(times: Iterable[TransferTime]) -> TransferTime:
+    """The time that decides where groups run side by side, on the links of all; of none `NOTHING`.
+
+    Of equals the first by name, so that the order of the groups does not matter.
+    """
+    ranked = sorted(times, key=lambda time: (-time.ns, time.links, time.algorithm))
+    if not ranked:
+        return NOTHING
+    links = tuple(dict.fromkeys(link for time in ranked for link in time.links))
+    return replace(ranked[0], links=links)
+
+
+def quickest(times: Iterable[TransferTime]) -> TransferTime:
+    """The algorithm that a library would take; the first of equals."""
+    return min(times, key=lambda time: time.ns)

@@ -1,0 +1,1 @@
+"""Task graphs of compute and collectives, and their simulation. Imports no MLIR."""

@@ -1,0 +1,105 @@
+"""Bounds that no order of the same tasks can beat: the busiest stream, and the critical path."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from stablehlo_tools.overlap.task_graph import (
+    COMPUTE_STREAM,
+    Loop,
+    Task,
+    TaskGraph,
+    TaskKind,
+)
+
+_START = TaskKind.COLLECTIVE_START
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """The least time of a graph: of its streams, and of its longest chain of dependences.
+
+    `path` are the tasks of that chain, in order; a loop stands in it as one task.
+    """
+
+    streams: dict[str, float]
+    critical_path_ns: float
+    path: tuple[int, ...]
+
+    @property
+    def busiest(self) -> str:
+        """The stream with the most work."""
+        return max(self.streams, key=lambda stream: self.streams[stream])
+
+    @property
+    def ns(self) -> float:
+        """No order of these tasks is faster than this."""
+        return max(self.critical_path_ns, *self.streams.values())
+
+
+def floor(graph: TaskGraph) -> Floor:
+    """The bounds of a graph.
+
+    A loop takes at least one passage through its body's longest chain, and at least as many times
+    the chain from a carried value to its next as it has iterations.
+    """
+    finish = [0.0] * len(graph.tasks)
+    before = [-1] * len(graph.tasks)
+    for task in graph.tasks:
+        latest = max(task.deps, key=lambda dep: finish[dep], default=-1)
+        before[task.id] = latest
+        finish[task.id] = _length(task) + (finish[latest] if latest >= 0 else 0.0)
+    end = max(range(len(finish)), key=lambda i: finish[i], default=-1)
+    longest = finish[end] if end >= 0 else 0.0
+    path: list[int] = []
+    while end >= 0:
+        path.append(end)
+        end = before[end]
+    return Floor(stream_totals(graph), longest, tuple(reversed(path)))
+
+
+def stream_totals(graph: TaskGraph) -> dict[str, float]:
+    """Nanoseconds of work on each stream, loops as often as they run."""
+    totals: dict[str, float] = defaultdict(float, {COMPUTE_STREAM: 0.0})
+    for task in graph.tasks:
+        if task.loop is not None:
+            for stream, ns in stream_totals(task.loop.body).items():
+                totals[stream] += ns * iterations(task.loop)
+        elif task.kind is _START and task.communication is not None:
+            totals[task.communication.stream] += task.ns
+        else:
+            totals[COMPUTE_STREAM] += task.ns
+    return dict(totals)
+
+
+def iterations(loop: Loop) -> int:
+    """How often a loop is taken to run: once where the count is not known."""
+    return 1 if loop.trips is None else loop.trips
+
+
+def _length(task: Task) -> float:
+    if task.loop is None:
+        return task.ns
+    trips = iterations(task.loop)
+    if not trips:
+        return 0.0
+    once = floor(task.loop.body).critical_path_ns
+    return max(once, trips * _longest_carry(task.loop))
+
+
+def _longest_carry(loop: Loop) -> float:
+    """The longest chain from a carried value to the same value of the next iteration."""
+    tasks = loop.body.tasks
+    lengths = [_length(task) for task in tasks]
+    longest = 0.0
+    for source, target in loop.carries:
+        reach: list[float | None] = [None] * len(tasks)
+        reach[source] = 0.0
+        for task in tasks[source + 1 : target + 1]:
+            reached = [reach[dep] for dep in task.deps]
+            known = [length for length in reached if length is not None]
+            if known:
+                reach[task.id] = max(known) + lengths[task.id]
+        longest = max(longest, reach[target] or 0.0)
+    return longest

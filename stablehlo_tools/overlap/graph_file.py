@@ -1,0 +1,128 @@
+"""Reads task graphs in the neutral JSON form of the overlap peers: flat, one file per program.
+
+    {"nodes": [...], "storages": [bytes, ...], "cost_model": {"GROUP_lat": seconds, ...}}
+
+A node has id, kind, ns, deps, storages and allocs; a collective_start also group and coll_bytes, a
+wait its start, an input whether it is persistent. Ids count from 0 in a legal order.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.overlap.task_graph import Communication, Task, TaskGraph, TaskKind
+
+_REDUCTIONS = {"ag": "all_gather", "rs": "reduce_scatter", "ar": "all_reduce", "a2a": "all_to_all"}
+
+
+def read_graph(path: str | Path) -> TaskGraph:
+    """The graph in a .json or .json.gz file. Raises ToolError naming the node and the field."""
+    try:
+        data = Path(path).read_bytes()
+        text = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
+        content = json.loads(text)
+    except (OSError, EOFError, ValueError) as error:
+        raise ToolError(f"{path} is no task graph: {error}") from None
+    try:
+        return to_graph(content)
+    except ToolError as error:
+        error.input_name = str(path)
+        raise
+
+
+def to_graph(content: Any) -> TaskGraph:
+    """The graph in parsed JSON. Raises ToolError naming the node and the field."""
+    if not isinstance(content, dict) or not isinstance(content.get("nodes"), list):
+        raise ToolError("a task graph is an object with a list of nodes")
+    storages = [_amount(b, f"storage {i}") for i, b in enumerate(content.get("storages", []))]
+    model = content.get("cost_model", {})
+    nodes: list[Any] = content["nodes"]
+    tasks = [_task(i, node, model, len(storages)) for i, node in enumerate(nodes)]
+    for task in tasks:
+        _check_references(task, tasks)
+    return TaskGraph(tasks, storages)
+
+
+def _task(number: int, node: Any, model: Mapping[str, Any], storages: int) -> Task:
+    where = f"node {number}"
+    if not isinstance(node, dict):
+        raise ToolError(f"{where} is no object")
+    if node.get("id") != number:
+        raise ToolError(f"{where} has id {node.get('id')!r}: ids count from 0 in the file's order")
+    try:
+        kind = TaskKind(node.get("kind"))
+    except ValueError:
+        raise ToolError(f"{where}: kind {node.get('kind')!r} is not known") from None
+    if kind is TaskKind.LOOP:
+        raise ToolError(f"{where}: graphs in files are flat; there is no kind 'loop'")
+    name = str(node.get("name", ""))
+    return Task(
+        id=number,
+        kind=kind,
+        ns=_amount(node.get("ns", 0.0), f"{where}: ns"),
+        deps=_numbers(node, "deps", number, where),
+        storages=_numbers(node, "storages", storages, where),
+        allocs=_numbers(node, "allocs", storages, where),
+        start=_start(node, where) if kind is TaskKind.WAIT else None,
+        persistent=bool(node.get("persistent", False)),
+        communication=(
+            _communication(node, model, where) if kind is TaskKind.COLLECTIVE_START else None
+        ),
+        name=name,
+        op=str(node.get("op", name)),
+    )
+
+
+def _start(node: Mapping[str, Any], where: str) -> int:
+    start = node.get("start")
+    if type(start) is not int:
+        raise ToolError(f"{where}: a wait needs the id of its start")
+    return start
+
+
+def _communication(node: Mapping[str, Any], model: Mapping[str, Any], where: str) -> Communication:
+    group = node.get("group")
+    if not isinstance(group, str):
+        raise ToolError(f"{where}: a collective_start needs its group")
+    latency = model.get(f"{group}_lat", 0.0)
+    return Communication(
+        kind=_REDUCTIONS.get(str(node.get("coll")), str(node.get("coll", "collective"))),
+        stream=group,
+        bytes=_amount(node.get("coll_bytes", 0.0), f"{where}: coll_bytes"),
+        latency_ns=_amount(latency, f"cost_model: {group}_lat") * 1e9,
+        dtype=str(node.get("dtype", "")),
+        reduction=node.get("reduce_op"),
+    )
+
+
+def _check_references(task: Task, tasks: Sequence[Task]) -> None:
+    if task.start is None:
+        return
+    known = 0 <= task.start < task.id
+    if not known or tasks[task.start].kind is not TaskKind.COLLECTIVE_START:
+        raise ToolError(f"node {task.id}: start {task.start} is no collective_start before it")
+
+
+def _amount(value: Any, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ToolError(f"{where} is no number: {value!r}")
+    if not math.isfinite(value) or value < 0:
+        raise ToolError(f"{where} is {value}: it must be a number from 0 up")
+    return value
+
+
+def _numbers(node: Mapping[str, Any], key: str, limit: int, where: str) -> tuple[int, ...]:
+    values = node.get(key, [])
+    if not isinstance(values, list):
+        raise ToolError(f"{where}: {key} is no list")
+    for value in values:
+        if type(value) is not int or not 0 <= value < limit:
+            what = "an earlier node" if key == "deps" else "a storage"
+            raise ToolError(f"{where}: {key} names {value!r}, which is not {what}")
+    return tuple(values)

@@ -1,0 +1,139 @@
+"""Memory by liveness: what is alive at each task of an issue order.
+
+A storage lives from the task that allocates it to its last use; what a collective reads lives to
+its wait; persistent inputs and what the output returns live for ever. All inputs are there from
+the start. A loop counts with the peak of its body on top of what is alive around it; the inputs of
+a body lie in the storages around it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stablehlo_tools.overlap.task_graph import TaskGraph, TaskKind
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A task in a graph, within the loops `loops` (task ids, outermost first)."""
+
+    loops: tuple[int, ...]
+    task: int
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """A storage that is alive, and the task that allocates it."""
+
+    allocated_at: Place
+    bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryProfile:
+    """Bytes alive while each task of the order runs, and where most are.
+
+    `alive` is what is alive at the peak, loops entered, the largest first.
+    """
+
+    peak_bytes: float
+    peak_at: Place | None
+    live: Sequence[float]  # by position in the order
+    alive: tuple[Holding, ...]
+
+
+def memory_profile(
+    graph: TaskGraph, order: Sequence[int] | None = None, *, in_loop: bool = False
+) -> MemoryProfile:
+    """The memory of a graph in an order; `in_loop` leaves out the inputs."""
+    issue = range(len(graph.tasks)) if order is None else order
+    size, tasks = graph.storages, graph.tasks
+    last = _last_uses(graph, issue)
+    kept = _kept(graph)
+    dying: dict[int, list[int]] = defaultdict(list)
+    for storage, position in last.items():
+        if storage not in kept:
+            dying[position].append(storage)
+    inputs = [u for t in tasks if t.kind is TaskKind.INPUT for u in t.allocs]
+    outside = frozenset(inputs) if in_loop else frozenset[int]()
+    now = 0.0 if in_loop else sum(size[u] for u in inputs)
+    peak, peak_position, inner = now, -1, None
+    live: list[float] = []
+    for position, i in enumerate(issue):
+        task = tasks[i]
+        if task.kind is not TaskKind.INPUT:
+            now += sum(size[u] for u in task.allocs)
+        body = memory_profile(task.loop.body, in_loop=True) if task.loop is not None else None
+        here = now + (body.peak_bytes if body is not None else 0.0)
+        live.append(here)
+        if here > peak:
+            peak, peak_position, inner = here, position, body
+        now -= sum(size[u] for u in dying[position] if u not in outside)
+    held = _alive(graph, issue, last, kept, max(peak_position, 0), outside)
+    at = Place((), issue[peak_position]) if peak_position >= 0 else None
+    if at is not None and inner is not None and inner.peak_at is not None:
+        held += [_within(at.task, holding) for holding in inner.alive]
+        at = Place((at.task, *inner.peak_at.loops), inner.peak_at.task)
+    held.sort(key=lambda holding: -holding.bytes)
+    return MemoryProfile(peak, at, live, tuple(held))
+
+
+def _last_uses(graph: TaskGraph, order: Sequence[int]) -> dict[int, int]:
+    """The position after which each storage is not needed any more."""
+    tasks = graph.tasks
+    last: dict[int, int] = {}
+    position = [0] * len(tasks)
+    for k, i in enumerate(order):
+        task = tasks[i]
+        position[i] = k
+        for dep in task.deps:
+            for storage in tasks[dep].storages:
+                last[storage] = k
+        for storage in task.storages:
+            last.setdefault(storage, k)
+    for task in tasks:
+        if task.kind is TaskKind.WAIT and task.start is not None:
+            for dep in tasks[task.start].deps:
+                for storage in tasks[dep].storages:
+                    last[storage] = max(last[storage], position[task.id])
+    return last
+
+
+def _kept(graph: TaskGraph) -> set[int]:
+    tasks = graph.tasks
+    kept = {u for t in tasks if t.kind is TaskKind.INPUT and t.persistent for u in t.allocs}
+    for task in tasks:
+        if task.kind is TaskKind.OUTPUT:
+            kept.update(u for dep in task.deps for u in tasks[dep].storages)
+    return kept
+
+
+def _alive(
+    graph: TaskGraph,
+    order: Sequence[int],
+    last: dict[int, int],
+    kept: set[int],
+    position: int,
+    outside: frozenset[int],
+) -> list[Holding]:
+    """What is alive while the task at a position runs."""
+    first: dict[int, tuple[int, int]] = {}
+    for k, i in enumerate(order):
+        task = graph.tasks[i]
+        since = 0 if task.kind is TaskKind.INPUT else k
+        for storage in task.allocs:
+            first.setdefault(storage, (since, i))
+    return [
+        Holding(Place((), task), graph.storages[storage])
+        for storage, (since, task) in first.items()
+        if storage not in outside
+        and since <= position
+        and (storage in kept or position <= last.get(storage, since))
+    ]
+
+
+def _within(loop: int, holding: Holding) -> Holding:
+    place = holding.allocated_at
+    return Holding(Place((loop, *place.loops), place.task), holding.bytes)

@@ -1,0 +1,108 @@
+"""A program as tasks: compute, collective starts, waits and views, with what they read and hold.
+
+The tasks of a graph stand in issue order: text order of a schedule, or the order in which an
+exported program is written. A loop is one task that holds the graph of its body.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+COMPUTE_STREAM = "compute"
+
+
+class TaskKind(enum.Enum):
+    """What a task is to the streams of a device."""
+
+    INPUT = "input"
+    COMPUTE = "compute"
+    VIEW = "view"
+    COLLECTIVE_START = "collective_start"
+    WAIT = "wait"
+    OUTPUT = "output"
+    LOOP = "loop"
+
+
+@dataclass(frozen=True, slots=True)
+class Communication:
+    """What a collective start sends.
+
+    `stream` is the queue that it is issued to: collectives of one stream run one after the other.
+    `links` are what carries it; transfers in flight on a common link share its bandwidth. Of `ns`
+    on the task, `latency_ns` is paid once by a bucket and does not occupy the links.
+    """
+
+    kind: str
+    stream: str
+    bytes: float
+    latency_ns: float = 0.0
+    links: tuple[str, ...] = ()
+    groups: tuple[tuple[int, ...], ...] = ()
+    axes: tuple[str, ...] = ()
+    dtype: str = ""
+    reduction: str | None = None
+    algorithm: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """The body of a loop and how often it runs; `trips` is None where that is not known.
+
+    A wait in the body whose start is in `carried` waits for the start of the iteration before.
+    `carries` are pairs of tasks of the body: an input, and what makes its value for the next
+    iteration.
+    """
+
+    body: TaskGraph
+    trips: int | None
+    carried: frozenset[int] = frozenset()
+    carries: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One task; its id is its place in the graph.
+
+    `deps` are the tasks whose results it reads, `storages` the storages that its result lies in,
+    `allocs` those of them that it allocates (indices into the graph's storages). `start` is what a
+    wait waits for. `persistent` inputs are kept to the end.
+    """
+
+    id: int
+    kind: TaskKind
+    ns: float = 0.0
+    deps: tuple[int, ...] = ()
+    storages: tuple[int, ...] = ()
+    allocs: tuple[int, ...] = ()
+    start: int | None = None
+    persistent: bool = False
+    communication: Communication | None = None
+    loop: Loop | None = None
+    name: str = ""
+    op: str = ""
+    place: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskGraph:
+    """Tasks in issue order and the bytes of each storage."""
+
+    tasks: Sequence[Task]
+    storages: Sequence[float] = field(default=())
+
+    def users(self) -> list[list[int]]:
+        """The tasks that read each task's results."""
+        users: list[list[int]] = [[] for _ in self.tasks]
+        for task in self.tasks:
+            for dep in task.deps:
+                users[dep].append(task.id)
+        return users
+
+    def walk(self) -> Iterator[TaskGraph]:
+        """This graph and the bodies of its loops, outer ones first."""
+        yield self
+        for task in self.tasks:
+            if task.loop is not None:
+                yield from task.loop.body.walk()
