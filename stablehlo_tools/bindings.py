@@ -51,6 +51,7 @@ TensorShardingPerValueAttr = sdy.TensorShardingPerValueAttr
 GatherDimensionNumbers = stablehlo.GatherDimensionNumbers
 ScatterDimensionNumbers = stablehlo.ScatterDimensionNumbers
 ConvDimensionNumbers = stablehlo.ConvDimensionNumbers
+DotDimensionNumbers = stablehlo.DotDimensionNumbers
 TokenType = stablehlo.TokenType
 ChannelHandle = stablehlo.ChannelHandle
 

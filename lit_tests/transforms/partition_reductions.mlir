@@ -303,3 +303,28 @@ func.func @contraction_of_booleans(
   %0 = stablehlo.dot_general %a, %b, contracting_dims = [1] x [0] : (tensor<3x8xi1>, tensor<8x3xi1>) -> tensor<3x3xi1>
   return %0 : tensor<3x3xi1>
 }
+
+// -----
+
+// A region of bf16, a type that NumPy does not know: what it makes of its start is asked in f64.
+
+module attributes {mhlo.num_partitions = 2 : i32} {
+  sdy.mesh @mesh = <["x"=2]>
+  // CHECK-LABEL: func.func public @main(
+  func.func public @main(
+      %arg0: tensor<8x4xbf16> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>}
+  ) -> (tensor<4xbf16> {sdy.sharding = #sdy.sharding<@mesh, [{}]>}) {
+    // CHECK: %[[PART:.+]] = stablehlo.reduce({{.*}}) {{.*}} : (tensor<4x4xbf16>, tensor<bf16>)
+    // CHECK: "stablehlo.all_gather"
+    // CHECK: stablehlo.reduce({{.*}}) {{.*}} : (tensor<2x4xbf16>, tensor<bf16>)
+    %low = stablehlo.constant dense<0xFF80> : tensor<bf16>
+    %0 = stablehlo.reduce(%arg0 init: %low) across dimensions = [0]
+        : (tensor<8x4xbf16>, tensor<bf16>) -> tensor<4xbf16>
+      reducer(%a: tensor<bf16>, %b: tensor<bf16>) {
+        %1 = stablehlo.maximum %a, %b : tensor<bf16>
+        %2 = stablehlo.maximum %1, %b : tensor<bf16>
+        stablehlo.return %2 : tensor<bf16>
+      }
+    return %0 : tensor<4xbf16>
+  }
+}

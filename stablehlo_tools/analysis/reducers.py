@@ -78,7 +78,8 @@ def starts_idempotent(reduce: ir.Operation) -> bool:
         module = ir.Module.create()
         scalars = [ir.RankedTensorType.get([], element) for element in elements]
         vectors = [ir.RankedTensorType.get([1], element) for element in elements]
-        kind = ir.FunctionType.get([], [*scalars, *scalars])
+        wide = [ir.RankedTensorType.get([], _wide(element)) for element in elements]
+        kind = ir.FunctionType.get([], [*wide, *wide])
         names: dict[str, ir.Attribute] = {
             "sym_name": ir.StringAttr.get("main"),
             "function_type": ir.TypeAttr.get(kind),
@@ -103,10 +104,22 @@ def starts_idempotent(reduce: ir.Operation) -> bool:
             for result, scalar in zip(again.results, scalars, strict=True):
                 result.set_type(scalar)
             again.attributes["dimensions"] = ir.DenseI64ArrayAttr.get([0])
-            returned = [*starts, *again.results]
+            returned = [
+                ir.Operation.create("stablehlo.convert", results=[to], operands=[value]).results[0]
+                for value, to in zip((*starts, *again.results), (*wide, *wide), strict=True)
+            ]
             ir.Operation.create("func.return", operands=returned)
     values = [np.asarray(value).tobytes() for value in bindings.eval_module(module, [])]
     return values[:inputs] == values[inputs:]
+
+
+def _wide(element: ir.Type) -> ir.Type:
+    """The type that every value of an element type has a place in, and NumPy knows."""
+    if isinstance(element, ir.FloatType):
+        return ir.F64Type.get()
+    if isinstance(element, ir.IntegerType) and 1 < element.width < 8:
+        return ir.IntegerType.get_signless(64)
+    return element
 
 
 def captured(block: ir.Block) -> list[ir.Operation]:

@@ -1,0 +1,356 @@
+"""From a module to its task graph, in the order in which the program is written.
+
+A collective starts where it stands and is waited for before the first kernel, or the first
+collective, that needs its result: views, barriers among them, need nothing. An async pair is waited
+for where its `async_done` stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from stablehlo_tools.analysis.collectives import ModuleFacts, find_collectives
+from stablehlo_tools.analysis.replica_groups import ProcessGroups
+from stablehlo_tools.analysis.tasks.fusing import kernels_of, users_of
+from stablehlo_tools.analysis.tasks.kernel_work import from_memory, kernel_work, needs_memory
+from stablehlo_tools.analysis.tasks.mesh_axes import axes_of
+from stablehlo_tools.analysis.tasks.nodes import Body, Node, Ref, Role
+from stablehlo_tools.analysis.tasks.reader import read_program
+from stablehlo_tools.cost.clock import Clock
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.cost.work import Transfer, WorkKind
+from stablehlo_tools.diagnostics import Place, to_place
+from stablehlo_tools.overlap.task_graph import (
+    Communication,
+    Loop,
+    Task,
+    TaskGraph,
+    TaskKind,
+)
+
+_TOGETHER = 2  # results of a barrier that share a view
+_NETWORK_KINDS = frozenset(
+    {"all_gather", "all_reduce", "reduce_scatter", "all_to_all", "ragged_all_to_all"}
+    | {"collective_permute", "collective_broadcast", "cross-replica-sum", "send", "recv"}
+)
+
+
+def module_task_graph(module: ir.Module, clock: Clock, input_name: str) -> TaskGraph:
+    """What one device runs of a module whose collectives are explicit. Raises ToolError."""
+    facts = ModuleFacts.of(module, find_collectives(module))
+    body = read_program(module)
+    return _Builder(facts, clock, input_name).graph(body)
+
+
+class _Builder:
+    """Makes the graphs of a program's bodies, with one cost model."""
+
+    def __init__(self, facts: ModuleFacts, clock: Clock, input_name: str) -> None:
+        self.facts = facts
+        self.clock = clock
+        self.input_name = input_name
+        self._places: dict[ir.Location, Place] = {}
+        self._axes: dict[ProcessGroups, tuple[str, ...]] = {}
+
+    def graph(self, body: Body, *, in_loop: bool = False) -> TaskGraph:
+        """The tasks of a body."""
+        return _BodyTasks(self, body).graph(in_loop=in_loop)
+
+    def axes(self, groups: ProcessGroups) -> tuple[str, ...]:
+        """The mesh axes that groups run along."""
+        if groups not in self._axes:
+            self._axes[groups] = axes_of(groups, self.facts.meshes)
+        return self._axes[groups]
+
+    def place(self, node: Node) -> Place:
+        """Where a node comes from."""
+        location = node.location
+        if location is None:
+            return Place()
+        if location not in self._places:
+            self._places[location] = to_place(location)
+        return self._places[location]
+
+
+class _BodyTasks:
+    """Emits the tasks of one body, kernel by kernel."""
+
+    def __init__(self, builder: _Builder, body: Body) -> None:
+        self._builder = builder
+        self._clock = builder.clock
+        self._body = body
+        self._nodes = body.nodes
+        self._users = users_of(body.nodes)
+        self._tasks: list[Task] = []
+        self._sizes: list[float] = []
+        self._task_of: dict[int, int] = {}  # by node
+        self._view_of: dict[Ref, int] = {}  # of results that have a task of their own
+        self._storages: dict[Ref, tuple[int, ...]] = {}
+        self._pending: dict[int, frozenset[int]] = {}  # starts that a start or view hangs on
+        self._waits: dict[int, int] = {}  # by start
+
+    def graph(self, *, in_loop: bool) -> TaskGraph:
+        """The graph; results of a loop's body lie in storages of the loop."""
+        for kernel in kernels_of(self._body):
+            self._emit(kernel)
+        if in_loop:
+            for _, result in self._body.carries:
+                for storage in self._storages.get(result, ()):
+                    self._sizes[storage] = 0.0
+        return TaskGraph(self._tasks, self._sizes)
+
+    def carries(self) -> Iterable[tuple[int, int]]:
+        """The tasks of each carried value: the input, and what makes the next one."""
+        for argument, result in self._body.carries:
+            yield self._task_of[argument], self._task_at(result)
+
+    def _emit(self, kernel: Sequence[Node]) -> None:
+        root = kernel[-1]
+        if root.role is Role.COLLECTIVE and root.name in _NETWORK_KINDS:
+            self._collective(root)
+        elif root.role is Role.LOOP:
+            self._loop(root)
+        elif root.role is Role.INPUT:
+            self._own_storages(root)
+            self._add(TaskKind.INPUT, kernel, (), persistent=root.persistent)
+        elif root.role is Role.OUTPUT:
+            self._add(TaskKind.OUTPUT, kernel, self._ready(self._deps(kernel)))
+        elif root.role is Role.DONE:
+            self._done(root)
+        elif root.role is Role.CHEAP and not self._is_read(root):
+            return
+        elif self._is_view(kernel):
+            self._view(kernel)
+        else:
+            self._compute(kernel)
+
+    def _is_read(self, node: Node) -> bool:
+        """Whether what could be made anew is read from memory by a user."""
+        users = (self._nodes[user] for user in self._users[node.index])
+        return any(needs_memory(user, node.index) for user in users)
+
+    def _is_view(self, kernel: Sequence[Node]) -> bool:
+        root = kernel[-1]
+        if root.role in (Role.VIEW, Role.NOTHING):
+            return True
+        if all(node.role is Role.RESHAPE for node in kernel):
+            return True
+        moved = all(node.role is Role.RESHAPE or node.name == "transpose" for node in kernel)
+        read_by = [self._nodes[u] for u in self._users[root.index]]
+        return moved and bool(read_by) and all(u.kind is WorkKind.MATMUL for u in read_by)
+
+    def _view(self, kernel: Sequence[Node]) -> None:
+        root = kernel[-1]
+        if root.role is Role.NOTHING:
+            self._add(TaskKind.VIEW, kernel, (), storages=())
+            return
+        inside = {node.index for node in kernel}
+        outside = [s for node in kernel for s in node.sources if s[0] not in inside]
+        for number in range(len(root.result_bytes)):
+            source = root.passes[number] if len(kernel) == 1 and root.passes else outside[0]
+            self._storages[root.index, number] = self._storages.get(source or outside[0], ())
+        split = len(root.result_bytes) > _TOGETHER
+        deps = self._settled(self._deps(kernel))
+        self._add(TaskKind.VIEW, kernel, deps, storages=() if split else None)
+        if split:
+            self._split(root, [self._task_at(source) for source in root.sources])
+
+    def _split(self, root: Node, sources: Sequence[int]) -> None:
+        """Gives each result a view of its own, so that none keeps the others' storages alive."""
+        whole = self._task_of[root.index]
+        for number in range(len(root.result_bytes)):
+            deps = self._settled([whole, *sources[number : number + 1]])
+            storages = self._storages.get((root.index, number), ())
+            self._view_of[root.index, number] = self._add(
+                TaskKind.VIEW, [root], sorted(set(deps)), storages=storages, places=False
+            )
+
+    def _compute(self, kernel: Sequence[Node]) -> None:
+        written = [node for node in kernel if self._leaves(node, kernel) or node is kernel[-1]]
+        deps = self._ready(self._deps(kernel))
+        work = kernel_work(kernel, written, self._nodes)
+        for node in written:
+            self._own_storages(node)
+        names = self._names(kernel)
+        self._add(TaskKind.COMPUTE, kernel, deps, ns=self._clock.kernel(work, names))
+
+    def _leaves(self, node: Node, kernel: Sequence[Node]) -> bool:
+        inside = {member.index for member in kernel}
+        return any(user not in inside for user in self._users[node.index])
+
+    def _collective(self, root: Node) -> None:
+        collective = root.collective
+        assert collective is not None, "a collective's node has it"
+        facts = self._builder.facts
+        groups = facts.groups(collective) or (tuple(range(facts.grid.size)),)
+        whole = collective.bytes_out if root.name == "all_gather" else collective.bytes_in
+        transfer = Transfer(root.name, float(whole or 0), groups)
+        time = self._clock.collective(transfer, self._names([root]))
+        deps = self._ready(self._deps([root]))
+        self._own_storages(root)
+        task = self._add(
+            TaskKind.COLLECTIVE_START,
+            [root],
+            deps,
+            ns=time.ns,
+            communication=Communication(
+                kind=root.name,
+                stream=" + ".join(time.links) or root.name,
+                bytes=transfer.bytes,
+                latency_ns=time.latency_ns,
+                links=time.links,
+                groups=groups,
+                axes=self._builder.axes(groups),
+                dtype=", ".join(collective.element_types),
+                reduction=collective.reduction,
+                algorithm=time.algorithm,
+            ),
+        )
+        self._pending[task] = frozenset({task})
+
+    def _done(self, root: Node) -> None:
+        assert root.start is not None, "a done has its start"
+        self._storages[root.index, 0] = self._storages.get(root.start, ())
+        start = self._task_at(root.start)
+        waits = self._ready([start])
+        self._task_of[root.index] = waits[-1]
+
+    def _loop(self, root: Node) -> None:
+        body = root.body
+        assert body is not None, "a loop has a body"
+        deps = self._ready(self._deps([root]))
+        inner = _BodyTasks(self._builder, body)
+        graph = inner.graph(in_loop=True)
+        self._own_storages(root)
+        loop = Loop(graph, body.trips, carries=tuple(inner.carries()))
+        self._add(TaskKind.LOOP, [root], deps, loop=loop)
+        self._split(root, ())
+
+    def _own_storages(self, node: Node) -> None:
+        """A storage for each result, but for those that lie in an operand's."""
+        for number, size in enumerate(node.result_bytes):
+            source = node.passes[number] if number < len(node.passes) else None
+            if node.role is not Role.RESHAPE and source is not None and source in self._storages:
+                self._storages[node.index, number] = self._storages[source]
+            else:
+                self._storages[node.index, number] = (len(self._sizes),)
+                self._sizes.append(size)
+
+    def _task_at(self, ref: Ref) -> int:
+        """The task that a result is read from."""
+        return self._view_of.get(ref, self._task_of[ref[0]])
+
+    def _deps(self, kernel: Sequence[Node]) -> list[int]:
+        """The tasks that a kernel reads from, each once, in order."""
+        inside = {node.index for node in kernel}
+        read = {
+            ref
+            for node in kernel
+            for source in node.sources
+            for ref in from_memory(node, source, self._nodes)
+        }
+        return sorted({self._task_at(ref) for ref in read if ref[0] not in inside})
+
+    def _ready(self, deps: Sequence[int]) -> list[int]:
+        """These tasks, with waits for all the collectives that they hang on."""
+        starts = sorted({start for dep in deps for start in self._pending.get(dep, ())})
+        waits = [self._wait(start) for start in starts]
+        return sorted({*(dep for dep in deps if not self._is_start(dep)), *waits})
+
+    def _settled(self, deps: Sequence[int]) -> list[int]:
+        """These tasks, with the waits for those collectives that have been waited for."""
+        starts = {start for dep in deps for start in self._pending.get(dep, ())}
+        waits = {self._waits[start] for start in starts if start in self._waits}
+        open_ = {dep for dep in deps if not (self._is_start(dep) and dep in self._waits)}
+        return sorted(open_ | waits)
+
+    def _is_start(self, task: int) -> bool:
+        return self._tasks[task].kind is TaskKind.COLLECTIVE_START
+
+    def _wait(self, start: int) -> int:
+        """The wait for a start, here if there is none yet."""
+        if start not in self._waits:
+            task = self._tasks[start]
+            self._waits[start] = len(self._tasks)
+            self._tasks.append(
+                Task(
+                    id=len(self._tasks),
+                    kind=TaskKind.WAIT,
+                    deps=(start,),
+                    storages=task.storages,
+                    start=start,
+                    name=f"wait for {task.name}",
+                    op=task.op,
+                    place=task.place,
+                )
+            )
+        return self._waits[start]
+
+    def _add(
+        self,
+        kind: TaskKind,
+        kernel: Sequence[Node],
+        deps: Sequence[int],
+        *,
+        ns: float = 0.0,
+        storages: Sequence[int] | None = None,
+        places: bool = True,
+        persistent: bool = False,
+        communication: Communication | None = None,
+        loop: Loop | None = None,
+    ) -> int:
+        number = len(self._tasks)
+        held = self._held(kernel) if storages is None else tuple(storages)
+        before = {s for dep in deps for s in self._tasks[dep].storages}
+        if kind is TaskKind.VIEW:
+            starts = {start for dep in deps for start in self._pending.get(dep, ())}
+            pending = frozenset(start for start in starts if start not in self._waits)
+            if pending:
+                self._pending[number] = pending
+        place = self._builder.place(kernel[-1])
+        self._tasks.append(
+            Task(
+                id=number,
+                kind=kind,
+                ns=ns,
+                deps=tuple(deps),
+                storages=held,
+                allocs=tuple(s for s in held if kind is not TaskKind.VIEW and s not in before),
+                persistent=persistent,
+                communication=communication,
+                loop=loop,
+                name=_label(kernel, place),
+                op=kernel[-1].name,
+                place=place.render(self._builder.input_name) if kernel[-1].location else "",
+            )
+        )
+        if places:
+            self._task_of.update((node.index, number) for node in kernel)
+        return number
+
+    def _held(self, kernel: Sequence[Node]) -> tuple[int, ...]:
+        """The storages that the results of a kernel lie in."""
+        found = {
+            storage
+            for node in kernel
+            for result in range(len(node.result_bytes))
+            for storage in self._storages.get((node.index, result), ())
+        }
+        return tuple(sorted(found))
+
+    def _names(self, kernel: Sequence[Node]) -> list[str]:
+        """What a measured profile may know a kernel by: its path in the program, its line."""
+        place = self._builder.place(kernel[-1])
+        line = f"{place.file}:{place.line}" if place.file else ""
+        return [name for name in (place.name, line) if name]
+
+
+def _label(kernel: Sequence[Node], place: Place) -> str:
+    """What a task is called: the op, or for a fusion its last op and how many, and the function."""
+    if kernel[-1].role is Role.INPUT and place.name:
+        return place.name
+    counted = [node for node in kernel if node.role is not Role.RESHAPE] or kernel
+    label = counted[-1].name
+    if len(counted) > 1:
+        label += f" fusion of {len(counted)}"
+    return f"{label} in {place.function}" if place.function else label

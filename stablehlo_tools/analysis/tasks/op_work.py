@@ -1,0 +1,184 @@
+"""What each op of StableHLO and CHLO computes and reads: role, operations, matrix product.
+
+Operations are counted for one element of the result (or of the operand, of a reduction);
+transcendental functions count as the instructions of a usual vector implementation.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from stablehlo_tools import bindings
+from stablehlo_tools.analysis.collectives import tensor_bytes
+from stablehlo_tools.analysis.tasks.nodes import Role
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.cost.work import Matmul, WorkKind
+
+_TRANSCENDENTAL = 10.0  # vector instructions of exp, log, tanh …, within a factor of two
+_RANDOM = 40.0  # integer operations of threefry2x32 for each 32-bit word
+
+_DIALECT = re.compile(r"^(stablehlo|chlo|mhlo)\.")
+_COSTLY = frozenset(
+    {"acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "cosh", "cosine"}
+    | {"digamma", "erf", "erfc", "erf_inv", "exponential", "exponential_minus_one", "lgamma", "log"}
+    | {"log_plus_one", "logistic", "next_after", "polygamma", "power", "remainder", "rsqrt", "sine"}
+    | {"sinh", "sqrt", "square", "tan", "tanh", "zeta", "bessel_i1e"}
+)
+_MOVES = frozenset({"slice", "dynamic_slice", "pad", "reverse", "transpose", "concatenate", "copy"})
+_UNCOUNTED = _MOVES | {"convert", "bitcast_convert", "real", "imag", "complex"}
+_SLICES = frozenset({"slice", "dynamic_slice", "gather", "dynamic_gather"})
+_NOTHING = frozenset(
+    ["constant", "partition_id", "replica_id", "after_all", "create_token", "get_dimension_size"]
+)
+_CHEAP = frozenset({"broadcast_in_dim", "broadcast", "iota", "dynamic_iota"})
+_RESHAPES = frozenset({"reshape", "dynamic_reshape"})
+_VIEWS = frozenset({"optimization_barrier", "tuple", "get_tuple_element"})
+_OWN_KERNELS = {
+    "dot_general": WorkKind.MATMUL,
+    "dot": WorkKind.MATMUL,
+    "convolution": WorkKind.CONVOLUTION,
+    "gather": WorkKind.GATHER,
+    "dynamic_gather": WorkKind.GATHER,
+    "scatter": WorkKind.GATHER,
+    "sort": WorkKind.SORT,
+    "select_and_scatter": WorkKind.REDUCTION,
+    "rng": WorkKind.ELEMENTWISE,
+    "rng_bit_generator": WorkKind.ELEMENTWISE,
+}
+_OTHERS = frozenset(
+    {"fft", "cholesky", "triangular_solve", "custom_call", "batch_norm_training"}
+    | {"batch_norm_inference", "batch_norm_grad", "ragged_dot", "top_k"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OpWork:
+    """An op's part in its kernel; `reads` is of its operands, None for all of one."""
+
+    role: Role
+    kind: WorkKind = WorkKind.ELEMENTWISE
+    vector_flops: float = 0.0
+    matmul: Matmul | None = None
+    dtype: str = "f32"
+    reads: tuple[float | None, ...] = ()
+
+
+def short_name(op: ir.Operation) -> str:
+    """`dot_general` of `stablehlo.dot_general`."""
+    return _DIALECT.sub("", op.name)
+
+
+def bytes_of(kind: ir.Type) -> float:
+    """Bytes of a value; 0 of tokens and of shapes that are not known."""
+    if not isinstance(kind, ir.ShapedType):
+        return 0.0
+    return float(tensor_bytes(kind) or 0)
+
+
+def op_work(op: ir.Operation, name: str) -> OpWork:
+    """What an op without regions to enter computes."""
+    if name in _NOTHING:
+        return OpWork(Role.NOTHING)
+    if name in _VIEWS:
+        return OpWork(Role.VIEW)
+    if name in _RESHAPES:
+        return OpWork(Role.RESHAPE, WorkKind.COPY)
+    result = op.results[0].type if len(op.results) else None
+    if not isinstance(result, ir.ShapedType):
+        return OpWork(Role.KERNEL, WorkKind.OTHER)
+    dtype = str(result.element_type)
+    if name in _CHEAP:
+        return OpWork(Role.CHEAP, WorkKind.ELEMENTWISE, dtype=dtype)
+    if name in ("dot_general", "dot", "convolution"):
+        return _products(op, name)
+    if name in ("reduce", "reduce_window"):
+        return _reduction(op, name, dtype)
+    if name == "dynamic_update_slice":
+        return OpWork(Role.UPDATE, WorkKind.COPY, dtype=dtype, reads=(0.0,))
+    if name in _OWN_KERNELS:
+        return _own_kernel(op, name, dtype)
+    if name in _OTHERS:
+        return OpWork(Role.KERNEL, WorkKind.OTHER, dtype=dtype)
+    kind = WorkKind.COPY if name in _MOVES else WorkKind.ELEMENTWISE
+    reads = (bytes_of(result),) if name in _SLICES else ()
+    return OpWork(Role.FUSIBLE, kind, _per_element(name) * _elements(result), None, dtype, reads)
+
+
+def _per_element(name: str) -> float:
+    if name in _UNCOUNTED:
+        return 0.0
+    return _TRANSCENDENTAL if name in _COSTLY else 1.0
+
+
+def _own_kernel(op: ir.Operation, name: str, dtype: str) -> OpWork:
+    result = ir.ShapedType(op.results[0].type)
+    flops, reads = 0.0, tuple[float | None, ...]()
+    if name in _SLICES:
+        reads = (bytes_of(result),)
+    elif name == "scatter":
+        updates = op.operands[len(op.operands) - 1].type
+        reads = (bytes_of(updates),) * len(op.results)  # only the rows that it writes
+        flops = _elements(ir.ShapedType(updates))
+    elif name == "sort":
+        length = max(result.shape, default=1)
+        flops = _elements(result) * max(1.0, math.log2(max(length, 2)))
+    elif name.startswith("rng"):
+        flops = _RANDOM * _elements(result)
+    elif name == "select_and_scatter":
+        flops = 2.0 * _elements(ir.ShapedType(op.operands[0].type))
+    return OpWork(Role.KERNEL, _OWN_KERNELS[name], flops, None, dtype, reads)
+
+
+def _reduction(op: ir.Operation, name: str, dtype: str) -> OpWork:
+    operand = ir.ShapedType(op.operands[0].type)
+    body = list(op.regions[0].blocks[0].operations)
+    each = sum(_per_element(short_name(inner.operation)) for inner in body[:-1])
+    count = _elements(operand)
+    if name == "reduce_window":
+        window = ir.DenseI64ArrayAttr(op.attributes["window_dimensions"])
+        count = _elements(ir.ShapedType(op.results[0].type)) * math.prod(window)
+    return OpWork(Role.REDUCTION, WorkKind.REDUCTION, count * max(each, 1.0), None, dtype)
+
+
+def _products(op: ir.Operation, name: str) -> OpWork:
+    left, right = (ir.RankedTensorType(v.type) for v in list(op.operands)[:2])
+    if not (left.has_static_shape and right.has_static_shape):
+        return OpWork(Role.KERNEL, _OWN_KERNELS[name])
+    if name == "dot_general":
+        product = _dot_general(op, left.shape, right.shape)
+    elif name == "dot":
+        m = left.shape[0] if left.rank == 2 else 1
+        n = right.shape[1] if right.rank == 2 else 1
+        product = Matmul(1, m, n, left.shape[-1])
+    else:
+        product = _convolution(op, left.shape, right.shape)
+    return OpWork(Role.KERNEL, _OWN_KERNELS[name], 0.0, product, str(left.element_type))
+
+
+def _dot_general(op: ir.Operation, left: Sequence[int], right: Sequence[int]) -> Matmul:
+    dims = bindings.DotDimensionNumbers(op.attributes["dot_dimension_numbers"])
+    batch = math.prod(left[d] for d in dims.lhs_batching_dimensions)
+    k = math.prod(left[d] for d in dims.lhs_contracting_dimensions)
+    m = math.prod(left) // max(1, batch * k)
+    n = math.prod(right) // max(1, batch * k)
+    return Matmul(batch, m, n, k)
+
+
+def _convolution(op: ir.Operation, image: Sequence[int], kernel: Sequence[int]) -> Matmul:
+    """As the product [batch and places, inputs x window] x [inputs x window, outputs]."""
+    dims = bindings.ConvDimensionNumbers(op.attributes["dimension_numbers"])
+    groups = ir.IntegerAttr(op.attributes["feature_group_count"]).value
+    outputs = kernel[dims.kernel_output_feature_dimension]
+    result = ir.ShapedType(op.results[0].type).shape
+    places = math.prod(result) // max(1, outputs)
+    depth = math.prod(kernel) // max(1, outputs)
+    return Matmul(groups, places, outputs // max(1, groups), depth)
+
+
+def _elements(kind: ir.ShapedType) -> float:
+    return float(np.prod(kind.shape, dtype=np.float64)) if kind.has_static_shape else 0.0

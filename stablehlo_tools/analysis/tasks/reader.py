@@ -1,0 +1,279 @@
+"""Reads what one device runs into nodes: calls and manual computations entered, loops kept.
+
+Only the program of one device is read: a program for all devices has to be partitioned first. Of a
+`case` or an `if` the branch with the most work is taken. A loop whose trip count is not known is
+kept with none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from stablehlo_tools.analysis.collectives import Collective, classify_communication
+from stablehlo_tools.analysis.communication import MANUAL_COMPUTATION
+from stablehlo_tools.analysis.entry import entry_function
+from stablehlo_tools.analysis.tasks.nodes import Body, Node, Ref, Role
+from stablehlo_tools.analysis.tasks.op_work import bytes_of, op_work, short_name
+from stablehlo_tools.analysis.trip_counts import constant_integer, trip_count
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.ir.symbols import CALL, COMPOSITE, callee_name, functions_by_name
+from stablehlo_tools.ir.walk import walk
+
+_BARRIER = "stablehlo.optimization_barrier"
+_WHILE = "stablehlo.while"
+_CHOICES = frozenset({"stablehlo.case", "stablehlo.if"})
+_ASYNC_DONE = "stablehlo.async_done"
+_MADE_ANEW = frozenset({Role.FUSIBLE, Role.RESHAPE})
+_TINY = 256  # bytes
+_DONATED = ("tf.aliasing_output", "jax.buffer_donor")
+
+type _Values = dict[ir.Value, Ref]
+
+
+def read_program(module: ir.Module) -> Body:
+    """The nodes of a module's entry function, as one device runs it.
+
+    Raises a located ToolError for a call without a body and for communication that is not
+    understood.
+    """
+    function = entry_function(module)
+    block = function.regions[0].blocks[0]
+    reader = _Reader(module)
+    values: _Values = {}
+    attributes = function.attributes.get("arg_attrs")
+    listed = list(ir.ArrayAttr(attributes)) if attributes is not None else []
+    for number, argument in enumerate(block.arguments):
+        donated = number < len(listed) and any(n in ir.DictAttr(listed[number]) for n in _DONATED)
+        values[argument] = reader.add_input(argument, number, persistent=not donated)
+    returned = reader.read_block(block, values)
+    reader.add(Role.OUTPUT, "return", returned)
+    return reader.body
+
+
+class _Reader:
+    """Appends the nodes of one straight run of ops."""
+
+    def __init__(self, module: ir.Module, outer: _Reader | None = None) -> None:
+        self._module = module
+        self._outer = outer
+        self.body = Body()
+        self._functions: dict[str, ir.Operation] = (
+            outer._functions if outer else functions_by_name(module)
+        )
+        self._classify: Callable[[ir.Operation], Collective | None] = (
+            outer._classify if outer else classify_communication(module.context)
+        )
+        self._numbers: dict[ir.Value, ir.Value] = outer._numbers if outer else {}
+
+    def add(
+        self, role: Role, name: str, sources: Sequence[Ref], op: ir.Operation | None = None
+    ) -> Node:
+        """Appends a node."""
+        nodes = self.body.nodes
+        node = Node(len(nodes), role, name, tuple(sources))
+        if op is not None:
+            node.result_bytes = tuple(bytes_of(value.type) for value in op.results)
+            node.location = op.location
+        nodes.append(node)
+        return node
+
+    def add_input(self, value: ir.Value, number: int, *, persistent: bool = False) -> Ref:
+        """A value that comes from outside."""
+        node = self.add(Role.INPUT, f"argument {number}", ())
+        node.result_bytes = (bytes_of(value.type),)
+        node.persistent = persistent
+        node.location = value.location
+        return node.index, 0
+
+    def read_block(self, block: ir.Block, values: _Values) -> list[Ref]:
+        """Reads the ops of a block; the refs of what its terminator returns."""
+        for view in block.operations:
+            op = view.operation
+            if op.name in ("func.return", "stablehlo.return", "sdy.return"):
+                return [values[operand] for operand in op.operands]
+            self._read(op, values)
+        return []
+
+    def _read(self, op: ir.Operation, values: _Values) -> None:
+        name = op.name
+        if name == _BARRIER:
+            self._barrier(op, values)
+        elif name in (CALL, COMPOSITE):
+            self._call(op, values)
+        elif name == MANUAL_COMPUTATION:
+            self._manual(op, values)
+        elif name == _WHILE:
+            self._loop(op, values)
+        elif name in _CHOICES:
+            self._choice(op, values)
+        elif name == _ASYNC_DONE:
+            self._done(op, values)
+        else:
+            self._plain(op, values)
+
+    def _plain(self, op: ir.Operation, values: _Values) -> None:
+        collective = self._classify(op)
+        sources = [values[operand] for operand in op.operands]
+        if collective is not None:
+            node = self.add(Role.COLLECTIVE, collective.kind, sources, op)
+            node.collective = collective
+            if collective.is_async:
+                node.result_bytes = (float(collective.bytes_out or 0),)
+        else:
+            name = short_name(op)
+            work = op_work(op, name)
+            node = self.add(work.role, name, sources, op)
+            node.kind, node.vector_flops = work.kind, work.vector_flops
+            node.matmul, node.dtype, node.reads = work.matmul, work.dtype, work.reads
+            if work.role in _MADE_ANEW and self._is_tiny(node):
+                node.role = Role.CHEAP
+            if work.role in (Role.VIEW, Role.RESHAPE):
+                node.passes = tuple(sources[:1])
+            elif work.role is Role.UPDATE or name == "scatter":
+                node.passes = tuple(sources[: len(op.results)])
+        for number, result in enumerate(op.results):
+            values[result] = (node.index, number)
+
+    def _is_tiny(self, node: Node) -> bool:
+        """Whether it costs no more to make a value anew than to read it: index arithmetic."""
+        read = (self.body.nodes[index].result_bytes[number] for index, number in node.sources)
+        return all(size <= _TINY for size in (*node.result_bytes, *read))
+
+    def _barrier(self, op: ir.Operation, values: _Values) -> None:
+        sources = [values[operand] for operand in op.operands]
+        node = self.add(Role.VIEW, "optimization_barrier", sources, op)
+        node.passes = tuple(sources)
+        values.update({result: (node.index, i) for i, result in enumerate(op.results)})
+
+    def _done(self, op: ir.Operation, values: _Values) -> None:
+        start = values[op.operands[0]]
+        node = self.add(Role.DONE, "async_done", [start], op)
+        node.start = start
+        node.passes = (start,)
+        values.update({result: (node.index, i) for i, result in enumerate(op.results)})
+
+    def _call(self, op: ir.Operation, values: _Values) -> None:
+        function = self._functions.get(callee_name(op))
+        if function is None or not len(function.regions[0].blocks):
+            raise ToolError(f"{op.name} @{callee_name(op)}: there is no body to time", op.location)
+        self._enter(op, function.regions[0].blocks[0], values, {})
+
+    def _manual(self, op: ir.Operation, values: _Values) -> None:
+        block = op.regions[0].blocks[0]
+        for argument, operand in zip(block.arguments, op.operands, strict=True):
+            index, number = values[operand]
+            node = self.body.nodes[index]
+            if node.role is Role.INPUT:  # what one device holds of it
+                sizes = list(node.result_bytes)
+                sizes[number] = bytes_of(argument.type)
+                node.result_bytes = tuple(sizes)
+        self._enter(op, block, values, values)
+
+    def _enter(self, op: ir.Operation, block: ir.Block, values: _Values, inside: _Values) -> None:
+        """Reads a region in the place of the op that runs it once."""
+        for argument, operand in zip(block.arguments, op.operands, strict=True):
+            inside[argument] = values[operand]
+            self._numbers[argument] = operand
+        returned = self.read_block(block, inside)
+        values.update(zip(op.results, returned, strict=True))
+
+    def _choice(self, op: ir.Operation, values: _Values) -> None:
+        """The dearest branch, by operations and bytes."""
+        nodes = self.body.nodes
+        begin = len(nodes)
+        best, cost = 0, -1.0
+        for number, region in enumerate(op.regions):
+            self.read_block(region.blocks[0], dict(values))
+            here = sum(map(_weight, nodes[begin:]))
+            del nodes[begin:]
+            if here > cost:
+                best, cost = number, here
+        returned = self.read_block(op.regions[best].blocks[0], values)
+        values.update(zip(op.results, returned, strict=True))
+
+    def _loop(self, op: ir.Operation, values: _Values) -> None:
+        sources = [values[operand] for operand in op.operands]
+        inner = _LoopReader(self._module, self, values)
+        body = inner.read(op, self._trips(op))
+        node = self.add(Role.LOOP, "while", [*sources, *body.captured], op)
+        node.body = body
+        node.passes = tuple(
+            source if _in_place(body, argument, result) else None
+            for source, (argument, result) in zip(sources, body.carries, strict=True)
+        )
+        values.update({result: (node.index, i) for i, result in enumerate(op.results)})
+
+    def _trips(self, op: ir.Operation) -> int | None:
+        initial = [constant_integer(self._resolved(value)) for value in op.operands]
+        counts = trip_count(op, [None if n is None else (n,) for n in initial])
+        return None if counts is None else counts[0]
+
+    def _resolved(self, value: ir.Value) -> ir.Value:
+        while value in self._numbers:
+            value = self._numbers[value]
+        return value
+
+
+class _LoopReader(_Reader):
+    """Reads the body of a loop; what it uses from outside becomes inputs of it."""
+
+    def __init__(self, module: ir.Module, outer: _Reader, values: _Values) -> None:
+        super().__init__(module, outer)
+        self._around = values
+
+    def read(self, op: ir.Operation, trips: int | None) -> Body:
+        """The condition and the body, as one iteration runs them."""
+        condition, block = (region.blocks[0] for region in op.regions)
+        inside: _Values = {}
+        self.body.trips = trips
+        for number, value in enumerate(_captured_by(op)):
+            inside[value] = self.add_input(value, number)
+            self.body.captured.append(self._around[value])
+        arguments = [self.add_input(argument, i) for i, argument in enumerate(block.arguments)]
+        inside.update(zip(condition.arguments, arguments, strict=True))
+        inside.update(zip(block.arguments, arguments, strict=True))
+        self.read_block(condition, inside)
+        returned = self.read_block(block, inside)
+        self.body.carries = [
+            (argument[0], result) for argument, result in zip(arguments, returned, strict=True)
+        ]
+        self.add(Role.OUTPUT, "return", returned)
+        return self.body
+
+
+def _captured_by(op: ir.Operation) -> list[ir.Value]:
+    """The values from outside of an op that the ops in its regions use."""
+    inside: set[ir.Value] = set()
+    used: dict[ir.Value, None] = {}
+
+    def visit(inner: ir.Operation) -> ir.WalkResult:
+        if inner != op:
+            inside.update(inner.results)
+            used.update(dict.fromkeys(inner.operands))
+        for region in inner.regions:
+            for block in region.blocks:
+                inside.update(block.arguments)
+        return ir.WalkResult.ADVANCE
+
+    walk(op, visit)
+    return [value for value in used if value not in inside]
+
+
+def _in_place(body: Body, argument: int, result: Ref) -> bool:
+    """Whether a carry's next value lies in the storage of its last."""
+    ref: Ref | None = result
+    while ref is not None:
+        node = body.nodes[ref[0]]
+        if node.index == argument:
+            return True
+        ref = node.passes[ref[1]] if ref[1] < len(node.passes) else None
+    return False
+
+
+def _weight(node: Node) -> float:
+    """A rough cost, to compare branches by."""
+    if node.body is not None:
+        return (node.body.trips or 1) * sum(map(_weight, node.body.nodes))
+    flops = node.vector_flops + (node.matmul.flops if node.matmul else 0.0)
+    return sum(node.result_bytes) + flops / 100
