@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
+
+from stablehlo_tools.cli.timing import seconds
 
 SUMMARY = "compile for cpu, gpu or tpu and read back the order of the collectives"
 
@@ -27,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeout",
         metavar="SECONDS",
-        type=_seconds,
+        type=seconds,
         default=600.0,
         help="stop the compiler after so many seconds (default: 600)",
     )
@@ -46,10 +47,3 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         print(report.to_text(compilation, loaded.name))
     return 0
-
-
-def _seconds(text: str) -> float:
-    value = float(text)  # argparse turns the ValueError into its own message
-    if not (math.isfinite(value) and value > 0):
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number of seconds")
-    return value

@@ -1,4 +1,9 @@
-"""List the communicating ops of an artifact: kind, participants, bytes, reduction, place.
+"""List the communicating ops of an artifact, and what they cost on a device.
+
+Without --hardware: kind, participants, bytes, reduction and place of each op. With it, or with
+--target: the time of each collective, how much of it is exposed, what hides the rest, what could;
+the loops; the memory peak; the total against the least possible. docs/inspect.md describes the
+figures and the JSON. A program that leaves its collectives to the compiler is partitioned first.
 
 INPUT is MLIR text, MLIR bytecode, a portable artifact or a jax.export file; `-` is standard input.
 Participants are flattened ids: replica * number of partitions + partition.
@@ -10,14 +15,18 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
+from stablehlo_tools.cli.timing import add_timing_arguments, question, tool_version
+
 if TYPE_CHECKING:
     from stablehlo_tools.analysis.collectives import Collective, ModuleFacts
+    from stablehlo_tools.artifact import Artifact
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `inspect`."""
     parser.add_argument("input", metavar="INPUT", help="the artifact, or - for standard input")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_timing_arguments(parser, "no times")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -27,6 +36,8 @@ def run(arguments: argparse.Namespace) -> int:
     from stablehlo_tools.diagnostics import ToolError
 
     loaded = artifact.load(arguments.input)
+    if arguments.hardware or arguments.target or arguments.measured:
+        return _timed(arguments, loaded)
     try:
         facts = ModuleFacts.of(loaded.module)
         rows = [_row(c, facts, loaded.name) for c in find_collectives(loaded.module)]
@@ -38,6 +49,20 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps({**grid, "collectives": rows}, indent=1))
     else:
         print(_table(rows, facts, loaded.name))
+    return 0
+
+
+def _timed(arguments: argparse.Namespace, loaded: Artifact) -> int:
+    from stablehlo_tools.exposure import exposure
+    from stablehlo_tools.report.document import Document
+    from stablehlo_tools.report.text import to_text
+
+    programs = exposure([loaded], question(arguments, loaded, timeline=False))
+    document = Document(loaded.name, tool_version(), tuple(programs))
+    if arguments.json:
+        print(json.dumps(document.to_json(timeline=False), indent=1))
+    else:
+        print(to_text(document))
     return 0
 
 

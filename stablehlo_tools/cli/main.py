@@ -16,11 +16,13 @@ from types import FrameType, ModuleType
 
 COMMANDS = {
     "opt": "run a pipeline of passes on an artifact",
-    "inspect": "list the communicating ops of an artifact",
+    "inspect": "list the communicating ops of an artifact, and what they cost on a device",
+    "report": "draw what communication costs: one HTML page, or a Perfetto trace",
     "check-order": "prove that programs compiled apart cannot deadlock, or show how they can",
     "align-order": "put the collectives of programs compiled apart into one order",
     "verify": "prove on random inputs that two artifacts compute the same values",
     "compile": "compile for cpu, gpu or tpu and read back the order of the collectives",
+    "import-trace": "turn a jax.profiler trace into a profile of measured times",
     "make-test": "turn an artifact and a pipeline into a lit test",
 }
 BAD_INPUT = 2

@@ -1,0 +1,40 @@
+"""Turn what jax.profiler.trace wrote into a profile of measured times, for --measured.
+
+TRACE is the directory that was traced to, or one *.trace.json.gz file of it. Of a program that was
+run more than once each op counts with its median. The times are of the HLO instructions of one
+compiled module: `inspect --target gpu` or `tpu` of the same program knows them by the same names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `import-trace`."""
+    parser.add_argument("trace", metavar="TRACE", help="a directory, or a *.trace.json.gz file")
+    parser.add_argument("-o", "--output", metavar="OUTPUT", help="where to write (default: stdout)")
+    parser.add_argument(
+        "--module",
+        metavar="NAME",
+        help="the HLO module to take (default: the one that took most of the time)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Writes the profile. Raises ToolError, and then nothing is written."""
+    from stablehlo_tools import artifact
+    from stablehlo_tools.cost.traces import profile_from_trace
+
+    to_file = arguments.output not in (None, artifact.STDIN)
+    if to_file:
+        artifact.check_writable(arguments.output)
+    profile = profile_from_trace(Path(arguments.trace), arguments.module)
+    text = json.dumps(profile, indent=1) + "\n"
+    if to_file:
+        artifact.write_atomically(arguments.output, text.encode())
+    else:
+        print(text, end="")
+    return 0

@@ -1,0 +1,71 @@
+"""The arguments that say how to time a program, common to `inspect` and `report`."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from stablehlo_tools.artifact import Artifact
+    from stablehlo_tools.exposure import Question
+
+_TARGETS = ("as-written", "gpu", "tpu")
+
+
+def add_timing_arguments(parser: argparse.ArgumentParser, otherwise: str) -> None:
+    """`--hardware`, `--target`, `--measured`, `--timeout`; `otherwise` is without a hardware."""
+    parser.add_argument(
+        "--hardware",
+        metavar="NAME",
+        help=f"a device known by name, or a profile in a TOML file (otherwise: {otherwise})",
+    )
+    parser.add_argument(
+        "--target",
+        metavar="TARGET",
+        action="append",
+        choices=_TARGETS,
+        help="whose schedule to time: as-written (the default), or what XLA:GPU (gpu) or XLA:TPU "
+        "(tpu) makes of the program; may be given more than once",
+    )
+    parser.add_argument(
+        "--measured",
+        metavar="FILE",
+        help="times that were measured, by op (JSON); they go before the cost model",
+    )
+    parser.add_argument(
+        "--timeout",
+        metavar="SECONDS",
+        type=seconds,
+        default=600.0,
+        help="stop a compiler after so many seconds (default: 600)",
+    )
+
+
+def question(arguments: argparse.Namespace, artifact: Artifact, *, timeline: bool) -> Question:
+    """What the arguments ask of an artifact. Raises ToolError."""
+    from stablehlo_tools.cost.measured import MeasuredProfile
+    from stablehlo_tools.exposure import AS_WRITTEN, Question, hardware_for
+
+    return Question(
+        hardware=hardware_for(artifact, arguments.hardware),
+        targets=tuple(dict.fromkeys(arguments.target or (AS_WRITTEN,))),
+        measured=MeasuredProfile.load(arguments.measured) if arguments.measured else None,
+        timeout=arguments.timeout,
+        with_timeline=timeline,
+    )
+
+
+def seconds(text: str) -> float:
+    """A positive, finite number of seconds, for argparse."""
+    value = float(text)  # argparse turns the ValueError into its own message
+    if not (math.isfinite(value) and value > 0):
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number of seconds")
+    return value
+
+
+def tool_version() -> str:
+    """The version of this package, as documents state it."""
+    from importlib.metadata import version
+
+    return version("stablehlo-tools")

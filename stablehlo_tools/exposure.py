@@ -1,0 +1,146 @@
+"""What an artifact's communication costs: the program as written, and as compilers schedule it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stablehlo_tools.analysis.collectives import ModuleFacts
+from stablehlo_tools.analysis.communication import MANUAL_COMPUTATION
+from stablehlo_tools.analysis.entry import entry_function, is_per_device
+from stablehlo_tools.analysis.tasks.graph import module_task_graph
+from stablehlo_tools.cost.clock import Clock
+from stablehlo_tools.artifact import Artifact
+from stablehlo_tools.cost.hardware import Hardware, load_hardware
+from stablehlo_tools.cost.measured import MeasuredProfile
+from stablehlo_tools.diagnostics import Diagnostic, naming
+from stablehlo_tools.overlap.task_graph import TaskGraph
+from stablehlo_tools.report.document import ProgramReport
+from stablehlo_tools.report.programs import program_report
+
+if TYPE_CHECKING:
+    from stablehlo_tools.bindings import ir
+
+AS_WRITTEN = "as-written"
+TARGETS = (AS_WRITTEN, "gpu", "tpu")
+PARTITIONING = "partition,create-reduce-scatter"
+_DEFAULT_HARDWARE = {"tpu": "tpu-v5e"}
+_OTHERWISE = "h100"
+_NO_WORK = frozenset(
+    {"func.return", "stablehlo.constant", "stablehlo.optimization_barrier", MANUAL_COMPUTATION}
+)
+
+
+@dataclass(frozen=True)
+class Question:
+    """How to time a program: on which device, whose schedules, and what is known of it."""
+
+    hardware: Hardware
+    targets: tuple[str, ...] = (AS_WRITTEN,)
+    measured: MeasuredProfile | None = None
+    timeout: float = 600.0  # seconds for each compiler
+    with_timeline: bool = True
+
+
+def hardware_for(artifact: Artifact, name: str | None) -> Hardware:
+    """The named hardware; else what the program was exported for: a TPU v5e or an H100."""
+    if name is not None:
+        return load_hardware(name)
+    platforms = artifact.exported.platforms if artifact.exported is not None else ()
+    found = [_DEFAULT_HARDWARE[p] for p in platforms if p in _DEFAULT_HARDWARE]
+    return load_hardware(found[0] if found else _OTHERWISE)
+
+
+def exposure(artifacts: Sequence[Artifact], question: Question) -> list[ProgramReport]:
+    """A report for each artifact and each target, in the order asked for.
+
+    A program that leaves its collectives to the compiler is partitioned first, to be timed as
+    written. Raises ToolError where it cannot be, where a compiler refuses, and where a measured
+    profile names nothing of the programs.
+    """
+    reports: list[ProgramReport] = []
+    for artifact in artifacts:
+        with naming(artifact.name):
+            for target in question.targets:
+                as_written = target == AS_WRITTEN
+                reports.append(
+                    _as_written(artifact, question)
+                    if as_written
+                    else _compiled(artifact, target, question)
+                )
+    if question.measured is not None:
+        question.measured.check_used()
+    return reports
+
+
+def explicit_collectives(artifact: Artifact) -> tuple[Artifact, tuple[str, ...]]:
+    """The artifact with its collectives in it, and what was done to get there."""
+    if not _leaves_work_to_the_partitioner(artifact.module):
+        return artifact, ()
+    from stablehlo_tools.api import run_pipeline
+    from stablehlo_tools.passes import Pipeline
+
+    copy = artifact.copy()
+    reported = run_pipeline(copy, Pipeline.parse(PARTITIONING))
+    return copy, (
+        f"the program leaves its collectives to the compiler: it was partitioned ({PARTITIONING}) "
+        "to be timed",
+        *(_one_line(diagnostic, artifact.name) for diagnostic in reported.collected),
+    )
+
+
+def _leaves_work_to_the_partitioner(module: ir.Module) -> bool:
+    if ModuleFacts.of(module).grid.num_partitions < 2 or is_per_device(module):
+        return False
+    block = entry_function(module).regions[0].blocks[0]
+    return any(op.operation.name not in _NO_WORK for op in block.operations)
+
+
+def _as_written(artifact: Artifact, question: Question) -> ProgramReport:
+    explicit, notes = explicit_collectives(artifact)
+    devices = ModuleFacts.of(explicit.module).grid.size
+    clock = Clock(question.hardware, devices, question.measured)
+    graph = module_task_graph(explicit.module, clock, artifact.name)
+    return _report(artifact, graph, devices, "as written", question, notes)
+
+
+def _compiled(artifact: Artifact, target: str, question: Question) -> ProgramReport:
+    from stablehlo_tools.targets.compilation import compile_artifact
+    from stablehlo_tools.targets.hlo_tasks import hlo_task_graph
+
+    compilation = compile_artifact(artifact, target, question.timeout)
+    devices = compilation.topology.devices
+    graph = hlo_task_graph(compilation.text, question.hardware, devices, question.measured)
+    notes = (f"scheduled by {compilation.compiler} for {compilation.topology.describe()}",)
+    title = compilation.topology.target.title
+    return _report(artifact, graph, devices, title, question, notes)
+
+
+def _report(
+    artifact: Artifact,
+    graph: TaskGraph,
+    devices: int,
+    target: str,
+    question: Question,
+    notes: Sequence[str],
+) -> ProgramReport:
+    if question.measured is not None:
+        notes = [
+            *notes,
+            f"times of {len(question.measured.used)} ops are measured: {question.measured.source}",
+        ]
+    return program_report(
+        graph,
+        question.hardware,
+        devices,
+        name=Path(artifact.name).name,
+        target=target,
+        notes=tuple(notes),
+        with_timeline=question.with_timeline,
+    )
+
+
+def _one_line(diagnostic: Diagnostic, name: str) -> str:
+    return diagnostic.render(name).splitlines()[0]

@@ -1,0 +1,134 @@
+"""The document that every view is made from: one or more timed programs, as plain data.
+
+`to_json` is what `inspect --json` prints, without events and memory curve, and what the page of
+`report` is drawn from, with them. Times are nanoseconds from the program's start, sizes bytes.
+docs/inspect.md describes each field; `SCHEMA` grows when a field changes its meaning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+SCHEMA = "stablehlo-tools/cost/1"
+
+
+@dataclass(frozen=True, slots=True)
+class Hider:
+    """A compute task that ran while a collective was in flight, and for how long."""
+
+    name: str
+    ns: float
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveRow:
+    """One collective of the program.
+
+    `times` is how often it runs; `ns` and `exposed_ns` are of all runs together, `bytes` of one.
+    `hideable_ns` is how much of `ns` independent compute could cover in any order; `why` says what
+    stands in the way of the rest, "" where nothing does.
+    """
+
+    number: int
+    kind: str
+    name: str
+    groups: str
+    axes: tuple[str, ...]
+    stream: str
+    algorithm: str
+    dtype: str
+    bytes: float
+    times: int
+    ns: float
+    exposed_ns: float
+    hidden_by: tuple[Hider, ...]
+    hideable_ns: float
+    why: str
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
+class LoopRow:
+    """One loop; `trips` is None where the count is not known and one iteration was timed."""
+
+    name: str
+    trips: int | None
+    ns: float
+    period_ns: float  # of one iteration in the steady state
+    depth: int  # of nesting, 0 outermost
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
+class Alive:
+    """A storage that is alive at the memory peak."""
+
+    name: str
+    bytes: float
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A task on its stream. `collective` is a row's number, -1 for compute.
+
+    `label` names what is drawn; `place` is the source line. `folded` > 0 marks a block that stands
+    for so many further iterations of a loop that are not drawn one by one. `critical` marks the
+    tasks of the critical path.
+    """
+
+    stream: int
+    begin: float
+    end: float
+    label: str
+    op: str
+    place: str
+    kind: str  # compute, collective, wait (the compute stream stands still), loop (folded)
+    collective: int = -1
+    folded: int = 0
+    critical: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramReport:
+    """One program, timed. `target` says whose schedule it is: "as written", "XLA:GPU", …"""
+
+    name: str
+    target: str
+    hardware: str
+    devices: int
+    total_ns: float
+    compute_ns: float
+    communication_ns: float
+    exposed_ns: float
+    floor_ns: float
+    floor_is: str  # "compute stream", "stream NVLink dp", "critical path"
+    critical_path_ns: float
+    peak_bytes: float
+    capacity_bytes: float
+    alive: tuple[Alive, ...]
+    streams: tuple[str, ...]
+    collectives: tuple[CollectiveRow, ...]
+    loops: tuple[LoopRow, ...]
+    notes: tuple[str, ...] = ()
+    events: Sequence[Event] = field(default=())
+    memory: Sequence[tuple[float, float]] = field(default=())  # (ns, bytes alive from then on)
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """What a command found out, programs side by side: before and after, or several targets."""
+
+    title: str
+    version: str
+    programs: tuple[ProgramReport, ...]
+
+    def to_json(self, *, timeline: bool) -> dict[str, Any]:
+        """Plain data, with the events and memory curves or without."""
+        programs = [asdict(program) for program in self.programs]
+        if not timeline:
+            for program in programs:
+                del program["events"], program["memory"]
+        return {"schema": SCHEMA, **asdict(self), "programs": programs}

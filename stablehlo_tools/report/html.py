@@ -1,0 +1,156 @@
+"""The page of `report`: one HTML file that needs no network and draws itself from embedded data.
+
+The parts lie in `page/`. Events take most of the room, so they travel as numbers: an event is the
+gap to the one before it on its stream, its length, and the number of its description, which the
+iterations of a loop have in common. `page/document.js` reads them.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+import re
+from collections.abc import Hashable, Sequence
+from dataclasses import asdict
+from importlib import resources
+from typing import Any
+
+from stablehlo_tools.report.document import SCHEMA, Document, Event, ProgramReport
+
+# In this order: a script uses when it starts only what those before it define.
+SCRIPTS = (
+    "format.js",
+    "document.js",
+    "elements.js",
+    "summary.js",
+    "lane.js",
+    "memory.js",
+    "timeline.js",
+    "details.js",
+    "table.js",
+    "page.js",
+)
+_FINE_BELOW_NS = 1e6  # shorter programs keep thousandths of a nanosecond
+
+
+def render_page(document: Document) -> str:
+    """The whole page, to be written as UTF-8."""
+    parts = {
+        "title": html.escape(document.title.encode("utf-8", "replace").decode()),
+        "style": _asset("page.css"),
+        "theme": _asset("theme.js"),
+        "data": _embedded(_encoded(document)),
+        "scripts": "\n".join(f"<script>\n{_asset(name)}</script>" for name in SCRIPTS),
+    }
+    # In one sweep: a name in the program may look like a mark of the page.
+    return re.sub(r"\{\{(\w+)\}\}", lambda mark: parts[mark[1]], _asset("page.html"))
+
+
+def _asset(name: str) -> str:
+    return (resources.files("stablehlo_tools.report") / "page" / name).read_text("utf-8")
+
+
+def _embedded(data: dict[str, Any]) -> str:
+    """JSON for a script element, which nothing in it can end: it holds no `<`."""
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c")
+
+
+def _encoded(document: Document) -> dict[str, Any]:
+    strings = _Numbered()
+    return {
+        "schema": SCHEMA,
+        "title": document.title,
+        "version": document.version,
+        "programs": [_program(program, strings) for program in document.programs],
+        "strings": strings.values,
+    }
+
+
+class _Numbered:
+    """Values in the order of their first use; `of` gives the number of one."""
+
+    def __init__(self) -> None:
+        self.values: list[Any] = []
+        self._numbers: dict[Hashable, int] = {}
+
+    def of(self, value: Hashable) -> int:
+        number = self._numbers.setdefault(value, len(self.values))
+        if number == len(self.values):
+            self.values.append(value)
+        return number
+
+
+def _program(program: ProgramReport, strings: _Numbered) -> dict[str, Any]:
+    tick = 1.0 if program.total_ns >= _FINE_BELOW_NS else 1e-3
+    descriptions = _Numbered()
+    lanes: list[list[int]] = [[] for _ in program.streams]
+    ends = [0] * len(lanes)
+    for event in sorted(program.events, key=lambda event: (event.begin, event.end)):
+        begin, end = round(event.begin / tick), round(event.end / tick)
+        lanes[event.stream] += (
+            begin - ends[event.stream],
+            end - begin,
+            descriptions.of(_description(event, strings)),
+        )
+        ends[event.stream] = end
+    fields = {
+        name: _number(value) if isinstance(value, float) else value
+        for name in ProgramReport.__dataclass_fields__
+        if name not in {"events", "memory", "collectives", "loops", "alive"}
+        for value in [getattr(program, name)]
+    }
+    return fields | {
+        "tick": tick,
+        "descriptions": descriptions.values,
+        "lanes": lanes,
+        "memory": _memory(program.memory, tick),
+        "collectives": [
+            _plain(asdict(row))
+            | {
+                "axes": list(row.axes),
+                "hidden_by": [(strings.of(by.name), _number(by.ns)) for by in row.hidden_by],
+            }
+            for row in program.collectives
+        ],
+        "loops": [_plain(asdict(row)) for row in program.loops],
+        "alive": [_plain(asdict(row)) for row in program.alive],
+    }
+
+
+def _description(event: Event, strings: _Numbered) -> tuple[int, ...]:
+    return (
+        strings.of(event.label),
+        strings.of(event.op),
+        strings.of(event.place),
+        strings.of(event.kind),
+        event.collective,
+        event.folded,
+        int(event.critical),
+    )
+
+
+def _memory(curve: Sequence[tuple[float, float]], tick: float) -> list[int | None]:
+    """Steps as time since the step before, bytes, …"""
+    encoded: list[int | None] = []
+    before = 0
+    for ns, size in curve:
+        time = round(ns / tick)
+        encoded += (time - before, round(size))
+        before = time
+    return encoded
+
+
+def _plain(fields: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: _number(value) if isinstance(value, float) else value
+        for name, value in fields.items()
+    }
+
+
+def _number(value: float) -> float | int | None:
+    """The shortest JSON for a figure; None for one that JSON cannot say."""
+    if not math.isfinite(value):
+        return None
+    return int(value) if value.is_integer() else round(value, 3)

@@ -1,0 +1,211 @@
+"""The timelines as a trace in the JSON trace event format, which ui.perfetto.dev opens.
+
+A program is a process, a stream a thread, the memory curve a counter. An arrow leads from each
+collective to the wait for it. The format: "Trace Event Format", Google, 2016; what is said below
+about the reader is what Perfetto's trace processor does (importers/json).
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from stablehlo_tools.report.document import (
+    SCHEMA,
+    CollectiveRow,
+    Document,
+    Event,
+    ProgramReport,
+)
+
+# The reader keeps one table of thread ids for all processes, so that ids must differ in all of
+# them; it knows the thread whose id is the process's as the main thread.
+_IDS_OF_A_PROCESS = 1_000
+
+
+def perfetto_trace(document: Document) -> dict[str, Any]:
+    """The trace as plain data for `json.dump`.
+
+    Times are microseconds, whole nanoseconds as the reader keeps them. `displayTimeUnit` stands
+    before the events because the reader streams.
+    """
+    events: list[dict[str, Any]] = []
+    flows = 0
+    for index, program in enumerate(document.programs):
+        process = _Process(program, 1 + index * _IDS_OF_A_PROCESS)
+        events += process.names(index)
+        events += process.slices()
+        arrows = list(process.arrows(flows))
+        flows += len(arrows)
+        events += [end for arrow in arrows for end in arrow]
+        events += process.memory()
+    return {
+        "displayTimeUnit": "ns",
+        "otherData": {
+            "title": document.title,
+            "version": document.version,
+            "schema": SCHEMA,
+        },
+        "traceEvents": events,
+    }
+
+
+class _Process:
+    """The trace events of one program."""
+
+    def __init__(self, program: ProgramReport, pid: int) -> None:
+        self._program = program
+        self._pid = pid
+        self._rows = {row.number: row for row in program.collectives}
+        self._events = sorted(program.events, key=lambda event: (event.begin, event.end))
+        self._threads, self._tids = _threads(self._events, len(program.streams), pid)
+
+    def names(self, index: int) -> Iterator[dict[str, Any]]:
+        """What the process and its threads are called, and their order on the screen."""
+        program = self._program
+        of_process = {"ph": "M", "pid": self._pid, "tid": self._pid}
+        named = f"{program.name} ({program.target}, {program.hardware})"
+        yield {**of_process, "name": "process_name", "args": {"name": named}}
+        yield {**of_process, "name": "process_sort_index", "args": {"sort_index": index}}
+        for place, (tid, stream) in enumerate(self._threads):
+            of_thread = {"ph": "M", "pid": self._pid, "tid": tid}
+            name = {"name": program.streams[stream]}
+            yield {**of_thread, "name": "thread_name", "args": name}
+            yield {**of_thread, "name": "thread_sort_index", "args": {"sort_index": place}}
+
+    def slices(self) -> Iterator[dict[str, Any]]:
+        """One complete event a task."""
+        for event in self._events:
+            begin = _whole_ns(event.begin)
+            yield {
+                "ph": "X",
+                "pid": self._pid,
+                "tid": self._tids[id(event)],
+                "ts": begin / 1e3,
+                "dur": (_whole_ns(event.end) - begin) / 1e3,
+                "name": _name(event),
+                "cat": event.kind,
+                "args": _args(event, self._rows.get(event.collective)),
+            }
+
+    def arrows(self, first: int) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+        """From the begin of a collective to the wait for it, where the wait stands still."""
+        sends = _by_collective(self._events, "collective")
+        for number, waits in _by_collective(self._events, "wait").items():
+            for wait in waits:
+                send = _waited_for(wait, sends.get(number, []))
+                if send is None:
+                    continue
+                common = {
+                    "pid": self._pid,
+                    "cat": "wait",
+                    "name": "waits for",
+                    "id": (first := first + 1),
+                }
+                begin = _whole_ns(send.begin)
+                # An arrow may not lead back, and has to end inside the wait.
+                end = max(begin, _whole_ns(wait.begin))
+                yield (
+                    {**common, "ph": "s", "tid": self._tids[id(send)], "ts": begin / 1e3},
+                    {
+                        **common,
+                        "ph": "f",
+                        "bp": "e",
+                        "tid": self._tids[id(wait)],
+                        "ts": end / 1e3,
+                    },
+                )
+
+    def memory(self) -> Iterator[dict[str, Any]]:
+        """The memory curve as a counter of the process."""
+        for ns, size in self._program.memory:
+            yield {
+                "ph": "C",
+                "pid": self._pid,
+                "tid": self._pid,
+                "ts": _whole_ns(ns) / 1e3,
+                "name": "memory",
+                "args": {"bytes": round(size)},
+            }
+
+
+def _threads(
+    events: Sequence[Event], streams: int, pid: int
+) -> tuple[list[tuple[int, int]], dict[int, int]]:
+    """The threads as (id, stream), and the thread of each event by the event's `id`.
+
+    A stream is one thread. Where a task begins before the one before it has ended it gets another:
+    the reader asks that the slices of a thread nest or lie apart. `events` by begin.
+    """
+    free: list[list[int]] = [[0] for _ in range(streams)]  # when the threads of a stream are free
+    places: list[tuple[Event, int]] = []
+    for event in events:
+        threads = free[event.stream]
+        begin, end = _whole_ns(event.begin), _whole_ns(event.end)
+        thread = next((at for at, time in enumerate(threads) if time <= begin), len(threads))
+        threads[thread : thread + 1] = [end]
+        places.append((event, thread))
+    first = [pid + 1 + sum(map(len, free[:stream])) for stream in range(streams)]
+    threads = [
+        (first[stream] + thread, stream)
+        for stream, ends in enumerate(free)
+        for thread in range(len(ends))
+    ]
+    return threads, {id(event): first[event.stream] + thread for event, thread in places}
+
+
+def _whole_ns(ns: float) -> int:
+    """Both ends of a task are rounded, not its length, so that neighbours stay apart."""
+    return round(ns)
+
+
+def _name(event: Event) -> str:
+    return f"{event.label} × {event.folded} more iterations" if event.folded else event.label
+
+
+def _by_collective(events: Sequence[Event], kind: str) -> dict[int, list[Event]]:
+    """The events of a kind by the collective they belong to, those without a length left out."""
+    found: dict[int, list[Event]] = {}
+    for event in events:
+        shown = _whole_ns(event.end) > _whole_ns(event.begin)
+        if event.kind == kind and event.collective >= 0 and shown:
+            found.setdefault(event.collective, []).append(event)
+    return found
+
+
+def _waited_for(wait: Event, sends: Sequence[Event]) -> Event | None:
+    """The run of the collective whose end is nearest to the wait's, begun before that.
+
+    `sends` in order of their begin. In a loop, later runs may have been started already.
+    """
+    begun = sends[: bisect_right(sends, _whole_ns(wait.end) - 1, key=lambda e: _whole_ns(e.begin))]
+    return min(reversed(begun), key=lambda send: abs(send.end - wait.end), default=None)
+
+
+def _args(event: Event, row: CollectiveRow | None) -> dict[str, Any]:
+    args: dict[str, Any] = {"op": event.op, "place": event.place}
+    if event.folded:
+        args["folded iterations"] = event.folded
+    if event.critical:
+        args["critical path"] = True
+    if row is not None:
+        args |= {
+            "collective": row.number,
+            "kind": row.kind,
+            "bytes": _figure(row.bytes),
+            "dtype": row.dtype,
+            "groups": row.groups,
+            "axes": ", ".join(row.axes),
+            "algorithm": row.algorithm,
+            "runs": row.times,
+            "ns of all runs": _figure(row.ns),
+            "exposed ns of all runs": _figure(row.exposed_ns),
+            "hidden by": ", ".join(by.name for by in row.hidden_by),
+        }
+    return args
+
+
+def _figure(value: float) -> float | str:
+    return value if math.isfinite(value) else str(value)

@@ -1,0 +1,188 @@
+"""The rows of the tables: collectives and loops, over all their runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from stablehlo_tools.overlap.bounds import iterations, stream_totals
+from stablehlo_tools.overlap.independence import Independence, independence
+from stablehlo_tools.overlap.iterations import could_end_late, could_go_ahead
+from stablehlo_tools.overlap.simulator import Run, Simulation
+from stablehlo_tools.overlap.task_graph import COMPUTE_STREAM, Task, TaskGraph, TaskKind
+from stablehlo_tools.report.document import CollectiveRow, Hider, LoopRow
+from stablehlo_tools.report.units import duration
+
+type Path = tuple[int, ...]  # the loops around a task, outermost first
+
+_MOST_HIDERS = 5
+_AHEAD = "its operand is ready early in the iteration before: it could be issued there"
+_LATE = "the next iteration needs its result late or never: it could end there"
+
+
+@dataclass(slots=True)
+class _Sums:
+    """What the runs of one collective add up to."""
+
+    times: int = 0
+    ns: float = 0.0
+    exposed_ns: float = 0.0
+    hidden: Counter[str] = field(default_factory=Counter[str])
+
+
+def graphs_of(graph: TaskGraph, path: Path = ()) -> Iterator[tuple[Path, TaskGraph]]:
+    """A graph and the bodies of its loops, with where they stand."""
+    yield path, graph
+    for task in graph.tasks:
+        if task.loop is not None:
+            yield from graphs_of(task.loop.body, (*path, task.id))
+
+
+def collective_numbers(graph: TaskGraph) -> dict[tuple[Path, int], int]:
+    """A number for each collective, in the order of the program."""
+    numbers: dict[tuple[Path, int], int] = {}
+
+    def count(inner: TaskGraph, path: Path) -> None:
+        for task in inner.tasks:
+            if task.kind is TaskKind.COLLECTIVE_START:
+                numbers[path, task.id] = len(numbers)
+            elif task.loop is not None:
+                count(task.loop.body, (*path, task.id))
+
+    count(graph, ())
+    return numbers
+
+
+def collective_rows(graph: TaskGraph, simulation: Simulation) -> tuple[CollectiveRow, ...]:
+    """One row for each collective of the program."""
+    sums: dict[tuple[Path, int], _Sums] = {}
+    _collect(simulation.run, 1, (), sums)
+    free = {path: independence(inner, _loop_compute(inner)) for path, inner in graphs_of(graph)}
+    hints = _hints(graph, ())
+    tasks = {path: inner.tasks for path, inner in graphs_of(graph)}
+    return tuple(
+        _row(
+            number,
+            tasks[path][start],
+            sums.get((path, start), _Sums()),
+            _why(free[path][start], tasks[path][start].ns, hints.get((path, start)), path),
+            free[path][start].free_ns,
+        )
+        for (path, start), number in collective_numbers(graph).items()
+    )
+
+
+def _collect(run: Run, weight: int, path: Path, sums: dict[tuple[Path, int], _Sums]) -> None:
+    for flight in run.all_flights():
+        share = weight / len(flight.starts)
+        for start in flight.starts:
+            entry = sums.setdefault((path, start), _Sums())
+            entry.times += weight
+            entry.ns += share * (flight.end - flight.begin)
+            entry.exposed_ns += share * flight.stall
+            for name, ns in flight.hidden.items():
+                entry.hidden[name] += share * ns  # type: ignore[assignment]
+    for task, loop in run.loops.items():
+        for iteration, count in loop.weighted():
+            _collect(iteration, weight * count, (*path, task), sums)
+
+
+def _loop_compute(graph: TaskGraph) -> dict[int, float]:
+    return {
+        task.id: stream_totals(task.loop.body)[COMPUTE_STREAM] * iterations(task.loop)
+        for task in graph.tasks
+        if task.loop is not None
+    }
+
+
+def _hints(graph: TaskGraph, path: Path) -> dict[tuple[Path, int], str]:
+    """What pipelining across iterations could do for the collectives of loops."""
+    found: dict[tuple[Path, int], str] = {}
+    for task in graph.tasks:
+        if task.loop is None:
+            continue
+        inside = (*path, task.id)
+        found |= dict.fromkeys(((inside, s) for s in could_end_late(task.loop)), _LATE)
+        found |= dict.fromkeys(((inside, s) for s in could_go_ahead(task.loop)), _AHEAD)
+        found |= _hints(task.loop.body, inside)
+    return found
+
+
+def _row(number: int, task: Task, sums: _Sums, why: str, free_ns: float) -> CollectiveRow:
+    sent = task.communication
+    assert sent is not None, "a collective start says what it sends"
+    each = sums.ns / sums.times if sums.times else task.ns
+    return CollectiveRow(
+        number=number,
+        kind=sent.kind,
+        name=task.name,
+        groups=groups_text(sent.groups),
+        axes=sent.axes,
+        stream=sent.stream,
+        algorithm=sent.algorithm,
+        dtype=sent.dtype,
+        bytes=sent.bytes,
+        times=sums.times,
+        ns=sums.ns,
+        exposed_ns=min(sums.exposed_ns, sums.ns),
+        hidden_by=tuple(Hider(n, ns) for n, ns in sums.hidden.most_common(_MOST_HIDERS)),
+        hideable_ns=min(each, free_ns) * sums.times,
+        why=why,
+        place=task.place,
+    )
+
+
+def _why(around: Independence, ns: float, hint: str | None, path: Path) -> str:
+    """What keeps a collective from being hidden whole, in any order of its block."""
+    if around.free_ns >= ns:
+        return ""
+    where = "iteration" if path else "program"
+    if around.free_ns:
+        text = f"only {duration(around.free_ns)} of compute in this {where} is independent of it"
+    elif around.before_ns or around.after_ns:
+        text = f"all compute of this {where} feeds it or needs its result"
+    else:
+        text = f"there is no compute in this {where}"
+    return f"{text}; {hint}" if hint else text
+
+
+def groups_text(groups: tuple[tuple[int, ...], ...]) -> str:
+    """`2 x 4 {0,1,2,3}`: how many groups of how many, and the first; `8 pairs {0,1}`."""
+    if not groups:
+        return "-"
+    first = ",".join(map(str, groups[0]))
+    text = f"{{{first}}}" if len(first) <= 16 else f"{{{groups[0][0]},…,{groups[0][-1]}}}"
+    return text if len(groups) == 1 else f"{len(groups)} x {len(groups[0])} {text}"
+
+
+def loop_rows(graph: TaskGraph, simulation: Simulation) -> tuple[LoopRow, ...]:
+    """One row for each loop, outer ones first, with the time of all its runs."""
+    rows: list[LoopRow] = []
+
+    def visit(inner: TaskGraph, runs: list[tuple[Run, int]], depth: int) -> None:
+        for task in inner.tasks:
+            if task.loop is None:
+                continue
+            here = [(run.loops[task.id], weight) for run, weight in runs if task.id in run.loops]
+            total = sum(
+                weight * (run.end[task.id] - run.begin[task.id])
+                for run, weight in runs
+                if task.id in run.loops
+            )
+            period = here[0][0].period if here else 0.0
+            rows.append(LoopRow(task.name, task.loop.trips, total, period, depth, task.place))
+            inside = [
+                (iteration, weight * count)
+                for loop, weight in here
+                for iteration, count in loop.weighted()
+            ]
+            visit(task.loop.body, inside, depth + 1)
+
+    visit(graph, [(simulation.run, 1)], 0)
+    return tuple(rows)
+
+
+def unsteady_loops(run: Run) -> Mapping[int, int]:
+    """The loops of a program that were extrapolated, with how many iterations were left out."""
+    return {t: loop.folded for t, loop in run.loops.items() if loop.folded and not loop.steady}

@@ -1,0 +1,153 @@
+"""A timed program as text: totals, collectives, loops, what is alive at the memory peak."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from stablehlo_tools.report.document import Document, ProgramReport
+from stablehlo_tools.report.units import duration, share, size
+
+_MOST_ALIVE = 8
+_HEADINGS = (
+    "#", "kind", "groups", "axes", "type", "bytes", "times", "time", "exposed", "hidden by",
+    "hideable", "place",
+)  # fmt: skip
+_PLACE = re.compile(r"(?:.*?/)?([^/\s]+:\d+(?::\d+)?(?: in \S+)?)(?: \(.*\))?$")
+_LEFT = frozenset({"kind", "groups", "axes", "type", "hidden by", "place"})
+
+
+def to_text(document: Document) -> str:
+    """The whole document, program after program."""
+    return "\n\n".join("\n".join(_program(program)) for program in document.programs)
+
+
+def _program(program: ProgramReport) -> Iterator[str]:
+    yield f"{program.name}, {program.target}, on {program.devices} x {program.hardware}"
+    yield from (f"  note: {note}" for note in program.notes)
+    yield (
+        f"  total      {duration(program.total_ns):>9}   compute {duration(program.compute_ns)}, "
+        f"communication {duration(program.communication_ns)}"
+    )
+    yield (
+        f"  exposed    {duration(program.exposed_ns):>9}   "
+        f"{share(program.exposed_ns, program.total_ns)} of the total"
+    )
+    yield (
+        f"  floor      {duration(program.floor_ns):>9}   {program.floor_is}: no order of these "
+        f"tasks is faster; {_above(program)}"
+    )
+    yield (
+        f"  peak       {size(program.peak_bytes):>9}   "
+        f"{share(program.peak_bytes, program.capacity_bytes)} of {size(program.capacity_bytes)}"
+    )
+    yield from _collectives(program)
+    yield from _loops(program)
+    yield from _alive(program)
+
+
+def _above(program: ProgramReport) -> str:
+    if not program.floor_ns:
+        return "there is nothing to run"
+    return f"this one takes {program.total_ns / program.floor_ns:.2f} times as long"
+
+
+def _collectives(program: ProgramReport) -> Iterator[str]:
+    yield ""
+    if not program.collectives:
+        yield "  no collectives"
+        return
+    rows = [
+        (
+            str(row.number),
+            row.kind,
+            row.groups,
+            ",".join(row.axes) or "-",
+            row.dtype,
+            size(row.bytes),
+            str(row.times),
+            duration(row.ns),
+            duration(row.exposed_ns),
+            _hidden_by(row.hidden_by[0].name if row.hidden_by else "", len(row.hidden_by)),
+            share(row.hideable_ns, row.ns),
+            short_place(row.place),
+        )
+        for row in program.collectives
+    ]
+    yield from _table(_HEADINGS, rows)
+    reasons: dict[str, list[int]] = {}
+    for row in program.collectives:
+        if row.why:
+            reasons.setdefault(row.why, []).append(row.number)
+    if reasons:
+        yield ""
+        yield "  why not hidden whole, in any order:"
+        yield from (f"    {_numbers(numbers)}: {why}" for why, numbers in reasons.items())
+
+
+def _hidden_by(first: str, count: int) -> str:
+    if not first:
+        return "-"
+    text = first if len(first) <= 28 else first[:27] + "…"
+    return text if count == 1 else f"{text}, …"
+
+
+def _loops(program: ProgramReport) -> Iterator[str]:
+    if not program.loops:
+        return
+    yield ""
+    yield from _table(
+        ("loop", "trips", "time", "an iteration", "place"),
+        [
+            (
+                "  " * row.depth + row.name,
+                "?" if row.trips is None else str(row.trips),
+                duration(row.ns),
+                duration(row.period_ns),
+                short_place(row.place),
+            )
+            for row in program.loops
+        ],
+    )
+
+
+def _alive(program: ProgramReport) -> Iterator[str]:
+    if not program.alive:
+        return
+    yield ""
+    yield "  alive at the memory peak:"
+    shown = program.alive[:_MOST_ALIVE]
+    yield from (
+        f"    {size(held.bytes):>9}  {held.name}  {short_place(held.place)}" for held in shown
+    )
+    if len(program.alive) > len(shown):
+        yield f"    and others, none larger than {size(program.alive[len(shown)].bytes)}"
+
+
+def short_place(place: str) -> str:
+    """`layers.py:17 in rms_norm`: without the folders and without the path of the op's name."""
+    found = _PLACE.match(place)
+    return found.group(1) if found else place
+
+
+def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
+    left = [heading in _LEFT or heading == "loop" for heading in headings]
+    for row in (headings, *rows):
+        cells = [
+            cell.ljust(width) if at_left else cell.rjust(width)
+            for cell, width, at_left in zip(row, widths, left, strict=True)
+        ]
+        yield ("  " + "  ".join(cells)).rstrip()
+
+
+def _numbers(numbers: Sequence[int]) -> str:
+    """`#0, #3 to #7`."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    parts = [f"#{run[0]}" if len(run) == 1 else f"#{run[0]} to #{run[-1]}" for run in runs]
+    return ", ".join(parts)
