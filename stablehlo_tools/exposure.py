@@ -5,32 +5,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from stablehlo_tools.analysis.collectives import ModuleFacts
+from stablehlo_tools.analysis.collectives import ModuleFacts, find_collectives
 from stablehlo_tools.analysis.communication import MANUAL_COMPUTATION
 from stablehlo_tools.analysis.entry import entry_function, is_per_device
+from stablehlo_tools.analysis.shardings import manual_axes
 from stablehlo_tools.analysis.tasks.graph import module_task_graph
-from stablehlo_tools.cost.clock import Clock
+from stablehlo_tools.analysis.tensor_shardings import SHARDING
 from stablehlo_tools.artifact import Artifact
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.cost.clock import Clock
 from stablehlo_tools.cost.hardware import Hardware, load_hardware
 from stablehlo_tools.cost.measured import MeasuredProfile
 from stablehlo_tools.diagnostics import Diagnostic, naming
+from stablehlo_tools.ir.symbols import FUNCTION
+from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.overlap.task_graph import TaskGraph
 from stablehlo_tools.report.document import ProgramReport
 from stablehlo_tools.report.programs import program_report
-
-if TYPE_CHECKING:
-    from stablehlo_tools.bindings import ir
 
 AS_WRITTEN = "as-written"
 TARGETS = (AS_WRITTEN, "gpu", "tpu")
 PARTITIONING = "partition,create-reduce-scatter"
 _DEFAULT_HARDWARE = {"tpu": "tpu-v5e"}
 _OTHERWISE = "h100"
-_NO_WORK = frozenset(
-    {"func.return", "stablehlo.constant", "stablehlo.optimization_barrier", MANUAL_COMPUTATION}
-)
+_SAY_SHARDINGS = frozenset({MANUAL_COMPUTATION, "sdy.sharding_constraint"})
+_NO_WORK = frozenset({"func.return", "stablehlo.constant", "stablehlo.optimization_barrier"})
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,9 @@ def explicit_collectives(artifact: Artifact) -> tuple[Artifact, tuple[str, ...]]
 
     copy = artifact.copy()
     reported = run_pipeline(copy, Pipeline.parse(PARTITIONING))
+    explicit = len(find_collectives(artifact.module))
+    if explicit and len(find_collectives(copy.module)) == explicit:
+        return copy, ()
     return copy, (
         f"the program leaves its collectives to the compiler: it was partitioned ({PARTITIONING}) "
         "to be timed",
@@ -94,8 +97,41 @@ def explicit_collectives(artifact: Artifact) -> tuple[Artifact, tuple[str, ...]]
 def _leaves_work_to_the_partitioner(module: ir.Module) -> bool:
     if ModuleFacts.of(module).grid.num_partitions < 2 or is_per_device(module):
         return False
+    if not _is_sharded(module):
+        return False
     block = entry_function(module).regions[0].blocks[0]
-    return any(op.operation.name not in _NO_WORK for op in block.operations)
+    return any(not _is_manual(op.operation, module) for op in block.operations)
+
+
+def _is_sharded(module: ir.Module) -> bool:
+    """Whether anything in a module is divided among devices."""
+    found = False
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        nonlocal found
+        found = (
+            op.name in (MANUAL_COMPUTATION, "sdy.sharding_constraint") or SHARDING in op.attributes
+        )
+        if op.name == FUNCTION and not found:
+            lists = [op.attributes[n] for n in ("arg_attrs", "res_attrs") if n in op.attributes]
+            found = any(SHARDING in ir.DictAttr(e) for part in lists for e in ir.ArrayAttr(part))
+        return ir.WalkResult.INTERRUPT if found else ir.WalkResult.ADVANCE
+
+    walk(module.operation, visit)
+    return found
+
+
+def _is_manual(op: ir.Operation, module: ir.Module) -> bool:
+    """Whether an op of `main` is written for one device, or does nothing."""
+    if op.name != MANUAL_COMPUTATION:
+        return op.name in _NO_WORK
+    free = {
+        name
+        for mesh in ModuleFacts.of(module).meshes.values()
+        for name, size in mesh.axes
+        if size > 1
+    }
+    return free <= manual_axes(op)
 
 
 def _as_written(artifact: Artifact, question: Question) -> ProgramReport:
@@ -108,7 +144,7 @@ def _as_written(artifact: Artifact, question: Question) -> ProgramReport:
 
 def _compiled(artifact: Artifact, target: str, question: Question) -> ProgramReport:
     from stablehlo_tools.targets.compilation import compile_artifact
-    from stablehlo_tools.targets.hlo_tasks import hlo_task_graph
+    from stablehlo_tools.targets.hlo.tasks import hlo_task_graph
 
     compilation = compile_artifact(artifact, target, question.timeout)
     devices = compilation.topology.devices

@@ -71,7 +71,8 @@ def test_broadcasts_are_made_anew_where_a_kernel_can_and_written_where_not():
 
 def test_a_product_takes_its_operations_or_its_bytes():
     graph = tasks_of("""
-      func.func @main(%x: tensor<4x10x3000xbf16>, %y: tensor<4x3000x20xbf16>) -> tensor<4x10x20xf32> {
+      func.func @main(%x: tensor<4x10x3000xbf16>, %y: tensor<4x3000x20xbf16>)
+          -> tensor<4x10x20xf32> {
         %0 = stablehlo.dot_general %x, %y, batching_dims = [0] x [0], contracting_dims = [2] x [1]
              : (tensor<4x10x3000xbf16>, tensor<4x3000x20xbf16>) -> tensor<4x10x20xf32>
         return %0 : tensor<4x10x20xf32>
@@ -101,7 +102,8 @@ def test_a_convolution_is_the_product_it_is_lowered_to():
 
 def test_slices_are_charged_by_what_is_read_and_updates_by_what_is_written():
     graph = tasks_of("""
-      func.func @main(%x: tensor<1000x100xf32>, %i: tensor<i32>) -> tensor<1000x100xf32> {
+      func.func @main(%x: tensor<1000x100xf32> {jax.buffer_donor = true}, %i: tensor<i32>)
+          -> tensor<1000x100xf32> {
         %z = stablehlo.constant dense<0> : tensor<i32>
         %0 = stablehlo.dynamic_slice %x, %i, %z, sizes = [10, 100]
              : (tensor<1000x100xf32>, tensor<i32>, tensor<i32>) -> tensor<10x100xf32>

@@ -1,4 +1,4 @@
-"""The simulator: the referee's figures on real graphs, small cases by hand, loops as if unrolled."""
+"""The simulator: the referee's figures on real graphs, cases by hand, loops as if unrolled."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_the_referee_s_figures(name: str):
         assert stalls == pytest.approx(timed.exposed_ns, abs=1e-3)
 
 
-def _exposed(simulation: Simulation) -> dict[int, float]:
+def _stalled(simulation: Simulation) -> dict[int, float]:
     return {f.starts[0]: f.stall for f in simulation.run.all_flights()}
 
 
@@ -72,7 +72,7 @@ def test_transfers_of_one_stream_queue():
     graph.wait(first)
     timed = simulate(graph.done())
     assert timed.total_ns == 50
-    assert _exposed(timed) == {other: 25, second: 25, first: 0}
+    assert _stalled(timed) == {other: 25, second: 25, first: 0}
 
 
 def test_what_nobody_waits_for_is_exposed_at_the_end():
@@ -81,7 +81,7 @@ def test_what_nobody_waits_for_is_exposed_at_the_end():
     graph.compute(20)
     timed = simulate(graph.done())
     assert (timed.total_ns, timed.tail_ns) == (50, 30)
-    assert _exposed(timed) == {short: 10, long: 20}
+    assert _stalled(timed) == {short: 10, long: 20}
 
 
 def test_a_bucket_pays_its_latency_once_and_is_waited_for_as_a_whole():
@@ -178,7 +178,7 @@ def test_an_order_must_hold_every_task_once():
 
 
 def _stalls(run: Run, weight: int = 1) -> float:
-    own = sum(flight.stall for flight in run.all_flights()) * weight
+    own = sum(flight.exposed for flight in run.all_flights()) * weight
     return own + sum(_loop_stalls(loop, weight) for loop in run.loops.values())
 
 

@@ -273,6 +273,13 @@ def _named_processes(collective: Collective, meshes: dict[str, DeviceMesh]) -> i
     return 1 + max((int(i) for i in ids), default=0)
 
 
+def is_annotation(op: ir.Operation) -> bool:
+    """Whether an op is a custom call that only says something of the value it hands on."""
+    if op.name != _CUSTOM_CALL:
+        return False
+    return bool(_ANNOTATIONS.fullmatch(ir.StringAttr(op.attributes["call_target_name"]).value))
+
+
 def _collective(op: ir.Operation, token: ir.Type) -> Collective | None:
     if op.name == _ASYNC_START:
         inner = op.regions[0].blocks[0].operations[0].operation

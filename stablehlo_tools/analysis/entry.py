@@ -45,7 +45,8 @@ def is_per_device(module: ir.Module) -> bool:
     """Whether `main` is what one device runs: it communicates outside manual computations."""
     communicating = {c.op for c in find_collectives(module) if c.kind not in _LEGAL_OUTSIDE}
     functions = functions_by_name(module)
-    pending, seen = [ENTRY], {ENTRY}
+    entries = [ENTRY] if ENTRY in functions else list(functions)
+    pending, seen = entries, set(entries)
     found = False
 
     def visit(op: ir.Operation) -> ir.WalkResult:

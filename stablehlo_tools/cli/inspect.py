@@ -36,7 +36,8 @@ def run(arguments: argparse.Namespace) -> int:
     from stablehlo_tools.diagnostics import ToolError
 
     loaded = artifact.load(arguments.input)
-    if arguments.hardware or arguments.target or arguments.measured:
+    asked = (arguments.hardware, arguments.target, arguments.measured)
+    if any(argument is not None for argument in asked):
         return _timed(arguments, loaded)
     try:
         facts = ModuleFacts.of(loaded.module)

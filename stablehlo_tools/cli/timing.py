@@ -50,7 +50,9 @@ def question(arguments: argparse.Namespace, artifact: Artifact, *, timeline: boo
     return Question(
         hardware=hardware_for(artifact, arguments.hardware),
         targets=tuple(dict.fromkeys(arguments.target or (AS_WRITTEN,))),
-        measured=MeasuredProfile.load(arguments.measured) if arguments.measured else None,
+        measured=MeasuredProfile.load(arguments.measured)
+        if arguments.measured is not None
+        else None,
         timeout=arguments.timeout,
         with_timeline=timeline,
     )

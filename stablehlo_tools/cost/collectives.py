@@ -24,6 +24,7 @@ __all__ = ["TransferTime", "transfer_time"]
 _KINDS = {
     "all_gather": "all_gather",
     "all_reduce": "all_reduce",
+    "cross_replica_sum": "all_reduce",
     "reduce_scatter": "reduce_scatter",
     "all_to_all": "all_to_all",
     "ragged_all_to_all": "all_to_all",  # as if the rows were even: how they fall is data

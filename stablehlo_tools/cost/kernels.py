@@ -8,11 +8,15 @@
         waves       = tiles / units, rounded up;  tiles = batch · ⌈m / tile_m⌉ · ⌈n / tile_n⌉
     vector = vector_flops / vector peak
 
+Where there are fewer tiles than units, k is split among them ("split-k"), down to six times
+half_depth; a product is then tiles · splits tiles of k / splits.
+
 A product that fills so little of the matrix units that the vector units would be quicker takes the
 latter's time, as compilers choose (a depthwise convolution, a matrix by a vector).
 
 Sources: Williams, Waterman and Patterson, "Roofline", 2009; NVIDIA, "Matrix Multiplication
-Background User's Guide" (tile and wave quantisation, and how the share of the peak grows with k).
+Background User's Guide" (tile and wave quantisation, and how the share of the peak grows with k);
+NVIDIA, "Efficient GEMM in CUDA", CUTLASS documentation (parallelised reductions: split-k).
 """
 
 from __future__ import annotations
@@ -23,6 +27,8 @@ from stablehlo_tools.cost.work import Matmul, Work, WorkKind
 # Of the bandwidth that a copy reaches: rows here and there are read in whole sectors, of which a
 # gather uses about a half (NVIDIA, "CUDA C++ Best Practices Guide", scattered accesses).
 _SHARE = {WorkKind.GATHER: 0.5}
+
+_LEAST_DEPTH = 6  # half depths: what fits cuBLAS, whose shortest parts reach six sevenths
 
 
 def kernel_ns(work: Work, hardware: Hardware) -> float:
@@ -46,7 +52,12 @@ def _matmul_ns(product: Matmul, hardware: Hardware, peak: float) -> float:
     model = hardware.matmul_model
     rows, columns = -(-product.m // model.tile_m), -(-product.n // model.tile_n)
     tiles = product.batch * rows * columns
-    waves = -(-tiles // model.units)
-    flops = 2.0 * waves * model.units * model.tile_m * model.tile_n * product.k
-    depth = product.k / (product.k + model.half_depth) if product.k else 1.0
-    return flops / (peak * model.efficiency * depth)
+    splits = 1.0
+    if tiles < model.units:
+        deepest = product.k / (_LEAST_DEPTH * model.half_depth) if model.half_depth else product.k
+        splits = max(1.0, min(model.units // tiles, deepest))
+    depth = product.k / splits
+    waves = 1 if splits > 1 else -(-tiles // model.units)
+    flops = 2.0 * waves * model.units * model.tile_m * model.tile_n * depth
+    share = depth / (depth + model.half_depth) if depth else 1.0
+    return flops / (peak * model.efficiency * share)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import statistics
 import zlib
 from collections import defaultdict
@@ -91,6 +92,8 @@ def _runs(file: Path) -> Iterator[_Run]:
         duration = event.get("dur")
         if op is None or not isinstance(duration, int | float):
             continue
+        if not 0 <= duration < math.inf:
+            raise ToolError(f"{file.name}: a run of {op!r} takes {duration} us")
         yield _Run(
             module=str(values.get("hlo_module", "")),
             op=str(op).removeprefix("%"),

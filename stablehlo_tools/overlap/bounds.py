@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stablehlo_tools.overlap.task_graph import (
@@ -44,19 +45,42 @@ def floor(graph: TaskGraph) -> Floor:
     A loop takes at least one passage through its body's longest chain, and at least as many times
     the chain from a carried value to its next as it has iterations.
     """
-    finish = [0.0] * len(graph.tasks)
-    before = [-1] * len(graph.tasks)
-    for task in graph.tasks:
-        latest = max(task.deps, key=lambda dep: finish[dep], default=-1)
-        before[task.id] = latest
-        finish[task.id] = _length(task) + (finish[latest] if latest >= 0 else 0.0)
-    end = max(range(len(finish)), key=lambda i: finish[i], default=-1)
-    longest = finish[end] if end >= 0 else 0.0
+    finish, before = _finishes(graph)
+    ends = [
+        max(finish[task.id], _begin(task, finish, before) + _longest_within(task))
+        for task in graph.tasks
+    ]
+    end = max(range(len(ends)), key=lambda i: ends[i], default=-1)
+    longest = ends[end] if end >= 0 else 0.0
     path: list[int] = []
     while end >= 0:
         path.append(end)
         end = before[end]
     return Floor(stream_totals(graph), longest, tuple(reversed(path)))
+
+
+def _finishes(graph: TaskGraph) -> tuple[list[float], list[int]]:
+    """When each task ends at the earliest, and which of its deps it waits for longest (-1: none).
+
+    A loop ends without the transfers that it leaves in flight.
+    """
+    finish = [0.0] * len(graph.tasks)
+    before = [-1] * len(graph.tasks)
+    for task in graph.tasks:
+        before[task.id] = max(task.deps, key=lambda dep: finish[dep], default=-1)
+        finish[task.id] = _length(task) + _begin(task, finish, before)
+    return finish, before
+
+
+def _begin(task: Task, finish: Sequence[float], before: Sequence[int]) -> float:
+    return finish[before[task.id]] if before[task.id] >= 0 else 0.0
+
+
+def _longest_within(task: Task) -> float:
+    """The longest chain in a loop's body, transfers that nobody there waits for included."""
+    if task.loop is None or not iterations(task.loop):
+        return 0.0
+    return floor(task.loop.body).critical_path_ns
 
 
 def stream_totals(graph: TaskGraph) -> dict[str, float]:
@@ -84,7 +108,9 @@ def _length(task: Task) -> float:
     trips = iterations(task.loop)
     if not trips:
         return 0.0
-    once = floor(task.loop.body).critical_path_ns
+    body = task.loop.body
+    finish, _ = _finishes(body)
+    once = max((finish[t.id] for t in body.tasks if t.kind is not _START), default=0.0)
     return max(once, trips * _longest_carry(task.loop))
 
 

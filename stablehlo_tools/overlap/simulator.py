@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from stablehlo_tools.overlap.streams import Flight, Streams
+from stablehlo_tools.overlap.streams import LATENCY, Flight, Streams
 from stablehlo_tools.overlap.task_graph import Communication, Loop, Task, TaskGraph, TaskKind
 
 _MOST_ITERATIONS = 64  # simulated of one loop; a loop that is not steady by then is extrapolated
@@ -37,16 +37,17 @@ class Run:
         """Each flight of this passage once, those of loops left out."""
         return iter({id(flight): flight for flight in self.flights.values()}.values())
 
-    def shift(self, delta: float) -> None:
-        """Moves everything that has a time by so much."""
+    def shift(self, delta: float, grown: Mapping[str, float]) -> None:
+        """Moves everything that has a time by so much, the flights of a stream by what it grew."""
         self.begin = [time + delta for time in self.begin]
         self.end = [time + delta for time in self.end]
         for flight in self.all_flights():
-            flight.begin += delta
-            flight.end += delta
+            flight.begin += delta + grown.get(flight.stream, 0.0)
+            flight.end += delta + grown.get(flight.stream, 0.0)
         for loop in self.loops.values():
+            loop.begin += delta
             for iteration in loop.iterations:
-                iteration.shift(delta)
+                iteration.shift(delta, grown)
 
 
 @dataclass(slots=True)
@@ -166,8 +167,8 @@ class _Device:
             return  # of a start before the loop, in the first iteration
         late = max(0.0, self.streams.end_of(flight, self.clock) - self.clock)
         if late:
-            self.streams.hide(f"the {task.name or 'wait'}", self.clock, self.clock + late, flight)
-        flight.stall += late
+            name = f"the {task.name or 'wait'}"
+            self.streams.stall(flight, name, self.clock, self.clock + late)
         self.clock += late
 
     def _loop(self, task: Task) -> LoopRun:
@@ -175,17 +176,20 @@ class _Device:
         assert loop is not None, "a loop has a body"
         result = LoopRun([], self.clock)
         trips = 1 if loop.trips is None else loop.trips
-        last: tuple[float, ...] | None = None
+        steps: list[_Step] = []
+        waited = _waited_streams(loop.body)
+        backlog = self.streams.backlog(self.clock)
         while len(result.iterations) < trips:
             begin, busy = self.clock, self.busy
             result.iterations.append(self._iteration(loop, result))
-            result.period = self.clock - begin
-            now = (result.period, *self.streams.state(self.clock))
-            result.steady = last is not None and _same(last, now)
-            if result.steady or len(result.iterations) == _MOST_ITERATIONS:
-                self._fold(result, trips - len(result.iterations), self.busy - busy)
+            now = self.streams.backlog(self.clock)
+            steps.append(_Step(self.clock - begin, self.busy - busy, _difference(now, backlog)))
+            backlog = now
+            result.period = steps[-1].ns
+            result.steady = len(steps) > 1 and self._goes_on(steps[-2], steps[-1], waited)
+            if result.steady or len(steps) == _MOST_ITERATIONS:
+                self._fold(result, trips - len(steps), steps[-1])
                 break
-            last = now
         return result
 
     def _iteration(self, loop: Loop, result: LoopRun) -> Run:
@@ -193,23 +197,57 @@ class _Device:
         carried = {start: before[start] for start in loop.carried if start in before}
         return self.passage(loop.body, range(len(loop.body.tasks)), {}, carried)
 
-    def _fold(self, result: LoopRun, folded: int, busy: float) -> None:
+    def _goes_on(self, last: _Step, now: _Step, waited: frozenset[str]) -> bool:
+        """Whether two iterations changed the device alike, and further ones will.
+
+        A backlog may go on growing or shrinking where nobody in the loop waits for it and no other
+        stream shares its links.
+        """
+        scale = _SAME * max(now.ns, *now.grown.values(), 1.0)
+        return abs(now.ns - last.ns) <= scale and all(
+            abs(grown - last.grown.get(stream, 0.0)) <= scale
+            and (
+                abs(grown) <= scale
+                or (stream not in waited and not self.streams.shares_links(stream))
+            )
+            for stream, grown in now.grown.items()
+        )
+
+    def _fold(self, result: LoopRun, folded: int, step: _Step) -> None:
         """Leaves out so many iterations: all that is at or after the last one comes later."""
         if not folded:
             return
         result.folded = folded
-        delta = folded * result.period
-        result.iterations[-1].shift(delta)
-        self.streams.shift(self.clock, delta)
+        delta = folded * step.ns
+        grown = {stream: folded * ns for stream, ns in step.grown.items()}
+        result.iterations[-1].shift(delta, grown)
+        self.streams.shift(self.clock, delta, grown)
         self.clock += delta
-        self.busy += folded * busy
+        self.busy += folded * step.busy
 
 
-def _same(left: tuple[float, ...], right: tuple[float, ...]) -> bool:
-    if len(left) != len(right):
-        return False
-    scale = max(right[0], 1.0)
-    return all(abs(a - b) <= _SAME * scale for a, b in zip(left, right, strict=True))
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What an iteration took, and by how much the backlog of each stream grew in it."""
+
+    ns: float
+    busy: float
+    grown: Mapping[str, float]
+
+
+def _waited_streams(body: TaskGraph) -> frozenset[str]:
+    """The streams that the body waits for; also the parts of their backlog that are latency."""
+    streams = {
+        _communication(inner.tasks[task.start]).stream
+        for inner in body.walk()
+        for task in inner.tasks
+        if task.start is not None
+    }
+    return frozenset(streams | {f"{stream}{LATENCY}" for stream in streams})
+
+
+def _difference(now: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:
+    return {stream: ns - before.get(stream, 0.0) for stream, ns in now.items()}
 
 
 def _communication(task: Task) -> Communication:
@@ -232,11 +270,14 @@ def _blame_tail(run: Run, clock: float) -> None:
     late = [flight for flight in _every_flight(run) if flight.end > clock]
     for flight in sorted(late, key=lambda flight: flight.end):
         flight.stall += flight.end - clock
+        flight.exposed += flight.end - clock
         clock = flight.end
 
 
 def _every_flight(run: Run) -> Iterator[Flight]:
+    """Those that stand for themselves alone."""
     yield from run.all_flights()
     for loop in run.loops.values():
-        for iteration in loop.iterations:
-            yield from _every_flight(iteration)
+        for iteration, weight in loop.weighted():
+            if weight == 1:
+                yield from _every_flight(iteration)

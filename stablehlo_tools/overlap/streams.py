@@ -8,9 +8,10 @@ links moves at the pace of its slowest. The latency of a transfer occupies no li
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+LATENCY = ": latency"  # what follows a stream's name where the latency at its head is meant
 _NOT_YET = float("inf")
 
 
@@ -19,8 +20,9 @@ class Flight:
     """One collective, or one bucket of them, from its issue to its end.
 
     `hidden` is how long each compute task ran meanwhile, or the compute stream waited for another
-    transfer, by the name that the task or the wait is shown under; `stall` is how long the compute
-    stream stood still for this one.
+    transfer, by the name that the task or the wait is shown under. `stall` is how long the compute
+    stream stood still in the waits for this one; of that, what it stood still while an earlier
+    transfer of the same stream was in flight is `exposed` of the earlier one.
     """
 
     starts: tuple[int, ...]  # tasks
@@ -31,6 +33,7 @@ class Flight:
     begin: float = _NOT_YET
     end: float = _NOT_YET
     stall: float = 0.0
+    exposed: float = 0.0
     hidden: dict[str, float] = field(default_factory=dict[str, float])
 
 
@@ -79,19 +82,37 @@ class Streams:
                 self._step(_NOT_YET)
         return flight.end
 
-    def hide(self, name: str, begin: float, end: float, but: Flight | None = None) -> None:
-        """Notes what went on in this interval under whatever is in flight, but for one."""
+    def stall(self, flight: Flight, name: str, begin: float, end: float) -> None:
+        """Notes that the compute stream stood still in this interval, waiting for a flight.
+
+        What is in flight before it on its stream is exposed; on other streams it is hidden.
+        """
+        flight.stall += end - begin
+        in_flight = self.hide(name, begin, end, flight.stream)
+        flight.exposed += end - begin - in_flight
+
+    def hide(self, name: str, begin: float, end: float, stalled: str | None = None) -> float:
+        """Notes what went on in this interval under whatever is in flight.
+
+        On the stream that the compute stream stands still for, `stalled`, that is exposed; the
+        result is for how long.
+        """
+        exposed = 0.0
         if self._contended:
             self._advance(end)
-        for queue in self._open.values():
+        for stream, queue in self._open.items():
             while queue and queue[0].end <= begin:
                 queue.popleft()
             for flight in queue:
                 if flight.begin >= end:
                     break
                 overlap = min(end, flight.end) - max(begin, flight.begin)
-                if overlap > 0 and flight is not but:
+                if overlap > 0 and stream == stalled:
+                    flight.exposed += overlap
+                    exposed += overlap
+                elif overlap > 0:
                     flight.hidden[name] = flight.hidden.get(name, 0.0) + overlap
+        return exposed
 
     def drain(self) -> float:
         """Lets everything end; when the last transfer does."""
@@ -99,28 +120,33 @@ class Streams:
             self._step(_NOT_YET)
         return max([0.0, *self._free.values()])
 
-    def state(self, clock: float) -> tuple[float, ...]:
-        """All that later transfers depend on, relative to the clock: to tell a steady state by."""
+    def shares_links(self, stream: str) -> bool:
+        """Whether another stream uses a link of this one."""
+        return stream.removesuffix(LATENCY) in self._contended
+
+    def backlog(self, clock: float) -> dict[str, float]:
+        """What later transfers have to wait for on each stream, in ns from the clock."""
         if self._contended:
             self._advance(clock)
-        backlog = [max(0.0, self._free[s] - clock) for s in self._free]
-        for stream in sorted(self._heads):
-            head = self._heads[stream]
-            waiting = sum(f.ns for f in self._queues[stream])
-            backlog += [max(0.0, head.ready - clock), head.left, waiting]
-        return tuple(backlog)
+        backlog = {stream: max(0.0, free - clock) for stream, free in self._free.items()}
+        for stream, head in self._heads.items():
+            waiting = sum(flight.ns for flight in self._queues[stream])
+            backlog[f"{stream}{LATENCY}"] = max(0.0, head.ready - clock)
+            backlog[stream] = head.left + waiting
+        return backlog
 
-    def shift(self, clock: float, delta: float) -> None:
-        """Moves whatever is under way at `clock` by so much, as if time had been left out."""
-        self._free = {s: t + delta if t > clock else t for s, t in self._free.items()}
+    def shift(self, clock: float, delta: float, grown: Mapping[str, float]) -> None:
+        """Moves whatever is under way at `clock` by so much, as if time had been left out.
+
+        `grown` is by how much the backlog of streams has grown in that time.
+        """
+        for stream, free in self._free.items():
+            if free > clock:
+                self._free[stream] = free + delta + grown.get(stream, 0.0)
         self._now += delta
-        for head in self._heads.values():
+        for stream, head in self._heads.items():
             head.ready += delta
-
-    def under_way(self) -> Iterator[Flight]:
-        """The flights that have not ended."""
-        for queue in self._open.values():
-            yield from (flight for flight in queue if flight.end == _NOT_YET)
+            head.left = max(0.0, head.left + grown.get(stream, 0.0))
 
     def _next(self, stream: str) -> None:
         """The next transfer of a stream comes to its head."""

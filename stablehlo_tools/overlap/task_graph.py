@@ -11,6 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 COMPUTE_STREAM = "compute"
+COLLECTIVES = frozenset(
+    {"all_gather", "all_reduce", "reduce_scatter", "all_to_all", "ragged_all_to_all"}
+    | {"collective_permute", "collective_broadcast", "cross-replica-sum", "send", "recv"}
+)
 
 
 class TaskKind(enum.Enum):
@@ -27,7 +31,10 @@ class TaskKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Communication:
-    """What a collective start sends.
+    """What a collective start sends; `kind` is one of COLLECTIVES.
+
+    Compilers run other work beside the compute stream as well, copies between memories and whole
+    kernels; those have other kinds.
 
     `stream` is the queue that it is issued to: collectives of one stream run one after the other.
     `links` are what carries it; transfers in flight on a common link share its bandwidth. Of `ns`
@@ -44,6 +51,11 @@ class Communication:
     dtype: str = ""
     reduction: str | None = None
     algorithm: str = ""
+
+    @property
+    def is_collective(self) -> bool:
+        """Whether other devices take part."""
+        return self.kind in COLLECTIVES
 
 
 @dataclass(frozen=True, slots=True)

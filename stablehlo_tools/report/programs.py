@@ -8,7 +8,7 @@ from stablehlo_tools.cost.hardware import Hardware
 from stablehlo_tools.overlap.bounds import floor, stream_totals
 from stablehlo_tools.overlap.memory import MemoryProfile, Place, memory_profile
 from stablehlo_tools.overlap.simulator import Simulation, simulate
-from stablehlo_tools.overlap.task_graph import COMPUTE_STREAM, Task, TaskGraph
+from stablehlo_tools.overlap.task_graph import Task, TaskGraph
 from stablehlo_tools.report.document import Alive, ProgramReport
 from stablehlo_tools.report.rows import (
     collective_rows,
@@ -44,7 +44,7 @@ def program_report(
         devices=devices,
         total_ns=simulation.total_ns,
         compute_ns=simulation.compute_ns,
-        communication_ns=sum(ns for s, ns in totals.items() if s != COMPUTE_STREAM),
+        communication_ns=sum(totals[stream] for stream in _network_streams(graph)),
         exposed_ns=simulation.exposed_ns,
         floor_ns=bound.ns,
         floor_is=(
@@ -61,6 +61,15 @@ def program_report(
         events=drawn.events if drawn is not None else (),
         memory=tuple(_curve(simulation, memory)) if with_timeline else (),
     )
+
+
+def _network_streams(graph: TaskGraph) -> set[str]:
+    return {
+        task.communication.stream
+        for inner in graph.walk()
+        for task in inner.tasks
+        if task.communication is not None and task.communication.is_collective
+    }
 
 
 def _alive(graph: TaskGraph, memory: MemoryProfile) -> Iterator[Alive]:
@@ -96,8 +105,8 @@ def _notes(graph: TaskGraph, simulation: Simulation) -> Iterator[str]:
         for task in inner.tasks:
             if task.loop is not None and task.loop.trips is None:
                 yield f"{task.place}: how often this loop runs is not known: one iteration is timed"
-    for task, folded in unsteady_loops(simulation.run).items():
+    for task, folded in unsteady_loops(simulation.run):
         yield (
-            f"{graph.tasks[task].place}: this loop does not become steady: {folded} iterations are "
+            f"{task.place}: this loop does not become steady: {folded} iterations are "
             "taken to be like the last"
         )

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from stablehlo_tools.overlap.bounds import iterations, stream_totals
 from stablehlo_tools.overlap.independence import Independence, independence
 from stablehlo_tools.overlap.iterations import could_end_late, could_go_ahead
 from stablehlo_tools.overlap.simulator import Run, Simulation
-from stablehlo_tools.overlap.task_graph import COMPUTE_STREAM, Task, TaskGraph, TaskKind
+from stablehlo_tools.overlap.task_graph import COMPUTE_STREAM, Task, TaskGraph
 from stablehlo_tools.report.document import CollectiveRow, Hider, LoopRow
 from stablehlo_tools.report.units import duration
 
@@ -45,7 +45,7 @@ def collective_numbers(graph: TaskGraph) -> dict[tuple[Path, int], int]:
 
     def count(inner: TaskGraph, path: Path) -> None:
         for task in inner.tasks:
-            if task.kind is TaskKind.COLLECTIVE_START:
+            if task.communication is not None and task.communication.is_collective:
                 numbers[path, task.id] = len(numbers)
             elif task.loop is not None:
                 count(task.loop.body, (*path, task.id))
@@ -80,7 +80,7 @@ def _collect(run: Run, weight: int, path: Path, sums: dict[tuple[Path, int], _Su
             entry = sums.setdefault((path, start), _Sums())
             entry.times += weight
             entry.ns += share * (flight.end - flight.begin)
-            entry.exposed_ns += share * flight.stall
+            entry.exposed_ns += share * flight.exposed
             for name, ns in flight.hidden.items():
                 entry.hidden[name] += share * ns  # type: ignore[assignment]
     for task, loop in run.loops.items():
@@ -125,7 +125,7 @@ def _row(number: int, task: Task, sums: _Sums, why: str, free_ns: float) -> Coll
         bytes=sent.bytes,
         times=sums.times,
         ns=sums.ns,
-        exposed_ns=min(sums.exposed_ns, sums.ns),
+        exposed_ns=sums.exposed_ns,
         hidden_by=tuple(Hider(n, ns) for n, ns in sums.hidden.most_common(_MOST_HIDERS)),
         hideable_ns=min(each, free_ns) * sums.times,
         why=why,
@@ -183,6 +183,10 @@ def loop_rows(graph: TaskGraph, simulation: Simulation) -> tuple[LoopRow, ...]:
     return tuple(rows)
 
 
-def unsteady_loops(run: Run) -> Mapping[int, int]:
-    """The loops of a program that were extrapolated, with how many iterations were left out."""
-    return {t: loop.folded for t, loop in run.loops.items() if loop.folded and not loop.steady}
+def unsteady_loops(run: Run) -> Iterator[tuple[Task, int]]:
+    """The loops that were extrapolated, with how many iterations were left out."""
+    for number, loop in run.loops.items():
+        if loop.folded and not loop.steady:
+            yield run.graph.tasks[number], loop.folded
+        for iteration in loop.iterations[-1:]:
+            yield from unsteady_loops(iteration)

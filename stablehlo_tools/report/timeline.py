@@ -68,7 +68,7 @@ class _Drawing:
 
     def tail(self, clock: float) -> None:
         """Draws what the device waits for when all compute is over, as in the exposed time."""
-        late = [event for event in self.events if event.end > clock and event.collective >= 0]
+        late = [event for event in self.events if event.end > clock and event.stream > 0]
         for event in sorted(late, key=lambda event: event.end):
             if event.end > clock:
                 self.events.append(replace(event, stream=0, begin=clock, kind="wait"))
@@ -81,7 +81,9 @@ class _Drawing:
 
     def _flight(self, flight: Flight, tasks: Sequence[Task], path: Path, shift: float) -> None:
         task = tasks[flight.starts[0]]
-        self._add(flight.stream, flight.begin, flight.end, shift, task, "collective", path)
+        sent = task.communication
+        kind = "collective" if sent is not None and sent.is_collective else "compute"
+        self._add(flight.stream, flight.begin, flight.end, shift, task, kind, path)
 
     def _loop(self, loop: LoopRun, task: Task, path: Path, shift: float) -> None:
         inside = (*path, task.id)

@@ -66,6 +66,9 @@ class Instruction:
         return _OPERAND.findall(self.line, self.after_opcode, self._end_of_operands())
 
     def _end_of_operands(self) -> int:
+        end = self.line.find(")", self.after_opcode)
+        if self.line.find("(", self.after_opcode, end) < 0:
+            return end if end >= 0 else len(self.line)
         depth = 0
         for index in range(self.after_opcode - 1, len(self.line)):
             depth += {"(": 1, ")": -1}.get(self.line[index], 0)

@@ -20,6 +20,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
+from stablehlo_tools.targets.hlo.shapes import split_tuple
 from stablehlo_tools.targets.hlo_text import COLLECTIVES
 from stablehlo_tools.targets.scheduled_hlo import Choice, Event, Loop, Node, Phase, Schedule
 
@@ -59,7 +60,7 @@ def _dearest(choice: Choice, devices: int) -> Counter[str]:
 
 def _of_event(event: Event, devices: int) -> int:
     if event.kind == "send":
-        return shape_bytes(_elements(event.shape)[0])
+        return shape_bytes(split_tuple(event.shape)[0])
     if event.kind not in COLLECTIVES:
         return 0
     if event.kind == "collective-permute":
@@ -80,29 +81,12 @@ def _result(event: Event, members: int) -> str:
     `(operand, result, …)`; that of an all-reduce, and whatever else stands for a start, the
     results alone.
     """
-    parts = _elements(event.shape)
+    parts = split_tuple(event.shape)
     if event.phase is not Phase.START or len(parts) < 2:
         return event.shape
     grown = shape_bytes(parts[1]) == members * shape_bytes(parts[0])
     pair = event.kind in ("all-gather", "collective-permute") and grown
     return parts[1] if pair or parts[0].startswith("(") else event.shape
-
-
-def _elements(shape: str) -> list[str]:
-    """The elements of a tuple shape; the shape itself where it is none."""
-    if not shape.startswith("("):
-        return [shape]
-    elements: list[str] = []
-    depth, start = 0, 1
-    for index, character in enumerate(shape):
-        if character in "([{":
-            depth += 1
-        elif character in ")]}":
-            depth -= 1
-        if (character == "," and depth == 1) or depth == 0:
-            elements.append(re.sub(r"/\*.*?\*/", "", shape[start:index]).strip())
-            start = index + 1
-    return elements
 
 
 def shape_bytes(shape: str) -> int:

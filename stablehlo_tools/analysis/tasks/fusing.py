@@ -9,70 +9,95 @@ products, gathers, sorts and collectives are kernels by themselves.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-from stablehlo_tools.analysis.tasks.nodes import Body, Node, Role
+from stablehlo_tools.analysis.tasks.nodes import Node, Role
 
 _JOINABLE = frozenset({Role.FUSIBLE, Role.RESHAPE, Role.REDUCTION, Role.UPDATE})
 _FUSED = frozenset({Role.FUSIBLE, Role.RESHAPE})
-_IGNORED = frozenset({Role.OUTPUT})
+_MAKES_ANEW = _JOINABLE | {Role.CHEAP}
 
 
-def kernels_of(body: Body) -> list[list[Node]]:
-    """The kernels of a block, in the order of their last nodes; each one's nodes in order.
+@dataclass(frozen=True, slots=True)
+class _Readers:
+    """The kernels that read a value: none, one, or too many to be fused into."""
 
-    Every node stands in one kernel, those that fuse with nothing alone; a CHEAP node is in one by
-    itself, for those of its users that read it from memory.
+    kernel: int = -1
+    many: bool = False
+
+    def and_(self, other: _Readers) -> _Readers:
+        """Both."""
+        if self.many or other.many or self.kernel == -1 or other.kernel == -1:
+            return _Readers(max(self.kernel, other.kernel), self.many or other.many)
+        return self if self.kernel == other.kernel else _MANY
+
+
+_NONE, _MANY = _Readers(), _Readers(many=True)
+
+
+def kernels_of(nodes: Sequence[Node], users: Sequence[Sequence[int]]) -> list[list[Node]]:
+    """The kernels of a block's nodes, in the order of their last nodes; each one's nodes in order.
+
+    Every node stands in one kernel, those that fuse with nothing alone. `users` are those of each
+    node, as `users_of` gives them.
     """
-    users = users_of(body.nodes)
+    by_index = {node.index: node for node in nodes}
     kernel_of: dict[int, int] = {}  # by node, the index of the kernel's last node
-    for node in reversed(body.nodes):
-        kernel_of[node.index] = _joined(node, body.nodes, users, kernel_of)
+    readers_of: dict[int, _Readers] = {}  # of nodes made anew, what reads them in the end
+    for node in reversed(nodes):
+        readers = _NONE
+        for user in users[node.index]:
+            readers = readers.and_(_reader(node, by_index[user], kernel_of, readers_of))
+        joins = node.role in _FUSED and not readers.many and readers.kernel >= 0
+        kernel_of[node.index] = readers.kernel if joins else node.index
+        if node.role is Role.CHEAP and not is_read(node, by_index, users):
+            readers_of[node.index] = readers
     kernels: dict[int, list[Node]] = {}
-    for node in body.nodes:
+    for node in nodes:
         kernels.setdefault(kernel_of[node.index], []).append(node)
     return [kernels[last] for last in sorted(kernels)]
 
 
-def users_of(nodes: Sequence[Node]) -> list[list[int]]:
-    """The nodes that read each node's results."""
-    users: list[list[int]] = [[] for _ in nodes]
+def users_of(nodes: Sequence[Node], count: int) -> list[list[int]]:
+    """For each of `count` indices the nodes, of those given, that read its results."""
+    users: list[list[int]] = [[] for _ in range(count)]
     for node in nodes:
         for source in dict.fromkeys(index for index, _ in node.sources):
             users[source].append(node.index)
     return users
 
 
-def _joined(
-    node: Node, nodes: Sequence[Node], users: Sequence[Sequence[int]], kernel_of: dict[int, int]
-) -> int:
-    """The kernel that a node belongs to, all its users being placed."""
-    if node.role not in _FUSED:
-        return node.index
-    reading = _through_cheap(node.index, nodes, users)
-    kernels = {kernel_of[u] for u in reading if nodes[u].role not in _IGNORED}
-    if len(kernels) != 1 or not all(
-        nodes[u].role in _JOINABLE or nodes[u].role in _IGNORED for u in reading
-    ):
-        return node.index
-    (kernel,) = kernels
-    return kernel if _writes_in_place(node, nodes[kernel]) else node.index
+def is_read(node: Node, nodes: Mapping[int, Node], users: Sequence[Sequence[int]]) -> bool:
+    """Whether what could be made anew is read from memory by a user."""
+    return any(needs_memory(nodes[user], node.index) for user in users[node.index])
 
 
-def _through_cheap(index: int, nodes: Sequence[Node], users: Sequence[Sequence[int]]) -> list[int]:
-    """The users of a node; of a broadcast of it, those of the broadcast."""
-    found: list[int] = []
-    for user in users[index]:
-        if nodes[user].role is Role.CHEAP:
-            found += _through_cheap(user, nodes, users)
-        else:
-            found.append(user)
-    return found
+def needs_memory(user: Node, index: int) -> bool:
+    """Whether a user of a broadcast or an iota reads it from memory, not made anew."""
+    into = user.role is Role.UPDATE and user.sources[0][0] == index
+    return into or user.role not in _MAKES_ANEW
 
 
-def _writes_in_place(node: Node, root: Node) -> bool:
-    """Whether a node may be fused into a kernel that ends in this root.
+def live_nodes(nodes: Sequence[Node], kept: Iterable[Node]) -> set[int]:
+    """The nodes that those kept need, themselves included: compilers delete the others."""
+    live = {node.index for node in kept}
+    for node in reversed(nodes):
+        if node.index in live:
+            live.update(index for index, _ in node.sources)
+    return live
 
-    What an update writes into is not computed in its kernel, or it would have to write it whole.
-    """
-    return root.role is not Role.UPDATE or root.sources[0][0] != node.index
+
+def _reader(
+    node: Node, user: Node, kernel_of: dict[int, int], readers_of: dict[int, _Readers]
+) -> _Readers:
+    """What reads a node through one of its users."""
+    if user.role is Role.OUTPUT:
+        return _NONE
+    if user.index in readers_of:
+        return readers_of[user.index]
+    # What an update writes into is not computed in its kernel: it would have to be written whole.
+    into = user.role is Role.UPDATE and user.sources[0][0] == node.index
+    if user.role not in _JOINABLE or into:
+        return _MANY
+    return _Readers(kernel_of[user.index])

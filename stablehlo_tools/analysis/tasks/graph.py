@@ -11,16 +11,18 @@ from collections.abc import Iterable, Sequence
 
 from stablehlo_tools.analysis.collectives import ModuleFacts, find_collectives
 from stablehlo_tools.analysis.replica_groups import ProcessGroups
-from stablehlo_tools.analysis.tasks.fusing import kernels_of, users_of
-from stablehlo_tools.analysis.tasks.kernel_work import from_memory, kernel_work, needs_memory
+from stablehlo_tools.analysis.tasks.fusing import is_read, kernels_of, live_nodes, users_of
+from stablehlo_tools.analysis.tasks.kernel_work import from_memory, kernel_work
 from stablehlo_tools.analysis.tasks.mesh_axes import axes_of
 from stablehlo_tools.analysis.tasks.nodes import Body, Node, Ref, Role
+from stablehlo_tools.analysis.tasks.overwriting import settle_overwriting
 from stablehlo_tools.analysis.tasks.reader import read_program
-from stablehlo_tools.cost.clock import Clock
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.cost.clock import Clock
 from stablehlo_tools.cost.work import Transfer, WorkKind
 from stablehlo_tools.diagnostics import Place, to_place
 from stablehlo_tools.overlap.task_graph import (
+    COLLECTIVES,
     Communication,
     Loop,
     Task,
@@ -29,10 +31,7 @@ from stablehlo_tools.overlap.task_graph import (
 )
 
 _TOGETHER = 2  # results of a barrier that share a view
-_NETWORK_KINDS = frozenset(
-    {"all_gather", "all_reduce", "reduce_scatter", "all_to_all", "ragged_all_to_all"}
-    | {"collective_permute", "collective_broadcast", "cross-replica-sum", "send", "recv"}
-)
+_DELETABLE = COLLECTIVES - {"send", "recv"}  # where nobody reads their results
 
 
 def module_task_graph(module: ir.Module, clock: Clock, input_name: str) -> TaskGraph:
@@ -80,7 +79,10 @@ class _BodyTasks:
         self._clock = builder.clock
         self._body = body
         self._nodes = body.nodes
-        self._users = users_of(body.nodes)
+        kept = live_nodes(body.nodes, filter(_has_effect, body.nodes))
+        self._live = [node for node in body.nodes if node.index in kept]
+        self._by_index = {node.index: node for node in self._live}
+        self._users = users_of(self._live, len(body.nodes))
         self._tasks: list[Task] = []
         self._sizes: list[float] = []
         self._task_of: dict[int, int] = {}  # by node
@@ -91,7 +93,8 @@ class _BodyTasks:
 
     def graph(self, *, in_loop: bool) -> TaskGraph:
         """The graph; results of a loop's body lie in storages of the loop."""
-        for kernel in kernels_of(self._body):
+        settle_overwriting(self._by_index, self._users)
+        for kernel in kernels_of(self._live, self._users):
             self._emit(kernel)
         if in_loop:
             for _, result in self._body.carries:
@@ -106,7 +109,7 @@ class _BodyTasks:
 
     def _emit(self, kernel: Sequence[Node]) -> None:
         root = kernel[-1]
-        if root.role is Role.COLLECTIVE and root.name in _NETWORK_KINDS:
+        if root.role is Role.COLLECTIVE and root.name in COLLECTIVES:
             self._collective(root)
         elif root.role is Role.LOOP:
             self._loop(root)
@@ -117,17 +120,12 @@ class _BodyTasks:
             self._add(TaskKind.OUTPUT, kernel, self._ready(self._deps(kernel)))
         elif root.role is Role.DONE:
             self._done(root)
-        elif root.role is Role.CHEAP and not self._is_read(root):
+        elif root.role is Role.CHEAP and not is_read(root, self._by_index, self._users):
             return
         elif self._is_view(kernel):
             self._view(kernel)
         else:
             self._compute(kernel)
-
-    def _is_read(self, node: Node) -> bool:
-        """Whether what could be made anew is read from memory by a user."""
-        users = (self._nodes[user] for user in self._users[node.index])
-        return any(needs_memory(user, node.index) for user in users)
 
     def _is_view(self, kernel: Sequence[Node]) -> bool:
         root = kernel[-1]
@@ -166,7 +164,8 @@ class _BodyTasks:
             )
 
     def _compute(self, kernel: Sequence[Node]) -> None:
-        written = [node for node in kernel if self._leaves(node, kernel) or node is kernel[-1]]
+        inside = {node.index for node in kernel}
+        written = [node for node in kernel if self._leaves(node, inside) or node is kernel[-1]]
         deps = self._ready(self._deps(kernel))
         work = kernel_work(kernel, written, self._nodes)
         for node in written:
@@ -174,15 +173,14 @@ class _BodyTasks:
         names = self._names(kernel)
         self._add(TaskKind.COMPUTE, kernel, deps, ns=self._clock.kernel(work, names))
 
-    def _leaves(self, node: Node, kernel: Sequence[Node]) -> bool:
-        inside = {member.index for member in kernel}
+    def _leaves(self, node: Node, inside: set[int]) -> bool:
         return any(user not in inside for user in self._users[node.index])
 
     def _collective(self, root: Node) -> None:
         collective = root.collective
         assert collective is not None, "a collective's node has it"
         facts = self._builder.facts
-        groups = facts.groups(collective) or (tuple(range(facts.grid.size)),)
+        groups = facts.groups(collective) or ()
         whole = collective.bytes_out if root.name == "all_gather" else collective.bytes_in
         transfer = Transfer(root.name, float(whole or 0), groups)
         time = self._clock.collective(transfer, self._names([root]))
@@ -195,7 +193,7 @@ class _BodyTasks:
             ns=time.ns,
             communication=Communication(
                 kind=root.name,
-                stream=" + ".join(time.links) or root.name,
+                stream="+".join(time.links) or root.name,
                 bytes=transfer.bytes,
                 latency_ns=time.latency_ns,
                 links=time.links,
@@ -343,6 +341,14 @@ class _BodyTasks:
         place = self._builder.place(kernel[-1])
         line = f"{place.file}:{place.line}" if place.file else ""
         return [name for name in (place.name, line) if name]
+
+
+def _has_effect(node: Node) -> bool:
+    """Whether a node stays though nobody reads it."""
+    if node.body is not None:
+        return any(map(_has_effect, node.body.nodes[:-1]))
+    sends = node.role is Role.COLLECTIVE and node.name not in _DELETABLE
+    return sends or node.role in (Role.INPUT, Role.OUTPUT)
 
 
 def _label(kernel: Sequence[Node], place: Place) -> str:

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
+from stablehlo_tools.analysis.tasks.fusing import needs_memory
 from stablehlo_tools.analysis.tasks.nodes import Node, Ref, Role
 from stablehlo_tools.cost.work import Work, WorkKind
-
-_MAKES_ANEW = frozenset({Role.FUSIBLE, Role.RESHAPE, Role.REDUCTION, Role.UPDATE, Role.CHEAP})
-
-
-def needs_memory(user: Node, index: int) -> bool:
-    """Whether a user of a broadcast or an iota reads it from memory, not made anew."""
-    into = user.role is Role.UPDATE and user.sources[0][0] == index
-    return into or user.role not in _MAKES_ANEW
 
 
 def kernel_work(kernel: Sequence[Node], written: Sequence[Node], nodes: Sequence[Node]) -> Work:
@@ -41,29 +34,29 @@ def _kind(kernel: Sequence[Node]) -> WorkKind:
 
 
 def _reads(kernel: Sequence[Node], nodes: Sequence[Node]) -> Mapping[Ref, float]:
-    """Bytes read of each value from outside of the kernel: the most that any of its nodes reads."""
+    """Bytes read of each value from outside of the kernel: all that its nodes slice out of it, and
+    no more than there is."""
     inside = {node.index for node in kernel}
     found: dict[Ref, float] = {}
     for node in kernel:
         for position, source in enumerate(node.sources):
             limit = node.reads[position] if position < len(node.reads) else None
             for ref in from_memory(node, source, nodes):
-                if ref[0] in inside:
-                    continue
-                size = _size(ref, nodes)
-                taken = size if limit is None else min(size, limit)
-                found[ref] = max(found.get(ref, 0.0), taken)
+                if ref[0] not in inside:
+                    size = _size(ref, nodes)
+                    taken = found.get(ref, 0.0) + (size if limit is None else limit)
+                    found[ref] = min(size, taken)
     return found
 
 
-def from_memory(user: Node, source: Ref, nodes: Sequence[Node]) -> Iterator[Ref]:
-    """What is read for a source: of a broadcast that is made anew, what it is made of."""
+def from_memory(user: Node, source: Ref, nodes: Sequence[Node]) -> Sequence[Ref]:
+    """What is read for a source: of what is made anew, what it is made of."""
     node = nodes[source[0]]
+    if node.role is Role.NOTHING:
+        return ()
     if node.role is Role.CHEAP and not needs_memory(user, source[0]):
-        for inner in node.sources:
-            yield from from_memory(node, inner, nodes)
-    elif node.role is not Role.NOTHING:
-        yield source
+        return node.made_of
+    return (source,)
 
 
 def _size(ref: Ref, nodes: Sequence[Node]) -> float:
@@ -72,8 +65,8 @@ def _size(ref: Ref, nodes: Sequence[Node]) -> float:
 
 
 def _written_bytes(node: Node, nodes: Sequence[Node]) -> float:
+    if not node.passes or node.role not in (Role.UPDATE, Role.KERNEL):
+        return sum(node.result_bytes)
     if node.role is Role.UPDATE:
         return _size(node.sources[1], nodes)
-    if node.name == "scatter":
-        return node.reads[0] or 0.0 if node.reads else 0.0
-    return sum(node.result_bytes)
+    return sum(limit or 0.0 for limit in node.reads)  # a scatter's

@@ -50,7 +50,8 @@ class Node:
     """An op: where its operands come from, what it computes, and the bytes of each result.
 
     `reads` are the bytes that it reads of each operand where that is less than all of it.
-    `passes[i]` is the ref in whose storage result i lies; None where it has its own.
+    `passes[i]` is the ref in whose storage result i lies; None where it has its own. `made_of` is
+    what a kernel reads that makes a CHEAP result anew.
     """
 
     index: int
@@ -64,6 +65,7 @@ class Node:
     dtype: str = "f32"
     reads: tuple[float | None, ...] = ()
     passes: tuple[Ref | None, ...] = ()
+    made_of: tuple[Ref, ...] = ()
     location: ir.Location | None = None
     collective: Collective | None = None
     start: Ref | None = None  # of a DONE

@@ -14,12 +14,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from stablehlo_tools import bindings
-from stablehlo_tools.analysis.collectives import tensor_bytes
+from stablehlo_tools.analysis.collectives import is_annotation, tensor_bytes
 from stablehlo_tools.analysis.tasks.nodes import Role
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.work import Matmul, WorkKind
+from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.ir.constants import is_splat
+from stablehlo_tools.ir.symbols import COMPOSITE
 
 _TRANSCENDENTAL = 10.0  # vector instructions of exp, log, tanh …, within a factor of two
+TINY = 256  # bytes: a value so small costs no more to make anew than to read
 _RANDOM = 40.0  # integer operations of threefry2x32 for each 32-bit word
 
 _DIALECT = re.compile(r"^(stablehlo|chlo|mhlo)\.")
@@ -33,10 +37,12 @@ _MOVES = frozenset({"slice", "dynamic_slice", "pad", "reverse", "transpose", "co
 _UNCOUNTED = _MOVES | {"convert", "bitcast_convert", "real", "imag", "complex"}
 _SLICES = frozenset({"slice", "dynamic_slice", "gather", "dynamic_gather"})
 _NOTHING = frozenset(
-    ["constant", "partition_id", "replica_id", "after_all", "create_token", "get_dimension_size"]
+    ["partition_id", "replica_id", "after_all", "create_token", "get_dimension_size"]
 )
 _CHEAP = frozenset({"broadcast_in_dim", "broadcast", "iota", "dynamic_iota"})
-_RESHAPES = frozenset({"reshape", "dynamic_reshape"})
+_RESHAPES = frozenset(
+    {"reshape", "dynamic_reshape", "sdy.sharding_constraint", "sdy.propagation_barrier"}
+)
 _VIEWS = frozenset({"optimization_barrier", "tuple", "get_tuple_element"})
 _OWN_KERNELS = {
     "dot_general": WorkKind.MATMUL,
@@ -69,22 +75,41 @@ class OpWork:
 
 
 def short_name(op: ir.Operation) -> str:
-    """`dot_general` of `stablehlo.dot_general`."""
-    return _DIALECT.sub("", op.name)
+    """`dot_general` of `stablehlo.dot_general`; `erf` of a composite of that function."""
+    name = op.name
+    if name == COMPOSITE:
+        name = ir.StringAttr(op.attributes["name"]).value
+    return _DIALECT.sub("", name)
 
 
-def bytes_of(kind: ir.Type) -> float:
-    """Bytes of a value; 0 of tokens and of shapes that are not known."""
+def is_own_kernel(composite: ir.Operation) -> bool:
+    """Whether compilers know a composite, so that its decomposition is not what runs."""
+    name = ir.StringAttr(composite.attributes["name"]).value
+    return name.startswith("chlo.") and short_name(composite) in _COSTLY | _OTHERS
+
+
+def bytes_of(value: ir.Value) -> float:
+    """Bytes of a value, 0 of a token. Raises a located ToolError for a symbolic dimension."""
+    kind = value.type
     if not isinstance(kind, ir.ShapedType):
         return 0.0
-    return float(tensor_bytes(kind) or 0)
+    size = tensor_bytes(kind)
+    if size is None:
+        raise ToolError(
+            f"{kind} has no known size, so that it cannot be timed: export the program for the "
+            "shapes that it is to run with",
+            value.location,
+        )
+    return float(size)
 
 
 def op_work(op: ir.Operation, name: str) -> OpWork:
     """What an op without regions to enter computes."""
     if name in _NOTHING:
         return OpWork(Role.NOTHING)
-    if name in _VIEWS:
+    if name == "constant":
+        return _constant(op)
+    if name in _VIEWS or is_annotation(op):
         return OpWork(Role.VIEW)
     if name in _RESHAPES:
         return OpWork(Role.RESHAPE, WorkKind.COPY)
@@ -105,8 +130,15 @@ def op_work(op: ir.Operation, name: str) -> OpWork:
     if name in _OTHERS:
         return OpWork(Role.KERNEL, WorkKind.OTHER, dtype=dtype)
     kind = WorkKind.COPY if name in _MOVES else WorkKind.ELEMENTWISE
-    reads = (bytes_of(result),) if name in _SLICES else ()
+    reads = (bytes_of(op.results[0]),) if name in _SLICES else ()
     return OpWork(Role.FUSIBLE, kind, _per_element(name) * _elements(result), None, dtype, reads)
+
+
+def _constant(op: ir.Operation) -> OpWork:
+    """One number is written wherever it is read; a table lies in memory like an argument."""
+    if bytes_of(op.results[0]) <= TINY:
+        return OpWork(Role.NOTHING)
+    return OpWork(Role.CHEAP if is_splat(op) else Role.INPUT)
 
 
 def _per_element(name: str) -> float:
@@ -119,11 +151,11 @@ def _own_kernel(op: ir.Operation, name: str, dtype: str) -> OpWork:
     result = ir.ShapedType(op.results[0].type)
     flops, reads = 0.0, tuple[float | None, ...]()
     if name in _SLICES:
-        reads = (bytes_of(result),)
+        reads = (bytes_of(op.results[0]),)
     elif name == "scatter":
-        updates = op.operands[len(op.operands) - 1].type
+        updates = op.operands[len(op.operands) - 1]
         reads = (bytes_of(updates),) * len(op.results)  # only the rows that it writes
-        flops = _elements(ir.ShapedType(updates))
+        flops = _elements(ir.ShapedType(updates.type))
     elif name == "sort":
         length = max(result.shape, default=1)
         flops = _elements(result) * max(1.0, math.log2(max(length, 2)))

@@ -13,7 +13,13 @@ from stablehlo_tools.analysis.collectives import Collective, classify_communicat
 from stablehlo_tools.analysis.communication import MANUAL_COMPUTATION
 from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.analysis.tasks.nodes import Body, Node, Ref, Role
-from stablehlo_tools.analysis.tasks.op_work import bytes_of, op_work, short_name
+from stablehlo_tools.analysis.tasks.op_work import (
+    TINY,
+    bytes_of,
+    is_own_kernel,
+    op_work,
+    short_name,
+)
 from stablehlo_tools.analysis.trip_counts import constant_integer, trip_count
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
@@ -24,8 +30,13 @@ _BARRIER = "stablehlo.optimization_barrier"
 _WHILE = "stablehlo.while"
 _CHOICES = frozenset({"stablehlo.case", "stablehlo.if"})
 _ASYNC_DONE = "stablehlo.async_done"
+_WEIGHTLESS = frozenset(
+    {Role.INPUT, Role.OUTPUT, Role.NOTHING, Role.CHEAP, Role.VIEW, Role.RESHAPE, Role.DONE}
+)
+_NETWORK = 30.0  # times as slow as memory
+_FLOPS_A_BYTE = 100.0
 _MADE_ANEW = frozenset({Role.FUSIBLE, Role.RESHAPE})
-_TINY = 256  # bytes
+_MADE_OF_FEW = 16  # values
 _DONATED = ("tf.aliasing_output", "jax.buffer_donor")
 
 type _Values = dict[ir.Value, Ref]
@@ -38,6 +49,8 @@ def read_program(module: ir.Module) -> Body:
     understood.
     """
     function = entry_function(module)
+    if not len(function.regions[0].blocks):
+        raise ToolError("the entry function has no body to time", function.location)
     block = function.regions[0].blocks[0]
     reader = _Reader(module)
     values: _Values = {}
@@ -64,6 +77,7 @@ class _Reader:
         self._classify: Callable[[ir.Operation], Collective | None] = (
             outer._classify if outer else classify_communication(module.context)
         )
+        self._entered: set[str] = outer._entered if outer else set()
         self._numbers: dict[ir.Value, ir.Value] = outer._numbers if outer else {}
 
     def add(
@@ -73,7 +87,7 @@ class _Reader:
         nodes = self.body.nodes
         node = Node(len(nodes), role, name, tuple(sources))
         if op is not None:
-            node.result_bytes = tuple(bytes_of(value.type) for value in op.results)
+            node.result_bytes = tuple(bytes_of(value) for value in op.results)
             node.location = op.location
         nodes.append(node)
         return node
@@ -81,7 +95,7 @@ class _Reader:
     def add_input(self, value: ir.Value, number: int, *, persistent: bool = False) -> Ref:
         """A value that comes from outside."""
         node = self.add(Role.INPUT, f"argument {number}", ())
-        node.result_bytes = (bytes_of(value.type),)
+        node.result_bytes = (bytes_of(value),)
         node.persistent = persistent
         node.location = value.location
         return node.index, 0
@@ -99,6 +113,8 @@ class _Reader:
         name = op.name
         if name == _BARRIER:
             self._barrier(op, values)
+        elif name == COMPOSITE and is_own_kernel(op):
+            self._plain(op, values)
         elif name in (CALL, COMPOSITE):
             self._call(op, values)
         elif name == MANUAL_COMPUTATION:
@@ -126,8 +142,8 @@ class _Reader:
             node = self.add(work.role, name, sources, op)
             node.kind, node.vector_flops = work.kind, work.vector_flops
             node.matmul, node.dtype, node.reads = work.matmul, work.dtype, work.reads
-            if work.role in _MADE_ANEW and self._is_tiny(node):
-                node.role = Role.CHEAP
+            node.persistent = work.role is Role.INPUT
+            self._settle(node)
             if work.role in (Role.VIEW, Role.RESHAPE):
                 node.passes = tuple(sources[:1])
             elif work.role is Role.UPDATE or name == "scatter":
@@ -135,10 +151,26 @@ class _Reader:
         for number, result in enumerate(op.results):
             values[result] = (node.index, number)
 
+    def _settle(self, node: Node) -> None:
+        """Lets a tiny value be made anew where it is read, unless it is made of too much."""
+        cheap = node.role is Role.CHEAP
+        if not cheap and not (node.role in _MADE_ANEW and self._is_tiny(node)):
+            return
+        made_of: dict[Ref, None] = {}
+        for source in node.sources:
+            inner = self.body.nodes[source[0]]
+            if inner.role is Role.CHEAP:
+                made_of.update(dict.fromkeys(inner.made_of))
+            elif inner.role is not Role.NOTHING:
+                made_of[source] = None
+        if cheap or len(made_of) <= _MADE_OF_FEW:
+            node.role = Role.CHEAP
+            node.made_of = tuple(made_of)
+
     def _is_tiny(self, node: Node) -> bool:
         """Whether it costs no more to make a value anew than to read it: index arithmetic."""
         read = (self.body.nodes[index].result_bytes[number] for index, number in node.sources)
-        return all(size <= _TINY for size in (*node.result_bytes, *read))
+        return all(size <= TINY for size in (*node.result_bytes, *read))
 
     def _barrier(self, op: ir.Operation, values: _Values) -> None:
         sources = [values[operand] for operand in op.operands]
@@ -157,7 +189,11 @@ class _Reader:
         function = self._functions.get(callee_name(op))
         if function is None or not len(function.regions[0].blocks):
             raise ToolError(f"{op.name} @{callee_name(op)}: there is no body to time", op.location)
+        if callee_name(op) in self._entered:
+            raise ToolError(f"@{callee_name(op)} calls itself: it cannot be timed", op.location)
+        self._entered.add(callee_name(op))
         self._enter(op, function.regions[0].blocks[0], values, {})
+        self._entered.remove(callee_name(op))
 
     def _manual(self, op: ir.Operation, values: _Values) -> None:
         block = op.regions[0].blocks[0]
@@ -166,7 +202,7 @@ class _Reader:
             node = self.body.nodes[index]
             if node.role is Role.INPUT:  # what one device holds of it
                 sizes = list(node.result_bytes)
-                sizes[number] = bytes_of(argument.type)
+                sizes[number] = bytes_of(argument)
                 node.result_bytes = tuple(sizes)
         self._enter(op, block, values, values)
 
@@ -179,18 +215,20 @@ class _Reader:
         values.update(zip(op.results, returned, strict=True))
 
     def _choice(self, op: ir.Operation, values: _Values) -> None:
-        """The dearest branch, by operations and bytes."""
+        """The dearest branch, by operations and bytes; each is read where the others were."""
         nodes = self.body.nodes
         begin = len(nodes)
-        best, cost = 0, -1.0
-        for number, region in enumerate(op.regions):
-            self.read_block(region.blocks[0], dict(values))
-            here = sum(map(_weight, nodes[begin:]))
+        best: tuple[float, list[Node], list[Ref]] | None = None
+        for region in op.regions:
+            returned = self.read_block(region.blocks[0], values)
+            taken = nodes[begin:]
             del nodes[begin:]
-            if here > cost:
-                best, cost = number, here
-        returned = self.read_block(op.regions[best].blocks[0], values)
-        values.update(zip(op.results, returned, strict=True))
+            weight = sum(map(_weight, taken))
+            if best is None or weight > best[0]:
+                best = weight, taken, returned
+        assert best is not None, "a choice has branches"
+        nodes += best[1]
+        values.update(zip(op.results, best[2], strict=True))
 
     def _loop(self, op: ir.Operation, values: _Values) -> None:
         sources = [values[operand] for operand in op.operands]
@@ -228,7 +266,7 @@ class _LoopReader(_Reader):
         inside: _Values = {}
         self.body.trips = trips
         for number, value in enumerate(_captured_by(op)):
-            inside[value] = self.add_input(value, number)
+            inside[value] = self.add_input(value, number, persistent=True)
             self.body.captured.append(self._around[value])
         arguments = [self.add_input(argument, i) for i, argument in enumerate(block.arguments)]
         inside.update(zip(condition.arguments, arguments, strict=True))
@@ -272,8 +310,13 @@ def _in_place(body: Body, argument: int, result: Ref) -> bool:
 
 
 def _weight(node: Node) -> float:
-    """A rough cost, to compare branches by."""
+    """A rough cost, to compare branches by, as if in bytes of memory."""
     if node.body is not None:
-        return (node.body.trips or 1) * sum(map(_weight, node.body.nodes))
+        trips = 1 if node.body.trips is None else node.body.trips
+        return trips * sum(map(_weight, node.body.nodes))
+    if node.role in _WEIGHTLESS:
+        return 0.0
+    if node.role is Role.COLLECTIVE:
+        return _NETWORK * (1.0 + sum(node.result_bytes))
     flops = node.vector_flops + (node.matmul.flops if node.matmul else 0.0)
-    return sum(node.result_bytes) + flops / 100
+    return sum(node.result_bytes) + flops / _FLOPS_A_BYTE

@@ -1,0 +1,193 @@
+"""Collectives in HLO: what each sends, between which devices, and what its start and done are.
+
+Replica groups come in four spellings: `{{0,1},{2,3}}`, `[2,4]<=[4,2]T(1,0)`,
+`mesh['a'=4,'b'=2] {'b'}`, and nothing or `{}` for all devices. Pure Python.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from stablehlo_tools.analysis.replica_groups import (
+    AxisRef,
+    DeviceMesh,
+    GroupMode,
+    ProcessGroups,
+    exchange_group_mode,
+    mesh_axes_groups,
+    permute_groups,
+    process_groups,
+    reduction_group_mode,
+)
+from stablehlo_tools.cost.work import Transfer
+from stablehlo_tools.targets.hlo.module import Computation, HloInstruction, HloModule
+from stablehlo_tools.targets.hlo.shapes import Shape, TupleShape, arrays, stablehlo_type
+from stablehlo_tools.targets.hlo.values import Path
+from stablehlo_tools.targets.hlo_text import COLLECTIVES, TRANSFERS
+
+ISSUED = COLLECTIVES | TRANSFERS
+
+_IOTA = re.compile(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?$")
+_DENSE = re.compile(r"\{([\d,-]*)\}")
+_MESH = re.compile(r"mesh\[([^\]]*)\](.*?) \{([^}]*)\}$")
+_MESH_AXIS = re.compile(r"'([^']+)'=(\d+)")
+_AXIS_REF = re.compile(r"'([^']+)'(?::\((\d+)\)(\d+))?")
+_DEVICE_IDS = re.compile(r"device_ids=\[?\(?([\d,\s]+)\)?\]?$")
+_PAIRS = re.compile(r'_xla_send_recv_source_target_pairs="?(\{\{.*?\}\})')
+
+
+@dataclass(frozen=True)
+class Issued:
+    """One collective of a schedule."""
+
+    instruction: HloInstruction
+    transfer: Transfer
+    axes: tuple[str, ...]
+    dtype: str
+    reduction: str | None
+
+
+def issued(instruction: HloInstruction, computation: Computation, module: HloModule) -> Issued:
+    """What a collective, its start or a send sends. Raises ToolError for what is not known."""
+    opcode = instruction.opcode.removesuffix("-start")
+    operands = [
+        array
+        for name in instruction.operands
+        for array in computation.by_name[name].results
+        if array.bits
+    ]
+    if opcode == "ragged-all-to-all":
+        operands = operands[:1]
+    gathered = opcode in ("all-gather", "recv")
+    sent = arrays(result_shape(instruction)) if gathered else operands
+    kind = opcode.replace("-", "_")
+    if opcode == "all-reduce" and _only_sliced(instruction, computation):
+        kind = "reduce_scatter"
+    dtypes = dict.fromkeys(stablehlo_type(array.element_type) for array in sent)
+    return Issued(
+        instruction,
+        Transfer(
+            kind, float(sum(array.bytes for array in sent)), _groups(instruction, opcode, module)
+        ),
+        _mesh_axes(instruction.groups()),
+        ", ".join(dtypes),
+        _reduction(instruction, module),
+    )
+
+
+def result_path(opcode: str, shape: Shape) -> Path:
+    """Where in the shape of a start, or of a collective itself, that of its result is.
+
+    A start returns `((operands), results, contexts …)`, that of one all-gather or permute
+    `(operand, result, contexts …)`, that of an all-reduce its results, a copy-start
+    `(result, operand, context)`, a send or recv `(data, context, token)`.
+    """
+    if not isinstance(shape, TupleShape) or not shape.elements:
+        return ()
+    if opcode in ("copy-start", "send", "recv"):
+        return (0,)
+    if not opcode.endswith("-start") or len(shape.elements) < 2:
+        return ()
+    tupled = isinstance(shape.elements[0], TupleShape)
+    single = opcode in ("all-gather-start", "collective-permute-start", "slice-start")
+    return (1,) if tupled or single else ()
+
+
+def result_shape(start: HloInstruction) -> Shape:
+    """The shape of what the done of a start, or a collective itself, returns."""
+    shape = start.result
+    for index in result_path(start.opcode, shape):
+        assert isinstance(shape, TupleShape), "a path leads through tuples"
+        shape = shape.elements[index]
+    return shape
+
+
+def parse_groups(text: str) -> list[list[int]] | None:
+    """The rows of replica groups as printed, None for all devices.
+
+    Raises ValueError for a form that is not known.
+    """
+    if text in ("", "{}"):
+        return None
+    iota = _IOTA.match(text)
+    if iota:
+        groups, dims, order = (
+            [int(part) for part in found.split(",")] if found else [] for found in iota.groups()
+        )
+        ids = np.arange(int(np.prod(dims))).reshape(dims)
+        if order:
+            ids = ids.transpose(order)
+        return [[int(i) for i in row] for row in ids.reshape(groups).reshape(-1, groups[-1])]
+    if text.startswith("{{"):
+        return [[int(i) for i in row.split(",") if i] for row in _DENSE.findall(text)]
+    mesh = _MESH.match(text)
+    if mesh:
+        return [list(row) for row in _of_mesh(*mesh.groups())]
+    raise ValueError(f"replica groups in a form that is not known: {text}")
+
+
+def _of_mesh(axes: str, between: str, named: str) -> ProcessGroups:
+    ids: tuple[int, ...] = ()
+    if between.strip(" ,"):
+        found = _DEVICE_IDS.search(between.strip(" ,"))
+        if found is None:
+            raise ValueError(f"device ids of a mesh in a form that is not known: {between.strip()}")
+        ids = tuple(int(i) for i in found.group(1).split(","))
+    mesh = DeviceMesh(tuple((name, int(size)) for name, size in _MESH_AXIS.findall(axes)), ids)
+    refs = [
+        AxisRef(name, int(pre or 1), int(size) if size else None)
+        for name, pre, size in _AXIS_REF.findall(named)
+    ]
+    return mesh_axes_groups(mesh, refs)
+
+
+def _mesh_axes(text: str) -> tuple[str, ...]:
+    """The axes that the mesh form names."""
+    mesh = _MESH.match(text)
+    return tuple(name for name, _, _ in _AXIS_REF.findall(mesh.group(3))) if mesh else ()
+
+
+def _groups(instruction: HloInstruction, opcode: str, module: HloModule) -> ProcessGroups:
+    """The participants as flattened device ids."""
+    text = instruction.groups()
+    if opcode in TRANSFERS:
+        found = _PAIRS.search(instruction.line)
+        if found is None:
+            raise instruction.error("it does not say between which devices it sends")
+        text = found.group(1)
+    channel = sum(instruction.numbers("channel_id")[:1])
+    try:
+        rows = parse_groups(text)
+        if opcode in ("collective-permute", *TRANSFERS):
+            mode = exchange_group_mode(max(channel, int(module.grid.num_replicas == 1)))
+            return permute_groups(rows or [], mode, module.grid)
+        return process_groups(rows or [], _mode(instruction, opcode, channel), module.grid)
+    except ValueError as error:
+        raise instruction.error(str(error)) from None
+
+
+def _mode(instruction: HloInstruction, opcode: str, channel: int) -> GroupMode:
+    if opcode in ("all-gather", "all-reduce", "reduce-scatter"):
+        return reduction_group_mode(channel, "use_global_device_ids=true" in instruction.line)
+    return exchange_group_mode(channel)
+
+
+def _only_sliced(instruction: HloInstruction, computation: Computation) -> bool:
+    """Whether all that becomes of an all-reduce is a slice of it: XLA:TPU's reduce-scatter."""
+    users = computation.users.get(instruction.name, [])
+    return bool(users) and all(
+        _only_sliced(user, computation)
+        if user.opcode in ("bitcast", "get-tuple-element")
+        else user.opcode == "dynamic-slice" and user.operands[0] == instruction.name
+        for user in users
+    )
+
+
+def _reduction(instruction: HloInstruction, module: HloModule) -> str | None:
+    names = instruction.called().get("to_apply")
+    if not names or names[0] not in module.computations:
+        return None
+    return module.computations[names[0]].root.opcode.replace("-", "_")

@@ -1,0 +1,115 @@
+"""Tasks and storages of a graph under construction, from HLO shapes. Pure Python."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from stablehlo_tools.overlap.task_graph import Task, TaskGraph, TaskKind
+from stablehlo_tools.targets.hlo.module import HloInstruction, HloModule
+from stablehlo_tools.targets.hlo.shapes import DEVICE_MEMORY, Array, Shape
+from stablehlo_tools.targets.hlo.values import Given, Leaf, Path, Value, rebuilt, shaped
+
+
+@dataclass
+class GraphBuilder:
+    """A graph that grows at its end."""
+
+    module: HloModule
+    tasks: list[Task] = field(default_factory=list[Task])
+    sizes: list[float] = field(default_factory=list[float])
+
+    def graph(self) -> TaskGraph:
+        """What was built."""
+        return TaskGraph(tuple(self.tasks), tuple(self.sizes))
+
+    def allocate(self, array: Array) -> int:
+        """A new storage. It has no bytes where the array does not lie in device memory."""
+        self.sizes.append(float(array.padded_bytes) if array.space == DEVICE_MEMORY else 0.0)
+        return len(self.sizes) - 1
+
+    def add(self, kind: TaskKind, instruction: HloInstruction | None, **fields: Any) -> int:
+        """A new task with the names of an instruction."""
+        task = len(self.tasks)
+        if instruction is not None:
+            tail = instruction.op_name().rpartition("/")
+            fields.setdefault("name", instruction.name)
+            fields.setdefault("op", tail[2] if tail[1] and tail[2] else instruction.opcode)
+            fields.setdefault("place", self.module.place(instruction))
+        self.tasks.append(Task(task, kind, **fields))
+        return task
+
+    def produce(
+        self,
+        kind: TaskKind,
+        instruction: HloInstruction,
+        shape: Shape,
+        given: Given,
+        *,
+        views: bool = True,
+        **fields: Any,
+    ) -> Value:
+        """A new task and its result.
+
+        What is not `given` a storage gets a new one. Of several arrays each has a view of its own,
+        so that who reads one holds no other; not so with `views=False`.
+        """
+        allocs: list[int] = []
+        storages: dict[Path, tuple[int, ...]] = {}
+
+        def place(array: Array, path: Path) -> Value:
+            if path not in given:
+                allocs.append(self.allocate(array))
+            storages[path] = given.get(path, tuple(allocs[-1:]))
+            return Leaf()
+
+        empty = shaped(shape, place)
+        together = tuple(dict.fromkeys(s for held in storages.values() for s in held))
+        task = self.add(kind, instruction, storages=together, allocs=tuple(allocs), **fields)
+        several = views and len(storages) > 1
+
+        def seen(path: Path) -> Leaf:
+            if not several:
+                return Leaf(task, storages[path])
+            named = f"{instruction.name}{{{','.join(map(str, path))}}}"
+            view = self.add(
+                TaskKind.VIEW, instruction, deps=(task,), storages=storages[path], name=named
+            )
+            return Leaf(view, storages[path])
+
+        return rebuilt(empty, lambda path, _: seen(path))
+
+    def inputs(
+        self, instruction: HloInstruction, persistent: bool, returned: Sequence[Path] = ()
+    ) -> Value:
+        """An input task for each array of a parameter; not `persistent` where it is returned."""
+
+        def make(array: Array, path: Path) -> Value:
+            storage = self.allocate(array)
+            task = self.add(
+                TaskKind.INPUT,
+                instruction,
+                storages=(storage,),
+                allocs=(storage,),
+                persistent=persistent and path not in returned,
+                op="parameter",
+            )
+            return Leaf(task, (storage,))
+
+        return shaped(instruction.result, make)
+
+    def result(self, array: Array, path: Path) -> tuple[int, ...]:
+        """An input task for the memory of a part of the result, which is there from the start."""
+        storage = (self.allocate(array),)
+        named = f"result{{{','.join(map(str, path))}}}"
+        self.add(
+            TaskKind.INPUT,
+            None,
+            storages=storage,
+            allocs=storage,
+            persistent=True,
+            name=named,
+            op="result",
+        )
+        return storage

@@ -1,0 +1,194 @@
+"""Adds the starts and waits of HLO's asynchronous forms to a graph. Pure Python."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from stablehlo_tools.cost.clock import Clock
+from stablehlo_tools.overlap.task_graph import Communication, TaskKind
+from stablehlo_tools.targets.hlo.async_pairs import Fused, fused_collectives, wrapped_collectives
+from stablehlo_tools.targets.hlo.collectives import (
+    ISSUED,
+    Issued,
+    issued,
+    result_path,
+    result_shape,
+)
+from stablehlo_tools.targets.hlo.graph import GraphBuilder
+from stablehlo_tools.targets.hlo.module import Computation, HloInstruction, HloModule
+from stablehlo_tools.targets.hlo.shapes import Shape
+from stablehlo_tools.targets.hlo.transfers import (
+    ASYNC_COPIES,
+    ASYNC_KERNELS,
+    asynchronous,
+    communication,
+    copied,
+    hosted,
+    is_hosted,
+)
+from stablehlo_tools.targets.hlo.values import (
+    Given,
+    Leaf,
+    Path,
+    Value,
+    element,
+    in_flight,
+    leaves,
+    paths,
+    shaped,
+    starts_of,
+    tasks_of,
+)
+from stablehlo_tools.targets.hlo_text import TRANSFERS
+from stablehlo_tools.targets.scheduled_hlo import Phase
+
+
+def names_of(*instructions: HloInstruction) -> list[str]:
+    """What a measurement may know instructions by."""
+    names = [instruction.name for instruction in instructions]
+    return names + [name for i in instructions if (name := i.op_name())]
+
+
+@dataclass
+class Issuer:
+    """Issues what one computation starts, and waits for it.
+
+    `unpaired` are waits of a loop's body, by task, for what the iteration before started: where in
+    the loop's tuple it comes from.
+    """
+
+    module: HloModule
+    clock: Clock
+    builder: GraphBuilder
+    computation: Computation
+    unpaired: list[tuple[int, Path]] = field(default_factory=list[tuple[int, Path]])
+    _chains: dict[str, list[Value]] = field(default_factory=dict[str, list[Value]])  # in flight
+
+    def issue(
+        self,
+        instruction: HloInstruction,
+        sent: Communication,
+        ns: float,
+        shape: Shape,
+        operands: list[Value],
+        given: Given,
+    ) -> Value:
+        """A start, and the value that is in flight from then on."""
+        value = self.builder.produce(
+            TaskKind.COLLECTIVE_START,
+            instruction,
+            shape,
+            given,
+            views=False,
+            ns=ns,
+            deps=tasks_of(*operands),
+            communication=sent,
+        )
+        return in_flight(value, (len(self.builder.tasks) - 1,))
+
+    def wait(self, instruction: HloInstruction, flying: Value, shape: Shape) -> Value:
+        """A wait for each start of a value in flight. Raises ToolError where there is none."""
+        starts = starts_of(flying)
+        given = {path: leaf.storages for path, leaf in paths(flying)}
+        if not starts:
+            carried = next((leaf.carried for leaf in leaves(flying)), None)
+            if carried is None:
+                raise instruction.error("it waits for what was not started")
+            self.unpaired.append((len(self.builder.tasks), carried))
+        for start in starts[:-1]:
+            self.builder.add(TaskKind.WAIT, instruction, deps=(start,), start=start)
+        last = starts[-1] if starts else None
+        deps = tasks_of(flying) if last is None else (last,)
+        return self.builder.produce(TaskKind.WAIT, instruction, shape, given, deps=deps, start=last)
+
+    def collective(self, instruction: HloInstruction, operands: list[Value], given: Given) -> Value:
+        """The start of a collective, a send or a recv; what it returns is in flight."""
+        shape = result_shape(instruction)
+        if is_hosted(instruction):
+            passed, ns = hosted(instruction, self.clock, names_of(instruction))
+            return _whole(instruction, self.issue(instruction, passed, ns, shape, operands, given))
+        sent = issued(instruction, self.computation, self.module)
+        return _whole(instruction, self._sent(instruction, sent, shape, operands, given))
+
+    def done(self, instruction: HloInstruction, flying: Value) -> Value:
+        """Any instruction `xxx-done`. Raises ToolError where nothing was started."""
+        opcode = instruction.opcode.removesuffix("-done")
+        opcode += "" if opcode in TRANSFERS else "-start"
+        started = self.computation.by_name[instruction.operands[0]].result
+        result = element(flying, result_path(opcode, started))
+        return self.wait(instruction, flying if result is None else result, instruction.result)
+
+    def start(self, instruction: HloInstruction, operands: list[Value], given: Given) -> Value:
+        """Any instruction `xxx-start`. Raises ToolError for one that is not known."""
+        base = instruction.opcode.removesuffix("-start")
+        if base in ISSUED:
+            return self.collective(instruction, operands, given)
+        shape = result_shape(instruction)
+        if base in ASYNC_COPIES:
+            sent, ns = copied(instruction, self.computation, self.clock, names_of(instruction))
+            flying = self.issue(instruction, sent, ns, shape, operands, given)
+            return _whole(instruction, flying)
+        if base not in ASYNC_KERNELS:
+            raise instruction.error("an asynchronous form that is not known")
+        wrapped = [
+            pair
+            for name in instruction.calls
+            for pair in wrapped_collectives(name, self.module, instruction)
+        ]
+        if not wrapped:
+            sent, ns = asynchronous(
+                instruction, self.computation, self.module, self.clock, names_of(instruction)
+            )
+            flying = self.issue(instruction, sent, ns, shape, operands, given)
+            return _whole(instruction, flying)
+        started: list[Value] = []
+        for inner, computation in wrapped:
+            found = issued(inner, computation, self.module)
+            held = result_shape(inner) if started else shape  # the first start holds it all
+            started.append(self._sent(instruction, found, held, operands, given))
+        return _whole(instruction, in_flight(started[0], starts_of(tuple(started))))
+
+    def fused(
+        self, fusion: HloInstruction, part: Fused, operands: list[Value], shape: Shape
+    ) -> Value:
+        """What a fusion does with a collective. Raises ToolError for a done without a start."""
+        if part.phase is Phase.DONE:
+            opened = self._chains.get(part.chain)
+            if not opened:
+                raise fusion.error(f"it finishes {part.collective.name}, which was not started")
+            return self.wait(fusion, opened.pop(0), shape)
+        sent = self.of_fusion(part)
+        if part.phase is Phase.SYNC:
+            return self.wait(fusion, self._sent(fusion, sent, shape, operands, {}), shape)
+        flying = self._sent(fusion, sent, part.collective.result, operands, {})
+        self._chains.setdefault(part.chain, []).append(flying)
+        return flying
+
+    def of_fusion(self, part: Fused) -> Issued:
+        """What a collective in a fusion sends."""
+        return issued(part.collective, part.computation, self.module)
+
+    def parts(self, fusion: HloInstruction) -> list[Fused]:
+        """The collectives that a fusion starts, finishes or runs."""
+        return fused_collectives(fusion, self.module)
+
+    def _sent(
+        self,
+        instruction: HloInstruction,
+        sent: Issued,
+        shape: Shape,
+        operands: list[Value],
+        given: Given,
+    ) -> Value:
+        time = self.clock.collective(sent.transfer, names_of(instruction, sent.instruction))
+        return self.issue(instruction, communication(sent, time), time.ns, shape, operands, given)
+
+
+def _whole(start: HloInstruction, result: Value) -> Value:
+    """All that a start returns; of it, only the result lies in storages of its own."""
+    at = result_path(start.opcode, start.result)
+    starts = starts_of(result)
+    whole = shaped(start.result, lambda _array, _path: Leaf(starts[0], (), starts))
+    if not at or isinstance(whole, Leaf):
+        return result
+    return tuple(result if index == at[0] else part for index, part in enumerate(whole))

@@ -1,0 +1,179 @@
+"""Matrix products in HLO: dots, convolutions and the library calls that stand for them.
+
+XLA:TPU writes every dot as a convolution; a batch dimension is then a spatial one whose window
+meets one element at each position.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from stablehlo_tools.cost.work import Matmul
+from stablehlo_tools.targets.hlo.module import Computation, HloInstruction
+from stablehlo_tools.targets.hlo.shapes import Array
+from stablehlo_tools.targets.hlo.windows import met, windows
+
+GEMM_TARGETS = ("__cublas$gemm", "__cublas$lt$matmul", "__cublas$lt$groupedMatmul")
+CONVOLUTION_TARGETS = (
+    "__cudnn$convForward",
+    "__cudnn$convBiasActivationForward",
+    "__cudnn$convForwardGraph",
+    "__cudnn$convBackwardInput",
+    "__cudnn$convBackwardFilter",
+)
+
+_LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
+_GROUPS = re.compile(r"(feature|batch)_group_count=(\d+)")
+_GEMM_DIMS = re.compile(
+    r'"(lhs|rhs)_(contracting|batch)_dimensions":\[([^\]]*)\]'  # of dot_dimension_numbers
+)
+
+
+def matmul(instruction: HloInstruction, computation: Computation) -> Matmul | None:
+    """The product that an instruction computes, or None where it is no product.
+
+    Raises ToolError for a convolution or a library call in a form that is not known.
+    """
+    opcode, target = instruction.opcode, instruction.target
+    if opcode == "dot":
+        return _dot(instruction, computation, _dot_dims(instruction))
+    if opcode == "convolution":
+        return _convolution(instruction, *_operands(instruction, computation), instruction)
+    if opcode != "custom-call":
+        return None
+    if target.startswith(GEMM_TARGETS):
+        return _dot(instruction, computation, _gemm_dims(instruction))
+    if target.startswith(CONVOLUTION_TARGETS):
+        return _library_convolution(instruction, computation)
+    return None
+
+
+def matmul_type(instruction: HloInstruction, computation: Computation) -> str:
+    """The element type of a product's operands, in HLO's spelling."""
+    return _operands(instruction, computation)[0].element_type
+
+
+def is_product(instruction: HloInstruction) -> bool:
+    """Whether an instruction is a matrix product or a convolution."""
+    return instruction.opcode in ("dot", "convolution") or (
+        instruction.opcode == "custom-call"
+        and instruction.target.startswith((*GEMM_TARGETS, *CONVOLUTION_TARGETS))
+    )
+
+
+def _operands(instruction: HloInstruction, computation: Computation) -> tuple[Array, Array]:
+    if len(instruction.operands) < 2:
+        raise instruction.error("a product of fewer than two operands")
+    lhs, rhs = (computation.by_name[name].results[0] for name in instruction.operands[:2])
+    return lhs, rhs
+
+
+type _DotDims = dict[tuple[str, str], tuple[int, ...]]  # by (lhs or rhs, contracting or batch)
+
+
+def _dot_dims(instruction: HloInstruction) -> _DotDims:
+    return {
+        (side, kind): instruction.numbers(f"{side}_{kind}_dims")
+        for side in ("lhs", "rhs")
+        for kind in ("contracting", "batch")
+    }
+
+
+def _gemm_dims(instruction: HloInstruction) -> _DotDims:
+    found = {
+        (side, kind): tuple(int(d) for d in re.findall(r"\d+", dims))
+        for side, kind, dims in _GEMM_DIMS.findall(instruction.line)
+    }
+    if ("lhs", "contracting") not in found:
+        raise instruction.error("a library product without dot_dimension_numbers")
+    return found
+
+
+def _dot(instruction: HloInstruction, computation: Computation, dims: _DotDims) -> Matmul:
+    lhs, rhs = _operands(instruction, computation)
+
+    def extent(array: Array, side: str, kind: str) -> int:
+        return math.prod(array.dims[d] for d in dims.get((side, kind), ()))
+
+    batch, depth = extent(lhs, "lhs", "batch"), extent(lhs, "lhs", "contracting")
+    rows = lhs.elements // max(1, batch * depth)
+    columns = rhs.elements // max(1, batch * extent(rhs, "rhs", "contracting"))
+    return Matmul(batch, rows, columns, depth)
+
+
+@dataclass(frozen=True)
+class _Labels:
+    """Where the dimensions of a convolution's arrays lie: `b01f_01io->b01f`."""
+
+    lhs: str
+    rhs: str
+    out: str
+
+    def spatial(self) -> list[str]:
+        """The names of the spatial dimensions."""
+        return sorted(label for label in self.out if label.isdigit())
+
+
+def _labels(instruction: HloInstruction) -> _Labels:
+    found = _LABELS.search(instruction.line, instruction.after_opcode)
+    if found is None:
+        raise instruction.error("a convolution without dim_labels")
+    return _Labels(*found.groups())
+
+
+def _convolution(
+    instruction: HloInstruction, lhs: Array, rhs: Array, out: HloInstruction
+) -> Matmul:
+    labels = _labels(instruction)
+    result = out.results[0]
+    groups = {kind: int(n) for kind, n in _GROUPS.findall(instruction.line)}
+    features, batches = groups.get("feature", 1), groups.get("batch", 1)
+    batch = features * batches
+    m = result.dims[labels.out.index("b")]
+    n = result.dims[labels.out.index("f")] // batch
+    k = rhs.dims[labels.rhs.index("i")]
+    products = 1.0
+    spatial = labels.spatial()
+    for label, window in zip(spatial, windows(instruction, len(spatial)), strict=True):
+        size = result.dims[labels.out.index(label)]
+        width = rhs.dims[labels.rhs.index(label)]
+        reach = lhs.dims[labels.lhs.index(label)]
+        hits = met(window.over(reach, width, size))
+        if width == 1 or hits != size or size == 1:
+            m *= size
+            products *= hits / size
+        elif reach == 1:
+            n *= size  # all of the kernel against one element: columns
+        else:
+            batch *= size  # each position meets an element of its own
+    return Matmul(batch, m, n, max(1, round(k * products)))
+
+
+def _library_convolution(instruction: HloInstruction, computation: Computation) -> Matmul:
+    """cuDNN's: the labels are those of the forward convolution, whichever gradient it computes."""
+    labels = _labels(instruction)
+    first, second = _operands(instruction, computation)
+    result = instruction.results[0]
+    target = instruction.target
+    kernel = result if "BackwardFilter" in target else second
+    image = result if "BackwardInput" in target else first
+    out = first if "BackwardInput" in target else second if "Filter" in target else result
+    groups = {kind: int(n) for kind, n in _GROUPS.findall(instruction.line)}.get("feature", 1)
+    positions = math.prod(
+        d for d, label in zip(out.dims, labels.out, strict=True) if label not in "f"
+    )
+    columns = out.dims[labels.out.index("f")] // groups
+    depth = kernel.elements // max(1, kernel.dims[labels.rhs.index("o")])
+    if "BackwardFilter" in target:
+        return Matmul(groups, depth, columns, positions)
+    if "BackwardInput" in target:
+        rows = math.prod(
+            d for d, label in zip(image.dims, labels.lhs, strict=True) if label not in "f"
+        )
+        inner = image.dims[labels.lhs.index("f")] // groups
+        return Matmul(
+            groups, rows, inner, max(1, round(positions * columns * depth / (rows * inner)))
+        )
+    return Matmul(groups, positions, columns, depth)

@@ -1,0 +1,233 @@
+"""Scheduled HLO text as a module: computations, instructions, their shapes, operands, attributes.
+
+What an attribute holds is read when it is asked for, so a text of 100,000 instructions takes no
+more than a pass over its lines. Pure Python.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+
+from stablehlo_tools.analysis.replica_groups import ProcessGrid
+from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.targets import hlo_text
+from stablehlo_tools.targets.hlo.shapes import Array, Shape, arrays, parse_shape
+from stablehlo_tools.targets.hlo.tables import TABLES, Tables, short_place
+
+_COMPUTATION = re.compile(r"(ENTRY )?%?([^\s(]+) ?\(.*\{\s*$")
+_INSTRUCTION = re.compile(r"\s+(ROOT )?%?([^\s=]+) = ")
+_OPCODE = re.compile(r" ([a-z][a-z0-9-]*)\(")
+_NUMBERS = re.compile(r"-?\d+")
+_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+_TARGET = re.compile(r'custom_call_target="([^"]*)"')
+_CHAIN = re.compile(r'chain_id="([^"]*)"')
+_FRAME = re.compile(r"stack_frame_id=(\d+)")
+_SOURCE = re.compile(r'source_file="([^"]*)"(?:[^}]*?source_line=(\d+))?')
+_TABLE_ROW = re.compile(r"(\d+) (.*)$")
+_ALIAS = re.compile(r"\{([\d, ]*)\}: \((\d+), \{([\d, ]*)\}")
+
+
+class HloInstruction(hlo_text.Instruction):
+    """One instruction with all that its line says."""
+
+    @cached_property
+    def operands(self) -> list[str]:  # type: ignore[override]
+        """The names of the operands."""
+        return [] if self.opcode in ("constant", "parameter") else super().operands
+
+    @cached_property
+    def result(self) -> Shape:
+        """The shape of the result."""
+        return parse_shape(self.shape())
+
+    @cached_property
+    def results(self) -> tuple[Array, ...]:
+        """The arrays of the result, tuples flattened."""
+        return arrays(self.result)
+
+    @property
+    def root(self) -> bool:
+        """Whether it is the result of its computation."""
+        return self.line.lstrip().startswith("ROOT ")
+
+    @property
+    def literal(self) -> str:
+        """What stands for operands: the number of a parameter, the value of a constant."""
+        return self.line[self.after_opcode : self._end_of_operands()]
+
+    def attribute(self, name: str) -> str:
+        """The value of an attribute as printed, up to the comma after it; empty where absent."""
+        return self._found(rf", {name}=(\{{[^}}]*\}}|[^,\s]*)")
+
+    def numbers(self, name: str) -> tuple[int, ...]:
+        """The numbers in an attribute: `dimensions={0,2}`, `index=1`."""
+        return tuple(int(number) for number in _NUMBERS.findall(self.attribute(name)))
+
+    @property
+    def calls(self) -> list[str]:
+        """The computations that it calls, whatever the attribute that names them."""
+        return [name for names in self.called().values() for name in names]
+
+    @property
+    def target(self) -> str:
+        """The target of a custom call."""
+        found = _TARGET.search(self.line, self.after_opcode)
+        return found.group(1) if found else ""
+
+    @property
+    def chain(self) -> str | None:
+        """The chain of collective fusions of XLA:TPU that it is of."""
+        found = _CHAIN.search(self.line, self.after_opcode)
+        return found.group(1) if found else None
+
+    @property
+    def cycles(self) -> int | None:
+        """What XLA:TPU estimates that it takes, in clock cycles."""
+        found = _CYCLES.search(self.line, self.after_opcode)
+        return int(found.group(1)) if found else None
+
+    @property
+    def trips(self) -> int | None:
+        """How often a `while` runs, where XLA wrote it down."""
+        found = _TRIPS.search(self.line, self.after_opcode)
+        return int(found.group(1)) if found else None
+
+    def error(self, message: str) -> ToolError:
+        """An error that names the instruction."""
+        return ToolError(f"HLO instruction {self.name} ({self.opcode}): {message}")
+
+    def _found(self, pattern: str) -> str:
+        found = re.compile(pattern).search(self.line, self.after_opcode)
+        return found.group(1) if found else ""
+
+
+@dataclass(frozen=True)
+class Computation:
+    """Instructions in issue order."""
+
+    name: str
+    instructions: tuple[HloInstruction, ...]
+
+    @cached_property
+    def by_name(self) -> dict[str, HloInstruction]:
+        """The instructions by name."""
+        return {instruction.name: instruction for instruction in self.instructions}
+
+    @cached_property
+    def parameters(self) -> tuple[HloInstruction, ...]:
+        """The parameters in the order of their numbers."""
+        found = [i for i in self.instructions if i.opcode == "parameter"]
+        return tuple(sorted(found, key=lambda i: int(i.literal)))
+
+    @cached_property
+    def root(self) -> HloInstruction:
+        """The instruction whose result the computation returns."""
+        return next((i for i in self.instructions if i.root), self.instructions[-1])
+
+    @cached_property
+    def users(self) -> dict[str, list[HloInstruction]]:
+        """The instructions that read each one."""
+        found: dict[str, list[HloInstruction]] = {}
+        for instruction in self.instructions:
+            for operand in dict.fromkeys(instruction.operands):
+                found.setdefault(operand, []).append(instruction)
+        return found
+
+
+class HloModule:
+    """A scheduled module.
+
+    `grid` is what it runs as. `donated` are the outputs that lie in the memory of an input: from
+    the index of the output in the result, nested tuples as further numbers, to the parameter's
+    number and the index in it.
+    """
+
+    def __init__(
+        self, computations: dict[str, Computation], entry: str, header: str, tables: Tables
+    ) -> None:
+        self.computations = computations
+        self.entry = computations[entry]
+        self.donated = {
+            _index(output): (int(number), _index(inside))
+            for output, number, inside in _ALIAS.findall(_aliases(header))
+        }
+        self.grid = ProcessGrid(_count(header, "replica_count"), _count(header, "num_partitions"))
+        self._tables = tables
+
+    def computation(self, name: str, caller: HloInstruction) -> Computation:
+        """A computation that an instruction calls. Raises ToolError where the text lacks it."""
+        if name not in self.computations:
+            raise caller.error(f"the text has no computation {name!r}")
+        return self.computations[name]
+
+    def called(self, instruction: HloInstruction, attribute: str) -> Computation:
+        """The computation that an attribute names. Raises ToolError where there is none."""
+        names = instruction.called().get(attribute)
+        if not names:
+            raise instruction.error(f"no attribute {attribute}")
+        return self.computation(names[0], instruction)
+
+    def place(self, instruction: HloInstruction) -> str:
+        """`file.py:line` of the user's program, or nothing where the metadata has none."""
+        frame = _FRAME.search(instruction.line, instruction.after_opcode)
+        if frame:
+            return self._tables.place(int(frame.group(1)))
+        source = _SOURCE.search(instruction.line, instruction.after_opcode)
+        return short_place(source.group(1), source.group(2) or "") if source else ""
+
+
+def parse_module(text: str) -> HloModule:
+    """Raises ToolError for text that is no scheduled module."""
+    header = text.lstrip()[:1_000_000].partition("\n")[0]
+    if not header.startswith("HloModule") or "is_scheduled=true" not in header:
+        raise ToolError("not the text of a scheduled HLO module")
+    computations: dict[str, Computation] = {}
+    rows: dict[str, dict[int, str]] = {table: {} for table in TABLES}
+    table: dict[int, str] = {}
+    current: list[HloInstruction] | None = None
+    name = entry = ""
+    for line in text.splitlines():
+        if line[:1] in (" ", "\t"):
+            instruction = _instruction(line) if current is not None else None
+            if current is not None and instruction is not None:
+                current.append(instruction)
+        elif line[:1] == "}":
+            if current:
+                computations[name] = Computation(name, tuple(current))
+            current = None
+        elif found := _COMPUTATION.match(line):
+            name, current = found.group(2), []
+            entry = name if found.group(1) else entry
+        elif row := _TABLE_ROW.match(line):
+            table[int(row.group(1))] = row.group(2)
+        else:
+            table = rows.get(line.strip(), {})
+    if entry not in computations:
+        raise ToolError("the HLO text has no ENTRY computation")
+    return HloModule(computations, entry, header, Tables(rows))
+
+
+def _instruction(line: str) -> HloInstruction | None:
+    name = _INSTRUCTION.match(line)
+    opcode = _OPCODE.search(line, name.end() - 1) if name else None
+    if name is None or opcode is None:
+        return None
+    return HloInstruction(name.group(2), opcode.group(1), line, opcode.end())
+
+
+def _count(header: str, name: str) -> int:
+    found = re.search(rf", {name}=(\d+)", header)
+    return int(found.group(1)) if found else 1
+
+
+def _aliases(header: str) -> str:
+    start = header.find("input_output_alias={")
+    end = header.find(" }", start)
+    return header[start:end] if start >= 0 else ""
+
+
+def _index(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(",") if part.strip())

@@ -1,0 +1,152 @@
+"""What one HLO instruction has a device do: `Work` of the kernel that it becomes.
+
+A fusion is one kernel. It reads its operands and writes its results, what is between them stays on
+the chip; the products inside it are its matrix work, its other instructions vector work. Of an
+operand that it only slices or gathers from, it reads what it takes; of a result that it updates in
+place, it writes the update.
+
+    bytes         of operands and results: `hlo_traffic`
+    vector_flops  an operation for each element of each instruction, more where `OPERATIONS` says so
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from stablehlo_tools.cost.work import Matmul, Work, WorkKind
+from stablehlo_tools.targets.hlo.matmul import is_product, matmul, matmul_type
+from stablehlo_tools.targets.hlo.module import Computation, HloInstruction, HloModule
+from stablehlo_tools.targets.hlo.opcodes import KINDS, OPERATIONS, REDUCTIONS, is_free
+from stablehlo_tools.targets.hlo.shapes import stablehlo_type
+from stablehlo_tools.targets.hlo.traffic import bytes_alone, fusion_bytes
+from stablehlo_tools.targets.hlo_text import COLLECTIVES
+
+# Operations an element of a reduction in XLA:TPU's tiled arrays, which goes across the rows and
+# lanes of registers; fitted to libtpu 0.0.51's estimated_cycles (benchmarks/tpu_validity.py).
+_TILED_REDUCTION = 36
+
+FREE = Work(WorkKind.FREE)
+
+_NESTED = frozenset({"fusion", "call"})
+
+# The kind of a fusion is the first of these that it holds.
+_TELLING = (
+    WorkKind.CONVOLUTION,
+    WorkKind.MATMUL,
+    WorkKind.SORT,
+    WorkKind.GATHER,
+    WorkKind.REDUCTION,
+    WorkKind.ELEMENTWISE,
+    WorkKind.COPY,
+)
+
+
+def work(instruction: HloInstruction, computation: Computation, module: HloModule) -> Work:
+    """The work of one instruction of a schedule that is a kernel of its own, or FREE.
+
+    Raises ToolError for an opcode that is not known.
+    """
+    opcode = instruction.opcode
+    if is_free(instruction) or _is_scalar(instruction, computation):
+        return FREE
+    if opcode in ("fusion", "fusion-start"):
+        return _of_fusion(instruction, computation, module)
+    if opcode not in KINDS:
+        raise instruction.error("no time is known for this opcode")
+    product = matmul(instruction, computation)
+    moved = bytes_alone(instruction, computation)
+    if product is not None:
+        kind = WorkKind.MATMUL if opcode != "convolution" else _product_kind(instruction)
+        dtype = stablehlo_type(matmul_type(instruction, computation))
+        return Work(kind, moved, 0.0, (product,), dtype)
+    return Work(
+        KINDS[opcode],
+        moved,
+        _operations(instruction, computation),
+        (),
+        _result_type(instruction),
+    )
+
+
+def _is_scalar(instruction: HloInstruction, computation: Computation) -> bool:
+    """Whether XLA:TPU leaves an instruction to the scalar core, beside which its kernels run."""
+    operands = [a for name in instruction.operands for a in computation.by_name[name].results]
+    return (
+        instruction.opcode in ("fusion", *KINDS)
+        and all(array.elements == 1 and array.tiles for array in instruction.results)
+        and all(array.elements == 1 for array in operands)
+    )
+
+
+def _operations(instruction: HloInstruction, computation: Computation) -> float:
+    """The vector operations of an instruction that is no product."""
+    opcode = instruction.opcode
+    if opcode in REDUCTIONS or opcode == "sort":
+        array = computation.by_name[instruction.operands[0]].results[0]
+        per_element = 1.0
+        if opcode != "reduce":
+            array = max((array, instruction.results[0]), key=lambda a: a.elements)
+            per_element = _window_size(instruction)
+        if opcode == "sort":
+            depth = math.log2(max(2, max(array.dims, default=1)))
+            per_element = depth * (depth + 1) / 2
+        if opcode == "reduce" and array.tiles:
+            per_element = _TILED_REDUCTION
+        return math.prod(array.padded) * per_element * max(1, len(instruction.operands) // 2)
+    each = OPERATIONS.get(opcode, 1)
+    return each * sum(math.prod(array.padded) for array in instruction.results)
+
+
+def _window_size(instruction: HloInstruction) -> float:
+    size = instruction.attribute("window").partition("size=")[2].split(" ")[0].strip("}")
+    return math.prod(int(part) for part in size.split("x")) if size else 1
+
+
+def _result_type(instruction: HloInstruction) -> str:
+    results = instruction.results
+    return stablehlo_type(results[0].element_type) if results else "f32"
+
+
+def _product_kind(instruction: HloInstruction) -> WorkKind:
+    """A convolution whose window is wider than a batch dimension of XLA:TPU's dots makes it."""
+    spatial = instruction.attribute("window").count("x")
+    labels = instruction.attribute("dim_labels")
+    image = labels.startswith(("b01f", "b0f", "b012f")) and spatial >= 1
+    return WorkKind.CONVOLUTION if image else WorkKind.MATMUL
+
+
+def fused(
+    instruction: HloInstruction, module: HloModule
+) -> Iterator[tuple[HloInstruction, Computation]]:
+    """The instructions inside a fusion, nested fusions opened, each with its computation."""
+    for name in instruction.calls:
+        computation = module.computation(name, instruction)
+        for inner in computation.instructions:
+            if inner.opcode in _NESTED:
+                yield from fused(inner, module)
+            else:
+                yield inner, computation
+
+
+def _of_fusion(instruction: HloInstruction, outer: Computation, module: HloModule) -> Work:
+    inside = list(fused(instruction, module))
+    products: list[Matmul] = []
+    dtype = ""
+    vector = 0.0
+    kinds: set[WorkKind] = set()
+    for inner, computation in inside:
+        if is_product(inner):
+            product = matmul(inner, computation)
+            assert product is not None
+            products.append(product)
+            dtype = dtype or stablehlo_type(matmul_type(inner, computation))
+            kinds.add(_product_kind(inner) if inner.opcode == "convolution" else WorkKind.MATMUL)
+        elif inner.opcode in KINDS and not is_free(inner):
+            vector += _operations(inner, computation)
+            kinds.add(KINDS[inner.opcode])
+        elif not is_free(inner) and inner.opcode not in COLLECTIVES:
+            raise inner.error(f"no time is known for this opcode, in fusion {instruction.name}")
+    moved = fusion_bytes(instruction, outer, module)
+    kind = next((kind for kind in _TELLING if kind in kinds), WorkKind.COPY)
+    return Work(kind, moved, vector, tuple(products), dtype or _result_type(instruction))
