@@ -63,8 +63,8 @@ def test_broadcasts_are_made_anew_where_a_kernel_can_and_written_where_not():
         return %1, %2 : tensor<100x100xf32>, tensor<100x100xf32>
       }""")
     assert kernels(graph) == [
-        ("broadcast_in_dim", 40_400),
         ("negate", 40_400),
+        ("broadcast_in_dim", 40_400),
         ("dot_general", 80_000),
     ]
 
@@ -205,7 +205,7 @@ def test_a_loop_is_one_task_with_its_body_and_trip_count():
     assert loop.loop.trips == 5
     body = loop.loop.body
     names = [name for name, _ in kernels(body)]
-    assert names == ["add", "dynamic_slice", "add fusion of 2"]
+    assert names == ["dynamic_slice", "add fusion of 2", "add"]
     assert len(of_kind(body, START)) == 1
     assert simulate(graph).compute_ns == 5 * (400 + 400 + 4 + 1200 + 8)
 
@@ -309,3 +309,126 @@ def test_communication_that_is_not_understood_is_refused():
             return %0 : tensor<8xf32>
           }
           sdy.mesh @mesh = <["x"=2]>""")
+
+
+def test_several_slices_of_a_value_add_up():
+    graph = tasks_of("""
+      func.func @main(%x: tensor<4000xf32>) -> tensor<1000xf32> {
+        %0 = stablehlo.slice %x [0:1000] : (tensor<4000xf32>) -> tensor<1000xf32>
+        %1 = stablehlo.slice %x [1000:2000] : (tensor<4000xf32>) -> tensor<1000xf32>
+        %2 = stablehlo.add %0, %1 : tensor<1000xf32>
+        return %2 : tensor<1000xf32>
+      }""")
+    assert kernels(graph) == [("add fusion of 3", 12_000)]
+
+
+def test_an_update_copies_what_must_not_be_overwritten():
+    graph = tasks_of("""
+      func.func @main(%x: tensor<1000xf32>, %u: tensor<10xf32>) -> tensor<1000xf32> {
+        %z = stablehlo.constant dense<0> : tensor<i32>
+        %0 = stablehlo.dynamic_update_slice %x, %u, %z
+             : (tensor<1000xf32>, tensor<10xf32>, tensor<i32>) -> tensor<1000xf32>
+        return %0 : tensor<1000xf32>
+      }""")
+    assert kernels(graph) == [("dynamic_update_slice", 4000 + 40 + 4000)]
+    assert memory_profile(graph).peak_bytes == 8040
+
+
+def test_what_a_broadcast_in_memory_is_made_of_is_made_before():
+    graph = tasks_of("""
+      func.func @main(%x: tensor<100xf32>, %y: tensor<100x100xf32>)
+          -> (tensor<100x100xf32>, tensor<100x100xf32>) {
+        %0 = stablehlo.exponential %x : tensor<100xf32>
+        %1 = stablehlo.broadcast_in_dim %0, dims = [1] : (tensor<100xf32>) -> tensor<100x100xf32>
+        %2 = stablehlo.add %1, %y : tensor<100x100xf32>
+        return %1, %2 : tensor<100x100xf32>, tensor<100x100xf32>
+      }""")
+    assert [name for name, _ in kernels(graph)] == ["exponential", "add", "broadcast_in_dim"]
+
+
+def test_constants_are_read_from_memory_unless_they_are_one_number():
+    graph = tasks_of(
+        """
+      func.func @main(%x: tensor<100xf32>) -> tensor<100xf32> {
+        %0 = stablehlo.constant dense<2.0> : tensor<100xf32>
+        %1 = stablehlo.constant dense<"0xTABLE"> : tensor<100xf32>
+        %2 = stablehlo.multiply %x, %0 : tensor<100xf32>
+        %3 = stablehlo.add %2, %1 : tensor<100xf32>
+        return %3 : tensor<100xf32>
+      }""".replace("TABLE", "".join(f"{i:08X}" for i in range(100)))
+    )
+    assert kernels(graph) == [("add fusion of 2", 1200)]
+    assert memory_profile(graph).peak_bytes == 1200
+
+
+def test_what_nobody_needs_is_left_out():
+    graph = tasks_of("""
+      func.func @main(%x: tensor<1000xf32>) -> tensor<1000xf32> {
+        %0 = "stablehlo.all_gather"(%x) GATHER : (tensor<1000xf32>) -> tensor<2000xf32>
+        %1 = stablehlo.negate %0 : tensor<2000xf32>
+        return %x : tensor<1000xf32>
+      }""")
+    assert not of_kind(graph, START)
+    assert not of_kind(graph, TaskKind.COMPUTE)
+
+
+def test_scalars_that_meet_again_and_again_are_followed_once():
+    """Forty doublings: two to the fortieth paths lead from the sum to its first term."""
+    doublings = (
+        "\n".join(f"%{i + 1} = stablehlo.add %{i}, %{i} : tensor<f32>" for i in range(40))
+        .replace("%0,", "%s,")
+        .replace("%0 ", "%s ")
+    )
+    graph = tasks_of(f"""
+      func.func @main(%s: tensor<f32>, %x: tensor<100xf32>) -> tensor<100xf32> {{
+        {doublings}
+        %b = stablehlo.broadcast_in_dim %40, dims = [] : (tensor<f32>) -> tensor<100xf32>
+        %r = stablehlo.add %b, %x : tensor<100xf32>
+        return %r : tensor<100xf32>
+      }}""")
+    assert kernels(graph) == [("add", 804)]
+
+
+def test_nested_branches_are_read_once():
+    text = "stablehlo.return %x : tensor<100xf32>"
+    for depth in range(60):
+        text = f"""
+          %v{depth} = "stablehlo.if"(%p) ({{ {text} }}, {{
+            stablehlo.return %x : tensor<100xf32>
+          }}) : (tensor<i1>) -> tensor<100xf32>
+          stablehlo.return %v{depth} : tensor<100xf32>"""
+    graph = tasks_of(f"""
+      func.func @main(%x: tensor<100xf32>, %p: tensor<i1>) -> tensor<100xf32> {{
+        %r = "stablehlo.if"(%p) ({{ {text} }}, {{ stablehlo.return %x : tensor<100xf32> }})
+             : (tensor<i1>) -> tensor<100xf32>
+        return %r : tensor<100xf32>
+      }}""")
+    assert kernels(graph) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("func.func @main(%x: tensor<?xf32>) -> tensor<?xf32> { return %x : tensor<?xf32> }",
+         "no known size"),
+        ("func.func private @main(tensor<8xf32>) -> tensor<8xf32>", "no body"),
+        ("""func.func @main(%x: tensor<8xf32>) -> tensor<8xf32> {
+             %0 = func.call @main(%x) : (tensor<8xf32>) -> tensor<8xf32>
+             return %0 : tensor<8xf32> }""", "calls itself"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_timed_is_refused(text: str, message: str):
+    with pytest.raises(ToolError, match=message):
+        tasks_of(text)
+
+
+def test_no_pairs_send_nothing():
+    graph = tasks_of("""
+      func.func @main(%x: tensor<1000xf32>) -> tensor<1000xf32> {
+        %0 = "stablehlo.collective_permute"(%x) {
+          source_target_pairs = dense<> : tensor<0x2xi64>,
+          channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>
+        } : (tensor<1000xf32>) -> tensor<1000xf32>
+        return %0 : tensor<1000xf32>
+      }""")
+    assert [task.ns for task in of_kind(graph, START)] == [0]

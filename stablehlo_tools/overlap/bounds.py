@@ -45,42 +45,7 @@ def floor(graph: TaskGraph) -> Floor:
     A loop takes at least one passage through its body's longest chain, and at least as many times
     the chain from a carried value to its next as it has iterations.
     """
-    finish, before = _finishes(graph)
-    ends = [
-        max(finish[task.id], _begin(task, finish, before) + _longest_within(task))
-        for task in graph.tasks
-    ]
-    end = max(range(len(ends)), key=lambda i: ends[i], default=-1)
-    longest = ends[end] if end >= 0 else 0.0
-    path: list[int] = []
-    while end >= 0:
-        path.append(end)
-        end = before[end]
-    return Floor(stream_totals(graph), longest, tuple(reversed(path)))
-
-
-def _finishes(graph: TaskGraph) -> tuple[list[float], list[int]]:
-    """When each task ends at the earliest, and which of its deps it waits for longest (-1: none).
-
-    A loop ends without the transfers that it leaves in flight.
-    """
-    finish = [0.0] * len(graph.tasks)
-    before = [-1] * len(graph.tasks)
-    for task in graph.tasks:
-        before[task.id] = max(task.deps, key=lambda dep: finish[dep], default=-1)
-        finish[task.id] = _length(task) + _begin(task, finish, before)
-    return finish, before
-
-
-def _begin(task: Task, finish: Sequence[float], before: Sequence[int]) -> float:
-    return finish[before[task.id]] if before[task.id] >= 0 else 0.0
-
-
-def _longest_within(task: Task) -> float:
-    """The longest chain in a loop's body, transfers that nobody there waits for included."""
-    if task.loop is None or not iterations(task.loop):
-        return 0.0
-    return floor(task.loop.body).critical_path_ns
+    return _Bounds().of(graph)
 
 
 def stream_totals(graph: TaskGraph) -> dict[str, float]:
@@ -102,30 +67,80 @@ def iterations(loop: Loop) -> int:
     return 1 if loop.trips is None else loop.trips
 
 
-def _length(task: Task) -> float:
-    if task.loop is None:
-        return task.ns
-    trips = iterations(task.loop)
-    if not trips:
-        return 0.0
-    body = task.loop.body
-    finish, _ = _finishes(body)
-    once = max((finish[t.id] for t in body.tasks if t.kind is not _START), default=0.0)
-    return max(once, trips * _longest_carry(task.loop))
+class _Bounds:
+    """Works the bounds out, of each loop once."""
+
+    def __init__(self) -> None:
+        self._lengths: dict[int, float] = {}  # by the loop's id()
+        self._within: dict[int, float] = {}
+
+    def of(self, graph: TaskGraph) -> Floor:
+        """The bounds of a graph."""
+        finish, before = self._finishes(graph)
+        ends = [
+            max(finish[task.id], _begin(task, finish, before) + self._longest_within(task))
+            for task in graph.tasks
+        ]
+        end = max(range(len(ends)), key=lambda i: ends[i], default=-1)
+        longest = ends[end] if end >= 0 else 0.0
+        path: list[int] = []
+        while end >= 0:
+            path.append(end)
+            end = before[end]
+        return Floor(stream_totals(graph), longest, tuple(reversed(path)))
+
+    def _finishes(self, graph: TaskGraph) -> tuple[list[float], list[int]]:
+        """When each task ends at the earliest, and which of its deps is the last to (-1: none).
+
+        A loop ends without the transfers that it leaves in flight.
+        """
+        finish = [0.0] * len(graph.tasks)
+        before = [-1] * len(graph.tasks)
+        for task in graph.tasks:
+            before[task.id] = max(task.deps, key=lambda dep: finish[dep], default=-1)
+            finish[task.id] = self._length(task) + _begin(task, finish, before)
+        return finish, before
+
+    def _longest_within(self, task: Task) -> float:
+        """The longest chain in a loop's body, transfers that nobody there waits for included."""
+        loop = task.loop
+        if loop is None or not iterations(loop):
+            return 0.0
+        if id(loop) not in self._within:
+            self._within[id(loop)] = self.of(loop.body).critical_path_ns
+        return self._within[id(loop)]
+
+    def _length(self, task: Task) -> float:
+        loop = task.loop
+        if loop is None:
+            return task.ns
+        if id(loop) not in self._lengths:
+            self._lengths[id(loop)] = self._loop_length(loop)
+        return self._lengths[id(loop)]
+
+    def _loop_length(self, loop: Loop) -> float:
+        if not iterations(loop):
+            return 0.0
+        finish, _ = self._finishes(loop.body)
+        once = max((finish[t.id] for t in loop.body.tasks if t.kind is not _START), default=0.0)
+        return max(once, iterations(loop) * self._longest_carry(loop))
+
+    def _longest_carry(self, loop: Loop) -> float:
+        """The longest chain from a carried value to the same value of the next iteration."""
+        tasks = loop.body.tasks
+        lengths = [self._length(task) for task in tasks]
+        longest = 0.0
+        for source, target in loop.carries:
+            reach: list[float | None] = [None] * len(tasks)
+            reach[source] = 0.0
+            for task in tasks[source + 1 : target + 1]:
+                reached = [reach[dep] for dep in task.deps]
+                known = [length for length in reached if length is not None]
+                if known:
+                    reach[task.id] = max(known) + lengths[task.id]
+            longest = max(longest, reach[target] or 0.0)
+        return longest
 
 
-def _longest_carry(loop: Loop) -> float:
-    """The longest chain from a carried value to the same value of the next iteration."""
-    tasks = loop.body.tasks
-    lengths = [_length(task) for task in tasks]
-    longest = 0.0
-    for source, target in loop.carries:
-        reach: list[float | None] = [None] * len(tasks)
-        reach[source] = 0.0
-        for task in tasks[source + 1 : target + 1]:
-            reached = [reach[dep] for dep in task.deps]
-            known = [length for length in reached if length is not None]
-            if known:
-                reach[task.id] = max(known) + lengths[task.id]
-        longest = max(longest, reach[target] or 0.0)
-    return longest
+def _begin(task: Task, finish: Sequence[float], before: Sequence[int]) -> float:
+    return finish[before[task.id]] if before[task.id] >= 0 else 0.0

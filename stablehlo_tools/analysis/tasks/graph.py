@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from stablehlo_tools.analysis.collectives import ModuleFacts, find_collectives
 from stablehlo_tools.analysis.replica_groups import ProcessGroups
-from stablehlo_tools.analysis.tasks.fusing import is_read, kernels_of, live_nodes, users_of
+from stablehlo_tools.analysis.tasks.fusing import kernels_of, live_nodes, users_of
 from stablehlo_tools.analysis.tasks.kernel_work import from_memory, kernel_work
 from stablehlo_tools.analysis.tasks.mesh_axes import axes_of
 from stablehlo_tools.analysis.tasks.nodes import Body, Node, Ref, Role
@@ -120,8 +120,8 @@ class _BodyTasks:
             self._add(TaskKind.OUTPUT, kernel, self._ready(self._deps(kernel)))
         elif root.role is Role.DONE:
             self._done(root)
-        elif root.role is Role.CHEAP and not is_read(root, self._by_index, self._users):
-            return
+        elif root.role is Role.CHEAP:
+            return  # emitted where it is first read from memory, if it is
         elif self._is_view(kernel):
             self._view(kernel)
         else:
@@ -142,13 +142,13 @@ class _BodyTasks:
         if root.role is Role.NOTHING:
             self._add(TaskKind.VIEW, kernel, (), storages=())
             return
+        deps = self._settled(self._deps(kernel))
         inside = {node.index for node in kernel}
         outside = [s for node in kernel for s in node.sources if s[0] not in inside]
         for number in range(len(root.result_bytes)):
             source = root.passes[number] if len(kernel) == 1 and root.passes else outside[0]
             self._storages[root.index, number] = self._storages.get(source or outside[0], ())
         split = len(root.result_bytes) > _TOGETHER
-        deps = self._settled(self._deps(kernel))
         self._add(TaskKind.VIEW, kernel, deps, storages=() if split else None)
         if split:
             self._split(root, [self._task_at(source) for source in root.sources])
@@ -241,12 +241,16 @@ class _BodyTasks:
     def _deps(self, kernel: Sequence[Node]) -> list[int]:
         """The tasks that a kernel reads from, each once, in order."""
         inside = {node.index for node in kernel}
-        read = {
+        read = dict.fromkeys(  # in the order of the operands: what is emitted here, is so
             ref
             for node in kernel
             for source in node.sources
             for ref in from_memory(node, source, self._nodes)
-        }
+        )
+        for ref in read:
+            node = self._nodes[ref[0]]
+            if node.role is Role.CHEAP and not (node.made_of and node.index in self._task_of):
+                self._compute([node])  # a constant for each reader: it may be written into
         return sorted({self._task_at(ref) for ref in read if ref[0] not in inside})
 
     def _ready(self, deps: Sequence[int]) -> list[int]:

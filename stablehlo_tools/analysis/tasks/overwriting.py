@@ -45,6 +45,8 @@ def _is_last(
     step: Ref | None = ref
     while step is not None:
         source = nodes[step[0]]
+        if source.role is Role.CHEAP and not source.made_of:
+            return True  # each reader has its own
         if source.role is Role.INPUT and source.persistent:
             return False
         if any(_reads_later(user, node, step, nodes) for user in users[step[0]]):

@@ -24,6 +24,7 @@ from stablehlo_tools.analysis.trip_counts import constant_integer, trip_count
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.ir.symbols import CALL, COMPOSITE, callee_name, functions_by_name
+from stablehlo_tools.ir.values import producer
 from stablehlo_tools.ir.walk import walk
 
 _BARRIER = "stablehlo.optimization_barrier"
@@ -266,6 +267,10 @@ class _LoopReader(_Reader):
         inside: _Values = {}
         self.body.trips = trips
         for number, value in enumerate(_captured_by(op)):
+            maker = producer(value)
+            if maker is not None and maker.name == "stablehlo.constant":
+                self._plain(maker, inside)  # as if it stood in the body
+                continue
             inside[value] = self.add_input(value, number, persistent=True)
             self.body.captured.append(self._around[value])
         arguments = [self.add_input(argument, i) for i, argument in enumerate(block.arguments)]
