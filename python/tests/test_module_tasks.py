@@ -432,3 +432,17 @@ def test_no_pairs_send_nothing():
         return %0 : tensor<1000xf32>
       }""")
     assert [task.ns for task in of_kind(graph, START)] == [0]
+
+
+def test_the_zeros_of_a_dilated_image_are_not_multiplied():
+    graph = tasks_of("""
+      func.func @main(%x: tensor<8x32x32x256xf32>, %k: tensor<2x2x256x256xf32>)
+          -> tensor<8x64x64x256xf32> {
+        %0 = stablehlo.convolution(%x, %k) dim_numbers = [b, 0, 1, f]x[0, 1, i, o]->[b, 0, 1, f],
+             window = {pad = [[1, 1], [1, 1]], lhs_dilate = [2, 2]}
+             {batch_group_count = 1 : i64, feature_group_count = 1 : i64}
+             : (tensor<8x32x32x256xf32>, tensor<2x2x256x256xf32>) -> tensor<8x64x64x256xf32>
+        return %0 : tensor<8x64x64x256xf32>
+      }""")
+    bytes_ = 4 * (8 * 32 * 32 * 256 + 2 * 2 * 256 * 256 + 8 * 64 * 64 * 256)
+    assert kernels(graph) == [("convolution", max(bytes_, 2 * 8 * 64 * 64 * 256 * 256 / 1000))]

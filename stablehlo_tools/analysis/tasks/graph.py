@@ -109,7 +109,7 @@ class _BodyTasks:
 
     def _emit(self, kernel: Sequence[Node]) -> None:
         root = kernel[-1]
-        if root.role is Role.COLLECTIVE and root.name in COLLECTIVES:
+        if root.role is Role.COLLECTIVE and _is_between_devices(root):
             self._collective(root)
         elif root.role is Role.LOOP:
             self._loop(root)
@@ -181,7 +181,8 @@ class _BodyTasks:
         assert collective is not None, "a collective's node has it"
         facts = self._builder.facts
         groups = facts.groups(collective) or ()
-        whole = collective.bytes_out if root.name == "all_gather" else collective.bytes_in
+        grows = root.name in ("all_gather", "recv")
+        whole = collective.bytes_out if grows else collective.bytes_in
         transfer = Transfer(root.name, float(whole or 0), groups)
         time = self._clock.collective(transfer, self._names([root]))
         deps = self._ready(self._deps([root]))
@@ -345,6 +346,13 @@ class _BodyTasks:
         place = self._builder.place(kernel[-1])
         line = f"{place.file}:{place.line}" if place.file else ""
         return [name for name in (place.name, line) if name]
+
+
+def _is_between_devices(node: Node) -> bool:
+    """Whether a communicating op uses the network: not where it talks to its host."""
+    collective = node.collective
+    host = None if collective is None else collective.inner.attributes.get("is_host_transfer")
+    return node.name in COLLECTIVES and not (host is not None and ir.BoolAttr(host).value)
 
 
 def _has_effect(node: Node) -> bool:

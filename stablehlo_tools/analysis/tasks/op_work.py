@@ -209,6 +209,8 @@ def _convolution(op: ir.Operation, image: Sequence[int], kernel: Sequence[int]) 
     result = ir.ShapedType(op.results[0].type).shape
     places = math.prod(result) // max(1, outputs)
     depth = math.prod(kernel) // max(1, outputs)
+    if "lhs_dilation" in op.attributes:  # between its elements stand zeros, which are left out
+        depth = -(-depth // math.prod(ir.DenseI64ArrayAttr(op.attributes["lhs_dilation"])))
     return Matmul(groups, places, outputs // max(1, groups), depth)
 
 
