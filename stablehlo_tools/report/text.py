@@ -40,6 +40,7 @@ def _program(program: ProgramReport) -> Iterator[str]:
     yield (
         f"  peak       {size(program.peak_bytes):>9}   "
         f"{share(program.peak_bytes, program.capacity_bytes)} of {size(program.capacity_bytes)}"
+        f"{': does not fit' if program.peak_bytes > program.capacity_bytes else ''}"
     )
     yield from _collectives(program)
     yield from _loops(program)

@@ -83,13 +83,19 @@ function card(program, first, longest) {
       ],
       [
         "Peak memory",
-        element("strong", {}, bytes(program.peak_bytes)),
+        element("strong", { class: fits(program) ? "" : "exposed" }, bytes(program.peak_bytes)),
         beside(room ? `${percent(program.peak_bytes, room)} of ${bytes(room)}` : ""),
+        fits(program) ? null : beside("does not fit"),
         difference(program, first, "peak_bytes", bytes),
       ],
       ["Runs on", `${program.hardware}, ${plural(program.devices, "device")}`],
     ]),
   );
+}
+
+/** Whether the memory peak is within the device's memory, where that is known. */
+function fits({ peak_bytes: peak, capacity_bytes: room }) {
+  return !room || peak <= room;
 }
 
 /** How much longer than its floor a program takes. */
