@@ -1,0 +1,323 @@
+"""Each form of communication in scheduled HLO text, by hand."""
+
+from __future__ import annotations
+
+import pytest
+from hlo_graphs import (
+    ADD,
+    GPU,
+    PAIRS,
+    TPU,
+    graph,
+    hlo,
+    named,
+    sent,
+    shown,
+)
+
+from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.overlap.task_graph import TaskKind
+from stablehlo_tools.targets.hlo.collectives import parse_groups
+from stablehlo_tools.targets.hlo.tasks import hlo_task_graph
+
+
+def test_a_synchronous_collective_is_a_start_and_its_wait():
+    found = graph(
+        f"""%p = f32[64]{{0}} parameter(0)
+        %g = f32[128]{{0}} all-gather(%p), {PAIRS}, dimensions={{0}}
+        ROOT %r = f32[128]{{0}} negate(%g)"""
+    )
+    assert shown(found) == [
+        "input p",
+        "collective_start g",
+        "wait g of g",
+        "compute r",
+        "output output",
+    ]
+    communication = sent(found, "g")
+    assert (communication.kind, communication.bytes) == ("all_gather", 512)
+    assert communication.groups == ((0, 1), (2, 3), (4, 5), (6, 7))
+    assert communication.links
+    assert communication.stream == "+".join(communication.links)
+    assert communication.dtype == "f32"
+    assert named(found, "g").ns > communication.latency_ns > 0
+
+
+@pytest.mark.parametrize(
+    ("instruction", "kind", "size"),
+    [
+        (f"f32[128]{{0}} all-to-all(%p), {PAIRS}, dimensions={{0}}", "all_to_all", 512),
+        (f"f32[128]{{0}} all-reduce(%p), {PAIRS}, to_apply=%add", "all_reduce", 512),
+        (f"f32[64]{{0}} reduce-scatter(%p), {PAIRS}, to_apply=%add", "reduce_scatter", 512),
+        (
+            "f32[128]{0} collective-permute(%p), channel_id=1, source_target_pairs={{0,1},{1,0}}",
+            "collective_permute",
+            512,
+        ),
+        (
+            "f32[128]{0} collective-broadcast(%p), replica_groups={{0,1}}, channel_id=1",
+            "collective_broadcast",
+            512,
+        ),
+    ],
+)
+def test_bytes_are_nccls_sizes(instruction: str, kind: str, size: int):
+    found = graph(f"%p = f32[128]{{0}} parameter(0)\nROOT %x = {instruction}", ADD)
+    assert (sent(found, "x").kind, sent(found, "x").bytes) == (kind, size)
+    assert sent(found, "x").reduction == ("add" if "to_apply" in instruction else None)
+
+
+def test_start_and_done_with_compute_between():
+    found = graph(
+        f"""%p = f32[64]{{0}} parameter(0)
+        %s = (f32[64]{{0}}, f32[128]{{0}}) all-gather-start(%p), {PAIRS}, dimensions={{0}}
+        %c = f32[64]{{0}} negate(%p)
+        %d = f32[128]{{0}} all-gather-done(%s)
+        ROOT %t = (f32[64]{{0}}, f32[128]{{0}}) tuple(%c, %d)"""
+    )
+    assert shown(found)[1:4] == ["collective_start s", "compute c", "wait d of s"]
+    assert sent(found, "s").bytes == 512
+    start, wait = named(found, "s"), named(found, "d")
+    assert start.storages == wait.storages == named(found, "result{1}").allocs
+    assert not start.allocs + wait.allocs  # what is returned has its memory from the start
+
+
+@pytest.mark.parametrize(
+    ("shape", "opcode", "result"),
+    [
+        ("((f32[64]{0}, f32[64]{0}), (f32[128]{0}, f32[128]{0}))", "all-gather", 1024),
+        ("((f32[64]{0}, f32[64]{0}), (f32[64]{0}, f32[64]{0}), u32[])", "all-to-all", 512),
+        ("((f32[64]{0}, f32[64]{0}), (f32[32]{0}, f32[32]{0}))", "reduce-scatter", 256),
+        ("(f32[64]{0}, f32[64]{0})", "all-reduce", 512),
+    ],
+)
+def test_a_start_of_several_holds_their_results(shape: str, opcode: str, result: int):
+    each = result // 2 // 4
+    found = graph(
+        f"""%p = f32[64]{{0}} parameter(0)
+        %s = {shape} {opcode}-start(%p, %p), {PAIRS}, dimensions={{0}}
+        %d = (f32[{each}]{{0}}, f32[{each}]{{0}}) {opcode}-done(%s)
+        %one = f32[{each}]{{0}} get-tuple-element(%d), index=1
+        ROOT %r = f32[{each}]{{0}} negate(%one)"""
+    )
+    assert sum(found.storages[s] for s in named(found, "s").allocs) == result
+    (read,) = named(found, "r").deps
+    assert found.tasks[read].kind is TaskKind.VIEW  # it holds one result, not both
+    assert found.tasks[read].storages == named(found, "s").storages[1:]
+
+
+def test_an_async_wrapper_and_its_updates():
+    found = graph(
+        """%p = f32[64]{0} parameter(0)
+        %s = ((f32[64]{0}), f32[128]{0}, u32[]) async-start(%p), calls=%wrapped
+        %u = ((f32[64]{0}), f32[128]{0}, u32[]) async-update(%s)
+        %c = f32[64]{0} negate(%p)
+        %d = f32[128]{0} async-done(%u)
+        ROOT %t = (f32[64]{0}, f32[128]{0}) tuple(%c, %d)""",
+        f"""wrapped: %q = f32[64]{{0}} parameter(0)
+        ROOT %g = f32[128]{{0}} all-gather(%q), {PAIRS}, dimensions={{0}}""",
+    )
+    assert shown(found)[1:4] == ["collective_start s", "compute c", "wait d of s"]
+    assert (sent(found, "s").kind, sent(found, "s").bytes) == ("all_gather", 512)
+
+
+def test_several_collectives_in_one_wrapper_are_several_starts():
+    found = graph(
+        """%p = f32[64]{0} parameter(0)
+        %s = ((f32[64]{0}), (f32[128]{0}, f32[64]{0})) async-start(%p), calls=%wrapped
+        ROOT %d = (f32[128]{0}, f32[64]{0}) async-done(%s)""",
+        f"""wrapped: %q = f32[64]{{0}} parameter(0)
+        %g = f32[128]{{0}} all-gather(%q), {PAIRS}, dimensions={{0}}
+        %a = f32[64]{{0}} all-reduce(%q), {PAIRS}, to_apply=%add
+        ROOT %t = (f32[128]{{0}}, f32[64]{{0}}) tuple(%g, %a)""",
+        ADD,
+    )
+    kinds = [t.communication.kind for t in found.tasks if t.communication]
+    assert kinds == ["all_gather", "all_reduce"]
+    waited = [task.start for task in found.tasks if task.kind is TaskKind.WAIT]
+    assert waited == [named(found, "s").id, named(found, "s").id + 1]
+
+
+def test_send_and_recv_are_the_two_sides_of_one_transfer():
+    pairs = 'frontend_attributes={_xla_send_recv_source_target_pairs="{{0,1},{1,2}}"}'
+    found = graph(
+        f"""%p = f32[1048576]{{0}} parameter(0)
+        %t = token[] after-all()
+        %r = (f32[1048576]{{0}}, u32[], token[]) recv(%t), channel_id=1, {pairs}
+        %s = (f32[1048576]{{0}}, u32[], token[]) send(%p, %t), channel_id=1, {pairs}
+        %rd = (f32[1048576]{{0}}, token[]) recv-done(%r), channel_id=1
+        %sd = token[] send-done(%s), channel_id=1
+        ROOT %x = f32[1048576]{{0}} get-tuple-element(%rd), index=0"""
+    )
+    assert shown(found)[1:5] == [
+        "collective_start r",
+        "collective_start s",
+        "wait rd of r",
+        "wait sd of s",
+    ]
+    assert (sent(found, "s").kind, sent(found, "s").groups) == ("send", ((0, 1), (1, 2)))
+    assert named(found, "s").ns == named(found, "r").ns
+    assert not sent(found, "r").links  # a link carries both directions
+    assert sent(found, "s").links
+
+
+CHAIN = """frontend_attributes={chain_id="0"}"""
+CHAINED = (
+    f"""begin: %q = bf16[8,128]{{1,0}} parameter(0)
+    %g = bf16[16,128]{{1,0}} all-gather(%q), {PAIRS}, dimensions={{0}}, {CHAIN}
+    ROOT %c = (bf16[8,128]{{1,0}}, bf16[16,128]{{1,0}}) custom-call(%g),
+        custom_call_target="AsyncCollectiveStart" """.replace(",\n        custom", ", custom"),
+    f"""step: %q = bf16[8,128]{{1,0}} parameter(0)
+    %o = bf16[16,128]{{1,0}} parameter(1)
+    %x = f32[4096,1024]{{1,0}} parameter(2)
+    %n = f32[4096,1024]{{1,0}} negate(%x)
+    %g = bf16[16,128]{{1,0}} all-gather(%q), {PAIRS}, dimensions={{0}}, {CHAIN}
+    ROOT %t = (f32[4096,1024]{{1,0}}, bf16[8,128]{{1,0}}, bf16[16,128]{{1,0}}) tuple(%n, %q, %g)""",
+    f"""finish: %q = bf16[8,128]{{1,0}} parameter(0)
+    %o = bf16[16,128]{{1,0}} parameter(1)
+    %g = bf16[16,128]{{1,0}} all-gather(%q), {PAIRS}, dimensions={{0}}, {CHAIN}
+    ROOT %c = bf16[16,128]{{1,0}} custom-call(%q, %o, %g),
+        .. custom_call_target="AsyncCollectiveDone" """,
+)
+
+
+def test_a_collective_that_xla_tpu_chains_through_fusions():
+    found = graph(
+        """%p = bf16[8,128]{1,0} parameter(0)
+        %x = f32[4096,1024]{1,0} parameter(1)
+        %b = (bf16[8,128]{1,0}, bf16[16,128]{1,0}) fusion(%p), kind=kCustom, calls=%begin
+        %p1 = bf16[8,128]{1,0} get-tuple-element(%b), index=0
+        %o1 = bf16[16,128]{1,0} get-tuple-element(%b), index=1
+        %s = (f32[4096,1024]{1,0}, bf16[8,128]{1,0}, bf16[16,128]{1,0}) fusion(%p1, %o1, %x),
+            .. calls=%step
+        %n = f32[4096,1024]{1,0} get-tuple-element(%s), index=0
+        %p2 = bf16[8,128]{1,0} get-tuple-element(%s), index=1
+        %o2 = bf16[16,128]{1,0} get-tuple-element(%s), index=2
+        %f = bf16[16,128]{1,0} fusion(%p2, %o2), kind=kCustom, calls=%finish
+        ROOT %t = (f32[4096,1024]{1,0}, bf16[16,128]{1,0}) tuple(%n, %f)""",
+        *CHAINED,
+    )
+    assert shown(found)[2:5] == ["collective_start b", "compute s", "wait f of b"]
+    assert (sent(found, "b").kind, sent(found, "b").bytes) == ("all_gather", 4096)
+    step = named(found, "s")
+    assert step.ns == pytest.approx(2 * 16 * 2**20 / (GPU.memory_bandwidth * GPU.memory_efficiency))
+
+
+def test_a_done_of_a_chain_without_a_start_is_refused():
+    with pytest.raises(ToolError, match=r"instruction f \(fusion\): it finishes g.*not started"):
+        graph(
+            """%p = bf16[8,128]{1,0} parameter(0)
+            %o = bf16[16,128]{1,0} parameter(1)
+            ROOT %f = bf16[16,128]{1,0} fusion(%p, %o), kind=kCustom, calls=%finish""",
+            CHAINED[2],
+        )
+
+
+def test_an_all_reduce_of_which_a_fusion_keeps_a_slice_is_a_reduce_scatter():
+    found = graph(
+        """%p = f32[64]{0} parameter(0)
+        ROOT %f = f32[32]{0} fusion(%p), kind=kCustom, calls=%scatter""",
+        f"""scatter: %q = f32[64]{{0}} parameter(0)
+        %a = f32[64]{{0}} all-reduce(%q), {PAIRS}, to_apply=%add
+        %i = u32[] constant(0)
+        ROOT %s = f32[32]{{0}} dynamic-slice(%a, %i), dynamic_slice_sizes={{32}}""",
+        ADD,
+    )
+    assert shown(found)[1:3] == ["collective_start f", "wait f of f"]
+    assert (sent(found, "f").kind, sent(found, "f").bytes) == ("reduce_scatter", 256)
+    assert found.storages[named(found, "f").storages[0]] == 128
+
+
+def test_prefetches_to_the_vector_memory_are_on_a_stream_of_their_own():
+    text = hlo(
+        """%p = f32[1024,1024]{1,0:T(8,128)} parameter(0)
+        %s = (f32[1024,1024]{1,0:T(8,128)S(1)}, f32[1024,1024]{1,0:T(8,128)},
+            .. u32[]{:S(2)}) copy-start(%p)
+        %t = ((f32[1024,1024]{1,0:T(8,128)}), f32[256,1024]{1,0:T(8,128)S(1)},
+            .. s32[]{:S(2)}) slice-start(%p), slice={[0:256], [0:1024]}
+        %d = f32[1024,1024]{1,0:T(8,128)S(1)} copy-done(%s)
+        %e = f32[256,1024]{1,0:T(8,128)S(1)} slice-done(%t)
+        %n = f32[1024,1024]{1,0:T(8,128)} negate(%d)
+        %m = f32[256,1024]{1,0:T(8,128)} negate(%e)
+        ROOT %r = (f32[1024,1024], f32[256,1024]) tuple(%n, %m)"""
+    )
+    found = hlo_task_graph(text, TPU, 8)
+    assert shown(found)[1:5] == [
+        "collective_start s",
+        "collective_start t",
+        "wait d of s",
+        "wait e of t",
+    ]
+    assert {sent(found, "s").stream, sent(found, "t").stream} == {"dma"}
+    assert (sent(found, "s").bytes, sent(found, "t").bytes) == (4 * 2**20, 2**20)
+    assert named(found, "s").ns == 4 * named(found, "t").ns > 0
+    assert [found.storages[s] for s in named(found, "s").storages] == [0]  # not device memory
+
+
+def test_a_kernel_that_xla_gpu_runs_asynchronously():
+    found = graph(
+        """%p = f32[64,64]{1,0} parameter(0)
+        %i = s32[] constant(3)
+        %s = ((f32[64,64]{1,0}, s32[]), f32[1,64]{1,0}, u32[]) fusion-start(%p, %i), calls=%slice
+        ROOT %d = f32[1,64]{1,0} fusion-done(%s)""",
+        """slice: %q = f32[64,64]{1,0} parameter(0)
+        %i = s32[] parameter(1)
+        ROOT %s = f32[1,64]{1,0} dynamic-slice(%q, %i, %i), dynamic_slice_sizes={1,64}""",
+    )
+    assert shown(found)[1:3] == ["collective_start s", "wait d of s"]
+    assert (sent(found, "s").kind, sent(found, "s").stream) == ("copy", "dma")
+    assert named(found, "s").ns == GPU.launch_ns
+
+
+def test_an_asynchronous_update_writes_in_place():
+    found = graph(
+        """%p = f32[64,64]{1,0} parameter(0)
+        %c = f32[64,64]{1,0} copy(%p)
+        %u = f32[1,64]{1,0} parameter(1)
+        %s = ((f32[64,64]{1,0}, f32[1,64]{1,0}), f32[64,64]{1,0}, u32[]) fusion-start(%c, %u),
+            .. calls=%update
+        ROOT %d = f32[64,64]{1,0} fusion-done(%s)""",
+        """update: %q = f32[64,64]{1,0} parameter(0)
+        %v = f32[1,64]{1,0} parameter(1)
+        %i = s32[] constant(0)
+        ROOT %w = f32[64,64]{1,0} dynamic-update-slice(%q, %v, %i, %i)""",
+    )
+    assert named(found, "d").storages == named(found, "c").storages
+    assert not named(found, "s").allocs
+
+
+@pytest.mark.parametrize(
+    ("text", "groups"),
+    [
+        ("{{0,1},{2,3}}", [[0, 1], [2, 3]]),
+        ("[2,2]<=[4]", [[0, 1], [2, 3]]),
+        ("[2,4]<=[4,2]T(1,0)", [[0, 2, 4, 6], [1, 3, 5, 7]]),
+        ("mesh['a'=2,'b'=2] {'b'}", [[0, 1], [2, 3]]),
+        ("mesh['a'=2,'b'=2] {'a'}", [[0, 2], [1, 3]]),
+        ("mesh['a'=2,'b'=4] {'b':(1)2}", [[0, 2], [1, 3], [4, 6], [5, 7]]),
+        ("mesh['a'=2,'b'=2], device_ids=(0,2,1,3) {'b'}", [[0, 2], [1, 3]]),
+        ("{}", None),
+        ("", None),
+    ],
+)
+def test_every_spelling_of_replica_groups(text: str, groups: list[list[int]] | None):
+    assert parse_groups(text) == groups
+
+
+def test_groups_in_another_spelling_are_refused():
+    with pytest.raises(ToolError, match=r"instruction g \(all-gather\): replica groups in a form"):
+        graph(
+            """%p = f32[64]{0} parameter(0)
+            ROOT %g = f32[128]{0} all-gather(%p), replica_groups=V3[0:8], dimensions={0}"""
+        )
+
+
+def test_no_groups_are_all_devices_and_meshes_name_their_axes():
+    found = graph(
+        """%p = f32[64]{0} parameter(0)
+        %g = f32[512]{0} all-gather(%p), replica_groups={}, channel_id=1, use_global_device_ids=true
+        ROOT %h = f32[128]{0} all-gather(%p), replica_groups=mesh['x'=4,'y'=2] {'y'},
+            .. channel_id=1, use_global_device_ids=true"""
+    )
+    assert sent(found, "g").groups == (tuple(range(8)),)
+    assert sent(found, "h").axes == ("y",)
