@@ -27,6 +27,7 @@ from stablehlo_tools.report.programs import program_report
 AS_WRITTEN = "as-written"
 TARGETS = (AS_WRITTEN, "gpu", "tpu")
 PARTITIONING = "partition,create-reduce-scatter"
+_COMPILED_FOR = {"gpu": "h100", "tpu": "tpu-v5e"}
 _DEFAULT_HARDWARE = {"tpu": "tpu-v5e"}
 _OTHERWISE = "h100"
 _SAY_SHARDINGS = frozenset({MANUAL_COMPUTATION, "sdy.sharding_constraint"})
@@ -44,10 +45,14 @@ class Question:
     with_timeline: bool = True
 
 
-def hardware_for(artifact: Artifact, name: str | None) -> Hardware:
-    """The named hardware; else what the program was exported for: a TPU v5e or an H100."""
+def hardware_for(artifact: Artifact, name: str | None, targets: Sequence[str] = ()) -> Hardware:
+    """The named hardware; else that of the one compiler among the targets; else what the program
+    was exported for: a TPU v5e or an H100."""
     if name is not None:
         return load_hardware(name)
+    compilers = [target for target in targets if target in _COMPILED_FOR]
+    if len(compilers) == 1:
+        return load_hardware(_COMPILED_FOR[compilers[0]])
     platforms = artifact.exported.platforms if artifact.exported is not None else ()
     found = [_DEFAULT_HARDWARE[p] for p in platforms if p in _DEFAULT_HARDWARE]
     return load_hardware(found[0] if found else _OTHERWISE)
@@ -138,8 +143,9 @@ def _as_written(artifact: Artifact, question: Question) -> ProgramReport:
     explicit, notes = explicit_collectives(artifact)
     devices = ModuleFacts.of(explicit.module).grid.size
     clock = Clock(question.hardware, devices, question.measured)
-    graph = module_task_graph(explicit.module, clock, artifact.name)
-    return _report(artifact, graph, devices, "as written", question, notes)
+    left_out: list[str] = []
+    graph = module_task_graph(explicit.module, clock, artifact.name, left_out)
+    return _report(artifact, graph, devices, "as written", question, (*notes, *left_out))
 
 
 def _compiled(artifact: Artifact, target: str, question: Question) -> ProgramReport:
@@ -149,7 +155,9 @@ def _compiled(artifact: Artifact, target: str, question: Question) -> ProgramRep
     compilation = compile_artifact(artifact, target, question.timeout)
     devices = compilation.topology.devices
     graph = hlo_task_graph(compilation.text, question.hardware, devices, question.measured)
-    notes = (f"scheduled by {compilation.compiler} for {compilation.topology.describe()}",)
+    notes = [f"scheduled by {compilation.compiler} for {compilation.topology.describe()}"]
+    if question.hardware.name != _COMPILED_FOR[target]:
+        notes.append(f"and timed on another device: {question.hardware.title}")
     title = compilation.topology.target.title
     return _report(artifact, graph, devices, title, question, notes)
 

@@ -57,9 +57,14 @@ def test_a_wave_that_is_not_full_takes_as_long_as_a_full_one():
 
 def test_half_of_the_peak_at_half_depth():
     device = replace(DEVICE, matmul_model=replace(MODEL, half_depth=100.0))
-    assert kernel_ns(matmul(1, 1000, 1000, 100), device) == 2 * kernel_ns(
-        matmul(1, 1000, 1000, 100), DEVICE
-    )
+    one_wave = matmul(1, 100, 1000, 100)
+    assert kernel_ns(one_wave, device) == 2 * kernel_ns(one_wave, DEVICE)
+
+
+def test_many_waves_hide_the_ends_of_their_tiles():
+    device = replace(DEVICE, matmul_model=replace(MODEL, half_depth=100.0))
+    many = matmul(26, 100, 1000, 100)  # a half of the half depth is left
+    assert kernel_ns(many, device) == pytest.approx(1.5 * kernel_ns(many, DEVICE))
 
 
 def test_a_deep_product_of_few_tiles_is_split_along_k():

@@ -125,7 +125,7 @@ def test_a_profile_from_a_trace_is_read_back(tmp_path: Path):
 
 def trace(path: Path, events: Sequence[_Event]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(gzip.compress(json.dumps({"traceEvents": list(events)}).encode()))
+    path.write_bytes(gzip.compress(json.dumps({"traceEvents": list(events)}).encode(), mtime=0))
     return path
 
 
@@ -191,10 +191,10 @@ def test_a_trace_without_xla_ops_is_refused(tmp_path: Path):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (gzip.compress(b'{"traceEvents": []}')[:-9], "cannot read x.trace.json.gz"),
+        (gzip.compress(b'{"traceEvents": []}', mtime=0)[:-9], "cannot read x.trace.json.gz"),
         (b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03\xff\xff", "cannot read x.trace.json.gz"),
-        (gzip.compress(b"{"), "x.trace.json.gz is no JSON"),
-        (gzip.compress(b"[]"), "x.trace.json.gz has no 'traceEvents'"),
+        (gzip.compress(b"{", mtime=0), "x.trace.json.gz is no JSON"),
+        (gzip.compress(b"[]", mtime=0), "x.trace.json.gz has no 'traceEvents'"),
         (b"", "x.trace.json.gz is no JSON"),
     ],
 )

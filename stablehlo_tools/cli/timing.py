@@ -48,7 +48,7 @@ def question(arguments: argparse.Namespace, artifact: Artifact, *, timeline: boo
     from stablehlo_tools.exposure import AS_WRITTEN, Question, hardware_for
 
     return Question(
-        hardware=hardware_for(artifact, arguments.hardware),
+        hardware=hardware_for(artifact, arguments.hardware, arguments.target or ()),
         targets=tuple(dict.fromkeys(arguments.target or (AS_WRITTEN,))),
         measured=MeasuredProfile.load(arguments.measured)
         if arguments.measured is not None

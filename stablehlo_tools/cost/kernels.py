@@ -3,7 +3,7 @@
     time   = max(memory, matrix products, vector operations, launch)
     memory = bytes / (bandwidth · memory_efficiency · share of the kind)
     matrix = flops / (peak · efficiency · depth · utilisation), each product after the other
-        depth       = k / (k + half_depth)
+        depth       = k / (k + half_depth / (1 + (waves - 1) / 25)): waves hide each other's ends
         utilisation = m n batch / (waves · units · tile_m · tile_n)
         waves       = tiles / units, rounded up;  tiles = batch · ⌈m / tile_m⌉ · ⌈n / tile_n⌉
     vector = vector_flops / vector peak
@@ -26,8 +26,11 @@ from stablehlo_tools.cost.work import Matmul, Work, WorkKind
 
 # Of the bandwidth that a copy reaches: rows here and there are read in whole sectors, of which a
 # gather uses about a half (NVIDIA, "CUDA C++ Best Practices Guide", scattered accesses).
-_SHARE = {WorkKind.GATHER: 0.5}
+# A sort reads and writes its keys several times: 29.4 G keys of 32 bits a second on an A100
+# (Adinets and Merrill, "Onesweep", arXiv 2206.01784).
+_SHARE = {WorkKind.GATHER: 0.5, WorkKind.SORT: 0.14}
 
+_HIDING_WAVES = 25.0  # after so many more, half of what a tile's ends cost is hidden: fits cuBLAS
 _LEAST_DEPTH = 6  # half depths: what fits cuBLAS, whose shortest parts reach six sevenths
 
 
@@ -49,6 +52,8 @@ def kernel_ns(work: Work, hardware: Hardware) -> float:
 
 
 def _matmul_ns(product: Matmul, hardware: Hardware, peak: float) -> float:
+    if not product.flops:
+        return 0.0
     model = hardware.matmul_model
     rows, columns = -(-product.m // model.tile_m), -(-product.n // model.tile_n)
     tiles = product.batch * rows * columns
@@ -59,5 +64,6 @@ def _matmul_ns(product: Matmul, hardware: Hardware, peak: float) -> float:
     depth = product.k / splits
     waves = 1 if splits > 1 else -(-tiles // model.units)
     flops = 2.0 * waves * model.units * model.tile_m * model.tile_n * depth
-    share = depth / (depth + model.half_depth) if depth else 1.0
+    half = model.half_depth / (1 + (waves - 1) / _HIDING_WAVES)
+    share = depth / (depth + half)
     return flops / (peak * model.efficiency * share)

@@ -17,6 +17,7 @@ from stablehlo_tools.report.units import duration
 type Path = tuple[int, ...]  # the loops around a task, outermost first
 
 _MOST_HIDERS = 5
+_PAIRWISE = frozenset({"collective_permute", "send", "recv"})
 _AHEAD = "its operand is ready early in the iteration before: it could be issued there"
 _LATE = "the next iteration needs its result late or never: it could end there"
 
@@ -117,7 +118,7 @@ def _row(number: int, task: Task, sums: _Sums, why: str, free_ns: float) -> Coll
         number=number,
         kind=sent.kind,
         name=task.name,
-        groups=groups_text(sent.groups),
+        groups=groups_text(sent.groups, pairs=sent.kind in _PAIRWISE),
         axes=sent.axes,
         stream=sent.stream,
         algorithm=sent.algorithm,
@@ -138,7 +139,7 @@ def _why(around: Independence, ns: float, hint: str | None, path: Path) -> str:
     if around.free_ns >= ns:
         return ""
     where = "iteration" if path else "program"
-    if around.free_ns:
+    if around.free_ns >= 1:
         text = f"only {duration(around.free_ns)} of compute in this {where} is independent of it"
     elif around.before_ns or around.after_ns:
         text = f"all compute of this {where} feeds it or needs its result"
@@ -147,12 +148,14 @@ def _why(around: Independence, ns: float, hint: str | None, path: Path) -> str:
     return f"{text}; {hint}" if hint else text
 
 
-def groups_text(groups: tuple[tuple[int, ...], ...]) -> str:
+def groups_text(groups: tuple[tuple[int, ...], ...], *, pairs: bool) -> str:
     """`2 x 4 {0,1,2,3}`: how many groups of how many, and the first; `8 pairs {0,1}`."""
     if not groups:
         return "-"
     first = ",".join(map(str, groups[0]))
     text = f"{{{first}}}" if len(first) <= 16 else f"{{{groups[0][0]},…,{groups[0][-1]}}}"
+    if pairs:
+        return f"{len(groups)} pairs {text}" if len(groups) > 1 else f"pair {text}"
     return text if len(groups) == 1 else f"{len(groups)} x {len(groups[0])} {text}"
 
 

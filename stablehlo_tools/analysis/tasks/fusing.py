@@ -2,61 +2,72 @@
 
 An op that is cheap to do as a kernel reads is fused into its user, where all its users are in one
 kernel: elementwise ops, slices, transposes and reshapes into each other and into the reduction or
-the update that they feed. What the program returns as well may be fused all the same (a kernel can
-write several results). Broadcasts and iotas are made anew in every kernel that reads them. Matrix
-products, gathers, sorts and collectives are kernels by themselves.
+the update that they feed. Where they are in a few kernels, it is repeated in each, if that moves
+fewer bytes than writing its result once and reading it in each. What the program returns as well
+may be fused all the same (a kernel can write several results). Broadcasts and iotas are made anew
+in every kernel that reads them. Matrix products, gathers, sorts and collectives are kernels by
+themselves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from stablehlo_tools.analysis.tasks.nodes import Node, Role
+from stablehlo_tools.analysis.tasks.nodes import Node, Ref, Role
 
 _JOINABLE = frozenset({Role.FUSIBLE, Role.RESHAPE, Role.REDUCTION, Role.UPDATE})
 _FUSED = frozenset({Role.FUSIBLE, Role.RESHAPE})
 _MAKES_ANEW = _JOINABLE | {Role.CHEAP}
+_MOST_REPEATS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Fusion:
+    """The kernels of a block in the order of their last nodes, each one's nodes in order.
+
+    Nodes that are `anew` are in none: each kernel that reads them makes them for itself.
+    """
+
+    kernels: Sequence[Sequence[Node]]
+    anew: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
 class _Readers:
-    """The kernels that read a value: none, one, or too many to be fused into."""
+    """The kernels that read a value; `blocked` where one of them has to find it in memory."""
 
-    kernel: int = -1
-    many: bool = False
+    kernels: frozenset[int] = frozenset()
+    blocked: bool = False
 
     def and_(self, other: _Readers) -> _Readers:
-        """Both."""
-        if self.many or other.many or self.kernel == -1 or other.kernel == -1:
-            return _Readers(max(self.kernel, other.kernel), self.many or other.many)
-        return self if self.kernel == other.kernel else _MANY
+        """Both; too many are as good as blocked."""
+        kernels = self.kernels | other.kernels
+        return _Readers(kernels, self.blocked or other.blocked or len(kernels) > _MOST_REPEATS)
 
 
-_NONE, _MANY = _Readers(), _Readers(many=True)
+_NONE, _BLOCKED = _Readers(), _Readers(blocked=True)
 
 
-def kernels_of(nodes: Sequence[Node], users: Sequence[Sequence[int]]) -> list[list[Node]]:
-    """The kernels of a block's nodes, in the order of their last nodes; each one's nodes in order.
-
-    Every node stands in one kernel, those that fuse with nothing alone. `users` are those of each
-    node, as `users_of` gives them.
-    """
-    by_index = {node.index: node for node in nodes}
+def fuse(nodes: Mapping[int, Node], users: Sequence[Sequence[int]]) -> Fusion:
+    """The kernels of a block's nodes, given in order; `users` as `users_of` gives them."""
     kernel_of: dict[int, int] = {}  # by node, the index of the kernel's last node
-    readers_of: dict[int, _Readers] = {}  # of nodes made anew, what reads them in the end
-    for node in reversed(nodes):
+    readers_of: dict[int, _Readers] = {}  # of what is made anew, what reads it in the end
+    for node in reversed(list(nodes.values())):
         readers = _NONE
         for user in users[node.index]:
-            readers = readers.and_(_reader(node, by_index[user], kernel_of, readers_of))
-        joins = node.role in _FUSED and not readers.many and readers.kernel >= 0
-        kernel_of[node.index] = readers.kernel if joins else node.index
-        if node.role is Role.CHEAP and not is_read(node, by_index, users):
+            readers = readers.and_(_reader(node, nodes[user], kernel_of, readers_of))
+        kernel_of[node.index] = node.index
+        fits = node.role in _FUSED and not readers.blocked and readers.kernels
+        if fits and len(readers.kernels) == 1:
+            (kernel_of[node.index],) = readers.kernels
+        elif _is_made_anew(node, nodes, users, len(readers.kernels) if fits else 0):
             readers_of[node.index] = readers
     kernels: dict[int, list[Node]] = {}
-    for node in nodes:
-        kernels.setdefault(kernel_of[node.index], []).append(node)
-    return [kernels[last] for last in sorted(kernels)]
+    for node in nodes.values():
+        if node.index not in readers_of:
+            kernels.setdefault(kernel_of[node.index], []).append(node)
+    return Fusion([kernels[last] for last in sorted(kernels)], frozenset(readers_of))
 
 
 def users_of(nodes: Sequence[Node], count: int) -> list[list[int]]:
@@ -79,15 +90,6 @@ def needs_memory(user: Node, index: int) -> bool:
     return into or user.role not in _MAKES_ANEW
 
 
-def live_nodes(nodes: Sequence[Node], kept: Iterable[Node]) -> set[int]:
-    """The nodes that those kept need, themselves included: compilers delete the others."""
-    live = {node.index for node in kept}
-    for node in reversed(nodes):
-        if node.index in live:
-            live.update(index for index, _ in node.sources)
-    return live
-
-
 def _reader(
     node: Node, user: Node, kernel_of: dict[int, int], readers_of: dict[int, _Readers]
 ) -> _Readers:
@@ -99,5 +101,43 @@ def _reader(
     # What an update writes into is not computed in its kernel: it would have to be written whole.
     into = user.role is Role.UPDATE and user.sources[0][0] == node.index
     if user.role not in _JOINABLE or into:
-        return _MANY
-    return _Readers(kernel_of[user.index])
+        return _BLOCKED
+    return _Readers(frozenset({kernel_of[user.index]}))
+
+
+def _is_made_anew(
+    node: Node, nodes: Mapping[int, Node], users: Sequence[Sequence[int]], kernels: int
+) -> bool:
+    """Whether each reader makes a value for itself; `kernels` of them could."""
+    if node.role is Role.CHEAP:
+        return not is_read(node, nodes, users)
+    return kernels > 1 and _repeating_pays(node, nodes, users, kernels)
+
+
+def _repeating_pays(
+    node: Node, nodes: Mapping[int, Node], users: Sequence[Sequence[int]], times: int
+) -> bool:
+    """Whether to read what a node reads so many times moves no more than to keep its result."""
+    if any(nodes[user].role is Role.OUTPUT for user in users[node.index]):
+        return False
+    result = sum(node.result_bytes)
+    read = sum(size_of(ref, nodes) for ref in dict.fromkeys(_in_memory(node, nodes)))
+    return times * read <= read + (1 + times) * result
+
+
+def _in_memory(node: Node, nodes: Mapping[int, Node]) -> list[Ref]:
+    """What a node's sources are made of, where they are made anew."""
+    found: list[Ref] = []
+    for source in node.sources:
+        inner = nodes[source[0]]
+        if inner.role is Role.CHEAP:
+            found += inner.made_of
+        elif inner.role is not Role.NOTHING:
+            found.append(source)
+    return found
+
+
+def size_of(ref: Ref, nodes: Mapping[int, Node]) -> float:
+    """Bytes of a result."""
+    sizes = nodes[ref[0]].result_bytes
+    return sizes[ref[1]] if ref[1] < len(sizes) else 0.0

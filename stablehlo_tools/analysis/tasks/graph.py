@@ -8,18 +8,20 @@ for where its `async_done` stands.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import PurePath
 
 from stablehlo_tools.analysis.collectives import ModuleFacts, find_collectives
 from stablehlo_tools.analysis.replica_groups import ProcessGroups
-from stablehlo_tools.analysis.tasks.fusing import kernels_of, live_nodes, users_of
-from stablehlo_tools.analysis.tasks.kernel_work import from_memory, kernel_work
+from stablehlo_tools.analysis.tasks.fusing import fuse, users_of
+from stablehlo_tools.analysis.tasks.kernel_work import from_memory, kernel_work, members_of
 from stablehlo_tools.analysis.tasks.mesh_axes import axes_of
+from stablehlo_tools.analysis.tasks.needed import drop_dead_carries, live_nodes
 from stablehlo_tools.analysis.tasks.nodes import Body, Node, Ref, Role
 from stablehlo_tools.analysis.tasks.overwriting import settle_overwriting
 from stablehlo_tools.analysis.tasks.reader import read_program
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.clock import Clock
-from stablehlo_tools.cost.work import Transfer, WorkKind
+from stablehlo_tools.cost.work import Transfer, Work, WorkKind
 from stablehlo_tools.diagnostics import Place, to_place
 from stablehlo_tools.overlap.task_graph import (
     COLLECTIVES,
@@ -31,13 +33,19 @@ from stablehlo_tools.overlap.task_graph import (
 )
 
 _TOGETHER = 2  # results of a barrier that share a view
-_DELETABLE = COLLECTIVES - {"send", "recv"}  # where nobody reads their results
 
 
-def module_task_graph(module: ir.Module, clock: Clock, input_name: str) -> TaskGraph:
-    """What one device runs of a module whose collectives are explicit. Raises ToolError."""
+def module_task_graph(
+    module: ir.Module, clock: Clock, input_name: str, notes: list[str] | None = None
+) -> TaskGraph:
+    """What one device runs of a module whose collectives are explicit.
+
+    `notes` gets what was left out. Raises ToolError.
+    """
     facts = ModuleFacts.of(module, find_collectives(module))
-    body = read_program(module)
+    body = read_program(module, input_name)
+    if notes is not None:
+        notes += body.notes
     return _Builder(facts, clock, input_name).graph(body)
 
 
@@ -79,12 +87,13 @@ class _BodyTasks:
         self._clock = builder.clock
         self._body = body
         self._nodes = body.nodes
-        kept = live_nodes(body.nodes, filter(_has_effect, body.nodes))
+        kept = live_nodes(body.nodes)
         self._live = [node for node in body.nodes if node.index in kept]
         self._by_index = {node.index: node for node in self._live}
         self._users = users_of(self._live, len(body.nodes))
         self._tasks: list[Task] = []
         self._sizes: list[float] = []
+        self._anew: frozenset[int] = frozenset()
         self._task_of: dict[int, int] = {}  # by node
         self._view_of: dict[Ref, int] = {}  # of results that have a task of their own
         self._storages: dict[Ref, tuple[int, ...]] = {}
@@ -94,7 +103,9 @@ class _BodyTasks:
     def graph(self, *, in_loop: bool) -> TaskGraph:
         """The graph; results of a loop's body lie in storages of the loop."""
         settle_overwriting(self._by_index, self._users)
-        for kernel in kernels_of(self._live, self._users):
+        fusion = fuse(self._by_index, self._users)
+        self._anew = fusion.anew
+        for kernel in fusion.kernels:
             self._emit(kernel)
         if in_loop:
             for _, result in self._body.carries:
@@ -122,18 +133,18 @@ class _BodyTasks:
             self._done(root)
         elif root.role is Role.CHEAP:
             return  # emitted where it is first read from memory, if it is
-        elif self._is_view(kernel):
+        elif self._is_view(members_of(kernel, self._by_index, self._anew)):
             self._view(kernel)
         else:
             self._compute(kernel)
 
-    def _is_view(self, kernel: Sequence[Node]) -> bool:
-        root = kernel[-1]
+    def _is_view(self, members: Sequence[Node]) -> bool:
+        root = members[-1]
         if root.role in (Role.VIEW, Role.NOTHING):
             return True
-        if all(node.role is Role.RESHAPE for node in kernel):
+        if all(node.role is Role.RESHAPE for node in members):
             return True
-        moved = all(node.role is Role.RESHAPE or node.name == "transpose" for node in kernel)
+        moved = all(node.role is Role.RESHAPE or node.name == "transpose" for node in members)
         read_by = [self._nodes[u] for u in self._users[root.index]]
         return moved and bool(read_by) and all(u.kind is WorkKind.MATMUL for u in read_by)
 
@@ -167,14 +178,18 @@ class _BodyTasks:
         inside = {node.index for node in kernel}
         written = [node for node in kernel if self._leaves(node, inside) or node is kernel[-1]]
         deps = self._ready(self._deps(kernel))
-        work = kernel_work(kernel, written, self._nodes)
+        members = members_of(kernel, self._by_index, self._anew)
+        work = kernel_work(members, written, self._by_index)
         for node in written:
             self._own_storages(node)
         names = self._names(kernel)
-        self._add(TaskKind.COMPUTE, kernel, deps, ns=self._clock.kernel(work, names))
+        ns = self._clock.kernel(work, names)
+        label = _label(members, self._builder.place(kernel[-1]))
+        self._add(TaskKind.COMPUTE, kernel, deps, ns=ns, label=label)
 
     def _leaves(self, node: Node, inside: set[int]) -> bool:
-        return any(user not in inside for user in self._users[node.index])
+        """Whether another kernel reads a node's result from memory."""
+        return any(u not in inside and u not in self._anew for u in self._users[node.index])
 
     def _collective(self, root: Node) -> None:
         collective = root.collective
@@ -218,12 +233,28 @@ class _BodyTasks:
         body = root.body
         assert body is not None, "a loop has a body"
         deps = self._ready(self._deps([root]))
+        if root.copied:
+            deps = [*deps, self._copy(root, deps)]
+        drop_dead_carries(body, self._read_results(root))
         inner = _BodyTasks(self._builder, body)
         graph = inner.graph(in_loop=True)
         self._own_storages(root)
         loop = Loop(graph, body.trips, carries=tuple(inner.carries()))
         self._add(TaskKind.LOOP, [root], deps, loop=loop)
         self._split(root, ())
+
+    def _read_results(self, root: Node) -> set[int]:
+        """The numbers of the results that a later node reads."""
+        users = (self._nodes[user] for user in self._users[root.index])
+        return {n for user in users for index, n in user.sources if index == root.index}
+
+    def _copy(self, root: Node, deps: Sequence[int]) -> int:
+        """Copies what a loop writes into and others still read."""
+        work = Work(WorkKind.COPY, bytes=2 * root.copied)
+        ns = self._clock.kernel(work, ())
+        return self._add(
+            TaskKind.COMPUTE, [root], deps, ns=ns, storages=(), places=False, label="copy for while"
+        )
 
     def _own_storages(self, node: Node) -> None:
         """A storage for each result, but for those that lie in an operand's."""
@@ -241,12 +272,13 @@ class _BodyTasks:
 
     def _deps(self, kernel: Sequence[Node]) -> list[int]:
         """The tasks that a kernel reads from, each once, in order."""
-        inside = {node.index for node in kernel}
+        members = members_of(kernel, self._by_index, self._anew)
+        inside = {node.index for node in members}
         read = dict.fromkeys(  # in the order of the operands: what is emitted here, is so
             ref
-            for node in kernel
+            for node in members
             for source in node.sources
-            for ref in from_memory(node, source, self._nodes)
+            for ref in from_memory(node, source, self._by_index)
         )
         for ref in read:
             node = self._nodes[ref[0]]
@@ -298,6 +330,7 @@ class _BodyTasks:
         ns: float = 0.0,
         storages: Sequence[int] | None = None,
         places: bool = True,
+        label: str = "",
         persistent: bool = False,
         communication: Communication | None = None,
         loop: Loop | None = None,
@@ -322,7 +355,7 @@ class _BodyTasks:
                 persistent=persistent,
                 communication=communication,
                 loop=loop,
-                name=_label(kernel, place),
+                name=label or _label(kernel, place),
                 op=kernel[-1].name,
                 place=place.render(self._builder.input_name) if kernel[-1].location else "",
             )
@@ -344,8 +377,10 @@ class _BodyTasks:
     def _names(self, kernel: Sequence[Node]) -> list[str]:
         """What a measured profile may know a kernel by: its path in the program, its line."""
         place = self._builder.place(kernel[-1])
-        line = f"{place.file}:{place.line}" if place.file else ""
-        return [name for name in (place.name, line) if name]
+        if not place.file:
+            return [place.name] if place.name else []
+        lines = [f"{path}:{place.line}" for path in (place.file, PurePath(place.file).name)]
+        return [name for name in (place.name, *lines) if name]
 
 
 def _is_between_devices(node: Node) -> bool:
@@ -353,14 +388,6 @@ def _is_between_devices(node: Node) -> bool:
     collective = node.collective
     host = None if collective is None else collective.inner.attributes.get("is_host_transfer")
     return node.name in COLLECTIVES and not (host is not None and ir.BoolAttr(host).value)
-
-
-def _has_effect(node: Node) -> bool:
-    """Whether a node stays though nobody reads it."""
-    if node.body is not None:
-        return any(map(_has_effect, node.body.nodes[:-1]))
-    sends = node.role is Role.COLLECTIVE and node.name not in _DELETABLE
-    return sends or node.role in (Role.INPUT, Role.OUTPUT)
 
 
 def _label(kernel: Sequence[Node], place: Place) -> str:

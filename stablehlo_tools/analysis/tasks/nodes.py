@@ -26,6 +26,7 @@ class Role(enum.Enum):
     COLLECTIVE = "collective"
     DONE = "done"  # of an async pair
     LOOP = "loop"
+    DECISION = "decision"  # what the host has to know before a loop goes on
 
 
 type Ref = tuple[int, int]  # a node of the block, and which of its results
@@ -42,6 +43,7 @@ class Body:
     nodes: list[Node] = field(default_factory=list["Node"])
     carries: list[tuple[int, Ref]] = field(default_factory=list[tuple[int, Ref]])
     captured: list[Ref] = field(default_factory=list[Ref])
+    notes: list[str] = field(default_factory=list[str])  # what was left out
     trips: int | None = None
 
 
@@ -66,6 +68,7 @@ class Node:
     reads: tuple[float | None, ...] = ()
     passes: tuple[Ref | None, ...] = ()
     made_of: tuple[Ref, ...] = ()
+    copied: float = 0.0  # bytes of carries that a loop may not overwrite
     location: ir.Location | None = None
     collective: Collective | None = None
     start: Ref | None = None  # of a DONE

@@ -24,6 +24,12 @@ def settle_overwriting(nodes: Mapping[int, Node], users: Sequence[Sequence[int]]
             else None
             for i, ref in enumerate(node.passes)
         )
+        if node.role is Role.LOOP:
+            node.copied = sum(
+                size
+                for size, before, after in zip(node.result_bytes, node.passes, kept, strict=False)
+                if before is not None and after is None
+            )
         if None in kept and node.role is not Role.LOOP:
             node.passes, node.reads = (), ()
         else:

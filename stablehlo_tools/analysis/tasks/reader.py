@@ -22,7 +22,8 @@ from stablehlo_tools.analysis.tasks.op_work import (
 )
 from stablehlo_tools.analysis.trip_counts import constant_integer, trip_count
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.cost.work import WorkKind
+from stablehlo_tools.diagnostics import ToolError, to_place
 from stablehlo_tools.ir.symbols import CALL, COMPOSITE, callee_name, functions_by_name
 from stablehlo_tools.ir.values import producer
 from stablehlo_tools.ir.walk import walk
@@ -43,7 +44,7 @@ _DONATED = ("tf.aliasing_output", "jax.buffer_donor")
 type _Values = dict[ir.Value, Ref]
 
 
-def read_program(module: ir.Module) -> Body:
+def read_program(module: ir.Module, input_name: str) -> Body:
     """The nodes of a module's entry function, as one device runs it.
 
     Raises a located ToolError for a call without a body and for communication that is not
@@ -53,7 +54,7 @@ def read_program(module: ir.Module) -> Body:
     if not len(function.regions[0].blocks):
         raise ToolError("the entry function has no body to time", function.location)
     block = function.regions[0].blocks[0]
-    reader = _Reader(module)
+    reader = _Reader(module, input_name)
     values: _Values = {}
     attributes = function.attributes.get("arg_attrs")
     listed = list(ir.ArrayAttr(attributes)) if attributes is not None else []
@@ -68,8 +69,9 @@ def read_program(module: ir.Module) -> Body:
 class _Reader:
     """Appends the nodes of one straight run of ops."""
 
-    def __init__(self, module: ir.Module, outer: _Reader | None = None) -> None:
+    def __init__(self, module: ir.Module, name: str, outer: _Reader | None = None) -> None:
         self._module = module
+        self._name = name
         self._outer = outer
         self.body = Body()
         self._functions: dict[str, ir.Operation] = (
@@ -78,6 +80,7 @@ class _Reader:
         self._classify: Callable[[ir.Operation], Collective | None] = (
             outer._classify if outer else classify_communication(module.context)
         )
+        self._notes: list[str] = outer._notes if outer else self.body.notes
         self._entered: set[str] = outer._entered if outer else set()
         self._numbers: dict[ir.Value, ir.Value] = outer._numbers if outer else {}
 
@@ -220,20 +223,29 @@ class _Reader:
         nodes = self.body.nodes
         begin = len(nodes)
         best: tuple[float, list[Node], list[Ref]] | None = None
+        collectives: list[int] = []
         for region in op.regions:
             returned = self.read_block(region.blocks[0], values)
             taken = nodes[begin:]
             del nodes[begin:]
             weight = sum(map(_weight, taken))
+            collectives.append(sum(map(_collectives_in, taken)))
             if best is None or weight > best[0]:
                 best = weight, taken, returned
         assert best is not None, "a choice has branches"
         nodes += best[1]
+        left_out = sum(collectives) - sum(map(_collectives_in, best[1]))
+        if left_out:
+            place = to_place(op.location).render(self._name)
+            self._notes.append(
+                f"{place}: of {len(op.regions)} branches the one with the most work is timed; the "
+                f"others hold {left_out} collectives"
+            )
         values.update(zip(op.results, best[2], strict=True))
 
     def _loop(self, op: ir.Operation, values: _Values) -> None:
         sources = [values[operand] for operand in op.operands]
-        inner = _LoopReader(self._module, self, values)
+        inner = _LoopReader(self._module, self._name, self, values)
         body = inner.read(op, self._trips(op))
         node = self.add(Role.LOOP, "while", [*sources, *body.captured], op)
         node.body = body
@@ -257,8 +269,8 @@ class _Reader:
 class _LoopReader(_Reader):
     """Reads the body of a loop; what it uses from outside becomes inputs of it."""
 
-    def __init__(self, module: ir.Module, outer: _Reader, values: _Values) -> None:
-        super().__init__(module, outer)
+    def __init__(self, module: ir.Module, name: str, outer: _Reader, values: _Values) -> None:
+        super().__init__(module, name, outer)
         self._around = values
 
     def read(self, op: ir.Operation, trips: int | None) -> Body:
@@ -276,7 +288,9 @@ class _LoopReader(_Reader):
         arguments = [self.add_input(argument, i) for i, argument in enumerate(block.arguments)]
         inside.update(zip(condition.arguments, arguments, strict=True))
         inside.update(zip(block.arguments, arguments, strict=True))
-        self.read_block(condition, inside)
+        decided = self.read_block(condition, inside)
+        if trips is None:  # a counter that is compared with a constant takes no time
+            self.add(Role.DECISION, "condition", decided).kind = WorkKind.COPY
         returned = self.read_block(block, inside)
         self.body.carries = [
             (argument[0], result) for argument, result in zip(arguments, returned, strict=True)
@@ -312,6 +326,12 @@ def _in_place(body: Body, argument: int, result: Ref) -> bool:
             return True
         ref = node.passes[ref[1]] if ref[1] < len(node.passes) else None
     return False
+
+
+def _collectives_in(node: Node) -> int:
+    if node.body is not None:
+        return sum(map(_collectives_in, node.body.nodes))
+    return int(node.role is Role.COLLECTIVE)
 
 
 def _weight(node: Node) -> float:

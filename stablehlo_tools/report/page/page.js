@@ -70,7 +70,7 @@ function start() {
   byId("memory-section").hidden = programs.every((program) => !program.alive.length);
   byId("loops-section").hidden = programs.every((program) => !program.loops.length);
   byId("notes-section").hidden = programs.every((program) => !program.notes.length);
-  byId("footer").textContent = `stablehlo-tools ${report.version}. Times are modelled, not measured; see the notes.`;
+  byId("footer").textContent = `stablehlo-tools ${report.version}. Times are modelled, but for those that a note calls measured.`;
 
   window.addEventListener("beforeprint", () => theme.print(true));
   window.addEventListener("afterprint", () => theme.print(false));

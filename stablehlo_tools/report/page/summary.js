@@ -5,7 +5,9 @@
 function lead(programs) {
   if (programs.length === 0) return "There is no program here.";
   if (programs.length === 1) return leadOfOne(programs[0]);
-  if (programs.length === 2) return leadOfTwo(...programs);
+  const [first, second] = programs;
+  const rewritten = programs.length === 2 && (first.name !== second.name || first.target === second.target);
+  if (rewritten) return leadOfTwo(first, second);
   const least = programs.reduce((best, next) => (next.exposed_ns < best.exposed_ns ? next : best));
   return (
     `Of ${programs.length} programs, ${least.label} has the least exposed communication: ` +
