@@ -174,3 +174,11 @@ def test_the_memory_peak_is_near_the_compiler_s(layers: int):
     (timed,) = exposure([loaded], Question(load_hardware("h100")))
     allocated = compile_artifact(loaded, "cpu").memory.total_bytes
     assert timed.peak_bytes == pytest.approx(allocated, rel=1 / 3)
+
+
+def test_collectives_of_branches_that_are_not_timed_are_noted():
+    (timed,) = exposure([program("control-flow")], Question(load_hardware("h100")))
+    assert [note.partition(": ")[2] for note in timed.notes if "branches" in note] == [
+        f"of {count} branches the one with the most work is timed; the others hold 1 collectives"
+        for count in (3, 2)
+    ]

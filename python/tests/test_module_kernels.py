@@ -193,3 +193,35 @@ def test_the_zeros_of_a_dilated_image_are_not_multiplied():
       }""")
     bytes_ = 4 * (8 * 32 * 32 * 256 + 2 * 2 * 256 * 256 + 8 * 64 * 64 * 256)
     assert kernels(graph) == [("convolution", max(bytes_, 2 * 8 * 64 * 64 * 256 * 256 / 1000))]
+
+
+def test_an_op_of_few_kernels_is_repeated_where_that_moves_less():
+    reduced = """
+        %z = stablehlo.constant dense<0.0> : tensor<f32>
+        %1 = stablehlo.reduce(%0 init: %z) applies stablehlo.add across dimensions = [0]
+             : (tensor<1000xf32>, tensor<f32>) -> tensor<f32>
+        %2 = stablehlo.reduce(%0 init: %z) applies stablehlo.maximum across dimensions = [0]
+             : (tensor<1000xf32>, tensor<f32>) -> tensor<f32>
+        return %1, %2 : tensor<f32>, tensor<f32>
+      }"""
+    graph = tasks_of(f"""
+      func.func @main(%x: tensor<1000xf32>) -> (tensor<f32>, tensor<f32>) {{
+        %0 = stablehlo.negate %x : tensor<1000xf32>
+        {reduced}""")
+    assert kernels(graph) == [("reduce fusion of 2", 4004)] * 2
+    graph = tasks_of(f"""
+      func.func @main(%a: tensor<1000xf32>, %b: tensor<1000xf32>, %c: tensor<1000xf32>)
+          -> (tensor<f32>, tensor<f32>) {{
+        %0 = stablehlo.clamp %a, %b, %c : tensor<1000xf32>
+        {reduced}""")
+    assert kernels(graph) == [("clamp", 16_000), ("reduce", 4004), ("reduce", 4004)]
+
+
+def test_a_product_of_nothing_takes_no_time_to_compute():
+    graph = tasks_of("""
+      func.func @main(%x: tensor<0x8xf32>, %y: tensor<8x4xf32>) -> tensor<0x4xf32> {
+        %0 = stablehlo.dot_general %x, %y, contracting_dims = [1] x [0]
+             : (tensor<0x8xf32>, tensor<8x4xf32>) -> tensor<0x4xf32>
+        return %0 : tensor<0x4xf32>
+      }""")
+    assert kernels(graph) == [("dot_general", 128)]

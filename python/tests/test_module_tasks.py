@@ -266,3 +266,56 @@ def test_no_pairs_send_nothing():
         return %0 : tensor<1000xf32>
       }""")
     assert [task.ns for task in of_kind(graph, START)] == [0]
+
+
+def test_a_loop_waits_for_what_decides_on_its_next_iteration():
+    graph = tasks_of("""
+      func.func @main(%x: tensor<1000xf32>) -> tensor<1000xf32> {
+        %r = stablehlo.while(%a = %x) : tensor<1000xf32>
+        cond {
+          %s = stablehlo.slice %a [0:1] : (tensor<1000xf32>) -> tensor<1xf32>
+          %g = "stablehlo.all_gather"(%s) GATHER : (tensor<1xf32>) -> tensor<2xf32>
+          %t = stablehlo.slice %g [0:1] : (tensor<2xf32>) -> tensor<1xf32>
+          %u = stablehlo.reshape %t : (tensor<1xf32>) -> tensor<f32>
+          %z = stablehlo.constant dense<0.0> : tensor<f32>
+          %c = stablehlo.compare LT, %u, %z : (tensor<f32>, tensor<f32>) -> tensor<i1>
+          stablehlo.return %c : tensor<i1>
+        } do {
+          %k = stablehlo.negate %a : tensor<1000xf32>
+          stablehlo.return %k : tensor<1000xf32>
+        }
+        return %r : tensor<1000xf32>
+      }""")
+    (loop,) = of_kind(graph, LOOP)
+    assert loop.loop is not None
+    body = [task for task in loop.loop.body.tasks if task.ns or task.kind is WAIT]
+    kinds = [task.op if task.kind is TaskKind.COMPUTE else task.kind.value for task in body]
+    start, wait = kinds.index("collective_start"), kinds.index("wait")
+    assert start < wait < kinds.index("condition") < kinds.index("negate")
+
+
+def test_a_carry_that_only_leads_to_itself_is_dropped():
+    graph = tasks_of("""
+      func.func @main(%x: tensor<1000xf32>, %y: tensor<1000xf32>) -> tensor<1000xf32> {
+        %zero = stablehlo.constant dense<0> : tensor<i32>
+        %r:3 = stablehlo.while(%i = %zero, %a = %x, %d = %y)
+            : tensor<i32>, tensor<1000xf32>, tensor<1000xf32>
+        cond {
+          %n = stablehlo.constant dense<5> : tensor<i32>
+          %c = stablehlo.compare LT, %i, %n : (tensor<i32>, tensor<i32>) -> tensor<i1>
+          stablehlo.return %c : tensor<i1>
+        } do {
+          %one = stablehlo.constant dense<1> : tensor<i32>
+          %j = stablehlo.add %i, %one : tensor<i32>
+          %k = stablehlo.negate %a : tensor<1000xf32>
+          %g = "stablehlo.all_gather"(%d) GATHER : (tensor<1000xf32>) -> tensor<2000xf32>
+          %s = stablehlo.slice %g [0:1000] : (tensor<2000xf32>) -> tensor<1000xf32>
+          stablehlo.return %j, %k, %s : tensor<i32>, tensor<1000xf32>, tensor<1000xf32>
+        }
+        return %r#1 : tensor<1000xf32>
+      }""")
+    (loop,) = of_kind(graph, LOOP)
+    assert loop.loop is not None
+    assert loop.loop.trips == 5
+    assert [task.op for task in of_kind(loop.loop.body, TaskKind.COMPUTE)] == ["negate"]
+    assert not of_kind(loop.loop.body, START)

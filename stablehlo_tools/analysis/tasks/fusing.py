@@ -117,12 +117,12 @@ def _is_made_anew(
 def _repeating_pays(
     node: Node, nodes: Mapping[int, Node], users: Sequence[Sequence[int]], times: int
 ) -> bool:
-    """Whether to read what a node reads so many times moves no more than to keep its result."""
+    """Whether to read what a node reads so many times moves less than to keep its result."""
     if any(nodes[user].role is Role.OUTPUT for user in users[node.index]):
         return False
     result = sum(node.result_bytes)
     read = sum(size_of(ref, nodes) for ref in dict.fromkeys(_in_memory(node, nodes)))
-    return times * read <= read + (1 + times) * result
+    return times * read < read + (1 + times) * result
 
 
 def _in_memory(node: Node, nodes: Mapping[int, Node]) -> list[Ref]:
