@@ -8,6 +8,9 @@ const LEGEND = [
   ["loop", "further iterations of a loop"],
 ];
 
+// The keys of the timelines that scroll no page: these work without the focus on one.
+const KEYS_ANYWHERE = new Set(["+", "=", "-", "0", "n", "p", "c", "Escape"]);
+
 /** What the colours mean, of those that the timelines have. */
 function legend(programs) {
   const kinds = new Set(programs.flatMap((program) => program.descriptions.map((task) => task.kind)));
@@ -56,6 +59,10 @@ function start() {
   byId("out").addEventListener("click", () => timeline.view.zoom(2));
   byId("all").addEventListener("click", () => timeline.view.set(0, timeline.view.limit));
   byId("critical").addEventListener("click", () => timeline.toggleCritical());
+  document.addEventListener("keydown", (event) => {
+    const nowhere = event.target === document.body && timeline.figures.length > 0;
+    if (nowhere && KEYS_ANYWHERE.has(event.key)) timeline.key(event, timeline.figures[0]);
+  });
   const waiting = timeline.figures.filter((figure) => figure.program.waits.length);
   byId("stall").disabled = waiting.length === 0;
   byId("stall").addEventListener("click", () => {
