@@ -207,5 +207,5 @@ def test_many_loops_take_what_they_take_unrolled():
     for seed in range(300, 6000):
         test_a_loop_takes_what_it_takes_unrolled(seed)
         timed = simulate(random_graph(random.Random(seed), carried=False))
-        # Of transfers that nobody in a folded loop waits for, the parts are less exact than the sum.
+        # Of transfers that nobody in a folded loop waits for, the parts are less exact.
         assert _stalls(timed.run) == pytest.approx(timed.exposed_ns, rel=0.01, abs=1e-6)
