@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from stablehlo_tools.analysis.communication import MANUAL_COMPUTATION
 from stablehlo_tools.analysis.entry import entry_function, is_per_device
 from stablehlo_tools.analysis.shardings import manual_axes
 from stablehlo_tools.analysis.tasks.graph import module_task_graph
+from stablehlo_tools.analysis.tasks.op_work import BY_BYTES_ALONE
 from stablehlo_tools.analysis.tensor_shardings import SHARDING
 from stablehlo_tools.artifact import Artifact
 from stablehlo_tools.bindings import ir
@@ -94,7 +96,7 @@ def explicit_collectives(artifact: Artifact) -> tuple[Artifact, tuple[str, ...]]
         return copy, ()
     return copy, (
         f"the program leaves its collectives to the compiler: it was partitioned ({PARTITIONING}) "
-        "to be timed",
+        "to be timed; a compiler may partition otherwise, which --target shows",
         *(_one_line(diagnostic, artifact.name) for diagnostic in reported.collected),
     )
 
@@ -170,6 +172,15 @@ def _report(
     question: Question,
     notes: Sequence[str],
 ) -> ProgramReport:
+    unknown = Counter(
+        task.op
+        for inner in graph.walk()
+        for task in inner.tasks
+        if task.ns and task.op.replace("-", "_") in BY_BYTES_ALONE
+    )
+    if unknown:
+        listed = ", ".join(f"{count} {op}" for op, count in sorted(unknown.items()))
+        notes = [*notes, f"timed by their bytes alone, whatever they compute: {listed}"]
     if question.measured is not None:
         notes = [
             *notes,

@@ -17,9 +17,9 @@ GATHER = (
 )
 
 
-def tasks_of(text: str, devices: int = 2) -> TaskGraph:
+def tasks_of(text: str, devices: int = 2, hardware: str = str(ROUND)) -> TaskGraph:
     """The tasks of a module; `GATHER` in the text stands for an all_gather's attributes."""
-    clock = Clock(load_hardware(str(ROUND)), devices)
+    clock = Clock(load_hardware(hardware), devices)
     module = f"module attributes {{mhlo.num_partitions = {devices} : i32}} {{{text}}}"
     return module_task_graph(parse(module.replace("GATHER", GATHER).encode()).module, clock, "x")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from module_tasks import kernels, tasks_of
 
 from stablehlo_tools.overlap.memory import memory_profile
@@ -225,3 +226,38 @@ def test_a_product_of_nothing_takes_no_time_to_compute():
         return %0 : tensor<0x4xf32>
       }""")
     assert kernels(graph) == [("dot_general", 128)]
+
+
+def test_a_product_is_as_dear_as_the_precision_that_it_asks_for():
+    def text(precision: str) -> str:
+        return f"""
+      func.func @main(%x: tensor<4096x4096xf32>) -> tensor<4096x4096xf32> {{
+        %0 = stablehlo.dot_general %x, %x, contracting_dims = [1] x [0], precision = {precision}
+             : (tensor<4096x4096xf32>, tensor<4096x4096xf32>) -> tensor<4096x4096xf32>
+        return %0 : tensor<4096x4096xf32>
+      }}"""
+
+    def ns(hardware: str, precision: str) -> float:
+        ((_, found),) = kernels(tasks_of(text(precision), hardware=hardware))
+        return found
+
+    default, high, highest = "[DEFAULT, DEFAULT]", "[HIGH, HIGH]", "[HIGHEST, HIGHEST]"
+    assert ns("tpu-v5e", high) == pytest.approx(3 * ns("tpu-v5e", default), rel=1e-3)
+    assert ns("tpu-v5e", highest) == pytest.approx(6 * ns("tpu-v5e", default), rel=1e-3)
+    assert ns("h100", high) == ns("h100", default)
+    assert ns("h100", highest) == pytest.approx(2 * 4096**3 / 66.9e3)  # ns on its f32 units
+
+
+def test_a_long_window_is_reduced_in_steps():
+    graph = tasks_of("""
+      func.func @main(%x: tensor<8192xf32>) -> tensor<8192xf32> {
+        %z = stablehlo.constant dense<0.0> : tensor<f32>
+        %0 = "stablehlo.reduce_window"(%x, %z) <{window_dimensions = array<i64: 8192>,
+             padding = dense<[[8191, 0]]> : tensor<1x2xi64>}> ({
+        ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+          %s = stablehlo.add %a, %b : tensor<f32>
+          stablehlo.return %s : tensor<f32>
+        }) : (tensor<8192xf32>, tensor<f32>) -> tensor<8192xf32>
+        return %0 : tensor<8192xf32>
+      }""")
+    assert kernels(graph) == [("reduce_window", pytest.approx(8192 * 16 * 13 / 4))]

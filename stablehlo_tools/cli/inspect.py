@@ -2,7 +2,7 @@
 
 Without --hardware: kind, participants, bytes, reduction and place of each op. With it, or with
 --target: the time of each collective, how much of it is exposed, what hides the rest, what could;
-the loops; the memory peak; the total against the least possible. docs/inspect.md describes the
+the loops; the memory peak; the total against a lower bound. docs/inspect.md describes the
 figures and the JSON. A program that leaves its collectives to the compiler is partitioned first.
 
 INPUT is MLIR text, MLIR bytecode, a portable artifact or a jax.export file; `-` is standard input.

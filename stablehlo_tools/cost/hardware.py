@@ -66,6 +66,8 @@ __all__ = ["Hardware", "MatmulModel", "Network", "known_hardware", "load_hardwar
 # What a type without a figure of its own is widened to, in order.
 _WIDENED = {
     "f16": ("bf16",),
+    "f32_high": ("f32",),
+    "f32_highest": ("f32_high", "f32"),
     "bf16": ("f16",),
     "i8": ("bf16",),
     **dict.fromkeys(("i1", "i2", "i4", "ui2", "ui4", "ui8"), ("i8", "bf16")),
@@ -80,7 +82,20 @@ _CHIP = {
     "vector": Allowed.POSITIVE,
 }
 _MATMUL: dict[str, Allowed] = dict.fromkeys(
-    ("bf16", "f16", "f32", "f64", "f8E4M3FN", "f8E5M2", "f4E2M1FN", "i8", "i4"), Allowed.POSITIVE
+    (
+        "bf16",
+        "f16",
+        "f32",
+        "f32_high",
+        "f32_highest",
+        "f64",
+        "f8E4M3FN",
+        "f8E5M2",
+        "f4E2M1FN",
+        "i8",
+        "i4",
+    ),
+    Allowed.POSITIVE,
 )
 _MODEL = {
     "efficiency": Allowed.SHARE,
@@ -151,8 +166,9 @@ class Hardware:
         """Matrix operations/ns on elements of `dtype`, in StableHLO's spelling.
 
         A type without a figure has that of the type it is widened to: 8 bits and fewer f8E4M3FN's
-        or i8's, else bf16's; f16 and bf16 each other's. Of the rest, a complex type has a quarter
-        of its parts' figure, for four products make one, and any other the vector units' figure.
+        or i8's, else bf16's; f16 and bf16 each other's. `f32_high` and `f32_highest` are f32 at
+        those precisions, and f32 where they have no figure. Of the rest, a complex type has a
+        quarter of its parts' figure, for four products make one, any other the vector units'.
         """
         if dtype.startswith("complex<"):
             return self.peak(dtype.removeprefix("complex<").removesuffix(">")) / 4

@@ -44,15 +44,15 @@ def locate(name_or_path: str, beside: Path = Path()) -> Path:
     """The file of a known name, or the path itself where it ends in .toml or has a slash."""
     if name_or_path.endswith(".toml") or "/" in name_or_path:
         return beside / name_or_path
-    known = known_hardware()
-    if name_or_path not in known:
-        close = difflib.get_close_matches(name_or_path.lower(), known, n=1)
+    known, name = known_hardware(), name_or_path.lower()
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {close[0]!r}? " if close else ""
         raise ToolError(
             f"no hardware profile {name_or_path!r}; {hint}known: {', '.join(known)}, "
             "or the path of a .toml file"
         )
-    return _PROFILES / f"{name_or_path}.toml"
+    return _PROFILES / f"{name}.toml"
 
 
 def _with_base(path: Path, below: tuple[Path, ...]) -> Table:

@@ -62,6 +62,16 @@ class LoopRow:
 
 
 @dataclass(frozen=True, slots=True)
+class KernelRow:
+    """Kernels of one name and place: how often they run, and how long all together."""
+
+    name: str
+    times: int
+    ns: float
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
 class Alive:
     """A storage that is alive at the memory peak."""
 
@@ -112,6 +122,7 @@ class ProgramReport:
     streams: tuple[str, ...]
     collectives: tuple[CollectiveRow, ...]
     loops: tuple[LoopRow, ...]
+    kernels: tuple[KernelRow, ...] = ()  # those that take longest
     notes: tuple[str, ...] = ()
     events: Sequence[Event] = field(default=())
     memory: Sequence[tuple[float, float]] = field(default=())  # (ns, bytes alive from then on)

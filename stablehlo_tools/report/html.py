@@ -98,7 +98,7 @@ def _program(program: ProgramReport, strings: _Numbered) -> dict[str, Any]:
     fields = {
         name: _number(value) if isinstance(value, float) else value
         for name in ProgramReport.__dataclass_fields__
-        if name not in {"events", "memory", "collectives", "loops", "alive"}
+        if name not in {"events", "memory", "collectives", "kernels", "loops", "alive"}
         for value in [getattr(program, name)]
     }
     return fields | {
@@ -114,6 +114,7 @@ def _program(program: ProgramReport, strings: _Numbered) -> dict[str, Any]:
             }
             for row in program.collectives
         ],
+        "kernels": [_plain(asdict(row)) for row in program.kernels],
         "loops": [_plain(asdict(row)) for row in program.loops],
         "alive": [_plain(asdict(row)) for row in program.alive],
     }

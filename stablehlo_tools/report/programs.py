@@ -12,6 +12,7 @@ from stablehlo_tools.overlap.task_graph import Task, TaskGraph
 from stablehlo_tools.report.document import Alive, ProgramReport
 from stablehlo_tools.report.rows import (
     collective_rows,
+    kernel_rows,
     loop_rows,
     unsteady_loops,
 )
@@ -57,6 +58,7 @@ def program_report(
         streams=drawn.streams if drawn is not None else tuple(totals),
         collectives=collective_rows(graph, simulation),
         loops=loop_rows(graph, simulation),
+        kernels=kernel_rows(graph),
         notes=(*notes, *_notes(graph, simulation)),
         events=drawn.events if drawn is not None else (),
         memory=tuple(_curve(simulation, memory)) if with_timeline else (),

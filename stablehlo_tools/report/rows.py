@@ -10,13 +10,14 @@ from stablehlo_tools.overlap.bounds import iterations, stream_totals
 from stablehlo_tools.overlap.independence import Independence, independence
 from stablehlo_tools.overlap.iterations import could_end_late, could_go_ahead
 from stablehlo_tools.overlap.simulator import Run, Simulation
-from stablehlo_tools.overlap.task_graph import COMPUTE_STREAM, Task, TaskGraph
-from stablehlo_tools.report.document import CollectiveRow, Hider, LoopRow
+from stablehlo_tools.overlap.task_graph import COMPUTE_STREAM, Task, TaskGraph, TaskKind
+from stablehlo_tools.report.document import CollectiveRow, Hider, KernelRow, LoopRow
 from stablehlo_tools.report.units import duration
 
 type Path = tuple[int, ...]  # the loops around a task, outermost first
 
 _MOST_HIDERS = 5
+_MOST_KERNELS = 25
 _PAIRWISE = frozenset({"collective_permute", "send", "recv"})
 _AHEAD = "its operand is ready early in the iteration before: it could be issued there"
 _LATE = "the next iteration needs its result late or never: it could end there"
@@ -184,6 +185,23 @@ def loop_rows(graph: TaskGraph, simulation: Simulation) -> tuple[LoopRow, ...]:
 
     visit(graph, [(simulation.run, 1)], 0)
     return tuple(rows)
+
+
+def kernel_rows(graph: TaskGraph) -> tuple[KernelRow, ...]:
+    """The kernels that take longest, those of one name and place together."""
+    found: dict[tuple[str, str], tuple[int, float]] = {}
+
+    def add(inner: TaskGraph, runs: int) -> None:
+        for task in inner.tasks:
+            if task.loop is not None:
+                add(task.loop.body, runs * iterations(task.loop))
+            elif task.kind is TaskKind.COMPUTE and task.ns:
+                times, ns = found.get((task.name, task.place), (0, 0.0))
+                found[task.name, task.place] = times + runs, ns + runs * task.ns
+
+    add(graph, 1)
+    rows = [KernelRow(name, times, ns, place) for (name, place), (times, ns) in found.items()]
+    return tuple(sorted(rows, key=lambda row: -row.ns)[:_MOST_KERNELS])
 
 
 def unsteady_loops(run: Run) -> Iterator[tuple[Task, int]]:

@@ -9,6 +9,7 @@ from stablehlo_tools.report.document import Document, ProgramReport
 from stablehlo_tools.report.units import duration, share, size
 
 _MOST_ALIVE = 8
+_MOST_KERNELS = 8
 _HEADINGS = (
     "#", "kind", "groups", "axes", "type", "bytes", "times", "time", "exposed", "hidden by",
     "hideable", "place",
@@ -44,6 +45,7 @@ def _program(program: ProgramReport) -> Iterator[str]:
     )
     yield from _collectives(program)
     yield from _loops(program)
+    yield from _kernels(program)
     yield from _alive(program)
 
 
@@ -112,6 +114,23 @@ def _loops(program: ProgramReport) -> Iterator[str]:
     )
 
 
+def _kernels(program: ProgramReport) -> Iterator[str]:
+    if not program.kernels:
+        return
+    yield ""
+    rows = [
+        (
+            row.name,
+            str(row.times),
+            duration(row.ns),
+            share(row.ns, program.compute_ns),
+            short_place(row.place),
+        )
+        for row in program.kernels[:_MOST_KERNELS]
+    ]
+    yield from _table(("kernel", "times", "time", "of compute", "place"), rows)
+
+
 def _alive(program: ProgramReport) -> Iterator[str]:
     if not program.alive:
         return
@@ -133,7 +152,7 @@ def short_place(place: str) -> str:
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
     widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
-    left = [heading in _LEFT or heading == "loop" for heading in headings]
+    left = [heading in _LEFT or heading in ("loop", "kernel") for heading in headings]
     for row in (headings, *rows):
         cells = [
             cell.ljust(width) if at_left else cell.rjust(width)

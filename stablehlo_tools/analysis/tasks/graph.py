@@ -94,6 +94,7 @@ class _BodyTasks:
         self._tasks: list[Task] = []
         self._sizes: list[float] = []
         self._anew: frozenset[int] = frozenset()
+        self._decision: int | None = None  # the task that a loop's condition is known by
         self._task_of: dict[int, int] = {}  # by node
         self._view_of: dict[Ref, int] = {}  # of results that have a task of their own
         self._storages: dict[Ref, tuple[int, ...]] = {}
@@ -336,6 +337,8 @@ class _BodyTasks:
         loop: Loop | None = None,
     ) -> int:
         number = len(self._tasks)
+        if self._decision is not None and kind is not TaskKind.INPUT:
+            deps = sorted({*deps, self._decision})  # nothing begins before it is known
         held = self._held(kernel) if storages is None else tuple(storages)
         before = {s for dep in deps for s in self._tasks[dep].storages}
         if kind is TaskKind.VIEW:
@@ -360,6 +363,8 @@ class _BodyTasks:
                 place=place.render(self._builder.input_name) if kernel[-1].location else "",
             )
         )
+        if kernel[-1].role is Role.DECISION:
+            self._decision = number
         if places:
             self._task_of.update((node.index, number) for node in kernel)
         return number

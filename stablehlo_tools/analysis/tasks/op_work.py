@@ -24,6 +24,7 @@ from stablehlo_tools.ir.symbols import COMPOSITE
 
 _TRANSCENDENTAL = 10.0  # vector instructions of exp, log, tanh …, within a factor of two
 TINY = 256  # bytes: a value so small costs no more to make anew than to read
+_WINDOW = 16  # the longest that XLA reduces in one step (reduce_window_rewriter's base length)
 _RANDOM = 40.0  # integer operations of threefry2x32 for each 32-bit word
 
 _DIALECT = re.compile(r"^(stablehlo|chlo|mhlo)\.")
@@ -56,7 +57,7 @@ _OWN_KERNELS = {
     "rng": WorkKind.ELEMENTWISE,
     "rng_bit_generator": WorkKind.ELEMENTWISE,
 }
-_OTHERS = frozenset(
+BY_BYTES_ALONE = frozenset(
     {"fft", "cholesky", "triangular_solve", "custom_call", "batch_norm_training"}
     | {"batch_norm_inference", "batch_norm_grad", "ragged_dot", "top_k"}
 )
@@ -85,7 +86,7 @@ def short_name(op: ir.Operation) -> str:
 def is_own_kernel(composite: ir.Operation) -> bool:
     """Whether compilers know a composite, so that its decomposition is not what runs."""
     name = ir.StringAttr(composite.attributes["name"]).value
-    return name.startswith("chlo.") and short_name(composite) in _COSTLY | _OTHERS
+    return name.startswith("chlo.") and short_name(composite) in _COSTLY | BY_BYTES_ALONE
 
 
 def bytes_of(value: ir.Value) -> float:
@@ -127,7 +128,7 @@ def op_work(op: ir.Operation, name: str) -> OpWork:
         return OpWork(Role.UPDATE, WorkKind.COPY, dtype=dtype, reads=(0.0,))
     if name in _OWN_KERNELS:
         return _own_kernel(op, name, dtype)
-    if name in _OTHERS:
+    if name in BY_BYTES_ALONE:
         return OpWork(Role.KERNEL, WorkKind.OTHER, dtype=dtype)
     kind = WorkKind.COPY if name in _MOVES else WorkKind.ELEMENTWISE
     reads = (bytes_of(op.results[0]),) if name in _SLICES else ()
@@ -173,8 +174,14 @@ def _reduction(op: ir.Operation, name: str, dtype: str) -> OpWork:
     count = _elements(operand)
     if name == "reduce_window":
         window = ir.DenseI64ArrayAttr(op.attributes["window_dimensions"])
-        count = _elements(ir.ShapedType(op.results[0].type)) * math.prod(window)
+        each_place = math.prod(map(_steps, window))
+        count = _elements(ir.ShapedType(op.results[0].type)) * each_place
     return OpWork(Role.REDUCTION, WorkKind.REDUCTION, count * max(each, 1.0), None, dtype)
+
+
+def _steps(window: int) -> float:
+    """Operations for each place of a window: compilers make a long one of a tree of short ones."""
+    return window if window <= _WINDOW else _WINDOW * math.log(window, _WINDOW)
 
 
 def _products(op: ir.Operation, name: str) -> OpWork:
@@ -189,7 +196,14 @@ def _products(op: ir.Operation, name: str) -> OpWork:
         product = Matmul(1, m, n, left.shape[-1])
     else:
         product = _convolution(op, left.shape, right.shape)
-    return OpWork(Role.KERNEL, _OWN_KERNELS[name], 0.0, product, str(left.element_type))
+    dtype = str(left.element_type) + _precision(op, str(left.element_type))
+    return OpWork(Role.KERNEL, _OWN_KERNELS[name], 0.0, product, dtype)
+
+
+def _precision(op: ir.Operation, dtype: str) -> str:
+    """What is added to f32 where a product asks for more than a device's default."""
+    asked = str(op.attributes.get("precision_config")) if dtype == "f32" else ""
+    return "_highest" if "HIGHEST" in asked else "_high" if "HIGH" in asked else ""
 
 
 def _dot_general(op: ir.Operation, left: Sequence[int], right: Sequence[int]) -> Matmul:

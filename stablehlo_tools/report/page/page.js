@@ -71,10 +71,12 @@ function start() {
   });
 
   byId("alive").append(...programs.map((program) => aliveTable(program).box));
+  byId("kernels").append(...programs.map((program) => kernelTable(program).box));
   byId("loops").append(...programs.map((program) => loopTable(program).box));
   byId("notes").append(...noteLists(programs));
   byId("timeline-section").hidden = report.limit === 0;
   byId("memory-section").hidden = programs.every((program) => !program.alive.length);
+  byId("kernels-section").hidden = programs.every((program) => !program.kernels.length);
   byId("loops-section").hidden = programs.every((program) => !program.loops.length);
   byId("notes-section").hidden = programs.every((program) => !program.notes.length);
   byId("footer").textContent = `stablehlo-tools ${report.version}. Times are modelled, but for those that a note calls measured.`;

@@ -257,6 +257,23 @@ function loopTable(program) {
   });
 }
 
+function kernelTable(program) {
+  const share = (row) => (program.compute_ns ? row.ns / program.compute_ns : 0);
+  return new SortedTable({
+    caption: program.label,
+    rows: program.kernels,
+    by: 2,
+    none: "This program has no kernels.",
+    columns: [
+      { title: "Kernel", value: (row) => row.name, cell: (row) => long(row.name) },
+      { title: "Runs", numeric: true, value: (row) => row.times, cell: (row) => [count(row.times)] },
+      { title: "Time", numeric: true, value: (row) => row.ns, cell: (row) => [time(row.ns)] },
+      { title: "Of compute", numeric: true, value: share, cell: (row) => [percent(row.ns, program.compute_ns)] },
+      { title: "Source", value: (row) => row.place, cell: (row) => source(row.place) },
+    ],
+  });
+}
+
 function aliveTable(program) {
   return new SortedTable({
     caption: `${program.label}: ${bytes(program.peak_bytes)} at ${moment(program.memory.peakAt)}`,

@@ -43,10 +43,11 @@ from stablehlo_tools.targets.hlo_text import TRANSFERS
 from stablehlo_tools.targets.scheduled_hlo import Phase
 
 
-def names_of(*instructions: HloInstruction) -> list[str]:
-    """What a measurement may know instructions by."""
+def names_of(module: HloModule, *instructions: HloInstruction) -> list[str]:
+    """What a measurement may know instructions by: their own names, op_names, source lines."""
     names = [instruction.name for instruction in instructions]
-    return names + [name for i in instructions if (name := i.op_name())]
+    names += [name for i in instructions if (name := i.op_name())]
+    return names + [place for i in instructions if (place := module.place(i))]
 
 
 @dataclass
@@ -63,6 +64,9 @@ class Issuer:
     computation: Computation
     unpaired: list[tuple[int, Path]] = field(default_factory=list[tuple[int, Path]])
     _chains: dict[str, list[Value]] = field(default_factory=dict[str, list[Value]])  # in flight
+
+    def _names(self, *instructions: HloInstruction) -> list[str]:
+        return names_of(self.module, *instructions)
 
     def issue(
         self,
@@ -105,7 +109,7 @@ class Issuer:
         """The start of a collective, a send or a recv; what it returns is in flight."""
         shape = result_shape(instruction)
         if is_hosted(instruction):
-            passed, ns = hosted(instruction, self.clock, names_of(instruction))
+            passed, ns = hosted(instruction, self.clock, self._names(instruction))
             return _whole(instruction, self.issue(instruction, passed, ns, shape, operands, given))
         sent = issued(instruction, self.computation, self.module)
         return _whole(instruction, self._sent(instruction, sent, shape, operands, given))
@@ -125,7 +129,7 @@ class Issuer:
             return self.collective(instruction, operands, given)
         shape = result_shape(instruction)
         if base in ASYNC_COPIES:
-            sent, ns = copied(instruction, self.computation, self.clock, names_of(instruction))
+            sent, ns = copied(instruction, self.computation, self.clock, self._names(instruction))
             flying = self.issue(instruction, sent, ns, shape, operands, given)
             return _whole(instruction, flying)
         if base not in ASYNC_KERNELS:
@@ -137,7 +141,11 @@ class Issuer:
         ]
         if not wrapped:
             sent, ns = asynchronous(
-                instruction, self.computation, self.module, self.clock, names_of(instruction)
+                instruction,
+                self.computation,
+                self.module,
+                self.clock,
+                self._names(instruction),
             )
             flying = self.issue(instruction, sent, ns, shape, operands, given)
             return _whole(instruction, flying)
@@ -180,7 +188,7 @@ class Issuer:
         operands: list[Value],
         given: Given,
     ) -> Value:
-        time = self.clock.collective(sent.transfer, names_of(instruction, sent.instruction))
+        time = self.clock.collective(sent.transfer, self._names(instruction, sent.instruction))
         return self.issue(instruction, communication(sent, time), time.ns, shape, operands, given)
 
 

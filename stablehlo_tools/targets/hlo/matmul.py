@@ -26,6 +26,7 @@ CONVOLUTION_TARGETS = (
 
 _LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
 _GROUPS = re.compile(r"(feature|batch)_group_count=(\d+)")
+_PRECISION = re.compile(r'operand_precision"?[=:][{\[]"?(highest|high)\b', re.IGNORECASE)
 _GEMM_DIMS = re.compile(
     r'"(lhs|rhs)_(contracting|batch)_dimensions":\[([^\]]*)\]'  # of dot_dimension_numbers
 )
@@ -53,6 +54,12 @@ def matmul(instruction: HloInstruction, computation: Computation) -> Matmul | No
 def matmul_type(instruction: HloInstruction, computation: Computation) -> str:
     """The element type of a product's operands, in HLO's spelling."""
     return _operands(instruction, computation)[0].element_type
+
+
+def precision(instruction: HloInstruction) -> str:
+    """What is added to f32 where a product asks for more than a device's default."""
+    found = _PRECISION.search(instruction.line)
+    return f"_{found.group(1).lower()}" if found else ""
 
 
 def is_product(instruction: HloInstruction) -> bool:

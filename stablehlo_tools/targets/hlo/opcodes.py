@@ -22,7 +22,7 @@ _COPIES = """
     transpose
 """
 
-REDUCTIONS = frozenset({"reduce", "reduce-window", "select-and-scatter"})
+REDUCTIONS = frozenset({"reduce", "reduce-window", "scan", "select-and-scatter"})
 
 # What bounds an instruction that is a kernel.
 KINDS: dict[str, WorkKind] = {

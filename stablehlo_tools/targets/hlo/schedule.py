@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from stablehlo_tools.cost.clock import Clock
+from stablehlo_tools.cost.work import Work
 from stablehlo_tools.overlap.task_graph import Loop, TaskGraph, TaskKind
 from stablehlo_tools.targets.hlo.aliases import aliases, homes
 from stablehlo_tools.targets.hlo.async_pairs import Fused, communicates
@@ -120,13 +121,18 @@ class ScheduleReader:
             instruction,
             instruction.result,
             given,
-            ns=0.0 if done is FREE else self._clock.kernel(done, names_of(instruction)),
+            ns=self._kernel_ns(done, instruction),
             deps=tasks_of(*operands) + after,
         )
 
+    def _kernel_ns(self, done: Work, instruction: HloInstruction) -> float:
+        if done is FREE:
+            return 0.0
+        return self._clock.kernel(done, names_of(self._module, instruction))
+
     def _host(self, instruction: HloInstruction, operands: list[Value]) -> Value:
         measured = self._clock.measured
-        ns = None if measured is None else measured.ns(names_of(instruction))
+        ns = None if measured is None else measured.ns(names_of(self._module, instruction))
         if ns is None:
             raise instruction.error("the time of a transfer to or from the host is not known")
         return self._builder.produce(

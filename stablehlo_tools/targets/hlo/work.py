@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterator
 
 from stablehlo_tools.cost.work import Matmul, Work, WorkKind
-from stablehlo_tools.targets.hlo.matmul import is_product, matmul, matmul_type
+from stablehlo_tools.targets.hlo.matmul import is_product, matmul, matmul_type, precision
 from stablehlo_tools.targets.hlo.module import Computation, HloInstruction, HloModule
 from stablehlo_tools.targets.hlo.opcodes import KINDS, OPERATIONS, REDUCTIONS, is_free
 from stablehlo_tools.targets.hlo.shapes import stablehlo_type
@@ -58,7 +58,7 @@ def work(instruction: HloInstruction, computation: Computation, module: HloModul
     moved = bytes_alone(instruction, computation)
     if product is not None:
         kind = WorkKind.MATMUL if opcode != "convolution" else _product_kind(instruction)
-        dtype = stablehlo_type(matmul_type(instruction, computation))
+        dtype = _product_type(instruction, computation)
         return Work(kind, moved, 0.0, (product,), dtype)
     return Work(
         KINDS[opcode],
@@ -140,7 +140,7 @@ def _of_fusion(instruction: HloInstruction, outer: Computation, module: HloModul
             product = matmul(inner, computation)
             assert product is not None
             products.append(product)
-            dtype = dtype or stablehlo_type(matmul_type(inner, computation))
+            dtype = dtype or _product_type(inner, computation)
             kinds.add(_product_kind(inner) if inner.opcode == "convolution" else WorkKind.MATMUL)
         elif inner.opcode in KINDS and not is_free(inner):
             vector += _operations(inner, computation)
@@ -150,3 +150,9 @@ def _of_fusion(instruction: HloInstruction, outer: Computation, module: HloModul
     moved = fusion_bytes(instruction, outer, module)
     kind = next((kind for kind in _TELLING if kind in kinds), WorkKind.COPY)
     return Work(kind, moved, vector, tuple(products), dtype or _result_type(instruction))
+
+
+def _product_type(instruction: HloInstruction, computation: Computation) -> str:
+    """The element type that a product is computed in, with its precision."""
+    dtype = stablehlo_type(matmul_type(instruction, computation))
+    return dtype + precision(instruction) if dtype == "f32" else dtype
