@@ -62,7 +62,7 @@ def _flops(module: HloModule, computation: Computation) -> float:
     [
         pytest.param("decoder-2d-scan-step", Target.GPU, marks=_needs(Target.GPU)),
         pytest.param("decoder-2d-step", Target.TPU, marks=_needs(Target.TPU)),
-        pytest.param("decoder-2d-step", Target.CPU),
+        pytest.param("decoder-2d-step", Target.CPU, marks=pytest.mark.soak),
     ],
 )
 def test_a_real_schedule_is_read_whole(name: str, target: Target):

@@ -83,7 +83,7 @@ def _executable(program: Artifact) -> Any:
     )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=25, deadline=None, suppress_health_check=SLOW)
 @given(programs(variadic=True))
 def test_inverse_and_idempotent(source: str):
     check_structure(source)
@@ -97,7 +97,7 @@ def test_values(source: str):
 
 @pytest.mark.parametrize("target", list(Target), ids=lambda target: target.value)
 def test_order(target: Target):
-    assert _tried(target, 12, 0)["programs"] == 12
+    assert _tried(target, 8, 0)["programs"] == 8
 
 
 @pytest.mark.soak

@@ -34,7 +34,9 @@ validity = _benchmark()
 
 
 @pytest.mark.skipif(PACKAGE is not None, reason=f"{PACKAGE} is not installed")
-@pytest.mark.parametrize("name", ["encoder-decoder-forward", "convnet-forward"])
+@pytest.mark.parametrize(
+    "name", ["encoder-decoder-forward", pytest.param("convnet-forward", marks=pytest.mark.soak)]
+)
 def test_kernels_rank_and_last_as_xla_tpu_expects(name: str):
     found = validity.compare(validity.PROGRAMS[name].text())
     assert len(found.expected) >= 25  # kernels above 10 us
