@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from stablehlo_tools.overlap.task_graph import Loop, TaskGraph, TaskKind
+from stablehlo_tools.overlap.bounds import iterations, stream_totals
+from stablehlo_tools.overlap.task_graph import COMPUTE_STREAM, Loop, TaskGraph, TaskKind
 
 _SMALL = 0.05  # of the iteration's work: so early or so late is early or late
 
@@ -42,14 +43,7 @@ def _starts(body: TaskGraph) -> Iterable[int]:
 
 
 def _total(body: TaskGraph) -> float:
-    return sum(_compute(body, i) for i in range(len(body.tasks)))
-
-
-def _compute(body: TaskGraph, i: int) -> float:
-    task = body.tasks[i]
-    if task.loop is not None:
-        return _total(task.loop.body) * (1 if task.loop.trips is None else task.loop.trips)
-    return task.ns if task.kind is TaskKind.COMPUTE else 0.0
+    return stream_totals(body)[COMPUTE_STREAM]
 
 
 def _work_behind(
@@ -60,7 +54,8 @@ def _work_behind(
     behind = [0.0] * len(body.tasks)
     for i in order:
         behind[i] = max((finish[source] for source in sources[i]), default=0.0)
-        own = body.tasks[i].ns if body.tasks[i].loop is None else _compute(body, i)
+        loop = body.tasks[i].loop
+        own = body.tasks[i].ns if loop is None else iterations(loop) * _total(loop.body)
         finish[i] = behind[i] + own
     return behind
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from stablehlo_tools.overlap.bounds import iterations
 from stablehlo_tools.overlap.streams import LATENCY, Flight, Streams
 from stablehlo_tools.overlap.task_graph import Communication, Loop, Task, TaskGraph, TaskKind
 
@@ -175,7 +176,7 @@ class _Device:
         loop = task.loop
         assert loop is not None, "a loop has a body"
         result = LoopRun([], self.clock)
-        trips = 1 if loop.trips is None else loop.trips
+        trips = iterations(loop)
         steps: list[_Step] = []
         waited = _waited_streams(loop.body)
         backlog = self.streams.backlog(self.clock)

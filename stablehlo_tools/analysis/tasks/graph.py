@@ -134,10 +134,12 @@ class _BodyTasks:
             self._done(root)
         elif root.role is Role.CHEAP:
             return  # emitted where it is first read from memory, if it is
-        elif self._is_view(members_of(kernel, self._by_index, self._anew)):
-            self._view(kernel)
         else:
-            self._compute(kernel)
+            members = members_of(kernel, self._by_index, self._anew)
+            if self._is_view(members):
+                self._view(members)
+            else:
+                self._compute(kernel, members)
 
     def _is_view(self, members: Sequence[Node]) -> bool:
         root = members[-1]
@@ -149,19 +151,19 @@ class _BodyTasks:
         read_by = [self._nodes[u] for u in self._users[root.index]]
         return moved and bool(read_by) and all(u.kind is WorkKind.MATMUL for u in read_by)
 
-    def _view(self, kernel: Sequence[Node]) -> None:
-        root = kernel[-1]
+    def _view(self, members: Sequence[Node]) -> None:
+        root = members[-1]
         if root.role is Role.NOTHING:
-            self._add(TaskKind.VIEW, kernel, (), storages=())
+            self._add(TaskKind.VIEW, members, (), storages=())
             return
-        deps = self._settled(self._deps(kernel))
-        inside = {node.index for node in kernel}
-        outside = [s for node in kernel for s in node.sources if s[0] not in inside]
+        deps = self._settled(self._deps(members))
+        inside = {node.index for node in members}
+        outside = [s for node in members for s in node.sources if s[0] not in inside]
         for number in range(len(root.result_bytes)):
-            source = root.passes[number] if len(kernel) == 1 and root.passes else outside[0]
-            self._storages[root.index, number] = self._storages.get(source or outside[0], ())
+            passed = root.passes[number] if len(members) == 1 and root.passes else None
+            self._storages[root.index, number] = self._storages.get(passed or outside[0], ())
         split = len(root.result_bytes) > _TOGETHER
-        self._add(TaskKind.VIEW, kernel, deps, storages=() if split else None)
+        self._add(TaskKind.VIEW, members, deps, storages=() if split else None)
         if split:
             self._split(root, [self._task_at(source) for source in root.sources])
 
@@ -175,11 +177,10 @@ class _BodyTasks:
                 TaskKind.VIEW, [root], sorted(set(deps)), storages=storages, places=False
             )
 
-    def _compute(self, kernel: Sequence[Node]) -> None:
+    def _compute(self, kernel: Sequence[Node], members: Sequence[Node]) -> None:
         inside = {node.index for node in kernel}
         written = [node for node in kernel if self._leaves(node, inside) or node is kernel[-1]]
-        deps = self._ready(self._deps(kernel))
-        members = members_of(kernel, self._by_index, self._anew)
+        deps = self._ready(self._deps(members))
         work = kernel_work(members, written, self._by_index)
         for node in written:
             self._own_storages(node)
@@ -271,9 +272,8 @@ class _BodyTasks:
         """The task that a result is read from."""
         return self._view_of.get(ref, self._task_of[ref[0]])
 
-    def _deps(self, kernel: Sequence[Node]) -> list[int]:
-        """The tasks that a kernel reads from, each once, in order."""
-        members = members_of(kernel, self._by_index, self._anew)
+    def _deps(self, members: Sequence[Node]) -> list[int]:
+        """The tasks that the members of a kernel read from, each once, in order."""
         inside = {node.index for node in members}
         read = dict.fromkeys(  # in the order of the operands: what is emitted here, is so
             ref
@@ -284,7 +284,8 @@ class _BodyTasks:
         for ref in read:
             node = self._nodes[ref[0]]
             if node.role is Role.CHEAP and not (node.made_of and node.index in self._task_of):
-                self._compute([node])  # a constant for each reader: it may be written into
+                # A constant for each reader: it may be written into.
+                self._compute([node], members_of([node], self._by_index, self._anew))
         return sorted({self._task_at(ref) for ref in read if ref[0] not in inside})
 
     def _ready(self, deps: Sequence[int]) -> list[int]:
