@@ -1,0 +1,239 @@
+"""One pass over a problem that issues task by task, as the device would run them.
+
+Compute runs in the order of what has to follow it, the longest first. A transfer is issued as late
+as its stream can take it without running dry, the most urgent first, with others of its kind in a
+bucket where that delays nothing. A wait is over as soon as its transfer is: what the transfer
+reads is freed then. Nothing runs that would break the memory limit of the reserve; if nothing else
+fits, the plan goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+from stablehlo_tools.overlap.scheduling.problem import COMPUTE, Problem
+from stablehlo_tools.overlap.scheduling.reserve import Plan, Reserve
+
+_MOST_REFUSED = 8  # of the compute that is ready, in one choice
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How a pass decides.
+
+    `limit` is in bytes. `in_flight` transfers of a stream may be issued and not yet waited for.
+    `patience` is how much later than needed a bucket may make one of its members, in ns; None is
+    no buckets.
+    """
+
+    limit: float
+    in_flight: int | None = None
+    patience: float | None = None
+
+
+@dataclass(slots=True)
+class Pass:
+    """An order with its buckets, how long it takes, and when each task ends, in ns."""
+
+    order: list[int] = field(default_factory=list[int])
+    buckets: list[list[int]] = field(default_factory=list[list[int]])
+    total: float = 0.0
+    ends: list[float] = field(default_factory=list[float])
+
+
+def forward(problem: Problem, plan: Plan, tail: Sequence[float], rules: Rules) -> Pass:
+    """Schedules all tasks; `tail` is how much follows each."""
+    return _Pass(problem, plan, tail, rules).run()
+
+
+class _Pass:
+    """The device as it stands: its clock, its streams, what is ready and what fits."""
+
+    def __init__(self, problem: Problem, plan: Plan, tail: Sequence[float], rules: Rules) -> None:
+        self.problem = problem
+        self.tail = tail
+        self.rules = rules
+        self.reserve = Reserve(problem, plan, rules.limit)
+        self.result = Pass(ends=[0.0] * problem.size)
+        self.clock = 0.0
+        self.free = [0.0] * len(problem.streams)  # when each stream runs dry
+        self.horizon = max(tail, default=0.0)
+        self._left = [len(deps) for deps in problem.deps]
+        self._done = bytearray(problem.size)
+        self._in_flight = [0] * len(problem.streams)
+        self._landing = [0.0] * problem.size  # when transfers end, by start
+        self._waits: list[tuple[float, int]] = []
+        self._compute: list[tuple[float, int]] = []
+        self._starts: list[dict[Hashable, list[tuple[float, int]]]] = [{} for _ in problem.streams]
+        for task, left in enumerate(self._left):
+            if not left:
+                self._make_ready(task)
+
+    def run(self) -> Pass:
+        """Runs all tasks."""
+        order, size = self.result.order, self.problem.size
+        while len(order) < size:
+            self._land()
+            task = self._choose()
+            if task is None:
+                self._stand_still()
+            else:
+                self._feed(self.clock + self.problem.ns[task])
+                self._compute_one(task)
+        self.result.total = max([self.clock, *self.free])
+        return self.result
+
+    def _make_ready(self, task: int) -> None:
+        problem = self.problem
+        start, stream = problem.starts[task], problem.stream[task]
+        entry = (-self.tail[task], task)
+        if start is not None:
+            heappush(self._waits, (self._landing[start], task))
+        elif stream == COMPUTE:
+            heappush(self._compute, entry)
+        else:
+            heappush(self._starts[stream].setdefault(problem.kinds[task], []), entry)
+
+    def _finish(self, task: int) -> None:
+        """A task is issued; what hangs on compute may be ready, on a transfer not yet."""
+        self._done[task] = 1
+        self.reserve.run(task)
+        self.result.order.append(task)
+        if self.problem.stream[task] == COMPUTE:
+            for user in self.problem.users[task]:
+                self._arrive(user)
+
+    def _arrive(self, user: int) -> None:
+        self._left[user] -= 1
+        if not self._left[user]:
+            self._make_ready(user)
+
+    def _land(self) -> None:
+        """Ends the waits for transfers that are over."""
+        while self._waits and self._waits[0][0] <= self.clock:
+            self._wait(heappop(self._waits)[1])
+
+    def _wait(self, task: int) -> None:
+        start = self.problem.starts[task]
+        assert start is not None, "a wait has a start"
+        self._in_flight[self.problem.stream[start]] -= 1
+        self.result.ends[task] = self.clock
+        self._finish(task)
+
+    def _compute_one(self, task: int) -> None:
+        self.clock += self.problem.ns[task]
+        self.result.ends[task] = self.clock
+        self._finish(task)
+
+    def _choose(self) -> int | None:
+        """The compute to run now; None if it is better to stand still."""
+        heap = self._compute
+        refused: list[tuple[float, int]] = []
+        chosen = None
+        while heap and len(refused) < _MOST_REFUSED:
+            entry = heappop(heap)
+            task = entry[1]
+            if self._done[task]:
+                continue
+            if self.reserve.fits(task) and not self._should_wait(task):
+                chosen = task
+                break
+            refused.append(entry)
+        for entry in refused:
+            heappush(heap, entry)
+        return chosen
+
+    def _should_wait(self, task: int) -> bool:
+        """Whether a transfer that lands while a task would run is more urgent than the task."""
+        ns = self.problem.ns[task]
+        if not self._waits or not ns:
+            return False
+        landing, wait = self._waits[0]
+        if landing >= self.clock + ns:
+            return False
+        late = self.clock + self.tail[task]
+        late_other = self.tail[wait]
+        first = max(late, self.clock + ns + late_other)
+        return max(landing + late_other, late + landing - self.clock + self._burst(wait)) < first
+
+    def _burst(self, wait: int) -> float:
+        """How long the compute is that a wait lets run."""
+        return max([self.problem.ns[user] for user in self.problem.users[wait]], default=0.0)
+
+    def _stand_still(self) -> None:
+        """Nothing can run, or nothing should: goes on to the next landing, or with the plan."""
+        self._feed(self.clock, dry=True)
+        if self._waits:
+            self.clock = max(self.clock, self._waits[0][0])
+            return
+        task = self.reserve.next
+        if self.problem.stream[task] == COMPUTE:
+            self._compute_one(task)
+        else:
+            self._issue(task, [])
+
+    def _feed(self, until: float, *, dry: bool = False) -> None:
+        """Issues transfers to the streams that would run dry before a time."""
+        for stream, kinds in enumerate(self._starts):
+            while self.free[stream] < until or (dry and self.free[stream] <= self.clock):
+                if not kinds or not self._issue_next(stream):
+                    break
+
+    def _issue_next(self, stream: int) -> bool:
+        """Issues the most urgent transfer of a stream that may be; whether there is one."""
+        limit = self.rules.in_flight
+        if limit is not None and self._in_flight[stream] >= limit:
+            return False
+        for _, kind in sorted(
+            (heap[0], kind) for kind, heap in self._starts[stream].items() if heap
+        ):
+            heap = self._starts[stream][kind]
+            task = heap[0][1]
+            if self._done[task]:
+                heappop(heap)
+                return True
+            if not self.reserve.fits(task):
+                continue
+            heappop(heap)
+            self._issue(task, heap)
+            return True
+        return False
+
+    def _issue(self, first: int, others: list[tuple[float, int]]) -> None:
+        """Issues a transfer, with those of its kind that a bucket of them delays by too little."""
+        problem, patience = self.problem, self.rules.patience
+        stream, latency = problem.stream[first], problem.latency[first]
+        end = max(self.clock, self.free[stream]) + problem.ns[first]
+        self._finish(first)
+        bucket = [first]
+        if patience is not None:
+            latest = max(end, self._needed(first)) + patience
+            while others:
+                task = others[0][1]
+                longer = end + problem.ns[task] - latency
+                if longer > latest or not self._may_join(task, stream, len(bucket)):
+                    break
+                heappop(others)
+                self._finish(task)
+                bucket.append(task)
+                end = longer
+                latest = min(latest, max(end, self._needed(task)) + patience)
+        if len(bucket) > 1:
+            self.result.buckets.append(bucket)
+        self.free[stream] = end
+        self._in_flight[stream] += len(bucket)
+        for task in bucket:
+            self._landing[task] = self.result.ends[task] = end
+            for user in problem.users[task]:
+                self._arrive(user)
+
+    def _needed(self, start: int) -> float:
+        """When a transfer has to be over for all to end in time."""
+        return self.horizon - self.tail[start] + self.problem.ns[start]
+
+    def _may_join(self, task: int, stream: int, members: int) -> bool:
+        limit = self.rules.in_flight
+        room = limit is None or self._in_flight[stream] + members < limit
+        return room and not self._done[task] and self.reserve.fits(task)

@@ -1,0 +1,168 @@
+"""A task graph in the form that the scheduler works on: one entry a task, flat lists."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from stablehlo_tools.overlap.memory import memory_profile
+from stablehlo_tools.overlap.simulator import simulate
+from stablehlo_tools.overlap.task_graph import Communication, Loop, Task, TaskGraph, TaskKind
+
+COMPUTE = -1  # the stream of what is no collective
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What the scheduler knows of each task, by id.
+
+    `ns` is the time on its stream: compute and whole loops on COMPUTE, transfers on that of their
+    number in `stream`. `kinds` are the bucket keys of collective starts: those of one key can be
+    one collective. `reads` are the storages that a task needs until it is over, `allocs` those it
+    makes. Storages in `kept` never end.
+    """
+
+    graph: TaskGraph
+    ns: Sequence[float]
+    stream: Sequence[int]
+    latency: Sequence[float]
+    kinds: Sequence[Hashable]
+    starts: Sequence[int | None]  # of waits
+    deps: Sequence[tuple[int, ...]]
+    users: Sequence[Sequence[int]]
+    reads: Sequence[tuple[int, ...]]
+    allocs: Sequence[tuple[int, ...]]
+    within: Sequence[float]  # bytes alive inside a loop at its peak
+    sizes: Sequence[float]  # bytes of each storage
+    kept: frozenset[int]
+    inputs: tuple[int, ...]
+    before: tuple[int, ...]  # storages alive from the start
+    streams: Sequence[str]  # their names
+
+    @property
+    def size(self) -> int:
+        """How many tasks there are."""
+        return len(self.ns)
+
+
+def problem_of(graph: TaskGraph, *, in_loop: bool = False, keep_compute: bool = False) -> Problem:
+    """The scheduler's form of a graph; a loop becomes one task of the time that it takes alone.
+
+    What a loop's body reads from outside takes no memory of its own (`in_loop`). `keep_compute`
+    makes each task that computes depend on the one before it, but for what only prepares inputs
+    of the program for collectives.
+    """
+    tasks = graph.tasks
+    deps = [_deps(task) for task in tasks]
+    if keep_compute:
+        for before, after in pairwise(_main_compute(tasks)):
+            deps[after] = (*deps[after], before)
+    deps = [tuple(dict.fromkeys(of)) for of in deps]
+    streams: dict[str, int] = {}
+    for task in tasks:
+        if task.communication is not None:
+            streams.setdefault(task.communication.stream, len(streams))
+    before = tuple(u for t in tasks if t.kind is TaskKind.INPUT for u in t.allocs)
+    return Problem(
+        graph=graph,
+        ns=[_time(task) for task in tasks],
+        stream=[_stream(task, streams) for task in tasks],
+        latency=[0.0 if t.communication is None else t.communication.latency_ns for t in tasks],
+        kinds=[None if t.communication is None else bucket_key(t.communication) for t in tasks],
+        starts=[task.start for task in tasks],
+        deps=deps,
+        users=_users(deps),
+        reads=_reads(tasks),
+        allocs=[() if task.kind is TaskKind.INPUT else task.allocs for task in tasks],
+        within=[0.0 if t.loop is None else _peak_within(t.loop) for t in tasks],
+        sizes=_sizes(graph, before if in_loop else ()),
+        kept=_kept(tasks),
+        inputs=tuple(task.id for task in tasks if task.kind is TaskKind.INPUT),
+        before=before,
+        streams=list(streams),
+    )
+
+
+def bucket_key(communication: Communication) -> Hashable:
+    """What collectives of one bucket have in common."""
+    return (
+        communication.kind,
+        communication.stream,
+        communication.groups,
+        communication.dtype,
+        communication.reduction,
+    )
+
+
+def _deps(task: Task) -> tuple[int, ...]:
+    return task.deps if task.start is None else (task.start, *task.deps)
+
+
+def _users(deps: Sequence[tuple[int, ...]]) -> list[list[int]]:
+    users: list[list[int]] = [[] for _ in deps]
+    for task, needed in enumerate(deps):
+        for dep in needed:
+            users[dep].append(task)
+    return users
+
+
+def _main_compute(tasks: Sequence[Task]) -> list[int]:
+    """The compute whose order is the program's: all but what leads from inputs to collectives."""
+    from_inputs = [False] * len(tasks)
+    for task in tasks:
+        ours = task.kind in (TaskKind.INPUT, TaskKind.COMPUTE, TaskKind.VIEW)
+        from_inputs[task.id] = ours and all(from_inputs[dep] for dep in task.deps)
+    prepares = list(from_inputs)
+    users = _users([task.deps for task in tasks])
+    for task in reversed(tasks):
+        to_starts = all(prepares[u] or tasks[u].communication is not None for u in users[task.id])
+        prepares[task.id] = from_inputs[task.id] and bool(users[task.id]) and to_starts
+    return [
+        t.id
+        for t in tasks
+        if (t.ns or t.loop is not None) and t.communication is None and not prepares[t.id]
+    ]
+
+
+def _time(task: Task) -> float:
+    if task.loop is None:
+        return task.ns
+    alone = TaskGraph([Task(0, TaskKind.LOOP, loop=task.loop)])
+    return simulate(alone).total_ns
+
+
+def _peak_within(loop: Loop) -> float:
+    return memory_profile(loop.body, in_loop=True).peak_bytes
+
+
+def _sizes(graph: TaskGraph, outside: Sequence[int]) -> list[float]:
+    sizes = list(graph.storages)
+    for storage in outside:
+        sizes[storage] = 0.0
+    return sizes
+
+
+def _stream(task: Task, streams: Mapping[str, int]) -> int:
+    return COMPUTE if task.communication is None else streams[task.communication.stream]
+
+
+def _reads(tasks: Sequence[Task]) -> list[tuple[int, ...]]:
+    """The storages each task uses; a wait uses what its start reads."""
+    found: list[tuple[int, ...]] = []
+    for task in tasks:
+        read = {u: None for dep in task.deps for u in tasks[dep].storages}
+        if task.start is not None:
+            read |= {u: None for dep in tasks[task.start].deps for u in tasks[dep].storages}
+        found.append(tuple(read | dict.fromkeys(task.storages)))
+    return found
+
+
+def _kept(tasks: Sequence[Task]) -> frozenset[int]:
+    kept = {
+        u for task in tasks if task.kind is TaskKind.INPUT and task.persistent for u in task.allocs
+    }
+    for task in tasks:
+        if task.kind is TaskKind.OUTPUT:
+            kept |= {u for dep in task.deps for u in tasks[dep].storages}
+    return frozenset(kept)

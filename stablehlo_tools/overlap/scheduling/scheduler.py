@@ -1,0 +1,177 @@
+"""The scheduler: an order and buckets of a task graph that hide its communication, within memory.
+
+Forward passes (forward.py), led by what a backward schedule says has to follow each task
+(tails.py), are repeated until the total stops falling, from several leads; then with buckets, for
+several amounts of patience. Each candidate is timed whole, buckets included, and the shortest is
+kept, among equals the one that needs less memory. At last transfers are issued as late as costs
+nothing (just_in_time.py). No step draws by chance: the same graph gives the same schedule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.overlap.bounds import floor
+from stablehlo_tools.overlap.scheduling.forward import Pass, Rules, forward
+from stablehlo_tools.overlap.scheduling.just_in_time import just_in_time
+from stablehlo_tools.overlap.scheduling.lean import lean_plan, plain_plan
+from stablehlo_tools.overlap.scheduling.problem import Problem, problem_of
+from stablehlo_tools.overlap.scheduling.reserve import Plan
+from stablehlo_tools.overlap.scheduling.tails import heads, tails
+from stablehlo_tools.overlap.scheduling.timing import time_order
+from stablehlo_tools.overlap.task_graph import TaskGraph
+
+_PATIENCE = (2.5, 5.0, 1.0, 15.0)  # times the latency of the slowest collective
+_SAME = 1e-4  # of the total: too little to look for
+_GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a schedule must respect.
+
+    `memory` is the most bytes alive at any time. At most `in_flight` transfers of one stream are
+    issued and not yet waited for. `buckets`: whether collectives may be merged. `reorder_compute`:
+    whether compute may run in another order than the graph's.
+    """
+
+    memory: float = float("inf")
+    in_flight: int | None = None
+    buckets: bool = True
+    reorder_compute: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """An order of all tasks and its buckets; ns and bytes, of the graph's own order as well."""
+
+    order: tuple[int, ...]
+    buckets: tuple[tuple[int, ...], ...]
+    total_ns: float
+    peak_bytes: float
+    before_ns: float
+    before_bytes: float
+    floor_ns: float
+
+    @property
+    def gap(self) -> float:
+        """How far the total is above the floor of the unbucketed graph, relative to it."""
+        return self.total_ns / self.floor_ns - 1 if self.floor_ns else 0.0
+
+
+def schedule(graph: TaskGraph, limits: Limits | None = None, *, in_loop: bool = False) -> Schedule:
+    """Schedules a graph; `in_loop` where it is the body of one.
+
+    Never slower than the graph's own order, if that is within the limits. Raises ToolError if no
+    order is found that needs as little memory as the limit; it names the least that is.
+    """
+    limits = Limits() if limits is None else limits
+    problem = problem_of(graph, in_loop=in_loop, keep_compute=not limits.reorder_compute)
+    search = _Search(problem, limits)
+    best = search.run()
+    return Schedule(
+        order=best.order,
+        buckets=best.buckets,
+        total_ns=best.total,
+        peak_bytes=search.peak(best),
+        before_ns=search.own.total,
+        before_bytes=search.own_peak,
+        floor_ns=floor(graph).ns,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    order: tuple[int, ...]
+    buckets: tuple[tuple[int, ...], ...]
+    total: float
+
+
+class _Search:
+    """The best candidate so far, and what all of them have in common."""
+
+    def __init__(self, problem: Problem, limits: Limits) -> None:
+        self._problem = problem
+        self._limits = limits
+        self._rules = Rules(limits.memory, limits.in_flight)
+        self.own = self._timed(range(problem.size), ())
+        self.own_peak = Plan(problem, self.own.order).peak
+        self._plan = self._fitting_plan()
+        self._best = self._timed(self._plan.order, ())
+        if self.own_peak <= limits.memory and limits.in_flight is None:
+            self._keep(self.own)
+
+    def run(self) -> _Candidate:
+        """Tries all leads and amounts of patience."""
+        found = [(lead, self._try(lead, self._rules)) for lead in _leads(self._problem)]
+        found.sort(key=lambda pair: pair[1].total)
+        (_, again), (second, _) = found[0], found[1]
+        self._try(again.ends, self._rules)
+        latency = max(self._problem.latency, default=0.0)
+        if self._limits.buckets and latency:
+            self._bucket(found[0][0], second, latency)
+        self._delay()
+        return self._best
+
+    def _bucket(self, first: Sequence[float], second: Sequence[float], latency: float) -> None:
+        """Tries amounts of patience from one lead; the best of them from the other, twice."""
+        each = [replace(self._rules, patience=times * latency) for times in _PATIENCE]
+        totals = [self._try(first, rules).total for rules in each]
+        rules = each[totals.index(min(totals))]
+        self._try(self._try(second, rules).ends, rules)
+
+    def _try(self, lead: Sequence[float], rules: Rules) -> Pass:
+        """Backward and forward once."""
+        found = forward(self._problem, self._plan, tails(self._problem, lead), rules)
+        self._keep(_Candidate(tuple(found.order), _tuples(found.buckets), found.total))
+        return found
+
+    def _delay(self) -> None:
+        if self._limits.in_flight is not None:
+            return
+        best = self._best
+        later = self._timed(just_in_time(self._problem, best.order, best.buckets), best.buckets)
+        same = later.total <= best.total * (1 + _SAME / 100)
+        if same and self.peak(later) <= self.peak(best):
+            self._best = later
+
+    def _keep(self, candidate: _Candidate) -> None:
+        if candidate.total < self._best.total:
+            self._best = candidate
+
+    def _timed(self, order: Sequence[int], buckets: Sequence[Sequence[int]]) -> _Candidate:
+        total = time_order(self._problem, order, buckets).total
+        return _Candidate(tuple(order), _tuples(buckets), total)
+
+    def peak(self, candidate: _Candidate) -> float:
+        """The most bytes that are alive at any time."""
+        return Plan(self._problem, candidate.order).peak
+
+    def _fitting_plan(self) -> Plan:
+        """A plan within the memory limit."""
+        plan = plain_plan(self._problem)
+        if plan.peak <= self._limits.memory:
+            return plan
+        if self._limits.reorder_compute:
+            plan = lean_plan(self._problem, plan, self._limits.memory)
+        if plan.peak <= self._limits.memory:
+            return plan
+        raise ToolError(
+            f"no order needs as little memory as {self._limits.memory / _GIB:.6g} GiB: "
+            f"the least that was found is {plan.peak / _GIB:.6g} GiB"
+        )
+
+
+def _leads(problem: Problem) -> Iterator[Sequence[float]]:
+    """When tasks might end: as soon as their longest chain lets them begin; in the graph's order;
+    as soon as their longest chain lets them end."""
+    finish = heads(problem)
+    yield [end - ns for end, ns in zip(finish, problem.ns, strict=True)]
+    yield [float(task) for task in range(problem.size)]
+    yield finish
+
+
+def _tuples(buckets: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(bucket) for bucket in buckets)
