@@ -34,6 +34,16 @@ PASSES: dict[str, Entry] = {
         "CreateReduceScatterPass",
         "all_reduces and all_gathers of which each device takes a part become smaller",
     ),
+    "split-batch": Entry(
+        "stablehlo_tools.transforms.split_batch",
+        "SplitBatchPass",
+        "the batch of each device in parts, so that one's compute can hide another's collectives",
+    ),
+    "bucket-collectives": Entry(
+        "stablehlo_tools.transforms.bucket_collectives",
+        "BucketCollectivesPass",
+        "collectives that are alike become one where that saves more latency than overlap",
+    ),
     "import-pseudo-tokens": Entry(
         "stablehlo_tools.transforms.import_pseudo_tokens",
         "ImportPseudoTokensPass",

@@ -23,6 +23,7 @@ COMMANDS = {
     "verify": "prove on random inputs that two artifacts compute the same values",
     "compile": "compile for cpu, gpu or tpu and read back the order of the collectives",
     "import-trace": "turn a jax.profiler trace into a profile of measured times",
+    "overlap-graph": "schedule a task graph so that its communication hides behind its compute",
     "make-test": "turn an artifact and a pipeline into a lit test",
 }
 BAD_INPUT = 2

@@ -40,8 +40,10 @@ def to_graph(content: Any) -> TaskGraph:
     """The graph in parsed JSON. Raises ToolError naming the node and the field."""
     if not isinstance(content, dict) or not isinstance(content.get("nodes"), list):
         raise ToolError("a task graph is an object with a list of nodes")
-    storages = [_amount(b, f"storage {i}") for i, b in enumerate(content.get("storages", []))]
-    model = content.get("cost_model", {})
+    sizes, model = content.get("storages", []), content.get("cost_model", {})
+    if not isinstance(sizes, list) or not isinstance(model, dict):
+        raise ToolError("the storages of a task graph are a list, its cost_model an object")
+    storages = [_amount(b, f"storage {i}") for i, b in enumerate(sizes)]
     nodes: list[Any] = content["nodes"]
     tasks = [_task(i, node, model, len(storages)) for i, node in enumerate(nodes)]
     for task in tasks:

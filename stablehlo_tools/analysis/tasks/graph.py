@@ -7,7 +7,8 @@ for where its `async_done` stands.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import PurePath
 
 from stablehlo_tools.analysis.collectives import ModuleFacts, find_collectives
@@ -42,11 +43,30 @@ def module_task_graph(
 
     `notes` gets what was left out. Raises ToolError.
     """
+    return traced_task_graph(module, clock, input_name, notes).graph
+
+
+@dataclass(frozen=True, slots=True)
+class TracedGraph:
+    """A task graph and the ops that each task stands for, in program order.
+
+    A wait stands for none. `bodies` are those of its loops, by task.
+    """
+
+    graph: TaskGraph
+    ops: Sequence[Sequence[ir.Operation]]
+    bodies: Mapping[int, TracedGraph]
+
+
+def traced_task_graph(
+    module: ir.Module, clock: Clock, input_name: str, notes: list[str] | None = None
+) -> TracedGraph:
+    """The graph of `module_task_graph`, with the ops of the module that it came from."""
     facts = ModuleFacts.of(module, find_collectives(module))
     body = read_program(module, input_name)
     if notes is not None:
         notes += body.notes
-    return _Builder(facts, clock, input_name).graph(body)
+    return _Builder(facts, clock, input_name).traced(body)
 
 
 class _Builder:
@@ -59,9 +79,9 @@ class _Builder:
         self._places: dict[ir.Location, Place] = {}
         self._axes: dict[ProcessGroups, tuple[str, ...]] = {}
 
-    def graph(self, body: Body, *, in_loop: bool = False) -> TaskGraph:
-        """The tasks of a body."""
-        return _BodyTasks(self, body).graph(in_loop=in_loop)
+    def traced(self, body: Body) -> TracedGraph:
+        """The tasks of a program's body."""
+        return _BodyTasks(self, body).traced(in_loop=False)
 
     def axes(self, groups: ProcessGroups) -> tuple[str, ...]:
         """The mesh axes that groups run along."""
@@ -100,8 +120,10 @@ class _BodyTasks:
         self._storages: dict[Ref, tuple[int, ...]] = {}
         self._pending: dict[int, frozenset[int]] = {}  # starts that a start or view hangs on
         self._waits: dict[int, int] = {}  # by start
+        self._ops: dict[int, list[ir.Operation]] = {}
+        self._loops: dict[int, TracedGraph] = {}
 
-    def graph(self, *, in_loop: bool) -> TaskGraph:
+    def traced(self, *, in_loop: bool) -> TracedGraph:
         """The graph; results of a loop's body lie in storages of the loop."""
         settle_overwriting(self._by_index, self._users)
         fusion = fuse(self._by_index, self._users)
@@ -112,7 +134,8 @@ class _BodyTasks:
             for _, result in self._body.carries:
                 for storage in self._storages.get(result, ()):
                     self._sizes[storage] = 0.0
-        return TaskGraph(self._tasks, self._sizes)
+        ops = [self._ops.get(task.id, []) for task in self._tasks]
+        return TracedGraph(TaskGraph(self._tasks, self._sizes), ops, self._loops)
 
     def carries(self) -> Iterable[tuple[int, int]]:
         """The tasks of each carried value: the input, and what makes the next one."""
@@ -239,10 +262,10 @@ class _BodyTasks:
             deps = [*deps, self._copy(root, deps)]
         drop_dead_carries(body, self._read_results(root))
         inner = _BodyTasks(self._builder, body)
-        graph = inner.graph(in_loop=True)
+        traced = inner.traced(in_loop=True)
         self._own_storages(root)
-        loop = Loop(graph, body.trips, carries=tuple(inner.carries()))
-        self._add(TaskKind.LOOP, [root], deps, loop=loop)
+        loop = Loop(traced.graph, body.trips, carries=tuple(inner.carries()))
+        self._loops[self._add(TaskKind.LOOP, [root], deps, loop=loop)] = traced
         self._split(root, ())
 
     def _read_results(self, root: Node) -> set[int]:
@@ -368,6 +391,7 @@ class _BodyTasks:
             self._decision = number
         if places:
             self._task_of.update((node.index, number) for node in kernel)
+            self._ops[number] = [node.op for node in kernel if node.op is not None]
         return number
 
     def _held(self, kernel: Sequence[Node]) -> tuple[int, ...]:

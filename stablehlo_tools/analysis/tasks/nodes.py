@@ -70,6 +70,7 @@ class Node:
     made_of: tuple[Ref, ...] = ()
     copied: float = 0.0  # bytes of carries that a loop may not overwrite
     location: ir.Location | None = None
+    op: ir.Operation | None = None
     collective: Collective | None = None
     start: Ref | None = None  # of a DONE
     body: Body | None = None

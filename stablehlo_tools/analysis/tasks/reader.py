@@ -93,6 +93,7 @@ class _Reader:
         if op is not None:
             node.result_bytes = tuple(bytes_of(value) for value in op.results)
             node.location = op.location
+            node.op = op
         nodes.append(node)
         return node
 

@@ -16,21 +16,38 @@ from heapq import heappop, heappush
 from stablehlo_tools.overlap.scheduling.problem import COMPUTE, Problem
 from stablehlo_tools.overlap.scheduling.reserve import Plan, Reserve
 
+_ANY = float("inf")
 _MOST_REFUSED = 8  # of the compute that is ready, in one choice
+
+
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """When transfers may be issued: right before some compute, and right behind other.
+
+    A transfer that what just ran has made ready may be issued at any time, and so may any when
+    nothing can compute.
+    """
+
+    before: frozenset[int]
+    behind: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
     """How a pass decides.
 
-    `limit` is in bytes. `in_flight` transfers of a stream may be issued and not yet waited for.
-    `patience` is how much later than needed a bucket may make one of its members, in ns; None is
-    no buckets.
+    `limit` is in bytes. `in_flight` transfers of a stream, `at_once` of all, may be issued and not
+    yet waited for; a bucket is one. `patience` is how much later than needed a bucket may make one
+    of its members, in ns; None is no buckets. `moments`: if transfers cannot be issued anywhere.
+    `room`: for how long, from each task on, a slot may be taken before which transfer needs it.
     """
 
     limit: float
     in_flight: int | None = None
+    at_once: int | None = None
     patience: float | None = None
+    moments: Moments | None = None
+    room: Sequence[tuple[float, int]] | None = None
 
 
 @dataclass(slots=True)
@@ -63,7 +80,12 @@ class _Pass:
         self._left = [len(deps) for deps in problem.deps]
         self._done = bytearray(problem.size)
         self._in_flight = [0] * len(problem.streams)
+        self._flying: set[int] = set()  # the first starts of what is in flight
         self._landing = [0.0] * problem.size  # when transfers end, by start
+        self._room = (_ANY, -1)
+        self._ran = 0  # how much compute
+        self._ready_after = [0] * problem.size  # by task, how much compute
+        self._moment = 0  # after how much compute the last one was
         self._waits: list[tuple[float, int]] = []
         self._compute: list[tuple[float, int]] = []
         self._starts: list[dict[Hashable, list[tuple[float, int]]]] = [{} for _ in problem.streams]
@@ -75,13 +97,12 @@ class _Pass:
         """Runs all tasks."""
         order, size = self.result.order, self.problem.size
         while len(order) < size:
-            self._land()
             task = self._choose()
             if task is None:
                 self._stand_still()
             else:
-                self._feed(self.clock + self.problem.ns[task])
-                self._compute_one(task)
+                self._compute_beside(task)
+            self._land()
         self.result.total = max([self.clock, *self.free])
         return self.result
 
@@ -89,6 +110,7 @@ class _Pass:
         problem = self.problem
         start, stream = problem.starts[task], problem.stream[task]
         entry = (-self.tail[task], task)
+        self._ready_after[task] = self._ran
         if start is not None:
             heappush(self._waits, (self._landing[start], task))
         elif stream == COMPUTE:
@@ -118,13 +140,31 @@ class _Pass:
     def _wait(self, task: int) -> None:
         start = self.problem.starts[task]
         assert start is not None, "a wait has a start"
-        self._in_flight[self.problem.stream[start]] -= 1
+        if start in self._flying:
+            self._flying.remove(start)
+            self._in_flight[self.problem.stream[start]] -= 1
         self.result.ends[task] = self.clock
         self._finish(task)
+
+    def _compute_beside(self, task: int) -> None:
+        """Issues transfers, then computes, unless the transfers took the memory for that."""
+        moments = self.rules.moments
+        if moments is not None and task in moments.before:
+            self._moment = self._ran
+        if self.rules.room is not None:
+            self._room = self.rules.room[task]
+        self._feed(self.clock + self.problem.ns[task])
+        if self.reserve.fits(task):
+            self._compute_one(task)
+            if moments is not None and task in moments.behind:
+                self._moment = self._ran
+        else:
+            heappush(self._compute, (-self.tail[task], task))
 
     def _compute_one(self, task: int) -> None:
         self.clock += self.problem.ns[task]
         self.result.ends[task] = self.clock
+        self._ran += 1
         self._finish(task)
 
     def _choose(self) -> int | None:
@@ -168,6 +208,8 @@ class _Pass:
         if self._waits:
             self.clock = max(self.clock, self._waits[0][0])
             return
+        if len(self.result.order) == self.problem.size:
+            return
         task = self.reserve.next
         if self.problem.stream[task] == COMPUTE:
             self._compute_one(task)
@@ -175,31 +217,55 @@ class _Pass:
             self._issue(task, [])
 
     def _feed(self, until: float, *, dry: bool = False) -> None:
-        """Issues transfers to the streams that would run dry before a time."""
-        for stream, kinds in enumerate(self._starts):
-            while self.free[stream] < until or (dry and self.free[stream] <= self.clock):
-                if not kinds or not self._issue_next(stream):
-                    break
+        """Issues transfers to the streams that would run dry before a time, the most urgent first.
 
-    def _issue_next(self, stream: int) -> bool:
-        """Issues the most urgent transfer of a stream that may be; whether there is one."""
-        limit = self.rules.in_flight
-        if limit is not None and self._in_flight[stream] >= limit:
-            return False
-        for _, kind in sorted(
-            (heap[0], kind) for kind, heap in self._starts[stream].items() if heap
+        `dry` is for when nothing computes: to the streams that are dry already.
+        """
+        while any(
+            self._issue_if_fits(stream, kind, dry=dry)
+            for _, stream, kind in sorted(
+                (heap[0], stream, kind)
+                for stream, kinds in enumerate(self._starts)
+                if self._takes_more(stream, until, dry=dry)
+                for kind, heap in kinds.items()
+                if heap
+            )
         ):
-            heap = self._starts[stream][kind]
-            task = heap[0][1]
-            if self._done[task]:
-                heappop(heap)
-                return True
-            if not self.reserve.fits(task):
-                continue
+            pass
+
+    def _takes_more(self, stream: int, until: float, *, dry: bool) -> bool:
+        rules = self.rules
+        if rules.in_flight is not None and self._in_flight[stream] >= rules.in_flight:
+            return False
+        if rules.at_once is not None and sum(self._in_flight) >= rules.at_once:
+            return False
+        return self.free[stream] < until or (dry and self.free[stream] <= self.clock)
+
+    def _issue_if_fits(self, stream: int, kind: Hashable, *, dry: bool) -> bool:
+        """Issues the most urgent transfer of a kind, if memory allows it."""
+        heap = self._starts[stream][kind]
+        task = heap[0][1]
+        if not self._done[task]:
+            if self._is_early(task, dry=dry) or not self.reserve.fits(task):
+                return False
             heappop(heap)
             self._issue(task, heap)
             return True
-        return False
+        heappop(heap)
+        return True
+
+    def _is_early(self, start: int, *, dry: bool) -> bool:
+        """Whether a transfer has to stay back: for the next moment, or for a more urgent one."""
+        if dry:
+            return False
+        stale = self.rules.moments is not None and self._moment < self._ran
+        fresh = self._ready_after[start] > self._moment
+        if stale and not fresh:
+            return True
+        room, needed_by = self._room
+        if fresh or self.problem.ns[start] <= room:
+            return False
+        return self.tail[start] < self.tail[needed_by]
 
     def _issue(self, first: int, others: list[tuple[float, int]]) -> None:
         """Issues a transfer, with those of its kind that a bucket of them delays by too little."""
@@ -213,7 +279,7 @@ class _Pass:
             while others:
                 task = others[0][1]
                 longer = end + problem.ns[task] - latency
-                if longer > latest or not self._may_join(task, stream, len(bucket)):
+                if longer > latest or self._done[task] or not self.reserve.fits(task):
                     break
                 heappop(others)
                 self._finish(task)
@@ -223,7 +289,8 @@ class _Pass:
         if len(bucket) > 1:
             self.result.buckets.append(bucket)
         self.free[stream] = end
-        self._in_flight[stream] += len(bucket)
+        self._in_flight[stream] += 1
+        self._flying.add(first)
         for task in bucket:
             self._landing[task] = self.result.ends[task] = end
             for user in problem.users[task]:
@@ -232,8 +299,3 @@ class _Pass:
     def _needed(self, start: int) -> float:
         """When a transfer has to be over for all to end in time."""
         return self.horizon - self.tail[start] + self.problem.ns[start]
-
-    def _may_join(self, task: int, stream: int, members: int) -> bool:
-        limit = self.rules.in_flight
-        room = limit is None or self._in_flight[stream] + members < limit
-        return room and not self._done[task] and self.reserve.fits(task)

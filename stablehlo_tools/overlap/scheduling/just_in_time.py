@@ -33,6 +33,8 @@ class _Delay:
         self._bucket_of = {start: tuple(bucket) for bucket in buckets for start in bucket}
         self._timing = time_order(problem, order, buckets)
         self._place = {task: place for place, task in enumerate(order)}
+        # Nothing is put between the starts of a bucket.
+        self._opening = {self._place[start]: self._place[b[0]] for b in buckets for start in b}
         self._last_use = _last_uses(problem, order)
         self._before: dict[int, list[int]] = {}  # by place, what moves to right before it
         self._moved: set[int] = set()
@@ -58,6 +60,7 @@ class _Delay:
         users = self._problem.users
         waits = [wait for start in bucket for wait in users[start]]
         first_use = min((self._place[user] for wait in waits for user in users[wait]), default=-1)
+        first_use = self._opening.get(first_use, first_use)
         begin, place = self._timing.begin[bucket[0]], self._place[bucket[0]]
         if first_use > place and self._makes_more_than_it_keeps(bucket, waits):
             reached = self._timing.reached
@@ -65,6 +68,7 @@ class _Delay:
             latest = end - bucket_ns(self._problem, bucket)
             last = bisect_right(reached, latest) - 1
             at = min(last, first_use, self._next_place[stream])
+            at = self._opening.get(at, at)
             if at > self._place[bucket[-1]] + 1:
                 begin, place = latest, at
                 self._move(bucket, place)

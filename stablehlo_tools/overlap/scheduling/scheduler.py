@@ -14,13 +14,14 @@ from dataclasses import dataclass, replace
 
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.overlap.bounds import floor
-from stablehlo_tools.overlap.scheduling.forward import Pass, Rules, forward
+from stablehlo_tools.overlap.scheduling.forward import Moments, Pass, Rules, forward
 from stablehlo_tools.overlap.scheduling.just_in_time import just_in_time
 from stablehlo_tools.overlap.scheduling.lean import lean_plan, plain_plan
+from stablehlo_tools.overlap.scheduling.least_memory import gib, least_bytes
 from stablehlo_tools.overlap.scheduling.problem import Problem, problem_of
 from stablehlo_tools.overlap.scheduling.reserve import Plan
 from stablehlo_tools.overlap.scheduling.tails import heads, tails
-from stablehlo_tools.overlap.scheduling.timing import time_order
+from stablehlo_tools.overlap.scheduling.timing import room_before, time_order
 from stablehlo_tools.overlap.task_graph import TaskGraph
 
 _PATIENCE = (2.5, 5.0, 1.0, 15.0)  # times the latency of the slowest collective
@@ -32,15 +33,18 @@ _GIB = 2**30
 class Limits:
     """What a schedule must respect.
 
-    `memory` is the most bytes alive at any time. At most `in_flight` transfers of one stream are
-    issued and not yet waited for. `buckets`: whether collectives may be merged. `reorder_compute`:
-    whether compute may run in another order than the graph's.
+    `memory` is the most bytes alive at any time. At most `in_flight` transfers of one stream, and
+    `at_once` of all, are issued and not yet waited for. `buckets`: whether collectives may be
+    merged. `reorder_compute`: whether compute may run in another order than the graph's.
+    `moments`: when transfers may be issued, if that is not at any time.
     """
 
     memory: float = float("inf")
     in_flight: int | None = None
+    at_once: int | None = None
     buckets: bool = True
     reorder_compute: bool = True
+    moments: Moments | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,25 +99,40 @@ class _Search:
     def __init__(self, problem: Problem, limits: Limits) -> None:
         self._problem = problem
         self._limits = limits
-        self._rules = Rules(limits.memory, limits.in_flight)
+        self._rules = Rules(limits.memory, limits.in_flight, limits.at_once, moments=limits.moments)
         self.own = self._timed(range(problem.size), ())
         self.own_peak = Plan(problem, self.own.order).peak
         self._plan = self._fitting_plan()
         self._best = self._timed(self._plan.order, ())
-        if self.own_peak <= limits.memory and limits.in_flight is None:
+        if self.own_peak <= limits.memory and not self._limits_flights:
             self._keep(self.own)
+
+    @property
+    def _limits_flights(self) -> bool:
+        return self._limits.in_flight is not None or self._limits.at_once is not None
 
     def run(self) -> _Candidate:
         """Tries all leads and amounts of patience."""
         found = [(lead, self._try(lead, self._rules)) for lead in _leads(self._problem)]
         found.sort(key=lambda pair: pair[1].total)
         (_, again), (second, _) = found[0], found[1]
-        self._try(again.ends, self._rules)
+        again = self._try(again.ends, self._rules)
+        if self._limits.at_once is not None:
+            self._leave_room(found[0][0])
         latency = max(self._problem.latency, default=0.0)
         if self._limits.buckets and latency:
             self._bucket(found[0][0], second, latency)
         self._delay()
         return self._best
+
+    def _leave_room(self, lead: Sequence[float]) -> None:
+        """Keeps the slots free for what cannot be hidden."""
+        import os
+        for k in range(4):
+            room = room_before(self._problem, self._best.order, self._best.buckets)
+            f=self._try(lead, replace(self._rules, room=room))
+            if os.environ.get("DBG"): print("room", k, f.total/1e6)
+            lead=f.ends
 
     def _bucket(self, first: Sequence[float], second: Sequence[float], latency: float) -> None:
         """Tries amounts of patience from one lead; the best of them from the other, twice."""
@@ -129,7 +148,7 @@ class _Search:
         return found
 
     def _delay(self) -> None:
-        if self._limits.in_flight is not None:
+        if self._limits_flights:
             return
         best = self._best
         later = self._timed(just_in_time(self._problem, best.order, best.buckets), best.buckets)
@@ -159,8 +178,9 @@ class _Search:
         if plan.peak <= self._limits.memory:
             return plan
         raise ToolError(
-            f"no order needs as little memory as {self._limits.memory / _GIB:.6g} GiB: "
-            f"the least that was found is {plan.peak / _GIB:.6g} GiB"
+            f"no order was found that needs as little memory as {self._limits.memory / _GIB:.6g} GiB: "
+            f"{gib(plan.peak)} GiB is enough, and "
+            f"less than {least_bytes(self._problem) / _GIB:.6g} GiB is not"
         )
 
 

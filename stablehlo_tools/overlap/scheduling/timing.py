@@ -54,3 +54,23 @@ def bucket_ns(problem: Problem, bucket: Sequence[int]) -> float:
     """How long a bucket is under way: the latency once, all the rest."""
     latency = problem.latency[bucket[0]]
     return latency + sum(problem.ns[start] - latency for start in bucket)
+
+
+def room_before(
+    problem: Problem, order: Sequence[int], buckets: Sequence[Sequence[int]]
+) -> list[tuple[float, int]]:
+    """For each task how much compute follows, itself included, before which exposed transfer."""
+    timing = time_order(problem, order, buckets)
+    room = [(float("inf"), -1)] * problem.size
+    left, needed_by = float("inf"), -1
+    for place in range(len(order) - 1, -1, -1):
+        task = order[place]
+        start = problem.starts[task]
+        if start is not None:
+            stall = timing.begin[task] - timing.reached[place]
+            if stall > problem.ns[start] / 2:
+                left, needed_by = 0.0, start
+        elif problem.stream[task] == COMPUTE:
+            left += problem.ns[task]
+        room[task] = left, needed_by
+    return room

@@ -1,0 +1,99 @@
+"""How a tensor lies in parts of the batch, and how an op runs on such parts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from stablehlo_tools.bindings import ir
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Which elements of a tensor belong to which part of the batch.
+
+    Dimension `dim` is read as `[outer, parts, inner]`; part k holds `[:, k, :]` of it. With `outer`
+    1 the parts are consecutive pieces of the dimension. A larger one comes of merging the batch
+    behind another dimension: a reshape, or an all_gather of every device's share of the batch.
+    """
+
+    dim: int
+    outer: int = 1
+
+    def at(self, dim: int) -> Layout:
+        """The same along another dimension of the same size."""
+        return Layout(dim, self.outer)
+
+    def fits(self, shape: Shape, parts: int) -> bool:
+        """Whether a tensor of this shape can lie so."""
+        if self.dim >= len(shape):
+            return False
+        size = shape[self.dim]
+        return size > 0 and size % (self.outer * parts) == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """How an op runs once for each part.
+
+    `operands[i]` is the layout that an operand is taken in, None for all of it; likewise the
+    results. `combine` is the op (`add`, `maximum`, …) that makes the whole result of what the parts
+    give; with `chained`, each part's op starts from the result of the part before it, in the place
+    of operand 0.
+    """
+
+    operands: tuple[Layout | None, ...]
+    results: tuple[Layout | None, ...]
+    combine: str | None = None
+    chained: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """An op with static shapes, and the layouts that its operands come in."""
+
+    op: ir.Operation
+    operands: tuple[Shape, ...]
+    results: tuple[Shape, ...]
+    layouts: tuple[Layout | None, ...]
+    parts: int
+
+    @property
+    def given(self) -> Layout | None:
+        """The layout of the operands that have one; None where they differ."""
+        found = {layout for layout in self.layouts if layout is not None}
+        return next(iter(found)) if len(found) == 1 else None
+
+    def integers(self, name: str) -> list[int]:
+        """An attribute that is a list of integers; empty where the op has none."""
+        if name not in self.op.attributes:
+            return []
+        return list(ir.DenseI64ArrayAttr(self.op.attributes[name]))
+
+    def integer(self, name: str, default: int = 0) -> int:
+        """An attribute that is an integer."""
+        if name not in self.op.attributes:
+            return default
+        return ir.IntegerAttr(self.op.attributes[name]).value
+
+
+def reshaped(layout: Layout, before: Shape, after: Shape, parts: int) -> Layout | None:
+    """The layout behind a reshape; None where the parts are no such pieces of one dimension."""
+    inner = before[layout.dim] // (layout.outer * parts)
+    ahead = prod(before[: layout.dim]) * layout.outer
+    behind = inner * prod(before[layout.dim + 1 :])
+    for dim in range(len(after)):
+        major, minor = prod(after[:dim]), prod(after[dim + 1 :])
+        if after[dim] < parts or ahead % major or behind % minor:
+            continue
+        return Layout(dim, ahead // major)
+    return None
+
+
+def part_shape(shape: Shape, layout: Layout | None, parts: int) -> Shape:
+    """The shape of one part."""
+    if layout is None:
+        return shape
+    return (*shape[: layout.dim], shape[layout.dim] // parts, *shape[layout.dim + 1 :])

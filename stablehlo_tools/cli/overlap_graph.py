@@ -1,0 +1,178 @@
+"""Schedule a task graph so that its communication hides behind its compute, within a memory limit.
+
+GRAPH is the neutral JSON form of task graphs, gzipped or not; SCHEDULE gets {"order": [...],
+"buckets": [[...]]}. Prints what was gained: totals against the floor that no order of the
+unbucketed tasks is below, collectives and memory. docs/overlap-graph.md describes the figures.
+
+--exact lets a constraint solver look for the best schedule (extra `solver`), for graphs of some
+thirty tasks; larger ones keep the scheduler's, with a bound.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stablehlo_tools.overlap.scheduling.exact import Exact
+    from stablehlo_tools.overlap.scheduling.scheduler import Limits, Schedule
+    from stablehlo_tools.overlap.task_graph import TaskGraph
+
+_GIB = 2**30
+_ROOM = _GIB  # over the peak of the graph's own order, where no limit is given
+_HIDDEN_NS = 1  # a collective that stalls the device for less is hidden
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `overlap-graph`."""
+    parser.add_argument("graph", metavar="GRAPH", help="a task graph, .json or .json.gz")
+    parser.add_argument(
+        "-o", "--output", metavar="SCHEDULE", required=True, help="the schedule, .json"
+    )
+    parser.add_argument(
+        "--memory-limit",
+        metavar="GIB",
+        type=_gib,
+        help="the most alive at any time; the peak of the graph's own order + 1 GiB by default",
+    )
+    parser.add_argument(
+        "--in-flight",
+        metavar="N",
+        type=_count,
+        help="the most transfers of one stream that are issued and not yet waited for",
+    )
+    parser.add_argument("--no-buckets", action="store_true", help="leave every collective alone")
+    parser.add_argument(
+        "--no-compute-reorder", action="store_true", help="keep the order of the main compute"
+    )
+    parser.add_argument("--exact", action="store_true", help="look for the best with a solver")
+    parser.add_argument(
+        "--time-limit", metavar="S", type=_seconds, help="of the solver; 60 s by default"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Writes the schedule and prints the table. Raises ToolError, and then nothing is written."""
+    from stablehlo_tools.artifact import check_writable, write_atomically
+    from stablehlo_tools.diagnostics import ToolError, naming
+    from stablehlo_tools.overlap.graph_file import read_graph
+    from stablehlo_tools.overlap.schedule_file import encode_schedule
+    from stablehlo_tools.overlap.scheduling.scheduler import schedule
+
+    if arguments.time_limit is not None and not arguments.exact:
+        raise ToolError("--time-limit is of the solver: give --exact with it")
+    check_writable(arguments.output)
+    graph = read_graph(arguments.graph)
+    limits = _limits(arguments, graph)
+    exact: Exact | None = None
+    begin = time.perf_counter()
+    with naming(arguments.graph):
+        if arguments.exact:
+            from stablehlo_tools.overlap.scheduling.exact import exact_schedule
+
+            exact = exact_schedule(graph, limits, arguments.time_limit or 60.0)
+        found = exact.schedule if exact is not None else schedule(graph, limits)
+    facts = _facts(graph, found, limits, time.perf_counter() - begin)
+    if exact is not None:
+        facts |= {"proven": exact.proven, "bound_ms": exact.bound_ns / 1e6}
+    write_atomically(arguments.output, encode_schedule(found.order, found.buckets))
+    print(json.dumps(facts, indent=1) if arguments.json else _table(facts, arguments.memory_limit))
+    return 0
+
+
+def _limits(arguments: argparse.Namespace, graph: TaskGraph) -> Limits:
+    from stablehlo_tools.overlap.memory import memory_profile
+    from stablehlo_tools.overlap.scheduling.scheduler import Limits
+
+    memory = arguments.memory_limit
+    return Limits(
+        memory=memory_profile(graph).peak_bytes + _ROOM if memory is None else memory * _GIB,
+        in_flight=arguments.in_flight,
+        buckets=not arguments.no_buckets,
+        reorder_compute=not arguments.no_compute_reorder,
+    )
+
+
+def _facts(graph: TaskGraph, found: Schedule, limits: Limits, seconds: float) -> dict[str, Any]:
+    """What the table shows; times in ms, memory in GiB."""
+    from stablehlo_tools.overlap.simulator import simulate
+
+    before = simulate(graph)
+    timed = simulate(graph, found.order, found.buckets)
+    flights = list(timed.run.all_flights())
+    earlier = list(before.run.all_flights())
+    return {
+        "total_ms": timed.total_ns / 1e6,
+        "before_ms": before.total_ns / 1e6,
+        "floor_ms": found.floor_ns / 1e6,
+        "gap": found.gap,
+        "exposed_ms": timed.exposed_ns / 1e6,
+        "exposed_before_ms": before.exposed_ns / 1e6,
+        "collectives": len(earlier),
+        "launched": len(flights),
+        "hidden": sum(flight.stall < _HIDDEN_NS for flight in flights),
+        "hidden_before": sum(flight.stall < _HIDDEN_NS for flight in earlier),
+        "buckets": len(found.buckets),
+        "bucketed": sum(map(len, found.buckets)),
+        "peak_gib": found.peak_bytes / _GIB,
+        "peak_before_gib": found.before_bytes / _GIB,
+        "limit_gib": limits.memory / _GIB,
+        "seconds": seconds,
+    }
+
+
+def _table(facts: dict[str, Any], asked: float | None) -> str:
+    limit = "the peak before + 1 GiB" if asked is None else "as asked"
+    lines = [
+        f"{'':12} {'before':>12} {'after':>12}",
+        f"{'total':12} {facts['before_ms']:>9.3f} ms {facts['total_ms']:>9.3f} ms",
+        f"{'floor':12} {'':12} {facts['floor_ms']:>9.3f} ms   unbucketed; "
+        f"after is {_percent(facts['gap'])} it",
+        f"{'exposed':12} {facts['exposed_before_ms']:>9.3f} ms {facts['exposed_ms']:>9.3f} ms",
+        f"{'collectives':12} {facts['collectives']:>12,} {facts['launched']:>12,}   "
+        f"{facts['buckets']} buckets of {facts['bucketed']}",
+        f"{'hidden':12} {facts['hidden_before']:>12,} {facts['hidden']:>12,}",
+        f"{'peak':12} {facts['peak_before_gib']:>8.3f} GiB {facts['peak_gib']:>8.3f} GiB   "
+        f"limit {facts['limit_gib']:.3f} GiB, {limit}",
+        f"{'scheduled in':12} {'':12} {facts['seconds']:>10.2f} s",
+    ]
+    if "proven" in facts:
+        proof = "the best there is" if facts["proven"] else "not proven to be the best"
+        lines.append(f"{'bound':12} {'':12} {facts['bound_ms']:>9.3f} ms   {proof}")
+    return "\n".join(lines)
+
+
+def _percent(gap: float) -> str:
+    return f"{abs(gap):.1%} {'above' if gap >= 0 else 'below'}"
+
+
+def _gib(text: str) -> float:
+    return _number(text, "amount of memory")
+
+
+def _seconds(text: str) -> float:
+    value = _number(text, "time")
+    if not value:
+        raise argparse.ArgumentTypeError("the solver needs time")
+    return value
+
+
+def _count(text: str) -> int:
+    value = _number(text, "number of transfers")
+    if value < 1 or value != int(value):
+        raise argparse.ArgumentTypeError(f"{text} is no number of transfers from 1 up")
+    return int(value)
+
+
+def _number(text: str, what: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value) or value < 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no {what}")
+    return value

@@ -1,0 +1,88 @@
+"""Merges collectives that are alike into one where that saves more latency than overlap.
+
+What goes together is the plan of the overlap scheduler, made on the program's own graph; merging
+shows in `stablehlo_tools/transforms/bucketing/merge.py`.
+
+    %a = "stablehlo.all_reduce"(%x)                            // tensor<4x2xf32>
+    %b = "stablehlo.all_reduce"(%y)                            // tensor<4x3xf32>
+  ==>
+    %xy = stablehlo.concatenate %x, %y, dim = 1
+    %ab = "stablehlo.all_reduce"(%xy)                          // tensor<4x5xf32>
+    %a = stablehlo.slice %ab [0:4, 0:2]
+    %b = stablehlo.slice %ab [0:4, 2:5]
+
+Preconditions:
+  P1  Every communicating op is of a dialect that is understood; mhlo and sdy collectives are
+      lowered first.
+  P2  Replica groups name processes and mesh axes that the module has, none of them twice.
+  P3  `memory-limit` is not negative, and some order of the program needs no more.
+
+Guarantees: the signature as it was; ops that are not merged keep their order, but for users of what
+is merged later than it was. Calls are inlined where something is merged, and only there. Values
+bitwise as before, those of NaN too, but for sums and products of floats, which a compiler may take
+in another order.
+
+Left as they are: collectives that differ in more than their shapes (of exchanges, element types
+too); those of which one needs another; those in an async_start or a token chain, with symbolic
+shapes, or with a mesh axis left free around them; those whose data takes longer to copy than their
+latency. `explain` says which rule it was.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.cost.hardware import load_hardware
+from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, Severity, ToolError, note
+from stablehlo_tools.passes import Pass
+from stablehlo_tools.transforms.bucketing.planning import Plan, apply_buckets, plan_buckets, us
+
+_GIB = 2.0**30
+
+
+@dataclass(frozen=True)
+class BucketCollectivesPass(Pass):
+    """Collectives that are alike become one where that saves more latency than overlap.
+
+    `hardware`: the name or the file of the profile to plan for. `memory-limit`: the GiB that the
+    plan may need on a device; without it, one more than the program's own order needs. `explain`:
+    a note for each bucket, and for each collective that is left out of one.
+    """
+
+    name: ClassVar[str] = "bucket-collectives"
+    hardware: str = "h100"
+    memory_limit: float | None = None
+    explain: bool = False
+
+    def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:
+        """Plans on a copy of the module, and merges in place."""
+        if self.memory_limit is not None and not self.memory_limit >= 0:
+            raise ToolError(
+                "bucket-collectives: memory-limit is a number of GiB, not negative (P3)",
+                module.operation.location,
+            )
+        limit = None if self.memory_limit is None else self.memory_limit * _GIB
+        plan = plan_buckets(module, load_hardware(self.hardware), limit)
+        apply_buckets(module, plan.buckets)
+        if self.explain:
+            diagnostics.collected += _explained(plan)
+
+
+def _explained(plan: Plan) -> list[Diagnostic]:
+    """A note for each bucket, with its members below, and for each collective left out."""
+    merged = [
+        Diagnostic(
+            Severity.NOTE,
+            f"{len(bucket.members)} times {bucket.kind} became one: saves {us(bucket.saved_ns)} of "
+            f"latency for {us(bucket.copied_ns)} of copies",
+            bucket.at[0],
+            tuple(note("another of them stands here", place) for place in bucket.at[1:]),
+        )
+        for bucket in plan.buckets
+    ]
+    return merged + [
+        Diagnostic(Severity.NOTE, f"{entry.kind} is not merged: {entry.reason}", entry.at)
+        for entry in plan.left_out
+    ]

@@ -1,0 +1,1 @@
+"""Makes one collective of several; which ones is for others to decide."""

@@ -1,0 +1,1 @@
+"""Writing a schedule into a module so that compilers keep it."""

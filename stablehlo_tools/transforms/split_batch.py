@@ -1,0 +1,225 @@
+"""Splits the batch of each device into parts, whose ops stand side by side.
+
+In tensor parallelism a layer waits for its collectives, and nothing else of the same batch could
+run meanwhile. With the batch in two parts, one part's compute can hide the other's collectives:
+this pass writes the parts, `schedule-overlap` and the compiler order them.
+
+    %h = stablehlo.dot_general %x, %w                    // of tensor<8x64xf32>
+    %y = "stablehlo.all_reduce"(%h)
+  ==>
+    %x0 = stablehlo.slice %x [0:4, 0:64]
+    %x1 = stablehlo.slice %x [4:8, 0:64]
+    %h0 = stablehlo.dot_general %x0, %w
+    %h1 = stablehlo.dot_general %x1, %w
+    %y0 = "stablehlo.all_reduce"(%h0)
+    %y1 = "stablehlo.all_reduce"(%h1)
+    %y = stablehlo.concatenate %y0, %y1, dim = 0
+
+Ops that do not depend on the batch stay single, their collectives too. What is summed over the
+batch (gradients of weights, a loss) is added as soon as the parts are there, before any collective
+on it. Loops and branches carry the parts, so that nothing is put together in between; stacked
+residuals are in parts as well. The parts are put together where they leave the program, or meet an
+op that needs the whole batch.
+
+Preconditions:
+  P1  There are at least two parts.
+  P2  What one device does is explicit: a manual computation, or a program for one device.
+  P3  The program has no tokens: thread-tokens comes after this pass.
+  P4  The arguments that `arguments` names have `dimension`, and the parts divide it on a device;
+      without `arguments`, some dimension of some argument can be divided.
+  P5  The batch is independent: nothing that was computed from several samples at once is used
+      together with samples again. Batch-norm, a softmax or a cumulative sum over the batch, a sort
+      of tokens by expert, an auxiliary loss of the whole batch are refused by name. Counts, which
+      follow from integers alone (how many tokens are no padding), are allowed.
+
+Guarantees: the signature as it was. Values of samples are computed by the same ops on fewer
+samples: bitwise as before where the backend computes a row of a dot alike however many there are.
+Sums over the batch are sums of the parts' sums, maxima and the like are exact.
+
+Without `arguments`, every dimension of every argument is tried, and the one is taken that puts the
+most work in parts; where none puts a collective in parts, the program stays as it is, with a
+warning. A second run splits the parts again. Calls are inlined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from stablehlo_tools import bindings
+from stablehlo_tools.analysis.batch_dims.layout import Layout
+from stablehlo_tools.analysis.batch_dims.propagation import Meeting
+from stablehlo_tools.analysis.entry import entry_function
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, ToolError, note
+from stablehlo_tools.ir.inline import inline_all_calls
+from stablehlo_tools.ir.symbols import functions_by_name
+from stablehlo_tools.ir.walk import walk
+from stablehlo_tools.passes import Pass
+from stablehlo_tools.transforms.splitting.channels import Channels
+from stablehlo_tools.transforms.splitting.emission import Emission
+from stablehlo_tools.transforms.splitting.peaks import peak_bytes
+from stablehlo_tools.transforms.splitting.regions import (
+    Chosen,
+    Region,
+    argument_number,
+    choose,
+    find_regions,
+)
+
+
+@dataclass(frozen=True)
+class SplitBatchPass(Pass):
+    """The batch of each device in parts, so that one's compute can hide another's collectives.
+
+    `parts`: how many, consecutive pieces of equal size. `arguments`: the numbers of the arguments
+    that carry the batch, as `main` counts them from 0; without, they are found. `dimension`: which
+    dimension of theirs it is. `join-mixed`: where samples are mixed, put the parts together there
+    and go on, instead of refusing; the parts then wait for each other. `explain`: say which
+    arguments carry the batch, what is in parts, and the memory before and after.
+    """
+
+    name: ClassVar[str] = "split-batch"
+    parts: int = 2
+    arguments: tuple[int, ...] = ()
+    dimension: int = 0
+    join_mixed: bool = False
+    explain: bool = False
+
+    def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:
+        """Rewrites the module in place."""
+        self._check(module)
+        if len(functions_by_name(module)) > 1:
+            copy = bindings.parse_module(bindings.write_bytecode(module), module.context)
+            inline_all_calls(copy)
+            if not self._chosen(copy):
+                self._leave(module, diagnostics)
+                return
+            inline_all_calls(module)
+        chosen = self._chosen(module)
+        if not chosen:
+            self._leave(module, diagnostics)
+            return
+        before = peak_bytes(module) if self.explain else 0.0
+        if self.explain:
+            diagnostics.collected += [self._account(c, module) for c in chosen]
+        channels = Channels(module)
+        with ir.Location.unknown(module.context):
+            for each in chosen:
+                Emission(each.trial.dims, channels).run()
+        if self.explain:
+            diagnostics.collected.append(_memory(before, peak_bytes(module), module))
+
+    def _check(self, module: ir.Module) -> None:
+        if self.parts < 2:
+            raise ToolError(
+                f"split-batch: {self.parts} parts are no split, there must be at least 2 (P1)",
+                module.operation.location,
+            )
+        _refuse_tokens(module)
+
+    def _chosen(self, module: ir.Module) -> list[Chosen]:
+        """The regions to rewrite. Raises ToolError."""
+        regions = find_regions(module)
+        found = choose(module, regions, self.arguments, self.dimension, self.parts)
+        if not found:
+            raise self._nothing(regions, module)
+        for each in found:
+            if each.trial.dims.meetings and not self.join_mixed:
+                raise self._refusal(each, module)
+        if self.arguments:
+            return found
+        return [each for each in found if each.trial.collectives]
+
+    def _nothing(self, regions: Sequence[Region], module: ir.Module) -> ToolError:
+        return ToolError(
+            f"no argument has a dimension that {self.parts} parts divide on a device (P4)",
+            regions[0].op.location,
+            tuple(
+                note(text, regions[0].op.location) for text in self._undivided(regions[0], module)
+            ),
+        )
+
+    def _undivided(self, region: Region, module: ir.Module) -> list[str]:
+        """What may be the batch, but cannot be cut: outermost dimensions of integers."""
+        main, found = entry_function(module), list[str]()
+        for number, argument in enumerate(region.block.arguments):
+            kind = argument.type
+            if not isinstance(kind, ir.RankedTensorType) or not kind.rank:
+                continue
+            if isinstance(kind.element_type, ir.IntegerType) and kind.shape[0] % self.parts:
+                name = argument_number(region, number, main)
+                found.append(
+                    f"dimension 0 of {name} has {kind.shape[0]} elements on a device, which "
+                    f"{self.parts} parts do not divide"
+                )
+        return found
+
+    def _refusal(self, chosen: Chosen, module: ir.Module) -> ToolError:
+        """Names the op that mixes samples, and the one where the outcome meets samples again."""
+        meeting: Meeting = chosen.trial.dims.meetings[0]
+        location = meeting.mixed.op.location
+        seeds = _seeds_text(chosen, module)
+        notes = [note("it meets samples again here", meeting.used.op.location)]
+        if not self.arguments:
+            notes += [note(text, location) for text in self._undivided(chosen.region, module)]
+        return ToolError(
+            f"{meeting.mixed.name} mixes samples of the batch ({seeds}), and what it gives is used "
+            "together with samples again: the parts would wait for each other (P5); join-mixed "
+            "accepts that, `arguments` and `dimension` name another batch",
+            location,
+            tuple(notes),
+        )
+
+    def _leave(self, module: ir.Module, diagnostics: Diagnostics) -> None:
+        diagnostics.warn(
+            "split-batch: no collective carries a batch that could be cut, so nothing is split; "
+            "`arguments` splits all the same",
+            entry_function(module).location,
+        )
+
+    def _account(self, chosen: Chosen, module: ir.Module) -> Diagnostic:
+        trial = chosen.trial
+        combined = sum(step.combine is not None for step in trial.dims.steps.values())
+        return note(
+            f"split-batch: the batch is {_seeds_text(chosen, module)}; {len(trial.dims.steps)} of "
+            f"{len(trial.dims.graph.nodes)} ops run in {self.parts} parts, {trial.collectives} "
+            f"collectives among them; {combined} results are combined from the parts",
+            chosen.region.op.location,
+        )
+
+
+def _seeds_text(chosen: Chosen, module: ir.Module) -> str:
+    main, graph = entry_function(module), chosen.trial.dims.graph
+    texts: list[str] = []
+    for number, layout in sorted(chosen.trial.seeds.items()):
+        place = graph.root.arguments.index(number)
+        texts.append(f"{_dimension_text(layout)} of {argument_number(chosen.region, place, main)}")
+    return ", ".join(texts)
+
+
+def _dimension_text(layout: Layout) -> str:
+    return f"dimension {layout.dim}"
+
+
+def _memory(before: float, after: float, module: ir.Module) -> Diagnostic:
+    return note(
+        f"split-batch: the peak of memory on a device, in the order of the text, goes from "
+        f"{before / 2**20:.1f} to {after / 2**20:.1f} MiB",
+        module.operation.location,
+    )
+
+
+def _refuse_tokens(module: ir.Module) -> None:
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        for value in (*op.operands, *op.results):
+            if bindings.TokenType.isinstance(value.type):
+                raise ToolError(
+                    f"{op.name} has a token, which orders what the split is to interleave: run "
+                    "split-batch before thread-tokens, or strip-tokens first (P3)",
+                    op.location,
+                )
+        return ir.WalkResult.ADVANCE
+
+    walk(module.operation, visit)

@@ -1,0 +1,1 @@
+"""Running the ops of a block once for each part of the batch."""

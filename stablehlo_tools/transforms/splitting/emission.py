@@ -1,0 +1,281 @@
+"""Writes the ops of a block once for each part of the batch.
+
+Every op on values in parts is copied, the copies side by side where it stood; ops on whole values
+stay where they are. Loops and branches carry the parts as values of their own, at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from stablehlo_tools.analysis.batch_dims.graph import WHILE, Body, Node
+from stablehlo_tools.analysis.batch_dims.layout import Layout, Step, part_shape
+from stablehlo_tools.analysis.batch_dims.propagation import BatchDims
+from stablehlo_tools.analysis.batch_dims.rules import BARRIER
+from stablehlo_tools.analysis.batch_dims.shape_rules import ELEMENTWISE
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.ir.building import element_of, shape_of
+from stablehlo_tools.ir.carriers import terminator
+from stablehlo_tools.transforms.reduce_scatter.rewriting import has_uses
+from stablehlo_tools.transforms.splitting.channels import Channels
+from stablehlo_tools.transforms.splitting.pieces import Pieces
+from stablehlo_tools.transforms.splitting.writing import (
+    attributes,
+    combined,
+    is_inside,
+    replace_end,
+)
+
+_SIZES = {  # lists of sizes that shrink with the operand
+    "stablehlo.dynamic_slice": "slice_sizes",
+    "stablehlo.gather": "slice_sizes",
+    "stablehlo.slice": "limit_indices",
+}
+_FREE = ELEMENTWISE | {
+    f"stablehlo.{name}"
+    for name in ("broadcast_in_dim", "concatenate", "constant", "iota", "reshape", "slice")
+}
+
+
+class Emission:
+    """Rewrites a block as the analysis says."""
+
+    def __init__(self, dims: BatchDims, channels: Channels) -> None:
+        self._dims = dims
+        self._values = dims.graph.values
+        self._pieces = Pieces(dims.parts)
+        self._channels = channels
+        self._dead: list[ir.Operation] = []
+        self._kept: list[ir.Operation] = []  # what may be unused now, and does nothing else
+        self._loops: list[tuple[ir.Operation, list[int]]] = []
+
+    def run(self) -> None:
+        """Rewrites the block; what it returns is whole, as before."""
+        root = self._dims.graph.root
+        self._nodes(root)
+        end = terminator(root.block)
+        self._take_whole(end, range(len(end.operands)))
+        self._clean_up()
+
+    def _clean_up(self) -> None:
+        """Erases what others stand for; at the end only, as a new value could be taken for one that
+        is gone."""
+        for op in reversed(self._dead):
+            op.erase()
+        for loop, places in self._loops:
+            for region in loop.regions:
+                for place in reversed(places):
+                    region.blocks[0].erase_argument(place)
+        for op in reversed(self._kept):
+            if not any(has_uses(result) for result in op.results):
+                op.erase()
+
+    def _nodes(self, body: Body) -> None:
+        """Rewrites the nodes of a block."""
+        for node in body.nodes:
+            step = self._dims.steps.get(node)
+            if node.name == WHILE:
+                self._loop(node)
+            elif node.bodies:
+                self._branches(node)
+            elif step is not None:
+                self._copies(node, step)
+                self._dead.append(node.op)
+            else:
+                self._take_whole(node.op, range(len(node.operands)))
+                self._capture_whole(node)
+                if node.name in _FREE:
+                    self._kept.append(node.op)
+
+    def _copies(self, node: Node, step: Step) -> None:
+        """An op, once for each part."""
+        if node.name == BARRIER:
+            self._barriers(node, step)
+            return
+        op = node.op
+        taken = self._taken(op, step)
+        made: list[list[ir.Value]] = []
+        for number in range(self._dims.parts):
+            operands = [values[number] for values in taken]
+            if step.chained and made:
+                operands[0] = made[-1][0]
+            made.append(self._copy(op, operands, step, number))
+        if step.chained:
+            op.results[0].replace_all_uses_with(made[-1][0])
+        elif step.combine is not None:
+            op.results[0].replace_all_uses_with(combined(op, step.combine, made))
+        else:
+            self._record(node, step.results, made)
+
+    def _taken(self, op: ir.Operation, step: Step) -> list[tuple[ir.Value, ...]]:
+        """Each operand, once for each part."""
+        return [
+            (self._pieces.whole(value, op),) * self._dims.parts
+            if layout is None
+            else self._pieces.parts_of(value, layout, op)
+            for value, layout in zip(op.operands, step.operands, strict=True)
+        ]
+
+    def _copy(
+        self, op: ir.Operation, operands: Sequence[ir.Value], step: Step, number: int
+    ) -> list[ir.Value]:
+        copy = op.clone(ip=ir.InsertionPoint(op))
+        for place, value in enumerate(operands):
+            copy.operands[place] = value
+        for result, layout in zip(copy.results, step.results, strict=True):
+            result.set_type(self._part_type(result, layout))
+        self._shrink(copy, step)
+        if number and "channel_handle" in copy.attributes:
+            copy.attributes["channel_handle"] = self._channels.another(copy)
+        return list(copy.results)
+
+    def _part_type(self, value: ir.Value, layout: Layout | None) -> ir.Type:
+        if layout is None:
+            return value.type
+        shape = part_shape(tuple(shape_of(value)), layout, self._dims.parts)
+        return ir.RankedTensorType.get(shape, element_of(value), loc=ir.Location.unknown())
+
+    def _shrink(self, copy: ir.Operation, step: Step) -> None:
+        name = _SIZES.get(copy.name)
+        layout = step.operands[0]
+        if name is None or layout is None:
+            return
+        sizes = list(ir.DenseI64ArrayAttr(copy.attributes[name]))
+        if sizes[layout.dim] == 1:  # a batching dimension of a gather
+            return
+        sizes[layout.dim] //= self._dims.parts
+        copy.attributes[name] = ir.DenseI64ArrayAttr.get(sizes, copy.context)
+
+    def _barriers(self, node: Node, step: Step) -> None:
+        """A barrier for each part; what is whole waits with the first."""
+        op = node.op
+        taken = self._taken(op, step)
+        made: list[list[ir.Value]] = []
+        for number in range(self._dims.parts):
+            places = [i for i, layout in enumerate(step.operands) if layout or not number]
+            operands = [taken[place][number] for place in places]
+            barrier = ir.Operation.create(
+                op.name,
+                results=[value.type for value in operands],
+                operands=operands,
+                loc=op.location,
+                ip=ir.InsertionPoint(op),
+            )
+            results: list[ir.Value] = list(op.results)
+            for place, value in zip(places, barrier.results, strict=True):
+                results[place] = value
+            made.append(results)
+        self._record(node, step.results, made)
+
+    def _record(
+        self, node: Node, layouts: Sequence[Layout | None], made: Sequence[Sequence[ir.Value]]
+    ) -> None:
+        """What stands for the results of a node: parts, or the first of `made` where whole."""
+        for place, layout in enumerate(layouts):
+            result = self._values[node.results[place]]
+            if layout is None:
+                result.replace_all_uses_with(made[0][place])
+            else:
+                self._pieces.put(result, layout, [values[place] for values in made])
+
+    def _loop(self, node: Node) -> None:
+        """A loop whose carries in parts become a carry for each part, behind the others."""
+        op = node.op
+        layouts = [self._dims.layouts.get(number) for number in node.results]
+        operands = self._flat(op, op.operands, layouts)
+        for body in node.bodies:
+            self._add_arguments(body, layouts)
+            self._nodes(body)
+            end = terminator(body.block)
+            if body is node.bodies[0]:
+                self._take_whole(end, [0])
+            else:
+                replace_end(end, self._flat(end, end.operands, layouts))
+        new = self._rebuilt(node, operands, layouts)
+        self._loops.append((new, [i for i, layout in enumerate(layouts) if layout is not None]))
+
+    def _branches(self, node: Node) -> None:
+        op = node.op
+        layouts = [self._dims.layouts.get(number) for number in node.results]
+        self._take_whole(op, [0])
+        for body in node.bodies:
+            self._nodes(body)
+            end = terminator(body.block)
+            replace_end(end, self._flat(end, end.operands, layouts))
+        self._rebuilt(node, list(op.operands), layouts)
+
+    def _flat(
+        self, user: ir.Operation, values: Iterable[ir.Value], layouts: Sequence[Layout | None]
+    ) -> list[ir.Value]:
+        """Whole values, and behind them the parts of the others."""
+        whole: list[ir.Value] = []
+        parts: list[ir.Value] = []
+        for value, layout in zip(values, layouts, strict=True):
+            if layout is None:
+                whole.append(self._pieces.whole(value, user))
+            else:
+                parts += self._pieces.parts_of(value, layout, user)
+        return whole + parts
+
+    def _add_arguments(self, body: Body, layouts: Sequence[Layout | None]) -> None:
+        for number, layout in zip(body.arguments, layouts, strict=True):
+            if layout is None:
+                continue
+            argument = self._values[number]
+            kind, location = self._part_type(argument, layout), body.block.owner.location
+            parts = [body.block.add_argument(kind, location) for _ in range(self._dims.parts)]
+            self._pieces.put(argument, layout, parts)
+
+    def _rebuilt(
+        self, node: Node, operands: Sequence[ir.Value], layouts: Sequence[Layout | None]
+    ) -> ir.Operation:
+        """The op around rewritten blocks, with results in parts."""
+        op, parts = node.op, self._dims.parts
+        if not any(layouts):
+            for place, value in enumerate(operands):
+                op.operands[place] = value
+            return op
+        kept = [i for i, layout in enumerate(layouts) if layout is None]
+        cut = [i for i, layout in enumerate(layouts) if layout is not None]
+        types = [op.results[i].type for i in kept]
+        for i in cut:
+            types += [self._part_type(op.results[i], layouts[i])] * parts
+        new = ir.Operation.create(
+            op.name,
+            results=types,
+            operands=list(operands),
+            attributes=attributes(op),
+            regions=len(op.regions),
+            loc=op.location,
+            ip=ir.InsertionPoint(op),
+        )
+        for source, target in zip(op.regions, new.regions, strict=True):
+            for block in list(source.blocks):
+                block.append_to(target)
+        for place, i in enumerate(kept):
+            op.results[i].replace_all_uses_with(new.results[place])
+        for place, i in enumerate(cut):
+            first = len(kept) + place * parts
+            layout = layouts[i]
+            assert layout is not None
+            self._pieces.put(op.results[i], layout, list(new.results)[first : first + parts])
+        self._dead.append(op)
+        return new
+
+    def _take_whole(self, op: ir.Operation, places: Iterable[int]) -> None:
+        for place in places:
+            value = op.operands[place]
+            whole = self._pieces.whole(value, op)
+            if whole != value:
+                op.operands[place] = whole
+
+    def _capture_whole(self, node: Node) -> None:
+        """Whole values for the regions of an op that is not copied."""
+        for number in node.captures:
+            value = self._values[number]
+            whole = self._pieces.whole(value, node.op)
+            if whole == value:
+                continue
+            for use in list(value.uses):
+                if is_inside(use.owner.operation, node.op):
+                    use.owner.operation.operands[use.operand_number] = whole
