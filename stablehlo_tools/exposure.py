@@ -8,20 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stablehlo_tools.analysis.collectives import ModuleFacts, find_collectives
-from stablehlo_tools.analysis.communication import MANUAL_COMPUTATION
-from stablehlo_tools.analysis.entry import entry_function, is_per_device
-from stablehlo_tools.analysis.shardings import manual_axes
+from stablehlo_tools.analysis.partitioner_work import leaves_work_to_the_partitioner
 from stablehlo_tools.analysis.tasks.graph import module_task_graph
 from stablehlo_tools.analysis.tasks.op_work import BY_BYTES_ALONE
-from stablehlo_tools.analysis.tensor_shardings import SHARDING
 from stablehlo_tools.artifact import Artifact
-from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.clock import Clock
 from stablehlo_tools.cost.hardware import Hardware, load_hardware
 from stablehlo_tools.cost.measured import MeasuredProfile
 from stablehlo_tools.diagnostics import Diagnostic, naming
-from stablehlo_tools.ir.symbols import FUNCTION
-from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.overlap.task_graph import TaskGraph
 from stablehlo_tools.report.document import ProgramReport
 from stablehlo_tools.report.programs import program_report
@@ -32,8 +26,6 @@ PARTITIONING = "partition,create-reduce-scatter"
 _COMPILED_FOR = {"gpu": "h100", "tpu": "tpu-v5e"}
 _DEFAULT_HARDWARE = {"tpu": "tpu-v5e"}
 _OTHERWISE = "h100"
-_SAY_SHARDINGS = frozenset({MANUAL_COMPUTATION, "sdy.sharding_constraint"})
-_NO_WORK = frozenset({"func.return", "stablehlo.constant", "stablehlo.optimization_barrier"})
 
 
 @dataclass(frozen=True)
@@ -84,7 +76,7 @@ def exposure(artifacts: Sequence[Artifact], question: Question) -> list[ProgramR
 
 def explicit_collectives(artifact: Artifact) -> tuple[Artifact, tuple[str, ...]]:
     """The artifact with its collectives in it, and what was done to get there."""
-    if not _leaves_work_to_the_partitioner(artifact.module):
+    if not leaves_work_to_the_partitioner(artifact.module):
         return artifact, ()
     from stablehlo_tools.api import run_pipeline
     from stablehlo_tools.passes import Pipeline
@@ -99,46 +91,6 @@ def explicit_collectives(artifact: Artifact) -> tuple[Artifact, tuple[str, ...]]
         "to be timed; a compiler may partition otherwise, which --target shows",
         *(_one_line(diagnostic, artifact.name) for diagnostic in reported.collected),
     )
-
-
-def _leaves_work_to_the_partitioner(module: ir.Module) -> bool:
-    if ModuleFacts.of(module).grid.num_partitions < 2 or is_per_device(module):
-        return False
-    if not _is_sharded(module):
-        return False
-    block = entry_function(module).regions[0].blocks[0]
-    return any(not _is_manual(op.operation, module) for op in block.operations)
-
-
-def _is_sharded(module: ir.Module) -> bool:
-    """Whether anything in a module is divided among devices."""
-    found = False
-
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        nonlocal found
-        found = (
-            op.name in (MANUAL_COMPUTATION, "sdy.sharding_constraint") or SHARDING in op.attributes
-        )
-        if op.name == FUNCTION and not found:
-            lists = [op.attributes[n] for n in ("arg_attrs", "res_attrs") if n in op.attributes]
-            found = any(SHARDING in ir.DictAttr(e) for part in lists for e in ir.ArrayAttr(part))
-        return ir.WalkResult.INTERRUPT if found else ir.WalkResult.ADVANCE
-
-    walk(module.operation, visit)
-    return found
-
-
-def _is_manual(op: ir.Operation, module: ir.Module) -> bool:
-    """Whether an op of `main` is written for one device, or does nothing."""
-    if op.name != MANUAL_COMPUTATION:
-        return op.name in _NO_WORK
-    free = {
-        name
-        for mesh in ModuleFacts.of(module).meshes.values()
-        for name, size in mesh.axes
-        if size > 1
-    }
-    return free <= manual_axes(op)
 
 
 def _as_written(artifact: Artifact, question: Question) -> ProgramReport:

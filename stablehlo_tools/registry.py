@@ -44,6 +44,11 @@ PASSES: dict[str, Entry] = {
         "BucketCollectivesPass",
         "collectives that are alike become one where that saves more latency than overlap",
     ),
+    "schedule-overlap": Entry(
+        "stablehlo_tools.transforms.schedule_overlap",
+        "ScheduleOverlapPass",
+        "collectives and compute in an order that hides one behind the other, held by barriers",
+    ),
     "import-pseudo-tokens": Entry(
         "stablehlo_tools.transforms.import_pseudo_tokens",
         "ImportPseudoTokensPass",

@@ -1,92 +1,218 @@
-"""Orders a program's collectives and compute so that one hides the other, within memory."""
+"""Orders collectives and compute so that one hides the other, and makes XLA:GPU keep to it.
+
+The plan is the overlap scheduler's, on the program's own task graph, for what the compiler can be
+held to: one collective in flight at a time, begun where a barrier can hold it. The ops of each
+block are written in the order of the plan. At the moments when a collective begins, a fence holds
+it there: one optimization_barrier on the operand of the compute that is to hide it, on the
+collective's own operand, and on what has to be over by then.
+
+    %g = "stablehlo.all_gather"(%w)              // needed by %z only
+    %y = stablehlo.dot_general %x, %v            // long
+    %z = stablehlo.dot_general %y, %g
+  ==>
+    %x1, %w1 = stablehlo.optimization_barrier %x, %w
+    %g = "stablehlo.all_gather"(%w1)             // begins here, not earlier: what is in flight
+    %y = stablehlo.dot_general %x1, %v           //   before it has its slot, this has the next
+    %z = stablehlo.dot_general %y, %g
+
+Preconditions:
+  P1  The collectives are explicit: a plain sharded jit export is partitioned first.
+  P2  Every communicating op is of a dialect that is understood.
+  P3  No op has a token yet: thread-tokens comes after this pass.
+  P4  `memory-limit` is positive, and some order of the program needs no more; `streams` is not
+      negative.
+
+Guarantees: the signature as it was; values bitwise, for ops only move and barriers compute nothing;
+what the plan needs stays within the limit. Calls are inlined, and several manual computations
+become one (by `partition`), where the pass writes anything. Loop bodies are scheduled each by
+themselves; a collective that only the iteration before could hide stays exposed.
+
+A block is left as it is, with a note of the reason under `explain`,
+
+- where the plan hides less than three fifths of what could be hidden: what XLA does then, combining
+  included, was found to be better than a program that is held to such a plan;
+- in a program that needs more memory than the device has: XLA:GPU overlaps nothing then, whatever
+  is written;
+- for TPUs: XLA:TPU ignores every form that was tried for the collectives that it leaves exposed
+  (all_reduce, reduce_scatter and all_to_all are synchronous there), and schedules the others well.
+
+docs/schedule-overlap.md has what was measured on all compilers.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import ModuleFacts
+from stablehlo_tools.analysis.communication import MANUAL_COMPUTATION
+from stablehlo_tools.analysis.entry import entry_function
+from stablehlo_tools.analysis.partitioner_work import leaves_work_to_the_partitioner
 from stablehlo_tools.analysis.tasks.graph import TracedGraph, traced_task_graph
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.clock import Clock
-from stablehlo_tools.cost.hardware import load_hardware
-from stablehlo_tools.diagnostics import Diagnostics
+from stablehlo_tools.cost.hardware import Hardware, load_hardware
+from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, Severity, ToolError, to_place
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.symbols import functions_by_name
-from stablehlo_tools.overlap.scheduling.forward import Moments
-from stablehlo_tools.overlap.scheduling.problem import problem_of
-from stablehlo_tools.overlap.scheduling.scheduler import Limits, schedule
-from stablehlo_tools.overlap.scheduling.timing import time_order
+from stablehlo_tools.overlap.memory import memory_profile
 from stablehlo_tools.passes import Pass
+from stablehlo_tools.report.units import duration
 from stablehlo_tools.transforms.bucketing.placement import Effects
-from stablehlo_tools.transforms.overlapping.anchors import find_anchors
-from stablehlo_tools.transforms.overlapping.block_plan import plan_block
-from stablehlo_tools.transforms.overlapping.fences import Flight, plan_fences
-from stablehlo_tools.transforms.overlapping.moves import moved_pairs
+from stablehlo_tools.transforms.overlapping.explanation import explain
+from stablehlo_tools.transforms.overlapping.scheduled_block import (
+    ScheduledBlock,
+    Wanted,
+    schedule_block,
+)
 from stablehlo_tools.transforms.overlapping.writing import write_fences, write_order
+from stablehlo_tools.transforms.partition import PartitionPass
+from stablehlo_tools.transforms.tokens.refusing import refuse_tokens
 
-_GIB = 2**30
+_GIB = 2.0**30
+_HEADROOM = _GIB  # bytes that a plan may need more than the program's own order
+_WORTH = 0.6  # of what could be hidden: a plan that hides less is not written
+_TORUS = "torus"
 
 
 @dataclass(frozen=True)
 class ScheduleOverlapPass(Pass):
-    """x"""
+    """Orders collectives and compute so that one hides the other, within memory.
+
+    `hardware`: the name or the file of the profile to plan for. `memory-limit`: the GiB that the
+    plan may need on a device; without it, one more than the program's own order needs. `streams`:
+    how many collectives may be in flight at a time, 0 for any number; XLA:GPU allows one unless it
+    is told otherwise. `no-compute-reorder`: compute keeps its order. `explain`: a note for each
+    collective, whether it is hidden and why not, and for each block that is left as it is.
+    """
 
     name: ClassVar[str] = "schedule-overlap"
     hardware: str = "h100"
-    memory_limit: float = 0.0
+    memory_limit: float | None = None
     streams: int = 1
     no_compute_reorder: bool = False
+    explain: bool = False
 
     def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:
-        inline_all_calls(module)
-        devices = ModuleFacts.of(module).grid.size
-        hw = load_hardware(self.hardware)
-        clock = Clock(hw, devices)
-        object.__setattr__(self, '_rate', hw.memory_bandwidth*hw.memory_efficiency)
-        traced = traced_task_graph(module, clock, "x")
-        effects = Effects(functions_by_name(module))
-        self._body(traced, effects, in_loop=False)
+        """Plans on a copy of the module; takes it over where anything is written."""
+        hardware = load_hardware(self.hardware)
+        self._check(module)
+        scratch = bindings.parse_module(bindings.write_bytecode(module), module.context)
+        _prepare(scratch)
+        work = _Work.of(scratch, hardware)
+        blocks = list(self._blocks(work, work.traced, self._headroom(work), in_loop=False))
+        left = [_why_left(block, work, hardware) for block in blocks]
+        for block, reason in zip(blocks, left, strict=True):
+            if reason is None:
+                write_order(block.plan)
+                write_fences(block.plan, block.fences, block.anchors)
+        if None in left:
+            _take_over(module, scratch)
+        if self.explain:
+            diagnostics.collected += _explained(blocks, left)
+            diagnostics.collected += explain(_Work.of(module, hardware).traced)
 
-    def _body(self, traced: TracedGraph, effects: Effects, *, in_loop: bool) -> None:
+    def _check(self, module: ir.Module) -> None:
+        location = module.operation.location
+        if self.memory_limit is not None and not self.memory_limit > 0:
+            raise ToolError(
+                "schedule-overlap: memory-limit is a positive number of GiB (P4)", location
+            )
+        if self.streams < 0:
+            raise ToolError("schedule-overlap: streams is 0 (no limit) or more (P4)", location)
+        if leaves_work_to_the_partitioner(module):
+            raise ToolError(
+                "schedule-overlap: the program leaves its collectives to the compiler: run "
+                "partition,create-reduce-scatter first (P1)",
+                location,
+            )
+        refuse_tokens(module, "schedule-overlap", "P3")
+
+    def _headroom(self, work: _Work) -> float:
+        if self.memory_limit is None:
+            return _HEADROOM
+        return self.memory_limit * _GIB - work.peak
+
+    def _blocks(
+        self, work: _Work, traced: TracedGraph, headroom: float, *, in_loop: bool
+    ) -> Iterator[ScheduledBlock]:
+        """The blocks with collectives, each with its schedule, inner ones first."""
         for body in traced.bodies.values():
-            self._body(body, effects, in_loop=True)
-        graph = traced.graph
-        problem = problem_of(graph, in_loop=in_loop)
-        from stablehlo_tools.overlap.scheduling.reserve import Plan
+            yield from self._blocks(work, body, max(0.0, headroom), in_loop=True)
+        wanted = Wanted(headroom, self.streams, not self.no_compute_reorder, work.copy_rate)
+        own = memory_profile(traced.graph, in_loop=in_loop).peak_bytes
+        found = schedule_block(traced, work.effects, wanted, own, in_loop=in_loop)
+        if found is not None:
+            yield found
 
-        plain = plan_block(traced, range(problem.size), effects)
-        if plain is None:
-            return
-        zero = [0.0] * problem.size
-        can = find_anchors(plain, range(problem.size), zero, problem.ns, self._rate)
-        moments = Moments(
-            before=frozenset(a.task for a in can if a.operands),
-            behind=frozenset(a.task for a in can if not a.operands),
+
+@dataclass(frozen=True)
+class _Work:
+    """A module with its task graph."""
+
+    traced: TracedGraph
+    effects: Effects
+    copy_rate: float  # bytes a ns
+    peak: float  # bytes, of the program's own order
+
+    @staticmethod
+    def of(module: ir.Module, hardware: Hardware) -> _Work:
+        """Raises ToolError for a program that cannot be timed."""
+        clock = Clock(hardware, ModuleFacts.of(module).grid.size)
+        traced = traced_task_graph(module, clock, "")
+        return _Work(
+            traced,
+            Effects(functions_by_name(module)),
+            hardware.memory_bandwidth * hardware.memory_efficiency,
+            memory_profile(traced.graph).peak_bytes,
         )
-        own = Plan(problem, range(problem.size)).peak
-        limits = Limits(
-            memory=own + _GIB,
-            at_once=self.streams or None,
-            buckets=False,
-            moments=moments,
-            reorder_compute=not self.no_compute_reorder,
+
+
+def _prepare(module: ir.Module) -> None:
+    """Makes one body of a program: calls are inlined, manual computations put together."""
+    inline_all_calls(module)
+    block = entry_function(module).regions[0].blocks[0]
+    if sum(op.operation.name == MANUAL_COMPUTATION for op in block.operations) > 1:
+        PartitionPass().run(module, Diagnostics())
+
+
+def _why_left(block: ScheduledBlock, work: _Work, hardware: Hardware) -> str | None:
+    """Why a block is left as it is; None where it is written."""
+    if any(network.kind == _TORUS for network in hardware.networks):
+        return "no form was found that XLA:TPU keeps to where it leaves time exposed"
+    if work.peak > hardware.memory_bytes:
+        return (
+            f"the program needs {work.peak / _GIB:.4g} GiB, more than a device has: XLA:GPU then "
+            "overlaps nothing, whatever is written"
         )
-        found = schedule(graph, limits, in_loop=in_loop)
-        plan = plan_block(traced, found.order, effects)
-        if plan is None:
-            return
-        timing = time_order(problem, found.order, ())
-        anchors = find_anchors(plan, found.order, timing.begin, problem.ns, self._rate)
-        flights = [
-            Flight(op, timing.begin[task], problem.ns[task])
-            for task in found.order
-            if graph.tasks[task].communication is not None
-            for op in plan.ops[task]
-        ]
-        import os
-        moved = moved_pairs(plan, anchors) if not os.environ.get("NOLINK") else []
-        fences = plan_fences(plan, anchors, flights, moved, one_slot=self.streams == 1)
-        write_order(plan)
-        n = write_fences(plan, fences, anchors)
-        print(in_loop, len(graph.tasks), "own %.1f -> %.1f floor %.1f" % (found.before_ns/1e6, found.total_ns/1e6, found.floor_ns/1e6), "anchors", len(anchors), "fences", n, "flights", len(flights), 'begins',sum(len(f.begins) for f in fences),'awaits',sum(len(f.awaits) for f in fences), "moved", len(moved))
+    if not block.holds:
+        return "no collective could begin elsewhere than where it stands"
+    if block.closed < _WORTH:
+        return (
+            f"the plan hides {block.closed:.0%} of what could be hidden: less than "
+            f"{_WORTH:.0%} is left to the compiler"
+        )
+    return None
+
+
+def _take_over(module: ir.Module, other: ir.Module) -> None:
+    for view in list(module.body.operations):
+        view.operation.erase()
+    for view in list(other.body.operations):
+        module.body.append(view.operation.detach_from_parent())
+
+
+def _explained(
+    blocks: Sequence[ScheduledBlock], left: Sequence[str | None]
+) -> Iterator[Diagnostic]:
+    """A note for each block: its times, and why it is left as it is."""
+    for block, reason in zip(blocks, left, strict=True):
+        found = block.schedule
+        times = (
+            f"{duration(found.before_ns)} as it stands, {duration(found.total_ns)} planned, "
+            f"no order below {duration(found.floor_ns)}"
+        )
+        said = "scheduled" if reason is None else f"left as it is: {reason}"
+        yield Diagnostic(Severity.NOTE, f"{times}: {said}", to_place(block.location))

@@ -55,7 +55,6 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, ToolError, note
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.symbols import functions_by_name
-from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.passes import Pass
 from stablehlo_tools.transforms.splitting.channels import Channels
 from stablehlo_tools.transforms.splitting.emission import Emission
@@ -67,6 +66,7 @@ from stablehlo_tools.transforms.splitting.regions import (
     choose,
     find_regions,
 )
+from stablehlo_tools.transforms.tokens.refusing import refuse_tokens
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class SplitBatchPass(Pass):
                 f"split-batch: {self.parts} parts are no split, there must be at least 2 (P1)",
                 module.operation.location,
             )
-        _refuse_tokens(module)
+        refuse_tokens(module, "split-batch", "P3")
 
     def _chosen(self, module: ir.Module) -> list[Chosen]:
         """The regions to rewrite. Raises ToolError."""
@@ -209,17 +209,3 @@ def _memory(before: float, after: float, module: ir.Module) -> Diagnostic:
         f"{before / 2**20:.1f} to {after / 2**20:.1f} MiB",
         module.operation.location,
     )
-
-
-def _refuse_tokens(module: ir.Module) -> None:
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        for value in (*op.operands, *op.results):
-            if bindings.TokenType.isinstance(value.type):
-                raise ToolError(
-                    f"{op.name} has a token, which orders what the split is to interleave: run "
-                    "split-batch before thread-tokens, or strip-tokens first (P3)",
-                    op.location,
-                )
-        return ir.WalkResult.ADVANCE
-
-    walk(module.operation, visit)

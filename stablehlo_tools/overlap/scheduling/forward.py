@@ -40,6 +40,8 @@ class Rules:
     yet waited for; a bucket is one. `patience` is how much later than needed a bucket may make one
     of its members, in ns; None is no buckets. `moments`: if transfers cannot be issued anywhere.
     `room`: for how long, from each task on, a slot may be taken before which transfer needs it.
+    `compute_first`: no transfer takes the memory of the compute that is to run beside it.
+    `look_again`: compute that was chosen stays back for a short transfer that is issued then.
     """
 
     limit: float
@@ -48,6 +50,8 @@ class Rules:
     patience: float | None = None
     moments: Moments | None = None
     room: Sequence[tuple[float, int]] | None = None
+    compute_first: bool = False
+    look_again: bool = False
 
 
 @dataclass(slots=True)
@@ -83,6 +87,7 @@ class _Pass:
         self._flying: set[int] = set()  # the first starts of what is in flight
         self._landing = [0.0] * problem.size  # when transfers end, by start
         self._room = (_ANY, -1)
+        self._beside: int | None = None  # the compute that transfers must leave memory for
         self._ran = 0  # how much compute
         self._ready_after = [0] * problem.size  # by task, how much compute
         self._moment = 0  # after how much compute the last one was
@@ -153,8 +158,12 @@ class _Pass:
             self._moment = self._ran
         if self.rules.room is not None:
             self._room = self.rules.room[task]
+        issued = len(self.result.order)
+        self._beside = task if self.rules.compute_first else None
         self._feed(self.clock + self.problem.ns[task])
-        if self.reserve.fits(task):
+        self._beside = None
+        again = self.rules.look_again and len(self.result.order) > issued
+        if self.reserve.fits(task) and not (again and self._should_wait(task)):
             self._compute_one(task)
             if moments is not None and task in moments.behind:
                 self._moment = self._ran
@@ -246,7 +255,7 @@ class _Pass:
         heap = self._starts[stream][kind]
         task = heap[0][1]
         if not self._done[task]:
-            if self._is_early(task, dry=dry) or not self.reserve.fits(task):
+            if self._is_early(task, dry=dry) or not self.reserve.fits(task, self._beside):
                 return False
             heappop(heap)
             self._issue(task, heap)

@@ -92,6 +92,7 @@ def bucket_key(communication: Communication) -> Hashable:
         communication.groups,
         communication.dtype,
         communication.reduction,
+        communication.latency_ns,
     )
 
 

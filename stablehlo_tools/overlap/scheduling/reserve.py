@@ -51,10 +51,12 @@ class Reserve:
         """The task whose turn it is."""
         return self._plan.order[self._next]
 
-    def fits(self, task: int) -> bool:
-        """Whether a task that is ready may run now."""
+    def fits(self, task: int, beside: int | None = None) -> bool:
+        """Whether a task that is ready may run now, and leaves what another allocates."""
         problem = self._problem
         more = sum(problem.sizes[u] for u in problem.allocs[task])
+        if beside is not None:
+            more += sum(problem.sizes[u] for u in problem.allocs[beside])
         inside = problem.within[task]
         if self._most + more + inside <= self._limit or not (more or inside):
             return True

@@ -20,11 +20,13 @@ from stablehlo_tools.overlap.scheduling.lean import lean_plan, plain_plan
 from stablehlo_tools.overlap.scheduling.least_memory import gib, least_bytes
 from stablehlo_tools.overlap.scheduling.problem import Problem, problem_of
 from stablehlo_tools.overlap.scheduling.reserve import Plan
-from stablehlo_tools.overlap.scheduling.tails import heads, tails
+from stablehlo_tools.overlap.scheduling.tails import heads, longest_tails, tails
 from stablehlo_tools.overlap.scheduling.timing import room_before, time_order
 from stablehlo_tools.overlap.task_graph import TaskGraph
 
 _PATIENCE = (2.5, 5.0, 1.0, 15.0)  # times the latency of the slowest collective
+_ROUNDS = 3
+_FEW = 1500  # tasks: of so few, more variants are tried
 _SAME = 1e-4  # of the total: too little to look for
 _GIB = 2**30
 
@@ -117,6 +119,8 @@ class _Search:
         found.sort(key=lambda pair: pair[1].total)
         (_, again), (second, _) = found[0], found[1]
         again = self._try(again.ends, self._rules)
+        if self._problem.size <= _FEW:
+            self._vary(found[0][0])
         if self._limits.at_once is not None:
             self._leave_room(found[0][0])
         latency = max(self._problem.latency, default=0.0)
@@ -125,14 +129,18 @@ class _Search:
         self._delay()
         return self._best
 
+    def _vary(self, lead: Sequence[float]) -> None:
+        """Tries rules that are better for some graphs and worse for others."""
+        self._try(lead, replace(self._rules, compute_first=True))
+        self._try(lead, replace(self._rules, look_again=True))
+        longest = forward(self._problem, self._plan, longest_tails(self._problem), self._rules)
+        self._keep(_Candidate(tuple(longest.order), _tuples(longest.buckets), longest.total))
+
     def _leave_room(self, lead: Sequence[float]) -> None:
-        """Keeps the slots free for what cannot be hidden."""
-        import os
-        for k in range(4):
+        """Keeps slots free for what cannot be hidden, as the best schedule so far shows it."""
+        for _ in range(_ROUNDS):
             room = room_before(self._problem, self._best.order, self._best.buckets)
-            f=self._try(lead, replace(self._rules, room=room))
-            if os.environ.get("DBG"): print("room", k, f.total/1e6)
-            lead=f.ends
+            lead = self._try(lead, replace(self._rules, room=room)).ends
 
     def _bucket(self, first: Sequence[float], second: Sequence[float], latency: float) -> None:
         """Tries amounts of patience from one lead; the best of them from the other, twice."""
@@ -178,8 +186,8 @@ class _Search:
         if plan.peak <= self._limits.memory:
             return plan
         raise ToolError(
-            f"no order was found that needs as little memory as {self._limits.memory / _GIB:.6g} GiB: "
-            f"{gib(plan.peak)} GiB is enough, and "
+            "no order was found that needs as little memory as "
+            f"{self._limits.memory / _GIB:.6g} GiB: {gib(plan.peak)} GiB is enough, and "
             f"less than {least_bytes(self._problem) / _GIB:.6g} GiB is not"
         )
 

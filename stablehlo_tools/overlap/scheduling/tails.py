@@ -22,6 +22,15 @@ def heads(problem: Problem) -> list[float]:
     return finish
 
 
+def longest_tails(problem: Problem) -> list[float]:
+    """The longest chain of dependences that begins with each task, in ns."""
+    tail = [0.0] * problem.size
+    for task in reversed(range(problem.size)):
+        behind = [tail[user] for user in problem.users[task]]
+        tail[task] = problem.ns[task] + max(behind, default=0.0)
+    return tail
+
+
 def tails(problem: Problem, ends: Sequence[float]) -> list[float]:
     """The time from the start of each task to the end, in ns; `ends` lead, the latest first."""
     ns, stream, deps = problem.ns, problem.stream, problem.deps

@@ -9,13 +9,13 @@ as the attention scores do that a product with the values reads, there is no anc
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stablehlo_tools.analysis.tasks.op_work import bytes_of
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.values import key_of, producer
-from stablehlo_tools.transforms.overlapping.block_plan import BlockPlan
+from stablehlo_tools.transforms.overlapping.block_plan import BlockPlan, Places
 
 _BEFORE = frozenset({"stablehlo.convolution", "stablehlo.custom_call", "stablehlo.while"})
 _DOT = "stablehlo.dot_general"
@@ -49,7 +49,7 @@ def find_anchors(
     """
     places = {key_of(op): place for place, op in enumerate(plan.order)}
     task_of = _tasks(plan, order)
-    levels: dict[object, int] = {}
+    levels: dict[ir.Value | ir.Operation, int] = {}
     found: list[Anchor] = []
     for place, op in enumerate(plan.order):
         level = max((_level(operand, levels) for operand in op.operands), default=0)
@@ -69,7 +69,7 @@ def find_anchors(
     return found
 
 
-def _tasks(plan: BlockPlan, order: Sequence[int]) -> Mapping[object, int]:
+def _tasks(plan: BlockPlan, order: Sequence[int]) -> Places:
     """The task that each op of the block stands in."""
     return {key_of(op): task for task in order for op in plan.ops[task]}
 
@@ -85,15 +85,13 @@ def _costs(value: ir.Value, ns: float, copy_rate: float) -> bool:
     return 2 * bytes_of(value) / copy_rate > _SHARE * ns
 
 
-def _level(value: ir.Value, levels: Mapping[object, int]) -> int:
+def _level(value: ir.Value, levels: Places) -> int:
     """How many anchors in a row lead to a value."""
     maker = producer(value)
     return 0 if maker is None else levels.get(key_of(maker), 0)
 
 
-def _ready_last(
-    op: ir.Operation, levels: Mapping[object, int], places: Mapping[object, int]
-) -> list[int]:
+def _ready_last(op: ir.Operation, levels: Places, places: Places) -> list[int]:
     """The numbers of the tensor operands that other anchors lead to, the last ready one last."""
     ranked = sorted(
         (_level(operand, levels), _place(operand, places), number)
@@ -103,6 +101,6 @@ def _ready_last(
     return [number for level, _, number in ranked if level] or [n for _, _, n in ranked[-1:]]
 
 
-def _place(value: ir.Value, places: Mapping[object, int]) -> int:
+def _place(value: ir.Value, places: Places) -> int:
     maker = producer(value)
     return -1 if maker is None else places.get(key_of(maker), -1)

@@ -8,15 +8,18 @@ what nobody uses) come right before the first op that needs them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from stablehlo_tools.analysis.tasks.graph import TracedGraph
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.ir.symbols import FUNCTION
 from stablehlo_tools.ir.values import key_of
 from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.transforms.bucketing.placement import Effects
+
+type Places = Mapping[ir.Value | ir.Operation, int]  # numbers of ops, by what stands for them
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,7 @@ def _home(traced: TracedGraph) -> ir.Block | None:
 
 
 def _lifted(ops: Sequence[ir.Operation], block: ir.Block) -> list[ir.Operation]:
-    found: dict[object, ir.Operation] = {}
+    found: dict[ir.Value | ir.Operation, ir.Operation] = {}
     for op in ops:
         around = _ancestor_in(op, block)
         if around is not None:
@@ -56,10 +59,10 @@ def _lifted(ops: Sequence[ir.Operation], block: ir.Block) -> list[ir.Operation]:
 
 
 def _ancestor_in(op: ir.Operation, block: ir.Block) -> ir.Operation | None:
-    current: ir.Operation | None = op
-    while current is not None and current.block != block:
+    current = op
+    while current.block != block:
         parent = current.parent
-        if parent is None or parent.name in ("builtin.module", "func.func"):
+        if parent is None or parent.name == FUNCTION:
             return None
         current = parent.operation
     return current
@@ -92,7 +95,7 @@ def _in_order(
     return result
 
 
-def _needs(op: ir.Operation, number: dict[object, int]) -> set[int]:
+def _needs(op: ir.Operation, number: dict[ir.Value | ir.Operation, int]) -> set[int]:
     """The ops of the block whose results an op, or an op in its regions, uses."""
     found: set[int] = set()
 

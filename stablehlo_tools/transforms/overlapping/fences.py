@@ -9,13 +9,13 @@ from the program's own dependences needs no fence.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.values import key_of, producer
 from stablehlo_tools.transforms.overlapping.anchors import Anchor
-from stablehlo_tools.transforms.overlapping.block_plan import BlockPlan
+from stablehlo_tools.transforms.overlapping.block_plan import BlockPlan, Places
 
 _MOST_LOOKED_AT = 200  # values that are made of a collective's result
 _SLACK = 5_000.0  # ns: anchors so close to each other are the same moment
@@ -139,7 +139,7 @@ class _Anchored:
         return all(at < place for at in made)
 
 
-def place_of(op: ir.Operation, places: Mapping[object, int]) -> int | None:
+def place_of(op: ir.Operation, places: Places) -> int | None:
     """The place of an op, or of the op of the block around it."""
     current: ir.Operation | None = op
     while current is not None:

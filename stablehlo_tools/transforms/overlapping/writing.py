@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.carriers import terminator
-from stablehlo_tools.ir.values import key_of
+from stablehlo_tools.ir.values import key_of, maker_of
 from stablehlo_tools.transforms.overlapping.anchors import Anchor
 from stablehlo_tools.transforms.overlapping.block_plan import BlockPlan
 from stablehlo_tools.transforms.overlapping.fences import Fence, place_of
@@ -99,7 +99,7 @@ class _Writer:
 
 
 def _hand_over(value: ir.Value, result: ir.Value, takers: Sequence[_Takes]) -> None:
-    barrier = key_of(result.owner.operation)
+    barrier = key_of(maker_of(result))
     uses = [(use.owner.operation, use.operand_number) for use in value.uses]
     for op, number in uses:
         if key_of(op) != barrier and any(takes(op) for takes in takers):

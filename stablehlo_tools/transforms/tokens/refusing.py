@@ -1,0 +1,24 @@
+"""Refusing programs whose collectives have their order already."""
+
+from __future__ import annotations
+
+from stablehlo_tools import bindings
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.ir.walk import walk
+
+
+def refuse_tokens(module: ir.Module, name: str, precondition: str) -> None:
+    """Raises a located ToolError where an op has a token: a pass that reorders comes before."""
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        for value in (*op.operands, *op.results):
+            if bindings.TokenType.isinstance(value.type):
+                raise ToolError(
+                    f"{op.name} has a token, which orders what {name} is to interleave: run "
+                    f"{name} before thread-tokens, or strip-tokens first ({precondition})",
+                    op.location,
+                )
+        return ir.WalkResult.ADVANCE
+
+    walk(module.operation, visit)
