@@ -267,12 +267,11 @@ class _Pass:
         """Whether a transfer has to stay back: for the next moment, or for a more urgent one."""
         if dry:
             return False
-        stale = self.rules.moments is not None and self._moment < self._ran
-        fresh = self._ready_after[start] > self._moment
-        if stale and not fresh:
+        behind = self.rules.moments is not None and self._moment < self._ran
+        if behind and self._ready_after[start] <= self._moment:
             return True
         room, needed_by = self._room
-        if fresh or self.problem.ns[start] <= room:
+        if self.problem.ns[start] <= room:
             return False
         return self.tail[start] < self.tail[needed_by]
 

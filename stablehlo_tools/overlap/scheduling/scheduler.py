@@ -26,7 +26,7 @@ from stablehlo_tools.overlap.task_graph import TaskGraph
 
 _PATIENCE = (2.5, 5.0, 1.0, 15.0)  # times the latency of the slowest collective
 _ROUNDS = 3
-_FEW = 1500  # tasks: of so few, more variants are tried
+_FEW = 500  # tasks: of so few, more variants are tried
 _SAME = 1e-4  # of the total: too little to look for
 _GIB = 2**30
 
@@ -139,7 +139,7 @@ class _Search:
     def _leave_room(self, lead: Sequence[float]) -> None:
         """Keeps slots free for what cannot be hidden, as the best schedule so far shows it."""
         for _ in range(_ROUNDS):
-            room = room_before(self._problem, self._best.order, self._best.buckets)
+            room = room_before(self._problem, self._best.order)
             lead = self._try(lead, replace(self._rules, room=room)).ends
 
     def _bucket(self, first: Sequence[float], second: Sequence[float], latency: float) -> None:

@@ -56,21 +56,28 @@ def bucket_ns(problem: Problem, bucket: Sequence[int]) -> float:
     return latency + sum(problem.ns[start] - latency for start in bucket)
 
 
-def room_before(
-    problem: Problem, order: Sequence[int], buckets: Sequence[Sequence[int]]
-) -> list[tuple[float, int]]:
-    """For each task how much compute follows, itself included, before which exposed transfer."""
-    timing = time_order(problem, order, buckets)
+def room_before(problem: Problem, order: Sequence[int]) -> list[tuple[float, int]]:
+    """For each task how much compute follows, itself included, before which critical transfer.
+
+    A transfer is critical if less compute than half of it stands between what it needs and what
+    needs it: whatever else is done, it is exposed.
+    """
+    before = [0.0] * problem.size  # how much compute stands before each task
+    after = [0.0] * problem.size
+    now = 0.0
+    for task in order:
+        before[task] = now
+        computes = problem.stream[task] == COMPUTE and problem.starts[task] is None
+        now += problem.ns[task] if computes else 0.0
+        after[task] = now
     room = [(float("inf"), -1)] * problem.size
-    left, needed_by = float("inf"), -1
-    for place in range(len(order) - 1, -1, -1):
-        task = order[place]
+    wall, needed_by = float("inf"), -1
+    for task in reversed(order):
         start = problem.starts[task]
         if start is not None:
-            stall = timing.begin[task] - timing.reached[place]
-            if stall > problem.ns[start] / 2:
-                left, needed_by = 0.0, start
-        elif problem.stream[task] == COMPUTE:
-            left += problem.ns[task]
-        room[task] = left, needed_by
+            ready = max((after[dep] for dep in problem.deps[start]), default=0.0)
+            needed = min((before[user] for user in problem.users[task]), default=now)
+            if needed - ready < problem.ns[start] / 2:
+                wall, needed_by = before[task], start
+        room[task] = wall - before[task], needed_by
     return room
