@@ -25,6 +25,19 @@ func.func @unknown_process_p2(%x: tensor<2xf32>) -> tensor<6xf32> {
 
 // -----
 
+// P4: every tensor has a known size.
+module attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
+// expected-error@+1 {{tensor<?xf32> has no known size, so that it cannot be timed}}
+func.func @symbolic_p4(%x: tensor<?xf32>) -> tensor<?xf32> {
+  %0 = "stablehlo.collective_permute"(%x) {
+    channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, source_target_pairs = dense<[[0, 1], [1, 0]]> : tensor<2x2xi64>
+  } : (tensor<?xf32>) -> tensor<?xf32>
+  return %0 : tensor<?xf32>
+}
+}
+
+// -----
+
 // P3: the second RUN line gives a limit that is none; bucket_collectives_memory_invalid.mlir, one
 // that is too low.
 func.func @no_limit_p3(%x: tensor<2xf32>) -> tensor<2xf32> {

@@ -2,6 +2,7 @@
 // RUN: not stablehlo-tools opt %s -p 'split-batch{parts=1}' --split-input-file 2>&1 | filecheck %s --check-prefix=ONE
 // RUN: not stablehlo-tools opt %s -p 'split-batch{arguments=4}' --split-input-file 2>&1 | filecheck %s --check-prefix=FIFTH
 // RUN: not stablehlo-tools opt %s -p 'split-batch{arguments=0 dimension=2}' --split-input-file 2>&1 | filecheck %s --check-prefix=THIRD
+// RUN: not stablehlo-tools opt %s -p 'split-batch{dimension=1}' --split-input-file 2>&1 | filecheck %s --check-prefix=UNNAMED
 // RUN: not stablehlo-tools opt %s -p 'split-batch{arguments=0 parts=3}' --split-input-file 2>&1 | filecheck %s --check-prefix=THREE
 
 // P1: there are at least two parts.
@@ -9,6 +10,7 @@
 // P4: the arguments have the dimension, and the parts divide it.
 // FIFTH: error: there is no argument 4: the program takes 2 (P4)
 // THIRD: error: argument 0, tensor<4x6xf32> on a device, has no dimension 2 of a static size (P4)
+// UNNAMED: error: split-batch: dimension 1 is of arguments that `arguments` names, and it names none (P4)
 // THREE: error: dimension 0 of argument 0 has 4 elements on a device, which 3 parts do not divide (P4)
 module attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
 func.func @one_part_p1(%x: tensor<4x6xf32>, %w: tensor<6x3xf32>) -> tensor<4x3xf32> {
@@ -23,7 +25,7 @@ func.func @one_part_p1(%x: tensor<4x6xf32>, %w: tensor<6x3xf32>) -> tensor<4x3xf
 // -----
 
 // P2: what one device does is explicit.
-// expected-error@+1 {{the program says nothing about what one device does: it has no manual computation and no collective; run partition first (P2)}}
+// expected-error@+1 {{the program says nothing about what one device does: main itself has no manual computation and no collective; run partition first (P2)}}
 func.func @main_p2(%x: tensor<4x6xf32>, %w: tensor<6x3xf32>) -> tensor<4x3xf32> {
   %0 = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : (tensor<4x6xf32>, tensor<6x3xf32>) -> tensor<4x3xf32>
   return %0 : tensor<4x3xf32>
@@ -34,7 +36,7 @@ func.func @main_p2(%x: tensor<4x6xf32>, %w: tensor<6x3xf32>) -> tensor<4x3xf32> 
 // P3: the program has no tokens.
 module attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
 func.func @token_p3(%x: tensor<4x6xf32>) -> tensor<4x6xf32> {
-  // expected-error@+1 {{stablehlo.after_all has a token, which orders what the split is to interleave: run split-batch before thread-tokens, or strip-tokens first (P3)}}
+  // expected-error@+1 {{stablehlo.after_all has a token, which orders what split-batch is to interleave: run split-batch before thread-tokens, or strip-tokens first (P3)}}
   %t = stablehlo.after_all : !stablehlo.token
   %0, %u = stablehlo.optimization_barrier %x, %t : tensor<4x6xf32>, !stablehlo.token
   %1 = "stablehlo.collective_permute"(%0) {

@@ -12,6 +12,7 @@ for. No device is needed; the whole zoo takes two hours or so on two cores.
     floor           ms that no order of the compiled program before the pass is below
     gap             of `before` above the floor
     closed          the part of that gap that `after` closes, negative where it is slower
+    GiB, then       the most alive at any time, before and after
 
 --steps: what to measure in place of `schedule-overlap`, such as
 `split-batch{parts=2},schedule-overlap`. What comes out as it went in is not compiled again.
@@ -35,6 +36,7 @@ from stablehlo_tools.artifact import Artifact
 from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.diagnostics import Diagnostics, ToolError
 from stablehlo_tools.overlap.bounds import floor
+from stablehlo_tools.overlap.memory import memory_profile
 from stablehlo_tools.overlap.simulator import simulate
 from stablehlo_tools.passes import Pipeline
 from stablehlo_tools.targets.compilation import compile_artifact
@@ -43,18 +45,21 @@ from stablehlo_tools.targets.hlo.tasks import hlo_task_graph
 EXPLICIT = "partition,create-reduce-scatter"
 HARDWARE = {"gpu": "h100", "tpu": "tpu-v5e"}
 TIMEOUT = 1800.0  # seconds, of one compilation
-COLUMNS = ("model", "target", "before", "after", "ratio", "floor", "gap", "closed", "")
-_PLAIN = "{:26s} {:6s}" + " {:>9s}" * 2 + " {:>6s} {:>9s}" + " {:>6s}" * 2 + "  {}"
+FIGURES = ("before", "after", "ratio", "floor", "gap", "closed", "GiB", "then")
+COLUMNS = ("model", "target", *FIGURES, "")
+_PLAIN = "{:26s} {:6s}" + " {:>9s}" * 2 + " {:>6s} {:>9s}" + " {:>6s}" * 4 + "  {}"
+_GIB = 2.0**30
 _LEFT = "left as it is"
 _LONGEST = 200  # letters of a compiler's refusal
 
 
 @dataclass(frozen=True)
 class Times:
-    """What the simulator says of a compiled program, in ns."""
+    """What the simulator says of a compiled program."""
 
-    total: float
-    floor: float
+    total: float  # ns
+    floor: float  # ns
+    peak: float  # bytes
 
 
 def main() -> None:
@@ -75,7 +80,7 @@ def compare(
     form = "| " + " | ".join(["{}"] * len(COLUMNS)) + " |" if markdown else _PLAIN
     print(form.format(*COLUMNS))
     if markdown:
-        print(form.format("---", "---", *["---:"] * (len(COLUMNS) - 3), "---"))
+        print(form.format("---", "---", *["---:"] * len(FIGURES), "---"))
     for name in models:
         program = artifact.from_exported(ZOO[name].full(), name)
         run_pipeline(program, Pipeline.parse(EXPLICIT))
@@ -88,7 +93,7 @@ def row(program: Artifact, target: str, steps: str | None) -> list[str]:
     try:
         before = times(program, target)
     except ToolError as error:
-        return ["", "", "", "", "", "", _first_sentence(error)]
+        return [*[""] * len(FIGURES), _first_sentence(error)]
     rewritten = program.copy()
     try:
         reported = run_pipeline(rewritten, Pipeline.parse(steps or _scheduling(target)))
@@ -104,7 +109,7 @@ def times(program: Artifact, target: str) -> Times:
     compiled = compile_artifact(program, target, TIMEOUT)
     hardware = load_hardware(HARDWARE[target])
     graph = hlo_task_graph(compiled.text, hardware, compiled.topology.devices)
-    return Times(simulate(graph).total_ns, floor(graph).ns)
+    return Times(simulate(graph).total_ns, floor(graph).ns, memory_profile(graph).peak_bytes)
 
 
 def _scheduling(target: str) -> str:
@@ -114,13 +119,14 @@ def _scheduling(target: str) -> str:
 def _figures(before: Times, after: Times | None) -> list[str]:
     """All columns of figures; blank where there is no `after`, or no gap to close."""
     gap = before.total - before.floor
-    above = f"{gap / before.floor:.1%}"
+    above, held = f"{gap / before.floor:.1%}", f"{before.peak / _GIB:.1f}"
     if after is None:
-        return [_ms(before.total), "", "", _ms(before.floor), above, ""]
+        return [_ms(before.total), "", "", _ms(before.floor), above, "", held, ""]
     gained = before.total - after.total
     closed = f"{gained / gap:.0%}" if gap > 0 else ""
-    ratio = f"{after.total / before.total:.3f}"
-    return [_ms(before.total), _ms(after.total), ratio, _ms(before.floor), above, closed]
+    ratio, then = f"{after.total / before.total:.3f}", f"{after.peak / _GIB:.1f}"
+    totals = _ms(before.total), _ms(after.total)
+    return [*totals, ratio, _ms(before.floor), above, closed, held, then]
 
 
 def _ms(ns: float) -> str:

@@ -225,6 +225,15 @@ def test_symbolic_shapes_are_refused_c3():
     assert reason.endswith("(C3)")
 
 
+def test_what_has_no_elements_is_refused_c3():
+    rows = "%r = stablehlo.slice %x [0:0] : (tensor<2xf32>) -> tensor<0xf32>"
+    empty = f""""stablehlo.all_gather"(%e) {{all_gather_dim = 1 : i64, {GROUPS}}}
+      : (tensor<0x1xf32>) -> tensor<0x2xf32>"""
+    shaped = "%e = stablehlo.reshape %r : (tensor<0xf32>) -> tensor<0x1xf32>"
+    reason = why_not(module(f"{rows}\n{shaped}\n%0 = {empty}\n%1 = {empty}"))
+    assert reason == "it moves no elements (C3)"
+
+
 def test_an_all_to_all_of_several_operands_is_refused_c3():
     several = f""""stablehlo.all_to_all"(%x, %y) {{split_dimension = 0 : i64,
       concat_dimension = 0 : i64, split_count = 2 : i64, {GROUPS}}}

@@ -16,6 +16,7 @@ Preconditions:
       lowered first.
   P2  Replica groups name processes and mesh axes that the module has, none of them twice.
   P3  `memory-limit` is not negative, and some order of the program needs no more.
+  P4  Every tensor has a known size: what is symbolic cannot be timed.
 
 Guarantees: the signature as it was; ops that are not merged keep their order, but for users of what
 is merged later than it was. Calls are inlined where something is merged, and only there. Values
@@ -23,9 +24,9 @@ bitwise as before, those of NaN too, but for sums and products of floats, which 
 in another order.
 
 Left as they are: collectives that differ in more than their shapes (of exchanges, element types
-too); those of which one needs another; those in an async_start or a token chain, with symbolic
-shapes, or with a mesh axis left free around them; those whose data takes longer to copy than their
-latency. `explain` says which rule it was.
+too); those of which one needs another; those in an async_start or a token chain, without elements
+along their dimension, or with a mesh axis left free around them; those whose data takes longer to
+copy than their latency. `explain` says which rule it was.
 """
 
 from __future__ import annotations

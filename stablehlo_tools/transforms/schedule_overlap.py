@@ -31,8 +31,6 @@ A block is left as it is, with a note of the reason under `explain`,
 
 - where the plan hides less than three fifths of what could be hidden: what XLA does then, combining
   included, was found to be better than a program that is held to such a plan;
-- in a program that needs more memory than the device has: XLA:GPU overlaps nothing then, whatever
-  is written;
 - for TPUs: XLA:TPU ignores every form that was tried for the collectives that it leaves exposed
   (all_reduce, reduce_scatter and all_to_all are synchronous there), and schedules the others well.
 
@@ -48,6 +46,7 @@ from typing import ClassVar
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import ModuleFacts
 from stablehlo_tools.analysis.communication import MANUAL_COMPUTATION
+from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.analysis.partitioner_work import leaves_work_to_the_partitioner
 from stablehlo_tools.analysis.tasks.graph import TracedGraph, traced_task_graph
@@ -60,7 +59,6 @@ from stablehlo_tools.ir.symbols import functions_by_name
 from stablehlo_tools.overlap.memory import memory_profile
 from stablehlo_tools.passes import Pass
 from stablehlo_tools.report.units import duration
-from stablehlo_tools.transforms.bucketing.placement import Effects
 from stablehlo_tools.transforms.overlapping.explanation import explain
 from stablehlo_tools.transforms.overlapping.scheduled_block import (
     ScheduledBlock,
@@ -103,7 +101,7 @@ class ScheduleOverlapPass(Pass):
         _prepare(scratch)
         work = _Work.of(scratch, hardware)
         blocks = list(self._blocks(work, work.traced, self._headroom(work), in_loop=False))
-        left = [_why_left(block, work, hardware) for block in blocks]
+        left = [_why_left(block, hardware) for block in blocks]
         for block, reason in zip(blocks, left, strict=True):
             if reason is None:
                 write_order(block.plan)
@@ -178,15 +176,10 @@ def _prepare(module: ir.Module) -> None:
         PartitionPass().run(module, Diagnostics())
 
 
-def _why_left(block: ScheduledBlock, work: _Work, hardware: Hardware) -> str | None:
+def _why_left(block: ScheduledBlock, hardware: Hardware) -> str | None:
     """Why a block is left as it is; None where it is written."""
     if any(network.kind == _TORUS for network in hardware.networks):
         return "no form was found that XLA:TPU keeps to where it leaves time exposed"
-    if work.peak > hardware.memory_bytes:
-        return (
-            f"the program needs {work.peak / _GIB:.4g} GiB, more than a device has: XLA:GPU then "
-            "overlaps nothing, whatever is written"
-        )
     if not block.holds:
         return "no collective could begin elsewhere than where it stands"
     if block.closed < _WORTH:

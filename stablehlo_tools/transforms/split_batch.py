@@ -26,7 +26,7 @@ Preconditions:
   P2  What one device does is explicit: a manual computation, or a program for one device.
   P3  The program has no tokens: thread-tokens comes after this pass.
   P4  The arguments that `arguments` names have `dimension`, and the parts divide it on a device;
-      without `arguments`, some dimension of some argument can be divided.
+      without `arguments` there is no `dimension`, and some one of some argument can be divided.
   P5  The batch is independent: nothing that was computed from several samples at once is used
       together with samples again. Batch-norm, a softmax or a cumulative sum over the batch, a sort
       of tokens by expert, an auxiliary loss of the whole batch are refused by name. Counts, which
@@ -115,6 +115,12 @@ class SplitBatchPass(Pass):
         if self.parts < 2:
             raise ToolError(
                 f"split-batch: {self.parts} parts are no split, there must be at least 2 (P1)",
+                module.operation.location,
+            )
+        if self.dimension and not self.arguments:
+            raise ToolError(
+                f"split-batch: dimension {self.dimension} is of arguments that `arguments` names, "
+                "and it names none (P4)",
                 module.operation.location,
             )
         refuse_tokens(module, "split-batch", "P3")

@@ -21,7 +21,7 @@ from stablehlo_tools.overlap.scheduling.least_memory import gib, least_bytes
 from stablehlo_tools.overlap.scheduling.problem import Problem, problem_of
 from stablehlo_tools.overlap.scheduling.reserve import Plan
 from stablehlo_tools.overlap.scheduling.tails import heads, longest_tails, tails
-from stablehlo_tools.overlap.scheduling.timing import room_before, time_order
+from stablehlo_tools.overlap.scheduling.timing import most_in_flight, room_before, time_order
 from stablehlo_tools.overlap.task_graph import TaskGraph
 
 _PATIENCE = (2.5, 5.0, 1.0, 15.0)  # times the latency of the slowest collective
@@ -106,8 +106,16 @@ class _Search:
         self.own_peak = Plan(problem, self.own.order).peak
         self._plan = self._fitting_plan()
         self._best = self._timed(self._plan.order, ())
-        if self.own_peak <= limits.memory and not self._limits_flights:
+        if self.own_peak <= limits.memory and self._flies(self.own.order):
             self._keep(self.own)
+
+    def _flies(self, order: Sequence[int]) -> bool:
+        """Whether an order has no more in flight than is allowed."""
+        if not self._limits_flights:
+            return True
+        most, each = most_in_flight(self._problem, order)
+        in_flight, at_once = self._limits.in_flight, self._limits.at_once
+        return (at_once is None or most <= at_once) and (in_flight is None or each <= in_flight)
 
     @property
     def _limits_flights(self) -> bool:

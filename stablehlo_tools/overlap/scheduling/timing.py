@@ -56,6 +56,22 @@ def bucket_ns(problem: Problem, bucket: Sequence[int]) -> float:
     return latency + sum(problem.ns[start] - latency for start in bucket)
 
 
+def most_in_flight(problem: Problem, order: Sequence[int]) -> tuple[int, int]:
+    """The most transfers that are issued and not yet waited for: of all, and of one stream."""
+    flying = [0] * len(problem.streams)
+    landed: set[int] = set()
+    most = each = 0
+    for task in order:
+        start = problem.starts[task]
+        if problem.stream[task] != COMPUTE:
+            flying[problem.stream[task]] += 1
+        elif start is not None and start not in landed:
+            landed.add(start)
+            flying[problem.stream[start]] -= 1
+        most, each = max(most, sum(flying)), max([each, *flying])
+    return most, each
+
+
 def room_before(problem: Problem, order: Sequence[int]) -> list[tuple[float, int]]:
     """For each task how much compute follows, itself included, before which critical transfer.
 

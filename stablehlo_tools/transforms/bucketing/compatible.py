@@ -4,8 +4,9 @@ Constraints, each named in the reason that is given where it fails:
   C1   They are of one kind: all_gather, reduce_scatter, all_reduce, all_to_all or
        collective_permute.
   C2   They stand in one block, none of them in an async_start.
-  C3   Their operands have static shapes, of integers, floats or complex numbers; an all_to_all has
-       one operand, since XLA takes several for the parts of one.
+  C3   Their operands have static shapes, of integers, floats or complex numbers; those that run
+       along a dimension, which must not be empty, have elements. An all_to_all has one operand,
+       since XLA takes several for the parts of one.
   C4   They have the same process groups, equally large (the same pairs), with ids that count the
        same, whatever attribute says so. The order of members counts, but for an all_reduce.
   C5   They reduce alike, elements of one type.
@@ -29,10 +30,11 @@ from stablehlo_tools.analysis.reducers import reducer_kind
 from stablehlo_tools.analysis.replica_groups import GroupMode, ProcessGroups
 from stablehlo_tools.analysis.tensor_shardings import SHARDING
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.ir.building import element_of
+from stablehlo_tools.ir.building import element_of, shape_of
 
 REDUCING = frozenset({"all_reduce", "reduce_scatter"})
 EXCHANGING = frozenset({"all_gather", "all_to_all", "collective_permute"})
+_ALONG = frozenset({"all_gather", "reduce_scatter", "all_to_all"})
 _BARRIER = "stablehlo.optimization_barrier"
 _XLA_SHARDING = "mhlo.sharding"
 
@@ -133,6 +135,8 @@ def _why_not_alone(collective: Collective) -> str | None:
         return f"{collective.kind} is never merged (C1)"
     if not all(_is_plain(value.type) for value in (*op.operands, *op.results)):
         return "it has a symbolic shape, or elements that are no plain numbers (C3)"
+    if collective.kind in _ALONG and any(0 in shape_of(value) for value in op.operands):
+        return "it moves no elements (C3)"
     if collective.kind == "all_to_all" and len(op.operands) != 1:
         return "it is an all_to_all of several operands (C3)"
     if _XLA_SHARDING in op.attributes:

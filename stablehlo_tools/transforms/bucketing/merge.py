@@ -45,6 +45,7 @@ from stablehlo_tools.analysis.collectives import (
     classify_communication,
     find_collectives,
 )
+from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.ir.symbols import functions_by_name
@@ -57,7 +58,6 @@ from stablehlo_tools.transforms.bucketing.compatible import (
 )
 from stablehlo_tools.transforms.bucketing.free_axes import FreeAxes
 from stablehlo_tools.transforms.bucketing.placement import (
-    Effects,
     Place,
     find_place,
     in_block_order,

@@ -35,6 +35,11 @@ class Anchor:
     operands: tuple[int, ...]  # none: behind it
     time: float  # ns
 
+    @property
+    def served_from(self) -> int:
+        """The place of the first op that can read what goes through a barrier here."""
+        return self.place if self.operands else self.place + 1
+
 
 def find_anchors(
     plan: BlockPlan,

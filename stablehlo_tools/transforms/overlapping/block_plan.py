@@ -12,12 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.tasks.graph import TracedGraph
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.symbols import FUNCTION
 from stablehlo_tools.ir.values import key_of
 from stablehlo_tools.ir.walk import walk
-from stablehlo_tools.transforms.bucketing.placement import Effects
 
 type Places = Mapping[ir.Value | ir.Operation, int]  # numbers of ops, by what stands for them
 

@@ -23,11 +23,15 @@ _SLACK = 5_000.0  # ns: anchors so close to each other are the same moment
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """A collective of the block: when it begins, and how long it takes, in ns."""
+    """A collective of the block: when it begins, and how long it takes, in ns.
+
+    One that is `fixed` lies in a region of `op`, and begins where that stands.
+    """
 
     op: ir.Operation
     begin: float
     ns: float
+    fixed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +73,11 @@ def plan_fences(
             at.move(flight.op, anchor)
         where = anchor or at.itself(flight)
         if one_slot and before is not None and where.place > since:
-            fence(where).awaits.extend(at.alive_behind(before.op, where.place))
+            fence(where).awaits.extend(at.alive_behind(before.op, where.served_from))
         before, since = flight, where.place
     for first, second in moved:
         if second in fences:
-            fence(second).awaits.extend(at.alive_behind(first.op, second.place))
+            fence(second).awaits.extend(at.alive_behind(first.op, second.served_from))
     return sorted(fences.values(), key=lambda found: found.anchor.place)
 
 
@@ -88,7 +92,7 @@ class _Anchored:
     def begin(self, flight: Flight) -> Anchor | None:
         """The last anchor before a flight begins, if it can begin there and is used later."""
         number = bisect_right(self._times, flight.begin + _SLACK) - 1
-        if number < 0:
+        if number < 0 or flight.fixed:
             return None
         anchor = self._anchors[number]
         if anchor.place >= self.first_use(flight.op) or not self._is_ready(flight.op, anchor.place):
@@ -97,7 +101,7 @@ class _Anchored:
 
     def move(self, op: ir.Operation, anchor: Anchor) -> None:
         """Lets a collective stand at an anchor."""
-        self._places[key_of(op)] = anchor.place
+        self._places[key_of(op)] = anchor.served_from
 
     def itself(self, flight: Flight) -> Anchor:
         """A collective as an anchor, for what has to be over before it begins."""
@@ -105,23 +109,29 @@ class _Anchored:
         return Anchor(-1, flight.op, place, (0,), flight.begin)
 
     def alive_behind(self, op: ir.Operation, place: int) -> list[ir.Value]:
-        """A value that an op makes, or that is made of one, and that is used behind a place.
+        """A tensor that an op makes, or that is made of one, and that is used from a place on.
 
-        None is found where all that is made of it is used up before.
+        None is found where all that is made of it is used up before, or not there yet: the future
+        of an async_start stays in flight.
         """
         pending = list(op.results)
         seen = set(pending)
         for value in pending:
             users = [use.owner.operation for use in value.uses]
-            if any((at := place_of(user, self._places)) is None or at >= place for user in users):
+            before = [user for user in users if self._stands_before(user, place)]
+            if len(before) < len(users) and isinstance(value.type, ir.RankedTensorType):
                 return [value]
-            for user in users:
+            for user in before:
                 fresh = [result for result in user.results if result not in seen]
                 seen.update(fresh)
                 pending += fresh
             if len(pending) > _MOST_LOOKED_AT:
                 break
         return []
+
+    def _stands_before(self, op: ir.Operation, place: int) -> bool:
+        at = place_of(op, self._places)
+        return at is not None and at < place
 
     def first_use(self, op: ir.Operation) -> int:
         """The place of the first op that uses an op's results; far behind all if none does."""

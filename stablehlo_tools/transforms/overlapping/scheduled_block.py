@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.tasks.graph import TracedGraph
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.overlap.scheduling.forward import Moments
 from stablehlo_tools.overlap.scheduling.problem import Problem, problem_of
 from stablehlo_tools.overlap.scheduling.scheduler import Limits, Schedule, schedule
 from stablehlo_tools.overlap.scheduling.timing import time_order
-from stablehlo_tools.transforms.bucketing.placement import Effects
 from stablehlo_tools.transforms.overlapping.anchors import Anchor, find_anchors
 from stablehlo_tools.transforms.overlapping.block_plan import BlockPlan, plan_block
 from stablehlo_tools.transforms.overlapping.fences import Fence, Flight, plan_fences
@@ -117,7 +117,7 @@ def _flights(
         behind[task] = max(after, default=0.0)
     longest = max((ns + rest for ns, rest in zip(problem.ns, behind, strict=True)), default=0.0)
     return [
-        Flight(op, begin[task], problem.ns[task])
+        Flight(op, begin[task], problem.ns[task], fixed=op not in traced.ops[task])
         for task in order
         if traced.graph.tasks[task].communication is not None and behind[task] >= _END * longest
         for op in plan.ops[task]

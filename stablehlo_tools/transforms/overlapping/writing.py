@@ -59,10 +59,11 @@ class _Writer:
         )
         for value, result in zip(values, barrier.results, strict=True):
             self._now[value] = result
-            _hand_over(value, result, [takes for other, takes in through if other == value])
+            self._hand_over(value, result, [takes for other, takes in through if other == value])
         last = barrier
         for op in fence.begins:
             op.move_after(last)
+            self._places[key_of(op)] = anchor.served_from
             last = op
         return True
 
@@ -77,7 +78,7 @@ class _Writer:
         found += [(anchor.op.operands[number], taken) for number in anchor.operands]
         for op in fence.begins:
             found += [(operand, lambda op: key_of(op) in begun) for operand in op.operands]
-        found += [(self._current(value), self._from(anchor.place)) for value in fence.awaits]
+        found += [(self._current(value), self._from(anchor.served_from)) for value in fence.awaits]
         return found
 
     def _current(self, value: ir.Value) -> ir.Value:
@@ -97,10 +98,16 @@ class _Writer:
 
         return takes
 
+    def _hand_over(self, value: ir.Value, result: ir.Value, takers: Sequence[_Takes]) -> None:
+        barrier = key_of(maker_of(result))
+        uses = [(use.owner.operation, use.operand_number) for use in value.uses]
+        for op, number in uses:
+            if key_of(op) != barrier and any(takes(op) for takes in takers):
+                self._set_operand(op, number, result)
 
-def _hand_over(value: ir.Value, result: ir.Value, takers: Sequence[_Takes]) -> None:
-    barrier = key_of(maker_of(result))
-    uses = [(use.owner.operation, use.operand_number) for use in value.uses]
-    for op, number in uses:
-        if key_of(op) != barrier and any(takes(op) for takes in takers):
-            op.operands[number] = result
+    def _set_operand(self, op: ir.Operation, number: int, value: ir.Value) -> None:
+        """An op without results stands for itself, and with other operands for another one."""
+        place = None if len(op.results) else self._places.pop(op, None)
+        op.operands[number] = value
+        if place is not None:
+            self._places[op] = place

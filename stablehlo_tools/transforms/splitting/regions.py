@@ -46,8 +46,8 @@ def find_regions(module: ir.Module) -> list[Region]:
     if is_per_device(module):
         return [Region(main, block, tuple(block.arguments))]
     raise ToolError(
-        "the program says nothing about what one device does: it has no manual computation and no "
-        "collective; run partition first (P2)",
+        "the program says nothing about what one device does: main itself has no manual "
+        "computation and no collective; run partition first (P2)",
         main.location,
     )
 
