@@ -180,9 +180,8 @@ func.func @main(%x: tensor<8x8xf32>, %w0: tensor<4x8xf32>, %w1: tensor<4x8xf32>,
 // CHECK-NEXT: %[[Z:.+]] = stablehlo.dot_general %[[F]]#0, %[[F]]#0
 // CHECK-NEXT: stablehlo.optimization_barrier %[[G0]], %arg2, %[[Z]]
 // IN-ORDER-LABEL: module @reorder
-// IN-ORDER: %[[G2:.+]] = "stablehlo.all_gather"(%{{.+}}#1)
-// IN-ORDER-NEXT: stablehlo.dot_general
-// IN-ORDER-NEXT: %[[Y2:.+]] = stablehlo.dot_general %{{.+}}, %{{.+}}
+// IN-ORDER: %[[Y1:.+]] = stablehlo.dot_general %{{.+}}#0, %{{.+}}#2
+// IN-ORDER-NEXT: stablehlo.dot_general %[[Y1]]
 // IN-ORDER-NEXT: %[[Z:.+]] = stablehlo.dot_general %arg0, %arg0
 // IN-ORDER-NEXT: stablehlo.dot_general %[[Z]], %arg0
 module @reorder attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {

@@ -179,9 +179,7 @@ def _reduce_scatter(program: Program) -> str:
         f'"stablehlo.reduce_scatter"({program.value()}) {_region()} {{scatter_dimension = 0 : i64, '
         f"{_groups(program)}}} : ({MATRIX}) -> {ROW}"
     )
-    spread = program.line(
-        f"stablehlo.broadcast_in_dim {row}, dims = [0, 1] : ({ROW}) -> {MATRIX}"
-    )
+    spread = program.line(f"stablehlo.broadcast_in_dim {row}, dims = [0, 1] : ({ROW}) -> {MATRIX}")
     return program.small(spread)
 
 

@@ -32,7 +32,7 @@ A block is left as it is, with a note of the reason under `explain`,
 - where the plan hides less than three fifths of what could be hidden: what XLA does then, combining
   included, was found to be better than a program that is held to such a plan;
 - for TPUs: XLA:TPU ignores every form that was tried for the collectives that it leaves exposed
-  (all_reduce, reduce_scatter and all_to_all are synchronous there), and schedules the others well.
+  (all_reduce, reduce_scatter and all_to_all are synchronous there).
 
 docs/schedule-overlap.md has what was measured on all compilers.
 """

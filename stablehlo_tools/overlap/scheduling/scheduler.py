@@ -4,11 +4,13 @@ Forward passes (forward.py), led by what a backward schedule says has to follow 
 (tails.py), are repeated until the total stops falling, from several leads; then with buckets, for
 several amounts of patience. Each candidate is timed whole, buckets included, and the shortest is
 kept, among equals the one that needs less memory. At last transfers are issued as late as costs
-nothing (just_in_time.py). No step draws by chance: the same graph gives the same schedule.
+nothing (just_in_time.py). For small graphs more variants are tried. The same graph always gives
+the same schedule.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -27,6 +29,9 @@ from stablehlo_tools.overlap.task_graph import TaskGraph
 _PATIENCE = (2.5, 5.0, 1.0, 15.0)  # times the latency of the slowest collective
 _ROUNDS = 3
 _FEW = 500  # tasks: of so few, more variants are tried
+_VERY_FEW = 100  # tasks: of so few, many more
+_SHAKES = 40
+_STRENGTH = 0.3  # of the longest chain
 _SAME = 1e-4  # of the total: too little to look for
 _GIB = 2**30
 
@@ -143,6 +148,18 @@ class _Search:
         self._try(lead, replace(self._rules, look_again=True))
         longest = forward(self._problem, self._plan, longest_tails(self._problem), self._rules)
         self._keep(_Candidate(tuple(longest.order), _tuples(longest.buckets), longest.total))
+        if self._problem.size <= _VERY_FEW:
+            self._shake(lead)
+
+    def _shake(self, lead: Sequence[float]) -> None:
+        """Tries leads that differ at random, from seeds that are always the same."""
+        scale = max(heads(self._problem), default=0.0)
+        for seed in range(_SHAKES):
+            chance = random.Random(seed)
+            shaken = [at + chance.uniform(-1, 1) * scale * _STRENGTH for at in lead]
+            rules = replace(self._rules, look_again=seed % 2 > 0, compute_first=seed % 4 > 1)
+            plan = Plan(self._problem, self._best.order) if seed % 3 else self._plan
+            self._try(self._try(shaken, rules, plan).ends, rules, plan)
 
     def _leave_room(self, lead: Sequence[float]) -> None:
         """Keeps slots free for what cannot be hidden, as the best schedule so far shows it."""
@@ -157,9 +174,10 @@ class _Search:
         rules = each[totals.index(min(totals))]
         self._try(self._try(second, rules).ends, rules)
 
-    def _try(self, lead: Sequence[float], rules: Rules) -> Pass:
-        """Backward and forward once."""
-        found = forward(self._problem, self._plan, tails(self._problem, lead), rules)
+    def _try(self, lead: Sequence[float], rules: Rules, plan: Plan | None = None) -> Pass:
+        """Backward and forward once; `plan` is what to fall back on, the leanest by default."""
+        tail = tails(self._problem, lead)
+        found = forward(self._problem, plan or self._plan, tail, rules)
         self._keep(_Candidate(tuple(found.order), _tuples(found.buckets), found.total))
         return found
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from stablehlo_tools.analysis.tasks.graph import TracedGraph
-from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, Severity, to_place
 from stablehlo_tools.overlap.simulator import simulate
 from stablehlo_tools.report.document import CollectiveRow
@@ -20,15 +19,15 @@ def explain(traced: TracedGraph) -> Iterator[Diagnostic]:
     """A note for each collective of a program, loops included, in program order."""
     rows = collective_rows(traced.graph, simulate(traced.graph))
     for ((path, start), _), row in zip(collective_numbers(traced.graph).items(), rows, strict=True):
-        ops = _at(traced, path)[start]
+        ops = _at(traced, path).ops[start]
         location = ops[-1].location if ops else None
         yield Diagnostic(Severity.NOTE, _sentence(row), to_place(location))
 
 
-def _at(traced: TracedGraph, path: tuple[int, ...]) -> dict[int, list[ir.Operation]]:
+def _at(traced: TracedGraph, path: tuple[int, ...]) -> TracedGraph:
     for task in path:
         traced = traced.bodies[task]
-    return {task: list(ops) for task, ops in enumerate(traced.ops)}
+    return traced
 
 
 def _sentence(row: CollectiveRow) -> str:
