@@ -102,10 +102,9 @@ func.func @main(%x: tensor<8x8xf32>, %w0: tensor<4x8xf32>, %w1: tensor<4x8xf32>,
 // Behind a reduction to a number a barrier holds the number, which nothing is fused with; what the
 // reduction itself reads does not go through that barrier.
 // CHECK-LABEL: module @reduction
-// CHECK: %[[F:.+]]:2 = stablehlo.optimization_barrier %arg2, %{{.+}} : tensor<4x8xf32>, tensor<8x8xf32>
-// CHECK-NEXT: %[[G1:.+]] = "stablehlo.all_gather"(%[[F]]#0)
-// CHECK-NEXT: %[[S:.+]] = stablehlo.reduce(%[[F]]#1
-// CHECK-NEXT: %[[F:.+]]:3 = stablehlo.optimization_barrier %[[S]], %arg3, %[[G1]]
+// CHECK: %[[G0:.+]] = "stablehlo.all_gather"(%arg1)
+// CHECK-NEXT: %[[S:.+]] = stablehlo.reduce(%[[G0]]
+// CHECK-NEXT: %[[F:.+]]:3 = stablehlo.optimization_barrier %[[S]], %arg2, %[[G0]]
 // CHECK-NEXT: "stablehlo.all_gather"(%[[F]]#1)
 // CHECK-NEXT: stablehlo.broadcast_in_dim %[[F]]#0
 module @reduction attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {

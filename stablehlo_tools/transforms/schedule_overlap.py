@@ -23,9 +23,9 @@ Preconditions:
       negative.
 
 Guarantees: the signature as it was; values bitwise, for ops only move and barriers compute nothing;
-what the plan needs stays within the limit. Calls are inlined, and several manual computations
-become one (by `partition`), where the pass writes anything. Loop bodies are scheduled each by
-themselves; a collective that only the iteration before could hide stays exposed.
+the program stays within `memory-limit`, where one is given. Calls are inlined, and several manual
+computations become one (by `partition`), where the pass writes anything. Loop bodies are scheduled
+each by themselves; a collective that only the iteration before could hide stays exposed.
 
 A block is left as it is, with a note of the reason under `explain`,
 
@@ -40,7 +40,7 @@ docs/schedule-overlap.md has what was measured on all compilers.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from stablehlo_tools import bindings
@@ -72,6 +72,7 @@ from stablehlo_tools.transforms.tokens.refusing import refuse_tokens
 _GIB = 2.0**30
 _HEADROOM = _GIB  # bytes that a plan may need more than the program's own order
 _WORTH = 0.6  # of what could be hidden: a plan that hides less is not written
+_TRIES = 3  # plans, each with less memory than the one before
 _TORUS = "torus"
 
 
@@ -97,20 +98,46 @@ class ScheduleOverlapPass(Pass):
         """Plans on a copy of the module; takes it over where anything is written."""
         hardware = load_hardware(self.hardware)
         self._check(module)
-        scratch = bindings.parse_module(bindings.write_bytecode(module), module.context)
-        _prepare(scratch)
-        work = _Work.of(scratch, hardware)
-        blocks = list(self._blocks(work, work.traced, self._headroom(work), in_loop=False))
+        draft = self._draft(module, hardware)
+        if None in draft.left:
+            _take_over(module, draft.module)
+        if self.explain:
+            diagnostics.collected += _explained(draft.blocks, draft.left)
+            diagnostics.collected += explain(_Work.of(module, hardware).traced)
+
+    def _draft(self, module: ir.Module, hardware: Hardware) -> _Draft:
+        """What to make of a module, within the memory limit as it is written.
+
+        Fences keep some tensors longer than the plan does: then the plan gets less.
+        """
+        draft, less = self._written(module, hardware, 0.0), 0.0
+        for _ in range(_TRIES):
+            over = 0.0 if self.memory_limit is None else draft.peak - self.memory_limit * _GIB
+            if over <= 0 or None not in draft.left:
+                return draft
+            less += over
+            try:
+                draft = self._written(module, hardware, less)
+            except ToolError:
+                break  # there is no such order
+        reason = "what the fences keep would exceed the memory limit"
+        return replace(draft, left=[known or reason for known in draft.left])
+
+    def _written(self, module: ir.Module, hardware: Hardware, less: float) -> _Draft:
+        """A copy with its blocks scheduled; `less` bytes than the limit are the plan's."""
+        copy = bindings.parse_module(bindings.write_bytecode(module), module.context)
+        _prepare(copy)
+        work = _Work.of(copy, hardware)
+        headroom = self._headroom(work) - less
+        blocks = list(self._blocks(work, work.traced, headroom, in_loop=False))
         left = [_why_left(block, hardware) for block in blocks]
         for block, reason in zip(blocks, left, strict=True):
             if reason is None:
                 write_order(block.plan)
                 write_fences(block.plan, block.fences, block.anchors)
-        if None in left:
-            _take_over(module, scratch)
-        if self.explain:
-            diagnostics.collected += _explained(blocks, left)
-            diagnostics.collected += explain(_Work.of(module, hardware).traced)
+        limited = self.memory_limit is not None and None in left
+        peak = _Work.of(copy, hardware).peak if limited else work.peak
+        return _Draft(copy, blocks, left, peak)
 
     def _check(self, module: ir.Module) -> None:
         location = module.operation.location
@@ -144,6 +171,16 @@ class ScheduleOverlapPass(Pass):
         found = schedule_block(traced, work.effects, wanted, own, in_loop=in_loop)
         if found is not None:
             yield found
+
+
+@dataclass(frozen=True)
+class _Draft:
+    """A rewritten copy of a module, why each of its blocks is left, and the bytes it needs."""
+
+    module: ir.Module
+    blocks: Sequence[ScheduledBlock]
+    left: Sequence[str | None]
+    peak: float
 
 
 @dataclass(frozen=True)
