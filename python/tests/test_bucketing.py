@@ -126,7 +126,7 @@ def check(seed: int) -> None:
         assert run(before, shape, values) == run(after, shape, values), shape.text()
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(14))
 def test_random_buckets(seed: int):
     check(seed)
 

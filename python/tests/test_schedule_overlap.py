@@ -47,7 +47,7 @@ def check(seed: int) -> tuple[Artifact, Artifact]:
     return before, after
 
 
-@pytest.mark.parametrize("seed", [*range(40), *ONCE_WRONG])
+@pytest.mark.parametrize("seed", [*range(14), *ONCE_WRONG])
 def test_random_programs_verify_and_keep_their_ops(seed: int):
     check(seed)
 

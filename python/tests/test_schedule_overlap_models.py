@@ -195,6 +195,7 @@ def test_an_error_writes_no_file(tmp_path: Path):
 GPU = missing_package(Target.GPU)
 
 
+@pytest.mark.soak
 @pytest.mark.skipif(GPU is not None, reason=f"{GPU} is not installed")
 def test_xla_gpu_exposes_less():
     """Four layers of Llama 3 8B on 64 devices: XLA alone leaves one gather in flight under long

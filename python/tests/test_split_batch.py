@@ -25,7 +25,7 @@ from stablehlo_tools.analysis.collectives import find_collectives
 from stablehlo_tools.diagnostics import ToolError
 
 PARTITIONING = "partition,create-reduce-scatter"
-QUICK = {"decoder-tp-forward", "decoder-2d-scan-step"}
+QUICK = {"decoder-tp-forward"}
 # Each with at least two samples on a device, where the model's own batch has fewer.
 OPTIONS: dict[str, dict[str, Any]] = {
     "decoder-tp-forward": {},
