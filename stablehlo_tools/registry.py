@@ -39,10 +39,25 @@ PASSES: dict[str, Entry] = {
         "SplitBatchPass",
         "the batch of each device in parts, so that one's compute can hide another's collectives",
     ),
+    "pipeline-collectives": Entry(
+        "stablehlo_tools.transforms.pipeline_collectives",
+        "PipelineCollectivesPass",
+        "collectives of a loop run an iteration ahead or late, or once behind it",
+    ),
     "bucket-collectives": Entry(
         "stablehlo_tools.transforms.bucket_collectives",
         "BucketCollectivesPass",
         "collectives that are alike become one where that saves more latency than overlap",
+    ),
+    "break-permute-cycles": Entry(
+        "stablehlo_tools.transforms.break_permute_cycles",
+        "BreakPermuteCyclesPass",
+        "ring permutes become acyclic ones and a select, so that no device can wait for itself",
+    ),
+    "decompose-collective-permute": Entry(
+        "stablehlo_tools.transforms.decompose_collective_permute",
+        "DecomposeCollectivePermutePass",
+        "collective_permutes become send and recv, in an order that cannot deadlock",
     ),
     "schedule-overlap": Entry(
         "stablehlo_tools.transforms.schedule_overlap",

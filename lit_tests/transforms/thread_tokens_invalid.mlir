@@ -257,7 +257,7 @@ sdy.mesh @mesh = <["x"=2]>
 
 // An empty list of shardings names no mesh that the token's sharding could be on.
 func.func @no_mesh(%p: tensor<i1>, %x: tensor<f32>) -> tensor<f32> {
-  // expected-error@+1 {{stablehlo.if has an empty list of shardings, which names no mesh for a token}}
+  // expected-error@+1 {{stablehlo.if has an empty list of shardings, which names no mesh for a new value}}
   "stablehlo.if"(%p) ({
     %0 = stablehlo.custom_call @exchange(%x) {has_side_effect = true} : (tensor<f32>) -> tensor<f32>
     stablehlo.return

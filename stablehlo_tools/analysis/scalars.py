@@ -44,6 +44,12 @@ _ARITHMETIC: dict[str, Callable[..., int]] = {
 }
 
 
+_OF_BOOLEANS: dict[str, Callable[..., int]] = {
+    "stablehlo.add": operator.or_,
+    "stablehlo.multiply": operator.and_,
+}
+
+
 def scalar_function(op: ir.Operation) -> Callable[..., int] | None:
     """What an op computes of integer scalars, before wrapping; None where that is not known."""
     name = op.name
@@ -51,6 +57,8 @@ def scalar_function(op: ir.Operation) -> Callable[..., int] | None:
         return _nonzero if _is_boolean(op.results[0].type) else int
     if name == "stablehlo.compare":
         return partial(_compare, _COMPARISONS[comparison_direction(op)])
+    if _is_boolean(op.results[0].type) and name in _OF_BOOLEANS:
+        return _OF_BOOLEANS[name]
     if name == "stablehlo.not":
         return _flip if _is_boolean(op.results[0].type) else _invert
     return _ARITHMETIC.get(name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,15 +14,37 @@ from stablehlo_tools.ir.values import producer
 
 _CONSTANT = "stablehlo.constant"
 _COMPARE = "stablehlo.compare"
+_WRAPS = "its counter would wrap around before it meets its bound"
+_FOR_EVER = "its counter does not move, so that it runs for ever"
 MIRRORED = {"LT": "GT", "LE": "GE", "GT": "LT", "GE": "LE", "EQ": "EQ", "NE": "NE"}
 
 
+Known = Callable[[ir.Value], Sequence[int] | None]
+
+
 @dataclass(frozen=True)
-class _Counter:
-    """Carry `position` grows by `step` in each iteration."""
+class Counter:
+    """Carry `position` grows by `step` in each iteration; the loop runs while it is below, above,
+    … the bound.
+
+    `direction` and `bound` are those of the comparison in the condition, the counter on its left.
+    """
 
     position: int
     step: int
+    direction: str
+    bound: ir.Value
+
+
+@dataclass(frozen=True)
+class Counted:
+    """A loop that runs a known number of times: where its counter starts, and how often it runs,
+    on each device, or once where that is the same on all.
+    """
+
+    counter: Counter
+    starts: tuple[int, ...]
+    trips: tuple[int, ...]
 
 
 def trip_count(
@@ -33,30 +55,57 @@ def trip_count(
     `initial[i]` are the values of carry i before the loop, one for each device, if known. Counters
     that would wrap around are not understood.
     """
+    known = dict(zip(loop.operands, initial, strict=True))
+    found = counted(loop, known.get)
+    return None if isinstance(found, str) else found.trips
+
+
+def counted(loop: ir.Operation, known: Known) -> Counted | str:
+    """How often a loop runs, or why that is not understood.
+
+    `known` tells the integers that a scalar from outside of the loop is, one for each device.
+    """
+    counter = counter_of(loop)
+    if isinstance(counter, str):
+        return counter
+    starts = known(loop.operands[counter.position])
+    if starts is None:
+        return "where its counter starts is not known before the run"
+    bounds = _bounds(counter.bound, loop, known)
+    if bounds is None:
+        return "the bound of its counter is not known before the run"
+    devices = max(len(starts), len(bounds))
+    starts, bounds = (
+        tuple(part) * devices if len(part) == 1 else tuple(part) for part in (starts, bounds)
+    )
+    kind = loop.operands[counter.position].type
+    trips = [
+        _iterations(counter.direction, start, bound, counter.step, kind)
+        for start, bound in zip(starts, bounds, strict=True)
+    ]
+    unknown = next((count for count in trips if isinstance(count, str)), None)
+    if unknown is not None:
+        return unknown
+    return Counted(counter, starts, tuple(count for count in trips if isinstance(count, int)))
+
+
+def counter_of(loop: ir.Operation) -> Counter | str:
+    """What a loop's condition counts, or why that is not understood."""
     condition, body = (region.blocks[0] for region in loop.regions)
     compare = producer(terminator(condition).operands[0])
     if compare is None or compare.name != _COMPARE:
-        return None
+        return "its condition is not one comparison"
     direction = comparison_direction(compare)
     left, right = compare.operands
-    counter = _counter(left, condition, body)
-    if counter is None:
+    found = _counting_carry(left, condition, body)
+    if found is None:
         left, right, direction = right, left, MIRRORED[direction]
-        counter = _counter(left, condition, body)
-    if counter is None or not is_integer_scalar(left.type):
-        return None
-    starts = initial[counter.position]
-    bounds = _bounds(right, condition, body, initial)
-    if starts is None or bounds is None:
-        return None
-    if len(bounds) == 1:
-        bounds = bounds * len(starts)
-    counts = [
-        _iterations(direction, start, bound, counter.step, left.type)
-        for start, bound in zip(starts, bounds, strict=True)
-    ]
-    known = [count for count in counts if count is not None]
-    return tuple(known) if len(known) == len(counts) else None
+        found = _counting_carry(left, condition, body)
+    if found is None:
+        return "its condition compares no value that grows by a constant in each iteration"
+    if not can_count(left.type):
+        return "its counter is not an integer"
+    return Counter(*found, direction, right)
 
 
 def constant_integer(value: ir.Value) -> int | None:
@@ -85,6 +134,13 @@ def is_integer_scalar(kind: ir.Type) -> bool:
     )
 
 
+def can_count(kind: ir.Type) -> bool:
+    """Whether a type is that of an integer scalar which adding one makes larger: no boolean."""
+    if not is_integer_scalar(kind):
+        return False
+    return ir.IntegerType(ir.RankedTensorType(kind).element_type).width > 1
+
+
 def wrap(value: int, kind: ir.Type) -> int:
     """An integer as a scalar of the type holds it."""
     low, high = integer_range(kind)
@@ -99,12 +155,12 @@ def integer_range(kind: ir.Type) -> tuple[int, int]:
     return -(1 << element.width - 1), (1 << element.width - 1) - 1
 
 
-def _iterations(direction: str, start: int, bound: int, step: int, kind: ir.Type) -> int | None:
+def _iterations(direction: str, start: int, bound: int, step: int, kind: ir.Type) -> int | str:
     if direction == "EQ":
-        return 0 if start != bound else (1 if step else None)
+        return 0 if start != bound else (1 if step else _FOR_EVER)
     if direction == "NE":
         whole = step != 0 and (bound - start) % step == 0 and (bound - start) // step >= 0
-        return (bound - start) // step if whole else (0 if start == bound else None)
+        return (bound - start) // step if whole else (0 if start == bound else _WRAPS)
     if direction in ("GT", "GE"):  # count down: the mirror image of counting up
         start, bound, step = -start, -bound, -step
     if direction in ("LE", "GE"):
@@ -112,26 +168,25 @@ def _iterations(direction: str, start: int, bound: int, step: int, kind: ir.Type
     if start >= bound:
         return 0
     if step <= 0:
-        return None
+        return _FOR_EVER if step == 0 else _WRAPS
     count = -((start - bound) // step)
     low, high = integer_range(kind)
     last = start + count * step
     if direction in ("GT", "GE"):
         last = -last
-    return count if low <= last <= high else None
+    return count if low <= last <= high else _WRAPS
 
 
-def _counter(value: ir.Value, condition: ir.Block, body: ir.Block) -> _Counter | None:
-    """The carry that a value of the condition is, if each iteration adds a constant to it."""
+def _counting_carry(value: ir.Value, condition: ir.Block, body: ir.Block) -> tuple[int, int] | None:
+    """The carry that a value of the condition is, and what each iteration adds to it."""
     position = _position(value, condition)
     if position is None:
         return None
-    end = terminator(body).operands[position]
-    step = _step(end, body.arguments[position])
-    return None if step is None else _Counter(position, step)
+    step = constant_step(terminator(body).operands[position], body.arguments[position])
+    return None if step is None else (position, step)
 
 
-def _step(end: ir.Value, argument: ir.Value) -> int | None:
+def constant_step(end: ir.Value, argument: ir.Value) -> int | None:
     """The constant k with `end == argument + k`."""
     total = 0
     while end != argument:
@@ -150,20 +205,20 @@ def _step(end: ir.Value, argument: ir.Value) -> int | None:
     return total
 
 
-def _bounds(
-    value: ir.Value,
-    condition: ir.Block,
-    body: ir.Block,
-    initial: Sequence[tuple[int, ...] | None],
-) -> tuple[int, ...] | None:
+def _bounds(value: ir.Value, loop: ir.Operation, known: Known) -> Sequence[int] | None:
     """What a counter is compared with: one integer, or one for each device."""
     constant = constant_integer(value)
     if constant is not None:
         return (constant,)
+    condition, body = (region.blocks[0] for region in loop.regions)
     position = _position(value, condition)
-    if position is None or terminator(body).operands[position] != body.arguments[position]:
+    if position is None:
+        maker = producer(value)
+        is_outside = maker is None or maker.block != condition
+        return known(value) if is_outside else None
+    if terminator(body).operands[position] != body.arguments[position]:
         return None
-    return initial[position]
+    return known(loop.operands[position])
 
 
 def _position(value: ir.Value, block: ir.Block) -> int | None:

@@ -35,11 +35,26 @@ def rebuild(
     Results that stay keep their uses; results that fall away must have none. Handles to the old
     op become invalid.
     """
+    new = reopened(op, operands, result_types)
+    for source, target in zip(op.regions, new.regions, strict=True):
+        for block in list(source.blocks):
+            block.append_to(target)
+    for old, replacement in zip(op.results, new.results, strict=False):
+        old.replace_all_uses_with(replacement)
+    op.erase()
+    return new
+
+
+def reopened(
+    op: ir.Operation, operands: Sequence[ir.Value], result_types: Sequence[ir.Type]
+) -> ir.Operation:
+    """An op like another in front of it, with other operands and results and empty regions."""
     attributes = dict(op.attributes.items())
-    grown = len(operands) - len(op.operands), len(result_types) - len(op.results)
-    _resize_lists(op, attributes, _PER_OPERAND, grown[0])
-    _resize_lists(op, attributes, _PER_RESULT, grown[1])
-    new = ir.Operation.create(
+    grown = [value.type for value in operands[len(op.operands) :]]
+    _resize_lists(op, attributes, _PER_OPERAND, len(operands) - len(op.operands), grown)
+    grown = list(result_types[len(op.results) :])
+    _resize_lists(op, attributes, _PER_RESULT, len(result_types) - len(op.results), grown)
+    return ir.Operation.create(
         op.name,
         results=list(result_types),
         operands=list(operands),
@@ -48,13 +63,6 @@ def rebuild(
         loc=op.location,
         ip=ir.InsertionPoint(op),
     )
-    for source, target in zip(op.regions, new.regions, strict=True):
-        for block in list(source.blocks):
-            block.append_to(target)
-    for old, replacement in zip(op.results, new.results, strict=False):
-        old.replace_all_uses_with(replacement)
-    op.erase()
-    return new
 
 
 def append(
@@ -124,8 +132,13 @@ def drop_entry_argument(function: ir.Operation, position: int) -> None:
 
 
 def _resize_lists(
-    op: ir.Operation, attributes: dict[str, ir.Attribute], names: Sequence[str], grown: int
+    op: ir.Operation,
+    attributes: dict[str, ir.Attribute],
+    names: Sequence[str],
+    grown: int,
+    kinds: Sequence[ir.Type] = (),
 ) -> None:
+    """Fits lists to `grown` values more, of these types, or to fewer if negative."""
     if grown and "mhlo.sharding" in attributes:
         raise ToolError(
             f"{op.name} carries an mhlo.sharding of all its values, a GSPMD form that is not "
@@ -134,36 +147,41 @@ def _resize_lists(
         )
     for name in names:
         if grown and name in attributes:
-            attributes[name] = _resized(op, attributes[name], attributes, grown)
+            attributes[name] = _resized(op, attributes[name], attributes, grown, kinds)
 
 
 def _resized(
-    op: ir.Operation, attribute: ir.Attribute, attributes: dict[str, ir.Attribute], grown: int
+    op: ir.Operation,
+    attribute: ir.Attribute,
+    attributes: dict[str, ir.Attribute],
+    grown: int,
+    kinds: Sequence[ir.Type],
 ) -> ir.Attribute:
     if isinstance(attribute, ir.ArrayAttr):
-        entries = list(attribute)
+        entries = list(attribute)[:grown] if grown < 0 else list(attribute)
         empty = ir.DictAttr.get({}, context=attribute.context)
-        return ir.ArrayAttr.get(_fit(entries, empty, grown), attribute.context)
-    shardings = bindings.TensorShardingPerValueAttr(attribute).shardings
-    scalar = _replicated_scalar(op, attributes)
-    return bindings.TensorShardingPerValueAttr.get(
-        _fit(shardings, scalar, grown), attribute.context
-    )
+        return ir.ArrayAttr.get(entries + [empty] * grown, attribute.context)
+    entries = list(bindings.TensorShardingPerValueAttr(attribute).shardings)
+    entries = entries[:grown] if grown < 0 else entries
+    entries += [_open_sharding(op, attributes, kind) for kind in kinds]
+    return bindings.TensorShardingPerValueAttr.get(entries, attribute.context)
 
 
-def _fit(entries: list[ir.Attribute], filler: ir.Attribute, grown: int) -> list[ir.Attribute]:
-    return entries[:grown] if grown < 0 else entries + [filler] * grown
-
-
-def _replicated_scalar(op: ir.Operation, attributes: dict[str, ir.Attribute]) -> ir.Attribute:
-    """The sharding of a rank-0 value, on the mesh that the op's other shardings name."""
+def _open_sharding(
+    op: ir.Operation, attributes: dict[str, ir.Attribute], kind: ir.Type
+) -> ir.Attribute:
+    """A sharding that says nothing yet, on the mesh that the op's other shardings name."""
     for name in (*_PER_OPERAND, *_PER_RESULT):
         listed = attributes.get(name)
         if listed is None or not bindings.TensorShardingPerValueAttr.isinstance(listed):
             continue
         for sharding in bindings.TensorShardingPerValueAttr(listed).shardings:
             mesh = bindings.TensorShardingAttr(sharding).mesh_or_ref
-            return bindings.TensorShardingAttr.get(mesh, [], context=sharding.context)
+            context = sharding.context
+            rank = kind.rank if isinstance(kind, ir.RankedTensorType) else 0
+            free = bindings.SdyDimensionShardingAttr.get([], False, context=context)
+            return bindings.TensorShardingAttr.get(mesh, [free] * rank, context=context)
     raise ToolError(
-        f"{op.name} has an empty list of shardings, which names no mesh for a token", op.location
+        f"{op.name} has an empty list of shardings, which names no mesh for a new value",
+        op.location,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.ir.carriers import terminator
@@ -22,8 +24,7 @@ def inline_call(call: ir.Operation, function: ir.Operation) -> list[ir.Operation
     for op in body.operations:
         if op.operation == end:
             break
-        copy = op.operation.clone(ip=ir.InsertionPoint(call))
-        _rename(copy, values)
+        copy = copy_with(op.operation, values, ir.InsertionPoint(call))
         values.update(zip(op.operation.results, copy.results, strict=True))
         copies.append(copy)
     for result, returned in zip(call.results, end.operands, strict=True):
@@ -71,7 +72,16 @@ def _has_body(functions: dict[str, ir.Operation], name: str) -> bool:
     return name in functions and len(functions[name].regions[0].blocks) == 1
 
 
-def _rename(op: ir.Operation, values: dict[ir.Value, ir.Value]) -> None:
+def copy_with(
+    op: ir.Operation, values: Mapping[ir.Value, ir.Value], point: ir.InsertionPoint
+) -> ir.Operation:
+    """A copy of an op that reads, in its regions too, what stands for its operands."""
+    copy = op.clone(ip=point)
+    _rename(copy, values)
+    return copy
+
+
+def _rename(op: ir.Operation, values: Mapping[ir.Value, ir.Value]) -> None:
     """Points the operands of an op, and of ops in its regions, at what stands for them."""
     for position, value in enumerate(op.operands):
         if value in values:

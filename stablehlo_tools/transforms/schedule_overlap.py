@@ -43,7 +43,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import ModuleFacts
 from stablehlo_tools.analysis.communication import MANUAL_COMPUTATION
 from stablehlo_tools.analysis.effects import Effects
@@ -54,6 +53,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.clock import Clock
 from stablehlo_tools.cost.hardware import Hardware, load_hardware
 from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, Severity, ToolError, to_place
+from stablehlo_tools.ir.copying import copy_module, take_over
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.symbols import functions_by_name
 from stablehlo_tools.overlap.memory import memory_profile
@@ -100,7 +100,7 @@ class ScheduleOverlapPass(Pass):
         self._check(module)
         draft = self._draft(module, hardware)
         if None in draft.left:
-            _take_over(module, draft.module)
+            take_over(module, draft.module)
         if self.explain:
             diagnostics.collected += _explained(draft.blocks, draft.left)
             diagnostics.collected += explain(_Work.of(module, hardware).traced)
@@ -125,7 +125,7 @@ class ScheduleOverlapPass(Pass):
 
     def _written(self, module: ir.Module, hardware: Hardware, less: float) -> _Draft:
         """A copy with its blocks scheduled; `less` bytes than the limit are the plan's."""
-        copy = bindings.parse_module(bindings.write_bytecode(module), module.context)
+        copy = copy_module(module)
         _prepare(copy)
         work = _Work.of(copy, hardware)
         headroom = self._headroom(work) - less
@@ -225,13 +225,6 @@ def _why_left(block: ScheduledBlock, hardware: Hardware) -> str | None:
             f"{_WORTH:.0%} is left to the compiler"
         )
     return None
-
-
-def _take_over(module: ir.Module, other: ir.Module) -> None:
-    for view in list(module.body.operations):
-        view.operation.erase()
-    for view in list(other.body.operations):
-        module.body.append(view.operation.detach_from_parent())
 
 
 def _explained(

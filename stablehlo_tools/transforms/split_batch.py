@@ -47,12 +47,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from stablehlo_tools import bindings
 from stablehlo_tools.analysis.batch_dims.layout import Layout
 from stablehlo_tools.analysis.batch_dims.propagation import Meeting
 from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, ToolError, note
+from stablehlo_tools.ir.copying import copy_module
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.symbols import functions_by_name
 from stablehlo_tools.passes import Pass
@@ -91,7 +91,7 @@ class SplitBatchPass(Pass):
         """Rewrites the module in place."""
         self._check(module)
         if len(functions_by_name(module)) > 1:
-            copy = bindings.parse_module(bindings.write_bytecode(module), module.context)
+            copy = copy_module(module)
             inline_all_calls(copy)
             if not self._chosen(copy):
                 self._leave(module, diagnostics)

@@ -20,7 +20,9 @@ The chain runs through `while` (a carry), `if` and `case` (every branch), calls 
 dimensions or several platforms, whose shapes jax refines at the call, no token may enter a manual
 computation; it is tied by barriers on the tensors that cross, outside and inside.) An op that has
 a token of its own (send, recv, infeed, outfeed, an ordered custom_call) keeps it: the chain joins
-it by `after_all` and continues from the op's token result.
+it by `after_all` and continues from the op's token result. A recv and the send next to it that
+start from one token, on one channel and with the same acyclic pairs, are one step: they stay
+unordered, because no order of the two can deadlock and any would make devices wait in turn.
 
 Preconditions:
   P1  Every op is of a dialect that is understood; mhlo and sdy collectives are lowered first.

@@ -14,8 +14,9 @@ waiting for each other behind each run; what the second run finds is new from bo
     %y = "stablehlo.collective_permute"(%x) {pairs = [[0, 1], [1, 0]], channel = 1}
     call @meet() : () -> ()
 
-`@meet` sends and receives, which the interpreter does right. All ids become flattened ids, on a
-grid of one replica.
+`@meet` sends and receives, which the interpreter does right where one device sends and one other
+receives; sends and recvs of the program are made so. All ids become flattened ids, on a grid of one
+replica.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from stablehlo_tools.analysis.collectives import (
 )
 from stablehlo_tools.analysis.replica_groups import ProcessGrid, ProcessGroups
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.verify.interpreter_transfers import separate_transfers
 
 _PERMUTE = "collective_permute"
 _REWRITTEN = REDUCTION_GROUPED | EXCHANGE_GROUPED | {_PERMUTE}
@@ -52,7 +54,7 @@ def separate_rendezvous(program: ir.Module, grid: ProcessGrid, meet: str) -> str
                 _repeat(collective.op, meet)
     _flatten_ids(program, grid)
     free = 1 + max([len(collectives), *channels])
-    return _meeting(meet, free)
+    return _meeting(meet, separate_transfers(collectives, facts, free))
 
 
 def _renumber(collective: Collective, groups: ProcessGroups, channel: int) -> None:

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts, find_collectives
 from stablehlo_tools.analysis.tasks.graph import TracedGraph, traced_task_graph
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.clock import Clock
 from stablehlo_tools.cost.hardware import Hardware
 from stablehlo_tools.diagnostics import Place, to_place
+from stablehlo_tools.ir.copying import copy_module
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.values import key_of
 from stablehlo_tools.overlap.memory import memory_profile
@@ -76,7 +76,7 @@ def plan_buckets(module: ir.Module, hardware: Hardware, memory_limit: float | No
 
     Raises ToolError for a program that cannot be timed, or for a limit that no order meets.
     """
-    scratch = bindings.parse_module(bindings.write_bytecode(module), module.context)
+    scratch = copy_module(module)
     inline_all_calls(scratch)
     collectives = find_collectives(scratch)
     places = {key_of(c.op): number for number, c in enumerate(collectives)}

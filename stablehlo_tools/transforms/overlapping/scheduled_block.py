@@ -93,7 +93,7 @@ def schedule_block(
     fences = plan_fences(
         plan,
         anchors,
-        _flights(traced, plan, found.order, begin, problem),
+        _flights(traced, plan, found.order, begin, problem, in_loop=in_loop),
         unordered_neighbours(plan, anchors),
         one_slot=wanted.streams == 1,
     )
@@ -106,6 +106,8 @@ def _flights(
     order: Sequence[int],
     begin: Sequence[float],
     problem: Problem,
+    *,
+    in_loop: bool,
 ) -> list[Flight]:
     """The collectives of a block that something hangs on, in issue order.
 
@@ -119,6 +121,7 @@ def _flights(
     return [
         Flight(op, begin[task], problem.ns[task], fixed=op not in traced.ops[task])
         for task in order
-        if traced.graph.tasks[task].communication is not None and behind[task] >= _END * longest
+        if traced.graph.tasks[task].communication is not None
+        and (in_loop or behind[task] >= _END * longest)
         for op in plan.ops[task]
     ]

@@ -8,7 +8,7 @@ what comes next).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts
 from stablehlo_tools.analysis.communication import (
@@ -27,6 +27,7 @@ from stablehlo_tools.transforms.tokens.chain import (
     may_decide_platform,
     token_type,
 )
+from stablehlo_tools.transforms.tokens.halves import Unit, in_units
 
 Chain = int
 ASYNC_DONE = "stablehlo.async_done"
@@ -38,7 +39,8 @@ class Step:
     """A site on the chain.
 
     `chains`, sorted, are those that pass through it: one for a collective. `token_operand` and
-    `token_result` are the positions of tokens the op already has.
+    `token_result` are the positions of tokens the op already has. Both halves of a transfer are one
+    step: the first in program order, with the other `beside` it.
     """
 
     op: ir.Operation
@@ -51,6 +53,7 @@ class Step:
     token_operand: int | None = None
     token_result: int | None = None
     done: ir.Operation | None = None
+    beside: Step | None = None  # the other half of a transfer, which no order is asked with
     is_sealed: bool = False  # a computation that no token may enter: tied by its tensors
 
 
@@ -147,13 +150,18 @@ class _Planner:
     def _block(self, sites: Sequence[Site], *, open_ended: bool) -> tuple[Step, ...]:
         """The steps of a block; one that is `open_ended` has communication around it."""
         _check_async_pairs(sites)
-        chains = [self._chains(site) for site in sites]
-        needed = self._needed_links(sites, chains, open_ended)
+        units = list(in_units(sites))
+        chains = [self._chains(unit[0]) for unit in units]
+        needed = self._needed_links(units, chains, open_ended)
         steps = [
-            self._step(site, used, *link)
-            for site, used, link in zip(sites, chains, needed, strict=True)
+            self._unit(unit, used, *link)
+            for unit, used, link in zip(units, chains, needed, strict=True)
         ]
         return tuple(steps)
+
+    def _unit(self, unit: Unit, chains: tuple[Chain, ...], enters: bool, leaves: bool) -> Step:
+        first, *others = [self._step(site, chains, enters, leaves) for site in unit]
+        return replace(first, beside=others[0]) if others else first
 
     def _chains(self, site: Site) -> tuple[Chain, ...]:
         if site.collective is not None:
@@ -166,25 +174,26 @@ class _Planner:
         return self.chains_of_site[site]
 
     def _needed_links(
-        self, sites: Sequence[Site], chains: Sequence[tuple[Chain, ...]], open_ended: bool
+        self, units: Sequence[Unit], chains: Sequence[tuple[Chain, ...]], open_ended: bool
     ) -> list[tuple[bool, bool]]:
-        """For each site, whether a token must enter it and whether one must leave it.
+        """For each unit, whether a token must enter it and whether one must leave it.
 
-        A token leaves every site that a later token must come after, also one whose successor is
+        A token leaves every unit that a later token must come after, also one whose successor is
         ordered by dataflow alone: should compilers delete that successor, the chain still holds.
         """
         if not self.minimal:
-            return [(True, True)] * len(sites)
-        enters = [open_ended] * len(sites)
+            return [(True, True)] * len(units)
+        enters = [open_ended] * len(units)
         previous: dict[Chain, int] = {}
-        for position, site in enumerate(sites):
+        for position, unit in enumerate(units):
             for chain in chains[position]:
                 if chain in previous:
-                    enters[position] = self._needs_link(sites[previous[chain]], site)
+                    before = units[previous[chain]]
+                    enters[position] = any(self._needs_link(a, b) for a in before for b in unit)
                 previous[chain] = position
-        leaves = [open_ended] * len(sites)
+        leaves = [open_ended] * len(units)
         awaited: set[Chain] = set()
-        for position in reversed(range(len(sites))):
+        for position in reversed(range(len(units))):
             leaves[position] |= not awaited.isdisjoint(chains[position])
             if enters[position]:
                 awaited.update(chains[position])

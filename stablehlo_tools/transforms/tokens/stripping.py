@@ -90,7 +90,7 @@ def _remove_link(
         link.results[0].replace_all_uses_with(link.operands[0])
         link.erase()
         return
-    else:  # the root of a chain, or the join after such an op
+    else:  # the root of a chain, or the join after such an op, or after both halves of a transfer
         values = []
     if not len(link.results):
         raise _damaged(link, f"{link.name} has lost its token")

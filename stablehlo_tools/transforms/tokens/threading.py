@@ -141,10 +141,31 @@ def _fits_composite(step: Step) -> bool:
 def _link(step: Step, tokens: Tokens) -> None:
     """Ties one communicating op into its chain, before and after, as the plan says."""
     (chain,) = step.chains
+    if step.beside is not None:
+        tokens[chain] = _link_both(step, step.beside, tokens[chain])
+        return
     if step.enters:
         tokens[chain] = _enter(step, tokens[chain])
     if step.leaves:
         tokens[chain] = _leave(step, tokens[chain])
+
+
+def _link_both(step: Step, beside: Step, token: ir.Value) -> ir.Value:
+    """Ties both halves of a transfer in, side by side: what comes next comes after both.
+
+    The join holds the entering token too: of two tokens it would be one in front of an op.
+    """
+    if step.enters:
+        _enter(step, token)
+        _enter(beside, token)
+    if not step.leaves:
+        return token
+    left = [
+        half.op.results[half.token_result]
+        for half in (step, beside)
+        if half.token_result is not None
+    ]
+    return create_join([*left, token], ir.InsertionPoint.after(beside.op), beside.op.location)
 
 
 def _enter(step: Step, token: ir.Value) -> ir.Value:

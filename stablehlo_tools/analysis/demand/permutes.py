@@ -1,0 +1,170 @@
+"""Which iterations of its loop each edge of a collective_permute is needed in.
+
+An edge is needed in an iteration if an output of the program on some device may depend on what its
+target then receives. Multiplying by zero is no proof that it does not: zero times NaN is NaN. What
+`select`, `if`, `case`, reads and writes at known places leave out is; their predicates and places
+must follow from constants, device ids and counters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from stablehlo_tools.analysis.collectives import ModuleFacts, classify_communication
+from stablehlo_tools.analysis.communication import BRANCHES, WHILE
+from stablehlo_tools.analysis.demand.knowledge import Budget, Knowledge, TooMuchWorkError
+from stablehlo_tools.analysis.demand.levels import Levels, crossing_values
+from stablehlo_tools.analysis.demand.program import Code, Step, read_program, walked_loops
+from stablehlo_tools.analysis.demand.rules import Rules
+from stablehlo_tools.analysis.demand.slots import Slots
+from stablehlo_tools.analysis.demand.walking import Counting, Record, Walk
+from stablehlo_tools.analysis.entry import entry_function
+from stablehlo_tools.bindings import ir
+
+Ranges = tuple[tuple[int, int], ...]  # of iterations, first and last, sorted and apart
+
+MOST_STEPS = 2_000_000  # ops evaluated, loops iteration by iteration
+LONG = f"following its loops would take more than {MOST_STEPS:,} steps"
+COUNTERLESS = "its loop carries no integer that grows by the same amount in each iteration"
+ELSEWHERE = "it stands in a function that the loop calls, or in another computation"
+PAIRLESS = "its pairs are not understood"
+_PERMUTE = "stablehlo.collective_permute"
+
+
+@dataclass(frozen=True)
+class Counter:
+    """Carry `position` of a loop is `start + step * n` in iteration n, on all devices."""
+
+    position: int
+    start: int
+    step: int
+
+
+@dataclass(frozen=True)
+class PermuteDemand:
+    """What is known of one collective_permute in a loop.
+
+    `pairs` are as the op has them; `needed[e]` are the iterations, counted from 0, that pair e is
+    needed in, and `executed` those that the op runs in. `reason` says why nothing is known where
+    that is so; then `needed` is empty.
+    """
+
+    op: ir.Operation
+    loop: ir.Operation
+    pairs: tuple[tuple[int, int], ...]
+    trips: int = 0
+    needed: tuple[Ranges, ...] = ()
+    executed: Ranges = ()
+    counter: Counter | None = None
+    reason: str = ""
+
+
+def permute_demand(module: ir.Module, facts: ModuleFacts) -> list[PermuteDemand]:
+    """The demand on every collective_permute in a loop of the entry function, in program order.
+
+    An op in a function that is called several times is there once for each call; those in async
+    pairs are left out.
+    """
+    program = read_program(module, entry_function(module))
+    records = {
+        step.number: Record(step, loop, [])
+        for step, loop in _permutes(program.main, None)
+        if loop is not None
+    }
+    if not records:
+        return []
+    budget = Budget(MOST_STEPS)
+    classify = classify_communication(module.context)
+    walked = walked_loops(program.main, lambda step: classify(step.op) is not None)
+    same = crossing_values(program, facts)
+    slots = Slots(program, same)
+    knowledge = Knowledge(program, module, facts, slots, same, walked, budget)
+    levels = Levels(program, facts)
+    rules = Rules(program, module, facts, knowledge, levels, slots, same)
+    for record in records.values():
+        _read_targets(record, rules, facts)
+    walk = Walk(program, rules, knowledge, levels, budget, records)
+    try:
+        walk.run()
+    except TooMuchWorkError:
+        for record in records.values():
+            record.reason = LONG
+    return [_demand(r, walk.countings.get(r.loop.number)) for r in records.values()]
+
+
+def ranges(iterations: Iterable[int]) -> Ranges:
+    """Sorted iterations as ranges."""
+    found: list[tuple[int, int]] = []
+    for n in iterations:
+        if found and found[-1][1] == n - 1:
+            found[-1] = (found[-1][0], n)
+        else:
+            found.append((n, n))
+    return tuple(found)
+
+
+def _permutes(code: Code, loop: Step | None) -> list[tuple[Step, Step | None]]:
+    """The permutes, with the innermost loop around each."""
+    found: list[tuple[Step, Step | None]] = []
+    for step in code.steps:
+        if step.name == _PERMUTE:
+            found.append((step, loop))
+        for region in step.regions:
+            found += _permutes(region, step if step.name == WHILE else loop)
+    return found
+
+
+def _read_targets(record: Record, rules: Rules, facts: ModuleFacts) -> None:
+    collective = rules.communication(record.step)
+    groups = facts.groups(collective) if collective is not None else None
+    if groups is None:
+        record.reason = PAIRLESS
+    elif not _is_direct(record):
+        record.reason = ELSEWHERE
+    else:
+        record.targets = [target for _, target in groups]
+
+
+def _is_direct(record: Record) -> bool:
+    """Whether a permute stands in the loop itself, or in a branch there."""
+    around = record.step.op.parent
+    while around is not None and around.name in BRANCHES:
+        around = around.parent
+    return around is not None and around == record.loop.op
+
+
+def _pairs(op: ir.Operation) -> tuple[tuple[int, int], ...]:
+    table = np.array(ir.DenseIntElementsAttr(op.attributes["source_target_pairs"]))
+    return tuple((int(s), int(t)) for s, t in table.reshape(-1, 2))
+
+
+def _demand(record: Record, counting: Counting | None) -> PermuteDemand:
+    op, loop = record.step.op, record.loop.op
+    pairs = _pairs(op)
+    if record.reason:
+        return PermuteDemand(op, loop, pairs, reason=record.reason)
+    if record.needed is None or record.executed is None or counting is None:
+        # Nobody needs what a branch around the loop does not run.
+        return PermuteDemand(op, loop, pairs, needed=((),) * len(pairs))
+    trips = len(record.needed)
+    copies = len(record.targets) // max(len(pairs), 1)  # of each pair, in other replicas
+    by_pair = record.needed.reshape(trips, len(pairs), copies).any(axis=2)
+    needed = tuple(ranges(np.flatnonzero(column).tolist()) for column in by_pair.T)
+    executed = ranges(np.flatnonzero(record.executed).tolist())
+    counter = _counter(counting)
+    reason = COUNTERLESS if counter is None and trips > 1 else ""
+    return PermuteDemand(op, loop, pairs, trips, needed, executed, counter, reason)
+
+
+def _counter(counting: Counting) -> Counter | None:
+    """The first carry that counts the iterations, steps of one before others."""
+    found: list[Counter] = []
+    for position, series in sorted(counting.series.items()):
+        steps = {after - before for before, after in pairwise(series)}
+        if len(steps) == 1 and steps != {0}:
+            found.append(Counter(position, series[0], steps.pop()))
+    return min(found, key=lambda counter: abs(counter.step) != 1, default=None)

@@ -1,0 +1,266 @@
+"""What an op needs of its operands for what is needed of its results, on each device.
+
+A rule is made once for each step and used in every iteration. Where an op is not understood, all
+operands are needed on every device that needs any of its results, and on all devices if the op may
+communicate. Numbers that are known before the run need nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from stablehlo_tools.analysis.collectives import (
+    Collective,
+    ModuleFacts,
+    classify_communication,
+    is_annotation,
+)
+from stablehlo_tools.analysis.demand.dimensions import Lane
+from stablehlo_tools.analysis.demand.exchanges import exchange_rule
+from stablehlo_tools.analysis.demand.indexing import Access
+from stablehlo_tools.analysis.demand.knowledge import Knowledge
+from stablehlo_tools.analysis.demand.levels import Levels, Need, shared
+from stablehlo_tools.analysis.demand.program import ENTER, LEAVE, Program, Step
+from stablehlo_tools.analysis.demand.slots import BARRIER, Slots
+from stablehlo_tools.analysis.demand.zeros import SELECT, taken, window
+from stablehlo_tools.analysis.effects import Effects
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.ir.symbols import CALLS, functions_by_name
+
+Needs = list[tuple[int, Need]]
+Rule = Callable[[Sequence[Need | None]], Needs]
+_LOCAL_DIALECTS = ("stablehlo.", "chlo.")
+
+
+class Rules:
+    """Makes the rules of a program's steps."""
+
+    def __init__(
+        self,
+        program: Program,
+        module: ir.Module,
+        facts: ModuleFacts,
+        knowledge: Knowledge,
+        levels: Levels,
+        slots: Slots,
+        same: dict[int, int],
+    ) -> None:
+        self._program = program
+        self._facts = facts
+        self._knowledge = knowledge
+        self._levels = levels
+        self._slots = slots
+        self._same = same
+        self._classify = classify_communication(module.context)
+        self._effects = Effects(functions_by_name(module))
+        self.devices = facts.grid.size
+        self.most_places = max(slots.counts, default=1)
+
+    def places(self, value: int) -> int:
+        """How many columns a value's needs have."""
+        return self._slots.counts[value]
+
+    def full(self, value: int) -> Need:
+        """A need of all of a value on all devices."""
+        return np.broadcast_to(np.True_, (self.devices, self.places(value)))
+
+    def has_effect(self, step: Step) -> bool:
+        """Whether an op runs whatever becomes of its results."""
+        return step.name not in (ENTER, LEAVE) and self._effects.has_effect(step.op)
+
+    def communication(self, step: Step) -> Collective | None:
+        """The collective that a step is."""
+        return None if step.name in (ENTER, LEAVE) else self._classify(step.op)
+
+    def of(self, step: Step) -> Rule:
+        """The rule of a step that is no control flow."""
+        operands = [*step.operands, *step.captured]
+        if self.has_effect(step):
+            always = [(operand, self.full(operand)) for operand in operands]
+            return lambda _: always
+        if step.name == BARRIER:
+            return self._barrier(step)
+        if step.name in (ENTER, LEAVE):
+            return self._crossing(step)
+        if step.computation is None and self._program.is_global:
+            return self._on_devices(step, operands, together=True)
+        collective = self.communication(step)
+        if collective is not None:
+            exchanged = exchange_rule(collective, self._facts)
+            if exchanged is None or len(step.operands) != len(step.results):
+                return self._on_devices(step, operands, together=True)
+            return self._exchange(step, exchanged)
+        access = self._slots.access(step)
+        if access is not None:
+            return self._access(step, access)
+        if step.name == SELECT:
+            return self._select(step)
+        local = _is_local(step)
+        if local and len(step.results) == 1:
+            return self._local(step)
+        return self._on_devices(step, operands, together=not local)
+
+    def handed(self, need: Need, source: int, target: int) -> Need:
+        """The need of a value that another one is in the next iteration, or outside of a region."""
+        if self._slots.alike(source, target):
+            return need
+        return self.carried(need, target, None)
+
+    def carried(self, need: Need, target: int, lane: Lane | None) -> Need:
+        """The need of operand `target` for that of the result."""
+        if lane is None:
+            places = self.places(target)
+            spread = need if need.shape[1] == 1 else need.any(axis=1, keepdims=True)
+            return spread if places == 1 else np.broadcast_to(spread, (self.devices, places))
+        if lane.is_whole:
+            return need
+        found = np.zeros((self.devices, self.places(target)), np.bool_)
+        found[:, lane.operands] = need[:, lane.results]
+        return found
+
+    def _is_known(self, value: int) -> bool:
+        return self._knowledge.now[value] is not None
+
+    def _barrier(self, step: Step) -> Rule:
+        operands = step.operands
+        return lambda needs: [
+            (operand, need)
+            for operand, need in zip(operands, needs, strict=True)
+            if need is not None
+        ]
+
+    def _crossing(self, step: Step) -> Rule:
+        """Shards and global values: all places, unless two computations pass on what they hold."""
+        above = self._levels.groups(step.above) if step.name == ENTER else None
+
+        def rule(needs: Sequence[Need | None]) -> Needs:
+            found: Needs = []
+            for operand, result, need in zip(step.operands, step.results, needs, strict=True):
+                if need is None:
+                    continue
+                kept = self._same.get(result) == operand
+                kept = kept or (step.name == LEAVE and self._is_shard(step, operand, result))
+                if kept:
+                    found.append((operand, need))
+                    continue
+                spread = self.carried(need, operand, None)
+                found.append((operand, shared(spread, above)))
+            return found
+
+        return rule
+
+    def _is_shard(self, step: Step, inside: int, outside: int) -> bool:
+        """Whether the places of what leaves are still those of the shard."""
+        same_type = self._program.types[inside] == self._program.types[outside]
+        return same_type and self._slots.alike(inside, outside)
+
+    def _on_devices(self, step: Step, operands: Sequence[int], *, together: bool) -> Rule:
+        """All operands, where any result is needed: on that device, or on all `together`."""
+
+        def rule(needs: Sequence[Need | None]) -> Needs:
+            rows = [need.any(axis=1, keepdims=True) for need in needs if need is not None]
+            if not rows:
+                return []
+            needed = np.logical_or.reduce(rows)
+            if together:
+                needed = np.broadcast_to(needed.any(), needed.shape)
+            return [
+                (operand, np.broadcast_to(needed, (self.devices, self.places(operand))))
+                for operand in operands
+                if not self._is_known(operand)
+            ]
+
+        return rule
+
+    def _local(self, step: Step) -> Rule:
+        parts = [(v, self._slots.lane(step, i)) for i, v in enumerate(step.operands)]
+        parts += [(value, None) for value in step.captured]
+
+        def rule(needs: Sequence[Need | None]) -> Needs:
+            need = needs[0]
+            if need is None:
+                return []
+            return [
+                (operand, self.carried(need, operand, lane))
+                for operand, lane in parts
+                if not self._is_known(operand)
+            ]
+
+        return rule
+
+    def _exchange(self, step: Step, moved: Callable[[Need], Need]) -> Rule:
+        def rule(needs: Sequence[Need | None]) -> Needs:
+            found: Needs = []
+            for position, need in enumerate(needs):
+                if need is None:
+                    continue
+                lane = self._slots.lane(step, position) if len(needs) == 1 else None
+                operand = step.operands[position]
+                found.append((operand, self.carried(moved(need), operand, lane)))
+            return found
+
+        return rule
+
+    def _select(self, step: Step) -> Rule:
+        """Only the side that is taken, where the predicate is known."""
+        predicate, one, other = step.operands
+        whole = self._local(step)
+        sides = [(one, self._slots.lane(step, 1)), (other, self._slots.lane(step, 2))]
+        dimension = self._slots.dimensions[step.results[0]]
+
+        def rule(needs: Sequence[Need | None]) -> Needs:
+            need = needs[0]
+            if need is None:
+                return []
+            known = self._knowledge.of_devices(predicate)
+            if known is None:
+                return whole(needs)
+            found: Needs = []
+            for wanted, (operand, lane) in zip((True, False), sides, strict=True):
+                side = taken(known, wanted, dimension) & need
+                found.append((operand, self.carried(side, operand, lane)))
+            return found
+
+        return rule
+
+    def _access(self, step: Step, at: Access) -> Rule:
+        """A read or a write at a place: just that place, where it is known."""
+        whole = self._local(step)
+        extent = self.places(step.operands[0])
+        reads = step.name in ("stablehlo.dynamic_slice", "stablehlo.gather")
+        update = 2 if step.name == "stablehlo.scatter" else 1
+        others = [step.operands[i] for i in at.indices]
+
+        def rule(needs: Sequence[Need | None]) -> Needs:
+            need = needs[0]
+            if need is None:
+                return []
+            index = self._knowledge.of_devices(step.operands[at.index])
+            if index is None:
+                return whole(needs)
+            touched = window(at, index, extent)
+            rest: Needs = [
+                (v, np.broadcast_to(need.any(axis=1, keepdims=True), (self.devices, 1)))
+                for v in others
+                if not self._is_known(v)
+            ]
+            if reads:
+                return [(step.operands[0], touched & need.any(axis=1, keepdims=True)), *rest]
+            written = need & touched
+            kept = need & ~touched if at.overwrites else need
+            value = step.operands[update]
+            spread = self.carried(written, value, None)
+            return [(step.operands[0], kept), (value, spread), *rest]
+
+        return rule
+
+
+def _is_local(step: Step) -> bool:
+    """Whether an op computes on each device by itself, and does nothing else."""
+    if step.name == "stablehlo.custom_call":
+        return is_annotation(step.op)
+    if step.name in CALLS:
+        return False
+    return step.name.startswith(_LOCAL_DIALECTS) or step.name == "sdy.sharding_constraint"

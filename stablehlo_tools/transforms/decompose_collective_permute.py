@@ -1,0 +1,168 @@
+"""Turns collective_permutes into send and recv, in an order that cannot deadlock.
+
+    %a = "stablehlo.collective_permute"(%x) {pairs = [[0, 1], [1, 2], [2, 3]]}
+    %b = "stablehlo.collective_permute"(%y) {pairs = [[3, 0]]}
+  ==>
+    %t = stablehlo.after_all
+    %a, %r = "stablehlo.recv"(%t) {pairs = [[0, 1], [1, 2], [2, 3]], channel = 1}
+    %s = "stablehlo.send"(%x, %t) {pairs = [[0, 1], [1, 2], [2, 3]], channel = 1}
+    %u = stablehlo.after_all %r, %s
+    %b, %v = "stablehlo.recv"(%u) {pairs = [[3, 0]], channel = 2}
+    %w = "stablehlo.send"(%y, %u) {pairs = [[3, 0]], channel = 2}
+
+The two of a permute are not ordered: where the pairs have no cycle, the devices form chains, and
+any device may do either first, even where each of them blocks until the other side has come. For a
+wait that closes would have to turn round within a chain, at two neighbours that wait for each
+other; but then one is in the send and the other in the recv of the same pair, and both go on. An
+order would do no harm but to time: with the recv first, each device of a chain would wait for the
+one before it.
+
+Two permutes have to be ordered, and by all devices alike: of 0>1 and 1>0, each could begin with its
+recv. So one token leads from both halves of a permute to both of the next one, in program order:
+through `while`, `if`, `case`, calls and manual computations, as `thread-tokens` leads it, and
+through the other collectives that have two devices in common with the chain, between barriers (a
+device that waits in an all_reduce does not send). Those along other axes of a mesh stay free, in
+the order that one compiled program gives to all devices; of programs that are compiled apart,
+`thread-tokens` orders them too.
+
+A device that no pair names as a target gets zeros, as it did: XLA:GPU clears the buffer of a recv
+that has no source. The reference interpreter waits for a sender instead. XLA:CPU and XLA:TPU take
+no send or recv between devices: for them, permutes stay as they are.
+
+Preconditions:
+  P1  Every communicating op is of a dialect that is understood; mhlo and sdy collectives are
+      lowered first.
+  P2  Pairs name processes that the module has.
+  P3  No op of a module with a permute to decompose has a token: it comes before `thread-tokens`.
+  P4  No permute to decompose has a cycle; `break-permute-cycles` comes before.
+  P5  Its pairs count partitions: it has a channel.
+  P6  Its tensor has a known size.
+  P7  No mesh axis is left free around it: XLA's partitioner knows no send or recv.
+  P8  `min-bytes` is not negative.
+  P9  A token can be led to each: it stands in structured control flow, in functions that are not
+      recursive, and what thread-tokens asks of ops holds for what is chained.
+
+Guarantees: values as before, bitwise; the signature as it was; a second run changes nothing. Each
+send and its recv have a channel of their own; frontend attributes are kept.
+
+Left as they are: permutes without elements, without pairs or without users, in an async_start, or
+smaller than `min-bytes`; all of them with `form=collective-permute`. `explain` says which rule it
+was.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from stablehlo_tools.analysis.collectives import Collective, ModuleFacts, find_collectives
+from stablehlo_tools.analysis.permute_cycles import cycle_text, find_cycles
+from stablehlo_tools.analysis.replica_groups import GroupMode
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, Severity, ToolError, to_place
+from stablehlo_tools.ir.values import key_of
+from stablehlo_tools.passes import Pass
+from stablehlo_tools.transforms.bucketing.free_axes import FreeAxes
+from stablehlo_tools.transforms.permutes.conflicts import conflicting
+from stablehlo_tools.transforms.permutes.pairs import PERMUTE, check_min_bytes, pairs_of, why_left
+from stablehlo_tools.transforms.permutes.transfers import to_transfers
+from stablehlo_tools.transforms.tokens.refusing import refuse_tokens
+
+
+@dataclass(frozen=True)
+class DecomposeCollectivePermutePass(Pass):
+    """Acyclic collective_permutes become send and recv on one token chain.
+
+    `form`: `send-recv`, for XLA:GPU and for programs of several; `collective-permute` leaves them
+    as they are, for XLA:CPU and XLA:TPU. `min-bytes`: permutes whose operand has fewer bytes stay.
+    `explain`: a note for each permute, and for each other collective that is ordered with them.
+    """
+
+    name: ClassVar[str] = "decompose-collective-permute"
+    form: Literal["send-recv", "collective-permute"] = "send-recv"
+    min_bytes: int = 0
+    explain: bool = False
+
+    def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:
+        """Rewrites the module in place."""
+        check_min_bytes(self.min_bytes, self.name, "P8", module)
+        collectives = find_collectives(module)
+        facts = ModuleFacts.of(module, collectives)
+        reasons = {
+            key_of(permute.op): self._why_left(permute, facts)
+            for permute in collectives
+            if permute.kind == PERMUTE
+        }
+        chosen = [c for c in collectives if reasons.get(key_of(c.op), "other") is None]
+        others = [c for c in collectives if reasons.get(key_of(c.op), "other") is not None]
+        ordered = conflicting(chosen, others, facts)
+        channel = 1 + max((c.channel_id for c in collectives), default=0)
+        if self.explain:
+            diagnostics.collected += _explained(collectives, reasons, ordered, channel)
+        if chosen:
+            refuse_tokens(module, self.name, "P3")
+            _check(chosen, FreeAxes(module, facts.meshes))
+            to_transfers(module, chosen, ordered, channel)
+
+    def _why_left(self, permute: Collective, facts: ModuleFacts) -> str | None:
+        facts.groups(permute)  # raises where the pairs name processes that there are not
+        if self.form == "collective-permute":
+            return "form=collective-permute"
+        if not pairs_of(permute):
+            return "it has no pairs"
+        return why_left(permute, self.min_bytes)
+
+
+def _check(permutes: list[Collective], free_axes: FreeAxes) -> None:
+    """Raises a located ToolError at the first permute that cannot be decomposed."""
+    for permute in permutes:
+        problem = _problem(permute, free_axes)
+        if problem is not None:
+            raise ToolError(f"{permute.inner.name}: {problem}", permute.op.location)
+
+
+def _problem(permute: Collective, free_axes: FreeAxes) -> str | None:
+    cycles = find_cycles(pairs_of(permute))
+    if cycles:
+        return (
+            f"its pairs have the cycle {cycle_text(cycles[0])}, round which devices can wait for "
+            "each other: run break-permute-cycles first (P4)"
+        )
+    if permute.group_mode is not GroupMode.CROSS_PARTITION:
+        return (
+            "its pairs count replicas, and those of send and recv partitions: give it a channel, "
+            "and the module partitions (P5)"
+        )
+    kind = permute.op.results[0].type
+    if not ir.ShapedType(kind).has_static_shape:
+        return f"{kind} has no known size to receive (P6)"
+    if free_axes.around(permute.op):
+        return (
+            "mesh axes are left free around it, and XLA's partitioner knows no send or recv: make "
+            "all axes manual, or run partition first (P7)"
+        )
+    return None
+
+
+def _explained(
+    collectives: list[Collective],
+    reasons: dict[ir.Value | ir.Operation, str | None],
+    ordered: list[Collective],
+    channel: int,
+) -> list[Diagnostic]:
+    """A note for each permute and each collective between them, in program order."""
+    between = {key_of(collective.op) for collective in ordered}
+    notes: list[Diagnostic] = []
+    for collective in collectives:
+        key, kind = key_of(collective.op), collective.kind
+        said: list[str] = []
+        if key in reasons and reasons[key] is None:
+            said.append(f"{kind} became send and recv on channel {channel}")
+            channel += 1
+        elif key in reasons:
+            said.append(f"{kind} stays: {reasons[key]}")
+        if key in between:
+            said.append(f"{kind} is ordered with the sends: it has devices in common with them")
+        place = to_place(collective.op.location)
+        notes += [Diagnostic(Severity.NOTE, text, place) for text in said]
+    return notes

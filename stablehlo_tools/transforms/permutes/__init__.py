@@ -1,0 +1,1 @@
+"""The parts of `break-permute-cycles` and `decompose-collective-permute`."""

@@ -1,0 +1,1 @@
+"""Skips the transfers of a permute in a loop that no output depends on."""

@@ -1,0 +1,114 @@
+"""Lets collectives of a loop run in another iteration than the one that they are written in.
+
+Compilers order what is independent within an iteration, but move nothing from one to another: the
+first gather of each iteration of an FSDP layer scan waits for nothing and is waited for by all.
+
+`prefetch` issues a collective, with all that it needs, an iteration ahead. Its result travels
+through the carry; the first is issued before the loop, the last iteration runs behind it:
+
+    while (%i, %x) {
+      %s = stablehlo.dynamic_slice %weights, %i          // of what does not change in the loop
+      %g = "stablehlo.all_gather"(%s)
+      %y = stablehlo.dot_general %x, %g
+    }
+  ==>
+    %g0 = "stablehlo.all_gather"(%weights[0])
+    while (%i = 1, %x, %g = %g0) {
+      %y = stablehlo.dot_general %x, %g                  // iteration %i - 1
+      %s = stablehlo.dynamic_slice %weights, %i
+      %next = "stablehlo.all_gather"(%s)                 // hidden by the dot
+    }
+    %z = stablehlo.dot_general %x, %g                    // the last iteration
+
+`delay` lets a collective whose result only leaves the loop run during the next iteration: what it
+sends travels through the carry instead, the last one runs behind the loop. `sink` lets it run once
+behind the loop, where that gives the same: a sum of sums (`%sum + all_reduce(%gradient)`) is one
+all_reduce of the sum, what is written to the rows of a buffer is one collective of all rows, and
+of what is overwritten only the last counts. What sends the same in every iteration runs once before
+the loop (`prefetch` and `auto`). `auto` takes what is predicted to be fastest within memory.
+
+Preconditions:
+  P1  The collectives are explicit: a plain sharded jit export is partitioned first.
+  P2  Every communicating op is of a dialect that is understood.
+  P3  No op has a token yet: thread-tokens comes after this pass.
+  P4  `distance` is at least 1 and `memory-limit`, if given, positive.
+
+Guarantees: the signature as it was. Each collective runs for the same iterations as before, none
+out of range, none in vain. `prefetch` and `delay` keep values bitwise: every op is run on the same
+values. `sink` re-associates the sums of floats that it takes together.
+
+A loop is left as it is, with a note of the reason under `explain`, where its trip count is not
+known before the run (it has to be at least one more than the iterations in flight), and a
+collective where what it sends follows from the iteration before, needs a dot or another costly op,
+or its result is needed there. Calls are inlined where the pass writes anything. docs/loops.md has
+what was measured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from stablehlo_tools.analysis.partitioner_work import leaves_work_to_the_partitioner
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.cost.hardware import load_hardware
+from stablehlo_tools.diagnostics import Diagnostics, ToolError
+from stablehlo_tools.ir.copying import copy_module, take_over
+from stablehlo_tools.ir.inline import inline_all_calls
+from stablehlo_tools.passes import Pass
+from stablehlo_tools.transforms.pipelining.loops import LoopPipelining, Wanted
+from stablehlo_tools.transforms.tokens.refusing import refuse_tokens
+
+_GIB = 2.0**30
+
+
+@dataclass(frozen=True)
+class PipelineCollectivesPass(Pass):
+    """Lets collectives of a loop run in another iteration than the one that they are written in.
+
+    `direction`: `prefetch` (ahead), `delay` (late), `sink` (once, behind the loop), or `auto`.
+    `distance`: how many iterations ahead or late. `hardware`: the name or the file of the profile
+    that `auto` predicts times for. `memory-limit`: the GiB that `auto` may need on a device;
+    without it, what the device has. `explain`: a note for each collective of a loop, where it runs
+    and why it stays.
+    """
+
+    name: ClassVar[str] = "pipeline-collectives"
+    direction: Literal["prefetch", "delay", "sink", "auto"] = "auto"
+    distance: int = 1
+    hardware: str = "h100"
+    memory_limit: float | None = None
+    hold: bool = True
+    explain: bool = False
+
+    def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:
+        """Rewrites a copy of the module, and takes it over where anything has changed."""
+        hardware = load_hardware(self.hardware)
+        self._check(module)
+        limit = None if self.memory_limit is None else self.memory_limit * _GIB
+        draft = copy_module(module)
+        inline_all_calls(draft)
+        work = LoopPipelining(
+            draft, Wanted(self.direction, self.distance, hardware, limit, self.hold)
+        )
+        work.run()
+        if work.changed:
+            take_over(module, draft)
+        if self.explain:
+            diagnostics.collected += work.notes
+
+    def _check(self, module: ir.Module) -> None:
+        location = module.operation.location
+        if self.distance < 1:
+            raise ToolError("pipeline-collectives: distance is at least 1 (P4)", location)
+        if self.memory_limit is not None and not self.memory_limit > 0:
+            raise ToolError(
+                "pipeline-collectives: memory-limit is a positive number of GiB (P4)", location
+            )
+        if leaves_work_to_the_partitioner(module):
+            raise ToolError(
+                "pipeline-collectives: the program leaves its collectives to the compiler: run "
+                "partition,create-reduce-scatter first (P1)",
+                location,
+            )
+        refuse_tokens(module, "pipeline-collectives", "P3")

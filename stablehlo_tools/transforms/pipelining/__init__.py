@@ -1,0 +1,1 @@
+"""Software pipelining of loops: ops of one iteration run together with those of another."""

@@ -1,0 +1,37 @@
+"""Why a collective keeps its place in the loop, whatever hangs on it."""
+
+from __future__ import annotations
+
+from stablehlo_tools.analysis.collectives import Collective
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.transforms.pipelining.candidates import MOVABLE
+
+SHARDINGS = ("sdy.sharding", "mhlo.sharding")
+
+
+def why_never(collective: Collective) -> str | None:
+    """Why a collective can run after no loop; None where it depends on the loop."""
+    op = collective.op
+    if collective.is_async:
+        return "it is asynchronous already, with a start and a done of its own"
+    if collective.kind not in MOVABLE:
+        return f"a {collective.kind} keeps its place"
+    if len(op.operands) != 1:
+        return "it has several operands"
+    if not all(is_static_tensor(value.type) for value in (*op.operands, *op.results)):
+        return "it sends a tensor without a static shape"
+    if has_sharding(op):
+        return "its result has a sharding of its own"
+    return None
+
+
+def is_static_tensor(kind: ir.Type) -> bool:
+    """Whether a type is that of a tensor of numbers whose dimensions are all known."""
+    if not isinstance(kind, ir.RankedTensorType) or not kind.has_static_shape:
+        return False
+    return isinstance(kind.element_type, ir.IntegerType | ir.FloatType | ir.ComplexType)
+
+
+def has_sharding(op: ir.Operation) -> bool:
+    """Whether an op says how its results are sharded, in the words of Shardy or of XLA."""
+    return any(name in op.attributes for name in SHARDINGS)
