@@ -24,9 +24,9 @@ from stablehlo_tools.artifact import Artifact
 from stablehlo_tools.cli.main import main
 from stablehlo_tools.targets.compilation import compile_artifact
 from stablehlo_tools.targets.topologies import Target
-from stablehlo_tools.transforms.permutes_validity import planning
-from stablehlo_tools.transforms.permutes_validity.planning import Strategy, describe, plan
-from stablehlo_tools.transforms.permutes_validity.writing import write
+from stablehlo_tools.transforms.permutes.validity import planning
+from stablehlo_tools.transforms.permutes.validity.planning import Strategy, describe, plan
+from stablehlo_tools.transforms.permutes.validity.writing import write
 
 Array = np.ndarray[Any, Any]
 STRATEGIES: list[Strategy] = ["edges", "edges", "edges", "edges", "whole"]

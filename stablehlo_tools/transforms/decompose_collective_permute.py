@@ -66,6 +66,7 @@ from stablehlo_tools.transforms.bucketing.free_axes import FreeAxes
 from stablehlo_tools.transforms.permutes.conflicts import conflicting
 from stablehlo_tools.transforms.permutes.pairs import PERMUTE, check_min_bytes, pairs_of, why_left
 from stablehlo_tools.transforms.permutes.transfers import to_transfers
+from stablehlo_tools.transforms.permutes.validity.skipping import skip_unneeded
 from stablehlo_tools.transforms.tokens.refusing import refuse_tokens
 
 
@@ -74,18 +75,25 @@ class DecomposeCollectivePermutePass(Pass):
     """Acyclic collective_permutes become send and recv on one token chain.
 
     `form`: `send-recv`, for XLA:GPU and for programs of several; `collective-permute` leaves them
-    as they are, for XLA:CPU and XLA:TPU. `min-bytes`: permutes whose operand has fewer bytes stay.
+    as they are, for XLA:CPU and XLA:TPU. `validity`: in a loop, transfers that nothing depends on
+    are skipped, by a branch on the loop's counter; calls are inlined for that. `min-bytes`:
+    permutes whose operand has fewer bytes stay.
     `explain`: a note for each permute, and for each other collective that is ordered with them.
     """
 
     name: ClassVar[str] = "decompose-collective-permute"
     form: Literal["send-recv", "collective-permute"] = "send-recv"
+    validity: bool = False
     min_bytes: int = 0
     explain: bool = False
 
     def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:
         """Rewrites the module in place."""
         check_min_bytes(self.min_bytes, self.name, "P8", module)
+        if self.validity:
+            refuse_tokens(module, self.name, "P3")
+            notes = skip_unneeded(module)
+            diagnostics.collected += notes if self.explain else []
         collectives = find_collectives(module)
         facts = ModuleFacts.of(module, collectives)
         reasons = {

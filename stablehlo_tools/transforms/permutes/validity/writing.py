@@ -20,7 +20,7 @@ import numpy as np
 from stablehlo_tools.analysis.demand import Counter, Ranges
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.building import Builder
-from stablehlo_tools.transforms.permutes_validity.planning import Edges, ValidityPlan
+from stablehlo_tools.transforms.permutes.validity.planning import Edges, ValidityPlan
 
 _PAIRS = "source_target_pairs"
 _MOST_COMPARED = 2  # ranges of a condition that is written with comparisons
