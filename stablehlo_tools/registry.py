@@ -54,15 +54,15 @@ PASSES: dict[str, Entry] = {
         "BreakPermuteCyclesPass",
         "ring permutes become acyclic ones and a select, so that no device can wait for itself",
     ),
-    "decompose-collective-permute": Entry(
-        "stablehlo_tools.transforms.decompose_collective_permute",
-        "DecomposeCollectivePermutePass",
-        "collective_permutes become send and recv, in an order that cannot deadlock",
-    ),
     "schedule-overlap": Entry(
         "stablehlo_tools.transforms.schedule_overlap",
         "ScheduleOverlapPass",
         "collectives and compute in an order that hides one behind the other, held by barriers",
+    ),
+    "decompose-collective-permute": Entry(
+        "stablehlo_tools.transforms.decompose_collective_permute",
+        "DecomposeCollectivePermutePass",
+        "collective_permutes become send and recv, in an order that cannot deadlock",
     ),
     "import-pseudo-tokens": Entry(
         "stablehlo_tools.transforms.import_pseudo_tokens",

@@ -107,13 +107,13 @@ def check(seed: int) -> None:
     assert artifact.to_text(broken(after).module) == artifact.to_text(after.module)
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", range(6))
 def test_random_permutes(seed: int):
     check(seed)
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", range(1000, 1400))
+@pytest.mark.parametrize("seed", [*range(6, 16), *range(1000, 1400)])
 def test_random_permutes_soak(seed: int):
     check(seed)
 
@@ -182,8 +182,14 @@ def _exported(names: tuple[str, ...], shift: int) -> Any:
     return export.export(jax.jit(mapped))(kind)
 
 
-@pytest.mark.parametrize("names", [("stage",), ("stage", "data")])
-@pytest.mark.parametrize("shift", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("names", "shift"),
+    [
+        pytest.param(names, shift, marks=() if shift == kept else pytest.mark.soak)
+        for names, kept in ((("stage",), 1), (("stage", "data"), 2))
+        for shift in (1, 2, 3)
+    ],
+)
 def test_a_ring_in_a_scan_of_jax(names: tuple[str, ...], shift: int):
     before = _exported(names, shift)
     after = stablehlo_tools.transform(before, "break-permute-cycles")

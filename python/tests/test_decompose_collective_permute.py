@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,7 @@ from stablehlo_tools import artifact
 from stablehlo_tools.analysis.collectives import ModuleFacts, find_collectives
 from stablehlo_tools.analysis.permute_cycles import Pair
 from stablehlo_tools.artifact import Artifact
+from stablehlo_tools.cli.main import main
 from stablehlo_tools.diagnostics import Diagnostics, ToolError
 from stablehlo_tools.passes import Pipeline
 from stablehlo_tools.targets.compilation import compile_artifact
@@ -118,7 +119,7 @@ def _acyclic_permutes(draw: st.DrawFn) -> list[list[Pair]]:
     return found
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(
     _acyclic_permutes(),
     st.dictionaries(st.tuples(st.integers(0, 3), st.integers(0, 5)), st.sampled_from("sr")),
@@ -137,8 +138,9 @@ def test_a_ring_could_wait_for_itself():
 def _verdict(program: Artifact, directory: Path, *options: str) -> str:
     path = directory / "program.mlir"
     path.write_text(artifact.to_text(program.module))
-    words = [sys.executable, "-m", "stablehlo_tools.cli.main", "check-order", str(path), *options]
-    return subprocess.run(words, capture_output=True, text=True, check=False).stdout
+    with redirect_stdout(StringIO()) as told:
+        main(["check-order", str(path), *options])
+    return told.getvalue()
 
 
 SEVERAL = "\n".join(
@@ -306,13 +308,13 @@ def check_on_two(seed: int) -> None:
     assert verify_artifacts(before, after, Options(backend="interpreter")).same
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(1))
 def test_values_in_the_reference_interpreter(seed: int):
     check_on_two(seed)
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", range(100, 160))
+@pytest.mark.parametrize("seed", [*range(1, 4), *range(100, 160)])
 def test_values_in_the_reference_interpreter_soak(seed: int):
     check_on_two(seed)
 
@@ -321,7 +323,7 @@ def test_values_in_the_reference_interpreter_soak(seed: int):
 
 
 @pytest.mark.skipif(GPU is not None, reason=f"{GPU} is not installed")
-@pytest.mark.parametrize("threading", ["", ",thread-tokens"])
+@pytest.mark.parametrize("threading", [pytest.param("", marks=pytest.mark.soak), ",thread-tokens"])
 def test_xla_gpu_keeps_the_chain_in_and_around_a_loop(threading: str):
     inner = loop(
         f"{permute('%f', '%p', [*CHAIN, (3, 0)], KIND)}\n%o = stablehlo.add %f, %y : {KIND}",
