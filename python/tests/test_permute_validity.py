@@ -121,7 +121,7 @@ def test_windows_beside_a_free_axis() -> None:
     assert check(exported) == 18
 
 
-@pytest.mark.parametrize("trips", some([0, 3, 7], range(10)))
+@pytest.mark.parametrize("trips", some([0, 6], range(10)))
 def test_trip_counts(trips: int) -> None:
     """The last four iterations of the last stage are put out; garbage is NaN."""
     stages, kept = 3, 4
@@ -151,7 +151,7 @@ def test_forms_are_joined() -> None:
 @pytest.mark.parametrize(
     ("stages", "microbatches", "repeats", "early"),
     some(
-        [(4, 5, 1, False), (4, 5, 2, True)],
+        [(4, 5, 2, True)],
         [(4, 4, 1, False), (4, 5, 1, False), (4, 4, 2, False), (4, 5, 2, False), (4, 5, 2, True)],
     ),
 )
@@ -183,7 +183,6 @@ def test_garbage_times_zero_is_needed() -> None:
     """A gradient of zeros times NaN is NaN: so unmasked stages need all they work on."""
     forward, _ = of(programs.training(4, 6))
     assert forward == {(s, s + 1): [(0, 7)] for s in range(3)}
-    check(programs.training(4, 6))
     masked = of(programs.multiplied(4, 6))[0]
     assert masked == {(s, s + 1): [(s, 7)] for s in range(3)}
 

@@ -10,6 +10,7 @@ import stablehlo_tools
 
 AHEAD = ("scan", "unroll", "reverse", "fori", "negative-index", "while-down", "nested", "cond")
 STEPS = ("scan-step", "remat-step")
+SIMILAR = ("unroll", "fori", "while-down")  # for `make soak`: much as the others
 
 
 def check(name: str, options: str, *, changes: bool, **export: object) -> None:
@@ -22,7 +23,9 @@ def check(name: str, options: str, *, changes: bool, **export: object) -> None:
         assert [a.tobytes() for a in first] == [a.tobytes() for a in second]
 
 
-@pytest.mark.parametrize("name", [*AHEAD, *STEPS])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.soak if n in SIMILAR else ()) for n in AHEAD + STEPS]
+)
 def test_gathers_go_ahead(name: str):
     check(name, "direction=prefetch", changes=True)
 

@@ -113,7 +113,13 @@ def in_loops(program: Artifact) -> Counter[str]:
     return Counter(found)
 
 
-@pytest.mark.parametrize("loop", [accumulate_with_scan, accumulate_with_fori_loop])
+@pytest.mark.parametrize(
+    "loop",
+    [
+        accumulate_with_scan,
+        pytest.param(accumulate_with_fori_loop, marks=pytest.mark.soak),
+    ],
+)
 @pytest.mark.parametrize("name", REDUCTIONS)
 def test_gradients_are_reduced_once(name: str, loop: Any):
     reduce, start, out = REDUCTIONS[name]

@@ -137,7 +137,23 @@ def program(name: str, trips: int = 3) -> str:
     return loop({"dst": f"{trips}x{given}", "x": G}, body + stored, ["%new", "%y"], trips=trips)
 
 
-@pytest.mark.parametrize("name", RULES)
+# Left to `make soak`, so that a plain run stays short.
+SIMILAR = (
+    "bitcast_same",
+    "negate",
+    "with_the_same",
+    "convert",
+    "all_to_all",
+    "select_by_scalar",
+    "reduce_to_scalar",
+    "collective_permute",
+    "reshape",
+)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.soak if n in SIMILAR else ()) for n in RULES]
+)
 def test_stacked(name: str):
     before = parsed(program(name))
     plans = planned(before)

@@ -22,7 +22,8 @@ from stablehlo_tools.ir.walk import walk
 
 Key = ir.Value | ir.Operation
 
-FORMATTING = frozenset(
+_CONSTRAINT = "sdy.sharding_constraint"
+FORMATTING = frozenset({_CONSTRAINT}) | frozenset(
     f"stablehlo.{name}"
     for name in (
         "bitcast_convert",
@@ -237,7 +238,9 @@ class LoopBody:
         """Whether an op can be copied at will: no effect, no collective, no random numbers."""
         if self.effects.has_effect(op) or op.name in _COSTLY:
             return False
-        return op.name.startswith(("stablehlo.", "chlo.")) and not self.communicates(op)
+        return op.name.startswith(("stablehlo.", "chlo.", _CONSTRAINT)) and not self.communicates(
+            op
+        )
 
     def _used(self, op: ir.Operation) -> Iterator[ir.Value]:
         seen: set[ir.Value] = set()

@@ -9,7 +9,14 @@ from functools import partial
 from stablehlo_tools.analysis.trip_counts import comparison_direction
 from stablehlo_tools.bindings import ir
 
-_IDENTITIES = frozenset({"stablehlo.convert", "stablehlo.reshape", "stablehlo.broadcast_in_dim"})
+_IDENTITIES = frozenset(
+    {
+        "sdy.sharding_constraint",
+        "stablehlo.broadcast_in_dim",
+        "stablehlo.convert",
+        "stablehlo.reshape",
+    }
+)
 _COMPARISONS: dict[str, Callable[[int, int], bool]] = {
     "EQ": operator.eq,
     "NE": operator.ne,

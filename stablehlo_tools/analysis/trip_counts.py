@@ -10,7 +10,7 @@ import numpy as np
 
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.carriers import terminator
-from stablehlo_tools.ir.values import producer
+from stablehlo_tools.ir.values import producer, unconstrained
 
 _CONSTANT = "stablehlo.constant"
 _COMPARE = "stablehlo.compare"
@@ -92,7 +92,7 @@ def counted(loop: ir.Operation, known: Known) -> Counted | str:
 def counter_of(loop: ir.Operation) -> Counter | str:
     """What a loop's condition counts, or why that is not understood."""
     condition, body = (region.blocks[0] for region in loop.regions)
-    compare = producer(terminator(condition).operands[0])
+    compare = producer(unconstrained(terminator(condition).operands[0]))
     if compare is None or compare.name != _COMPARE:
         return "its condition is not one comparison"
     direction = comparison_direction(compare)
@@ -110,7 +110,7 @@ def counter_of(loop: ir.Operation) -> Counter | str:
 
 def constant_integer(value: ir.Value) -> int | None:
     """The integer that a constant of one element holds."""
-    maker = producer(value)
+    maker = producer(unconstrained(value))
     if maker is None or maker.name != _CONSTANT or not is_integer_scalar(value.type):
         return None
     return int(np.array(ir.DenseElementsAttr(maker.attributes["value"])).ravel()[0])
@@ -189,7 +189,7 @@ def _counting_carry(value: ir.Value, condition: ir.Block, body: ir.Block) -> tup
 def constant_step(end: ir.Value, argument: ir.Value) -> int | None:
     """The constant k with `end == argument + k`."""
     total = 0
-    while end != argument:
+    while (end := unconstrained(end)) != argument:
         op = producer(end)
         if op is None or op.name not in ("stablehlo.add", "stablehlo.subtract"):
             return None
@@ -222,6 +222,7 @@ def _bounds(value: ir.Value, loop: ir.Operation, known: Known) -> Sequence[int] 
 
 
 def _position(value: ir.Value, block: ir.Block) -> int | None:
+    value = unconstrained(value)
     if not isinstance(value.owner, ir.Block) or value.owner != block:
         return None
     return ir.BlockArgument(value).arg_number

@@ -11,6 +11,15 @@ def producer(value: ir.Value) -> ir.Operation | None:
     return None if isinstance(owner, ir.Block) else owner.operation
 
 
+def unconstrained(value: ir.Value) -> ir.Value:
+    """A value before sharding constraints were put on it, which leave it as it is."""
+    op = producer(value)
+    while op is not None and op.name == "sdy.sharding_constraint":
+        value = op.operands[0]
+        op = producer(value)
+    return value
+
+
 def maker_of(value: ir.Value) -> ir.Operation:
     """The op that a value is a result of, where it is known to be one."""
     op = producer(value)

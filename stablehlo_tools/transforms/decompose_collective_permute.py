@@ -29,11 +29,31 @@ A device that no pair names as a target gets zeros, as it did: XLA:GPU clears th
 that has no source. The reference interpreter waits for a sender instead. XLA:CPU and XLA:TPU take
 no send or recv between devices: for them, permutes stay as they are.
 
+With `validity`, a transfer of a loop's permute that no output of the program depends on is skipped.
+In a pipeline, edge s>s+1 carries garbage before iteration s and after the last microbatch. Of seven
+iterations of four stages with four microbatches, 9 of 21 transfers go:
+
+    %y = "stablehlo.collective_permute"(%x) {pairs = [[0, 1], [1, 2], [2, 3]]}
+  ==>
+    %n = <constant [0, 1, 2, 2, 3, 4, 5], at the loop's counter>
+    %y = "stablehlo.case"(%n) ({ permute(%x) [[0, 1]] }, { permute(%x) [[0, 1], [1, 2]] },
+         { permute(%x) [[0, 1], [1, 2], [2, 3]] }, { permute(%x) [[1, 2], [2, 3]] },
+         { permute(%x) [[2, 3]] }, { zeros })
+
+The counter is the same on all devices, so those of a pair take the same branch. Only that is
+skipped which is proved to be unneeded, from constants, device ids and counters: NaN and Inf count,
+so a product with zero proves nothing, and what data decides is needed. Who is sent nothing gets
+zeros, which no output shows. At most 8 sets of edges are told apart; beyond that, some transfers
+run that nobody needs. The permutes of the branches become send and recv, or stay, by `form`. A
+permute in a branch overlaps nothing outside of it, so this pays where the transfer is exposed
+anyway. Calls are inlined where something is skipped; loops that run nobody knows how often keep
+their permutes.
+
 Preconditions:
   P1  Every communicating op is of a dialect that is understood; mhlo and sdy collectives are
       lowered first.
   P2  Pairs name processes that the module has.
-  P3  No op of a module with a permute to decompose has a token: it comes before `thread-tokens`.
+  P3  No op of a module with a permute to rewrite has a token: it comes before `thread-tokens`.
   P4  No permute to decompose has a cycle; `break-permute-cycles` comes before.
   P5  Its pairs count partitions: it has a channel.
   P6  Its tensor has a known size.
@@ -91,8 +111,7 @@ class DecomposeCollectivePermutePass(Pass):
         """Rewrites the module in place."""
         check_min_bytes(self.min_bytes, self.name, "P8", module)
         if self.validity:
-            refuse_tokens(module, self.name, "P3")
-            notes = skip_unneeded(module)
+            notes = skip_unneeded(module, self.min_bytes, self.name)
             diagnostics.collected += notes if self.explain else []
         collectives = find_collectives(module)
         facts = ModuleFacts.of(module, collectives)

@@ -28,7 +28,8 @@ of what is overwritten only the last counts. What sends the same in every iterat
 the loop (`prefetch` and `auto`). `auto` takes what is predicted to be fastest within memory.
 
 Preconditions:
-  P1  The collectives are explicit: a plain sharded jit export is partitioned first.
+  P1  Some collectives are explicit: a plain sharded jit export is partitioned first. Those that a
+      partitioner has yet to add, along axes that are left free, stay out of sight.
   P2  Every communicating op is of a dialect that is understood.
   P3  No op has a token yet: thread-tokens comes after this pass.
   P4  `distance` is at least 1 and `memory-limit`, if given, positive.
@@ -49,6 +50,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from stablehlo_tools.analysis.collectives import find_collectives
 from stablehlo_tools.analysis.partitioner_work import leaves_work_to_the_partitioner
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.hardware import load_hardware
@@ -106,7 +108,7 @@ class PipelineCollectivesPass(Pass):
             raise ToolError(
                 "pipeline-collectives: memory-limit is a positive number of GiB (P4)", location
             )
-        if leaves_work_to_the_partitioner(module):
+        if not find_collectives(module) and leaves_work_to_the_partitioner(module):
             raise ToolError(
                 "pipeline-collectives: the program leaves its collectives to the compiler: run "
                 "partition,create-reduce-scatter first (P1)",
