@@ -31,10 +31,13 @@ DEVICE_KINDS = [
     pytest.param(
         target,
         id=target.value,
-        marks=pytest.mark.skipif(
-            missing_package(target) is not None,
-            reason=f"{target.title} needs {missing_package(target)}: pip install '.[aot]'",
-        ),
+        marks=[
+            pytest.mark.skipif(
+                missing_package(target) is not None,
+                reason=f"{target.title} needs {missing_package(target)}: pip install '.[aot]'",
+            ),
+            *([pytest.mark.soak] if target is Target.TPU else []),  # half a minute
+        ],
     )
     for target in HARDWARE
 ]

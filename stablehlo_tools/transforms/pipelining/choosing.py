@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from stablehlo_tools.transforms.pipelining.candidates import Move
 from stablehlo_tools.transforms.pipelining.choices import Staged
@@ -15,8 +15,6 @@ Judge = Callable[[Staged], Prediction | None]
 
 _GAIN = 0.002  # of the program's time: what saves less is not worth a longer program
 _AS_GOOD = 0.01  # of what the best choice saves: so much less saved for less memory is as good
-_THIRD_COPY = 0.01  # of the program's time: what late ones must save where others go ahead, for
-# the body then stands in the program three times
 _SLACK = 1.1  # of what a choice may add: what else is alive with it
 _LATE_ITSELF = "reduce_scatter"
 
@@ -49,10 +47,16 @@ def possible(found: Survey) -> Staged:
 
 
 def sensible(found: Survey, budget: Budget) -> Staged:
-    """What `auto` considers: XLA:GPU lets reduce_scatters end late by itself, several as one."""
+    """What `auto` considers.
+
+    XLA:GPU lets reduce_scatters end late by itself, several as one, and other late ones were found
+    to come between the gathers that fences place.
+    """
     whole = possible(found)
     if not budget.is_held:
         return whole
+    if whole.ahead:
+        return Staged(whole.ahead)
     late = (n for n in whole.late if found.collectives[n].kind != _LATE_ITSELF)
     return Staged(whole.ahead, frozenset(late))
 
@@ -78,8 +82,7 @@ def best_choice(found: Survey, judge: Judge, budget: Budget) -> Staged:
             break
         told = judge(staged)
         if told is not None and told.peak_bytes <= limit:
-            cost = _THIRD_COPY * own.ns if staged.ahead and staged.late else 0.0
-            fitting.append((staged, replace(told, ns=told.ns + cost)))
+            fitting.append((staged, told))
     most = max((own.ns - told.ns for _, told in fitting), default=0.0)
     if most <= 0 or most < _GAIN * own.ns:
         return Staged()

@@ -91,7 +91,8 @@ class OneLoop:
         sunk = [plan for plan in plans if isinstance(plan, Sinking)]
         if self._wanted.direction == "sink":
             return frozenset(plan.group for plan in sunk)
-        small = [p for p in sunk if p.how != "batch" or _is_small(p.extra_bytes)]
+        takes_rows = not self._wanted.holds  # XLA:GPU hides what is small
+        small = [p for p in sunk if p.how != "batch" or (takes_rows and _is_small(p.extra_bytes))]
         summed = [p for p in sunk if p.how != "batch"]
         for chosen in (small, summed):
             groups = frozenset(plan.group for plan in chosen)

@@ -94,7 +94,7 @@ def _tree(body: LoopBody, root: ir.Operation, carry: int) -> Tree | str:
     here = [leaf for leaf in leaves if leaf.value == accumulator]
     if len(here) != 1 or here[0].negative:
         return f"the {named(root)} does not add it to carry {carry}"
-    reason = _why_not_private(body, carry)
+    reason = _why_not_private(body, carry, nodes)
     if reason:
         return reason
     return Tree(carry, kind, [leaf for leaf in leaves if leaf != here[0]], nodes)
@@ -137,12 +137,12 @@ def _kind(op: ir.Operation) -> str | None:
     return (_ADD if op.name == _SUBTRACT else op.name).removeprefix("stablehlo.")
 
 
-def _why_not_private(body: LoopBody, carry: int) -> str | None:
+def _why_not_private(body: LoopBody, carry: int, nodes: Sequence[ir.Operation]) -> str | None:
     """Whether anything but its own tree could tell how far an accumulator has come."""
     accumulator = body.arguments[carry]
-    users = body.users.get(accumulator, [])
-    if len(users) > 1:
-        other = users[1]
+    own = {key_of(node) for node in nodes}
+    other = next((u for u in body.users.get(accumulator, []) if key_of(u) not in own), None)
+    if other is not None:
         return f"the accumulator, carry {carry}, is also read by the {named(other)}"
     if body.carries_of(accumulator):
         return f"the accumulator is also handed on as carry {body.carries_of(accumulator)[0]}"
