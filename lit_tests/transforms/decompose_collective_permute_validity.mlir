@@ -6,10 +6,8 @@
 // RUN: diff %t.permutes.mlir %t.explained.mlir
 
 // EXPLAINED: note: collective_permute: edge 0>1 is needed in iterations 0 to 3 of 7; edge 1>2 is needed in iterations 1 to 4 of 7; edge 2>3 is needed in iterations 2 to 5 of 7; 9 of 21 transfers are skipped
-// EXPLAINED: note: collective_permute stays: form=collective-permute
 // EXPLAINED: note: collective_permute: edges 0>1, 1>2, 2>3, 3>0 are needed in iterations 0 to 2 of 4; 4 of 16 transfers are skipped
 // EXPLAINED: note: collective_permute: edge 0>1 is needed in iterations 0 to 3 of 4; edge 1>2 is never needed; 4 of 8 transfers are skipped
-// EXPLAINED: note: collective_permute stays: form=collective-permute
 
 // A second run changes nothing.
 // RUN: stablehlo-tools opt %t.permutes.mlir -p 'decompose-collective-permute{form=collective-permute validity}' --split-input-file > %t.twice.mlir

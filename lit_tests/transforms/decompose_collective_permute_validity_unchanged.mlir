@@ -6,8 +6,6 @@
 // CHECK: note: collective_permute: no transfer is skipped: how often its loop runs is not known before the run, or differs by device
 // CHECK: note: collective_permute: every edge is needed in every iteration
 // CHECK: note: collective_permute: no transfer is skipped: it stands in a branch on the iteration already
-// CHECK-NEXT: note: collective_permute stays: form=collective-permute
-// CHECK-NEXT: note: collective_permute stays: form=collective-permute
 // CHECK-NOT: note:
 
 // Sends and recvs are those of the pass without the option.

@@ -33,6 +33,11 @@ INPUTS = [
     for path in sorted((LIT_TESTS / "transforms").glob("*.mlir"))
     if not path.stem.startswith("partition")
 ]
+# One in four by default, the others for `make soak`.
+FEW = [
+    pytest.param(path, marks=() if number % 4 == 0 else pytest.mark.soak)
+    for number, path in enumerate(INPUTS)
+]
 COLLECTIVE = re.compile(
     r'"stablehlo\.(?:all_gather|all_reduce|all_to_all|reduce_scatter|collective_permute|'
     r'collective_broadcast)"\('
@@ -156,7 +161,7 @@ def test_names_do_not_matter(path: Path, full: bool):
             assert mismatch(test.text, renamed(test.outcome.after)) is None, test.text
 
 
-@pytest.mark.parametrize("path", INPUTS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", FEW, ids=lambda path: path.stem)
 def test_a_wrong_output_is_noticed(path: Path):
     for test in made_of_all(path, full=False):
         if test.outcome.kind is not Kind.CHANGED:
@@ -167,7 +172,7 @@ def test_a_wrong_output_is_noticed(path: Path):
                 assert mismatch(test.text, wrong), f"{change.__name__}\n{test.text}\n{wrong}"
 
 
-@pytest.mark.parametrize("path", INPUTS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", FEW, ids=lambda path: path.stem)
 def test_a_collective_more_is_noticed(path: Path):
     for test in made_of_all(path, full=False):
         if test.outcome.kind is Kind.CHANGED and "COUNT: " not in test.text:

@@ -48,7 +48,10 @@ def test_dead_collectives_are_seen(name: str):
     ]
 
 
-@pytest.mark.parametrize("options", [{}, {"scan_layers": True, "remat": True}])
+@pytest.mark.parametrize(
+    "options",
+    [{}, pytest.param({"scan_layers": True, "remat": True}, marks=pytest.mark.soak)],
+)
 def test_llama_learns_the_same_however_it_is_sharded(options: dict[str, Any]):
     sharded = losses(LlamaConfig(layers=1, **options))
     alone = losses(LlamaConfig(layers=1, fsdp=1, model=1, **options))

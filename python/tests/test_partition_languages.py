@@ -24,8 +24,14 @@ PROGRAMS: list[tuple[Callable[[], Case], bool]] = [
 ]
 
 
+# For `make soak`: those that take longest, and are much as the others.
+LONG = (held_out_training.gpt2_step, held_out_others.diffusion_step)
+
+
 @pytest.mark.parametrize(
-    ("program", "bitwise"), PROGRAMS, ids=[program.__name__ for program, _ in PROGRAMS]
+    ("program", "bitwise"),
+    [pytest.param(*pair, marks=pytest.mark.soak if pair[0] in LONG else ()) for pair in PROGRAMS],
+    ids=[program.__name__ for program, _ in PROGRAMS],
 )
 def test_values_are_kept(program: Callable[[], Case], bitwise: bool):
     before, arguments = program()

@@ -8,6 +8,7 @@ made.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -162,13 +163,15 @@ def _shown_path(path: str) -> str:
 
 
 def _expecting(text: str, said: Sequence[Diagnostic]) -> str:
-    """The text with a comment above each line that something is said of."""
+    """The text with a comment above each line for each thing that is said of it."""
     lines = text.splitlines(keepends=True)
+    below: Counter[int] = Counter()  # comments of a line, the first written is the lowest
     for diagnostic in sorted(said, key=lambda d: d.place.line, reverse=True):
         line = diagnostic.place.line if diagnostic.place.file is None else 0
         number = max(line - 1, 0)
         indent = lines[number][: len(lines[number]) - len(lines[number].lstrip())]
-        where = "+1" if line else "unknown"
+        below[line] += 1
+        where = f"+{below[line]}" if line else "unknown"
         message = diagnostic.message.partition("}}")[0]
         expected = f"// expected-{diagnostic.severity.value}@{where} {{{{{message}}}}}\n"
         lines.insert(number, indent + expected)

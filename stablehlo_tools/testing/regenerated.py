@@ -19,7 +19,7 @@ _GENERATED = re.compile(
     rf"\s*(?://|#) (?:CHECK(?:-[A-Z]+(?:-\d+)?)?:|(?:COUNT|LINKS):|{MADE_BY}|{UPDATED_BY}|"
     r"expected-\w+@)"
 )
-_EXPECTED = re.compile(r"[ \t]*// expected-(?:error|warning)@(?:\+1|unknown) \{\{.*\}\}\n")
+_EXPECTED = re.compile(r"[ \t]*// expected-(?:error|warning|note)@(?:\+\d+|unknown) \{\{.*\}\}\n")
 
 
 def regenerated(text: str, path: str) -> str:

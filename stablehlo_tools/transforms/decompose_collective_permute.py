@@ -89,6 +89,8 @@ from stablehlo_tools.transforms.permutes.transfers import to_transfers
 from stablehlo_tools.transforms.permutes.validity.skipping import skip_unneeded
 from stablehlo_tools.transforms.tokens.refusing import refuse_tokens
 
+_PERMUTES = "collective-permute"
+
 
 @dataclass(frozen=True)
 class DecomposeCollectivePermutePass(Pass):
@@ -124,7 +126,7 @@ class DecomposeCollectivePermutePass(Pass):
         others = [c for c in collectives if reasons.get(key_of(c.op), "other") is not None]
         ordered = conflicting(chosen, others, facts)
         channel = 1 + max((c.channel_id for c in collectives), default=0)
-        if self.explain:
+        if self.explain and not (self.validity and self.form == _PERMUTES):  # all has been said
             diagnostics.collected += _explained(collectives, reasons, ordered, channel)
         if chosen:
             refuse_tokens(module, self.name, "P3")
@@ -133,8 +135,8 @@ class DecomposeCollectivePermutePass(Pass):
 
     def _why_left(self, permute: Collective, facts: ModuleFacts) -> str | None:
         facts.groups(permute)  # raises where the pairs name processes that there are not
-        if self.form == "collective-permute":
-            return "form=collective-permute"
+        if self.form == _PERMUTES:
+            return f"form={_PERMUTES}"
         if not pairs_of(permute):
             return "it has no pairs"
         return why_left(permute, self.min_bytes)
