@@ -25,7 +25,11 @@ PROGRAMS: list[tuple[Callable[[], Case], bool]] = [
 
 
 # For `make soak`: those that take longest, and are much as the others.
-LONG = (held_out_training.gpt2_step, held_out_others.diffusion_step)
+LONG = (
+    held_out_training.gpt2_step,
+    held_out_training.masked_language_step,
+    held_out_others.diffusion_step,
+)
 
 
 @pytest.mark.parametrize(

@@ -110,8 +110,11 @@ def _made(text: str, target: Target) -> list[tuple[str, str]]:
     return [(event.kind, "bf16" if "bf16" in event.shape else "f32") for event in events]
 
 
-# What XLA:CPU makes of them is read in the soak.
-TARGETS = [Target.GPU, Target.TPU, pytest.param(Target.CPU, marks=pytest.mark.soak)]
+# What XLA:CPU and XLA:TPU make of them is read in the soak.
+TARGETS = [
+    Target.GPU,
+    *(pytest.param(target, marks=pytest.mark.soak) for target in (Target.TPU, Target.CPU)),
+]
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
