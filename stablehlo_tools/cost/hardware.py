@@ -162,6 +162,16 @@ class Hardware:
     networks: tuple[Network, ...]  # innermost first
     sources: Mapping[str, str]  # of "chip.memory", "chip.matmul.bf16", "NVLink.latency"
 
+    @property
+    def memory_rate(self) -> float:
+        """Bytes/ns that kernels read and write."""
+        return self.memory_bandwidth * self.memory_efficiency
+
+    @property
+    def is_torus(self) -> bool:
+        """Whether devices are linked as a torus, as TPUs are."""
+        return any(network.kind == "torus" for network in self.networks)
+
     def peak(self, dtype: str) -> float:
         """Matrix operations/ns on elements of `dtype`, in StableHLO's spelling.
 

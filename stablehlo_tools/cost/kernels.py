@@ -38,8 +38,7 @@ def kernel_ns(work: Work, hardware: Hardware) -> float:
     """Nanoseconds of one kernel on one device; none for a view."""
     if work.kind is WorkKind.FREE:
         return 0.0
-    bandwidth = hardware.memory_bandwidth * hardware.memory_efficiency
-    memory = work.bytes / (bandwidth * _SHARE.get(work.kind, 1.0))
+    memory = work.bytes / (hardware.memory_rate * _SHARE.get(work.kind, 1.0))
     vector = work.vector_flops / hardware.vector_flops
     matrix = 0.0
     if work.matmuls:

@@ -73,7 +73,6 @@ _GIB = 2.0**30
 _HEADROOM = _GIB  # bytes that a plan may need more than the program's own order
 _WORTH = 0.6  # of what could be hidden: a plan that hides less is not written
 _TRIES = 3  # plans, each with less memory than the one before
-_TORUS = "torus"
 
 
 @dataclass(frozen=True)
@@ -200,7 +199,7 @@ class _Work:
         return _Work(
             traced,
             Effects(functions_by_name(module)),
-            hardware.memory_bandwidth * hardware.memory_efficiency,
+            hardware.memory_rate,
             memory_profile(traced.graph).peak_bytes,
         )
 
@@ -215,7 +214,7 @@ def _prepare(module: ir.Module) -> None:
 
 def _why_left(block: ScheduledBlock, hardware: Hardware) -> str | None:
     """Why a block is left as it is; None where it is written."""
-    if any(network.kind == _TORUS for network in hardware.networks):
+    if hardware.is_torus:
         return "no form was found that XLA:TPU keeps to where it leaves time exposed"
     if not block.holds:
         return "no collective could begin elsewhere than where it stands"

@@ -7,7 +7,7 @@ callees are the operands themselves. Regions of control flow are kept as nested 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from stablehlo_tools.analysis.communication import BRANCHES, COMPUTATIONS, MANUAL_COMPUTATION, WHILE
 from stablehlo_tools.bindings import ir
@@ -84,8 +84,21 @@ def read_program(module: ir.Module, entry: ir.Operation) -> Program:
     """
     reader = _Reader(module)
     block = entry.regions[0].blocks[0]
-    main = reader.block(block, {}, None, 0)
+    main = reader.block(block, _Around({}, None, 0))
     return Program(main, reader.types, reader.values, reader.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class _Around:
+    """Where an op stands: the numbers of the values in sight, the manual computation, how deep."""
+
+    scope: dict[ir.Value, int]
+    computation: ir.Operation | None
+    depth: int
+
+    def deeper(self) -> _Around:
+        """One level further in, with the same values in sight."""
+        return replace(self, depth=self.depth + 1)
 
 
 class _Reader:
@@ -95,102 +108,66 @@ class _Reader:
         self.values: list[ir.Value] = []
         self.steps: list[Step] = []
 
-    def block(
-        self,
-        block: ir.Block,
-        scope: dict[ir.Value, int],
-        computation: ir.Operation | None,
-        depth: int,
-    ) -> Code:
-        """Reads a block; `scope` has the numbers of the values around it, and gets those in it."""
-        code = Code([self._new(argument, scope) for argument in block.arguments])
-        self._fill(code, block, scope, computation, depth)
+    def block(self, block: ir.Block, around: _Around) -> Code:
+        """Reads a block; the scope around it gets its values, too."""
+        code = Code([self._new(argument, around.scope) for argument in block.arguments])
+        self._fill(code, block, around)
         return code
 
-    def _fill(
-        self,
-        code: Code,
-        block: ir.Block,
-        scope: dict[ir.Value, int],
-        computation: ir.Operation | None,
-        depth: int,
-    ) -> None:
+    def _fill(self, code: Code, block: ir.Block, around: _Around) -> None:
         end = terminator(block)
         for view in block.operations:
             op = view.operation
             if op != end:
-                self._op(code, op, scope, computation, depth)
-        code.ends = [scope[value] for value in end.operands]
+                self._op(code, op, around)
+        code.ends = [around.scope[value] for value in end.operands]
 
-    def _op(
-        self,
-        code: Code,
-        op: ir.Operation,
-        scope: dict[ir.Value, int],
-        computation: ir.Operation | None,
-        depth: int,
-    ) -> None:
-        name = op.name
-        if name in CALLS and self._followed(code, op, scope, computation, depth):
+    def _op(self, code: Code, op: ir.Operation, around: _Around) -> None:
+        name, scope = op.name, around.scope
+        if name in CALLS and self._followed(code, op, around):
             return
         if name in COMPUTATIONS:
-            self._computation(code, op, scope, computation, depth)
+            self._computation(code, op, around)
             return
-        step = self._step(op, name, [scope[v] for v in op.operands], computation)
+        step = self._step(op, name, [scope[v] for v in op.operands], around.computation)
         if name in BRANCHES or name == WHILE:
-            step.regions = [
-                self.block(region.blocks[0], scope, computation, depth + 1) for region in op.regions
-            ]
+            step.regions = [self.block(region.blocks[0], around.deeper()) for region in op.regions]
         elif len(op.regions):
             step.captured = _captured(op, scope)
         step.results = [self._new(result, scope) for result in op.results]
         code.steps.append(step)
 
-    def _followed(
-        self,
-        code: Code,
-        call: ir.Operation,
-        scope: dict[ir.Value, int],
-        computation: ir.Operation | None,
-        depth: int,
-    ) -> bool:
+    def _followed(self, code: Code, call: ir.Operation, around: _Around) -> bool:
         """Writes a call out; whether that is possible."""
         callee = self.functions.get(callee_name(call))
-        if callee is None or len(callee.regions[0].blocks) != 1 or depth >= _DEEPEST:
+        if callee is None or len(callee.regions[0].blocks) != 1 or around.depth >= _DEEPEST:
             return False
-        body = callee.regions[0].blocks[0]
+        body, scope = callee.regions[0].blocks[0], around.scope
         inner = dict(zip(body.arguments, (scope[value] for value in call.operands), strict=True))
-        self._fill(code, body, inner, computation, depth + 1)
+        self._fill(code, body, replace(around.deeper(), scope=inner))
         ends, code.ends = code.ends, []
         scope.update(zip(call.results, ends, strict=True))
         return True
 
-    def _computation(
-        self,
-        code: Code,
-        op: ir.Operation,
-        scope: dict[ir.Value, int],
-        computation: ir.Operation | None,
-        depth: int,
-    ) -> None:
+    def _computation(self, code: Code, op: ir.Operation, around: _Around) -> None:
         """Writes a manual or named computation out, with steps at the edges of a manual one."""
-        body = op.regions[0].blocks[0]
+        body, scope = op.regions[0].blocks[0], around.scope
         if op.name != MANUAL_COMPUTATION:
             scope.update(zip(body.arguments, (scope[v] for v in op.operands), strict=True))
-            self._fill(code, body, scope, computation, depth + 1)
+            self._fill(code, body, around.deeper())
             scope.update(zip(op.results, code.ends, strict=True))
             return
         enter = self._step(op, ENTER, [scope[value] for value in op.operands], op)
         enter.results = [self._new(argument, scope) for argument in body.arguments]
-        enter.above = computation
+        enter.above = around.computation
         code.steps.append(enter)
-        self._fill(code, body, scope, op, depth + 1)
+        self._fill(code, body, replace(around.deeper(), computation=op))
         leave = self._step(op, LEAVE, code.ends, op)
         leave.results = [self._new(result, scope) for result in op.results]
-        if computation is None:
+        if around.computation is None:
             for number, end in zip(leave.results, leave.operands, strict=True):
                 self.types[number] = self.types[end]
-        leave.above = computation
+        leave.above = around.computation
         code.steps.append(leave)
 
     def _step(

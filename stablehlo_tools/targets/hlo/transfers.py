@@ -63,7 +63,7 @@ def copied(
         any(array.space == DEVICE_MEMORY for array in side) for side in (results, operand)
     )
     hardware = clock.hardware
-    modelled = moved / (hardware.memory_bandwidth * hardware.memory_efficiency)
+    modelled = moved / hardware.memory_rate
     sent = Communication(kind="copy", stream=_COPY_STREAM, bytes=float(size))
     return sent, modelled if known is None else known
 

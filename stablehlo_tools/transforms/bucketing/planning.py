@@ -206,8 +206,7 @@ def _bucket(chosen: Sequence[_Member], merger: Merger, hardware: Hardware) -> Bu
 
 
 def _copied_ns(member: _Member, merger: Merger, hardware: Hardware) -> float:
-    bandwidth = hardware.memory_bandwidth * hardware.memory_efficiency  # bytes/ns
-    return merger.copied_bytes(member.collective) / bandwidth
+    return merger.copied_bytes(member.collective) / hardware.memory_rate
 
 
 def us(ns: float) -> str:

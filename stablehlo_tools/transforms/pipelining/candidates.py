@@ -36,7 +36,7 @@ class Move:
 
 def ahead(body: LoopBody, collective: Collective) -> Move:
     """Whether a collective could be issued before its iteration, with all that it needs."""
-    stays = _unmovable(collective)
+    stays = why_unmovable(collective)
     if stays:
         return Move(collective, reason=stays)
     if _is_ahead(body, collective):
@@ -58,7 +58,7 @@ def ahead(body: LoopBody, collective: Collective) -> Move:
 
 def late(body: LoopBody, collective: Collective, indices: LoopIndices) -> Move:
     """Whether a collective could end after its iteration, with all that hangs on it."""
-    stays = _unmovable(collective)
+    stays = why_unmovable(collective)
     if stays:
         return Move(collective, reason=stays)
     if _is_late(body, collective):
@@ -115,7 +115,8 @@ def named(op: ir.Operation) -> str:
     return f"{name} of {place.file}:{place.line}" if place.file else name
 
 
-def _unmovable(collective: Collective) -> str:
+def why_unmovable(collective: Collective) -> str:
+    """Why a collective keeps its place whatever the loop; empty where that depends."""
     if collective.is_async:
         return "it is asynchronous already, with a start and a done of its own"
     if collective.kind not in MOVABLE:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,16 +14,6 @@ from stablehlo_tools.transforms.pipelining.stages import (
     broken_dependence,
 )
 from stablehlo_tools.transforms.pipelining.survey import Survey
-
-
-class Action(enum.Enum):
-    """Where a collective of a loop runs."""
-
-    STAY = "stays in its iteration"
-    HOIST = "runs once, before the loop"
-    PREFETCH = "is issued ahead of its iteration"
-    DELAY = "ends after its iteration"
-    SINK = "runs once, after the loop"
 
 
 @dataclass(frozen=True)
@@ -45,8 +34,8 @@ def stages_for(found: Survey, staged: Staged, distance: int) -> Stages | str:
     late = [
         op
         for number in sorted(staged.late)
+        if early.isdisjoint(key_of(op) for op in found.late[number].ops)
         for op in found.late[number].ops
-        if not any(key_of(o) in early for o in found.late[number].ops)
     ]
     stages = assign_stages(found.body, ahead, late, distance)
     if found.fewest <= stages.depth:

@@ -65,10 +65,9 @@ def best_choice(found: Survey, judge: Judge, budget: Budget) -> Staged:
     """The choice that is predicted to be fastest among those that the budget allows.
 
     `judge` predicts the program with a choice; None for one that the loop cannot have, or that no
-    fences hold. Where fences
-    hold it, a part of what could go ahead does only if all does not fit: they hold a gather best
-    that has a whole iteration to hide in. Otherwise, of choices that are as good, the one that
-    needs least memory.
+    fences hold. Where fences hold it, a part of what could go ahead does only if all does not fit:
+    they hold a gather best that has a whole iteration to hide in. Otherwise, of choices that are as
+    good, the one that needs least memory.
     """
     whole = sensible(found, budget)
     own = judge(Staged()) if whole else None

@@ -18,10 +18,11 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.clock import Clock
 from stablehlo_tools.cost.hardware import Hardware
 from stablehlo_tools.ir.symbols import functions_by_name
-from stablehlo_tools.ir.values import key_of, producer, stand_in
+from stablehlo_tools.ir.values import key_of, maker_of, producer, stand_in
 from stablehlo_tools.overlap.memory import memory_profile
 from stablehlo_tools.overlap.scheduling.scheduler import Schedule
 from stablehlo_tools.overlap.task_graph import TaskGraph
+from stablehlo_tools.transforms.bucketing.placement import in_block_order
 from stablehlo_tools.transforms.overlapping.scheduled_block import Wanted, schedule_block
 from stablehlo_tools.transforms.overlapping.writing import write_fences, write_order
 
@@ -38,7 +39,7 @@ def hold_loop(module: ir.Module, loop: ir.Operation, hardware: Hardware) -> bool
     if traced is None:
         return False
     effects = Effects(functions_by_name(module))
-    rate = hardware.memory_bandwidth * hardware.memory_efficiency
+    rate = hardware.memory_rate
     wanted = Wanted(_HEADROOM, 1, True, rate)
     own = memory_profile(traced.graph, in_loop=True).peak_bytes
     block = schedule_block(traced, effects, wanted, own, in_loop=True)
@@ -70,13 +71,8 @@ def keep_back(ends: Sequence[ir.Value]) -> None:
     made = [value for value in ends if producer(value) is not None and _is_used(value)]
     if not made:
         return
-    last = made[0]
-    for value in made:
-        maker, other = producer(value), producer(last)
-        if maker is not None and other is not None and other.is_before_in_block(maker):
-            last = value
-    anchor = producer(last)
-    assert anchor is not None, "made by an op"
+    anchor = in_block_order([maker_of(value) for value in made])[-1]
+    last = next(value for value in made if maker_of(value) == anchor)
     operands = _waiting(anchor, made)
     if not operands:
         return

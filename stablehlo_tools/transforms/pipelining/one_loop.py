@@ -12,6 +12,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, note
 from stablehlo_tools.ir.copying import copy_module
 from stablehlo_tools.ir.values import key_of
+from stablehlo_tools.transforms.pipelining.candidates import Move
 from stablehlo_tools.transforms.pipelining.choices import Staged, pass_barriers, stages_for
 from stablehlo_tools.transforms.pipelining.choosing import Budget, best_choice, possible
 from stablehlo_tools.transforms.pipelining.hoisting import hoist, is_the_same
@@ -62,7 +63,7 @@ class OneLoop:
 
     def _hoist(self) -> None:
         found = self._survey(self._module)
-        moves = [m for m in found.ahead if m.ops and is_the_same(found.body, m.ops)]
+        moves = _unchanging(found)
         if not moves or found.fewest < 1 or not self._pays(_hoist_all):
             return
         for move in moves:
@@ -92,9 +93,9 @@ class OneLoop:
         if self._wanted.direction == "sink":
             return frozenset(plan.group for plan in sunk)
         takes_rows = not self._wanted.holds  # XLA:GPU hides what is small
-        small = [p for p in sunk if p.how != "batch" or (takes_rows and _is_small(p.extra_bytes))]
         summed = [p for p in sunk if p.how != "batch"]
-        for chosen in (small, summed):
+        rows = [p for p in sunk if p.how == "batch" and takes_rows and _is_small(p.extra_bytes)]
+        for chosen in ([*summed, *rows], summed) if rows else (summed,):
             groups = frozenset(plan.group for plan in chosen)
             added = sum(_added_bytes(plan) for plan in chosen)
             if groups and self._pays(partial(_write_sunk, groups=groups), added):
@@ -230,8 +231,12 @@ def _write_sunk(found: Survey, groups: frozenset[int]) -> None:
         mark(op, SUNK)
 
 
+def _unchanging(found: Survey) -> list[Move]:
+    """The collectives that send the same in every iteration, with what they need."""
+    return [move for move in found.ahead if move.ops and is_the_same(found.body, move.ops)]
+
+
 def _hoist_all(found: Survey) -> None:
     """Hoists whatever sends the same in every iteration."""
-    moves = [m for m in found.ahead if m.ops and is_the_same(found.body, m.ops)]
-    needed = {key_of(op) for move in moves for op in move.ops}
+    needed = {key_of(op) for move in _unchanging(found) for op in move.ops}
     hoist(found.body, [op for op in found.body.ops if key_of(op) in needed])

@@ -25,8 +25,7 @@ class Wanted:
     @property
     def holds(self) -> bool:
         """Whether fences are written: XLA:TPU keeps to none."""
-        torus = any(network.kind == "torus" for network in self.hardware.networks)
-        return self.hold and not torus
+        return self.hold and not self.hardware.is_torus
 
     def allows(self, direction: str) -> bool:
         """Whether collectives may move in a direction."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stablehlo_tools.analysis.collectives import Collective
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.transforms.pipelining.candidates import MOVABLE
+from stablehlo_tools.transforms.pipelining.candidates import why_unmovable
 
 SHARDINGS = ("sdy.sharding", "mhlo.sharding")
 
@@ -12,10 +12,9 @@ SHARDINGS = ("sdy.sharding", "mhlo.sharding")
 def why_never(collective: Collective) -> str | None:
     """Why a collective can run after no loop; None where it depends on the loop."""
     op = collective.op
-    if collective.is_async:
-        return "it is asynchronous already, with a start and a done of its own"
-    if collective.kind not in MOVABLE:
-        return f"a {collective.kind} keeps its place"
+    stays = why_unmovable(collective)
+    if stays:
+        return stays
     if len(op.operands) != 1:
         return "it has several operands"
     if not all(is_static_tensor(value.type) for value in (*op.operands, *op.results)):
