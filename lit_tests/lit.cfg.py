@@ -1,5 +1,9 @@
 # pyright: reportUndefinedVariable=false
-"""The lit suite. lit injects `config` and runs this file once per run."""
+"""The lit suite. lit injects `config` and `lit_config`, and runs this file once per run.
+
+The commands of the RUN lines start in forks of one process that is loaded already
+(`fork_server.py`); with STABLEHLO_TOOLS_LIT_PLAIN=1 they start in the usual way.
+"""
 
 import os
 import sys
@@ -24,6 +28,13 @@ config.environment["PATH"] = os.pathsep.join(
 )
 config.environment["TF_CPP_MIN_LOG_LEVEL"] = "2"
 config.environment["PYTHONDONTWRITEBYTECODE"] = "1"
+
+# Only lit has a `lit_config`: make-test reads this file too, and runs one command at most.
+if "lit_config" in globals() and not os.environ.get("STABLEHLO_TOOLS_LIT_PLAIN"):
+    sys.path.insert(0, str(HERE))
+    import forked_commands
+
+    forked_commands.start(config.environment)
 
 config.substitutions += [
     ("%{inputs}", str(HERE / "Inputs")),

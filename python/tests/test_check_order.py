@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import order_models
 import pytest
@@ -26,11 +28,21 @@ NATURALLY_ORDERED = {
     "condition-collective",  # which compares a sum over all devices, and computes nothing with it
 }
 DECIDED_BY_FLOATS = {"control-flow"}  # by a mean, which programs compiled apart may round apart
-each_model = pytest.mark.parametrize("model", SMALL.values(), ids=SMALL.keys())
+# Large, and of what smaller ones have: a loop, platforms to choose from, the layers of `llama`.
+LARGE = ("llama-scan", "llama-remat", "llama-platforms")
+
+
+def cases(models: Iterable[Model]) -> list[Any]:
+    """The models, the large ones for `make soak`."""
+    return [
+        pytest.param(model, id=model.name, marks=pytest.mark.soak if model.name in LARGE else ())
+        for model in models
+    ]
+
+
+each_model = pytest.mark.parametrize("model", cases(SMALL.values()))
 for_several = pytest.mark.parametrize(
-    "model",
-    [model for model in SMALL.values() if model.devices > 1],
-    ids=[name for name, model in SMALL.items() if model.devices > 1],
+    "model", cases(model for model in SMALL.values() if model.devices > 1)
 )
 
 

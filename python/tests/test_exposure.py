@@ -33,6 +33,12 @@ PROGRAMS = (
     "two-platforms",
     "unsharded",
 )
+# Their collectives and loops are of the kinds that the others have.
+LONG = ("llama-remat", "moe-shard-map-step")
+each_program = pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.soak if name in LONG else ()) for name in PROGRAMS],
+)
 
 
 @cache
@@ -51,7 +57,7 @@ def report(name: str, hardware: str) -> ProgramReport:
 
 
 @pytest.mark.parametrize("hardware", ["h100", "tpu-v5e", "trainium2"])
-@pytest.mark.parametrize("name", PROGRAMS)
+@each_program
 def test_the_figures_agree_with_each_other(name: str, hardware: str):
     timed = report(name, hardware)
     rows = timed.collectives
@@ -67,7 +73,7 @@ def test_the_figures_agree_with_each_other(name: str, hardware: str):
     assert timed.peak_bytes >= sum(held.bytes for held in timed.alive) * (1 - 1e-9)
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@each_program
 def test_what_is_drawn_is_what_was_timed(name: str):
     timed = report(name, "h100")
     events = timed.events
@@ -99,7 +105,7 @@ def test_a_program_that_leaves_its_collectives_to_the_compiler_says_so():
     assert not report("llama", "h100").notes
 
 
-@pytest.mark.parametrize("target", ["gpu", "tpu"])
+@pytest.mark.parametrize("target", [pytest.param("gpu", marks=pytest.mark.soak), "tpu"])
 def test_a_compiler_s_schedule_stands_beside_the_program(target: str):
     hardware = {"gpu": "h100", "tpu": "tpu-v5e"}[target]
     written, compiled = exposure(
@@ -149,7 +155,7 @@ def test_the_hardware_is_what_the_program_was_exported_for():
 
 
 def test_the_same_input_gives_the_same_report():
-    data = encode(program("llama-remat"), Form.JAX_EXPORT)
+    data = encode(program("llama"), Form.JAX_EXPORT)
     question = Question(load_hardware("h100"))
     first, again = (exposure([artifact.parse(data, "x")], question) for _ in range(2))
     assert first == again

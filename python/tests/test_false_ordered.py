@@ -98,7 +98,13 @@ SUMS = [
     ("target", "deleted", "kept"),
     [
         pytest.param(Target.CPU, two(ZERO, kept=False), two(ZERO, kept=True), id="times_zero"),
-        pytest.param(Target.CPU, two(SAME, kept=False), two(SAME, kept=True), id="minus_itself"),
+        pytest.param(
+            Target.CPU,
+            two(SAME, kept=False),
+            two(SAME, kept=True),
+            id="minus_itself",
+            marks=pytest.mark.soak,
+        ),
         pytest.param(Target.CPU, *SUMS, id="sum_of_a_constant"),
         pytest.param(Target.TPU, two(SLICE, kept=False), two(SLICE, kept=True), id="own_slice"),
     ],
@@ -112,8 +118,15 @@ def test_what_a_simplifier_deletes_is_not_issued(target: Target, deleted: str, k
     assert rule(verdict(read(deleted, kept))) != "ordered"
 
 
-@pytest.mark.parametrize("target", [Target.GPU, Target.TPU])
-@pytest.mark.parametrize("body", [ZERO, SLICE], ids=["times_zero", "own_slice"])
+@pytest.mark.parametrize(
+    ("target", "body"),
+    [
+        pytest.param(Target.GPU, ZERO, id="gpu-times_zero"),
+        pytest.param(Target.TPU, SLICE, id="tpu-own_slice"),
+        pytest.param(Target.GPU, SLICE, id="gpu-own_slice", marks=pytest.mark.soak),
+        pytest.param(Target.TPU, ZERO, id="tpu-times_zero", marks=pytest.mark.soak),
+    ],
+)
 def test_a_token_does_not_keep_such_a_collective(target: Target, body: str) -> None:
     """But behind a barrier neither looks for the slice."""
     if missing_package(target) is not None:

@@ -182,7 +182,14 @@ def test_imported_chain_can_be_stripped_and_threaded_anew(path: Path, fork: str)
     assert artifacts.to_text(again.module) == artifacts.to_text(threaded.module)
 
 
-@pytest.mark.parametrize("path", [*EXPORTS, *WRITTEN], ids=by_stem)
+# One in three by default, the others for `make soak`.
+COMPARED = [
+    pytest.param(path, marks=() if number % 3 == 0 else pytest.mark.soak)
+    for number, path in enumerate([*EXPORTS, *WRITTEN])
+]
+
+
+@pytest.mark.parametrize("path", COMPARED, ids=by_stem)
 def test_import_keeps_values_when_the_token_is_zero(path: Path):
     before, after = read(path), rewritten(path, pipeline_of(path))
     fixed = {} if path.stem == "constant_root" else {0: 0.0}

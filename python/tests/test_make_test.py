@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from lint_directives import lint
@@ -33,11 +34,16 @@ INPUTS = [
     for path in sorted((LIT_TESTS / "transforms").glob("*.mlir"))
     if not path.stem.startswith("partition")
 ]
-# One in four by default, the others for `make soak`.
-FEW = [
-    pytest.param(path, marks=() if number % 4 == 0 else pytest.mark.soak)
-    for number, path in enumerate(INPUTS)
-]
+
+
+def one_in(share: int) -> list[Any]:
+    """The inputs: one in so many by default, the others for `make soak`."""
+    return [
+        pytest.param(path, marks=() if number % share == 0 else pytest.mark.soak)
+        for number, path in enumerate(INPUTS)
+    ]
+
+
 COLLECTIVE = re.compile(
     r'"stablehlo\.(?:all_gather|all_reduce|all_to_all|reduce_scatter|collective_permute|'
     r'collective_broadcast)"\('
@@ -143,7 +149,7 @@ def with_other_groups(text: str) -> Iterator[str]:
         yield "\n".join([*lines[:start], changed, *lines[start + 1 :]]) + "\n"
 
 
-@pytest.mark.parametrize("path", INPUTS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", one_in(5), ids=lambda path: path.stem)
 @pytest.mark.parametrize("full", [False, True], ids=["default", "full"])
 def test_each_hand_written_input_yields_a_test(path: Path, full: bool):
     for test in made_of_all(path, full=full):
@@ -153,7 +159,7 @@ def test_each_hand_written_input_yields_a_test(path: Path, full: bool):
         assert regenerated(test.text, "x.mlir") == test.text
 
 
-@pytest.mark.parametrize("path", INPUTS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", one_in(5), ids=lambda path: path.stem)
 @pytest.mark.parametrize("full", [False, True], ids=["default", "full"])
 def test_names_do_not_matter(path: Path, full: bool):
     for test in made_of_all(path, full=full):
@@ -161,7 +167,7 @@ def test_names_do_not_matter(path: Path, full: bool):
             assert mismatch(test.text, renamed(test.outcome.after)) is None, test.text
 
 
-@pytest.mark.parametrize("path", FEW, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", one_in(4), ids=lambda path: path.stem)
 def test_a_wrong_output_is_noticed(path: Path):
     for test in made_of_all(path, full=False):
         if test.outcome.kind is not Kind.CHANGED:
@@ -172,7 +178,7 @@ def test_a_wrong_output_is_noticed(path: Path):
                 assert mismatch(test.text, wrong), f"{change.__name__}\n{test.text}\n{wrong}"
 
 
-@pytest.mark.parametrize("path", FEW, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", one_in(4), ids=lambda path: path.stem)
 def test_a_collective_more_is_noticed(path: Path):
     for test in made_of_all(path, full=False):
         if test.outcome.kind is Kind.CHANGED and "COUNT: " not in test.text:

@@ -29,6 +29,7 @@ LONG = (
     held_out_training.gpt2_step,
     held_out_training.masked_language_step,
     held_out_others.diffusion_step,
+    held_out_others.sequence_split_sampler,
 )
 
 

@@ -48,8 +48,13 @@ def test_a_gather_without_its_mask_is_noticed(monkeypatch: pytest.MonkeyPatch) -
     assert complaint(_GATHER) is not None
 
 
-def test_the_same_bytes_every_time_and_nothing_the_second_time() -> None:
-    for program in PROGRAMS[::16]:
+# Of the programs the first of so many.
+one_in = pytest.mark.parametrize("share", [32, pytest.param(16, marks=pytest.mark.soak)])
+
+
+@one_in
+def test_the_same_bytes_every_time_and_nothing_the_second_time(share: int) -> None:
+    for program in PROGRAMS[::share]:
         exported = program.exported()
         once, again = (stablehlo_tools.transform(exported, "partition") for _ in range(2))
         assert once.mlir_module_serialized == again.mlir_module_serialized
@@ -57,8 +62,9 @@ def test_the_same_bytes_every_time_and_nothing_the_second_time() -> None:
         assert twice.mlir_module_serialized == once.mlir_module_serialized
 
 
-def test_every_collective_says_where_it_comes_from() -> None:
-    for program in PROGRAMS[::16]:
+@one_in
+def test_every_collective_says_where_it_comes_from(share: int) -> None:
+    for program in PROGRAMS[::share]:
         module = from_exported(stablehlo_tools.transform(program.exported(), "partition")).module
         collectives = find_collectives(module)
         assert collectives or "makes" in program.name, program.name

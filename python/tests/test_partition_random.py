@@ -9,7 +9,10 @@ from sharded_programs import complaint
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 
-@pytest.mark.parametrize("seed", range(20))
+SEEDS = [pytest.param(seed, marks=() if seed < 10 else pytest.mark.soak) for seed in range(20)]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_random_programs(seed: int) -> None:
     program = random_program(seed, most=3)
     assert complaint(program) is None, program.name

@@ -1,7 +1,7 @@
 """The model's kernel times against XLA:TPU's own estimates, for models that compile quickly.
 
-`benchmarks/tpu_validity.py` does the same for all families; the first one here is of those that the
-model's figures were not fitted to.
+`benchmarks/tpu_validity.py` does the same for all families; the first two here are of those that
+the model's figures were not fitted to.
 """
 
 from __future__ import annotations
@@ -35,7 +35,12 @@ validity = _benchmark()
 
 @pytest.mark.skipif(PACKAGE is not None, reason=f"{PACKAGE} is not installed")
 @pytest.mark.parametrize(
-    "name", ["encoder-decoder-forward", pytest.param("convnet-forward", marks=pytest.mark.soak)]
+    "name",
+    [
+        "vit-forward",
+        pytest.param("encoder-decoder-forward", marks=pytest.mark.soak),
+        pytest.param("convnet-forward", marks=pytest.mark.soak),
+    ],
 )
 def test_kernels_rank_and_last_as_xla_tpu_expects(name: str):
     found = validity.compare(validity.PROGRAMS[name].text())

@@ -217,7 +217,13 @@ def test_what_is_no_collective_sends_nothing_but_a_send():
     """) == {"send": 256}
 
 
-@pytest.mark.parametrize("name", ["decoder-tp-forward", "vit-forward", "moe-forward"])
+SENT = [
+    "vit-forward",
+    *(pytest.param(n, marks=pytest.mark.soak) for n in ("decoder-tp-forward", "moe-forward")),
+]
+
+
+@pytest.mark.parametrize("name", SENT)
 def test_partitioned_models_send_no_more_than_xla_would(name: str):
     model = ZOO[name]
     exported = model.build()

@@ -100,10 +100,10 @@ def test_arguments_stay_in_their_ranges():
 @pytest.mark.parametrize(
     ("name", "fall"),
     [
-        ("vit-step", 0.3),
-        ("convnet-step", 0.3),
-        ("mamba-scan-step", 0.015),
-        ("encoder-decoder-step", 0.3),
+        pytest.param("vit-step", 0.3, marks=pytest.mark.soak),
+        pytest.param("convnet-step", 0.3, marks=pytest.mark.soak),
+        pytest.param("mamba-scan-step", 0.015, marks=pytest.mark.soak),
+        pytest.param("encoder-decoder-step", 0.3, marks=pytest.mark.soak),
         ("nnx-llama-step", 0.3),
     ],
 )
@@ -114,6 +114,26 @@ def test_training_steps_learn(name: str, fall: float):
     assert all(norm > 0 for _, norm in seen)
 
 
+@pytest.mark.parametrize(
+    ("names", "mesh"),
+    [
+        (("decoder-tp-forward", "decoder-tp-forward"), {"fsdp": 1, "model": 1}),
+        (("moe-forward", "moe-shard-map-forward"), {}),
+    ],
+    ids=["one_device", "shard_map"],
+)
+def test_forward_passes_compute_the_same(names: tuple[str, str], mesh: dict[str, int]):
+    """What the learning of the soak tests needs, without the training steps."""
+    one, other = names
+    np.testing.assert_allclose(
+        results(ZOO[one], layers=1)[0],
+        results(ZOO[other], layers=1, **mesh)[0],
+        rtol=1e-3,
+        atol=1e-5,
+    )
+
+
+@pytest.mark.soak
 def test_the_decoder_learns_the_same_on_one_device():
     model = ZOO["decoder-2d-scan-step"]
     sharded, alone = (
@@ -123,6 +143,7 @@ def test_the_decoder_learns_the_same_on_one_device():
     assert sharded[-1][0] < sharded[0][0] - 0.3
 
 
+@pytest.mark.soak
 def test_experts_learn_the_same_by_jit_and_by_shard_map():
     by_jit, by_hand = (
         losses(results(ZOO[name], steps=6, layers=1)) for name in ("moe-step", "moe-shard-map-step")
