@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import enum
 import os
-import sys
-import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,11 +16,10 @@ from typing import TYPE_CHECKING
 from stablehlo_tools import bindings, bytecode
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, captured, first_line, from_mlir_error
+from stablehlo_tools.files import read_input, write_atomically
 
 if TYPE_CHECKING:
     from jax.export import Exported
-
-STDIN = "-"
 
 
 class Form(enum.Enum):
@@ -69,17 +65,6 @@ class Artifact:
 def load(path: str | os.PathLike[str]) -> Artifact:
     """Reads a file (`-`: standard input) in any of the four forms, told apart by content."""
     return parse(*read_input(path))
-
-
-def read_input(path: str | os.PathLike[str]) -> tuple[bytes, str]:
-    """The bytes of a file (`-`: standard input), and the name to use for it in messages."""
-    name = os.fspath(path)
-    try:
-        if name == STDIN:
-            return sys.stdin.buffer.read(), "<stdin>"
-        return Path(name).read_bytes(), name
-    except OSError as error:
-        raise _named(name, ToolError(f"cannot read the file: {error.strerror}")) from None
 
 
 def parse(data: bytes, name: str = "<bytes>") -> Artifact:
@@ -147,56 +132,6 @@ def to_text(module: ir.Module, *, locations: bool = False) -> str:
     """The module as MLIR text, ending in a newline."""
     text = module.operation.get_asm(enable_debug_info=locations, assume_verified=True)
     return str(text).rstrip("\n") + "\n"
-
-
-def check_writable(path: str | os.PathLike[str]) -> None:
-    """Raises early where `write_atomically` would fail later, before minutes of work."""
-    target = Path(os.path.realpath(path))
-    if target.is_dir():
-        raise ToolError(f"cannot write {os.fspath(path)!r}: it is a directory")
-    if not target.parent.is_dir():
-        raise ToolError(f"cannot write {os.fspath(path)!r}: no directory {str(target.parent)!r}")
-    if not os.access(target if target.exists() else target.parent, os.W_OK):
-        raise ToolError(f"cannot write {os.fspath(path)!r}: permission denied")
-
-
-def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
-    """Writes through a temporary file beside the target, so that no reader sees half a file.
-
-    Links are followed; what is no regular file (a terminal, /dev/null) is written straight to.
-    """
-    write_all_atomically([(path, data)])
-
-
-def write_all_atomically(files: Sequence[tuple[str | os.PathLike[str], bytes]]) -> None:
-    """Writes several files as `write_atomically` does, none before all could be."""
-    staged: list[tuple[Path, Path]] = []
-    path: str | os.PathLike[str] = ""
-    try:
-        for path, data in files:
-            target = Path(os.path.realpath(path))
-            if target.exists() and not target.is_file():
-                target.write_bytes(data)
-                continue
-            mode = target.stat().st_mode & 0o777 if target.exists() else 0o666 & ~_umask()
-            descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-            staged.append((Path(temporary), target))
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
-            Path(temporary).chmod(mode)
-        for temporary, target in staged:
-            temporary.replace(target)
-    except OSError as error:
-        raise ToolError(f"cannot write {os.fspath(path)!r}: {error.strerror}") from None
-    finally:
-        for temporary, _ in staged:
-            temporary.unlink(missing_ok=True)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _parse_module(data: bytes, form: Form) -> ir.Module:

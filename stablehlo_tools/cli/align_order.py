@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Writes the programs. Raises ToolError on bad input."""
-    from stablehlo_tools import artifact
+    from stablehlo_tools import artifact, files
     from stablehlo_tools.analysis.program_set import Job, Options
     from stablehlo_tools.order.report import finding_text
     from stablehlo_tools.transforms.align_order import align_order
@@ -57,12 +57,12 @@ def run(arguments: argparse.Namespace) -> int:
     if aligned.finding is not None:
         print(finding_text(aligned.programs, aligned.finding))
         return 1
-    files = [
+    programs = [
         (directory / n, artifact.encode(a, a.form)) for n, a in zip(names, loaded, strict=True)
     ]
     _make(directory)
-    artifact.write_all_atomically(files)
-    print("\n".join(str(path) for path, _ in files))
+    files.write_all_atomically(programs)
+    print("\n".join(str(path) for path, _ in programs))
     return 0
 
 

@@ -23,9 +23,11 @@ COMMANDS = {
     "verify": "prove on random inputs that two artifacts compute the same values",
     "compile": "compile for cpu, gpu or tpu and read back the order of the collectives",
     "import-trace": "turn a jax.profiler trace into a profile of measured times",
+    "schedule": "write, check and time a pipeline schedule, or compare all of them",
     "overlap-graph": "schedule a task graph so that its communication hides behind its compute",
     "make-test": "turn an artifact and a pipeline into a lit test",
 }
+WITHOUT_MLIR = {"schedule", "overlap-graph"}  # the commands that read and write no program
 BAD_INPUT = 2
 INTERRUPTED = 130
 _DEEPEST_NESTING = 20_000  # regions and calls nest by recursion, in Python alone
@@ -57,7 +59,8 @@ def _run(words: list[str]) -> int:
         return BAD_INPUT
     from stablehlo_tools.diagnostics import ToolError
 
-    _load_bindings()
+    if words[0] not in WITHOUT_MLIR:
+        _load_bindings()
     try:
         code = parsed.run(parsed)
         sys.stdout.flush()

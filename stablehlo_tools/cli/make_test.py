@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _make(arguments: argparse.Namespace, recipe: Recipe) -> int:
-    from stablehlo_tools import artifact
+    from stablehlo_tools import artifact, files
     from stablehlo_tools.cli.isolation import isolated
     from stablehlo_tools.passes import Pipeline
     from stablehlo_tools.testing.generated_test import generated_test, verify
@@ -87,12 +87,12 @@ def _make(arguments: argparse.Namespace, recipe: Recipe) -> int:
         data = minimised(artifact.load(arguments.inputs[0]), pipeline).encode()
     test = generated_test(recipe, arguments.output, data)
     verify(test, recipe, data)
-    artifact.write_atomically(arguments.output, test.text.encode())
+    files.write_atomically(arguments.output, test.text.encode())
     return 0
 
 
 def _update(arguments: argparse.Namespace) -> int:
-    from stablehlo_tools import artifact
+    from stablehlo_tools import files
     from stablehlo_tools.cli.isolation import isolated
     from stablehlo_tools.diagnostics import ToolError, naming
     from stablehlo_tools.passes import Pipeline
@@ -101,7 +101,7 @@ def _update(arguments: argparse.Namespace) -> int:
 
     if not arguments.inputs:
         raise ToolError("--update needs a test")
-    texts = {path: artifact.read_input(path)[0].decode() for path in arguments.inputs}
+    texts = {path: files.read_input(path)[0].decode() for path in arguments.inputs}
     pipelines = [Pipeline.parse(recipe_of(text, path).pipeline) for path, text in texts.items()]
     code = isolated(arguments.words, pipelines, "test")
     if code is not None:
@@ -109,7 +109,7 @@ def _update(arguments: argparse.Namespace) -> int:
     changed: list[tuple[str | os.PathLike[str], bytes]] = []
     for path, text in texts.items():
         if not arguments.check:
-            artifact.check_writable(path)
+            files.check_writable(path)
         with naming(path):
             anew = regenerated(text, path)
         if anew != text:
@@ -117,5 +117,5 @@ def _update(arguments: argparse.Namespace) -> int:
             changed.append((path, anew.encode()))
     if arguments.check:
         return 1 if changed else 0
-    artifact.write_all_atomically(changed)
+    files.write_all_atomically(changed)
     return 0

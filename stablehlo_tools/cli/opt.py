@@ -56,14 +56,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the pipeline; 1 when expected diagnostics do not match. Raises ToolError."""
-    from stablehlo_tools import artifact
+    from stablehlo_tools import artifact, files
     from stablehlo_tools.cli.isolation import isolated
     from stablehlo_tools.passes import Instrumentation, Pipeline
 
-    form, to_file = artifact.Form.TEXT, arguments.output not in (None, artifact.STDIN)
+    form, to_file = artifact.Form.TEXT, arguments.output not in (None, files.STDIN)
     if to_file:
         form = artifact.output_form(arguments.output)
-        artifact.check_writable(arguments.output)
+        files.check_writable(arguments.output)
     pipeline = Pipeline(()) if arguments.pipeline is None else Pipeline.parse(arguments.pipeline)
     code = isolated(arguments.words, [pipeline], "file")
     if code is not None:
@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
     if data is None:
         return 1
     if to_file:
-        artifact.write_atomically(arguments.output, data)
+        files.write_atomically(arguments.output, data)
     else:
         sys.stdout.buffer.write(data)
     return 0
@@ -112,7 +112,8 @@ class _Job:
 
     def test_text(self, path: str, split: bool, verify: bool) -> bytes | None:
         """Runs on each part of a text; None when the diagnostics are not those expected."""
-        from stablehlo_tools.artifact import Form, parse, read_input
+        from stablehlo_tools.artifact import Form, parse
+        from stablehlo_tools.files import read_input
         from stablehlo_tools.testing.expected_diagnostics import mismatches
         from stablehlo_tools.testing.split_input import join_parts, split_input
 

@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Writes the page or the trace. Raises ToolError, and then nothing is written."""
-    from stablehlo_tools import artifact
+    from stablehlo_tools import artifact, files
     from stablehlo_tools.diagnostics import ToolError
     from stablehlo_tools.exposure import exposure
     from stablehlo_tools.report.document import Document
@@ -43,13 +43,13 @@ def run(arguments: argparse.Namespace) -> int:
             f"{arguments.output}: the output is a page, NAME.html, or a trace for Perfetto, "
             "NAME.json"
         )
-    artifact.check_writable(arguments.output)
+    files.check_writable(arguments.output)
     loaded = [artifact.load(name) for name in (arguments.input, arguments.after) if name]
     asked = question(arguments, loaded[0], timeline=True)
     programs = exposure(loaded, asked)
     title = arguments.title or " and ".join(dict.fromkeys(p.name for p in programs))
     document = Document(title, tool_version(), tuple(programs))
-    artifact.write_atomically(arguments.output, _encoded(document, arguments.output))
+    files.write_atomically(arguments.output, _encoded(document, arguments.output))
     return 0
 
 

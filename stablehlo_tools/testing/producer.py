@@ -9,8 +9,8 @@ import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
-from stablehlo_tools.artifact import read_input
 from stablehlo_tools.diagnostics import ToolError, first_line
+from stablehlo_tools.files import read_input
 from stablehlo_tools.testing.recipe import Recipe
 
 
