@@ -1,0 +1,114 @@
+"""Writes the sends and receives into a table that implies them, so that nothing can deadlock.
+
+A send stands behind the step that makes its datum. A receive stands before the step that its rank
+is in when the datum is made (early: posted ahead, so the transfer runs beside that step), or behind
+it (late: nothing waits for what is not made yet). Early, every step behind a transfer ends after
+the step that makes its datum; late, every step before a transfer starts before the datum is made.
+So all steps and transfers of all ranks fit into one order, and not even rendezvous deadlocks.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.schedules.actions import Action, Kind, Step, parts
+from stablehlo_tools.schedules.costs import Costs, unit_costs
+from stablehlo_tools.schedules.simulator import Timeline, simulate
+from stablehlo_tools.schedules.table import Table, compacted, table_of
+
+_INSTANT = 1e-6  # of the longest phase or hop: what a phase of no time counts as here
+
+_ENDS = {  # of a phase: the two ends of what it hands on, and how far the receiving stage is
+    Kind.FORWARD: (Kind.SEND_FORWARD, Kind.RECEIVE_FORWARD, 1),
+    Kind.BACKWARD: (Kind.SEND_BACKWARD, Kind.RECEIVE_BACKWARD, -1),
+    Kind.INPUT_GRADIENT: (Kind.SEND_BACKWARD, Kind.RECEIVE_BACKWARD, -1),
+}
+
+
+class _Transfer(NamedTuple):
+    """A datum that crosses ranks; sorted by when it is made."""
+
+    made: float
+    sender: int
+    position: int  # of the step that makes it, in the sender's row
+    send: Action
+    receive: Action
+    receiver: int
+
+
+def with_communication(table: Table, costs: Costs | None = None, late: bool = False) -> Table:
+    """The table with every transfer between ranks as a send and a receive, idle cells dropped.
+
+    They are placed by the times of `costs`, unit times by default. Raises ToolError for a table
+    that has them already, or that cannot run.
+    """
+    if table.communicates:
+        raise ToolError(f"{table.name}: the sends and receives are in the table already")
+    timed = unit_costs(table.stages) if costs is None else _positive(costs)
+    timeline = simulate(compacted(table), timed)
+    ends: list[defaultdict[int, list[Action]]] = [defaultdict(list) for _ in table.rows]
+    for transfer in sorted(_transfers(timeline), key=lambda transfer: transfer[:3]):
+        ends[transfer.sender][transfer.position + 1].append(transfer.send)
+        if late:
+            before = bisect_left(timeline.starts[transfer.receiver], transfer.made)
+        else:
+            before = bisect_right(timeline.ends[transfer.receiver], transfer.made)
+        ends[transfer.receiver][before].append(transfer.receive)
+    rows = [_row(row, at) for row, at in zip(timeline.table.rows, ends, strict=True)]
+    return table_of(table.name, table.placement, table.microbatches, rows, table.training)
+
+
+def _positive(costs: Costs) -> Costs:
+    """The costs, no phase of which takes no time at all."""
+    phases = (costs.forward, costs.backward, costs.input_gradient, costs.weight_gradient)
+    least = max(costs.communication, *map(max, phases)) * _INSTANT or 1.0
+
+    def positive(times: tuple[float, ...]) -> tuple[float, ...]:
+        return tuple(max(time, least) for time in times)
+
+    return replace(
+        costs,
+        forward=positive(costs.forward),
+        backward=positive(costs.backward),
+        input_gradient=positive(costs.input_gradient),
+        weight_gradient=positive(costs.weight_gradient),
+        overlapped=max(costs.overlapped, _INSTANT),
+    )
+
+
+def _row(row: tuple[Step | None, ...], ends: dict[int, list[Action]]) -> list[Step | None]:
+    steps: list[Step | None] = []
+    for position, step in enumerate(row):
+        steps += ends.get(position, ())
+        steps.append(step)
+    return [*steps, *ends.get(len(row), ())]
+
+
+def _transfers(timeline: Timeline) -> Iterator[_Transfer]:
+    table = timeline.table
+    for rank, row in enumerate(table.rows):
+        for position, step in enumerate(row):
+            made = timeline.ends[rank][position]
+            for action in parts(step) if step is not None else ():
+                ends = _ends(table, rank, action)
+                if ends is not None:
+                    yield _Transfer(made, rank, position, *ends)
+
+
+def _ends(table: Table, rank: int, action: Action) -> tuple[Action, Action, int] | None:
+    """The send and the receive of what an action hands to another rank, and that rank."""
+    if action.kind not in _ENDS:
+        return None
+    kind, stage, microbatch = action
+    send, receive, away = _ENDS[kind]
+    if not 0 <= stage + away < table.stages:
+        return None
+    receiver = table.placement.rank_of(stage + away, microbatch)
+    if receiver == rank:
+        return None
+    return Action(send, stage, microbatch), Action(receive, stage + away, microbatch), receiver

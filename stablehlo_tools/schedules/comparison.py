@@ -1,0 +1,128 @@
+"""Every named schedule for one setting, side by side, and which of them to use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.schedules.actions import Kind, actions_of
+from stablehlo_tools.schedules.advice import Candidate, advice
+from stablehlo_tools.schedules.communication import with_communication
+from stablehlo_tools.schedules.costs import Costs
+from stablehlo_tools.schedules.generators.catalogue import (
+    AUTO,
+    MOST_CHUNKS,
+    buildable,
+    entries,
+)
+from stablehlo_tools.schedules.search.auto import find_best
+from stablehlo_tools.schedules.setting import Setting
+from stablehlo_tools.schedules.simulator import Timeline, simulate
+from stablehlo_tools.schedules.table import Table, compacted
+from stablehlo_tools.schedules.validator import check
+
+_ROUNDING = 1e-9  # of the limit, as the validator has it
+
+
+class Refusal(NamedTuple):
+    """A schedule that does not exist for the setting, and why."""
+
+    name: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The schedules of a setting, best first, and those that there are not.
+
+    bound: a makespan that nothing on the placements searched is below; None without a search.
+    """
+
+    setting: Setting
+    candidates: tuple[Candidate, ...]
+    refusals: tuple[Refusal, ...]
+    bound: float | None
+
+    @property
+    def advice(self) -> str:
+        """Which to use, and why; where none fits the limit, what would."""
+        searched = next((each.why for each in self.refusals if each.name == AUTO), None)
+        return searched or advice(self.candidates, self.setting.limit)
+
+
+def compare(
+    setting: Setting, max_chunks: int = MOST_CHUNKS, blocking: bool = False, search: bool = True
+) -> Comparison:
+    """Builds, validates and times every training schedule of the catalogue.
+
+    Sorted: those that fit the memory limit first, then by makespan, memory and the catalogue's
+    order. Without a number of chunks in the setting, those that leave it free are tried with
+    several, up to `max_chunks`. `auto`, which searches, is left out unless `search`.
+    """
+    tables: list[tuple[str, Table]] = []
+    why = {
+        entry.name: "forward only: it has nothing to be compared by"
+        for entry in entries()
+        if not entry.training
+    }
+    for entry, built in buildable(setting, max_chunks):
+        if isinstance(built, ToolError):
+            why.setdefault(entry.name, built.diagnostic.message.removeprefix(f"{entry.name}: "))
+        elif setting.chunks is None and built.placement.chunks > max_chunks:
+            why.setdefault(entry.name, f"it has more stages a rank than {max_chunks}")
+        else:
+            tables.append((entry.name, built))
+    bound = None
+    if search:
+        try:
+            best = find_best(setting, most_chunks=max_chunks, named=[table for _, table in tables])
+            tables.append((AUTO, best.table))
+            bound = best.bound
+        except ToolError as error:
+            why[AUTO] = error.diagnostic.message
+    candidates = [_candidate(name, table, setting, blocking) for name, table in tables]
+    there = {name for name, _ in tables}
+    refusals = [Refusal(name, reason) for name, reason in why.items() if name not in there]
+    return Comparison(setting, tuple(sorted(candidates, key=_order)), tuple(refusals), bound)
+
+
+def _order(candidate: Candidate) -> tuple[bool, float, float]:
+    """What candidates are sorted by; sums that differ by rounding alone count as equal."""
+    amounts = candidate.makespan, candidate.memory
+    makespan, memory = (float(f"{amount:.9g}") for amount in amounts)
+    return not candidate.fits, makespan, memory
+
+
+def timed(
+    table: Table, costs: Costs, blocking: bool = False, transfers: bool = False, buffers: int = 0
+) -> Timeline:
+    """The table, validated and timed, without idle cells.
+
+    With `blocking` its sends and receives hold their ranks; there and with `transfers` they are put
+    in where the table has none. `buffers` is the validator's. Raises ToolError where it is invalid.
+    """
+    if (blocking or transfers) and not table.communicates:
+        table = with_communication(table, costs, late=blocking)
+    check(table, buffers=buffers)
+    return simulate(compacted(table), costs, blocking and table.communicates, buffers)
+
+
+def _candidate(name: str, table: Table, setting: Setting, blocking: bool) -> Candidate:
+    costs = setting.costs(table.stages)
+    timeline = timed(table, costs, blocking)
+    memory, limit = max(timeline.peak_bytes), setting.limit
+    return Candidate(
+        name=name,
+        chunks=table.placement.chunks,
+        makespan=timeline.makespan,
+        bubble=timeline.bubble,
+        bubble_of_span=timeline.bubble_of_span,
+        activations=max(timeline.peak_activations) * table.ranks / table.stages,
+        memory=memory,
+        messages=timeline.messages,
+        fits=limit is None or memory <= limit * (1 + _ROUNDING),
+        splits=any(
+            action.kind is Kind.WEIGHT_GRADIENT for row in table.rows for action in actions_of(row)
+        ),
+    )

@@ -1,0 +1,1 @@
+"""The known schedules by their closed forms, one family a file; catalogue.py names them."""

@@ -1,0 +1,1 @@
+"""Looks for schedules: orders of forwards and backwards, filled with weight gradients."""

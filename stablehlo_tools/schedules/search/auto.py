@@ -1,0 +1,310 @@
+"""`auto`: the best schedule that can be found for a setting, and how far it is from a lower bound.
+
+Every named schedule that fits the memory limit is built and timed, so nothing named that fits is
+ever better. Their orders of forwards and gradients, and others, are filled with weight gradients
+under the limit; the best of these is changed step by step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import NamedTuple
+
+from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.schedules.actions import Action, Kind
+from stablehlo_tools.schedules.costs import Costs
+from stablehlo_tools.schedules.generators.catalogue import AUTO, MOST_CHUNKS, buildable
+from stablehlo_tools.schedules.placement import Placement, loop, v_shape
+from stablehlo_tools.schedules.search.bounds import lower_bound
+from stablehlo_tools.schedules.search.climbing import climb
+from stablehlo_tools.schedules.search.drafts import Draft, merged, one_at_a_time, redrafted
+from stablehlo_tools.schedules.search.filling import POLICIES, SCOUTS, Policy, fill
+from stablehlo_tools.schedules.search.greedy import greedies
+from stablehlo_tools.schedules.search.turns import turns
+from stablehlo_tools.schedules.setting import Setting
+from stablehlo_tools.schedules.simulator import Timeline, simulate
+from stablehlo_tools.schedules.table import Table, table_of
+
+EFFORT = 150_000  # actions that filling may look at, besides the named schedules
+_PASSES = 12  # or so many times the actions of one draft, where that is more
+_RESERVED = 0.3  # of the effort, for refining what scouting finds
+_SEARCHED = "a search over orders"
+_EXACT = 1e-9  # relative: what counts as equal
+_REFINED = 4  # drafts that all policies are tried on
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best schedule found, timed; a makespan that nothing is below; where it comes from.
+
+    The bound holds for every schedule on the placements that were looked at.
+    """
+
+    timeline: Timeline
+    bound: float
+    origin: str
+
+    @property
+    def table(self) -> Table:
+        """The schedule."""
+        return self.timeline.table
+
+    @property
+    def gap(self) -> float:
+        """How far the makespan is above the bound, as a share of the bound."""
+        return self.timeline.makespan / self.bound - 1 if self.bound else 0.0
+
+
+class _Scouted(NamedTuple):
+    """A draft, what came of it at best, and with which policy; sorted by the first two."""
+
+    makespan: float
+    turn: int
+    draft: Draft
+    policy: Policy
+    origin: str
+
+
+def find_best(
+    setting: Setting,
+    effort: int = EFFORT,
+    most_chunks: int = MOST_CHUNKS,
+    named: Sequence[Table] | None = None,
+) -> Best:
+    """Searches for the schedule of least makespan, then least memory, within the limit.
+
+    Deterministic. `effort` is how many actions are looked at besides those of the named schedules;
+    `named` saves building these where the caller has them. Raises ToolError where no schedule at
+    all fits the limit, saying what would.
+    """
+    if named is None:
+        found = (table for _, table in buildable(setting, most_chunks))
+        named = [table for table in found if isinstance(table, Table)]
+    search = _Search(setting, effort, most_chunks)
+    for table in named:
+        search.offer(table, _origin(table))
+    search.offer_least_memory()
+    if not search.is_optimal():
+        search.scout_named([table for table in named if table.placement.form == "v"])
+        search.scout_turns()
+        search.scout_greedies()
+        search.scout_named([table for table in named if table.placement.form != "v"])
+        search.refine()
+    return search.best()
+
+
+def _origin(table: Table) -> str:
+    chunks = table.placement.chunks
+    return table.name if chunks == 1 else f"{table.name} with {chunks} chunks a rank"
+
+
+def _cuts(setting: Setting, most_chunks: int) -> Iterator[int]:
+    """The chunks a rank to try: one, two, four and so on, as far as the slices can be cut."""
+    if setting.chunks is not None:
+        yield setting.chunks
+        return
+    chunks = 1
+    while chunks <= most_chunks:
+        try:
+            setting.costs(setting.ranks * chunks)
+        except ToolError:
+            pass
+        else:
+            yield chunks
+        chunks *= 2
+
+
+class _Search:
+    """The best so far, the drafts that look good, and the effort left."""
+
+    def __init__(self, setting: Setting, effort: int, most_chunks: int) -> None:
+        self._setting = setting
+        self._chunks = tuple(_cuts(setting, most_chunks))
+        self._reserved = _RESERVED * effort
+        self._effort = max(effort, _PASSES * 2 * setting.ranks * setting.microbatches)
+        self._best: Timeline | None = None
+        self._origin = ""
+        self._bound = min(map(self._bound_of, self._placements()))
+        self._scouted: list[_Scouted] = []
+
+    def best(self) -> Best:
+        """What was found."""
+        if self._best is None:
+            raise self._nothing_fits()
+        table = replace(self._best.table, name=AUTO)
+        return Best(replace(self._best, table=table), self._bound, self._origin)
+
+    def offer(self, table: Table, origin: str) -> None:
+        """Takes a table if it fits and is better than what was found so far."""
+        self._bound = min(self._bound, self._bound_of(table.placement))
+        timeline = simulate(table, self._setting.costs(table.stages))
+        if self._fits(timeline) and self._better(timeline):
+            self._best, self._origin = timeline, origin
+
+    def offer_least_memory(self) -> None:
+        """Offers what fits if anything does."""
+        for placement in self._placements():
+            table = one_at_a_time(placement, self._setting.microbatches)
+            self.offer(table, "one microbatch at a time")
+
+    def is_optimal(self) -> bool:
+        """Whether nothing can be better than what was found."""
+        best = self._best
+        return best is not None and best.makespan <= self._bound * (1 + _EXACT)
+
+    def scout_named(self, tables: Sequence[Table]) -> None:
+        """Scouts the orders of named schedules, those that do not fit the limit included."""
+        for table in tables:
+            self.scout(redrafted(table), f"the order of {_origin(table)}")
+
+    def scout_greedies(self) -> None:
+        """Scouts what list scheduling gives on every placement."""
+        for placement in self._placements():
+            costs = self._setting.costs(placement.stages)
+            for order in greedies(placement, costs, self._room(placement, costs)):
+                if not self._may_scout():
+                    return
+                draft = order.draft(self._setting.microbatches)
+                if draft is not None:
+                    self._effort -= draft.actions  # list scheduling takes about as long as filling
+                    self.scout(draft, _SEARCHED)
+
+    def scout_turns(self) -> None:
+        """Scouts the orders that take turns, on every loop placement."""
+        ranks, microbatches = self._setting.ranks, self._setting.microbatches
+        for chunks, split in product(self._chunks, (True, False)):
+            costs = self._setting.costs(ranks * chunks)
+            room = self._room(loop(ranks, chunks), costs)
+            for order in turns(ranks, microbatches, chunks, costs, room, split):
+                if not self._may_scout():
+                    return
+                policies = SCOUTS if split else SCOUTS[:1]
+                self.scout(order.draft(microbatches), _SEARCHED, policies)
+
+    def _may_scout(self) -> bool:
+        return self._effort > self._reserved
+
+    def scout(self, draft: Draft, origin: str, policies: Sequence[Policy] = SCOUTS) -> None:
+        """Fills a draft with a few policies, and remembers what came of it."""
+        if not self._may_scout():
+            return
+        found = [
+            _Scouted(makespan, len(self._scouted), draft, policy, origin)
+            for policy in policies
+            if (makespan := self._try(draft, policy, origin)) is not None
+        ]
+        if found:
+            self._scouted.append(min(found, key=lambda one: one.makespan))
+
+    def refine(self) -> None:
+        """Tries all policies on the best drafts, and small changes of the very best."""
+        ranked = sorted(self._scouted, key=lambda one: one[:2])[:_REFINED]
+        best: _Scouted | None = None
+        for one in ranked:
+            for draft, policy in product(self._variants(one.draft), POLICIES):
+                makespan = self._try(draft, policy, one.origin)
+                if makespan is not None and (best is None or makespan < best.makespan):
+                    best = one._replace(makespan=makespan, draft=draft, policy=policy)
+        if best is None or self.is_optimal():
+            return
+        draft, policy, origin = best.draft, best.policy, f"{best.origin}, changed step by step"
+        merges = self._merging_pays(draft.placement.stages)
+        climb(draft, best.makespan, merges, lambda changed: self._try(changed, policy, origin))
+
+    def _merging_pays(self, stages: int) -> bool:
+        costs = self._setting.costs(stages)
+        halves = zip(costs.input_gradient, costs.weight_gradient, strict=True)
+        pairs = zip(costs.backward, halves, strict=True)
+        return any(full < sum(split) * (1 - _EXACT) for full, split in pairs)
+
+    def _variants(self, draft: Draft) -> Iterator[Draft]:
+        """The draft; where full gradients are cheaper, also with most of them full."""
+        yield draft
+        ranks, microbatches = self._setting.ranks, self._setting.microbatches
+        if self._merging_pays(draft.placement.stages):
+            for split in (0, ranks // 2, ranks, 2 * ranks):
+                if split < microbatches:
+                    yield merged(draft, microbatches, split)
+
+    def _try(self, draft: Draft, policy: Policy, origin: str) -> float | None:
+        """The makespan of a filled draft, which is offered; None where it does not fit."""
+        if self._effort <= 0:
+            return None
+        self._effort -= draft.actions
+        setting = self._setting
+        costs = setting.costs(draft.placement.stages)
+        room = self._room(draft.placement, costs)
+        filled = fill(draft, setting.microbatches, costs, room, policy)
+        if filled is None:
+            return None
+        if self._best is None or filled.makespan < self._best.makespan * (1 - _EXACT):
+            table = table_of(AUTO, draft.placement, setting.microbatches, filled.rows)
+            self.offer(table, origin)
+            self.offer(_fused(table, costs), origin)
+        return filled.makespan
+
+    def _placements(self) -> Iterator[Placement]:
+        setting = self._setting
+        for chunks in self._chunks:
+            yield loop(setting.ranks, chunks)
+            if chunks > 1:
+                yield v_shape(setting.ranks, chunks)
+
+    def _bound_of(self, placement: Placement) -> float:
+        costs = self._setting.costs(placement.stages)
+        room = self._room(placement, costs)
+        return lower_bound(placement, self._setting.microbatches, costs, room)
+
+    def _room(self, placement: Placement, costs: Costs) -> list[float]:
+        limit = float("inf") if self._setting.limit is None else self._setting.limit
+        return [limit - sum(costs.weights[stage] for stage in own) for own in placement.held]
+
+    def _fits(self, timeline: Timeline) -> bool:
+        limit = self._setting.limit
+        return limit is None or max(timeline.peak_bytes) <= limit * (1 + _EXACT)
+
+    def _better(self, timeline: Timeline) -> bool:
+        if self._best is None:
+            return True
+        least = self._best.makespan
+        if abs(timeline.makespan - least) > _EXACT * least:
+            return timeline.makespan < least
+        return max(timeline.peak_bytes) < max(self._best.peak_bytes) * (1 - _EXACT)
+
+    def _nothing_fits(self) -> ToolError:
+        least = min(map(self._least_bytes, self._placements()))
+        return ToolError(
+            f"no schedule fits a memory limit of {self._setting.limit:g}: a rank's weights and the "
+            f"activations of one microbatch take {least:g}"
+        )
+
+    def _least_bytes(self, placement: Placement) -> float:
+        """What one microbatch at a time takes, on the rank where it takes most."""
+        costs = self._setting.costs(placement.stages)
+        return max(
+            sum(costs.weights[stage] + costs.activation[stage] for stage in own)
+            for own in placement.held
+        )
+
+
+def _fused(table: Table, costs: Costs) -> Table:
+    """The table with a full backward wherever W stands right behind its own I, and costs more."""
+    rows = [
+        _fused_row([step for step in row if isinstance(step, Action)], costs) for row in table.rows
+    ]
+    return table_of(table.name, table.placement, table.microbatches, rows)
+
+
+def _fused_row(row: list[Action], costs: Costs) -> list[Action]:
+    fused: list[Action] = []
+    for step in row:
+        twin = Action(Kind.INPUT_GRADIENT, step.stage, step.microbatch)
+        split = costs.input_gradient[step.stage] + costs.weight_gradient[step.stage]
+        cheaper = costs.backward[step.stage] <= split * (1 + _EXACT)
+        if step.kind is Kind.WEIGHT_GRADIENT and cheaper and fused and fused[-1] == twin:
+            fused[-1] = Action(Kind.BACKWARD, step.stage, step.microbatch)
+        else:
+            fused.append(step)
+    return fused

@@ -1,0 +1,327 @@
+"""All schedules of one placement as a constraint model (OR-Tools CP-SAT).
+
+Every phase is an interval of time; those of a rank do not overlap, and those of a microbatch follow
+each other with the hops between. A gradient is an interval of the time of I with one of W anywhere
+behind it, or, where that can be of use, of the time of B with none. What a rank holds is counted
+over time: an activation from the start of F to the end of the gradient, what is kept of it from
+there to the end of W.
+
+Microbatches are alike, so every stage takes them in order. Let the n-th forward of each stage in
+time be called microbatch n, likewise the n-th gradient and the n-th W: each forward of stage s + 1
+starts a hop behind one of stage s, hence the n-th of the one a hop behind the n-th of the other,
+and so it is for every other dependence. What is alive at any time stays the same.
+
+Whole numbers: times are rounded down to the unit, so a schedule in the model starts and ends no
+later than its order really does, and the model's least makespan is a true bound. Bytes are rounded
+down too, and the room with them: every order that fits really fits in the model. An order that is
+found may therefore hold more than the room by rounding; whoever asked has to look.
+
+Phases of no time would leave open which of several at one time comes first, on which memory
+depends. So where there are any, every phase takes a tick more: so small a part of the unit that the
+ticks of all phases together are less than one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from typing import NamedTuple
+
+from ortools.sat.python import cp_model
+
+from stablehlo_tools.schedules.actions import (
+    Action,
+    Kind,
+    actions_of,
+    backward,
+    forward,
+    input_gradient,
+    weight_gradient,
+)
+from stablehlo_tools.schedules.costs import Costs
+from stablehlo_tools.schedules.placement import Placement
+from stablehlo_tools.schedules.search.exact_units import Unit, unit_of
+from stablehlo_tools.schedules.simulator import simulate
+from stablehlo_tools.schedules.table import Row, Table, table_of
+
+_ROUNDED = 5e-10  # of the limit: half of what schedules may be over it by rounding
+_ROUNDED_SUM = 1e-12  # of a makespan: what sums of times may be off by
+_SEED = 1
+
+
+class Answer(NamedTuple):
+    """Rows that are faster than asked, if any; a makespan that nothing is below; whether both hold.
+
+    `proven`: nothing on the placement is faster than the rows, or without rows than was asked, but
+    by rounding.
+    """
+
+    rows: list[list[Action]] | None
+    bound: float
+    proven: bool
+
+
+class _Visit(NamedTuple):
+    """A stage's phases for one microbatch; `full`, where there is a choice, says that B runs."""
+
+    start: cp_model.IntVar
+    gradient: cp_model.IntVar
+    returned: cp_model.LinearExprT  # the end of the gradient
+    weights: cp_model.IntVar
+    done: cp_model.LinearExprT  # the end of W
+    full: cp_model.IntVar | None
+
+
+class Model:
+    """The schedules of a placement that end by `makespan`, within the limit of bytes a rank."""
+
+    def __init__(
+        self,
+        placement: Placement,
+        microbatches: int,
+        costs: Costs,
+        limit: float | None,
+        makespan: float,
+    ) -> None:
+        """`makespan`: what some schedule reaches, in the unit of the costs."""
+        self._placement = placement
+        self._microbatches = microbatches
+        self._costs = costs
+        self._limit = limit
+        self._most = makespan
+        phases = (costs.forward, costs.input_gradient, costs.weight_gradient, costs.backward)
+        times = [time for phase in phases for time in phase]
+        self._unit = unit_of([*times, costs.communication])
+        phases_in_all = 3 * placement.stages * microbatches
+        instant = any(self._unit.whole(time) == 0 for time in times)
+        # Ticks in a unit, and the most that they add to a makespan.
+        self._ticks, self._added = (phases_in_all + 1, phases_in_all) if instant else (1, 0)
+        self._whole = _whole(costs, self._unit, self._ticks, int(instant))
+        units = math.floor(makespan / self._unit.size * (1 + _ROUNDED_SUM))
+        self._horizon = units * self._ticks + self._added
+        self._model = cp_model.CpModel()
+        self._visits = [
+            [self._visit(stage, microbatch) for microbatch in range(microbatches)]
+            for stage in range(placement.stages)
+        ]
+        self._follow()
+        for stage in range(placement.stages):
+            self._in_order(stage)
+        for rank, stages in enumerate(placement.held):
+            self._compute(stages)
+            self._hold(rank, stages)
+        self._makespan = self._end()
+        self._model.minimize(self._makespan)
+
+    def hint(self, table: Table) -> None:
+        """Lets the solver begin with a valid table of the same placement, without pairs."""
+        rows = [list(self._phases_of(row)) for row in table.rows]
+        split = table_of(table.name, table.placement, table.microbatches, rows)
+        times = simulate(split, self._whole)
+        starts = {
+            action: int(start)
+            for row, of_row in zip(rows, times.starts, strict=True)
+            for action, start in zip(row, of_row, strict=True)
+        }
+        for stage, visits in enumerate(self._visits):
+            for microbatch, visit in enumerate(visits):
+                self._hint_visit(starts, stage, microbatch, visit)
+        self._model.add_hint(self._makespan, int(times.makespan))
+
+    def solve(self, seconds: float) -> Answer:
+        """The fastest rows that are found in so many seconds."""
+        solver = cp_model.CpSolver()
+        parameters = solver.parameters
+        parameters.num_workers = 1
+        parameters.random_seed = _SEED
+        parameters.max_time_in_seconds = seconds
+        # Relaxations to linear programs say nothing of one phase at a time, and cost the most; what
+        # comes before what says all. Tight limits are proven three times as fast so, some at all.
+        parameters.linearization_level = 0
+        parameters.use_precedences_in_disjunctive_constraint = True
+        parameters.use_strong_propagation_in_disjunctive = True
+        parameters.use_disjunctive_constraint_in_cumulative = True
+        status = solver.solve(self._model)
+        if status == cp_model.INFEASIBLE:
+            return Answer(None, self._most, True)
+        bound = self._bound(solver.best_objective_bound)
+        if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            return Answer(None, bound, False)
+        return Answer(self._rows(solver), bound, status == cp_model.OPTIMAL)
+
+    def _bound(self, ticks: float) -> float:
+        """A makespan that nothing is below, from one that nothing in the model is below."""
+        units = max(0.0, ticks - self._added) / self._ticks
+        return self._unit.size * (math.ceil(units) if self._unit.divides else units)
+
+    def _visit(self, stage: int, microbatch: int) -> _Visit:
+        model, whole, name = self._model, self._whole, f"{stage} {microbatch}"
+        gradient = model.new_int_var(0, self._horizon, f"gradient {name}")
+        weights = model.new_int_var(0, self._horizon, f"weights {name}")
+        split, rest = int(whole.input_gradient[stage]), int(whole.weight_gradient[stage])
+        full = None
+        returned, done = gradient + split, weights + rest
+        if self._may_be_full(stage):
+            full = model.new_bool_var(f"full {name}")
+            returned = model.new_int_var(0, self._horizon, f"returned {name}")
+            done = model.new_int_var(0, self._horizon, f"done {name}")
+            longer = int(whole.backward[stage]) - split
+            model.add(returned == gradient + split + longer * full)
+            model.add(done == weights + rest - rest * full)
+            model.add(weights == returned).only_enforce_if(full)
+        start = model.new_int_var(0, self._horizon, f"forward {name}")
+        return _Visit(start, gradient, returned, weights, done, full)
+
+    def _may_be_full(self, stage: int) -> bool:
+        """Whether B takes less than I with W right behind it, which else does all that B does."""
+        costs = self._costs
+        return costs.backward[stage] < costs.input_gradient[stage] + costs.weight_gradient[stage]
+
+    def _follow(self) -> None:
+        """What a microbatch's phases wait for."""
+        model, whole = self._model, self._whole
+        hop = int(whole.communication)
+        for stage, visits in enumerate(self._visits):
+            for microbatch, visit in enumerate(visits):
+                made = visit.start + int(whole.forward[stage])
+                model.add(visit.gradient >= made)
+                model.add(visit.weights >= visit.returned)
+                if stage + 1 == self._placement.stages:
+                    continue
+                behind = self._visits[stage + 1][microbatch]
+                away = hop * self._placement.crosses(stage, microbatch)
+                model.add(behind.start >= made + away)
+                model.add(visit.gradient >= behind.returned + away)
+
+    def _in_order(self, stage: int) -> None:
+        """Microbatches in order, in every phase."""
+        model, visits = self._model, self._visits[stage]
+        for one, other in pairwise(visits):
+            model.add(other.start >= one.start + int(self._whole.forward[stage]))
+            model.add(other.gradient >= one.returned)
+        if visits[0].full is None:
+            for one, other in pairwise(visits):
+                model.add(other.weights >= one.done)
+            return
+        for at, other in enumerate(visits):
+            for one in visits[:at]:
+                split = [visit.full.negated() for visit in (one, other) if visit.full is not None]
+                model.add(other.weights >= one.done).only_enforce_if(*split)
+
+    def _compute(self, stages: tuple[int, ...]) -> None:
+        """A rank runs one phase at a time."""
+        model, whole = self._model, self._whole
+        intervals: list[cp_model.IntervalVar] = []
+        for stage in stages:
+            time = int(whole.forward[stage])
+            for visit in self._visits[stage]:
+                intervals.append(model.new_fixed_size_interval_var(visit.start, time, "forward"))
+                intervals += self._gradients(stage, visit)
+        model.add_no_overlap(intervals)
+
+    def _gradients(self, stage: int, visit: _Visit) -> Iterator[cp_model.IntervalVar]:
+        model, whole = self._model, self._whole
+        split, rest = int(whole.input_gradient[stage]), int(whole.weight_gradient[stage])
+        if visit.full is None:
+            yield model.new_fixed_size_interval_var(visit.gradient, split, "gradient")
+            yield model.new_fixed_size_interval_var(visit.weights, rest, "weights")
+            return
+        yield self._between(visit.gradient, visit.returned, "gradient")
+        yield model.new_optional_fixed_size_interval_var(
+            visit.weights, rest, visit.full.negated(), "weights"
+        )
+
+    def _hold(self, rank: int, stages: tuple[int, ...]) -> None:
+        """A rank holds no more than its limit."""
+        if self._limit is None:
+            return
+        model, costs = self._model, self._costs
+        room = self._limit * (1 + _ROUNDED) - sum(costs.weights[stage] for stage in stages)
+        figures = [figure[stage] for stage in stages for figure in (costs.activation, costs.kept)]
+        unit = unit_of(figures)
+        capacity = math.floor(room / unit.size)
+        most = sum(max(costs.activation[stage], costs.kept[stage]) for stage in stages)
+        if unit.whole(most) * self._microbatches <= capacity:
+            return
+        intervals: list[cp_model.IntervalVar] = []
+        bytes_held: list[int] = []
+        for stage in stages:
+            held, kept = unit.whole(costs.activation[stage]), unit.whole(costs.kept[stage])
+            for visit in self._visits[stage]:
+                intervals.append(self._between(visit.start, visit.returned, "held"))
+                intervals.append(self._between(visit.returned, visit.done, "kept"))
+                bytes_held += [held, kept]
+        model.add_cumulative(intervals, bytes_held, max(0, capacity))
+
+    def _between(
+        self, start: cp_model.LinearExprT, end: cp_model.LinearExprT, name: str
+    ) -> cp_model.IntervalVar:
+        size = self._model.new_int_var(0, self._horizon, f"size of {name}")
+        return self._model.new_interval_var(start, size, end, name)
+
+    def _end(self) -> cp_model.IntVar:
+        makespan = self._model.new_int_var(0, self._horizon, "makespan")
+        for visits in self._visits:
+            for visit in visits:
+                self._model.add(makespan >= visit.done)
+        return makespan
+
+    def _phases_of(self, row: Row) -> Iterator[Action]:
+        """The phases of a row, full gradients split where the model has only split ones."""
+        for action in actions_of(row):
+            kind, stage, microbatch = action
+            if kind is Kind.BACKWARD and not self._may_be_full(stage):
+                yield input_gradient(stage, microbatch)
+                yield weight_gradient(stage, microbatch)
+            else:
+                yield action
+
+    def _hint_visit(
+        self, starts: dict[Action, int], stage: int, microbatch: int, visit: _Visit
+    ) -> None:
+        full = starts.get(backward(stage, microbatch))
+        gradient = starts[input_gradient(stage, microbatch)] if full is None else full
+        if full is None:
+            weights = starts[weight_gradient(stage, microbatch)]
+        else:
+            weights = full + int(self._whole.backward[stage])
+        self._model.add_hint(visit.start, starts[forward(stage, microbatch)])
+        self._model.add_hint(visit.gradient, gradient)
+        self._model.add_hint(visit.weights, weights)
+        if visit.full is not None:
+            self._model.add_hint(visit.full, full is not None)
+
+    def _rows(self, solver: cp_model.CpSolver) -> list[list[Action]]:
+        """The phases of every rank in the order of their times."""
+        starts: dict[Action, int] = {}
+        for stage, visits in enumerate(self._visits):
+            for microbatch, visit in enumerate(visits):
+                starts[forward(stage, microbatch)] = solver.value(visit.start)
+                gradient = solver.value(visit.gradient)
+                if visit.full is not None and solver.boolean_value(visit.full):
+                    starts[backward(stage, microbatch)] = gradient
+                    continue
+                starts[input_gradient(stage, microbatch)] = gradient
+                starts[weight_gradient(stage, microbatch)] = solver.value(visit.weights)
+        rows: list[list[Action]] = [[] for _ in range(self._placement.ranks)]
+        for action in sorted(starts, key=starts.__getitem__):
+            rows[self._placement.rank_of(action.stage, action.microbatch)].append(action)
+        return rows
+
+
+def _whole(costs: Costs, unit: Unit, ticks: int, more: int) -> Costs:
+    """The times in whole ticks, those of phases with so many more."""
+
+    def whole(times: tuple[float, ...]) -> tuple[float, ...]:
+        return tuple(unit.whole(time) * ticks + more for time in times)
+
+    return replace(
+        costs,
+        forward=whole(costs.forward),
+        input_gradient=whole(costs.input_gradient),
+        weight_gradient=whole(costs.weight_gradient),
+        backward=whole(costs.backward),
+        communication=unit.whole(costs.communication) * ticks,
+    )

@@ -1,0 +1,202 @@
+"""Puts the weight gradients into an order of forwards and input gradients.
+
+Nothing waits for a weight gradient but its rank's memory, so it belongs where its rank would idle.
+Each rank follows its order; before a step whose input comes later than the rank is free, pending
+weight gradients run, oldest first, as many as end in time, and one more where the `Policy` says so.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from stablehlo_tools.schedules.actions import Action, Kind
+from stablehlo_tools.schedules.costs import Costs
+from stablehlo_tools.schedules.search.drafts import Draft
+
+_ROUNDED = 1 + 1e-9  # sums of bytes may be off by as much
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Which weight gradients may delay the step behind them.
+
+    slack: how much of its time may lie beyond the gap; 0 for none, 1 for any gap at all.
+    even: not where the rank, should it idle instead, has idled no more than some other rank has.
+    """
+
+    slack: float = 0.0
+    even: bool = True
+
+
+POLICIES = tuple(
+    Policy(slack, even) for slack, even in product((0.0, 0.25, 0.5, 0.75, 1.0), (True, False))
+)
+SCOUTS = (Policy(0.0, True), Policy(0.75, True))  # what tells good orders from bad ones
+
+
+@dataclass(frozen=True)
+class Filled:
+    """The rows, weight gradients in; the makespan; the longest span of a rank."""
+
+    rows: list[list[Action]]
+    makespan: float
+    span: float
+
+
+def fill(
+    draft: Draft,
+    microbatches: int,
+    costs: Costs,
+    room: Sequence[float],
+    policy: Policy,
+) -> Filled | None:
+    """Fills the orders of a draft.
+
+    `room` is the bytes of activations that each rank may hold; None where the orders need more, or
+    cannot run. Linear in the actions.
+    """
+    run = _Filling(draft, microbatches, costs, room, policy)
+    return run.result() if run.run() else None
+
+
+class _Filling:
+    """The state of a run; data are named as stage x microbatches + microbatch."""
+
+    def __init__(
+        self,
+        draft: Draft,
+        microbatches: int,
+        costs: Costs,
+        room: Sequence[float],
+        policy: Policy,
+    ) -> None:
+        placement = draft.placement
+        ranks = placement.ranks
+        self._routes = placement.routes
+        self._orders = draft.orders
+        self._microbatches = microbatches
+        self._last = placement.stages - 1
+        self._costs = costs
+        self._room = [part * _ROUNDED for part in room]
+        self._policy = policy
+        data = placement.stages * microbatches
+        self._forwards: list[float | None] = [None] * data  # when made
+        self._gradients: list[float | None] = [None] * data
+        self._waiting: dict[tuple[bool, int], int] = {}
+        self._clocks = [0.0] * ranks
+        self._begun = [0.0] * ranks
+        self._idled = [0.0] * ranks
+        self._most_idled = 0.0
+        self._held = [0.0] * ranks
+        self._pending: list[deque[Action]] = [deque() for _ in range(ranks)]
+        self._at = [0] * ranks
+        self.rows: list[list[Action]] = [[] for _ in range(ranks)]
+
+    def result(self) -> Filled:
+        """What came of it."""
+        spans = (end - begin for end, begin in zip(self._clocks, self._begun, strict=True))
+        return Filled(self.rows, max(self._clocks), max(spans))
+
+    def run(self) -> bool:
+        """Whether every order came to its end within memory; then all weight gradients are in."""
+        runnable = list(reversed(range(len(self._orders))))
+        while runnable:
+            rank = runnable.pop()
+            order = self._orders[rank]
+            while self._at[rank] < len(order):
+                action = order[self._at[rank]]
+                arrival = self._arrival(rank, action)
+                if arrival is None:
+                    break
+                if not self._make_room(rank, action):
+                    return False
+                self._fill_gap(rank, arrival)
+                made = self._take(rank, action, arrival)
+                self._at[rank] += 1
+                woken = self._waiting.pop(made, None)
+                if woken is not None:
+                    runnable.append(woken)
+        for rank, pending in enumerate(self._pending):
+            for _ in range(len(pending)):
+                self._weight_gradient(rank)
+        return all(at == len(order) for at, order in zip(self._at, self._orders, strict=True))
+
+    def _arrival(self, rank: int, action: Action) -> float | None:
+        """When the input of a step is there; None, and the rank waits, if nobody knows yet."""
+        kind, stage, microbatch = action
+        forward = kind is Kind.FORWARD
+        if stage == (0 if forward else self._last):
+            return 0.0
+        source = stage - 1 if forward else stage + 1
+        made = self._forwards if forward else self._gradients
+        datum = source * self._microbatches + microbatch
+        there = made[datum]
+        if there is None:
+            self._waiting[forward, datum] = rank
+            return None
+        route = self._routes[microbatch % len(self._routes)]
+        return there if route[source] == rank else there + self._costs.communication
+
+    def _make_room(self, rank: int, action: Action) -> bool:
+        kind, stage, _ = action
+        if kind is Kind.BACKWARD:
+            return True
+        grows = self._costs.kept[stage] - self._costs.activation[stage]
+        if kind is Kind.FORWARD:
+            grows = self._costs.activation[stage]
+        while self._held[rank] + grows > self._room[rank]:
+            if not self._pending[rank]:
+                return False
+            self._weight_gradient(rank)
+        return True
+
+    def _fill_gap(self, rank: int, arrival: float) -> None:
+        pending = self._pending[rank]
+        times = self._costs.weight_gradient
+        while pending and self._clocks[rank] + times[pending[0].stage] <= arrival:
+            self._weight_gradient(rank)
+        gap = arrival - self._clocks[rank]
+        if not pending or gap <= 0:
+            return
+        if gap < (1 - self._policy.slack) * times[pending[0].stage]:
+            return
+        if self._policy.even and gap <= self._most_idled - self._idled[rank]:
+            return
+        self._weight_gradient(rank)
+
+    def _weight_gradient(self, rank: int) -> None:
+        action = self._pending[rank].popleft()
+        self._clocks[rank] += self._costs.weight_gradient[action.stage]
+        self._held[rank] -= self._costs.kept[action.stage]
+        self.rows[rank].append(action)
+
+    def _take(self, rank: int, action: Action, arrival: float) -> tuple[bool, int]:
+        """Runs a step of the order; names what it makes."""
+        kind, stage, microbatch = action
+        costs, row = self._costs, self.rows[rank]
+        start = max(self._clocks[rank], arrival)
+        if not row:
+            self._begun[rank] = start
+        else:
+            self._idled[rank] += start - self._clocks[rank]
+            self._most_idled = max(self._most_idled, self._idled[rank])
+        row.append(action)
+        datum = stage * self._microbatches + microbatch
+        if kind is Kind.FORWARD:
+            end = start + costs.forward[stage]
+            self._held[rank] += costs.activation[stage]
+            self._forwards[datum] = end
+        elif kind is Kind.BACKWARD:
+            end = start + costs.backward[stage]
+            self._held[rank] -= costs.activation[stage]
+            self._gradients[datum] = end
+        else:
+            end = start + costs.input_gradient[stage]
+            self._held[rank] += costs.kept[stage] - costs.activation[stage]
+            self._gradients[datum] = end
+            self._pending[rank].append(Action(Kind.WEIGHT_GRADIENT, stage, microbatch))
+        self._clocks[rank] = end
+        return kind is Kind.FORWARD, datum

@@ -1,0 +1,150 @@
+"""Where every action of a table stands, and whether it may stand there: C1 to C6.
+
+Everything is read once; positions lie in flat lists, for a table may have millions of actions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple, cast
+
+from stablehlo_tools.schedules.actions import Action, Kind, Pair, parts
+from stablehlo_tools.schedules.table import Row, Table
+from stablehlo_tools.schedules.validation.rules import Findings, Rule, Violation
+
+MISSING = -1
+
+# For each kind of action, where it stands in its rank's row, at `stage * microbatches +
+# microbatch`; MISSING where it does not.
+Positions = dict[Kind, list[int]]
+
+_FORWARD_ONLY = (Kind.FORWARD, Kind.SEND_FORWARD, Kind.RECEIVE_FORWARD)
+
+
+class Lane(NamedTuple):
+    """One stage for the microbatches of one route: all of them on one rank."""
+
+    stage: int
+    rank: int
+    before: int | None  # the rank of the stage before, for the same microbatches
+    behind: int | None  # of the next stage
+    microbatches: range
+    cells: slice  # of the lists of positions
+
+
+def check_rows(table: Table, findings: Findings) -> None:
+    """C1; where it does not hold nothing else can be asked."""
+    for message in _shape(table):
+        findings.add(Violation(0, 0, "", Rule.ROWS, message))
+
+
+def _shape(table: Table) -> Iterator[str]:
+    placement = table.placement
+    if placement.ranks < 1 or not placement.routes or table.microbatches < 1:
+        routes = len(placement.routes)
+        yield (
+            f"the table is of {placement.ranks} ranks, {routes} routes and {table.microbatches} "
+            "microbatches; it takes one or more of each"
+        )
+        return
+    if len(table.rows) != placement.ranks:
+        yield f"{len(table.rows)} rows for {placement.ranks} ranks; give one row for each rank"
+    for number, route in enumerate(placement.routes):
+        if not route or len(route) != table.stages:
+            yield f"route {number} has {len(route)} stages, route 0 {table.stages}"
+        for stage, rank in enumerate(route):
+            if not 0 <= rank < placement.ranks:
+                yield f"stage {stage} is put on rank {rank} of {placement.ranks}"
+
+
+def lanes(table: Table) -> Iterator[Lane]:
+    """Every stage of every route."""
+    routes, microbatches = table.placement.routes, table.microbatches
+    for stage in range(table.stages):
+        for first, route in enumerate(routes):
+            yield Lane(
+                stage,
+                route[stage],
+                route[stage - 1] if stage else None,
+                route[stage + 1] if stage + 1 < table.stages else None,
+                range(first, microbatches, len(routes)),
+                slice(stage * microbatches + first, (stage + 1) * microbatches, len(routes)),
+            )
+
+
+def positions(table: Table, findings: Findings) -> Positions:
+    """Where every action stands, the first time. C2 to C6.
+
+    What breaks a rule is left out, so that it counts as missing where it belongs.
+    """
+    at = {kind: [MISSING] * (table.stages * table.microbatches) for kind in Kind}
+    for rank, row in enumerate(table.rows):
+        _place(table, rank, row, at, findings)
+        _check_pairs(rank, row, findings)
+    return at
+
+
+def _place(table: Table, rank: int, row: Row, at: Positions, findings: Findings) -> None:
+    stages, microbatches, routes = table.stages, table.microbatches, table.placement.routes
+    turns = len(routes)
+    free = {kind: at[kind] for kind in (tuple(Kind) if table.training else _FORWARD_ONLY)}
+    for position, action in _numbered(row):
+        kind, stage, microbatch = action
+        cell = stage * microbatches + microbatch
+        if (
+            0 <= stage < stages
+            and 0 <= microbatch < microbatches
+            and kind in free
+            and routes[microbatch % turns][stage] == rank
+            and free[kind][cell] == MISSING
+        ):
+            free[kind][cell] = position
+            continue
+        rule, message = _refusal(table, rank, action, at)
+        findings.add(Violation(rank, position, str(row[position]), rule, message))
+
+
+def _check_pairs(rank: int, row: Row, findings: Findings) -> None:
+    """C5."""
+    pairs = Pair in set(map(type, row))
+    for position, step in enumerate(row if pairs else ()):
+        message = _unpaired(step) if isinstance(step, Pair) else None
+        if message is not None:
+            findings.add(Violation(rank, position, str(step), Rule.PAIR, message))
+
+
+def _numbered(row: Row) -> Iterable[tuple[int, Action]]:
+    """Every action with the position of its step."""
+    if set(map(type, row)) <= {Action}:
+        return enumerate(cast("tuple[Action, ...]", row))
+    return (
+        (position, action)
+        for position, step in enumerate(row)
+        if step is not None
+        for action in parts(step)
+    )
+
+
+def _refusal(table: Table, rank: int, action: Action, at: Positions) -> tuple[Rule, str]:
+    """Why an action is not to be where it stands: the first of C2, C3, C4 and C6."""
+    kind, stage, microbatch = action
+    if not 0 <= stage < table.stages:
+        return Rule.RANGE, f"is of stage {stage}, but there are {table.stages}, from 0"
+    if not 0 <= microbatch < table.microbatches:
+        return Rule.RANGE, f"is of microbatch {microbatch}; there are {table.microbatches}, from 0"
+    if not table.training and kind not in _FORWARD_ONLY:
+        return Rule.PHASE, f"is no forward, but {table.name} is a forward-only table"
+    owner = table.placement.rank_of(stage, microbatch)
+    if owner != rank:
+        return Rule.RANK, f"is not for rank {rank}: stage {stage} is on rank {owner}"
+    first = at[kind][stage * table.microbatches + microbatch]
+    return Rule.ONCE, f"has {action} a second time; the first is at step {first}"
+
+
+def _unpaired(pair: Pair) -> str | None:
+    """Why two actions cannot share a step. One microbatch runs all forwards before a backward."""
+    if pair.forward.kind is not Kind.FORWARD or pair.backward.kind is not Kind.BACKWARD:
+        return "overlaps something else than a forward and a full backward"
+    if pair.forward.microbatch == pair.backward.microbatch:
+        return "overlaps two phases of one microbatch, the second of which waits for the first"
+    return None
