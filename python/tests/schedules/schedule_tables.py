@@ -1,0 +1,27 @@
+"""Tables written by hand: a row is `0F0 - (0F1;0B0)OVERLAP_F_B 0SEND_F1`, with `-` for idle."""
+
+from __future__ import annotations
+
+import re
+
+from stablehlo_tools.schedules.actions import Action, Kind, Pair, Step
+from stablehlo_tools.schedules.placement import Placement
+from stablehlo_tools.schedules.table import Table, table_of
+
+_ACTION = re.compile(r"(-?\d+)(SEND_F|RECV_F|SEND_B|RECV_B|F|B|I|W)(-?\d+)")
+
+
+def written(placement: Placement, microbatches: int, *rows: str, training: bool = True) -> Table:
+    """A table by the rows of its ranks."""
+    steps = [[_step(cell) for cell in row.split()] for row in rows]
+    return table_of("by hand", placement, microbatches, steps, training)
+
+
+def _step(cell: str) -> Step | None:
+    found = [
+        Action(Kind(kind), int(stage), int(microbatch))
+        for stage, kind, microbatch in _ACTION.findall(cell)
+    ]
+    if len(found) == 2:
+        return Pair(*found)
+    return found[0] if found else None

@@ -1,0 +1,139 @@
+"""`schedule compare`: every schedule in its place, and which to use."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stablehlo_tools.cli.main import main
+from stablehlo_tools.schedules.comparison import compare
+from stablehlo_tools.schedules.costs import costs, unit_costs
+from stablehlo_tools.schedules.generators.catalogue import entries
+from stablehlo_tools.schedules.setting import Setting
+
+SMALL = ("--stages", "4", "--microbatches", "8")
+EXISTS = [entry.name for entry in entries() if entry.name != "auto"]  # that one searches for long
+
+
+def _run(*words: str | int | Path) -> int:
+    try:
+        return main(["schedule", *map(str, words)])
+    except SystemExit as stop:
+        return int(stop.code or 0)
+
+
+def _printed(capsys: pytest.CaptureFixture[str], *words: str | int | Path) -> str:
+    assert _run(*words) == 0, capsys.readouterr().err
+    return capsys.readouterr().out
+
+
+def _json(capsys: pytest.CaptureFixture[str], *words: str | int | Path) -> dict[str, Any]:
+    return json.loads(_printed(capsys, *words, "--format", "json"))
+
+
+def test_compare_is_sorted_and_says_which_to_use(capsys: pytest.CaptureFixture[str]):
+    content = _json(capsys, "compare", *SMALL, "--memory-limit", "4")
+    rows = content["schedules"]
+    keys = [(not row["fits"], row["makespan"], row["memory"]) for row in rows]
+    assert keys == sorted(keys)
+    assert len({(row["name"], row["chunks"]) for row in rows}) == len(rows)
+    assert {row["fits"] for row in rows} == {True, False}
+    assert all(row["fits"] == (row["memory"] <= 4) for row in rows)
+    compared = {row["name"] for row in rows} | {row["name"] for row in content["refused"]}
+    assert compared >= set(EXISTS)
+    assert content["advice"].startswith(f"use {rows[0]['name']}")
+
+
+def test_compare_tries_several_chunks(capsys: pytest.CaptureFixture[str]):
+    def chunks(*words: str) -> list[int]:
+        rows = _json(capsys, "compare", *SMALL, *words)["schedules"]
+        return sorted(row["chunks"] for row in rows if row["name"] == "looped-bfs")
+
+    assert chunks() == [2, 4]
+    assert chunks("--max-chunks", "2") == [2]
+    assert chunks("--max-chunks", "1") == [1]
+    assert chunks("--chunks", "3") == [3]
+
+
+def test_the_search_is_part_of_the_comparison(capsys: pytest.CaptureFixture[str]):
+    words = ("compare", "--stages", 2, "--microbatches", 4)
+    rows = _json(capsys, *words)["schedules"]
+    found = [row for row in rows if row["name"] == "auto"]
+    assert [row["makespan"] for row in found] == [min(row["makespan"] for row in rows)]
+    assert all(row["name"] != "auto" for row in _json(capsys, *words, "--no-search")["schedules"])
+    few = _json(capsys, *words, "--max-chunks", 1)["schedules"]
+    assert [row["chunks"] for row in few if row["name"] == "auto"] == [1]
+
+
+def test_the_search_says_how_near_it_came(capsys: pytest.CaptureFixture[str]):
+    words = ("auto", "--stages", 2, "--microbatches", 4)
+    content = _json(capsys, *words)
+    search, makespan = content["search"], content["metrics"]["makespan"]
+    assert 0 < search["bound"] <= makespan
+    assert search["gap"] == pytest.approx(makespan / search["bound"] - 1)
+    printed = _printed(capsys, *words)
+    assert re.search(r"(?m)^found +\S", printed)
+    assert re.search(r"(?m)^bound +[\d.]+, nothing on these placements takes less: ", printed)
+
+
+def test_compare_prints_a_table(capsys: pytest.CaptureFixture[str]):
+    printed = _printed(capsys, "compare", *SMALL, "--memory-limit", "4")
+    table, *others = printed.split("\n\n")
+    lines = table.splitlines()
+    assert re.sub(r" +", " ", lines[0]) == (
+        "schedule chunks makespan by END by SPAN alive memory messages fits"
+    )
+    assert len({len(line) for line in lines}) == 1
+    row = next(line.split() for line in lines if line.startswith("1f1b "))
+    assert row == ["1f1b", "1", "33", "27.3", "%", "27.3", "%", "4", "4", "48", "yes"]
+    assert "circular-forward: forward only" in others[0]
+    bound, advice = others[-1].splitlines()
+    assert bound.startswith("no schedule on the placements searched takes less than 24.75")
+    assert advice.startswith("use ")
+    assert "fits" not in _printed(capsys, "compare", *SMALL).splitlines()[0]
+
+
+def test_compare_as_csv(capsys: pytest.CaptureFixture[str]):
+    rows = list(csv.DictReader(io.StringIO(_printed(capsys, "compare", *SMALL, "--format", "csv"))))
+    named = next(row for row in rows if row["name"] == "1f1b")
+    assert float(named["makespan"]) == 33
+    assert named["fits"] == "true"
+
+
+def test_activations_are_counted_in_whole_microbatches():
+    """Two chunks a rank hold half as much each: the same memory counts the same."""
+    found = {
+        (row.name, row.chunks): row for row in compare(Setting(4, 8, unit_costs(4))).candidates
+    }
+    assert found["gpipe", 1].activations == found["looped-bfs", 2].activations == 8
+    assert found["looped-bfs", 4].activations == found["looped-bfs", 4].memory == 8
+    assert not found["1f1b", 1].splits
+    assert found["zb-h1", 1].splits
+
+
+def test_compare_says_what_would_fit_where_nothing_does():
+    tight = Setting(4, 8, unit_costs(4), limit=0.5)
+    compared = compare(tight)
+    assert not any(row.fits for row in compared.candidates)
+    assert compared.advice == (
+        "no schedule fits a memory limit of 0.5: a rank's weights and the activations of one "
+        "microbatch take 1"
+    )
+    assert compare(tight, search=False).advice.startswith("none fits 0.5: the smallest is ")
+
+
+def test_compare_with_blocking_transfers():
+    slow = Setting(4, 8, costs(4, communication=1.0))
+    beside = {(row.name, row.chunks): row.makespan for row in compare(slow).candidates}
+    blocking = {
+        (row.name, row.chunks): row.makespan for row in compare(slow, blocking=True).candidates
+    }
+    assert blocking.keys() == beside.keys()
+    assert all(blocking[key] >= beside[key] for key in beside)
+    assert blocking["1f1b", 1] > beside["1f1b", 1]

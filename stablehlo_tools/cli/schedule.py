@@ -1,0 +1,231 @@
+"""Write, check and time a pipeline schedule; `schedule compare` says which of all to use.
+
+NAME is a schedule known by name, `compare`, or a file: CSV as PyTorch's pipelines dump it, JSON, or
+text (`-`: standard input). A file is validated first: exit code 1 and what is wrong, where it
+cannot run. docs/schedules.md describes names, forms and figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stablehlo_tools.cli.schedule_options import (
+    add_setting_arguments,
+    amount,
+    count,
+    count_or_none,
+    setting,
+    slice_costs,
+)
+from stablehlo_tools.cli.schedule_output import (
+    add_output_arguments,
+    encoded,
+    form_of,
+    put,
+    to_file,
+)
+from stablehlo_tools.diagnostics import ToolError, naming
+
+if TYPE_CHECKING:
+    from stablehlo_tools.schedules.costs import Costs
+    from stablehlo_tools.schedules.forms.json_form import Search
+    from stablehlo_tools.schedules.setting import Setting
+    from stablehlo_tools.schedules.simulator import Timeline
+    from stablehlo_tools.schedules.table import Table
+    from stablehlo_tools.schedules.validator import Violation
+
+_COMPARE = "compare"
+_FILES = (".csv", ".json", ".txt")
+_MAX_CHUNKS = 4
+_SOLVER_SECONDS = 60.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `schedule`."""
+    parser.add_argument("name", metavar="NAME", help="a schedule's name, compare, or a file")
+    add_setting_arguments(parser)
+    checks = parser.add_argument_group("schedules from files")
+    checks.add_argument(
+        "--buffers",
+        metavar="K",
+        type=count_or_none,
+        help="messages that may wait between two ranks, where the file names its transfers; "
+        "0 by default: a send waits for its receive",
+    )
+    comparing = parser.add_argument_group("compare")
+    comparing.add_argument(
+        "--max-chunks", metavar="V", type=count, help="the most stages a rank to try (4)"
+    )
+    comparing.add_argument(
+        "--no-search", action="store_true", help="leave out auto, which takes longest"
+    )
+    searching = parser.add_argument_group("auto")
+    searching.add_argument(
+        "--effort", metavar="X", type=amount, help="search X times as long as by default"
+    )
+    searching.add_argument(
+        "--exact", action="store_true", help="look for the best with a solver; small settings only"
+    )
+    searching.add_argument(
+        "--time-limit", metavar="S", type=amount, help="of the solver, in seconds; 60 by default"
+    )
+    add_output_arguments(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints or writes the schedule. Raises ToolError, and then nothing is written."""
+    from stablehlo_tools.schedules.generators.catalogue import entries
+
+    if to_file(arguments):
+        from stablehlo_tools.files import check_writable
+
+        check_writable(arguments.output)
+    known = [entry.name for entry in entries()]
+    _check_options(arguments, known)
+    if arguments.name == _COMPARE:
+        return put(arguments, _comparison(arguments))
+    if arguments.name in known:
+        return put(arguments, encoded(arguments, *_named(arguments)))
+    _check_is_file(arguments.name, known)
+    table, costs = _read(arguments)
+    faults = _faults(arguments, table, costs)
+    if faults:
+        print(_report(arguments, faults))
+        return 1
+    with naming(arguments.name):
+        timeline = _timed(arguments, table, costs)
+    return put(arguments, encoded(arguments, timeline))
+
+
+def _named(arguments: argparse.Namespace) -> tuple[Timeline, Search | None]:
+    """A schedule of the catalogue, timed; of a search, also how near it came to the bound.
+
+    Raises ToolError where there is none for the setting.
+    """
+    from stablehlo_tools.schedules.generators.catalogue import AUTO, build
+
+    asked = setting(arguments)
+    search: Search | None = None
+    if arguments.name == AUTO:
+        table, search = (_proven if arguments.exact else _searched)(arguments, asked)
+    else:
+        table = build(arguments.name, asked)
+    timeline = _timed(arguments, table, asked.costs(table.stages))
+    _check_fits(arguments, timeline)
+    return timeline, search
+
+
+def _searched(arguments: argparse.Namespace, asked: Setting) -> tuple[Table, Search]:
+    from stablehlo_tools.schedules.forms.json_form import Search
+    from stablehlo_tools.schedules.search.auto import EFFORT, find_best
+
+    best = find_best(asked, int(EFFORT * (arguments.effort or 1)))
+    return best.table, Search(best.origin, best.bound, best.gap)
+
+
+def _proven(arguments: argparse.Namespace, asked: Setting) -> tuple[Table, Search]:
+    """What the constraint solver finds. Raises ToolError where it is not installed."""
+    from stablehlo_tools.schedules.forms.json_form import Search
+    from stablehlo_tools.schedules.search.exact import exact
+
+    best = exact(asked, arguments.time_limit or _SOLVER_SECONDS)
+    origin = "the constraint solver, " + ("proven the best" if best.proven else "time is up")
+    makespan = best.timeline.makespan
+    return best.table, Search(origin, best.bound, makespan / best.bound - 1 if best.bound else 0.0)
+
+
+def _check_fits(arguments: argparse.Namespace, timeline: Timeline) -> None:
+    held, limit = max(timeline.peak_bytes), arguments.memory_limit
+    if limit is None or not _faults(arguments, timeline.table, timeline.costs):
+        return
+    raise ToolError(
+        f"{timeline.table.name}: rank {timeline.peak_bytes.index(held)} holds {held:.15g}, and "
+        f"the limit is {limit:.15g}; schedule compare says which schedules fit"
+    )
+
+
+def _read(arguments: argparse.Namespace) -> tuple[Table, Costs]:
+    """The table in a file and its costs. Raises ToolError where the counts are not as said."""
+    from stablehlo_tools.schedules.forms.reading import read_table
+    from stablehlo_tools.schedules.setting import Setting
+
+    table = read_table(arguments.name)
+    chunks, ranks = table.placement.chunks, table.ranks
+    own = {"stages": ranks, "microbatches": table.microbatches, "chunks": chunks}
+    with naming(arguments.name):
+        for option, count in own.items():
+            asked = getattr(arguments, option)
+            if asked not in (None, count):
+                raise ToolError(f"--{option} {asked}: the schedule in the file has {count}")
+    slices = slice_costs(arguments, ranks, table.stages)
+    return table, Setting(ranks, table.microbatches, slices).costs(table.stages)
+
+
+def _faults(arguments: argparse.Namespace, table: Table, costs: Costs) -> list[Violation]:
+    from stablehlo_tools.schedules.validator import violations
+
+    return violations(table, costs, arguments.memory_limit, arguments.buffers or 0)
+
+
+def _report(arguments: argparse.Namespace, faults: list[Violation]) -> str:
+    """What is wrong with the schedule of a file; it is printed, whatever the output."""
+    if arguments.format != "json":
+        return "\n".join(f"{arguments.name}: {fault}" for fault in faults)
+    listed = [
+        {**fault._asdict(), "rule": fault.rule.number, "meaning": fault.rule.meaning}
+        for fault in faults
+    ]
+    return json.dumps({"valid": False, "violations": listed}, indent=1)
+
+
+def _timed(arguments: argparse.Namespace, table: Table, costs: Costs) -> Timeline:
+    from stablehlo_tools.schedules.comparison import timed
+
+    blocking = arguments.communication == "blocking"
+    return timed(table, costs, blocking, arguments.transfers, arguments.buffers or 0)
+
+
+def _comparison(arguments: argparse.Namespace) -> str:
+    from stablehlo_tools.report import schedule_comparison
+    from stablehlo_tools.schedules.comparison import compare
+
+    form = form_of(arguments)
+    writers = {
+        "table": schedule_comparison.to_text,
+        "json": schedule_comparison.to_json,
+        "csv": schedule_comparison.to_csv,
+    }
+    if form not in writers:
+        raise ToolError(f"schedule compare prints {', '.join(writers)}, not {form}")
+    blocking = arguments.communication == "blocking"
+    most = arguments.max_chunks or _MAX_CHUNKS
+    return writers[form](compare(setting(arguments), most, blocking, not arguments.no_search))
+
+
+def _check_options(arguments: argparse.Namespace, known: list[str]) -> None:
+    """Raises ToolError for an option that would have no effect."""
+    compares, searches = (arguments.name == name for name in (_COMPARE, "auto"))
+    is_file = not compares and arguments.name not in known
+    for option, given, takes_it, where in (
+        ("--buffers", arguments.buffers is not None, is_file, "a schedule from a file"),
+        ("--max-chunks", arguments.max_chunks is not None, compares, _COMPARE),
+        ("--no-search", arguments.no_search, compares, _COMPARE),
+        ("--transfers", arguments.transfers, not compares, "a single schedule"),
+        ("--effort", arguments.effort is not None, searches and not arguments.exact, "auto"),
+        ("--exact", arguments.exact, searches, "auto"),
+        ("--time-limit", arguments.time_limit is not None, arguments.exact, "auto --exact"),
+    ):
+        if given and not takes_it:
+            raise ToolError(f"{option} is for {where}")
+
+
+def _check_is_file(name: str, known: list[str]) -> None:
+    if name == "-" or name.lower().endswith(_FILES) or Path(name).exists():
+        return
+    raise ToolError(
+        f"no schedule is called {name!r}, and there is no such file; known are: "
+        f"{', '.join(known)}, {_COMPARE}"
+    )

@@ -1,0 +1,158 @@
+"""What `schedule` is told about the model and the machine: the options, and what they add up to."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from stablehlo_tools.schedules.costs import Costs
+    from stablehlo_tools.schedules.setting import Setting
+
+_UNIT_COST = (1.0, 1.0, 1.0, 0.0)
+
+
+def add_setting_arguments(parser: argparse.ArgumentParser) -> None:
+    """Counts, times, memory."""
+    counts = parser.add_argument_group("counts")
+    counts.add_argument("--stages", metavar="P", type=count, help="pipeline ranks")
+    counts.add_argument("--microbatches", metavar="M", type=count, help="microbatches of a step")
+    counts.add_argument(
+        "--chunks", metavar="V", type=count, help="stages a rank; otherwise as the schedule has it"
+    )
+    times = parser.add_argument_group("times, of one rank's share and one microbatch")
+    times.add_argument(
+        "--cost",
+        metavar="F,B,W,C",
+        type=_cost,
+        help="forward, input gradient, weight gradient, and the latency of one hop between ranks "
+        "(1,1,1,0); chunks cut the first three evenly",
+    )
+    times.add_argument(
+        "--costs", metavar="FILE", help="times and bytes of every slice of the model, .json"
+    )
+    times.add_argument(
+        "--overlapped",
+        metavar="X",
+        type=amount,
+        help="what a forward and a backward at once take, of the two one after the other (1)",
+    )
+    times.add_argument(
+        "--communication",
+        choices=("overlapped", "blocking"),
+        default="overlapped",
+        help="whether transfers run beside compute or hold both ranks",
+    )
+    memory = parser.add_argument_group("memory, of one rank's share, in bytes or any other unit")
+    memory.add_argument(
+        "--activation",
+        metavar="A[,K]",
+        type=_activation,
+        help="held for one microbatch, and how much of it between input and weight gradient "
+        "(1, and half of it)",
+    )
+    memory.add_argument("--weights", metavar="B", type=amount, help="held for parameters (0)")
+    memory.add_argument("--message", metavar="B", type=amount, help="of one transfer (0)")
+    memory.add_argument(
+        "--memory-limit", metavar="X", type=amount, help="the most that a rank may hold"
+    )
+
+
+def setting(arguments: argparse.Namespace) -> Setting:
+    """What a named schedule is asked for. Raises ToolError where the counts are not given."""
+    from stablehlo_tools.diagnostics import ToolError
+    from stablehlo_tools.schedules.setting import Setting, check_counts
+
+    ranks, microbatches = arguments.stages, arguments.microbatches
+    if ranks is None or microbatches is None:
+        raise ToolError(
+            f"schedule {arguments.name} takes --stages P, the number of ranks, and --microbatches M"
+        )
+    check_counts(ranks, microbatches, arguments.chunks)
+    slices = slice_costs(arguments, ranks, ranks)
+    asked = Setting(ranks, microbatches, slices, arguments.chunks, arguments.memory_limit)
+    if arguments.costs is not None:
+        _check_slices(asked, arguments.costs)
+    return asked
+
+
+def _check_slices(asked: Setting, path: str) -> None:
+    """Raises ToolError, naming the file, where its lists cannot be those of the stages."""
+    from stablehlo_tools.diagnostics import ToolError, naming
+
+    refused: ToolError | None = None
+    for chunks in (1, 2, 4) if asked.chunks is None else (asked.chunks,):
+        try:
+            asked.costs(asked.ranks * chunks)
+            return
+        except ToolError as error:
+            refused = refused or error
+    with naming(path):
+        raise ToolError(f"its lists: {refused.diagnostic.message}" if refused else "")
+
+
+def slice_costs(arguments: argparse.Namespace, ranks: int, slices: int) -> Costs:
+    """The costs of the model's equal slices: of the file, or of so many by the options."""
+    from stablehlo_tools.diagnostics import ToolError
+    from stablehlo_tools.schedules.costs import costs
+    from stablehlo_tools.schedules.forms.costs_file import read_costs
+
+    single = ("cost", "overlapped", "activation", "weights", "message")
+    given = [f"--{name}" for name in single if getattr(arguments, name) is not None]
+    if arguments.costs is not None:
+        if given:
+            raise ToolError(f"--costs FILE holds what {given[0]} says: give one of them")
+        return read_costs(arguments.costs, ranks, slices)
+    forward, input_gradient, weight_gradient, communication = arguments.cost or _UNIT_COST
+    activation, kept = arguments.activation or (1.0, None)
+    return costs(
+        slices,
+        forward=forward * ranks / slices,
+        input_gradient=input_gradient * ranks / slices,
+        weight_gradient=weight_gradient * ranks / slices,
+        communication=communication,
+        overlapped=1.0 if arguments.overlapped is None else arguments.overlapped,
+        activation=activation * ranks / slices,
+        kept=None if kept is None else kept * ranks / slices,
+        weights=(arguments.weights or 0.0) * ranks / slices,
+        message=arguments.message or 0.0,
+    )
+
+
+def count(text: str) -> int:
+    """A whole number from 1 up, for argparse."""
+    if not text.isascii() or not text.isdigit() or len(text) > 9 or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 up")
+    return int(text)
+
+
+def count_or_none(text: str) -> int:
+    """A whole number from 0 up, for argparse."""
+    return 0 if text == "0" else count(text)
+
+
+def amount(text: str) -> float:
+    """A finite number from 0 up, for argparse."""
+    try:
+        value = float(text.replace("_", "?"))
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value) or value < 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 up")
+    return abs(value)
+
+
+def _cost(text: str) -> tuple[float, float, float, float]:
+    figures = [amount(part) for part in text.split(",")]
+    if len(figures) not in (3, 4):
+        raise argparse.ArgumentTypeError(f"{text!r} is not F,B,W,C or F,B,W: three times or four")
+    forward, input_gradient, weight_gradient, *latency = figures
+    return forward, input_gradient, weight_gradient, latency[0] if latency else 0.0
+
+
+def _activation(text: str) -> tuple[float, float | None]:
+    figures = [amount(part) for part in text.split(",")]
+    if len(figures) > 2:
+        raise argparse.ArgumentTypeError(f"{text!r} is not A or A,K: one amount or two")
+    return figures[0], figures[1] if len(figures) > 1 else None

@@ -1,0 +1,195 @@
+"""A timed schedule as rows of characters: ranks down, time across.
+
+Where nearly all steps are a column long or more, every step is drawn: its letter, the microbatch
+where there is room, and a filling of its phase. Otherwise each column stands for a block of time
+and shows what its work is. Without colours the chart says the same by letters alone.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+from typing import NamedTuple
+
+from stablehlo_tools.report.schedule_colours import MIXED, Style, painted
+from stablehlo_tools.report.schedule_steps import (
+    NAMES,
+    axis_step,
+    chunk_of,
+    letter_of,
+    microbatch_of,
+)
+from stablehlo_tools.schedules.actions import Step
+from stablehlo_tools.schedules.simulator import Timeline
+
+IDLE = "."
+FILLINGS = {"F": "-", "B": "=", "I": "+", "W": "~", "P": "#", ">": ">", "<": "<"}
+_PHASES = frozenset("FBIWP")
+_WIDEST_UNIT = 6  # columns for the shortest step, however much room there is
+_DIVISORS = range(1, 13)  # of the shortest step, tried as the unit that all times are multiples of
+_CLOSE = 1e-6
+_BETWEEN_MARKS = 8  # of the axis, columns at least
+_HIDDEN = 0.02  # of all steps: so many may go without a column
+_MOSTLY = 0.9  # of a block's busy time: then it shows that phase
+_PARTLY_IDLE, _MOSTLY_IDLE = 0.1, 0.5  # of a block's time
+
+
+class Cell(NamedTuple):
+    """One column of a rank's row."""
+
+    character: str
+    style: Style
+
+
+_IDLE_CELL = Cell(IDLE, Style())
+
+
+@dataclass(frozen=True)
+class Gantt:
+    """The chart of a timeline in at most so many columns."""
+
+    timeline: Timeline
+    columns: int
+
+    @cached_property
+    def scale(self) -> float:
+        """Columns that a unit of time takes: a whole number of them a step, if they go in."""
+        makespan = self.timeline.makespan
+        if not makespan:
+            return 0.0
+        exact = self._columns_of_unit()
+        return exact or self.columns / makespan
+
+    @cached_property
+    def in_blocks(self) -> bool:
+        """Whether steps are too short to draw each of them."""
+        most = _HIDDEN * len(self._lengths)
+        # A column shows one step at most: in long schedules that alone decides, and at once.
+        without = sum(max(0, steps - self.width) for steps in self._steps_of_ranks)
+        return without > most or self.hidden > most
+
+    @cached_property
+    def width(self) -> int:
+        """Columns that are used."""
+        return round(self.timeline.makespan * self.scale)
+
+    @cached_property
+    def hidden(self) -> int:
+        """Steps too short to be given a column."""
+        steps = (step for rank in range(self.timeline.table.ranks) for step in self._steps(rank))
+        return sum(self._column(start) == self._column(end) for _, start, end in steps)
+
+    @cached_property
+    def letters(self) -> str:
+        """The letters of the phases that take time, in the order of the legend."""
+        found = {
+            letter_of(step)
+            for rank in range(self.timeline.table.ranks)
+            for step, _, _ in self._steps(rank)
+        }
+        return "".join(letter for letter in NAMES if letter in found)
+
+    def row(self, rank: int) -> list[Cell]:
+        """The columns of a rank."""
+        return self._blocks(rank) if self.in_blocks else self._drawn(rank)
+
+    def axis(self, begin: int, end: int) -> str:
+        """Times over the columns of a part of the chart, where they are."""
+        if not self.width:
+            return "0"
+        step = axis_step(_BETWEEN_MARKS / self.scale)
+        text = ""
+        first, last = (int(column / self.scale / step) for column in (begin, end))
+        for tick in range(first, last + 1):
+            label, column = f"{tick * step:.10g}", self._column(tick * step) - begin
+            if 0 <= column <= end - begin - len(label):
+                text = text.ljust(column) + label
+        return text
+
+    @cached_property
+    def _steps_of_ranks(self) -> list[int]:
+        return [sum(1 for _ in self._steps(rank)) for rank in range(self.timeline.table.ranks)]
+
+    @cached_property
+    def _lengths(self) -> list[float]:
+        ranks = range(self.timeline.table.ranks)
+        return [end - start for rank in ranks for _, start, end in self._steps(rank)]
+
+    @cached_property
+    def _times(self) -> set[float]:
+        """When anything starts or ends."""
+        ranks = range(self.timeline.table.ranks)
+        return {time for rank in ranks for _, *times in self._steps(rank) for time in times}
+
+    def _columns_of_unit(self) -> float:
+        """Columns a unit of time so that every step begins and ends with a column; 0 if none."""
+        shortest, makespan = min(self._lengths), self.timeline.makespan
+        for divisor in _DIVISORS:
+            unit = shortest / divisor
+            columns = min(int(self.columns * unit / makespan + _CLOSE), _WIDEST_UNIT)
+            if not columns:
+                return 0.0
+            if all(abs(time / unit - round(time / unit)) < _CLOSE for time in self._times):
+                return columns / unit
+        return 0.0
+
+    def _steps(self, rank: int) -> Iterator[tuple[Step, float, float]]:
+        """The steps of a rank that take time."""
+        timeline = self.timeline
+        rows = timeline.table.rows[rank], timeline.starts[rank], timeline.ends[rank]
+        for step, start, end in zip(*rows, strict=True):
+            if step is not None and end > start:
+                yield step, start, end
+
+    def _column(self, time: float) -> int:
+        return round(time * self.scale)
+
+    def _drawn(self, rank: int) -> list[Cell]:
+        cells = [_IDLE_CELL] * self.width
+        for step, start, end in self._steps(rank):
+            begin, after = self._column(start), self._column(end)
+            style = Style(letter_of(step), chunk_of(self.timeline, rank, step))
+            text = _label(step, style, after - begin)
+            cells[begin:after] = [Cell(character, style) for character in text]
+        return cells
+
+    def _blocks(self, rank: int) -> list[Cell]:
+        block = self.timeline.makespan / self.width
+        busy: list[defaultdict[str, float]] = [defaultdict(float) for _ in range(self.width)]
+        for step, start, end in self._steps(rank):
+            letter = letter_of(step)
+            first, last = int(start / block), min(int(end / block), self.width - 1)
+            for column in range(first, last + 1):
+                begin, after = column * block, (column + 1) * block
+                busy[column][letter] += max(0.0, min(end, after) - max(start, begin))
+        return [_block(times, block) for times in busy]
+
+
+def shown(cells: Sequence[Cell], colour: bool) -> str:
+    """The row as text, each run of one style painted at once."""
+    if not colour:
+        return "".join(cell.character for cell in cells)
+    return "".join(
+        painted("".join(cell.character for cell in run), style)
+        for style, run in groupby(cells, key=lambda cell: cell.style)
+    )
+
+
+def _label(step: Step, style: Style, width: int) -> str:
+    """Letter, number where it goes in, filling; lower case in every other chunk."""
+    letter = style.letter.lower() if style.chunk % 2 else style.letter
+    text = letter + microbatch_of(step)
+    return (text if len(text) <= width else letter).ljust(width, FILLINGS[style.letter])[:width]
+
+
+def _block(times: Mapping[str, float], block: float) -> Cell:
+    idle = 1 - sum(time for letter, time in times.items() if letter in _PHASES) / block
+    if idle > _MOSTLY_IDLE:
+        return _IDLE_CELL
+    busy = sum(times.values())
+    letter, most = max(times.items(), key=lambda item: item[1])
+    shown_as = letter if most >= _MOSTLY * busy else MIXED
+    return Cell(shown_as.lower() if idle > _PARTLY_IDLE else shown_as, Style(shown_as))

@@ -1,0 +1,152 @@
+"""A timed schedule in a terminal: its figures, its chart, and the legend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from stablehlo_tools.report.schedule_colours import Style, painted
+from stablehlo_tools.report.schedule_gantt import FILLINGS, IDLE, Gantt, shown
+from stablehlo_tools.report.schedule_steps import NAMES
+from stablehlo_tools.schedules.forms.json_form import Search
+from stablehlo_tools.schedules.simulator import Timeline
+from stablehlo_tools.schedules.table import Table
+
+_PROVEN = 1e-9  # above the bound, as a share of it
+_LEAST_COLUMNS = 20
+_MOST_PARTS, _MOST_LINES = 4, 64  # of a chart
+_HEADINGS = ("idle", "alive", "held")
+_LONGEST_AMOUNT = 7  # characters; larger amounts are given to four digits
+
+
+def to_text(
+    timeline: Timeline, width: int, colour: bool = False, search: Search | None = None
+) -> str:
+    """The whole page, the chart in lines of at most `width` characters if these are enough."""
+    figures = [*_figures(timeline), *_of_search(search)]
+    return "\n".join([*figures, "", *_chart(timeline, width, colour)]) + "\n"
+
+
+def described(table: Table) -> str:
+    """`1f1b: 8 ranks, 8 stages (loop), 16 microbatches`."""
+    use = "" if table.training else ", forward only"
+    return (
+        f"{table.name}: {_counted(table.ranks, 'rank')}, {_counted(table.stages, 'stage')} "
+        f"({table.placement.form}), {_counted(table.microbatches, 'microbatch', 'es')}{use}"
+    )
+
+
+def figure(value: float) -> str:
+    """A time or an amount with five digits, or all before the point."""
+    if abs(value) >= 10_000 or value == int(value):
+        return f"{value:,.0f}"
+    return f"{value:,.5g}"
+
+
+def percent(share: float) -> str:
+    """`30.4 %`."""
+    return f"{100 * share:.1f} %"
+
+
+def _figures(timeline: Timeline) -> Iterator[str]:
+    yield described(timeline.table)
+    yield (
+        f"makespan     {figure(timeline.makespan)}, longest span of a rank {figure(timeline.span)}"
+    )
+    yield (
+        f"bubble       {percent(timeline.bubble)} by END, "
+        f"{percent(timeline.bubble_of_span)} by SPAN"
+    )
+    yield f"activations  {max(timeline.peak_activations)} at most, in stages x microbatches"
+    yield f"memory       {figure(max(timeline.peak_bytes))} at most, weights and activations"
+    yield f"messages     {timeline.messages:,}, bytes {figure(timeline.bytes_sent)}"
+
+
+def _of_search(search: Search | None) -> Iterator[str]:
+    if search is None:
+        return
+    above = "the best there is" if search.gap < _PROVEN else f"this is {percent(search.gap)} above"
+    yield f"found        {search.origin}"
+    yield f"bound        {figure(search.bound)}, nothing on these placements takes less: {above}"
+
+
+def _chart(timeline: Timeline, width: int, colour: bool) -> Iterator[str]:
+    """The chart, in parts below each other where that gives every step its room."""
+    sides = _sides(timeline)
+    ranks = timeline.table.ranks
+    label = len(f"r{ranks - 1} ")
+    columns = max(_LEAST_COLUMNS, width - label - len(sides[0]) - 2)
+    gantt = _gantt(timeline, columns)
+    rows = [gantt.row(rank) for rank in range(ranks)]
+    for begin in range(0, max(gantt.width, 1), columns):
+        end = min(begin + columns, gantt.width)
+        beside = sides if end == gantt.width else [""] * len(sides)
+        axis = gantt.axis(begin, end).ljust(end - begin)
+        yield f"{' ' * label}{axis}  {beside[0]}".rstrip()
+        for rank, row in enumerate(rows):
+            part = shown(row[begin:end], colour)
+            yield f"{f'r{rank}'.ljust(label)}{part}  {beside[rank + 1]}".rstrip()
+        yield ""
+    yield from _legend(gantt, colour)
+
+
+def _gantt(timeline: Timeline, columns: int) -> Gantt:
+    """In as few parts as let every step be drawn; if a few do not, one part in blocks of time."""
+    most = max(1, min(_MOST_PARTS, _MOST_LINES // timeline.table.ranks))
+    charts = (Gantt(timeline, columns * parts) for parts in range(1, most + 1))
+    drawn = next((chart for chart in charts if not chart.in_blocks), None)
+    return drawn or Gantt(timeline, columns)
+
+
+def _sides(timeline: Timeline) -> list[str]:
+    """What stands right of the chart: the headings, then each rank's figures."""
+    makespan = timeline.makespan
+    rows = [
+        (f"{100 * idle / makespan if makespan else 0.0:.1f}%", str(alive), _short(held))
+        for idle, alive, held in zip(
+            timeline.idle, timeline.peak_activations, timeline.peak_bytes, strict=True
+        )
+    ]
+    return _aligned([_HEADINGS, *rows])
+
+
+def _short(amount: float) -> str:
+    text = figure(amount)
+    return text if len(text) <= _LONGEST_AMOUNT else f"{amount:.4g}"
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        " ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows
+    ]
+
+
+def _legend(gantt: Gantt, colour: bool) -> Iterator[str]:
+    chunks = gantt.timeline.table.placement.chunks
+    for letter in gantt.letters:
+        swatches = [
+            painted(f" {shade} ", Style(letter, chunk)) if colour else shade
+            for chunk in range(1 if gantt.in_blocks else chunks)
+            for shade in (letter.lower() if chunk % 2 else letter,)
+            if colour or chunk < 2
+        ]
+        filling = "" if gantt.in_blocks else f" {FILLINGS[letter]}"
+        yield f"{' '.join(swatches)}{filling}  {NAMES[letter]}"
+    if gantt.in_blocks:
+        block = gantt.timeline.makespan / gantt.width
+        yield f"{IDLE}  idle for more than half of the block, m or M  several of these"
+        yield (
+            f"too many steps to draw each: a column is a block of {figure(block)} time units, and "
+            "shows what nine tenths of its work are, in lower case where over a tenth of it is idle"
+        )
+        return
+    yield f"{IDLE}  idle"
+    if chunks > 1:
+        yield f"{chunks} chunks a rank: {'a shade each, ' if colour else ''}odd ones in lower case"
+    yield f"{figure(gantt.scale)} column{'' if gantt.scale == 1 else 's'} a time unit"
+    if gantt.hidden:
+        yield f"{gantt.hidden} steps are shorter than a column and not drawn"
+
+
+def _counted(count: int, noun: str, ending: str = "s") -> str:
+    return f"{count} {noun}" + ("" if count == 1 else ending)
