@@ -20,7 +20,7 @@ from stablehlo_tools.schedules.placement import Placement, loop, v_shape
 from stablehlo_tools.schedules.search.bounds import lower_bound
 from stablehlo_tools.schedules.search.climbing import climb
 from stablehlo_tools.schedules.search.drafts import Draft, merged, one_at_a_time, redrafted
-from stablehlo_tools.schedules.search.filling import POLICIES, SCOUTS, Policy, fill
+from stablehlo_tools.schedules.search.filling import POLICIES, Policy, fill
 from stablehlo_tools.schedules.search.greedy import greedies
 from stablehlo_tools.schedules.search.turns import turns
 from stablehlo_tools.schedules.setting import Setting
@@ -32,6 +32,7 @@ _PASSES = 12  # or so many times the actions of one draft, where that is more
 _RESERVED = 0.3  # of the effort, for refining what scouting finds
 _SEARCHED = "a search over orders"
 _EXACT = 1e-9  # relative: what counts as equal
+_SCOUT = Policy(0.75, True)  # tells good orders from bad ones
 _REFINED = 4  # drafts that all policies are tried on
 
 
@@ -88,8 +89,8 @@ def find_best(
     search.offer_least_memory()
     if not search.is_optimal():
         search.scout_named([table for table in named if table.placement.form == "v"])
-        search.scout_turns()
         search.scout_greedies()
+        search.scout_turns()
         search.scout_named([table for table in named if table.placement.form != "v"])
         search.refine()
     return search.best()
@@ -180,23 +181,16 @@ class _Search:
             for order in turns(ranks, microbatches, chunks, costs, room, split):
                 if not self._may_scout():
                     return
-                policies = SCOUTS if split else SCOUTS[:1]
-                self.scout(order.draft(microbatches), _SEARCHED, policies)
+                self.scout(order.draft(microbatches), _SEARCHED)
 
     def _may_scout(self) -> bool:
         return self._effort > self._reserved
 
-    def scout(self, draft: Draft, origin: str, policies: Sequence[Policy] = SCOUTS) -> None:
-        """Fills a draft with a few policies, and remembers what came of it."""
-        if not self._may_scout():
-            return
-        found = [
-            _Scouted(makespan, len(self._scouted), draft, policy, origin)
-            for policy in policies
-            if (makespan := self._try(draft, policy, origin)) is not None
-        ]
-        if found:
-            self._scouted.append(min(found, key=lambda one: one.makespan))
+    def scout(self, draft: Draft, origin: str) -> None:
+        """Fills a draft with one policy, and remembers what came of it."""
+        makespan = self._try(draft, _SCOUT, origin) if self._may_scout() else None
+        if makespan is not None:
+            self._scouted.append(_Scouted(makespan, len(self._scouted), draft, _SCOUT, origin))
 
     def refine(self) -> None:
         """Tries all policies on the best drafts, and small changes of the very best."""
