@@ -34,14 +34,8 @@ validity = _benchmark()
 
 
 @pytest.mark.skipif(PACKAGE is not None, reason=f"{PACKAGE} is not installed")
-@pytest.mark.parametrize(
-    "name",
-    [
-        "vit-forward",
-        pytest.param("encoder-decoder-forward", marks=pytest.mark.soak),
-        pytest.param("convnet-forward", marks=pytest.mark.soak),
-    ],
-)
+@pytest.mark.soak
+@pytest.mark.parametrize("name", ["vit-forward", "encoder-decoder-forward", "convnet-forward"])
 def test_kernels_rank_and_last_as_xla_tpu_expects(name: str):
     found = validity.compare(validity.PROGRAMS[name].text())
     assert len(found.expected) >= 25  # kernels above 10 us

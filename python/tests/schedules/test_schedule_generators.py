@@ -82,7 +82,7 @@ def test_interleaved_bubble_rates_are_the_papers_and_the_hops_left_out_there(ind
 @pytest.mark.parametrize("name", ["zb-1p", "zb-2p"])
 def test_searched_bubble_rates_are_the_papers_or_better(name: str, kept: str) -> None:
     for record in RATES:
-        if name not in record["rates"] or record["p"] > 16:
+        if name not in record["rates"] or record["p"] > 8:
             continue
         share = record["kept"] if kept == "published" else 0.5
         table, figures = at_record(name, record, share)
@@ -94,9 +94,9 @@ def test_searched_bubble_rates_are_the_papers_or_better(name: str, kept: str) ->
 
 @pytest.mark.soak
 @pytest.mark.parametrize("name", ["zb-1p", "zb-2p"])
-def test_searched_bubble_rates_of_32_ranks(name: str) -> None:
+def test_searched_bubble_rates_of_more_ranks(name: str) -> None:
     for record in RATES:
-        if name in record["rates"] and record["p"] > 16:
+        if name in record["rates"] and record["p"] > 8:
             timeline = timed(*at_record(name, record, record["kept"]))
             assert timeline.bubble_of_span <= record["rates"][name] + 0.002, record
 
