@@ -8,11 +8,14 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+from schedule_command_line import SMALL
+from schedule_command_line import json_of as _json
+from schedule_command_line import printed as _printed
+from schedule_command_line import refused as _refused
+from schedule_command_line import run as _run
 
-from stablehlo_tools.cli.main import main
 from stablehlo_tools.schedules.costs import costs
 from stablehlo_tools.schedules.forms import csv_form
 from stablehlo_tools.schedules.forms.reading import read_table
@@ -21,34 +24,7 @@ from stablehlo_tools.schedules.generators.one_f_one_b import one_f_one_b
 from stablehlo_tools.schedules.setting import Setting
 from stablehlo_tools.schedules.simulator import simulate
 
-SMALL = ("--stages", "4", "--microbatches", "8")
 EXISTS = [entry.name for entry in entries() if entry.name != "auto"]  # that one searches for long
-
-
-def _run(*words: str | int | Path) -> int:
-    try:
-        return main(["schedule", *map(str, words)])
-    except SystemExit as stop:
-        return int(stop.code or 0)
-
-
-def _printed(capsys: pytest.CaptureFixture[str], *words: str | int | Path) -> str:
-    assert _run(*words) == 0, capsys.readouterr().err
-    return capsys.readouterr().out
-
-
-def _json(capsys: pytest.CaptureFixture[str], *words: str | int | Path) -> dict[str, Any]:
-    return json.loads(_printed(capsys, *words, "--format", "json"))
-
-
-def _refused(capsys: pytest.CaptureFixture[str], *words: str | int | Path) -> str:
-    assert _run(*words) == 2
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert told.err.count("error:") == 1
-    assert "Traceback" not in told.err
-    assert "a bug in this tool" not in told.err
-    return told.err.splitlines()[-1]
 
 
 @pytest.mark.parametrize("name", EXISTS)

@@ -4,37 +4,19 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import re
-from pathlib import Path
-from typing import Any
 
 import pytest
+from schedule_command_line import SMALL
+from schedule_command_line import json_of as _json
+from schedule_command_line import printed as _printed
 
-from stablehlo_tools.cli.main import main
 from stablehlo_tools.schedules.comparison import compare
 from stablehlo_tools.schedules.costs import costs, unit_costs
 from stablehlo_tools.schedules.generators.catalogue import entries
 from stablehlo_tools.schedules.setting import Setting
 
-SMALL = ("--stages", "4", "--microbatches", "8")
 EXISTS = [entry.name for entry in entries() if entry.name != "auto"]  # that one searches for long
-
-
-def _run(*words: str | int | Path) -> int:
-    try:
-        return main(["schedule", *map(str, words)])
-    except SystemExit as stop:
-        return int(stop.code or 0)
-
-
-def _printed(capsys: pytest.CaptureFixture[str], *words: str | int | Path) -> str:
-    assert _run(*words) == 0, capsys.readouterr().err
-    return capsys.readouterr().out
-
-
-def _json(capsys: pytest.CaptureFixture[str], *words: str | int | Path) -> dict[str, Any]:
-    return json.loads(_printed(capsys, *words, "--format", "json"))
 
 
 def test_compare_is_sorted_and_says_which_to_use(capsys: pytest.CaptureFixture[str]):
