@@ -16,7 +16,7 @@ from stablehlo_tools.cli.schedule_options import (
     add_setting_arguments,
     amount,
     count,
-    count_or_none,
+    count_or_zero,
     setting,
     slice_costs,
 )
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
 _COMPARE = "compare"
 _FILES = (".csv", ".json", ".txt")
-_MAX_CHUNKS = 4
-_SOLVER_SECONDS = 60.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     checks.add_argument(
         "--buffers",
         metavar="K",
-        type=count_or_none,
+        type=count_or_zero,
         help="messages that may wait between two ranks, where the file names its transfers; "
         "0 by default: a send waits for its receive",
     )
@@ -114,7 +112,7 @@ def _named(arguments: argparse.Namespace) -> tuple[Timeline, Search | None]:
     else:
         table = build(arguments.name, asked)
     timeline = _timed(arguments, table, asked.costs(table.stages))
-    _check_fits(arguments, timeline)
+    _check_fits(asked, timeline)
     return timeline, search
 
 
@@ -129,21 +127,21 @@ def _searched(arguments: argparse.Namespace, asked: Setting) -> tuple[Table, Sea
 def _proven(arguments: argparse.Namespace, asked: Setting) -> tuple[Table, Search]:
     """What the constraint solver finds. Raises ToolError where it is not installed."""
     from stablehlo_tools.schedules.forms.json_form import Search
-    from stablehlo_tools.schedules.search.exact import exact
+    from stablehlo_tools.schedules.search.exact import SECONDS, exact
 
-    best = exact(asked, arguments.time_limit or _SOLVER_SECONDS)
+    best = exact(asked, arguments.time_limit or SECONDS)
     origin = "the constraint solver, " + ("proven the best" if best.proven else "time is up")
     makespan = best.timeline.makespan
     return best.table, Search(origin, best.bound, makespan / best.bound - 1 if best.bound else 0.0)
 
 
-def _check_fits(arguments: argparse.Namespace, timeline: Timeline) -> None:
-    held, limit = max(timeline.peak_bytes), arguments.memory_limit
-    if limit is None or not _faults(arguments, timeline.table, timeline.costs):
+def _check_fits(asked: Setting, timeline: Timeline) -> None:
+    held = max(timeline.peak_bytes)
+    if asked.fits(held):
         return
     raise ToolError(
         f"{timeline.table.name}: rank {timeline.peak_bytes.index(held)} holds {held:.15g}, and "
-        f"the limit is {limit:.15g}; schedule compare says which schedules fit"
+        f"the limit is {asked.limit:.15g}; schedule compare says which schedules fit"
     )
 
 
@@ -191,6 +189,7 @@ def _timed(arguments: argparse.Namespace, table: Table, costs: Costs) -> Timelin
 def _comparison(arguments: argparse.Namespace) -> str:
     from stablehlo_tools.report import schedule_comparison
     from stablehlo_tools.schedules.comparison import compare
+    from stablehlo_tools.schedules.generators.catalogue import MOST_CHUNKS
 
     form = form_of(arguments)
     writers = {
@@ -201,7 +200,7 @@ def _comparison(arguments: argparse.Namespace) -> str:
     if form not in writers:
         raise ToolError(f"schedule compare prints {', '.join(writers)}, not {form}")
     blocking = arguments.communication == "blocking"
-    most = arguments.max_chunks or _MAX_CHUNKS
+    most = arguments.max_chunks or MOST_CHUNKS
     return writers[form](compare(setting(arguments), most, blocking, not arguments.no_search))
 
 

@@ -127,7 +127,7 @@ def count(text: str) -> int:
     return int(text)
 
 
-def count_or_none(text: str) -> int:
+def count_or_zero(text: str) -> int:
     """A whole number from 0 up, for argparse."""
     return 0 if text == "0" else count(text)
 

@@ -22,8 +22,6 @@ from stablehlo_tools.schedules.simulator import Timeline, simulate
 from stablehlo_tools.schedules.table import Table, compacted
 from stablehlo_tools.schedules.validator import check
 
-_ROUNDING = 1e-9  # of the limit, as the validator has it
-
 
 class Refusal(NamedTuple):
     """A schedule that does not exist for the setting, and why."""
@@ -111,7 +109,7 @@ def timed(
 def _candidate(name: str, table: Table, setting: Setting, blocking: bool) -> Candidate:
     costs = setting.costs(table.stages)
     timeline = timed(table, costs, blocking)
-    memory, limit = max(timeline.peak_bytes), setting.limit
+    memory = max(timeline.peak_bytes)
     return Candidate(
         name=name,
         chunks=table.placement.chunks,
@@ -121,7 +119,7 @@ def _candidate(name: str, table: Table, setting: Setting, blocking: bool) -> Can
         activations=max(timeline.peak_activations) * table.ranks / table.stages,
         memory=memory,
         messages=timeline.messages,
-        fits=limit is None or memory <= limit * (1 + _ROUNDING),
+        fits=setting.fits(memory),
         splits=any(
             action.kind is Kind.WEIGHT_GRADIENT for row in table.rows for action in actions_of(row)
         ),

@@ -7,7 +7,9 @@ from functools import cache
 
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.schedules.costs import Costs, resliced
+from stablehlo_tools.schedules.placement import Placement
 
+_ROUNDING = 1e-9  # of the limit
 _MOST_FORWARDS = 4_000_000  # with their backwards, what some gigabytes of memory hold
 
 
@@ -36,6 +38,24 @@ class Setting:
     def costs(self, stages: int) -> Costs:
         """The costs where the model is cut into so many stages."""
         return _resliced(self.slices, stages)
+
+    def can_be_cut(self, chunks: int) -> bool:
+        """Whether the slices give costs for so many chunks a rank."""
+        try:
+            self.costs(self.ranks * chunks)
+        except ToolError:
+            return False
+        return True
+
+    def room(self, placement: Placement) -> list[float]:
+        """The bytes that the limit leaves each rank for activations; negative without any."""
+        limit = float("inf") if self.limit is None else self.limit
+        weights = self.costs(placement.stages).weights
+        return [limit - sum(weights[stage] for stage in own) for own in placement.held]
+
+    def fits(self, held: float) -> bool:
+        """Whether a rank may hold so many bytes; sums that are over by rounding alone count."""
+        return self.limit is None or held <= self.limit * (1 + _ROUNDING)
 
 
 def check_counts(ranks: int, microbatches: int, chunks: int | None) -> None:

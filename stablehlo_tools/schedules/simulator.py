@@ -13,7 +13,7 @@ from functools import cached_property
 
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.schedules.actions import Action, Kind, Step, actions_of
-from stablehlo_tools.schedules.costs import Costs
+from stablehlo_tools.schedules.costs import Costs, costs
 from stablehlo_tools.schedules.execution import RENDEZVOUS, execute
 from stablehlo_tools.schedules.table import Row, Table
 
@@ -117,7 +117,8 @@ def simulate(
 
 def peak_activations(table: Table) -> tuple[int, ...]:
     """The most activations alive on each rank at any time, in stages x microbatches."""
-    return tuple(int(_peak(row, None)) for row in table.rows)
+    counted = costs(table.stages, activation=1, kept=1)
+    return tuple(int(_peak(row, counted)) for row in table.rows)
 
 
 def peak_bytes(table: Table, costs: Costs) -> tuple[float, ...]:
@@ -144,24 +145,27 @@ def messages(table: Table) -> int:
     return count
 
 
-def _peak(row: Row, costs: Costs | None) -> float:
-    """The most that a rank's activations take; in numbers of them without costs.
+def change_of_memory(action: Action, costs: Costs) -> float:
+    """By how many bytes an action changes what its rank holds."""
+    kind, stage, _ = action
+    if kind is Kind.FORWARD:
+        return costs.activation[stage]
+    if kind is Kind.BACKWARD:
+        return -costs.activation[stage]
+    if kind is Kind.INPUT_GRADIENT:
+        return costs.kept[stage] - costs.activation[stage]
+    return -costs.kept[stage] if kind is Kind.WEIGHT_GRADIENT else 0.0
+
+
+def _peak(row: Row, costs: Costs) -> float:
+    """The most that a rank's activations take.
 
     A pair holds the new activation before the old one is freed.
     """
     alive = peak = 0.0
-    for kind, stage, _ in actions_of(row):
-        held, kept = (1, 1) if costs is None else (costs.activation[stage], costs.kept[stage])
-        if kind is Kind.FORWARD:
-            alive += held
-            peak = max(peak, alive)
-        elif kind is Kind.BACKWARD:
-            alive -= held
-        elif kind is Kind.INPUT_GRADIENT:
-            alive += kept - held
-            peak = max(peak, alive)
-        elif kind is Kind.WEIGHT_GRADIENT:
-            alive -= kept
+    for action in actions_of(row):
+        alive += change_of_memory(action, costs)
+        peak = max(peak, alive)
     return peak
 
 

@@ -8,7 +8,6 @@ that share links as if they had them to themselves.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
 
 from stablehlo_tools.diagnostics import ToolError
@@ -19,9 +18,13 @@ from stablehlo_tools.overlap.scheduling.reserve import Plan
 from stablehlo_tools.overlap.scheduling.scheduler import Limits, Schedule, schedule
 from stablehlo_tools.overlap.scheduling.timing import time_order
 from stablehlo_tools.overlap.task_graph import TaskGraph
+from stablehlo_tools.solver import solver_module
 
 if TYPE_CHECKING:
     from stablehlo_tools.overlap.scheduling.exact_model import Answer
+
+
+_MODEL = "stablehlo_tools.overlap.scheduling.exact_model"
 
 
 class Exact(NamedTuple):
@@ -55,7 +58,7 @@ def exact_schedule(graph: TaskGraph, limits: Limits | None = None, seconds: floa
         raise ToolError("an exact schedule issues transfers anywhere: leave out the moments")
     problem = problem_of(graph, keep_compute=not limits.reorder_compute)
     known = _known(graph, limits)
-    model = _model()
+    model = solver_module(_MODEL)
     asked = model.Asked(limits.memory, limits.in_flight, limits.at_once, limits.buckets)
     search = model.Model(problem, asked, sum(problem.ns) if known is None else known.total_ns)
     if known is not None:
@@ -78,7 +81,7 @@ def least_memory(
     Of the limits only those on transfers in flight count.
     """
     limits = Limits() if limits is None else limits
-    model = _model()
+    model = solver_module(_MODEL)
     asked = model.Asked(None, limits.in_flight, limits.at_once)
     answer: Answer = model.Model(problem, asked, sum(problem.ns)).solve(seconds)
     if answer.order is None:
@@ -120,17 +123,6 @@ def most_in_flight(
         of_stream = max([of_stream, *map(len, flying.values())])
         of_all = max(of_all, sum(map(len, flying.values())))
     return of_stream, of_all
-
-
-def _model() -> ModuleType:
-    try:
-        from stablehlo_tools.overlap.scheduling import exact_model
-    except ImportError as error:
-        raise ToolError(
-            "an exact schedule needs OR-Tools, the extra `solver`: "
-            f"pip install 'stablehlo-tools[solver]' ({error})"
-        ) from None
-    return exact_model
 
 
 def _schedule(

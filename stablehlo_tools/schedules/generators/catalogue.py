@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.schedules.placement import loop
 from stablehlo_tools.schedules.setting import Setting
 from stablehlo_tools.schedules.table import Table
 
@@ -147,10 +148,8 @@ def _zero_bubble_within(name: str, setting: Setting, times: int) -> Table:
     from stablehlo_tools.schedules.search.zero_bubble import best_within
 
     ranks, costs = setting.ranks, setting.costs(setting.ranks)
-    room = [times * ranks * activation for activation in costs.activation]
-    if setting.limit is not None:
-        pairs = zip(room, costs.weights, strict=True)
-        room = [min(part, setting.limit - weights) for part, weights in pairs]
+    asked = (times * ranks * activation for activation in costs.activation)
+    room = [*map(min, asked, setting.room(loop(ranks)))]
     return best_within(name, ranks, setting.microbatches, costs, room)
 
 

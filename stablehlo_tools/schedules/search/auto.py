@@ -108,11 +108,7 @@ def _cuts(setting: Setting, most_chunks: int) -> Iterator[int]:
         return
     chunks = 1
     while chunks <= most_chunks:
-        try:
-            setting.costs(setting.ranks * chunks)
-        except ToolError:
-            pass
-        else:
+        if setting.can_be_cut(chunks):
             yield chunks
         chunks *= 2
 
@@ -141,7 +137,7 @@ class _Search:
         """Takes a table if it fits and is better than what was found so far."""
         self._bound = min(self._bound, self._bound_of(table.placement))
         timeline = simulate(table, self._setting.costs(table.stages))
-        if self._fits(timeline) and self._better(timeline):
+        if self._setting.fits(max(timeline.peak_bytes)) and self._better(timeline):
             self._best, self._origin = timeline, origin
 
     def offer_least_memory(self) -> None:
@@ -164,7 +160,7 @@ class _Search:
         """Scouts what list scheduling gives on every placement."""
         for placement in self._placements():
             costs = self._setting.costs(placement.stages)
-            for order in greedies(placement, costs, self._room(placement, costs)):
+            for order in greedies(placement, costs, self._setting.room(placement)):
                 if not self._may_scout():
                     return
                 draft = order.draft(self._setting.microbatches)
@@ -177,7 +173,7 @@ class _Search:
         ranks, microbatches = self._setting.ranks, self._setting.microbatches
         for chunks, split in product(self._chunks, (True, False)):
             costs = self._setting.costs(ranks * chunks)
-            room = self._room(loop(ranks, chunks), costs)
+            room = self._setting.room(loop(ranks, chunks))
             for order in turns(ranks, microbatches, chunks, costs, room, split):
                 if not self._may_scout():
                     return
@@ -229,7 +225,7 @@ class _Search:
         self._effort -= draft.actions
         setting = self._setting
         costs = setting.costs(draft.placement.stages)
-        room = self._room(draft.placement, costs)
+        room = setting.room(draft.placement)
         filled = fill(draft, setting.microbatches, costs, room, policy)
         if filled is None:
             return None
@@ -248,16 +244,8 @@ class _Search:
 
     def _bound_of(self, placement: Placement) -> float:
         costs = self._setting.costs(placement.stages)
-        room = self._room(placement, costs)
+        room = self._setting.room(placement)
         return lower_bound(placement, self._setting.microbatches, costs, room)
-
-    def _room(self, placement: Placement, costs: Costs) -> list[float]:
-        limit = float("inf") if self._setting.limit is None else self._setting.limit
-        return [limit - sum(costs.weights[stage] for stage in own) for own in placement.held]
-
-    def _fits(self, timeline: Timeline) -> bool:
-        limit = self._setting.limit
-        return limit is None or max(timeline.peak_bytes) <= limit * (1 + _EXACT)
 
     def _better(self, timeline: Timeline) -> bool:
         if self._best is None:

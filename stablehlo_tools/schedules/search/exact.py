@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
 
-from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.schedules.actions import Action, Pair
 from stablehlo_tools.schedules.placement import Placement, loop, v_shape
 from stablehlo_tools.schedules.search.auto import find_best
@@ -22,6 +20,7 @@ from stablehlo_tools.schedules.search.bounds import lower_bound
 from stablehlo_tools.schedules.setting import Setting
 from stablehlo_tools.schedules.simulator import Timeline, simulate
 from stablehlo_tools.schedules.table import Table, table_of
+from stablehlo_tools.solver import solver_module
 
 if TYPE_CHECKING:
     from stablehlo_tools.schedules.search.exact_model import Answer
@@ -57,7 +56,7 @@ def exact(setting: Setting, seconds: float = SECONDS) -> ExactBest:
     same each time. `seconds` are those of the solver. Raises ToolError where no schedule fits the
     limit, and if OR-Tools is not installed.
     """
-    model = _model()
+    model = solver_module("stablehlo_tools.schedules.search.exact_model")
     best = find_best(setting).timeline
     left, proven = seconds, True
     bounds: list[float] = []
@@ -85,26 +84,16 @@ def exact(setting: Setting, seconds: float = SECONDS) -> ExactBest:
 def searched(setting: Setting) -> Iterator[Placement]:
     """The placements that the solver looks at."""
     for chunks in _CHUNKS if setting.chunks is None else (setting.chunks,):
-        if not _can_be_cut(setting, chunks):
+        if not setting.can_be_cut(chunks):
             continue
         yield loop(setting.ranks, chunks)
         if chunks > 1 and setting.ranks > 1:
             yield v_shape(setting.ranks, chunks)
 
 
-def _can_be_cut(setting: Setting, chunks: int) -> bool:
-    try:
-        setting.costs(setting.ranks * chunks)
-    except ToolError:
-        return False
-    return True
-
-
 def _bound(setting: Setting, placement: Placement) -> float:
     costs = setting.costs(placement.stages)
-    limit = float("inf") if setting.limit is None else setting.limit
-    room = [limit - sum(costs.weights[stage] for stage in own) for own in placement.held]
-    return lower_bound(placement, setting.microbatches, costs, room)
+    return lower_bound(placement, setting.microbatches, costs, setting.room(placement))
 
 
 def _can_begin(table: Table, placement: Placement) -> bool:
@@ -119,19 +108,8 @@ def _timed(setting: Setting, placement: Placement, rows: list[list[Action]]) -> 
 
 
 def _fits(setting: Setting, timeline: Timeline) -> bool:
-    return setting.limit is None or max(timeline.peak_bytes) <= setting.limit * (1 + _EXACT)
+    return setting.fits(max(timeline.peak_bytes))
 
 
 def _faster(one: Timeline, other: Timeline) -> bool:
     return one.makespan < other.makespan * (1 - _EXACT)
-
-
-def _model() -> ModuleType:
-    try:
-        from stablehlo_tools.schedules.search import exact_model
-    except ImportError as error:
-        raise ToolError(
-            "an exact schedule needs OR-Tools, the extra `solver`: "
-            f"pip install 'stablehlo-tools[solver]' ({error})"
-        ) from None
-    return exact_model

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from stablehlo_tools.schedules.actions import Action, Kind, parts
+from stablehlo_tools.schedules.actions import parts
 from stablehlo_tools.schedules.costs import Costs
-from stablehlo_tools.schedules.simulator import peak_bytes
+from stablehlo_tools.schedules.simulator import change_of_memory, peak_bytes
 from stablehlo_tools.schedules.table import Row, Table
 from stablehlo_tools.schedules.validation.rules import Findings, Rule, Violation
 
@@ -43,19 +43,7 @@ def _first_over(row: Row, costs: Costs, weights: float, most: float) -> tuple[in
     alive = 0.0
     for position, step in enumerate(row):
         for action in () if step is None else parts(step):
-            alive += _change(action, costs)
+            alive += change_of_memory(action, costs)
             if weights + alive > most:
                 return position, weights + alive
     raise AssertionError("a row whose peak is over the limit has a step that is")
-
-
-def _change(action: Action, costs: Costs) -> float:
-    """By how much an action changes what its rank holds."""
-    kind, stage, _ = action
-    if kind is Kind.FORWARD:
-        return costs.activation[stage]
-    if kind is Kind.BACKWARD:
-        return -costs.activation[stage]
-    if kind is Kind.INPUT_GRADIENT:
-        return costs.kept[stage] - costs.activation[stage]
-    return -costs.kept[stage] if kind is Kind.WEIGHT_GRADIENT else 0.0
