@@ -34,6 +34,11 @@ PASSES: dict[str, Entry] = {
         "CreateReduceScatterPass",
         "all_reduces and all_gathers of which each device takes a part become smaller",
     ),
+    "expand-pipeline": Entry(
+        "stablehlo_tools.transforms.expand_pipeline",
+        "ExpandPipelinePass",
+        "a loop over layers becomes a pipeline over a mesh axis: GPipe, interleaved or 1F1B",
+    ),
     "split-batch": Entry(
         "stablehlo_tools.transforms.split_batch",
         "SplitBatchPass",

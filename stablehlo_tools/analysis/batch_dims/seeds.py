@@ -64,7 +64,7 @@ def find_seeds(graph: Graph, parts: int) -> Trial | None:
         whole = set(group[-_MOST_FOLLOWED:])  # the batch comes behind the weights
         tried = [
             try_seeds(graph, seeds, parts, to_the_end=_is_likely(seeds, whole))
-            for seeds in _candidates(graph, group, parts)
+            for seeds in candidates(graph, group, parts)
         ]
         first = sorted((t for t in tried if t.independent), key=_least)[:_MOST_EXTENDED]
         longer = [*map(extended, first)]
@@ -108,7 +108,7 @@ def _is_likely(seeds: Seeds, arguments: set[int]) -> bool:
     return all(number in arguments and layout.dim == 0 for number, layout in seeds.items())
 
 
-def _candidates(graph: Graph, arguments: Iterable[int], parts: int) -> list[Seeds]:
+def candidates(graph: Graph, arguments: Iterable[int], parts: int) -> list[Seeds]:
     """The dimensions that can be cut, outer ones first."""
     found = [
         (dim, number)
@@ -136,7 +136,7 @@ def extended(trial: Trial) -> Trial:
             continue
         tried.add(following)
         shape = graph.shape(following) or ()
-        for seeds in _candidates(graph, [following], parts):
+        for seeds in candidates(graph, [following], parts):
             if shape[seeds[following].dim] not in samples:
                 continue
             together = {**trial.seeds, **seeds}

@@ -26,7 +26,7 @@ from stablehlo_tools.transforms.splitting.writing import (
     replace_end,
 )
 
-_SIZES = {  # lists of sizes that shrink with the operand
+SIZES = {  # lists of sizes that shrink with the operand
     "stablehlo.dynamic_slice": "slice_sizes",
     "stablehlo.gather": "slice_sizes",
     "stablehlo.slice": "limit_indices",
@@ -136,7 +136,7 @@ class Emission:
         return ir.RankedTensorType.get(shape, element_of(value), loc=ir.Location.unknown())
 
     def _shrink(self, copy: ir.Operation, step: Step) -> None:
-        name = _SIZES.get(copy.name)
+        name = SIZES.get(copy.name)
         layout = step.operands[0]
         if name is None or layout is None:
             return

@@ -65,7 +65,7 @@ def cut(build: Place, value: ir.Value, layout: Layout, parts: int) -> Values:
     """The parts of a whole value: smaller constants and broadcasts, or slices."""
     shape = tuple(shape_of(value))
     kind = build.tensor(part_shape(shape, layout, parts), element_of(value))
-    smaller = _narrowed(build, value, layout, kind)
+    smaller = narrowed(build, value, layout, kind)
     if smaller is not None:
         return (smaller,) * parts
     pieces = [_piece(build, value, layout, parts, number) for number in range(parts)]
@@ -118,7 +118,7 @@ def _slice(build: Place, value: ir.Value, dim: int, size: int, number: int) -> i
     )
 
 
-def _narrowed(build: Place, value: ir.Value, layout: Layout, kind: ir.Type) -> ir.Value | None:
+def narrowed(build: Place, value: ir.Value, layout: Layout, kind: ir.Type) -> ir.Value | None:
     """What all parts of a value are, where it is the same all along the dimension."""
     op = producer(value)
     if op is None:

@@ -1,0 +1,264 @@
+"""Which values of a loop's body, run on one microbatch, are terms of a sum over all of them.
+
+A gradient of weights is a sum over the batch: on a microbatch, the op that sums gives one term of
+it. What is linear in such a term is a term again, so that the terms can be added up wherever they
+end. An op that is not linear, or one that mixes samples without summing them, needs the whole
+batch: it blocks what depends on it.
+
+    value         on one microbatch
+    early         what it is for these samples, or what it is for all (no entry here)
+    partial       one term: the whole is their sum (`add`), maximum, …
+    blocked       nothing of use; the op says why
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from stablehlo_tools.analysis.batch_dims.graph import BRANCHES, WHILE, Body, Node
+from stablehlo_tools.analysis.batch_dims.layout import Step
+from stablehlo_tools.analysis.batch_dims.propagation import BatchDims
+from stablehlo_tools.analysis.batch_dims.rules import BARRIER
+from stablehlo_tools.analysis.reducers import is_identity_of, reducer_kind
+from stablehlo_tools.ir.building import element_of
+from stablehlo_tools.ir.constants import splat_of
+from stablehlo_tools.bindings import ir
+
+_SHAPE = frozenset(
+    f"stablehlo.{name}" for name in ("broadcast_in_dim", "reshape", "reverse", "slice", "transpose")
+) | {"sdy.sharding_constraint"}
+_UNARY = frozenset({"stablehlo.negate", "stablehlo.convert", "stablehlo.real", "stablehlo.imag"})
+_ALL_TERMS = frozenset(
+    f"stablehlo.{name}" for name in ("add", "subtract", "concatenate", "complex")
+)
+
+
+@dataclass
+class PartialSums:
+    """The outcome, by the numbers of values: `terms` gives the reduction that joins the terms,
+    `blocked` the op because of which a value cannot be had."""
+
+    dims: BatchDims
+    terms: dict[int, str] = field(default_factory=dict[int, str])
+    blocked: dict[int, Node] = field(default_factory=dict[int, Node])
+
+    def visit(self, nodes: Sequence[Node]) -> None:
+        """Follows ops in order; their operands from outside keep the states they have."""
+        for node in nodes:
+            self._visit(node)
+
+    def _visit(self, node: Node) -> None:
+        for result in node.results:
+            self.terms.pop(result, None)
+            self.blocked.pop(result, None)
+        barrier = node.name == BARRIER
+        if barrier:
+            self._barrier(node)
+            return
+        stopper = next((self.blocked[n] for n in node.inputs if n in self.blocked), None)
+        if stopper is not None:
+            self._block(node, stopper)
+        elif node.name == WHILE:
+            self._loop(node)
+        elif node.name in BRANCHES:
+            self._branches(node)
+        else:
+            self._op(node)
+
+    def _op(self, node: Node) -> None:
+        layouts = self.dims.layouts
+        in_parts = any(number in layouts for number in node.inputs)
+        kinds = {self.terms[n] for n in node.inputs if n in self.terms}
+        if not in_parts and not kinds:
+            return
+        step = self.dims.steps.get(node)
+        if in_parts and (step is None or kinds):
+            self._block(node, node)
+        elif in_parts:
+            assert step is not None
+            self._step(node, step)
+        elif len(kinds) > 1 or not self._is_linear(node, next(iter(kinds))):
+            self._block(node, node)
+        else:
+            self.terms.update(dict.fromkeys(node.results, next(iter(kinds))))
+
+    def _step(self, node: Node, step: Step) -> None:
+        """An op on samples: a sum over them is a term."""
+        kind = step.combine
+        if step.chained:
+            kind = reducer_kind(node.op.regions[0].blocks[0])
+            if kind is None or not is_identity_of(kind, node.op.operands[0]):
+                self._block(node, node)
+                return
+        if kind is not None:
+            self.terms.update(dict.fromkeys(node.results, kind))
+
+    def _barrier(self, node: Node) -> None:
+        for operand, result in zip(node.operands, node.results, strict=True):
+            if operand in self.blocked:
+                self.blocked[result] = self.blocked[operand]
+            elif operand in self.terms:
+                self.terms[result] = self.terms[operand]
+
+    def _block(self, node: Node, why: Node) -> None:
+        self.blocked.update(dict.fromkeys(node.results, why))
+
+    def is_term(self, number: int, kind: str) -> bool:
+        """Whether a value can stand among terms: it is one, or the identity of the reduction."""
+        if number in self.terms:
+            return self.terms[number] == kind
+        return number not in self.dims.layouts and self._is_identity(number, kind)
+
+    def _is_identity(self, number: int, kind: str) -> bool:
+        value = self.dims.graph.values[number]
+        if splat_of(value) is None or isinstance(element_of(value), ir.ComplexType):
+            return splat_of(value) == 0 and kind == "add"
+        return is_identity_of(kind, value)
+
+    def _is_linear(self, node: Node, kind: str) -> bool:
+        """Whether an op on terms gives a term."""
+        if node.name in _SHAPE:
+            return True
+        if kind != "add":
+            return False
+        terms = [n in self.terms for n in node.operands]
+        rule = _LINEAR.get(node.name)
+        if node.name in _UNARY:
+            return True
+        if node.name in _ALL_TERMS:
+            return all(self.is_term(n, kind) for n in node.operands)
+        return rule is not None and rule(self, node, terms)
+
+    def _loop(self, node: Node) -> None:
+        condition, body = node.bodies
+        carried = [self.terms.get(n) for n in node.operands]
+        stopped: list[Node | None] = [None] * len(carried)
+        while True:
+            for inner in (condition, body):
+                self._enter(inner, carried, stopped)
+                self.visit(inner.nodes)
+            after = [self.terms.get(n) for n in body.returned]
+            ends = [self.blocked.get(n) for n in body.returned]
+            found = [
+                self._carried(node, place, before, now)
+                for place, (before, now) in enumerate(zip(carried, after, strict=True))
+            ]
+            spread = [
+                old or end or (node if isinstance(kind, Node) else None)
+                for old, end, kind in zip(stopped, ends, found, strict=True)
+            ]
+            kinds = [None if isinstance(kind, Node) else kind for kind in found]
+            if kinds == carried and spread == stopped:
+                break
+            carried, stopped = kinds, spread
+        decides = condition.returned[0]
+        if decides in self.terms or decides in self.blocked:
+            self._block(node, self.blocked.get(decides, node))
+            return
+        self._leave(node.results, carried, stopped)
+
+    def _carried(self, node: Node, place: int, before: str | None, now: str | None) -> str | None | Node:
+        """What a carry is of, from before the loop and from an iteration."""
+        if before == now:
+            return before
+        kind = before or now
+        assert kind is not None
+        if before is not None:
+            returned = node.bodies[1].returned[place]
+            return before if now is None and self.is_term(returned, kind) else node
+        starts = node.operands[place]
+        return kind if self.is_term(starts, kind) else node
+
+    def _enter(
+        self, body: Body, carried: Sequence[str | None], stopped: Sequence[Node | None]
+    ) -> None:
+        for number, kind, stop in zip(body.arguments, carried, stopped, strict=True):
+            self.terms.pop(number, None)
+            self.blocked.pop(number, None)
+            if stop is not None:
+                self.blocked[number] = stop
+            elif kind is not None:
+                self.terms[number] = kind
+
+    def _leave(
+        self, results: Sequence[int], carried: Sequence[str | None], stopped: Sequence[Node | None]
+    ) -> None:
+        for number, kind, stop in zip(results, carried, stopped, strict=True):
+            if stop is not None:
+                self.blocked[number] = stop
+            elif kind is not None:
+                self.terms[number] = kind
+
+    def _branches(self, node: Node) -> None:
+        if node.operands[0] in self.terms or node.operands[0] in self.dims.layouts:
+            self._block(node, node)
+            return
+        for body in node.bodies:
+            self.visit(body.nodes)
+        for place, result in enumerate(node.results):
+            numbers = [body.returned[place] for body in node.bodies]
+            stop = next((self.blocked[n] for n in numbers if n in self.blocked), None)
+            kinds = {self.terms[n] for n in numbers if n in self.terms}
+            if stop is not None:
+                self.blocked[result] = stop
+            elif kinds:
+                kind = next(iter(kinds))
+                fits = len(kinds) == 1 and all(self.is_term(n, kind) for n in numbers)
+                if fits:
+                    self.terms[result] = kind
+                else:
+                    self.blocked[result] = node
+
+
+_Rule = Callable[[PartialSums, Node, list[bool]], bool]
+
+
+def _product(_: PartialSums, node: Node, terms: list[bool]) -> bool:
+    return terms.count(True) == 1
+
+
+def _quotient(_: PartialSums, node: Node, terms: list[bool]) -> bool:
+    return terms == [True, False]
+
+
+def _select(sums: PartialSums, node: Node, terms: list[bool]) -> bool:
+    return not terms[0] and all(sums.is_term(n, "add") for n in node.operands[1:])
+
+
+def _first(_: PartialSums, node: Node, terms: list[bool]) -> bool:
+    """The indices, and all else, are known."""
+    return terms[0] and not any(terms[1:])
+
+
+def _first_two(sums: PartialSums, node: Node, terms: list[bool]) -> bool:
+    return all(sums.is_term(n, "add") for n in node.operands[:2]) and not any(terms[2:])
+
+
+def _sum(sums: PartialSums, node: Node, terms: list[bool]) -> bool:
+    if len(terms) != 2 or not _first(sums, node, terms):
+        return False
+    kind = reducer_kind(node.op.regions[0].blocks[0])
+    return kind == "add" and is_identity_of(kind, node.op.operands[1])
+
+
+def _scatter(sums: PartialSums, node: Node, terms: list[bool]) -> bool:
+    if len(terms) != 3 or terms[1]:
+        return False
+    kind = reducer_kind(node.op.regions[0].blocks[0])
+    return kind == "add" and all(sums.is_term(node.operands[i], "add") for i in (0, 2))
+
+
+_LINEAR: dict[str, _Rule] = {
+    "stablehlo.multiply": _product,
+    "stablehlo.dot_general": _product,
+    "stablehlo.convolution": _product,
+    "stablehlo.divide": _quotient,
+    "stablehlo.select": _select,
+    "stablehlo.dynamic_slice": _first,
+    "stablehlo.gather": _first,
+    "stablehlo.pad": _first_two,
+    "stablehlo.dynamic_update_slice": _first_two,
+    "stablehlo.reduce": _sum,
+    "stablehlo.scatter": _scatter,
+}

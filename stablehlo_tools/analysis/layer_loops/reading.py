@@ -1,0 +1,231 @@
+"""Recognises a loop over layers, by what its body does with each carry.
+
+A `while` that counts is such a loop if it takes slices of stacked weights, one row, or a fixed
+number of rows, an iteration, in order or in reverse. Every other carry is a counter, a constant, a
+stacked result that each iteration writes its rows of, or a flow: what iterations hand on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from stablehlo_tools.analysis.effects import Effects
+from stablehlo_tools.analysis.loop_indices import LoopIndices
+from stablehlo_tools.analysis.loops import LoopBody
+from stablehlo_tools.analysis.trip_counts import constant_integer, counted
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.ir.building import shape_of
+from stablehlo_tools.ir.values import is_float, producer
+
+_SLICE = "stablehlo.dynamic_slice"
+_UPDATE = "stablehlo.dynamic_update_slice"
+_CONSTRAINT = "sdy.sharding_constraint"
+_FEWEST_WEIGHTS = 2  # rank of the rows that count as weights: a stack of scalars is a schedule
+
+
+@dataclass(frozen=True)
+class Access:
+    """A slice or an update of one row: row `offset` of those that belong to the iteration."""
+
+    op: ir.Operation
+    offset: int
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows `first` to `first + span * trips` of an array, `span` of them an iteration.
+
+    `carry` is the position of the loop's operands that the array is.
+    """
+
+    carry: int
+    first: int
+    span: int
+    accesses: tuple[Access, ...]
+
+
+@dataclass(frozen=True)
+class LayerLoop:
+    """A `while` that runs `trips` times, through its stacks in order, or in reverse.
+
+    `counters` gives what each iteration adds to a carry. `reads` and `writes` are stacks, at most
+    one of each kind for a carry; a carry with both is read, a row at a time, before it is written.
+    """
+
+    op: ir.Operation
+    trips: int
+    reverse: bool
+    counters: dict[int, int]
+    constants: frozenset[int]
+    reads: dict[int, Rows]
+    writes: dict[int, Rows]
+    flows: tuple[int, ...]
+
+    @property
+    def block(self) -> ir.Block:
+        """The block of an iteration."""
+        return self.op.regions[1].blocks[0]
+
+
+def layer_loops(block: ir.Block, effects: Effects) -> Iterator[LayerLoop]:
+    """The layer loops of a block and of loops in it, in the order of the text."""
+    for view in block.operations:
+        op = view.operation
+        if op.name == "stablehlo.while":
+            found = read_layer_loop(op, effects)
+            if found is not None:
+                yield found
+                continue
+        for region in op.regions:
+            for inner in region.blocks:
+                yield from layer_loops(inner, effects)
+
+
+def read_layer_loop(loop: ir.Operation, effects: Effects) -> LayerLoop | None:
+    """The loop as a loop over layers; None where it takes no slices of stacked weights."""
+    found = counted(loop, _constants)
+    if isinstance(found, str) or len(set(found.trips)) != 1 or found.trips[0] < 2:
+        return None
+    reader = _Reader(loop, effects, found.trips[0])
+    return reader.layer_loop()
+
+
+def _constants(value: ir.Value) -> tuple[int, ...] | None:
+    number = constant_integer(value)
+    return None if number is None else (number,)
+
+
+class _Reader:
+    def __init__(self, loop: ir.Operation, effects: Effects, trips: int) -> None:
+        self._loop = loop
+        self._body = LoopBody(loop, effects)
+        self._trips = trips
+        self._indices = LoopIndices(self._body, trips, _constants)
+        self._slopes: list[int] = []
+
+    def layer_loop(self) -> LayerLoop | None:
+        body = self._body
+        reads: dict[int, Rows] = {}
+        writes: dict[int, Rows] = {}
+        for carry in range(len(body.arguments)):
+            if carry in body.steps:
+                continue
+            if carry in body.invariant:
+                rows = self._read(carry, self._users(body.arguments[carry]))
+                if rows is not None:
+                    reads[carry] = rows
+                continue
+            self._written(carry, reads, writes)
+        if not self._takes_weights(reads) or len({slope > 0 for slope in self._slopes}) != 1:
+            return None
+        known = {*body.steps, *body.invariant, *writes}
+        return LayerLoop(
+            self._loop,
+            self._trips,
+            self._slopes[0] < 0,
+            dict(body.steps),
+            frozenset(body.invariant - reads.keys()),
+            reads,
+            writes,
+            tuple(c for c in range(len(body.arguments)) if c not in known),
+        )
+
+    def _takes_weights(self, reads: dict[int, Rows]) -> bool:
+        kinds = [self._body.arguments[carry].type for carry in reads]
+        return any(
+            is_float(kind) and ir.RankedTensorType(kind).rank > _FEWEST_WEIGHTS - 1
+            for kind in kinds
+        )
+
+    def _users(self, value: ir.Value) -> list[tuple[ir.Operation, ir.Value]]:
+        """The ops that read a value, or what a constraint makes of it; and what they read."""
+        found: list[tuple[ir.Operation, ir.Value]] = []
+        for use in value.uses:
+            op = use.owner.operation
+            if op.name == _CONSTRAINT:
+                found += self._users(op.results[0])
+            else:
+                found.append((op, value))
+        return found
+
+    def _read(self, carry: int, users: list[tuple[ir.Operation, ir.Value]]) -> Rows | None:
+        """The rows that slices take of a carry, if nothing else uses it."""
+        end = self._body.ends[carry]
+        slices: list[ir.Operation] = []
+        for op, value in users:
+            if op.name == "stablehlo.return" and value == end:
+                continue
+            if op.name != _SLICE or op.operands[0] != value:
+                return None
+            slices.append(op)
+        return self._rows(carry, slices, 1)
+
+    def _written(self, carry: int, reads: dict[int, Rows], writes: dict[int, Rows]) -> None:
+        """Notes a carry whose every row is updated once, after it was read if it is."""
+        argument, value = self._body.arguments[carry], self._body.ends[carry]
+        updates: list[ir.Operation] = []
+        while True:
+            op = producer(value)
+            if op is not None and op.name == _CONSTRAINT:
+                value = op.operands[0]
+                continue
+            if op is None or op.name != _UPDATE:
+                break
+            updates.append(op)
+            value = op.operands[0]
+        if value != argument or not updates:
+            return
+        if any(len(list(op.results[0].uses)) != 1 for op in updates):
+            return
+        rows = self._rows(carry, updates[::-1], 2)
+        if rows is None or {access.offset for access in rows.accesses} != set(range(rows.span)):
+            return
+        others = [
+            (op, read) for op, read in self._users(argument) if op not in updates
+        ]
+        if others:
+            taken = self._read(carry, others)
+            if taken is None or (taken.first, taken.span) != (rows.first, rows.span):
+                return
+            reads[carry] = taken
+        writes[carry] = rows
+
+    def _rows(self, carry: int, ops: list[ir.Operation], before_starts: int) -> Rows | None:
+        """What rows ops move over, if they do so by a constant step and take all of each."""
+        found = [self._starts(op, before_starts) for op in ops]
+        starts = [row for row in found if row is not None]
+        if not starts or len(starts) < len(ops):
+            return None
+        slopes = {row[1] - row[0] for row in starts}
+        if len(slopes) != 1 or 0 in slopes:
+            return None
+        slope = slopes.pop()
+        lows = [min(row[0], row[-1]) for row in starts]
+        first, span = min(lows), abs(slope)
+        if max(lows) - first >= span:
+            return None
+        size = shape_of(ops[0].operands[0])[0]
+        if first < 0 or first + span * self._trips > size:
+            first = size - span * self._trips  # a window that the last offsets do not fill
+            if first < 0 or any(not 0 <= low - first < span for low in lows):
+                return None
+        self._slopes.append(slope)
+        accesses = [Access(op, low - first) for op, low in zip(ops, lows, strict=True)]
+        return Rows(carry, first, span, tuple(accesses))
+
+    def _starts(self, op: ir.Operation, before_starts: int) -> list[int] | None:
+        """The row that an op begins at in each iteration, if it moves by a constant step."""
+        whole, part = shape_of(op.operands[0]), self._part(op, before_starts)
+        starts = list(op.operands)[before_starts:]
+        if not whole or part[0] != 1 or part[1:] != whole[1:]:
+            return None
+        row = self._indices.of(starts[0])
+        if row is None or any(not 0 <= place < whole[0] for place in row):
+            return None
+        step = row[1] - row[0]
+        steady = all(b - a == step for a, b in zip(row, row[1:], strict=False))
+        return row if steady else None
+
+    def _part(self, op: ir.Operation, before_starts: int) -> list[int]:
+        return shape_of(op.results[0] if before_starts == 1 else op.operands[1])

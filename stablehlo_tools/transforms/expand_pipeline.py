@@ -1,0 +1,132 @@
+"""A loop over the layers of a model becomes a pipeline over a mesh axis.
+
+The model stays as its author wrote it, a `lax.scan` over stacked weights; the schedule is chosen
+for the exported program. Each rank of the axis gets chunks of consecutive layers, the batch is cut
+into microbatches, and activations go from rank to rank.
+
+    %y = stablehlo.while(%weights, %x) {                     // 8 layers, on all devices
+      %w = stablehlo.dynamic_slice %weights, %layer …
+      … layer(%h, %w) …
+    }
+  ==>
+    %y = sdy.manual_computation(%table, %weights, %x) … manual_axes={"stage"} {
+      stablehlo.while(%received) {                           // ticks: microbatches + ranks - 1
+        %cell = stablehlo.dynamic_slice %table, %tick …      // what this rank does now
+        %in = stablehlo.select %cell.received, %received, %microbatch_of_x
+        %out = stablehlo.while(%in) { … layer … }            // 2 layers, on each of 4 ranks
+        %sent = "stablehlo.collective_permute"(%out)
+      }
+    }
+
+`gpipe` runs each loop of the program as a pipeline, the forward and then the backward. `circular`
+does so with `repeats` chunks on each rank, which divides the bubble by as many. `1f1b` runs both
+loops, and the head and loss between them, in one: a microbatch's backward begins as soon as its
+forward ends, and what the forward leaves is kept for as many microbatches as are in flight, not for
+all; interleaved where there are `repeats`. Other mesh axes stay as they were, for a partitioner.
+
+Sample k of every `microbatches` goes into microbatch k, so that a batch that is divided over
+another axis is cut where it lies. Values without a batch go along whole. Weights come in the order
+of the layers, and each rank takes its own.
+
+Preconditions:
+  P1  A mesh of the program has `axis`, of at least two ranks; the program runs as one replica.
+  P2  The program has a loop that takes one row of stacked weights, or a fixed number of rows, an
+      iteration, in order or in reverse; outside of manual computations; with static shapes, without
+      side effects, and at least one iteration for each chunk. No tokens: thread-tokens comes last.
+  P3  An argument has a dimension that `microbatches` divide, and all such loops carry it in what
+      an iteration hands on to the next; `arguments` and `dimension` may name it.
+  P4  No layer mixes samples: batch-norm, tokens that compete for an expert's room across the batch,
+      or an auxiliary loss that is not a sum over samples are refused by name.
+  P5  `repeats` is 1 for gpipe, and no option is out of its range.
+  P6  What an iteration hands on is of integers, booleans or real floats.
+  P7  For 1f1b: one forward loop, and one backward loop that reads what it leaves; and a loss that is
+      a sum over samples, for what the backward loop needs of it. A count of tokens may divide it.
+
+Guarantees: the signature as it was. Samples are computed by the same ops on fewer at a time:
+bitwise as before where the backend computes a row of a dot alike however many there are. Sums over
+the batch, gradients of weights among them, are sums over microbatches, in at least float32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import Diagnostics, ToolError
+from stablehlo_tools.ir.copying import copy_module, take_over
+from stablehlo_tools.ir.inline import inline_all_calls
+from stablehlo_tools.passes import Pass
+from stablehlo_tools.transforms.expanding.expansion import Expansion
+from stablehlo_tools.transforms.expanding.explanation import explained
+from stablehlo_tools.transforms.expanding.planning import Options, plan_expansion
+from stablehlo_tools.transforms.tokens.refusing import refuse_tokens
+
+
+@dataclass(frozen=True)
+class ExpandPipelinePass(Pass):
+    """A loop over layers as a pipeline over a mesh axis: GPipe, interleaved or 1F1B.
+
+    `axis`: the mesh axis whose ranks the layers are laid on. `microbatches`: into how many parts
+    the batch is cut; without, one for each rank. `repeats`: how many chunks of layers each rank
+    holds. `schedule`: gpipe, circular or 1f1b. `skip`: leave out the layers of a rank that has no
+    work in a tick; auto does so for 1f1b alone, where a rank runs a forward or a backward in a tick
+    and not both. `arguments`: the numbers of the arguments that carry the batch, as `main` counts
+    them from 0; without, they are found. `dimension`: which dimension of theirs it is. `explain`:
+    say where the layers lie, and what the bubble, the memory and the traffic are.
+    """
+
+    name: ClassVar[str] = "expand-pipeline"
+    axis: str = "stage"
+    microbatches: int = 0
+    repeats: int = 1
+    schedule: Literal["gpipe", "circular", "1f1b"] = "gpipe"
+    skip: Literal["auto", "true", "false"] = "auto"
+    arguments: tuple[int, ...] = ()
+    dimension: int = 0
+    explain: bool = False
+
+    def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:
+        """Rewrites the module in place."""
+        self._check(module)
+        copy = copy_module(module)
+        inline_all_calls(copy)
+        with ir.Location.unknown(module.context):
+            plan = plan_expansion(copy, self._options())
+            diagnostics.collected += plan.warnings
+            if self.explain:
+                diagnostics.collected += explained(plan)
+            Expansion(copy, plan).run()
+        take_over(module, copy)
+
+    def _options(self) -> Options:
+        skip = self.schedule == "1f1b" if self.skip == "auto" else self.skip == "true"
+        return Options(
+            self.axis,
+            self.microbatches,
+            self.repeats,
+            self.schedule,
+            skip,
+            self.arguments,
+            self.dimension,
+        )
+
+    def _check(self, module: ir.Module) -> None:
+        wrong: str | None = None
+        if self.microbatches < 0:
+            wrong = f"microbatches={self.microbatches}: there must be at least one"
+        elif self.repeats < 1:
+            wrong = f"repeats={self.repeats}: each rank holds at least one chunk of layers"
+        elif self.schedule == "gpipe" and self.repeats > 1:
+            wrong = (
+                f"repeats={self.repeats} with schedule=gpipe, which has one chunk on each rank: "
+                "schedule=circular interleaves"
+            )
+        elif self.dimension and not self.arguments:
+            wrong = (
+                f"dimension {self.dimension} is of arguments that `arguments` names, and it names "
+                "none"
+            )
+        if wrong is not None:
+            raise ToolError(f"expand-pipeline: {wrong} (P5)", module.operation.location)
+        refuse_tokens(module, "expand-pipeline", "P2")

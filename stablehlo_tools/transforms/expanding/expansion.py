@@ -1,0 +1,45 @@
+"""Writes what was planned."""
+
+from __future__ import annotations
+
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.transforms.expanding.chunks import Stacks
+from stablehlo_tools.transforms.expanding.phases import Phase
+from stablehlo_tools.transforms.expanding.planning import Pipelined, Plan
+from stablehlo_tools.transforms.expanding.region import Region
+from stablehlo_tools.transforms.expanding.ticks import How
+from stablehlo_tools.transforms.expanding.training import write_training
+from stablehlo_tools.transforms.expanding.writing import write_pipeline
+from stablehlo_tools.transforms.partitioning.preparation import next_channel
+
+
+class Expansion:
+    """Puts the pipelines of a plan into its module."""
+
+    def __init__(self, module: ir.Module, plan: Plan) -> None:
+        self._plan = plan
+        self._channel = next_channel(module) - 1
+        self._stacks: dict[int, Stacks] = {}
+
+    def run(self) -> None:
+        """Rewrites the module; the plan's loops are gone afterwards."""
+        for each in self._plan.pipelines:
+            self._write(each)
+
+    def _write(self, each: Pipelined) -> None:
+        work, plan = each.work, self._plan
+        anchor = work.loop.op if isinstance(work, Phase) else work.backward.loop.op
+        region = Region(plan.axis, anchor, self._channel)
+        how = How(each.chunks, self._stacks_for(each), plan.options.skip, plan.axis.name)
+        if isinstance(work, Phase):
+            write_pipeline(work, each.schedule.directions[0], region, how)
+        else:
+            write_training(work, each.schedule, region, how)
+        self._channel = region.channel
+
+    def _stacks_for(self, each: Pipelined) -> Stacks:
+        """One for all loops over as many layers, so that what one leaves another takes as it is."""
+        trips = each.chunks.trips
+        if trips not in self._stacks:
+            self._stacks[trips] = Stacks(each.chunks, self._plan.microbatches)
+        return self._stacks[trips]

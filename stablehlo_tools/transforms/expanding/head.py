@@ -1,0 +1,191 @@
+"""What stands between the forward and the backward loop, on one microbatch: the head and the loss.
+
+The ops that hang on the last activations are of two kinds. Those that run on samples, and the sums
+over them, can run on each microbatch, between its forward and its backward. All others need the
+whole batch: they wait until the pipeline is through. The backward loop may need none of those.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stablehlo_tools.analysis.batch_dims.graph import Body, Node
+from stablehlo_tools.analysis.layer_loops.partial_sums import PartialSums
+from stablehlo_tools.diagnostics import ToolError, note
+from stablehlo_tools.transforms.expanding.phases import Phase, inputs_of
+from stablehlo_tools.transforms.expanding.refusals import source_of
+
+
+@dataclass(frozen=True)
+class Head:
+    """The ops between a forward and a backward loop.
+
+    `nodes` run on each microbatch; `starts` are the values by which they hand the backward loop its
+    carries, by carry; `sums` are terms that the rest of the program needs added up, `finals` values
+    of samples that it needs of the whole batch. `flows` are the carries of the forward loop that
+    the head reads, `whole_flows` those that the rest of the program needs of the whole batch. `gone`
+    are all ops that have no place any more, `late` those in front of the backward loop that
+    wait for the whole pipeline, in order.
+    """
+
+    body: Body
+    terms: PartialSums
+    nodes: tuple[Node, ...]
+    gone: tuple[Node, ...]
+    late: tuple[Node, ...]
+    flows: tuple[int, ...]
+    whole_flows: tuple[int, ...]
+    starts: dict[int, int]
+    residuals: dict[int, int]
+    sums: tuple[int, ...]
+    finals: tuple[int, ...]
+
+
+def plan_head(body: Body, forward: Phase, backward: Phase) -> Head:
+    """The head between two loops of a block. Raises a located ToolError where the backward loop
+    needs something of the whole batch."""
+    hanging = _hanging(body, forward.node, backward.node)
+    terms = PartialSums(forward.dims)
+    terms.visit(hanging)
+    residuals = _residuals(forward, backward, hanging)
+    run = {node for node in hanging if _runs_on_samples(terms, node)}
+    starts = _starts(terms, run, hanging, forward, backward)
+    made = {number: node for node in run for number in node.results}
+    outside = _used_outside(body, run, {forward.node, backward.node})
+    wanted = [n for n in made if n in outside]
+    wanted_by_loop = [n for n in starts.values() if n in made]
+    nodes = _needed(run, [*wanted, *wanted_by_loop], hanging)
+    read = {n for node in nodes for n in inputs_of(node)} | set(starts.values())
+    place = {number: carry for carry, number in enumerate(forward.node.results)}
+    flows = tuple(sorted(place[n] for n in read if n in place and place[n] in forward.flows))
+    order = {node: i for i, node in enumerate(body.nodes)}
+    return Head(
+        body,
+        terms,
+        nodes,
+        tuple(node for node in hanging if node in run),
+        tuple(n for n in hanging if n not in run and order[n] < order[backward.node]),
+        flows,
+        tuple(c for c in forward.flows if forward.node.results[c] in outside),
+        starts,
+        residuals,
+        tuple(n for n in wanted if n in terms.terms),
+        tuple(n for n in wanted if n not in terms.terms),
+    )
+
+
+def _hanging(body: Body, forward: Node, backward: Node) -> list[Node]:
+    """The ops that depend on the forward loop and not on the backward one."""
+    reached, excluded = set(forward.results), set(backward.results)
+    found: list[Node] = []
+    for node in body.nodes:
+        if node in (forward, backward):
+            continue
+        used = inputs_of(node)
+        if not excluded.isdisjoint(used):
+            excluded.update(node.results)
+        elif not reached.isdisjoint(used):
+            reached.update(node.results)
+            found.append(node)
+    return found
+
+
+def _residuals(forward: Phase, backward: Phase, hanging: list[Node]) -> dict[int, int]:
+    """The carries by which the backward loop reads stacks that the forward loop writes, and the
+    carries that it writes them by."""
+    written = {
+        number: carry
+        for carry, number in enumerate(forward.node.results)
+        if carry in forward.loop.writes
+    }
+    reads = {read.rows.carry: read.rows for read in backward.reads}
+    found: dict[int, int] = {}
+    hang = {number for node in hanging for number in node.results}
+    for carry, rows in reads.items():
+        number = backward.node.operands[carry]
+        if number in hang:
+            maker = next(node for node in hanging if number in node.results)
+            raise _not_separable(maker, backward, "rewrites what the forward loop leaves for")
+        if number not in written:
+            continue
+        source = forward.loop.writes[written[number]]
+        if (source.first, source.span) != (rows.first, rows.span):
+            raise _not_separable(forward.node, backward, "leaves other rows than are read by")
+        found[carry] = written[number]
+    return found
+
+
+def _runs_on_samples(terms: PartialSums, node: Node) -> bool:
+    """Whether an op runs on one microbatch: it gives samples, or sums over them."""
+    layouts = terms.dims.layouts
+    if not any(number in layouts for number in inputs_of(node)):
+        return False
+    return all(
+        number not in terms.blocked
+        and (number in layouts or terms.terms.get(number) == "add")
+        for number in node.results
+    )
+
+
+def _starts(
+    terms: PartialSums,
+    run: set[Node],
+    hanging: list[Node],
+    forward: Phase,
+    backward: Phase,
+) -> dict[int, int]:
+    """What the backward loop starts from, where that hangs on the forward loop."""
+    passed = {forward.node.results[carry] for carry in forward.flows}
+    made = {number: node for node in hanging for number in node.results}
+    found: dict[int, int] = {}
+    for carry in (*backward.flows, *backward.loop.constants, *backward.sums):
+        number = backward.node.operands[carry]
+        node = made.get(number)
+        if node is None and number in passed:
+            found[carry] = number
+        if node is None:
+            continue
+        is_sample = node in run and number not in terms.terms
+        if not is_sample or carry in backward.sums:
+            raise _whole(terms, node, number, backward)
+        found[carry] = number
+    return found
+
+
+def _whole(terms: PartialSums, node: Node, number: int, backward: Phase) -> ToolError:
+    blocked = terms.blocked.get(number, node)
+    source = source_of(terms, blocked) or blocked
+    return ToolError(
+        f"expand-pipeline: {source.name} takes all samples of the batch, and the backward loop "
+        "needs what follows from it: the loss is not a sum over microbatches, so that no backward "
+        "can begin before all forwards are done (P7); schedule=gpipe and schedule=circular can",
+        source.op.location,
+        (note("the backward loop", backward.loop.op.location),),
+    )
+
+
+def _not_separable(node: Node, backward: Phase, what: str) -> ToolError:
+    return ToolError(
+        f"expand-pipeline: {node.name} {what} the backward loop, so that the two cannot take turns "
+        "(P7); schedule=gpipe and schedule=circular can",
+        node.op.location,
+        (note("the backward loop", backward.loop.op.location),),
+    )
+
+
+def _used_outside(body: Body, run: set[Node], loops: set[Node]) -> set[int]:
+    """The values that ops outside of the pipeline use."""
+    used: set[int] = set()
+    for node in body.nodes:
+        if node not in run and node not in loops:
+            used |= inputs_of(node)
+    return used | set(body.returned)
+
+
+def _needed(run: set[Node], wanted: list[int], hanging: list[Node]) -> tuple[Node, ...]:
+    pending, found = set(wanted), list[Node]()
+    for node in reversed(hanging):
+        if node in run and not pending.isdisjoint(node.results):
+            found.append(node)
+            pending |= inputs_of(node)
+    return tuple(reversed(found))

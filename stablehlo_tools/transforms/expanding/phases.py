@@ -1,0 +1,169 @@
+"""Plans how the body of a layer loop runs on one microbatch, or says which op forbids it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from stablehlo_tools.analysis.batch_dims.graph import Body, Node
+from stablehlo_tools.analysis.batch_dims.propagation import BatchDims
+from stablehlo_tools.analysis.layer_loops.partial_sums import PartialSums
+from stablehlo_tools.analysis.layer_loops.reading import LayerLoop, Rows
+from stablehlo_tools.ir.values import key_of
+from stablehlo_tools.transforms.expanding.refusals import mixing_refusal
+from stablehlo_tools.transforms.reduce_scatter.rewriting import has_uses
+
+
+@dataclass(frozen=True)
+class RowRead:
+    """A slice op of the body, and the row of which stack it takes."""
+
+    node: Node
+    rows: Rows
+    offset: int
+
+
+@dataclass(frozen=True)
+class RowWrite:
+    """An update op of the body: value number `update`, of shape [1, …], goes into a row."""
+
+    rows: Rows
+    offset: int
+    update: int
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A layer loop on one microbatch.
+
+    `flows` are the carries that go from rank to rank, `sums` those that only add terms up; `reads`
+    and `writes` the rows of stacks. `nodes` are the ops of an iteration, without those of `reads`
+    and `writes`; `terms` tells which values are terms of a sum over the microbatches.
+    """
+
+    loop: LayerLoop
+    body: Body
+    dims: BatchDims
+    terms: PartialSums
+    flows: tuple[int, ...]
+    sums: tuple[int, ...]
+    reads: tuple[RowRead, ...]
+    writes: tuple[RowWrite, ...]
+    nodes: tuple[Node, ...]
+    node: Node = field(repr=False)
+
+    @property
+    def written(self) -> tuple[int, ...]:
+        """The carries that are stacked results, in order."""
+        return tuple(sorted({write.rows.carry for write in self.writes}))
+
+
+def plan_phase(loop: LayerLoop, dims: BatchDims) -> Phase:
+    """The plan of a loop. Raises a located ToolError for an op that mixes samples."""
+    node = next(n for n in dims.graph.nodes if n.name == loop.op.name and n.op == loop.op)
+    body = node.bodies[1]
+    live = _live(loop, body, node)
+    sums: set[int] = set()
+    while True:
+        terms = PartialSums(dims)
+        terms.terms.update({body.arguments[carry]: "add" for carry in sums})
+        terms.visit(body.nodes)
+        found = set(sums)
+        for carry in live & set(loop.flows):
+            end = body.returned[carry]
+            if end in terms.blocked:
+                raise mixing_refusal(terms, terms.blocked[end])
+            if end in terms.terms:
+                found.add(carry)
+        if found == sums:
+            break
+        sums = found
+    for carry in sums:
+        _check_sum(terms, body, carry)
+    reads = _reads(loop, body)
+    writes = [w for w in _writes(loop, body) if w.rows.carry in live]
+    for write in writes:
+        if write.update in terms.blocked:
+            raise mixing_refusal(terms, terms.blocked[write.update])
+    ends = [body.returned[c] for c in loop.flows if c in live] + [w.update for w in writes]
+    nodes = needed(body, ends, {n for read in reads for n in read.node.results})
+    used = {number for n in nodes for number in n.inputs} | set(ends)
+    return Phase(
+        loop,
+        body,
+        dims,
+        terms,
+        tuple(c for c in loop.flows if c in live and c not in sums),
+        tuple(sorted(sums)),
+        tuple(read for read in reads if read.node.results[0] in used),
+        tuple(writes),
+        nodes,
+        node,
+    )
+
+
+def _check_sum(terms: PartialSums, body: Body, carry: int) -> None:
+    end = body.returned[carry]
+    if terms.terms.get(end) != "add":
+        culprit = next((n for n in body.nodes if end in n.results), body.nodes[-1])
+        raise mixing_refusal(terms, culprit)
+
+
+def needed(body: Body, ends: list[int], given: set[int]) -> tuple[Node, ...]:
+    """The ops of a block that values hang on, those that make `given` ones left out."""
+    wanted = set(ends)
+    found: list[Node] = []
+    for node in reversed(body.nodes):
+        if wanted.isdisjoint(node.results) or not given.isdisjoint(node.results):
+            continue
+        found.append(node)
+        wanted.update(inputs_of(node))
+    return tuple(reversed(found))
+
+
+def inputs_of(node: Node) -> set[int]:
+    """The values that an op and the ops in it use, its own blocks' among them."""
+    used = set(node.inputs)
+    for body in node.bodies:
+        used.update(body.returned)
+        for inner in body.nodes:
+            used |= inputs_of(inner)
+    return used
+
+
+def _live(loop: LayerLoop, body: Body, node: Node) -> set[int]:
+    """The carries that some result which is used hangs on."""
+    live = {
+        carry
+        for carry in (*loop.flows, *loop.writes)
+        if has_uses(loop.op.results[carry])
+    }
+    place = {number: carry for carry, number in enumerate(body.arguments)}
+    while True:
+        ends = [body.returned[carry] for carry in live]
+        reading = needed(body, ends, set())
+        used = {n for each in reading for n in inputs_of(each)} | set(ends)
+        found = live | {
+            place[n] for n in used if n in place and place[n] in loop.flows
+        }
+        if found == live:
+            return live
+        live = found
+
+
+def _reads(loop: LayerLoop, body: Body) -> list[RowRead]:
+    by_op = {key_of(node.op): node for node in body.nodes}
+    return [
+        RowRead(by_op[key_of(access.op)], rows, access.offset)
+        for rows in loop.reads.values()
+        for access in rows.accesses
+    ]
+
+
+def _writes(loop: LayerLoop, body: Body) -> list[RowWrite]:
+    by_op = {key_of(node.op): node for node in body.nodes}
+    return [
+        RowWrite(rows, access.offset, by_op[key_of(access.op)].operands[1])
+        for rows in loop.writes.values()
+        for access in rows.accesses
+    ]
+

@@ -1,0 +1,217 @@
+"""A manual computation over one axis, written from the inside: what it takes is found on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from stablehlo_tools.analysis.replica_groups import AxisRef, DeviceMesh, mesh_axes_groups
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.ir.building import element_of, shape_of
+from stablehlo_tools.ir.constants import CONSTANTS
+from stablehlo_tools.ir.values import producer
+from stablehlo_tools.transforms.splitting.pieces import Place
+
+_SPREADING = frozenset({"stablehlo.broadcast_in_dim", "stablehlo.iota", "stablehlo.reshape"})
+
+
+class Axis:
+    """An axis of a mesh: who its neighbours are, written for one collective each."""
+
+    def __init__(self, name: str, mesh_name: str, mesh: DeviceMesh) -> None:
+        self.name = name
+        self.mesh_name = mesh_name
+        self.size = dict(mesh.axes)[name]
+        self.groups = mesh_axes_groups(mesh, (AxisRef(name),))
+
+    def ring(self, step: int) -> list[list[int]]:
+        """From each device to the one `step` further along the axis, the last to the first."""
+        size = self.size
+        return [
+            [group[rank], group[(rank + step) % size]]
+            for rank in range(size)
+            for group in self.groups
+        ]
+
+
+class Region:
+    """The inside of a manual computation, in front of `anchor`, and the values it takes."""
+
+    def __init__(self, axis: Axis, anchor: ir.Operation, channel: int) -> None:
+        self.axis = axis
+        self.anchor = anchor
+        self.location = anchor.location
+        self.context = anchor.context
+        self._channel = channel
+        self._holder = ir.Operation.create(
+            "sdy.manual_computation",
+            results=[],
+            attributes={
+                "in_shardings": self._shardings([]),
+                "out_shardings": self._shardings([]),
+                "manual_axes": ir.Attribute.parse(
+                    f'#sdy<manual_axes{{"{axis.name}"}}>', self.context
+                ),
+            },
+            regions=1,
+            loc=self.location,
+            ip=ir.InsertionPoint(anchor),
+        )
+        self.block = self._holder.regions[0].blocks.append()
+        self._taken: list[tuple[ir.Value, int | None]] = []
+        self._inside: dict[tuple[ir.Value, int | None], ir.Value] = {}
+        self._constants: dict[ir.Value, ir.Value] = {}
+
+    @property
+    def channel(self) -> int:
+        """The last channel that was used."""
+        return self._channel
+
+    @property
+    def outside(self) -> Place:
+        """Builds in front of the computation."""
+        return Place(ir.InsertionPoint(self._holder), self.location)
+
+    @property
+    def end(self) -> Place:
+        """Builds at the end of the region."""
+        return Place(ir.InsertionPoint(self.block), self.location)
+
+    def bring(self, value: ir.Value, dimension: int | None = None) -> ir.Value:
+        """A value of the outside, whole, or each rank's part along a dimension."""
+        key = value, dimension
+        if key not in self._inside:
+            self._taken.append(key)
+            self._inside[key] = self.block.add_argument(
+                self._local(value.type, dimension), self.location
+            )
+        return self._inside[key]
+
+    def whole(self, value: ir.Value) -> ir.Value:
+        """A value of the outside: constants are written again, others brought in."""
+        if value in self._constants:
+            return self._constants[value]
+        made = producer(value)
+        if made is not None and (made.name in CONSTANTS or made.name in _SPREADING):
+            sources = [made.operands[i] for i in range(len(made.operands))]
+            if all(_is_constant(source) for source in sources):
+                inner = [self.whole(source) for source in sources]
+                copy = made.clone(ip=ir.InsertionPoint.at_block_begin(self.block))
+                if inner:
+                    copy.move_after(producer(inner[-1]))
+                for place, source in enumerate(inner):
+                    copy.operands[place] = source
+                self._constants[value] = copy.results[0]
+                return copy.results[0]
+        return self.bring(value)
+
+    def permute(self, place: Place, value: ir.Value, step: int) -> ir.Value:
+        """What the rank `step` before has."""
+        pairs = np.array(self.axis.ring(step), dtype=np.int64)
+        return place.op(
+            "collective_permute",
+            [value],
+            value.type,
+            source_target_pairs=self._dense(pairs),
+            channel_handle=self._handle(),
+        )
+
+    def total(self, place: Place, value: ir.Value) -> ir.Value:
+        """The sum over the ranks; of booleans, whether any is set."""
+        reduce = producer(
+            place.op(
+                "all_reduce",
+                [value],
+                value.type,
+                replica_groups=self._dense(np.array(self.axis.groups, dtype=np.int64)),
+                channel_handle=self._handle(),
+                use_global_device_ids=ir.UnitAttr.get(self.context),
+            )
+        )
+        assert reduce is not None
+        element = element_of(value)
+        scalar = place.tensor([], element)
+        block = reduce.regions[0].blocks.append(scalar, scalar, arg_locs=[self.location] * 2)
+        inner = Place(ir.InsertionPoint(block), self.location)
+        name = "or" if _is_boolean(element) else "add"
+        ir.Operation.create(
+            "stablehlo.return",
+            operands=[inner.same(name, *block.arguments)],
+            loc=self.location,
+            ip=inner.point,
+        )
+        return reduce.results[0]
+
+    def close(self, results: Sequence[tuple[ir.Value, int | None]]) -> list[ir.Value]:
+        """Ends the region; the results outside, joined along their dimensions."""
+        ir.Operation.create(
+            "sdy.return",
+            operands=[value for value, _ in results],
+            loc=self.location,
+            ip=ir.InsertionPoint(self.block),
+        )
+        attributes = dict(self._holder.attributes.items())
+        attributes["in_shardings"] = self._shardings([(v.type, dim) for v, dim in self._taken])
+        attributes["out_shardings"] = self._shardings([(v.type, dim) for v, dim in results])
+        computation = ir.Operation.create(
+            "sdy.manual_computation",
+            results=[self._global(value.type, dim) for value, dim in results],
+            operands=[value for value, _ in self._taken],
+            attributes=attributes,
+            regions=1,
+            loc=self.location,
+            ip=ir.InsertionPoint(self._holder),
+        )
+        self.block.append_to(computation.regions[0])
+        self._holder.erase()
+        return list(computation.results)
+
+    def _local(self, kind: ir.Type, dimension: int | None) -> ir.Type:
+        tensor = ir.RankedTensorType(kind)
+        shape = list(tensor.shape)
+        if dimension is not None:
+            shape[dimension] //= self.axis.size
+        return ir.RankedTensorType.get(shape, tensor.element_type, loc=self.location)
+
+    def _global(self, kind: ir.Type, dimension: int | None) -> ir.Type:
+        tensor = ir.RankedTensorType(kind)
+        shape = list(tensor.shape)
+        if dimension is not None:
+            shape[dimension] *= self.axis.size
+        return ir.RankedTensorType.get(shape, tensor.element_type, loc=self.location)
+
+    def _shardings(self, values: Sequence[tuple[ir.Type, int | None]]) -> ir.Attribute:
+        texts = [self._sharding(ir.RankedTensorType(kind).rank, dim) for kind, dim in values]
+        return ir.Attribute.parse(f"#sdy.sharding_per_value<[{', '.join(texts)}]>", self.context)
+
+    def _sharding(self, rank: int, dimension: int | None) -> str:
+        dims = [f'{{"{self.axis.name}", ?}}' if d == dimension else "{?}" for d in range(rank)]
+        return f"<@{self.axis.mesh_name}, [{', '.join(dims)}]>"
+
+    def _dense(self, rows: np.ndarray) -> ir.Attribute:
+        with self.context:
+            return ir.DenseElementsAttr.get(rows)
+
+    def _handle(self) -> ir.Attribute:
+        self._channel += 1
+        text = f"#stablehlo.channel_handle<handle = {self._channel}, type = 0>"
+        return ir.Attribute.parse(text, self.context)
+
+
+def splat_like(place: Place, number: float, value: ir.Value) -> ir.Value:
+    """A tensor of one number, like another."""
+    return place.splat(number, shape_of(value), element_of(value))
+
+
+def _is_constant(value: ir.Value) -> bool:
+    op = producer(value)
+    if op is None:
+        return False
+    if op.name in CONSTANTS:
+        return True
+    return op.name in _SPREADING and all(_is_constant(operand) for operand in op.operands)
+
+
+def _is_boolean(element: ir.Type) -> bool:
+    return isinstance(element, ir.IntegerType) and element.width == 1
