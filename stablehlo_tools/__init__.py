@@ -15,19 +15,41 @@ if TYPE_CHECKING:
     from stablehlo_tools.api import jit, transform
     from stablehlo_tools.artifact import Artifact, load, save
     from stablehlo_tools.diagnostics import ToolError
+    from stablehlo_tools.layer_order import (
+        LayerOrder,
+        find_layer_order,
+        to_layer_order,
+        to_pipeline_order,
+    )
     from stablehlo_tools.passes import Pipeline
 
 _HOMES = {
     "Artifact": "artifact",
+    "LayerOrder": "layer_order",
     "Pipeline": "passes",
     "ToolError": "diagnostics",
+    "find_layer_order": "layer_order",
     "jit": "api",
     "load": "artifact",
     "save": "artifact",
+    "to_layer_order": "layer_order",
+    "to_pipeline_order": "layer_order",
     "transform": "api",
 }
 
-__all__ = ["Artifact", "Pipeline", "ToolError", "jit", "load", "save", "transform"]
+__all__ = [
+    "Artifact",
+    "LayerOrder",
+    "Pipeline",
+    "ToolError",
+    "find_layer_order",
+    "jit",
+    "load",
+    "save",
+    "to_layer_order",
+    "to_pipeline_order",
+    "transform",
+]
 
 
 def __getattr__(name: str) -> Any:

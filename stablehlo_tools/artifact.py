@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from stablehlo_tools import bindings, bytecode
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, captured, first_line, from_mlir_error
+from stablehlo_tools.exported_shardings import restated
 from stablehlo_tools.files import read_input, write_atomically
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class Artifact:
             self.exported,
             mlir_module_serialized=_portable(self.module),
             _get_vjp=None,
+            **restated(self.exported, self.module),
         )
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from stablehlo_tools.analysis.collectives import ModuleFacts, find_collectives
 from stablehlo_tools.analysis.partitioner_work import leaves_work_to_the_partitioner
-from stablehlo_tools.analysis.tasks.graph import module_task_graph
+from stablehlo_tools.analysis.pipelines.reading import find_pipelines
+from stablehlo_tools.analysis.tasks.graph import TracedGraph, traced_task_graph
 from stablehlo_tools.analysis.tasks.op_work import BY_BYTES_ALONE
 from stablehlo_tools.artifact import Artifact
 from stablehlo_tools.cost.clock import Clock
@@ -18,6 +19,9 @@ from stablehlo_tools.cost.measured import MeasuredProfile
 from stablehlo_tools.diagnostics import Diagnostic, naming
 from stablehlo_tools.overlap.task_graph import TaskGraph
 from stablehlo_tools.report.document import ProgramReport
+from stablehlo_tools.report.pipeline_document import PipelineReport
+from stablehlo_tools.report.pipeline_rows import pipeline_report
+from stablehlo_tools.report.pipeline_times import pipeline_times
 from stablehlo_tools.report.programs import program_report
 
 AS_WRITTEN = "as-written"
@@ -98,8 +102,18 @@ def _as_written(artifact: Artifact, question: Question) -> ProgramReport:
     devices = ModuleFacts.of(explicit.module).grid.size
     clock = Clock(question.hardware, devices, question.measured)
     left_out: list[str] = []
-    graph = module_task_graph(explicit.module, clock, artifact.name, left_out)
-    return _report(artifact, graph, devices, "as written", question, (*notes, *left_out))
+    traced = traced_task_graph(explicit.module, clock, artifact.name, left_out)
+    pipelines = _pipelines(explicit, traced)
+    said = (*notes, *left_out)
+    return _report(artifact, traced.graph, devices, "as written", question, said, pipelines)
+
+
+def _pipelines(artifact: Artifact, traced: TracedGraph) -> tuple[PipelineReport, ...]:
+    """The pipelines of a program whose collectives are explicit, with their times."""
+    return tuple(
+        pipeline_report(each, artifact.name, pipeline_times(each, traced))
+        for each in find_pipelines(artifact.module)
+    )
 
 
 def _compiled(artifact: Artifact, target: str, question: Question) -> ProgramReport:
@@ -123,6 +137,7 @@ def _report(
     target: str,
     question: Question,
     notes: Sequence[str],
+    pipelines: tuple[PipelineReport, ...] = (),
 ) -> ProgramReport:
     unknown = Counter(
         task.op
@@ -145,6 +160,7 @@ def _report(
         name=Path(artifact.name).name,
         target=target,
         notes=tuple(notes),
+        pipelines=pipelines,
         with_timeline=question.with_timeline,
     )
 

@@ -3,6 +3,7 @@
     fsdp > 1    batch and weights are split over `fsdp`
     model > 1   heads, feed-forward and vocabulary are split over `model`, and the residual stream
                 along the sequence (tensor and sequence parallel)
+    stage > 1   nothing: an axis that expand-pipeline lays the layers of a scan on
 
 RMSNorm, rotary positions, grouped key and value heads, SwiGLU, cross-entropy on shifted tokens.
 """
@@ -20,7 +21,7 @@ from models import layers
 from models.network import Metrics, Network
 from models.program import Array, Tree
 
-FSDP, MODEL = "fsdp", "model"
+FSDP, MODEL, STAGE = "fsdp", "model", "stage"
 
 
 @dataclass(frozen=True)
@@ -45,11 +46,12 @@ class DecoderConfig(Network):
     remat: bool = False
     fsdp: int = 4
     model: int = 2
+    stage: int = 1
 
     family: ClassVar[str] = "decoder"
 
     def axes(self) -> dict[str, int]:
-        return {FSDP: self.fsdp, MODEL: self.model}
+        return {STAGE: self.stage, FSDP: self.fsdp, MODEL: self.model}
 
     def full(self) -> Self:
         """Llama 3 8B, 4,096 tokens a sequence; fsdp × model is 8 × 8, or 64 × 1 without `model`."""

@@ -2,8 +2,10 @@
 
 Without --hardware: kind, participants, bytes, reduction and place of each op. With it, or with
 --target: the time of each collective, how much of it is exposed, what hides the rest, what could;
-the loops; the memory peak; the total against a lower bound. docs/inspect.md describes the
-figures and the JSON. A program that leaves its collectives to the compiler is partitioned first.
+the loops; the memory peak; the total against a lower bound. Of pipelines over a mesh axis: the
+bubble against its closed form, who runs what in which tick, what is permuted and kept.
+docs/inspect.md describes the figures and the JSON. A program that leaves its collectives to the
+compiler is partitioned first.
 
 INPUT is MLIR text, MLIR bytecode, a portable artifact or a jax.export file; `-` is standard input.
 Participants are flattened ids: replica * number of partitions + partition.
@@ -20,6 +22,7 @@ from stablehlo_tools.cli.timing import add_timing_arguments, question, tool_vers
 if TYPE_CHECKING:
     from stablehlo_tools.analysis.collectives import Collective, ModuleFacts
     from stablehlo_tools.artifact import Artifact
+    from stablehlo_tools.report.pipeline_document import PipelineReport
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,15 +45,32 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         facts = ModuleFacts.of(loaded.module)
         rows = [_row(c, facts, loaded.name) for c in find_collectives(loaded.module)]
+        pipelines = _pipelines(loaded)
     except ToolError as error:
         error.input_name = loaded.name
         raise
     if arguments.json:
         grid = {"replicas": facts.grid.num_replicas, "partitions": facts.grid.num_partitions}
-        print(json.dumps({**grid, "collectives": rows}, indent=1))
+        found = {"pipelines": [each.to_json() for each in pipelines]} if pipelines else {}
+        print(json.dumps({**grid, "collectives": rows, **found}, indent=1))
     else:
         print(_table(rows, facts, loaded.name))
+        _print_pipelines(pipelines)
     return 0
+
+
+def _pipelines(loaded: Artifact) -> list[PipelineReport]:
+    from stablehlo_tools.analysis.pipelines.reading import find_pipelines
+    from stablehlo_tools.report.pipeline_rows import pipeline_report
+
+    return [pipeline_report(each, loaded.name) for each in find_pipelines(loaded.module)]
+
+
+def _print_pipelines(pipelines: list[PipelineReport]) -> None:
+    from stablehlo_tools.report.pipeline_text import pipeline_lines
+
+    for each in pipelines:
+        print("\n" + "\n".join(pipeline_lines(each)))
 
 
 def _timed(arguments: argparse.Namespace, loaded: Artifact) -> int:

@@ -24,6 +24,7 @@ COMMANDS = {
     "compile": "compile for cpu, gpu or tpu and read back the order of the collectives",
     "import-trace": "turn a jax.profiler trace into a profile of measured times",
     "schedule": "write, check and time a pipeline schedule, or compare all of them",
+    "layer-order": "write where a pipeline with layout=pipeline keeps each layer, for checkpoints",
     "overlap-graph": "schedule a task graph so that its communication hides behind its compute",
     "make-test": "turn an artifact and a pipeline into a lit test",
 }

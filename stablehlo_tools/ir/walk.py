@@ -30,3 +30,13 @@ def walk(root: ir.Operation, visit: Callable[[ir.Operation], ir.WalkResult]) -> 
         raise
     if raised:
         raise raised[0]
+
+
+def is_inside(op: ir.Operation, outer: ir.Operation) -> bool:
+    """Whether an op stands in a region of another."""
+    parent = op.parent
+    while parent is not None:
+        if parent.operation == outer:
+            return True
+        parent = parent.operation.parent
+    return False

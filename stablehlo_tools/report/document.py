@@ -8,8 +8,10 @@ docs/inspect.md describes each field; `SCHEMA` grows when a field changes its me
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
+
+from stablehlo_tools.report.pipeline_document import PipelineReport
 
 SCHEMA = "stablehlo-tools/cost/1"
 
@@ -124,6 +126,7 @@ class ProgramReport:
     loops: tuple[LoopRow, ...]
     kernels: tuple[KernelRow, ...] = ()  # those that take longest
     notes: tuple[str, ...] = ()
+    pipelines: tuple[PipelineReport, ...] = ()
     events: Sequence[Event] = field(default=())
     memory: Sequence[tuple[float, float]] = field(default=())  # (ns, bytes alive from then on)
 
@@ -138,8 +141,18 @@ class Document:
 
     def to_json(self, *, timeline: bool) -> dict[str, Any]:
         """Plain data, with the events and memory curves or without."""
-        programs = [asdict(program) for program in self.programs]
+        programs = [_plain(program) for program in self.programs]
         if not timeline:
             for program in programs:
                 del program["events"], program["memory"]
-        return {"schema": SCHEMA, **asdict(self), "programs": programs}
+        head = {"title": self.title, "version": self.version}
+        return {"schema": SCHEMA, **head, "programs": programs}
+
+
+def _plain(program: ProgramReport) -> dict[str, Any]:
+    """The fields; those of pipelines where there are any."""
+    fields = asdict(replace(program, pipelines=()))
+    del fields["pipelines"]
+    if program.pipelines:
+        fields["pipelines"] = [each.to_json() for each in program.pipelines]
+    return fields

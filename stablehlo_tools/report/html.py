@@ -17,6 +17,7 @@ from importlib import resources
 from typing import Any
 
 from stablehlo_tools.report.document import SCHEMA, Document, Event, ProgramReport
+from stablehlo_tools.report.pipeline_html import pipeline_section, pipeline_style
 
 # In this order: a script uses when it starts only what those before it define.
 SCRIPTS = (
@@ -38,8 +39,9 @@ def render_page(document: Document) -> str:
     """The whole page, to be written as UTF-8."""
     parts = {
         "title": html.escape(document.title.encode("utf-8", "replace").decode()),
-        "style": _asset("page.css"),
+        "style": _asset("page.css") + pipeline_style(document),
         "theme": _asset("theme.js"),
+        "pipelines": pipeline_section(document),
         "data": _embedded(_encoded(document)),
         "scripts": "\n".join(f"<script>\n{_asset(name)}</script>" for name in SCRIPTS),
     }
@@ -98,7 +100,7 @@ def _program(program: ProgramReport, strings: _Numbered) -> dict[str, Any]:
     fields = {
         name: _number(value) if isinstance(value, float) else value
         for name in ProgramReport.__dataclass_fields__
-        if name not in {"events", "memory", "collectives", "kernels", "loops", "alive"}
+        if name not in {"events", "memory", "collectives", "kernels", "loops", "alive", "pipelines"}
         for value in [getattr(program, name)]
     }
     return fields | {

@@ -10,6 +10,7 @@ from stablehlo_tools.overlap.memory import MemoryProfile, Place, memory_profile
 from stablehlo_tools.overlap.simulator import Simulation, simulate
 from stablehlo_tools.overlap.task_graph import Task, TaskGraph
 from stablehlo_tools.report.document import Alive, ProgramReport
+from stablehlo_tools.report.pipeline_document import PipelineReport
 from stablehlo_tools.report.rows import (
     collective_rows,
     kernel_rows,
@@ -29,6 +30,7 @@ def program_report(
     name: str,
     target: str,
     notes: tuple[str, ...] = (),
+    pipelines: tuple[PipelineReport, ...] = (),
     with_timeline: bool = True,
 ) -> ProgramReport:
     """The figures of a program whose tasks are timed for this hardware."""
@@ -60,6 +62,7 @@ def program_report(
         loops=loop_rows(graph, simulation),
         kernels=kernel_rows(graph),
         notes=(*notes, *_notes(graph, simulation)),
+        pipelines=pipelines,
         events=drawn.events if drawn is not None else (),
         memory=tuple(_curve(simulation, memory)) if with_timeline else (),
     )

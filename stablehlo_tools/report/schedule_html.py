@@ -50,10 +50,10 @@ def render_page(timeline: Timeline, search: Search | None = None) -> str:
         "style": _asset("schedule.css"),
         "theme": _asset("theme.js"),
         "lead": html.escape(_lead(timeline) + _of_search(search)),
-        "legend": "\n".join(_legend(timeline)),
+        "legend": "\n".join(legend_items(timeline)),
         "usual": f"{_usual(timeline):.6g}",
-        "axis": "\n".join(_axis(timeline)),
-        "ranks": "\n".join(_rank(timeline, rank) for rank in range(timeline.table.ranks)),
+        "axis": "\n".join(axis_marks(timeline)),
+        "ranks": "\n".join(rank_row(timeline, rank) for rank in range(timeline.table.ranks)),
         "figures": "\n".join(_figures(timeline)),
         "per_rank": "\n".join(_per_rank(timeline)),
         "costs": "\n".join(_costs(timeline.costs)),
@@ -80,7 +80,8 @@ def _lead(timeline: Timeline) -> str:
     return f"{figure(timeline.makespan)} time units, {idle} of which the ranks are idle."
 
 
-def _legend(timeline: Timeline) -> Iterator[str]:
+def legend_items(timeline: Timeline) -> Iterator[str]:
+    """What the colours of a chart mean."""
     present = {letter_of(step) for row in timeline.table.rows for step in row if step is not None}
     chunks = min(timeline.table.placement.chunks, _SHADES)
     for letter, name in NAMES.items():
@@ -103,17 +104,19 @@ def _usual(timeline: Timeline) -> float:
     return statistics.median(lengths) / timeline.makespan if lengths else 0.0
 
 
-def _axis(timeline: Timeline) -> Iterator[str]:
+def axis_marks(timeline: Timeline, least: float = 0.0) -> Iterator[str]:
+    """The times above a chart, placed in shares of the makespan, `least` apart or more."""
     makespan = timeline.makespan
     if not makespan:
         return
-    step = axis_step(makespan / _MARKS)
+    step = axis_step(max(makespan / _MARKS, least))
     for tick in range(int(makespan / step + 1e-9) + 1):
         time = tick * step
         yield f'<span style="left:{_share(time, makespan)}%">{time:.10g}</span>'
 
 
-def _rank(timeline: Timeline, rank: int) -> str:
+def rank_row(timeline: Timeline, rank: int) -> str:
+    """The steps of a rank."""
     rows = timeline.table.rows[rank], timeline.starts[rank], timeline.ends[rank]
     steps = "".join(
         _step(timeline, rank, step, start, end)

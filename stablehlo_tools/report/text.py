@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from stablehlo_tools.report.document import Document, ProgramReport
+from stablehlo_tools.report.pipeline_text import pipeline_lines
 from stablehlo_tools.report.units import duration, share, size
 
 _MOST_ALIVE = 8
@@ -47,6 +48,9 @@ def _program(program: ProgramReport) -> Iterator[str]:
     yield from _loops(program)
     yield from _kernels(program)
     yield from _alive(program)
+    for pipeline in program.pipelines:
+        yield ""
+        yield from (f"  {line}".rstrip() for line in pipeline_lines(pipeline))
 
 
 def _above(program: ProgramReport) -> str:

@@ -54,11 +54,15 @@ from typing import ClassVar, Literal
 
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostics, ToolError
+from stablehlo_tools.ir.common import share_common
 from stablehlo_tools.ir.copying import copy_module, take_over
 from stablehlo_tools.ir.inline import inline_all_calls
+from stablehlo_tools.ir.reshapes import fold_reshapes
+from stablehlo_tools.ir.unused import erase_unused
 from stablehlo_tools.passes import Pass
 from stablehlo_tools.transforms.expanding.expansion import Expansion
 from stablehlo_tools.transforms.expanding.explanation import explained
+from stablehlo_tools.transforms.expanding.ordering import StackOrders, orders_of
 from stablehlo_tools.transforms.expanding.planning import Options, plan_expansion
 from stablehlo_tools.transforms.tokens.refusing import refuse_tokens
 
@@ -84,20 +88,39 @@ class ExpandPipelinePass(Pass):
     skip: Literal["auto", "true", "false"] = "auto"
     arguments: tuple[int, ...] = ()
     dimension: int = 0
+    layout: Literal["layers", "pipeline"] = "layers"
     explain: bool = False
 
     def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:
         """Rewrites the module in place."""
-        self._check(module)
-        copy = copy_module(module)
-        inline_all_calls(copy)
+        copy = self._prepared(module)
         with ir.Location.unknown(module.context):
             plan = plan_expansion(copy, self._options())
             diagnostics.collected += plan.warnings
             if self.explain:
                 diagnostics.collected += explained(plan)
-            Expansion(copy, plan).run()
+            orders = orders_of(plan) if self.layout == "pipeline" else ()
+            Expansion(copy, plan, orders).run()
+        erase_unused(copy.body)
+        share_common(copy)
         take_over(module, copy)
+
+    def stack_orders(self, module: ir.Module) -> StackOrders:
+        """Where layout=pipeline puts the layers of a module, which stays as it is. Raises ToolError
+        where the pass would."""
+        copy = self._prepared(module)
+        with ir.Location.unknown(module.context):
+            plan = plan_expansion(copy, self._options())
+            return StackOrders(plan.axis, orders_of(plan))
+
+    def _prepared(self, module: ir.Module) -> ir.Module:
+        """A copy, in the form that is planned for."""
+        self._check(module)
+        copy = copy_module(module)
+        inline_all_calls(copy)
+        fold_reshapes(copy)
+        erase_unused(copy.body)
+        return copy
 
     def _options(self) -> Options:
         skip = self.schedule == "1f1b" if self.skip == "auto" else self.skip == "true"

@@ -134,6 +134,7 @@ class PartialSums:
         condition, body = node.bodies
         carried = [self.terms.get(n) for n in node.operands]
         stopped: list[Node | None] = [None] * len(carried)
+        tried: set[int] = set()
         while True:
             for inner in (condition, body):
                 self._enter(inner, carried, stopped)
@@ -149,6 +150,8 @@ class PartialSums:
                 for old, end, kind in zip(stopped, ends, found, strict=True)
             ]
             kinds = [None if isinstance(kind, Node) else kind for kind in found]
+            for place in self._hopeful(node, carried, ends, tried):
+                kinds[place], spread[place] = "add", None
             if kinds == carried and spread == stopped:
                 break
             carried, stopped = kinds, spread
@@ -158,7 +161,29 @@ class PartialSums:
             return
         self._leave(node.results, carried, stopped)
 
-    def _carried(self, node: Node, place: int, before: str | None, now: str | None) -> str | None | Node:
+    def _hopeful(
+        self,
+        node: Node,
+        carried: Sequence[str | None],
+        ends: Sequence[Node | None],
+        tried: set[int],
+    ) -> list[int]:
+        """Carries that are no terms yet and cannot be had, but may be sums that start from 0."""
+        found = [
+            place
+            for place, (kind, stop) in enumerate(zip(carried, ends, strict=True))
+            if kind is None
+            and stop is not None
+            and place not in tried
+            and node.bodies[1].arguments[place] not in self.dims.layouts
+            and self.is_term(node.operands[place], "add")
+        ]
+        tried.update(found)
+        return found
+
+    def _carried(
+        self, node: Node, place: int, before: str | None, now: str | None
+    ) -> str | None | Node:
         """What a carry is of, from before the loop and from an iteration."""
         if before == now:
             return before

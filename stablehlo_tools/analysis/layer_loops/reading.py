@@ -16,12 +16,13 @@ from stablehlo_tools.analysis.loops import LoopBody
 from stablehlo_tools.analysis.trip_counts import constant_integer, counted
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.building import shape_of
-from stablehlo_tools.ir.values import is_float, producer
+from stablehlo_tools.ir.values import is_float, producer, unconstrained
+from stablehlo_tools.ir.walk import is_inside
 
 _SLICE = "stablehlo.dynamic_slice"
 _UPDATE = "stablehlo.dynamic_update_slice"
 _CONSTRAINT = "sdy.sharding_constraint"
-_FEWEST_WEIGHTS = 2  # rank of the rows that count as weights: a stack of scalars is a schedule
+_ROW_RANK = 1  # a stack of rank 1 has scalars for rows: no weights, but a rate a layer
 
 
 @dataclass(frozen=True)
@@ -63,23 +64,55 @@ class LayerLoop:
     flows: tuple[int, ...]
 
     @property
+    def weights(self) -> tuple[int, ...]:
+        """The stacks that it reads whose rows may be weights: floats of at least one dimension."""
+        return tuple(
+            carry
+            for carry in self.reads
+            if is_float(kind := self.op.operands[carry].type)
+            and ir.RankedTensorType(kind).rank > _ROW_RANK
+        )
+
+    @property
     def block(self) -> ir.Block:
         """The block of an iteration."""
         return self.op.regions[1].blocks[0]
 
 
-def layer_loops(block: ir.Block, effects: Effects) -> Iterator[LayerLoop]:
-    """The layer loops of a block and of loops in it, in the order of the text."""
+def layer_loops(block: ir.Block, effects: Effects) -> list[LayerLoop]:
+    """The layer loops of a block and of loops in it, in the order of the text: an outer one before
+    those in it.
+
+    A loop around a layer loop whose weights stay the same for it is none: it goes over batches.
+    """
+    found = list(_candidates(block, effects))
+    return [outer for outer in found if not any(_keeps_weights(outer, loop) for loop in found)]
+
+
+def _keeps_weights(outer: LayerLoop, inner: LayerLoop) -> bool:
+    """Whether all weights of a loop come from outside of another one that it stands in."""
+    if inner is outer or not is_inside(inner.op, outer.op):
+        return False
+    for carry in inner.weights:
+        value = unconstrained(inner.op.operands[carry])
+        maker = producer(value)
+        if maker is not None and is_inside(maker, outer.op):
+            return False
+        if maker is None and value in list(outer.block.arguments):
+            if ir.BlockArgument(value).arg_number not in outer.constants:
+                return False
+    return True
+
+
+def _candidates(block: ir.Block, effects: Effects) -> Iterator[LayerLoop]:
     for view in block.operations:
         op = view.operation
-        if op.name == "stablehlo.while":
-            found = read_layer_loop(op, effects)
-            if found is not None:
-                yield found
-                continue
+        found = read_layer_loop(op, effects) if op.name == "stablehlo.while" else None
+        if found is not None:
+            yield found
         for region in op.regions:
             for inner in region.blocks:
-                yield from layer_loops(inner, effects)
+                yield from _candidates(inner, effects)
 
 
 def read_layer_loop(loop: ir.Operation, effects: Effects) -> LayerLoop | None:
@@ -117,10 +150,10 @@ class _Reader:
                     reads[carry] = rows
                 continue
             self._written(carry, reads, writes)
-        if not self._takes_weights(reads) or len({slope > 0 for slope in self._slopes}) != 1:
+        if len({slope > 0 for slope in self._slopes}) != 1:
             return None
         known = {*body.steps, *body.invariant, *writes}
-        return LayerLoop(
+        found = LayerLoop(
             self._loop,
             self._trips,
             self._slopes[0] < 0,
@@ -130,13 +163,7 @@ class _Reader:
             writes,
             tuple(c for c in range(len(body.arguments)) if c not in known),
         )
-
-    def _takes_weights(self, reads: dict[int, Rows]) -> bool:
-        kinds = [self._body.arguments[carry].type for carry in reads]
-        return any(
-            is_float(kind) and ir.RankedTensorType(kind).rank > _FEWEST_WEIGHTS - 1
-            for kind in kinds
-        )
+        return found if found.weights else None
 
     def _users(self, value: ir.Value) -> list[tuple[ir.Operation, ir.Value]]:
         """The ops that read a value, or what a constraint makes of it; and what they read."""
@@ -181,9 +208,7 @@ class _Reader:
         rows = self._rows(carry, updates[::-1], 2)
         if rows is None or {access.offset for access in rows.accesses} != set(range(rows.span)):
             return
-        others = [
-            (op, read) for op, read in self._users(argument) if op not in updates
-        ]
+        others = [(op, read) for op, read in self._users(argument) if op not in updates]
         if others:
             taken = self._read(carry, others)
             if taken is None or (taken.first, taken.span) != (rows.first, rows.span):

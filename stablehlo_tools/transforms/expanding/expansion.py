@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.transforms.expanding.chunks import Stacks
+from stablehlo_tools.transforms.expanding.layouts import StackOrder
+from stablehlo_tools.transforms.expanding.ordering import put_in_order
 from stablehlo_tools.transforms.expanding.phases import Phase
 from stablehlo_tools.transforms.expanding.planning import Pipelined, Plan
 from stablehlo_tools.transforms.expanding.region import Region
+from stablehlo_tools.transforms.expanding.stacks import Stacks
 from stablehlo_tools.transforms.expanding.ticks import How
 from stablehlo_tools.transforms.expanding.training import write_training
 from stablehlo_tools.transforms.expanding.writing import write_pipeline
@@ -16,15 +20,21 @@ from stablehlo_tools.transforms.partitioning.preparation import next_channel
 class Expansion:
     """Puts the pipelines of a plan into its module."""
 
-    def __init__(self, module: ir.Module, plan: Plan) -> None:
+    def __init__(self, module: ir.Module, plan: Plan, orders: Sequence[StackOrder] = ()) -> None:
+        self._module = module
         self._plan = plan
+        self._orders = {order.chunks.trips: order for order in orders}
         self._channel = next_channel(module) - 1
         self._stacks: dict[int, Stacks] = {}
 
     def run(self) -> None:
         """Rewrites the module; the plan's loops are gone afterwards."""
+        graph, orders = self._plan.cut.trial.dims.graph, tuple(self._orders.values())
+        put_in_order(self._module, graph, self._plan.axis, orders)
         for each in self._plan.pipelines:
             self._write(each)
+        for stacks in self._stacks.values():
+            self._channel = stacks.finish(self._channel)
 
     def _write(self, each: Pipelined) -> None:
         work, plan = each.work, self._plan
@@ -41,5 +51,7 @@ class Expansion:
         """One for all loops over as many layers, so that what one leaves another takes as it is."""
         trips = each.chunks.trips
         if trips not in self._stacks:
-            self._stacks[trips] = Stacks(each.chunks, self._plan.microbatches)
+            ordered = self._orders[trips].rows if trips in self._orders else frozenset[int]()
+            axis, parts = self._plan.axis, self._plan.microbatches
+            self._stacks[trips] = Stacks(axis, each.chunks, parts, ordered)
         return self._stacks[trips]

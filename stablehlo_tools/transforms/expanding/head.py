@@ -14,6 +14,7 @@ from stablehlo_tools.analysis.layer_loops.partial_sums import PartialSums
 from stablehlo_tools.diagnostics import ToolError, note
 from stablehlo_tools.transforms.expanding.phases import Phase, inputs_of
 from stablehlo_tools.transforms.expanding.refusals import source_of
+from stablehlo_tools.transforms.reduce_scatter.rewriting import has_uses
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ def plan_head(body: Body, forward: Phase, backward: Phase) -> Head:
     terms = PartialSums(forward.dims)
     terms.visit(hanging)
     residuals = _residuals(forward, backward, hanging)
-    run = {node for node in hanging if _runs_on_samples(terms, node)}
+    run = _on_samples(terms, hanging)
     starts = _starts(terms, run, hanging, forward, backward)
     made = {number: node for node in run for number in node.results}
     outside = _used_outside(body, run, {forward.node, backward.node})
@@ -115,15 +116,27 @@ def _residuals(forward: Phase, backward: Phase, hanging: list[Node]) -> dict[int
     return found
 
 
+def _on_samples(terms: PartialSums, hanging: list[Node]) -> set[Node]:
+    """The ops that can run on one microbatch: they give samples, or sums over them, and take
+    nothing of the whole batch."""
+    found: set[Node] = set()
+    late: set[int] = set()
+    for node in hanging:
+        if late.isdisjoint(inputs_of(node)) and _runs_on_samples(terms, node):
+            found.add(node)
+        else:
+            late.update(node.results)
+    return found
+
+
 def _runs_on_samples(terms: PartialSums, node: Node) -> bool:
-    """Whether an op runs on one microbatch: it gives samples, or sums over them."""
-    layouts = terms.dims.layouts
-    if not any(number in layouts for number in inputs_of(node)):
+    dims = terms.dims
+    if not any(number in dims.layouts for number in inputs_of(node)):
         return False
+    used = [number for number in node.results if has_uses(dims.graph.values[number])]
     return all(
-        number not in terms.blocked
-        and (number in layouts or terms.terms.get(number) == "add")
-        for number in node.results
+        number not in terms.blocked and (number in dims.layouts or terms.terms.get(number) == "add")
+        for number in used
     )
 
 

@@ -17,6 +17,7 @@ from stablehlo_tools.analysis.batch_dims.seeds import (
 from stablehlo_tools.analysis.layer_loops.reading import LayerLoop
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.ir.values import is_float
+from stablehlo_tools.ir.walk import is_inside
 from stablehlo_tools.transforms.expanding.phases import Phase, plan_phase
 
 _MOST_PLANNED = 8
@@ -30,9 +31,7 @@ class Cut:
     phases: tuple[Phase, ...]
 
 
-def find_cut(
-    graph: Graph, loops: Sequence[LayerLoop], parts: int, given: Seeds | None
-) -> Cut:
+def find_cut(graph: Graph, loops: Sequence[LayerLoop], parts: int, given: Seeds | None) -> Cut:
     """The cut by given arguments, or by those that are found.
 
     The outermost dimension is taken by which every loop can be cut; integers are tried first, since
@@ -68,7 +67,19 @@ def strided(graph: Graph, seeds: Seeds, parts: int) -> Seeds:
 
 
 def _planned(trial: Trial, loops: Sequence[LayerLoop]) -> Cut:
-    return Cut(trial, tuple(plan_phase(loop, trial.dims) for loop in loops))
+    chosen = _over_layers(loops, trial)
+    return Cut(trial, tuple(plan_phase(loop, trial.dims) for loop in chosen))
+
+
+def _over_layers(loops: Sequence[LayerLoop], trial: Trial) -> list[LayerLoop]:
+    """The loops that take rows of weights, not of samples; of nested ones, the outermost."""
+    found: list[LayerLoop] = []
+    for loop in loops:
+        inside = any(is_inside(loop.op, outer.op) for outer in found)
+        stacks = [trial.dims.layout_of(loop.op.results[carry]) for carry in loop.weights]
+        if not inside and None in stacks:
+            found.append(loop)
+    return found
 
 
 def _groups(graph: Graph) -> Iterable[list[int]]:
@@ -84,7 +95,8 @@ def _likely(
     found: list[tuple[int, int, int, Trial]] = []
     for place, seeds in enumerate(candidates(graph, arguments, parts)):
         trial = try_seeds(graph, strided(graph, seeds, parts), parts)
-        if all(_carries(loop, trial) for loop in loops):
+        chosen = _over_layers(loops, trial)
+        if chosen and all(_carries(loop, trial) for loop in chosen):
             dim = next(iter(seeds.values())).dim
             found.append((len(trial.dims.meetings), dim, place, trial))
     found.sort(key=lambda entry: (entry[1], entry[0], -entry[3].work, entry[2]))

@@ -28,9 +28,7 @@ class Narrowing:
     that is manual, which no sharding may name any more.
     """
 
-    def __init__(
-        self, dims: BatchDims, microbatch: ir.Value, outside: Outside, axis: str
-    ) -> None:
+    def __init__(self, dims: BatchDims, microbatch: ir.Value, outside: Outside, axis: str) -> None:
         self._dims = dims
         self._microbatch = microbatch
         self._outside = outside
@@ -199,4 +197,6 @@ def put(
     zero = place.splat(0, [], element_of(microbatch))
     starts = [zero] * len(sizes)
     starts[layout.dim + 1] = microbatch
-    return place.op("dynamic_update_slice", [whole, place.reshape(part, sizes), *starts], whole.type)
+    return place.op(
+        "dynamic_update_slice", [whole, place.reshape(part, sizes), *starts], whole.type
+    )

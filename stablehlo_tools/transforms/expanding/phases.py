@@ -62,23 +62,7 @@ def plan_phase(loop: LayerLoop, dims: BatchDims) -> Phase:
     node = next(n for n in dims.graph.nodes if n.name == loop.op.name and n.op == loop.op)
     body = node.bodies[1]
     live = _live(loop, body, node)
-    sums: set[int] = set()
-    while True:
-        terms = PartialSums(dims)
-        terms.terms.update({body.arguments[carry]: "add" for carry in sums})
-        terms.visit(body.nodes)
-        found = set(sums)
-        for carry in live & set(loop.flows):
-            end = body.returned[carry]
-            if end in terms.blocked:
-                raise mixing_refusal(terms, terms.blocked[end])
-            if end in terms.terms:
-                found.add(carry)
-        if found == sums:
-            break
-        sums = found
-    for carry in sums:
-        _check_sum(terms, body, carry)
+    terms, sums = _sums(loop, body, dims, live)
     reads = _reads(loop, body)
     writes = [w for w in _writes(loop, body) if w.rows.carry in live]
     for write in writes:
@@ -101,11 +85,32 @@ def plan_phase(loop: LayerLoop, dims: BatchDims) -> Phase:
     )
 
 
-def _check_sum(terms: PartialSums, body: Body, carry: int) -> None:
-    end = body.returned[carry]
-    if terms.terms.get(end) != "add":
-        culprit = next((n for n in body.nodes if end in n.results), body.nodes[-1])
-        raise mixing_refusal(terms, culprit)
+def _sums(
+    loop: LayerLoop, body: Body, dims: BatchDims, live: set[int]
+) -> tuple[PartialSums, set[int]]:
+    """The flows that only add terms up. Raises ToolError for one that is neither that nor a value
+    of samples or of all."""
+    sums: set[int] = set()
+    flows = [carry for carry in loop.flows if carry in live]
+    while True:
+        terms = PartialSums(dims)
+        terms.terms.update({body.arguments[carry]: "add" for carry in sums})
+        terms.visit(body.nodes)
+        mixed = {
+            c for c in flows if {body.returned[c]} & (terms.terms.keys() | terms.blocked.keys())
+        }
+        found = {c for c in mixed if body.arguments[c] not in dims.layouts}
+        if found <= sums:
+            break
+        sums |= found
+    for carry in flows:
+        end = body.returned[carry]
+        if end in terms.blocked:
+            raise mixing_refusal(terms, terms.blocked[end])
+        if (carry in sums) != (terms.terms.get(end) == "add"):
+            culprit = next((n for n in body.nodes if end in n.results), body.nodes[-1])
+            raise mixing_refusal(terms, culprit)
+    return terms, sums
 
 
 def needed(body: Body, ends: list[int], given: set[int]) -> tuple[Node, ...]:
@@ -132,19 +137,13 @@ def inputs_of(node: Node) -> set[int]:
 
 def _live(loop: LayerLoop, body: Body, node: Node) -> set[int]:
     """The carries that some result which is used hangs on."""
-    live = {
-        carry
-        for carry in (*loop.flows, *loop.writes)
-        if has_uses(loop.op.results[carry])
-    }
+    live = {carry for carry in (*loop.flows, *loop.writes) if has_uses(loop.op.results[carry])}
     place = {number: carry for carry, number in enumerate(body.arguments)}
     while True:
         ends = [body.returned[carry] for carry in live]
         reading = needed(body, ends, set())
         used = {n for each in reading for n in inputs_of(each)} | set(ends)
-        found = live | {
-            place[n] for n in used if n in place and place[n] in loop.flows
-        }
+        found = live | {place[n] for n in used if n in place and place[n] in loop.flows}
         if found == live:
             return live
         live = found
@@ -166,4 +165,3 @@ def _writes(loop: LayerLoop, body: Body) -> list[RowWrite]:
         for rows in loop.writes.values()
         for access in rows.accesses
     ]
-

@@ -12,9 +12,10 @@ from stablehlo_tools.analysis.collectives import ModuleFacts
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.analysis.layer_loops.reading import LayerLoop, layer_loops
+from stablehlo_tools.analysis.tensor_shardings import MeshAxes, ValueShardings
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.diagnostics import Diagnostic, ToolError
-from stablehlo_tools.ir.building import element_of
+from stablehlo_tools.diagnostics import Diagnostic, Severity, ToolError, to_place
+from stablehlo_tools.ir.building import element_of, shape_of
 from stablehlo_tools.ir.symbols import functions_by_name
 from stablehlo_tools.schedules.lockstep import (
     Lockstep,
@@ -30,6 +31,7 @@ from stablehlo_tools.transforms.expanding.region import Axis
 from stablehlo_tools.transforms.expanding.training import Training
 
 _MANUAL = "sdy.manual_computation"
+_BY_INDEX = frozenset({"stablehlo.gather", "stablehlo.scatter"})
 
 
 @dataclass(frozen=True)
@@ -74,52 +76,67 @@ def plan_expansion(module: ir.Module, options: Options) -> Plan:
     effects = Effects(functions_by_name(module))
     loops = _loops(main, effects)
     microbatches = options.microbatches or axis.size
-    chunks = [Chunks(axis.size, options.repeats, loop.trips) for loop in loops]
-    for loop, each in zip(loops, chunks, strict=True):
-        _check_loop(loop, each, effects)
     graph = Graph.of(block)
     cut = find_cut(graph, loops, microbatches, _given(graph, main, options, microbatches))
     for phase in cut.phases:
+        _check_loop(phase.loop, _chunks(phase, axis, options), effects)
         _check_types(phase)
-    plan = Plan(options, axis, microbatches, tuple(_pipelines(graph, cut, chunks, options)), cut)
-    plan.warnings.extend(_warnings(plan, module))
+    plan = Plan(options, axis, microbatches, tuple(_pipelines(graph, cut, axis, options)), cut)
+    plan.warnings.extend(_warnings(plan))
     return plan
 
 
-def _pipelines(
-    graph: Graph, cut: Cut, chunks: Sequence[Chunks], options: Options
-) -> Iterator[Pipelined]:
+def _chunks(phase: Phase, axis: Axis, options: Options) -> Chunks:
+    return Chunks(axis.size, options.repeats, phase.loop.trips)
+
+
+def _pipelines(graph: Graph, cut: Cut, axis: Axis, options: Options) -> Iterator[Pipelined]:
+    """Every loop by itself; for 1F1B those that belong together in one, at the later's place."""
     microbatches = cut.trial.dims.parts
-    if options.schedule == "1f1b":
-        forward, backward = _pair(cut.phases)
-        body = next(body for body in _bodies(graph.root) if forward.node in body.nodes)
-        if backward.node not in body.nodes:
-            raise _no_pair(forward.loop.op, "the two loops stand in different blocks")
-        plan = Training(forward, backward, plan_head(body, forward, backward))
-        ranks = chunks[0].ranks
-        schedule = training_lockstep(ranks, microbatches, options.repeats, not options.skip)
-        yield Pipelined(plan, schedule, chunks[0])
-        return
-    for phase, each in zip(cut.phases, chunks, strict=True):
+    pair = _pair(graph, cut.phases) if options.schedule == "1f1b" else None
+    for phase in cut.phases:
+        chunks = _chunks(phase, axis, options)
+        if pair is not None and phase is pair.forward:
+            continue
+        if pair is not None and phase is pair.backward:
+            schedule = training_lockstep(axis.size, microbatches, options.repeats, not options.skip)
+            yield Pipelined(pair, schedule, chunks)
+            continue
         make = backward_lockstep if phase.loop.reverse else forward_lockstep
-        yield Pipelined(phase, make(each.ranks, microbatches, options.repeats), each)
+        yield Pipelined(phase, make(axis.size, microbatches, options.repeats), chunks)
 
 
-def _pair(phases: Sequence[Phase]) -> tuple[Phase, Phase]:
-    """A forward loop and the backward loop that reads what it leaves."""
-    if len(phases) != 2:
-        count = len(phases)
-        what = "there is no backward loop" if count == 1 else f"there are {count} loops over layers"
-        raise _no_pair(phases[-1].loop.op, what)
-    forward, backward = phases
-    left = {forward.node.results[carry] for carry in forward.loop.writes}
-    if not any(backward.node.operands[carry] in left for carry in backward.loop.reads):
-        raise _no_pair(backward.loop.op, "the second loop reads nothing that the first one leaves")
-    if forward.loop.reverse or not backward.loop.reverse:
-        raise _no_pair(backward.loop.op, "the forward goes through the layers from the last")
+def _pair(graph: Graph, phases: Sequence[Phase]) -> Training:
+    """The forward loop and the backward loop that reads what it leaves."""
+    pairs = [
+        (forward, backward)
+        for place, backward in enumerate(phases)
+        for forward in phases[:place]
+        if _leaves(forward) & {backward.node.operands[carry] for carry in backward.loop.reads}
+    ]
+    last = phases[-1].loop.op
+    if not pairs:
+        raise _no_pair(last, "no loop reads what another one leaves for it")
+    if len(pairs) > 1:
+        raise _no_pair(last, f"there are {len(pairs)} such pairs")
+    forward, backward = pairs[0]
+    if forward.loop.reverse == backward.loop.reverse:
+        raise _no_pair(backward.loop.op, "both go through the layers in the same direction")
     if forward.loop.trips != backward.loop.trips:
         raise _no_pair(backward.loop.op, "the two loops have different numbers of iterations")
-    return forward, backward
+    body = next(body for body in _bodies(graph.root) if forward.node in body.nodes)
+    if backward.node not in body.nodes:
+        raise _no_pair(backward.loop.op, "the two loops stand in different blocks")
+    head = plan_head(body, forward, backward)
+    others = {phase.node for phase in phases} & {*head.gone, *head.late}
+    if others:
+        raise _no_pair(backward.loop.op, "another loop over layers stands between them")
+    return Training(forward, backward, head)
+
+
+def _leaves(forward: Phase) -> set[int]:
+    """The values of the stacks that a loop writes."""
+    return {forward.node.results[carry] for carry in forward.loop.writes}
 
 
 def _no_pair(op: ir.Operation, why: str) -> ToolError:
@@ -154,7 +171,7 @@ def _axis(module: ir.Module, name: str) -> Axis:
 
 
 def _loops(main: ir.Operation, effects: Effects) -> list[LayerLoop]:
-    found = list(layer_loops(main.regions[0].blocks[0], effects))
+    found = layer_loops(main.regions[0].blocks[0], effects)
     inside = [loop for loop in found if _in_manual(loop.op)]
     if inside:
         raise ToolError(
@@ -231,7 +248,34 @@ def _given(graph: Graph, main: ir.Operation, options: Options, parts: int) -> Se
     return seeds or None
 
 
-def _warnings(plan: Plan, module: ir.Module) -> Iterator[Diagnostic]:
-    """Where another axis divides the batch into more parts than a microbatch has samples."""
-    return iter(())
+def _warnings(plan: Plan) -> Iterator[Diagnostic]:
+    """What the pass does, but a partitioner will not do well."""
+    if plan.axis.mesh.size == plan.axis.size:
+        return
+    trial, axes = plan.cut.trial, MeshAxes(plan.axis.mesh)
+    shardings = ValueShardings(axes, plan.axis.mesh_name)
+    for number, layout in sorted(trial.seeds.items()):
+        value = trial.dims.graph.values[number]
+        devices = axes.size(shardings.of(value)[layout.dim])
+        samples = shape_of(value)[layout.dim] // plan.microbatches
+        if samples % devices:
+            place = trial.dims.graph.root.arguments.index(number)
+            yield _warning(
+                f"argument {place} is divided over {devices} devices along the batch, and a "
+                f"microbatch has {samples} samples: they will hold all of it; take fewer "
+                "microbatches",
+                plan.pipelines[0],
+            )
+    heads = [each.work.head for each in plan.pipelines if isinstance(each.work, Training)]
+    if any(node.name in _BY_INDEX for head in heads for node in head.nodes):
+        yield _warning(
+            "the head takes elements by index inside of the pipeline, which XLA's own partitioner "
+            "may end the process over: run partition after this pass",
+            plan.pipelines[-1],
+        )
 
+
+def _warning(text: str, each: Pipelined) -> Diagnostic:
+    work = each.work
+    op = work.loop.op if isinstance(work, Phase) else work.backward.loop.op
+    return Diagnostic(Severity.WARNING, f"expand-pipeline: {text}", to_place(op.location))

@@ -10,7 +10,7 @@ from stablehlo_tools.analysis.replica_groups import AxisRef, DeviceMesh, mesh_ax
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.building import element_of, shape_of
 from stablehlo_tools.ir.constants import CONSTANTS
-from stablehlo_tools.ir.values import producer
+from stablehlo_tools.ir.values import maker_of, producer
 from stablehlo_tools.transforms.splitting.pieces import Place
 
 _SPREADING = frozenset({"stablehlo.broadcast_in_dim", "stablehlo.iota", "stablehlo.reshape"})
@@ -22,6 +22,7 @@ class Axis:
     def __init__(self, name: str, mesh_name: str, mesh: DeviceMesh) -> None:
         self.name = name
         self.mesh_name = mesh_name
+        self.mesh = mesh
         self.size = dict(mesh.axes)[name]
         self.groups = mesh_axes_groups(mesh, (AxisRef(name),))
 
@@ -92,19 +93,16 @@ class Region:
         """A value of the outside: constants are written again, others brought in."""
         if value in self._constants:
             return self._constants[value]
-        made = producer(value)
-        if made is not None and (made.name in CONSTANTS or made.name in _SPREADING):
-            sources = [made.operands[i] for i in range(len(made.operands))]
-            if all(_is_constant(source) for source in sources):
-                inner = [self.whole(source) for source in sources]
-                copy = made.clone(ip=ir.InsertionPoint.at_block_begin(self.block))
-                if inner:
-                    copy.move_after(producer(inner[-1]))
-                for place, source in enumerate(inner):
-                    copy.operands[place] = source
-                self._constants[value] = copy.results[0]
-                return copy.results[0]
-        return self.bring(value)
+        if not _is_constant(value):
+            return self.bring(value)
+        made = maker_of(value)
+        inner = [self.whole(made.operands[i]) for i in range(len(made.operands))]
+        copy = made.clone(ip=ir.InsertionPoint.at_block_begin(self.block))
+        for place, source in enumerate(inner):
+            copy.operands[place] = source
+            copy.move_after(maker_of(source))
+        self._constants[value] = copy.results[0]
+        return copy.results[0]
 
     def permute(self, place: Place, value: ir.Value, step: int) -> ir.Value:
         """What the rank `step` before has."""
@@ -119,7 +117,7 @@ class Region:
 
     def total(self, place: Place, value: ir.Value) -> ir.Value:
         """The sum over the ranks; of booleans, whether any is set."""
-        reduce = producer(
+        reduce = maker_of(
             place.op(
                 "all_reduce",
                 [value],
@@ -129,7 +127,6 @@ class Region:
                 use_global_device_ids=ir.UnitAttr.get(self.context),
             )
         )
-        assert reduce is not None
         element = element_of(value)
         scalar = place.tensor([], element)
         block = reduce.regions[0].blocks.append(scalar, scalar, arg_locs=[self.location] * 2)

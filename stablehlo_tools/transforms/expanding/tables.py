@@ -18,7 +18,7 @@ from stablehlo_tools.transforms.splitting.pieces import Place
 class Row(NamedTuple):
     """What a rank does in a tick, in scalars: i32, and i1 for `runs` and `ends`.
 
-    `first` and `count` are the iterations of the chunk; `ends` says that it is the last one of the
+    `first` and `layers` are the iterations of the chunk: the first one, and how many; `ends` says that it is the last one of the
     direction; the others are those of a `Cell`, `source` and `kept` never below 0.
     """
 
@@ -31,7 +31,7 @@ class Row(NamedTuple):
     kept: ir.Value
     delivery: ir.Value
     first: ir.Value
-    count: ir.Value
+    layers: ir.Value
 
 
 _FLAGS = 3
@@ -45,7 +45,9 @@ class Table:
     ticks: int
 
     @staticmethod
-    def of(region: Region, direction: Direction, chunks: Chunks, *, back: bool, skip: bool) -> Table:
+    def of(
+        region: Region, direction: Direction, chunks: Chunks, *, back: bool, skip: bool
+    ) -> Table:
         """Writes the table outside and brings each rank its part; with `skip`, a rank without work
         has no iterations."""
         numbers = _numbers(direction, chunks, back=back, skip=skip)

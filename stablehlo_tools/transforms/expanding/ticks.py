@@ -9,12 +9,7 @@ from stablehlo_tools.analysis.batch_dims.layout import Layout, part_shape
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.building import element_of, shape_of
 from stablehlo_tools.schedules.lockstep import Direction
-from stablehlo_tools.transforms.expanding.chunks import (
-    RANK_DIMENSION,
-    Chunks,
-    Stacks,
-    row_shape,
-)
+from stablehlo_tools.transforms.expanding.chunks import RANK_DIMENSION, Chunks
 from stablehlo_tools.transforms.expanding.counted import CountedLoop, number
 from stablehlo_tools.transforms.expanding.narrowing import Narrowing, Outside, apart, cut
 from stablehlo_tools.transforms.expanding.phases import (
@@ -24,6 +19,7 @@ from stablehlo_tools.transforms.expanding.phases import (
     inputs_of,
 )
 from stablehlo_tools.transforms.expanding.region import Region, splat_like
+from stablehlo_tools.transforms.expanding.stacks import Stacks, row_shape
 from stablehlo_tools.transforms.expanding.tables import Row, Table
 from stablehlo_tools.transforms.splitting.pieces import Place
 
@@ -132,7 +128,7 @@ class PhaseWriter:
             state.received[carry] = place.splat(0, shape, kind.element_type)
         for carry in self._finals:
             shape, element = self._final_shape(carry)
-            state.finals[carry] = place.splat(0, shape, element)
+            state.finals[carry] = nothing(place, shape, element)
         for carry in self._phase.sums:
             whole = self._operand(carry)
             state.sums[carry] = place.splat(0, shape_of(whole), wide(element_of(whole)))
@@ -154,7 +150,7 @@ class PhaseWriter:
         flows = [self._input(place, row, state, carry, starts) for carry in phase.flows]
         inner = State({}, {}, state.sums, state.stores)
         even = how.chunks.is_even and not how.skip
-        limit = number(place, how.chunks.longest) if even else row.count
+        limit = number(place, how.chunks.longest) if even else row.layers
         loop = CountedLoop(place, limit, [*flows, *inner.flat()])
         carried = loop.arguments
         inner = inner.like(carried[len(flows) :])
@@ -199,7 +195,7 @@ class PhaseWriter:
         phase, place, (outside, kept) = self._phase, loop.inside, given
         layer = loop.counter
         if phase.loop.reverse:
-            last = place.same("subtract", row.count, number(place, 1))
+            last = place.same("subtract", row.layers, number(place, 1))
             layer = place.same("subtract", last, layer)
         writing = Narrowing(phase.dims, row.microbatch, outside, self._how.axis)
         values = writing.values
@@ -224,9 +220,7 @@ class PhaseWriter:
         ]
         return State({}, {}, sums, stores), ends
 
-    def _outside(
-        self, loop: CountedLoop, row: Row, starts: Mapping[int, ir.Value]
-    ) -> Outside:
+    def _outside(self, loop: CountedLoop, row: Row, starts: Mapping[int, ir.Value]) -> Outside:
         """Values from outside of the layer loop; parts of them are taken once a tick."""
         phase = self._phase
         place_of = {n: c for c, n in enumerate(phase.body.arguments)}
@@ -249,9 +243,7 @@ class PhaseWriter:
 
         return outside
 
-    def _count(
-        self, place: Place, row: Row, layer: ir.Value, values: dict[int, ir.Value]
-    ) -> None:
+    def _count(self, place: Place, row: Row, layer: ir.Value, values: dict[int, ir.Value]) -> None:
         """The counters of the layer loop, from the number of the iteration."""
         loop = self._phase.loop
         used = {n for node in self._phase.nodes for n in inputs_of(node)}
@@ -412,6 +404,14 @@ class PhaseWriter:
         return [chunks.repeats, chunks.longest, rows.span, *row], element
 
 
+def nothing(place: Place, shape: Sequence[int], element: ir.Type) -> ir.Value:
+    """What changes no number that it is added to: -0.0 for floats.
+
+    Ranks that have no results of their own hold it, so that a sum over all gives the others' bits.
+    """
+    return place.splat(-0.0 if isinstance(element, ir.FloatType) else 0, shape, element)
+
+
 def wide(element: ir.Type) -> ir.Type:
     """The type that terms are added up in: at least 32 bits of float."""
     if isinstance(element, ir.FloatType) and element.width < 32:
@@ -435,9 +435,7 @@ def _row_starts(place: Place, rows: ir.Value, head: Sequence[ir.Value]) -> list[
     return [*head, *[number(place, 0)] * (len(shape_of(rows)) - len(head))]
 
 
-def put_row(
-    place: Place, rows: ir.Value, value: ir.Value, head: Sequence[ir.Value]
-) -> ir.Value:
+def put_row(place: Place, rows: ir.Value, value: ir.Value, head: Sequence[ir.Value]) -> ir.Value:
     """Rows with one of them written."""
     row = place.reshape(value, [1, *shape_of(value)])
     return place.op("dynamic_update_slice", [rows, row, *_row_starts(place, rows, head)], rows.type)

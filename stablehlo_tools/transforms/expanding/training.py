@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stablehlo_tools.analysis.batch_dims.layout import Layout
 from stablehlo_tools.bindings import ir
@@ -21,11 +21,12 @@ from stablehlo_tools.transforms.expanding.ticks import (
     State,
     as_element,
     as_type,
+    nothing,
     put_row,
     row_of,
     wide,
 )
-from stablehlo_tools.transforms.expanding.writing import Results, owned
+from stablehlo_tools.transforms.expanding.writing import Results
 from stablehlo_tools.transforms.reduce_scatter.rewriting import has_uses
 from stablehlo_tools.transforms.splitting.pieces import Place
 
@@ -44,6 +45,9 @@ def write_training(plan: Training, schedule: Lockstep, region: Region, how: How)
 
     The region stands where the backward loop stood.
     """
+    slots = waiting_slots(schedule)
+    if plan.forward.loop.reverse:
+        schedule = mirrored(schedule)
     assert schedule.forward is not None and schedule.backward is not None
     head, backward = plan.head, plan.backward
     first = PhaseWriter(
@@ -53,7 +57,7 @@ def write_training(plan: Training, schedule: Lockstep, region: Region, how: How)
     second = PhaseWriter(backward, schedule.backward, region, how, finals)
     first.bring_stacks()
     second.bring_stacks(tuple(head.residuals))
-    between = HeadWriter(plan, region, how, waiting_slots(schedule))
+    between = HeadWriter(plan, region, how, slots)
     ahead, back = first.initial(), second.initial()
     carried = [*ahead.flat(), *back.flat(), *between.initial()]
     loop = CountedLoop(region.end, number(region.end, first.ticks), carried)
@@ -74,6 +78,20 @@ def write_training(plan: Training, schedule: Lockstep, region: Region, how: How)
     _finish(plan, region, how, (ahead, back), between, held)
 
 
+def mirrored(schedule: Lockstep) -> Lockstep:
+    """The schedule with the last virtual stage for the first, for layers that are run in reverse."""
+    directions = [_mirrored(each, schedule.chunks) for each in schedule.directions]
+    return replace(schedule, forward=directions[0], backward=directions[1])
+
+
+def _mirrored(direction: Direction, chunks: int) -> Direction:
+    cells = tuple(
+        tuple(cell and cell._replace(chunk=chunks - 1 - cell.chunk) for cell in column[::-1])
+        for column in direction.cells
+    )
+    return replace(direction, cells=cells, deliveries=tuple(c[::-1] for c in direction.deliveries))
+
+
 def waiting_slots(schedule: Lockstep) -> int:
     """How many microbatches wait at once between their last forward and their first backward."""
     assert schedule.forward is not None and schedule.backward is not None
@@ -81,9 +99,7 @@ def waiting_slots(schedule: Lockstep) -> int:
     final = schedule.chunks - 1
     ends = _ticks(schedule.forward, last, final)
     begins = _ticks(schedule.backward, last, final)
-    return max(
-        sum(ends[m] <= tick <= begins[m] for m in ends) for tick in begins.values()
-    )
+    return max(sum(ends[m] <= tick <= begins[m] for m in ends) for tick in begins.values())
 
 
 def _ticks(direction: Direction, rank: int, chunk: int) -> dict[int, int]:
@@ -126,10 +142,10 @@ class HeadWriter:
             kind = self._part(self._plan.forward.node.results[carry])
             found.append(place.splat(0, [self._slots, *kind.shape], kind.element_type))
         for value in map(self._value, self._head.sums):
-            found.append(place.splat(0, shape_of(value), wide(element_of(value))))
+            found.append(nothing(place, shape_of(value), wide(element_of(value))))
         for value, layout in self._finals():
             rows = apart(shape_of(value), layout, self._dims.parts)
-            found.append(place.splat(0, rows, element_of(value)))
+            found.append(nothing(place, rows, element_of(value)))
         return found
 
     def keep(
@@ -164,11 +180,8 @@ class HeadWriter:
 
     def finals(self, held: Sequence[ir.Value]) -> list[tuple[ir.Value, int | None]]:
         """The sums and the values of all samples, as results of the region."""
-        place, found = self._region.end, list[tuple[ir.Value, int | None]]()
-        waiting, last = len(self._head.flows), self._region.axis.size - 1
-        for value in held[waiting:]:
-            found.append((owned(place, self._region, value, last), None))
-        return found
+        place, waiting = self._region.end, len(self._head.flows)
+        return [(self._region.total(place, value), None) for value in held[waiting:]]
 
     def replace(self, place: Place, outer: Sequence[ir.Value]) -> None:
         """Lets the results of the region take the place of the head's values."""
@@ -197,11 +210,11 @@ class HeadWriter:
         starts, after = self._once(inside, row, held)
         _return(inside, [*starts.values(), *after])
         other = Place(ir.InsertionPoint(choice.regions[1].blocks.append()), place.location)
-        nothing = [
+        unused = [
             other.splat(0, kind.shape, kind.element_type)
             for kind in map(self._part, self._head.starts.values())
         ]
-        _return(other, [*nothing, *held[waiting:]])
+        _return(other, [*unused, *held[waiting:]])
         results = list(choice.results)
         found = dict(zip(self._head.starts, results, strict=False))
         return found, [*held[:waiting], *results[len(found) :]]
@@ -255,6 +268,8 @@ class HeadWriter:
 
     def _slot(self, place: Place, row: Row) -> ir.Value:
         """Microbatches come and go in turn."""
+        if self._slots == 1:
+            return number(place, 0)
         return place.same("remainder", row.microbatch, number(place, self._slots))
 
     def _value(self, n: int) -> ir.Value:

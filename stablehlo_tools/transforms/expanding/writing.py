@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.building import element_of, shape_of
 from stablehlo_tools.ir.constants import splat_of
@@ -58,8 +56,7 @@ class Results:
         place, found = self._region.end, list[tuple[ir.Value, int | None]]()
         for carry, whole in state.finals.items():
             self._order.append(("flow", carry))
-            last = 0 if self._phase.loop.reverse else self._region.axis.size - 1
-            found.append((owned(place, self._region, whole, last), None))
+            found.append((self._region.total(place, whole), None))
         for carry, total in state.sums.items():
             self._order.append(("sum", carry))
             found.append((self._region.total(place, total), None))
@@ -101,15 +98,3 @@ class Results:
         op, graph = self._phase.loop.op, self._phase.dims.graph
         op.results[carry].replace_all_uses_with(value)
         graph.values[self._phase.node.results[carry]] = value
-
-
-def owned(place: Place, region: Region, whole: ir.Value, rank: int) -> ir.Value:
-    """What one rank has, on all ranks: the others add what changes nothing, -0.0 for floats."""
-    with region.context:
-        ranks = ir.DenseElementsAttr.get(np.arange(region.axis.size, dtype=np.int32))
-    constant = region.outside.op("constant", [], ranks.type, value=ranks)
-    own = place.reshape(region.bring(constant, 0), [])
-    owns = place.compare("EQ", own, number(place, rank))
-    is_float = isinstance(element_of(whole), ir.FloatType)
-    nothing = splat_like(place, -0.0 if is_float else 0, whole)
-    return region.total(place, place.same("select", owns, whole, nothing))

@@ -16,13 +16,13 @@ from stablehlo_tools.analysis.batch_dims.shape_rules import ELEMENTWISE
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.building import element_of, shape_of
 from stablehlo_tools.ir.carriers import terminator
+from stablehlo_tools.ir.walk import is_inside
 from stablehlo_tools.transforms.reduce_scatter.rewriting import has_uses
 from stablehlo_tools.transforms.splitting.channels import Channels
 from stablehlo_tools.transforms.splitting.pieces import Pieces
 from stablehlo_tools.transforms.splitting.writing import (
     attributes,
     combined,
-    is_inside,
     replace_end,
 )
 

@@ -30,13 +30,3 @@ def replace_end(end: ir.Operation, values: Sequence[ir.Value]) -> None:
 def attributes(op: ir.Operation) -> dict[str, ir.Attribute]:
     """Those that do not speak of each result."""
     return {name: value for name, value in op.attributes.items() if name not in _PER_VALUE}
-
-
-def is_inside(op: ir.Operation, outer: ir.Operation) -> bool:
-    """Whether an op stands in a region of another."""
-    parent = op.parent
-    while parent is not None:
-        if parent.operation == outer:
-            return True
-        parent = parent.operation.parent
-    return False

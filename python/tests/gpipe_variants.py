@@ -1,0 +1,238 @@
+"""Further pipelines: with several chunks of layers on a stage, with values that travel along, with
+an embedding and a loss; see `gpipe_programs`."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from gpipe_programs import (
+    STAGE,
+    WIDTH,
+    Array,
+    Case,
+    Sizes,
+    batch,
+    dense,
+    dense_weights,
+    exported,
+    ring,
+    scanned,
+)
+from models.devices import mesh
+
+import jax  # isort: skip
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+
+def circular(sizes: Sizes = Sizes(2, 2, 4, 2, 2)) -> Case:
+    """Several chunks of layers on each stage: microbatches go around the ring as many times.
+
+    What comes back to the first stage waits in a buffer until its turn.
+    """
+    weights, x = dense_weights(sizes.layers), batch(sizes)
+    stages, count = sizes.stages, sizes.microbatches
+    ticks = count * sizes.chunks + stages - 1
+
+    def local(weights: Array, x: Array) -> Array:
+        rank = lax.axis_index(STAGE)
+
+        def tick(carry: Any, t: Array) -> Any:
+            arriving, waiting, outputs = carry
+            own = t - rank
+            number, chunk = own % count, jnp.clip(own // count, 0, sizes.chunks - 1)
+            back = (t - stages) % count
+            waiting = jnp.where(
+                t >= stages, lax.dynamic_update_index_in_dim(waiting, arriving, back, 0), waiting
+            )
+            fed = jnp.where(t < count, x[number], waiting[number])
+            y = scanned(dense, weights[chunk, 0], jnp.where(rank == 0, fed, arriving))
+            done = (rank == stages - 1) & (own >= count * (sizes.chunks - 1))
+            written = lax.dynamic_update_index_in_dim(outputs, y, number, 0)
+            outputs = jnp.where(done, written, outputs)
+            return (lax.ppermute(y, STAGE, ring(stages)), waiting, outputs), None
+
+        vary = partial(lax.pcast, axis_name=(STAGE,), to="varying")
+        first = vary(jnp.full_like(x[0], jnp.nan))
+        waiting, outputs = vary(jnp.full_like(x, jnp.nan)), vary(jnp.zeros_like(x))
+        outputs = lax.scan(tick, (first, waiting, outputs), jnp.arange(ticks))[0][2]
+        return lax.psum(jnp.where(rank == stages - 1, outputs, 0), STAGE)
+
+    def whole(weights: Array, x: Array) -> Array:
+        weights = weights.reshape(sizes.chunks, stages, sizes.each, WIDTH, WIDTH)
+        specs = (P(None, STAGE), P())
+        mapped = jax.shard_map(local, mesh=mesh(stage=stages), in_specs=specs, out_specs=P())
+        return mapped(weights, x.reshape(count, sizes.samples, WIDTH)).reshape(x.shape)
+
+    case = exported(whole, mesh(stage=stages), (weights, x), (P(), P()))
+    return Case(case, partial(scanned, dense), (weights, x))
+
+
+def gathered(sizes: Sizes = Sizes(4, 2, 4, 2, 2)) -> Case:
+    """The same as one program: each stage picks its chunk of the weights by the tick."""
+    weights, x = dense_weights(sizes.layers), batch(sizes)
+    stages, count = sizes.stages, sizes.microbatches
+    ticks = count * sizes.chunks + stages - 1
+
+    def whole(weights: Array, x: Array) -> Array:
+        weights = weights.reshape(sizes.chunks, stages, sizes.each, WIDTH, WIDTH)
+        x = x.reshape(count, sizes.samples, WIDTH)
+
+        def tick(carry: Any, t: Array) -> Any:
+            state, waiting, outputs = carry
+            chunks = jnp.clip((t - jnp.arange(stages)) // count, 0, sizes.chunks - 1)
+            back = (t - stages) % count
+            waiting = jnp.where(
+                t >= stages,
+                lax.dynamic_update_index_in_dim(waiting, state[-1], back, 0),
+                waiting,
+            )
+            fed = jnp.where(t < count, x[t % count], waiting[t % count])
+            state = jnp.concatenate([fed[None], state[:-1]])
+            own = jax.vmap(lambda w, chunk: w[chunk], in_axes=(1, 0))(weights, chunks)
+            state = jax.vmap(partial(scanned, dense))(own, state)
+            place = (t - stages + 1) % count
+            outputs = lax.dynamic_update_index_in_dim(outputs, state[-1], place, 0)
+            return (state, waiting, outputs), None
+
+        first = jnp.full((stages, *x.shape[1:]), jnp.nan, x.dtype)
+        carry = (first, jnp.full_like(x, jnp.nan), jnp.zeros_like(x))
+        return lax.scan(tick, carry, jnp.arange(ticks))[0][2].reshape(-1, WIDTH)
+
+    case = exported(whole, mesh(stage=stages), (weights, x), (P(), P()))
+    return Case(case, partial(scanned, dense), (weights, x))
+
+
+def accompanied(sizes: Sizes = Sizes(), *, travels: bool = True, numbered: bool = False) -> Case:
+    """Each layer takes a scale of the sample, which travels with it or is looked up by the tick.
+
+    `numbered`: a layer computes with its number too.
+    """
+    weights, x = dense_weights(sizes.layers), batch(sizes)
+    scales = np.random.default_rng(4).uniform(size=(sizes.batch, 1)).astype(np.float32)
+    stages, last = sizes.stages, sizes.stages - 1
+
+    def layers(weights: Array, h: Array, scale: Array, first: Any) -> Array:
+        def layer(h: Array, given: Any) -> Any:
+            w, number = given
+            mixed = dense(h, w) * scale
+            return mixed / (1.0 + number) if numbered else mixed, None
+
+        numbers = first + jnp.arange(weights.shape[0], dtype=jnp.float32)
+        return lax.scan(layer, h, (weights, numbers))[0]
+
+    def local(weights: Array, x: Array, scales: Array) -> Array:
+        rank = lax.axis_index(STAGE)
+        first = (rank * sizes.each).astype(jnp.float32)
+
+        def tick(carry: Any, t: Array) -> Any:
+            h, scale = carry
+            entering = jnp.minimum(t, sizes.microbatches - 1)
+            own = jnp.clip(t - rank, 0, sizes.microbatches - 1)
+            h = jnp.where(rank == 0, x[entering], h)
+            scale = jnp.where(rank == 0, scales[entering], scale) if travels else scales[own]
+            y = layers(weights, h, scale, first)
+            return jax.tree.map(
+                lambda v: lax.ppermute(v, STAGE, ring(stages)), (y, scale)
+            ), y
+
+        start = jax.tree.map(
+            lambda v: lax.pcast(jnp.full_like(v[0], jnp.nan), (STAGE,), to="varying"), (x, scales)
+        )
+        ys = lax.scan(tick, start, jnp.arange(sizes.microbatches + last))[1][last:]
+        return lax.psum(jnp.where(rank == last, ys, 0), STAGE)
+
+    def whole(weights: Array, x: Array, scales: Array) -> Array:
+        apart = [v.reshape(sizes.microbatches, sizes.samples, -1) for v in (x, scales)]
+        specs = (P(STAGE), P(), P())
+        mapped = jax.shard_map(local, mesh=mesh(stage=stages), in_specs=specs, out_specs=P())
+        return mapped(weights, *apart).reshape(x.shape)
+
+    arguments = (weights, x, scales)
+    case = exported(whole, mesh(stage=stages), arguments, (P(STAGE), P(), P()))
+    return Case(case, lambda w, h, scale: layers(w, h, scale, jnp.float32(0)), arguments)
+
+
+def language(sizes: Sizes = Sizes(), *, loss: bool = False) -> Case:
+    """Tokens are embedded on the first stage, and the last computes logits, within the tick.
+
+    `loss`: of the logits the last stage computes a mean, which leaves by a masked sum.
+    """
+    random, words = np.random.default_rng(5), 10
+    weights = dense_weights(sizes.layers)
+    table = random.normal(size=(words, WIDTH)).astype(np.float32)
+    tokens = random.integers(words, size=(sizes.batch, 3)).astype(np.int32)
+    stages, last = sizes.stages, sizes.stages - 1
+
+    def local(weights: Array, table: Array, tokens: Array) -> Array:
+        rank = lax.axis_index(STAGE)
+
+        def tick(arriving: Array, t: Array) -> Any:
+            taken = tokens[jnp.minimum(t, sizes.microbatches - 1)]
+            h = jnp.where(rank == 0, table[taken], arriving)
+            y = scanned(dense, weights, h)
+            logits = jnp.where(rank == last, y @ table.T, 0)
+            return lax.ppermute(y, STAGE, ring(stages)), logits
+
+        start = jnp.full((sizes.samples, 3, WIDTH), jnp.nan, np.float32)
+        start = lax.pcast(start, (STAGE,), to="varying")
+        logits = lax.scan(tick, start, jnp.arange(sizes.microbatches + last))[1][last:]
+        result = jax.nn.logsumexp(logits, -1).mean() if loss else logits
+        return lax.psum(jnp.where(rank == last, result, 0), STAGE)
+
+    def whole(weights: Array, table: Array, tokens: Array) -> Array:
+        apart = tokens.reshape(sizes.microbatches, sizes.samples, 3)
+        specs = (P(STAGE), P(), P())
+        mapped = jax.shard_map(local, mesh=mesh(stage=stages), in_specs=specs, out_specs=P())
+        found = mapped(weights, table, apart)
+        return found if loss else found.reshape(-1, 3, words)
+
+    def plain(weights: Array, table: Array, tokens: Array) -> Array:
+        logits = scanned(dense, weights, table[tokens]) @ table.T
+        return jax.nn.logsumexp(logits, -1).mean() if loss else logits
+
+    arguments = (weights, table, tokens)
+    case = exported(whole, mesh(stage=stages), arguments, (P(STAGE), P(), P()))
+    return Case(case, plain, arguments)
+
+
+def switched(sizes: Sizes = Sizes()) -> Case:
+    """Stages choose by `cond` and `switch` what they take and what they leave."""
+    weights, x = dense_weights(sizes.layers), batch(sizes)
+    stages, last = sizes.stages, sizes.stages - 1
+
+    def local(weights: Array, x: Array) -> Array:
+        rank = lax.axis_index(STAGE)
+
+        def tick(carry: Any, t: Array) -> Any:
+            arriving, outputs = carry
+            entering = jnp.minimum(t, sizes.microbatches - 1)
+            kind = jnp.where(rank == 0, 0, 1)
+            fed = lax.pcast(x, (STAGE,), to="varying")
+            h = lax.switch(kind, [lambda: fed[entering], lambda: arriving])
+            y = scanned(dense, weights, h)
+            place = jnp.maximum(t - last, 0)
+            outputs = lax.cond(
+                (rank == last) & (t >= last),
+                lambda: lax.dynamic_update_index_in_dim(outputs, y, place, 0),
+                lambda: outputs,
+            )
+            return (lax.ppermute(y, STAGE, ring(stages)), outputs), None
+
+        vary = partial(lax.pcast, axis_name=(STAGE,), to="varying")
+        start = (vary(jnp.full_like(x[0], jnp.nan)), vary(jnp.zeros_like(x)))
+        outputs = lax.scan(tick, start, jnp.arange(sizes.microbatches + last))[0][1]
+        return lax.all_gather(outputs, STAGE)[last]
+
+    def whole(weights: Array, x: Array) -> Array:
+        specs = (P(STAGE), P())
+        mapped = jax.shard_map(
+            local, mesh=mesh(stage=stages), in_specs=specs, out_specs=P(), check_vma=False
+        )
+        return mapped(weights, x.reshape(sizes.microbatches, sizes.samples, WIDTH)).reshape(x.shape)
+
+    case = exported(whole, mesh(stage=stages), (weights, x), (P(STAGE), P()))
+    return Case(case, partial(scanned, dense), (weights, x))

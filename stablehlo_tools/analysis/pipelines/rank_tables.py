@@ -1,0 +1,119 @@
+"""Tables of integers of which each rank of a mesh axis has its own rows.
+
+In a program for all devices such a table is a constant that a manual computation takes in divided
+along the axis; in the program of one device, a constant sliced at the device's place on the axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stablehlo_tools.analysis.collectives import ModuleFacts
+from stablehlo_tools.analysis.communication import MANUAL_COMPUTATION
+from stablehlo_tools.analysis.device_values import DeviceValues
+from stablehlo_tools.analysis.pipelines.columns import Column
+from stablehlo_tools.analysis.replica_groups import AxisRef, DeviceMesh, mesh_axes_groups
+from stablehlo_tools.analysis.shardings import sharding_axes, sharding_per_value
+from stablehlo_tools.analysis.trip_counts import constant_integer
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.ir.building import element_of, shape_of
+from stablehlo_tools.ir.constants import CONSTANTS, value_of
+from stablehlo_tools.ir.values import producer
+
+
+@dataclass(frozen=True)
+class MeshAxis:
+    """An axis and its lines: the devices that differ along it alone, in order."""
+
+    mesh: str
+    name: str
+    groups: tuple[tuple[int, ...], ...]
+    devices: int
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return len(self.groups[0])
+
+    def ring(self, step: int) -> frozenset[tuple[int, int]]:
+        """From each device to the one `step` further along the axis, the last to the first."""
+        return frozenset(
+            (group[rank], group[(rank + step) % self.size])
+            for group in self.groups
+            for rank in range(self.size)
+        )
+
+
+@dataclass(frozen=True)
+class RankTable:
+    """The table of all ranks, [ranks, ticks, columns], and the axis that they lie on."""
+
+    entries: NDArray[np.int32]
+    axis: MeshAxis
+
+
+def rank_table(value: ir.Value, facts: ModuleFacts, known: DeviceValues) -> RankTable | None:
+    """The whole table that a rank's [1, ticks, columns] is the part of; None where it is none."""
+    owner = producer(value)
+    if owner is None:
+        return _brought_in(ir.BlockArgument(value), facts)
+    return _sliced(owner, facts, known) if owner.name == "stablehlo.dynamic_slice" else None
+
+
+def _brought_in(argument: ir.BlockArgument, facts: ModuleFacts) -> RankTable | None:
+    """A table that a manual computation takes in divided along the axis."""
+    op = argument.owner.owner.operation
+    if op.name != MANUAL_COMPUTATION:
+        return None
+    entries = _constant(op.operands[argument.arg_number])
+    sharding = sharding_per_value(op.attributes["in_shardings"])[argument.arg_number]
+    mesh_name, axes = sharding_axes(sharding)
+    mesh = facts.meshes.get(mesh_name)
+    if entries is None or mesh is None or len(axes) != 1:
+        return None
+    if dict(mesh.axes).get(axes[0]) != len(entries) or len(entries) < 2:
+        return None
+    return RankTable(entries, _axis(mesh_name, mesh, axes[0]))
+
+
+def _sliced(op: ir.Operation, facts: ModuleFacts, known: DeviceValues) -> RankTable | None:
+    """A table sliced at the device's place on an axis."""
+    entries = _constant(op.operands[0])
+    starts = [op.operands[i] for i in range(1, len(op.operands))]
+    if entries is None or any(constant_integer(start) != 0 for start in starts[1:]):
+        return None
+    places = known.scalar(starts[0])
+    if places is None:
+        return None
+    found = _along(facts, len(entries), [int(place) for place in places])
+    return None if found is None else RankTable(entries, found)
+
+
+def _along(facts: ModuleFacts, ranks: int, places: Sequence[int]) -> MeshAxis | None:
+    """The axis on which each device has the place given for it."""
+    for mesh_name, mesh in facts.meshes.items():
+        for name, size in mesh.axes:
+            if size != ranks or size < 2 or mesh.size != len(places):
+                continue
+            axis = _axis(mesh_name, mesh, name)
+            if all(places[d] == rank for group in axis.groups for rank, d in enumerate(group)):
+                return axis
+    return None
+
+
+def _axis(mesh_name: str, mesh: DeviceMesh, name: str) -> MeshAxis:
+    return MeshAxis(mesh_name, name, mesh_axes_groups(mesh, (AxisRef(name),)), mesh.size)
+
+
+def _constant(value: ir.Value) -> NDArray[np.int32] | None:
+    op = producer(value)
+    if op is None or op.name not in CONSTANTS or len(shape_of(value)) != 3:
+        return None
+    element = element_of(value)
+    if str(element) != "i32" or shape_of(value)[2] != len(Column):
+        return None
+    return np.array(ir.DenseElementsAttr(value_of(op)), dtype=np.int32)

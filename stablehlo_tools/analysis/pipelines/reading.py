@@ -1,0 +1,260 @@
+"""Finds the pipelines of a module, whoever wrote them, and reads what they do from their tables.
+
+A pipeline is a loop over ticks that takes a row of a table of integers a tick, one table or two,
+of which each rank of a mesh axis has its own; by it, it chooses between what it received and what
+comes from outside, runs the layers of a chunk, and sends what they leave along the ring of the
+axis. What is read is claimed only where playing the tables shows that every value reaches the cell
+that reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stablehlo_tools.analysis.collectives import (
+    Collective,
+    ModuleFacts,
+    classify_communication,
+    find_collectives,
+    tensor_bytes,
+)
+from stablehlo_tools.analysis.communication import MANUAL_COMPUTATION
+from stablehlo_tools.analysis.device_values import DeviceValues
+from stablehlo_tools.analysis.pipelines.columns import Column
+from stablehlo_tools.analysis.pipelines.directions import ReadDirection, read_direction
+from stablehlo_tools.analysis.pipelines.finals import final_reductions
+from stablehlo_tools.analysis.pipelines.holdings import Holdings, holdings, kept_bytes
+from stablehlo_tools.analysis.pipelines.playing import is_consistent
+from stablehlo_tools.analysis.pipelines.rank_tables import MeshAxis
+from stablehlo_tools.analysis.pipelines.tick_loops import (
+    Classify,
+    Entries,
+    Flow,
+    TickLoop,
+    flows_of,
+    tick_loop,
+)
+from stablehlo_tools.analysis.shardings import manual_axes
+from stablehlo_tools.analysis.trip_counts import constant_integer, counter_of
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.ir.walk import walk
+from stablehlo_tools.schedules.lockstep import Lockstep
+
+Iterations = NDArray[np.int32]  # [ranks, ticks]: layers that a rank runs in a tick
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One direction of a pipeline in the program.
+
+    `layers` is the loop over a chunk's layers, `iterations` how many of them a rank runs in each
+    tick, those on garbage among them. Bytes are of a rank: of `sent` a tick, of `received` slots.
+    """
+
+    back: bool
+    layers: ir.Operation
+    iterations: Iterations
+    permutes: tuple[ir.Operation, ...]
+    sent: int
+    received: int
+    held: Holdings
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A pipeline as it stands in a module.
+
+    `schedule` is what its tables say. `devices` hold what is said of one rank: several where other
+    axes of the mesh are left to a partitioner. `sizes` are the layers of each virtual stage; `kept`
+    the bytes that forwards keep for backwards; `finals` the reductions over the ranks at the end.
+    """
+
+    loop: ir.Operation
+    axis: MeshAxis
+    devices: int
+    schedule: Lockstep
+    sizes: tuple[int, ...]
+    phases: tuple[Phase, ...]
+    kept: int
+    finals: tuple[Collective, ...]
+
+    @property
+    def weights(self) -> int:
+        """Bytes of the weights that a rank holds."""
+        stacks: dict[ir.Value, int] = {}
+        for phase in self.phases:
+            stacks.update(phase.held.weights)
+        return sum(stacks.values())
+
+    @property
+    def skips(self) -> bool:
+        """Whether a rank without work runs no layers."""
+        directions = zip(self.phases, self.schedule.directions, strict=True)
+        return all(
+            not phase.iterations[rank, tick]
+            for phase, direction in directions
+            for tick, column in enumerate(direction.cells)
+            for rank, cell in enumerate(column)
+            if cell is None
+        )
+
+
+def find_pipelines(module: ir.Module) -> list[Pipeline]:
+    """The pipelines of a module, in program order."""
+    loops: list[ir.Operation] = []
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        if op.name == "stablehlo.while":
+            loops.append(op)
+        return ir.WalkResult.ADVANCE
+
+    walk(module.operation, visit)
+    return list(_Reader(module).pipelines(loops)) if loops else []
+
+
+class _Reader:
+    def __init__(self, module: ir.Module) -> None:
+        self._facts = ModuleFacts.of(module, find_collectives(module))
+        self._known = DeviceValues(module, self._facts)
+        self._classify: Classify = classify_communication(module.context)
+
+    def pipelines(self, loops: list[ir.Operation]) -> Iterator[Pipeline]:
+        for op in loops:
+            found = tick_loop(op, self._facts, self._known)
+            pipeline = None if found is None else self._pipeline(found)
+            if pipeline is not None:
+                yield pipeline
+
+    def _pipeline(self, loop: TickLoop) -> Pipeline | None:
+        training = len(loop.tables) == 2
+        read = [read_direction(table.entries, training=training) for table in loop.tables]
+        directions = [direction for direction in read if direction is not None]
+        schedule = _schedule(directions, loop) if len(directions) == len(read) else None
+        if schedule is None or not is_consistent(schedule):
+            return None
+        entries = Entries(loop)
+        phases: list[Phase] = []
+        for table, direction in sorted(enumerate(directions), key=lambda item: item[1].back):
+            phase = self._phase(loop, table, direction, entries)
+            if phase is None:
+                return None
+            phases.append(phase)
+        kept = kept_bytes(phases[0].layers, phases[1].layers) if training else 0
+        finals = final_reductions(loop.op, loop.axis, self._facts, self._classify)
+        return Pipeline(
+            loop.op,
+            loop.axis,
+            self._devices_of_rank(loop),
+            schedule,
+            directions[0].sizes,
+            tuple(phases),
+            kept,
+            tuple(finals),
+        )
+
+    def _phase(
+        self, loop: TickLoop, table: int, read: ReadDirection, entries: Entries
+    ) -> Phase | None:
+        step = -1 if read.back else 1
+        flows = flows_of(loop, table, entries, self._facts, self._classify, step)
+        loops = {flow.layers.results[0] for flow in flows}
+        if len(loops) != 1:
+            return None
+        layers = flows[0].layers
+        iterations = _iterations(layers, loop, table, entries)
+        if iterations is None or not _runs_all(iterations, loop.tables[table].entries):
+            return None
+        carries = [loop.body.arguments[flow.received] for flow in flows]
+        return Phase(
+            read.back,
+            layers,
+            iterations,
+            tuple(flow.permute for flow in flows),
+            sum(_bytes(flow.permute.results[0]) for flow in flows),
+            sum(map(_bytes, carries)),
+            holdings(loop, layers, flows, entries),
+        )
+
+    def _devices_of_rank(self, loop: TickLoop) -> int:
+        """How many devices share what the types say of one rank."""
+        manual = 1
+        axes = dict(self._facts.meshes[loop.axis.mesh].axes)
+        op = loop.op.parent
+        while op is not None:
+            if op.operation.name == MANUAL_COMPUTATION:
+                for name in manual_axes(op.operation):
+                    manual *= axes.pop(name, 1)
+            op = op.operation.parent
+        return loop.axis.devices // max(manual, loop.axis.size)
+
+
+def _schedule(directions: list[ReadDirection], loop: TickLoop) -> Lockstep | None:
+    """The schedule that one direction or two make; None where they are of different pipelines."""
+    first = directions[0]
+    if len({(each.chunks, each.microbatches, each.sizes) for each in directions}) != 1:
+        return None
+    if len({each.back for each in directions}) != len(directions):
+        return None
+    by_way = {each.back: each.direction for each in directions}
+    kept = [
+        cell.kept
+        for column in by_way[directions[0].back].cells
+        for cell in column
+        if cell is not None
+    ]
+    schedule = Lockstep(
+        "",
+        loop.axis.size,
+        first.chunks,
+        first.microbatches,
+        by_way.get(False),
+        by_way.get(True),
+        max(kept) + 1,
+    )
+    if not _fits(schedule):
+        return None
+    return schedule
+
+
+def _fits(schedule: Lockstep) -> bool:
+    """Whether the two directions agree on the slots that are kept."""
+    kept = [
+        {
+            (rank, cell.chunk, cell.microbatch): cell.kept
+            for column in direction.cells
+            for rank, cell in enumerate(column)
+            if cell is not None
+        }
+        for direction in schedule.directions
+    ]
+    return all(each == kept[0] for each in kept)
+
+
+def _iterations(
+    layers: ir.Operation, loop: TickLoop, table: int, entries: Entries
+) -> Iterations | None:
+    """How many layers each rank runs in each tick: a constant, or what its table says."""
+    counter = counter_of(layers)
+    if isinstance(counter, str) or counter.step != 1 or counter.direction != "LT":
+        return None
+    if constant_integer(layers.operands[counter.position]) != 0:
+        return None
+    own = loop.tables[table].entries[:, :, Column.COUNT]
+    limit = constant_integer(counter.bound)
+    if limit is not None:
+        return np.full_like(own, limit)
+    return own if entries.of(counter.bound) == {(table, Column.COUNT)} else None
+
+
+def _runs_all(iterations: Iterations, entries: NDArray[np.int32]) -> bool:
+    """Whether all cells run the layers of their chunk."""
+    runs = entries[:, :, Column.RUNS] == 1
+    return np.array_equal(iterations[runs], entries[:, :, Column.COUNT][runs])
+
+
+def _bytes(value: ir.Value) -> int:
+    return tensor_bytes(ir.ShapedType(value.type)) or 0

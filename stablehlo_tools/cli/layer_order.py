@@ -1,0 +1,46 @@
+"""Write where expand-pipeline with layout=pipeline puts the layers of a program, as JSON.
+
+INPUT is the program before the pass; PIPELINE has the options that it is to be expanded with. MAP
+has, for each number of layers, `order`: at place i of a stack lies layer order[i]; and the arguments
+and results that are such stacks. Without -o it goes to standard output.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `layer-order`."""
+    parser.add_argument("input", metavar="INPUT", help="the artifact, or - for standard input")
+    parser.add_argument(
+        "-p",
+        "--pipeline",
+        metavar="PIPELINE",
+        required=True,
+        help="with one expand-pipeline; passes in front of it are run first",
+    )
+    parser.add_argument("-o", "--output", metavar="MAP", help="a file to write, .json")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Writes the map. Raises ToolError on bad input, or where the pass refuses the program."""
+    from stablehlo_tools import artifact, files
+    from stablehlo_tools.cli.isolation import isolated
+    from stablehlo_tools.layer_order import find_layer_order
+    from stablehlo_tools.passes import Pipeline
+
+    to_file = arguments.output not in (None, files.STDIN)
+    if to_file:
+        files.check_writable(arguments.output)
+    pipeline = Pipeline.parse(arguments.pipeline)
+    code = isolated(arguments.words, [pipeline], "file")
+    if code is not None:
+        return code
+    text = find_layer_order(artifact.load(arguments.input), pipeline).to_json()
+    if to_file:
+        files.write_atomically(arguments.output, text.encode())
+    else:
+        sys.stdout.write(text)
+    return 0

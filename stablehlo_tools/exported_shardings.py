@@ -1,0 +1,110 @@
+"""The shardings that an `Exported` states, brought in line with those of its module.
+
+A pass may divide an argument or a result of `main` in another way; whoever calls the program asks
+the `Exported` where to put its arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from stablehlo_tools import bindings
+from stablehlo_tools.analysis.entry import main_function
+from stablehlo_tools.analysis.shardings import sharding_axes
+from stablehlo_tools.analysis.tensor_shardings import Axes, axes_in, function_sharding
+from stablehlo_tools.bindings import ir
+
+if TYPE_CHECKING:
+    from jax.export import Exported
+
+Dims = tuple[Axes, ...]
+
+
+def argument_leaves(exported: Exported, main: ir.Operation) -> dict[int, int]:
+    """For each argument of `main` that the caller gives, which leaf of the call's it is."""
+    kept = sorted(exported.module_kept_var_idx)
+    first = len(main.regions[0].blocks[0].arguments) - len(kept)
+    return {first + place: leaf for place, leaf in enumerate(kept)}
+
+
+def result_leaves(exported: Exported, count: int) -> dict[int, int]:
+    """For each of `count` results of `main` that the caller gets, which leaf of the call's it is."""
+    first = count - len(exported.out_avals)
+    return {first + leaf: leaf for leaf in range(len(exported.out_avals))}
+
+
+def restated(exported: Exported, module: ir.Module) -> dict[str, tuple[Any, ...]]:
+    """The fields of an `Exported` that the shardings of `main` change; those of results that leave
+    a dimension open are for the compiler to choose."""
+    main = main_function(module)
+    if main is None or exported.nr_devices == 1:
+        return {}
+    results = len(ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value).results)
+    sides = (
+        ("_in_named_shardings", "arg_attrs", argument_leaves(exported, main)),
+        ("_out_named_shardings", "res_attrs", result_leaves(exported, results)),
+    )
+    changed: dict[str, tuple[Any, ...]] = {}
+    for name, kind, leaves in sides:
+        before = list(getattr(exported, name))
+        after = list(before)
+        for number, leaf in leaves.items():
+            attribute = function_sharding(main, kind, number)
+            if attribute is not None:
+                after[leaf] = _restated(exported, module, before[leaf], attribute)
+        if after != before:
+            changed[name] = tuple(after)
+    return changed
+
+
+def _restated(
+    exported: Exported, module: ir.Module, before: Any, attribute: ir.Attribute
+) -> Any:
+    dims = [
+        bindings.SdyDimensionShardingAttr(dim)
+        for dim in bindings.TensorShardingAttr(attribute).dimension_shardings
+    ]
+    stated = tuple(tuple(axis.name for axis in axes_in(str(dim))) for dim in dims)
+    is_open = any(not dim.is_closed for dim in dims)
+    in_parts = any(axis.size is not None for dim in dims for axis in axes_in(str(dim)))
+    if in_parts or stated == _axes_of(before, len(dims)) or (before is None and is_open):
+        return before
+    mesh = _mesh(exported, module, before, attribute)
+    if mesh is None:
+        return before
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    spec = PartitionSpec(*[axes if len(axes) > 1 else (*axes, None)[0] for axes in stated])
+    return NamedSharding(mesh, spec)
+
+
+def _axes_of(sharding: Any, rank: int) -> tuple[tuple[str, ...], ...]:
+    """The axes for each dimension, as a NamedSharding has them."""
+    if sharding is None:
+        return ((),) * rank
+    found: list[tuple[str, ...]] = []
+    entries: Sequence[Any] = tuple(sharding.spec)
+    for entry in entries:
+        several = isinstance(entry, tuple)
+        found.append(tuple(entry) if several else () if entry is None else (entry,))
+    return (*found, *[()] * (rank - len(found)))
+
+
+def _mesh(exported: Exported, module: ir.Module, before: Any, attribute: ir.Attribute) -> Any:
+    """The abstract mesh that a sharding is on, as the program's other shardings know it; None for
+    one that `Exported` cannot state."""
+    if before is not None:
+        return before.mesh
+    from jax.sharding import AbstractMesh
+
+    from stablehlo_tools.analysis.collectives import ModuleFacts
+
+    mesh = ModuleFacts.of(module).meshes.get(sharding_axes(attribute)[0])
+    if mesh is None or mesh.device_ids or mesh.size != exported.nr_devices:
+        return None
+    names = tuple(name for name, _ in mesh.axes)
+    for known in (*exported._in_named_shardings, *exported._out_named_shardings):  # pyright: ignore[reportPrivateUsage]
+        if known is not None and known.mesh.axis_names == names:
+            return known.mesh
+    return AbstractMesh(tuple(size for _, size in mesh.axes), names)

@@ -1,0 +1,28 @@
+"""Ops that compute the same, once."""
+
+from __future__ import annotations
+
+from stablehlo_tools import bindings
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.ir.walk import walk
+
+_MANUAL = "sdy.manual_computation"
+
+
+def share_common(module: ir.Module) -> None:
+    """Runs MLIR's common subexpression elimination in each manual computation.
+
+    Handles of ops in them must not be used afterwards.
+    """
+    found: list[ir.Operation] = []
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        if op.name != _MANUAL:
+            return ir.WalkResult.ADVANCE
+        found.append(op)
+        return ir.WalkResult.SKIP
+
+    walk(module.operation, visit)
+    manager = bindings.parse_pass_pipeline(f"{_MANUAL}(cse)", module.context)
+    for op in found:
+        manager.run(op)

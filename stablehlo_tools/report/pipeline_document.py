@@ -1,0 +1,140 @@
+"""A pipeline as plain data: what `inspect` prints of it, and what the page of `report` draws.
+
+Sizes are bytes on a rank, times nanoseconds. docs/inspect.md describes the fields.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from stablehlo_tools.report.pipeline_timeline import tick_timeline
+from stablehlo_tools.schedules.lockstep import Lockstep
+
+MOST_CELLS = 50_000  # that JSON and pages hold one by one
+
+
+@dataclass(frozen=True)
+class DirectionRow:
+    """The forward or the backward of a pipeline.
+
+    `sent_bytes` are what a rank sends in a tick, `received_bytes` what its `receive_slots` take.
+    `read_bytes` are of the rows for each microbatch that another loop left, `written_bytes` of what
+    the layers leave or, in a backward, of the gradients that they add up.
+    """
+
+    direction: str  # forward or backward
+    sent_bytes: int
+    receive_slots: int
+    received_bytes: int
+    weights_bytes: int
+    read_bytes: int
+    written_bytes: int
+
+
+@dataclass(frozen=True)
+class PipelineTimes:
+    """What a pipeline takes on a device, with each rank waiting for its neighbours alone.
+
+    `layer_ns` are of one layer of each direction and `permute_ns` of what it sends; `head_ns` is
+    what a rank does where a backward begins, `rest_ns` all else of a tick. `bubble` is the share of
+    the ranks' time in which they run no layers that count, and no head.
+    """
+
+    total_ns: float
+    bubble: float
+    layer_ns: tuple[float, ...]
+    permute_ns: tuple[float, ...]
+    head_ns: float
+    rest_ns: float
+
+
+@dataclass(frozen=True)
+class PipelineReport:
+    """One pipeline of a program.
+
+    `devices` hold what is said of a rank: several where other mesh axes are left to a partitioner.
+    `layers` are those of each virtual stage, chunk * ranks + rank. `cells` are a rank's ticks, or
+    its half ticks where a tick has a forward and a backward; `run` those with work. `permuted_read`
+    is the share of what is sent over the ring that anyone reads. `kept_bytes` are what a rank's
+    `kept_slots` hold between a forward and its backward; `reduced_bytes` are summed over the axis
+    at the end, by so many `reductions`.
+    """
+
+    place: str
+    kind: str  # gpipe, circular, 1f1b, interleaved-1f1b or custom
+    axis: str
+    mesh: str
+    devices: int
+    layers: tuple[int, ...]
+    cells: int
+    run: int
+    closed_form: float
+    formula: str
+    skips: bool
+    directions: tuple[DirectionRow, ...]
+    permuted_read: float
+    kept_bytes: int
+    weights_bytes: int
+    reductions: int
+    reduced_bytes: int
+    schedule: Lockstep
+    times: PipelineTimes | None = None
+
+    @property
+    def bubble(self) -> float:
+        """The share of the cells that have no work."""
+        return 1 - self.run / self.cells
+
+    @property
+    def permuted_bytes(self) -> int:
+        """What a rank sends in all ticks."""
+        return self.schedule.ticks * sum(each.sent_bytes for each in self.directions)
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether there are few enough cells to show each of them."""
+        return self.cells <= MOST_CELLS
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; `timeline` is a row for each rank, of what it runs in each tick: `0F3`
+        for the forward of virtual stage 0 on microbatch 3."""
+        schedule = self.schedule
+        return {
+            "kind": self.kind,
+            "place": self.place,
+            "axis": self.axis,
+            "mesh": self.mesh,
+            "devices": self.devices,
+            "ranks": schedule.ranks,
+            "chunks": schedule.chunks,
+            "microbatches": schedule.microbatches,
+            "layers": list(self.layers),
+            "ticks": schedule.ticks,
+            "cells": self.cells,
+            "run": self.run,
+            "bubble": self.bubble,
+            "closed_form": self.closed_form,
+            "formula": self.formula,
+            "skips": self.skips,
+            "directions": [asdict(each) for each in self.directions],
+            "permuted_bytes": self.permuted_bytes,
+            "permuted_read": self.permuted_read,
+            "kept_slots": schedule.kept_slots,
+            "kept_bytes": self.kept_bytes,
+            "weights_bytes": self.weights_bytes,
+            "reductions": self.reductions,
+            "reduced_bytes": self.reduced_bytes,
+            "times": None if self.times is None else asdict(self.times),
+            "timeline": self._ticks() if self.is_drawn else None,
+        }
+
+    def _ticks(self) -> list[list[str]]:
+        timeline = tick_timeline(self.kind, self.schedule)
+        found: list[list[str]] = []
+        for row, starts in zip(timeline.table.rows, timeline.starts, strict=True):
+            ticks: list[list[str]] = [[] for _ in range(self.schedule.ticks)]
+            for step, start in zip(row, starts, strict=True):
+                ticks[int(start)].append(str(step))
+            found.append([" ".join(steps) for steps in ticks])
+        return found

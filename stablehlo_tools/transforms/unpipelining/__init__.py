@@ -1,0 +1,1 @@
+"""Finding the layer scan that a pipeline computes, and writing it."""
