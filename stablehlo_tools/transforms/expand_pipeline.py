@@ -39,8 +39,8 @@ Preconditions:
       or an auxiliary loss that is not a sum over samples are refused by name.
   P5  `repeats` is 1 for gpipe, and no option is out of its range.
   P6  What an iteration hands on is of integers, booleans or real floats.
-  P7  For 1f1b: one forward loop, and one backward loop that reads what it leaves; and a loss that is
-      a sum over samples, for what the backward loop needs of it. A count of tokens may divide it.
+  P7  For 1f1b: one forward loop, and one backward loop that reads what it leaves; and a loss that
+      is a sum over samples, for what the backward loop needs. A count of tokens may divide it.
 
 Guarantees: the signature as it was. Samples are computed by the same ops on fewer at a time:
 bitwise as before where the backend computes a row of a dot alike however many there are. Sums over

@@ -21,9 +21,9 @@ from stablehlo_tools.analysis.batch_dims.layout import Step
 from stablehlo_tools.analysis.batch_dims.propagation import BatchDims
 from stablehlo_tools.analysis.batch_dims.rules import BARRIER
 from stablehlo_tools.analysis.reducers import is_identity_of, reducer_kind
+from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.building import element_of
 from stablehlo_tools.ir.constants import splat_of
-from stablehlo_tools.bindings import ir
 
 _SHAPE = frozenset(
     f"stablehlo.{name}" for name in ("broadcast_in_dim", "reshape", "reverse", "slice", "transpose")
@@ -183,7 +183,7 @@ class PartialSums:
 
     def _carried(
         self, node: Node, place: int, before: str | None, now: str | None
-    ) -> str | None | Node:
+    ) -> str | Node | None:
         """What a carry is of, from before the loop and from an iteration."""
         if before == now:
             return before

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.loop_indices import LoopIndices
@@ -98,9 +99,9 @@ def _keeps_weights(outer: LayerLoop, inner: LayerLoop) -> bool:
         maker = producer(value)
         if maker is not None and is_inside(maker, outer.op):
             return False
-        if maker is None and value in list(outer.block.arguments):
-            if ir.BlockArgument(value).arg_number not in outer.constants:
-                return False
+        is_carried = maker is None and value in list(outer.block.arguments)
+        if is_carried and ir.BlockArgument(value).arg_number not in outer.constants:
+            return False
     return True
 
 
@@ -249,7 +250,7 @@ class _Reader:
         if row is None or any(not 0 <= place < whole[0] for place in row):
             return None
         step = row[1] - row[0]
-        steady = all(b - a == step for a, b in zip(row, row[1:], strict=False))
+        steady = all(b - a == step for a, b in pairwise(row))
         return row if steady else None
 
     def _part(self, op: ir.Operation, before_starts: int) -> list[int]:

@@ -56,7 +56,8 @@ class CountedLoop:
         """Ends the body; what the loop carries at its end."""
         following = self.inside.same("add", self.counter, self._one)
         _return(self.inside, [following, *values])
-        return [result for result in self.op.results][1:]
+        results: list[ir.Value] = list(self.op.results)
+        return results[1:]
 
 
 def _return(place: Place, values: Sequence[ir.Value]) -> None:

@@ -24,9 +24,10 @@ class Head:
     `nodes` run on each microbatch; `starts` are the values by which they hand the backward loop its
     carries, by carry; `sums` are terms that the rest of the program needs added up, `finals` values
     of samples that it needs of the whole batch. `flows` are the carries of the forward loop that
-    the head reads, `whole_flows` those that the rest of the program needs of the whole batch. `gone`
-    are all ops that have no place any more, `late` those in front of the backward loop that
-    wait for the whole pipeline, in order.
+    the head reads, `whole_flows` those that the rest of the program needs of the whole batch.
+    `residuals` are the stacks that the backward loop reads and the forward loop writes, carry by
+    carry. `gone` are all ops that have no place any more, `late` those in front of the backward
+    loop that wait for the whole pipeline, in order.
     """
 
     body: Body

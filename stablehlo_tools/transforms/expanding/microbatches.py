@@ -15,12 +15,14 @@ from stablehlo_tools.analysis.batch_dims.seeds import (
     try_seeds,
 )
 from stablehlo_tools.analysis.layer_loops.reading import LayerLoop
-from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.diagnostics import ToolError, note
 from stablehlo_tools.ir.values import is_float
 from stablehlo_tools.ir.walk import is_inside
 from stablehlo_tools.transforms.expanding.phases import Phase, plan_phase
 
 _MOST_PLANNED = 8
+_MOST_TOLD = 3
+_SAMPLES_RANK = 2  # of floats; labels may be a vector of integers
 
 
 @dataclass(frozen=True)
@@ -41,18 +43,43 @@ def find_cut(graph: Graph, loops: Sequence[LayerLoop], parts: int, given: Seeds 
     if given is not None:
         return _planned(try_seeds(graph, strided(graph, given, parts), parts), loops)
     refusals: list[ToolError] = []
+    goes_over_samples = False
     for group in _groups(graph):
-        for trial in _likely(graph, loops, group, parts):
+        trials = [
+            try_seeds(graph, strided(graph, seeds, parts), parts)
+            for seeds in candidates(graph, group, parts)
+        ]
+        goes_over_samples |= any(t.independent and not _over_layers(loops, t) for t in trials)
+        for trial in _likely(loops, trials):
             try:
                 return _planned(trial, loops)
             except ToolError as error:
                 refusals.append(error)
     if refusals:
         raise refusals[0]
-    raise ToolError(
-        f"expand-pipeline: no argument has a dimension that {parts} microbatches divide and that "
-        "all layer loops carry (P3)",
+    raise _no_layers(loops) if goes_over_samples else _no_batch(graph, loops, parts)
+
+
+def _no_layers(loops: Sequence[LayerLoop]) -> ToolError:
+    return ToolError(
+        "expand-pipeline: the program has no loop over layers: this one goes over samples, or over "
+        "what is computed from them (P2); write the layers as a lax.scan over stacked weights",
         loops[0].op.location,
+    )
+
+
+def _no_batch(graph: Graph, loops: Sequence[LayerLoop], parts: int) -> ToolError:
+    """Says which arguments could be the batch, but for their sizes."""
+    undivided: list[str] = []
+    for place, number in enumerate(graph.root.arguments):
+        kind, shape = graph.values[number].type, graph.shape(number) or ()
+        if shape and shape[0] % parts and not (is_float(kind) and len(shape) < _SAMPLES_RANK):
+            undivided.append(f"argument {place} has {shape[0]} rows, which {parts} do not divide")
+    return ToolError(
+        f"expand-pipeline: no argument has a dimension that {parts} microbatches divide and that "
+        "every loop over layers carries from one layer to the next (P3)",
+        loops[0].op.location,
+        tuple(note(text, loops[0].op.location) for text in undivided[:_MOST_TOLD]),
     )
 
 
@@ -88,19 +115,21 @@ def _groups(graph: Graph) -> Iterable[list[int]]:
     yield [n for n in arguments if is_float(graph.values[n].type)]
 
 
-def _likely(
-    graph: Graph, loops: Sequence[LayerLoop], arguments: Sequence[int], parts: int
-) -> list[Trial]:
-    """Trials that put a flow of every loop in parts, the likeliest first."""
-    found: list[tuple[int, int, int, Trial]] = []
-    for place, seeds in enumerate(candidates(graph, arguments, parts)):
-        trial = try_seeds(graph, strided(graph, seeds, parts), parts)
+def _likely(loops: Sequence[LayerLoop], trials: Sequence[Trial]) -> list[Trial]:
+    """Trials that put a flow of every layer loop in parts, the likeliest first."""
+    found: list[Trial] = []
+    for trial in trials:
         chosen = _over_layers(loops, trial)
         if chosen and all(_carries(loop, trial) for loop in chosen):
-            dim = next(iter(seeds.values())).dim
-            found.append((len(trial.dims.meetings), dim, place, trial))
-    found.sort(key=lambda entry: (entry[1], entry[0], -entry[3].work, entry[2]))
-    return [extended(trial) for _, _, _, trial in found[:_MOST_PLANNED]]
+            found.append(trial)
+    found.sort(key=_unlikeliness)
+    return [extended(trial) for trial in found[:_MOST_PLANNED]]
+
+
+def _unlikeliness(trial: Trial) -> tuple[int, int, int]:
+    """Outer dimensions are likelier, then those that are mixed less, then more work."""
+    dim = min(layout.dim for layout in trial.seeds.values())
+    return dim, len(trial.dims.meetings), -trial.work
 
 
 def _carries(loop: LayerLoop, trial: Trial) -> bool:

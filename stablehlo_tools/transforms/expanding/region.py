@@ -1,4 +1,4 @@
-"""A manual computation over one axis, written from the inside: what it takes is found on the way."""
+"""A manual computation over one axis, written from the inside: what it takes, turns up."""
 
 from __future__ import annotations
 

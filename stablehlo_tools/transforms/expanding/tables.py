@@ -18,8 +18,9 @@ from stablehlo_tools.transforms.splitting.pieces import Place
 class Row(NamedTuple):
     """What a rank does in a tick, in scalars: i32, and i1 for `runs` and `ends`.
 
-    `first` and `layers` are the iterations of the chunk: the first one, and how many; `ends` says that it is the last one of the
-    direction; the others are those of a `Cell`, `source` and `kept` never below 0.
+    `first` and `layers` are the iterations of the chunk, the first one and how many; `ends` says
+    that it is the last chunk of the direction, `received` that its input came from another; the
+    others are those of a `Cell`, `source` and `kept` never below 0.
     """
 
     runs: ir.Value

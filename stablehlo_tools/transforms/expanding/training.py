@@ -48,7 +48,8 @@ def write_training(plan: Training, schedule: Lockstep, region: Region, how: How)
     slots = waiting_slots(schedule)
     if plan.forward.loop.reverse:
         schedule = mirrored(schedule)
-    assert schedule.forward is not None and schedule.backward is not None
+    assert schedule.forward is not None
+    assert schedule.backward is not None
     head, backward = plan.head, plan.backward
     first = PhaseWriter(
         plan.forward, schedule.forward, region, how, head.whole_flows, schedule.kept_slots
@@ -79,7 +80,7 @@ def write_training(plan: Training, schedule: Lockstep, region: Region, how: How)
 
 
 def mirrored(schedule: Lockstep) -> Lockstep:
-    """The schedule with the last virtual stage for the first, for layers that are run in reverse."""
+    """The schedule with the last virtual stage for the first, for layers run in reverse."""
     directions = [_mirrored(each, schedule.chunks) for each in schedule.directions]
     return replace(schedule, forward=directions[0], backward=directions[1])
 
@@ -94,7 +95,8 @@ def _mirrored(direction: Direction, chunks: int) -> Direction:
 
 def waiting_slots(schedule: Lockstep) -> int:
     """How many microbatches wait at once between their last forward and their first backward."""
-    assert schedule.forward is not None and schedule.backward is not None
+    assert schedule.forward is not None
+    assert schedule.backward is not None
     last = schedule.ranks - 1
     final = schedule.chunks - 1
     ends = _ticks(schedule.forward, last, final)
@@ -215,7 +217,7 @@ class HeadWriter:
             for kind in map(self._part, self._head.starts.values())
         ]
         _return(other, [*unused, *held[waiting:]])
-        results = list(choice.results)
+        results: list[ir.Value] = list(choice.results)
         found = dict(zip(self._head.starts, results, strict=False))
         return found, [*held[:waiting], *results[len(found) :]]
 

@@ -78,7 +78,8 @@ class Results:
                 start = op.operands[carry]
                 moved = splat_like(place, step * loop.trips, start)
                 self._stand_for(carry, place.same("add", start, moved))
-        for (kind, carry), value in zip(self._order, outer, strict=True):
+        for (kind, carry), result in zip(self._order, outer, strict=True):
+            value = result
             before = op.operands[carry]
             if kind == "flow":
                 value = place.reshape(value, shape_of(before))
