@@ -41,11 +41,12 @@ def dot_general(asked: Asked) -> Step | None:
 def convolution(asked: Asked) -> Step | None:
     """The batch of the images; or, in the gradient of a kernel, the features that are summed."""
     op = asked.op
-    if asked.integer("batch_group_count", 1) != 1:
-        return None
     dims = bindings.ConvDimensionNumbers(op.attributes["dimension_numbers"])
     image, kernel = asked.layouts
+    by_batch = asked.integer("batch_group_count", 1) != 1
     grouped = asked.integer("feature_group_count", 1) != 1
+    if by_batch and (grouped or None in asked.layouts):
+        return None
     if image is not None and kernel is None and image.dim == dims.input_batch_dimension:
         return Step((image, None), (image.at(dims.output_batch_dimension),))
     if grouped:

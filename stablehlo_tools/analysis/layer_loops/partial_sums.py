@@ -28,7 +28,8 @@ from stablehlo_tools.ir.constants import splat_of
 _SHAPE = frozenset(
     f"stablehlo.{name}" for name in ("broadcast_in_dim", "reshape", "reverse", "slice", "transpose")
 ) | {"sdy.sharding_constraint"}
-_UNARY = frozenset({"stablehlo.negate", "stablehlo.convert", "stablehlo.real", "stablehlo.imag"})
+_UNARY = frozenset({"stablehlo.negate", "stablehlo.real", "stablehlo.imag"})
+_EXACT_COUNT = 32  # bits of an integer that counts do not wrap around in
 _ALL_TERMS = frozenset(
     f"stablehlo.{name}" for name in ("add", "subtract", "concatenate", "complex")
 )
@@ -91,6 +92,8 @@ class PartialSums:
             if kind is None or not is_identity_of(kind, node.op.operands[0]):
                 self._block(node, node)
                 return
+        if kind == "add" and _is_boolean(node):
+            kind = "or"
         if kind is not None:
             self.terms.update(dict.fromkeys(node.results, kind))
 
@@ -236,6 +239,11 @@ class PartialSums:
                     self.blocked[result] = node
 
 
+def _is_boolean(node: Node) -> bool:
+    element = element_of(node.op.results[0])
+    return isinstance(element, ir.IntegerType) and element.width == 1
+
+
 _Rule = Callable[[PartialSums, Node, list[bool]], bool]
 
 
@@ -244,7 +252,20 @@ def _product(_: PartialSums, node: Node, terms: list[bool]) -> bool:
 
 
 def _quotient(_: PartialSums, node: Node, terms: list[bool]) -> bool:
-    return terms == [True, False]
+    """Of floats: integers round towards 0."""
+    element = element_of(node.op.results[0])
+    return terms == [True, False] and not isinstance(element, ir.IntegerType)
+
+
+def _convert(_: PartialSums, node: Node, terms: list[bool]) -> bool:
+    """What keeps sums: between floats but for rounding, between integers where none is cut off that
+    would have carried, from counts to floats."""
+    before, after = element_of(node.op.operands[0]), element_of(node.op.results[0])
+    if not isinstance(before, ir.IntegerType):
+        return not isinstance(after, ir.IntegerType)
+    if isinstance(after, ir.IntegerType):
+        return 1 < after.width <= before.width
+    return before.width >= _EXACT_COUNT
 
 
 def _select(sums: PartialSums, node: Node, terms: list[bool]) -> bool:
@@ -279,6 +300,7 @@ _LINEAR: dict[str, _Rule] = {
     "stablehlo.dot_general": _product,
     "stablehlo.convolution": _product,
     "stablehlo.divide": _quotient,
+    "stablehlo.convert": _convert,
     "stablehlo.select": _select,
     "stablehlo.dynamic_slice": _first,
     "stablehlo.gather": _first,

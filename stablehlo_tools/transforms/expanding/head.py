@@ -50,7 +50,8 @@ def plan_head(body: Body, forward: Phase, backward: Phase) -> Head:
     terms = PartialSums(forward.dims)
     terms.visit(hanging)
     residuals = _residuals(forward, backward, hanging)
-    run = _on_samples(terms, hanging)
+    _check_taken(forward, backward, hanging, residuals)
+    run = _on_samples(terms, forward, hanging)
     starts = _starts(terms, run, hanging, forward, backward)
     made = {number: node for node in run for number in node.results}
     outside = _used_outside(body, run, {forward.node, backward.node})
@@ -117,11 +118,48 @@ def _residuals(forward: Phase, backward: Phase, hanging: list[Node]) -> dict[int
     return found
 
 
-def _on_samples(terms: PartialSums, hanging: list[Node]) -> set[Node]:
+def _check_taken(
+    forward: Phase, backward: Phase, hanging: list[Node], residuals: dict[int, int]
+) -> None:
+    """That the backward loop takes nothing of the forward loop and the head but residuals, each for
+    itself alone, and the flows that it starts from."""
+    given = {number for node in (forward.node, *hanging) for number in node.results}
+    for carry, number in enumerate(backward.node.operands):
+        if number in given and carry not in residuals and carry not in backward.flows:
+            raise _not_separable(
+                backward.node,
+                backward,
+                "takes what the forward loop or the head gives for all samples in",
+            )
+    inner = {n for each in backward.body.nodes for n in inputs_of(each)}
+    if not given.isdisjoint(inner):
+        raise _not_separable(
+            backward.node,
+            backward,
+            "takes what the forward loop or the head gives for all samples in",
+        )
+    for source in residuals.values():
+        users = [use.owner.operation for use in forward.loop.op.results[source].uses]
+        if any(op != backward.loop.op for op in users):
+            raise _not_separable(forward.node, backward, "leaves a stack that is used outside of")
+        if any(
+            write.update in forward.terms.terms
+            for write in forward.writes
+            if write.rows.carry == source
+        ):
+            raise _not_separable(forward.node, backward, "leaves a sum over the whole batch for")
+
+
+def _on_samples(terms: PartialSums, forward: Phase, hanging: list[Node]) -> set[Node]:
     """The ops that can run on one microbatch: they give samples, or sums over them, and take
     nothing of the whole batch."""
     found: set[Node] = set()
-    late: set[int] = set()
+    in_parts = {
+        forward.node.results[carry]
+        for carry in forward.flows
+        if forward.node.results[carry] in terms.dims.layouts
+    }
+    late = set(forward.node.results) - in_parts
     for node in hanging:
         if late.isdisjoint(inputs_of(node)) and _runs_on_samples(terms, node):
             found.add(node)
@@ -149,20 +187,23 @@ def _starts(
     backward: Phase,
 ) -> dict[int, int]:
     """What the backward loop starts from, where that hangs on the forward loop."""
-    passed = {forward.node.results[carry] for carry in forward.flows}
+    passed = {
+        n
+        for n in (forward.node.results[carry] for carry in forward.flows)
+        if n in terms.dims.layouts
+    }
+    given = set(forward.node.results)
     made = {number: node for node in hanging for number in node.results}
     found: dict[int, int] = {}
-    for carry in (*backward.flows, *backward.loop.constants, *backward.sums):
+    for carry in backward.flows:
         number = backward.node.operands[carry]
         node = made.get(number)
-        if node is None and number in passed:
-            found[carry] = number
-        if node is None:
-            continue
-        is_sample = node in run and number not in terms.terms
-        if not is_sample or carry in backward.sums:
+        if node is None and number in given - passed:
+            raise _whole(terms, forward.node, number, backward)
+        if node is not None and (node not in run or number in terms.terms):
             raise _whole(terms, node, number, backward)
-        found[carry] = number
+        if node is not None or number in passed:
+            found[carry] = number
     return found
 
 

@@ -99,12 +99,15 @@ def _planned(trial: Trial, loops: Sequence[LayerLoop]) -> Cut:
 
 
 def _over_layers(loops: Sequence[LayerLoop], trial: Trial) -> list[LayerLoop]:
-    """The loops that take rows of weights, not of samples; of nested ones, the outermost."""
+    """The loops that take rows of weights, not of samples; of nested ones, the outermost.
+
+    Rows of samples have the batch among their dimensions.
+    """
     found: list[LayerLoop] = []
     for loop in loops:
         inside = any(is_inside(loop.op, outer.op) for outer in found)
         stacks = [trial.dims.layout_of(loop.op.results[carry]) for carry in loop.weights]
-        if not inside and None in stacks:
+        if not inside and any(layout is None or layout.dim == 0 for layout in stacks):
             found.append(loop)
     return found
 

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from stablehlo_tools.analysis.batch_dims.graph import Body, Node
 from stablehlo_tools.analysis.batch_dims.propagation import BatchDims
 from stablehlo_tools.analysis.layer_loops.partial_sums import PartialSums
 from stablehlo_tools.analysis.layer_loops.reading import LayerLoop, Rows
+from stablehlo_tools.analysis.reducers import identity_of
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.ir.building import element_of
 from stablehlo_tools.ir.values import key_of
 from stablehlo_tools.transforms.expanding.refusals import mixing_refusal
 from stablehlo_tools.transforms.reduce_scatter.rewriting import has_uses
+
+_ADDING = frozenset({"stablehlo.add", "sdy.sharding_constraint"})
 
 
 @dataclass(frozen=True)
@@ -35,9 +42,11 @@ class RowWrite:
 class Phase:
     """A layer loop on one microbatch.
 
-    `flows` are the carries that go from rank to rank, `sums` those that only add terms up; `reads`
-    and `writes` the rows of stacks. `nodes` are the ops of an iteration, without those of `reads`
-    and `writes`; `terms` tells which values are terms of a sum over the microbatches.
+    `flows` are the carries that go from rank to rank, `sums` those that only add terms up, each
+    rank for itself. `term_flows` are the flows that are terms: of those the first microbatch takes
+    what the loop starts from, the others 0. `reads` and `writes` are the rows of stacks, `nodes`
+    the other ops of an iteration; `terms` tells which values are terms of a sum over the
+    microbatches.
     """
 
     loop: LayerLoop
@@ -46,10 +55,23 @@ class Phase:
     terms: PartialSums
     flows: tuple[int, ...]
     sums: tuple[int, ...]
+    term_flows: frozenset[int]
     reads: tuple[RowRead, ...]
     writes: tuple[RowWrite, ...]
     nodes: tuple[Node, ...]
     node: Node = field(repr=False)
+
+    def start_of_rows(self, carry: int, element: ir.Type) -> float | int:
+        """What a stacked result holds before the first microbatch: for terms, the number that their
+        reduction never shows."""
+        kinds = {
+            self.terms.terms[write.update]
+            for write in self.writes
+            if write.rows.carry == carry and write.update in self.terms.terms
+        }
+        start = identity_of(kinds.pop(), element) if kinds else 0
+        assert start is not None
+        return start
 
     @property
     def written(self) -> tuple[int, ...]:
@@ -63,11 +85,13 @@ def plan_phase(loop: LayerLoop, dims: BatchDims) -> Phase:
     body = node.bodies[1]
     live = _live(loop, body, node)
     terms, sums = _sums(loop, body, dims, live)
+    alone = {carry for carry in sums if _only_grows(body, carry)}
     reads = _reads(loop, body)
     writes = [w for w in _writes(loop, body) if w.rows.carry in live]
     for write in writes:
         if write.update in terms.blocked:
             raise mixing_refusal(terms, terms.blocked[write.update])
+        _check_kind(terms, write, loop)
     ends = [body.returned[c] for c in loop.flows if c in live] + [w.update for w in writes]
     nodes = needed(body, ends, {n for read in reads for n in read.node.results})
     used = {number for n in nodes for number in n.inputs} | set(ends)
@@ -76,13 +100,55 @@ def plan_phase(loop: LayerLoop, dims: BatchDims) -> Phase:
         body,
         dims,
         terms,
-        tuple(c for c in loop.flows if c in live and c not in sums),
-        tuple(sorted(sums)),
+        tuple(c for c in loop.flows if c in live and c not in alone),
+        tuple(sorted(alone)),
+        frozenset(sums - alone),
         tuple(read for read in reads if read.node.results[0] in used),
         tuple(writes),
         nodes,
         node,
     )
+
+
+def _only_grows(body: Body, carry: int) -> bool:
+    """Whether an iteration does nothing with a carry but add to it."""
+    makers = {number: node for node in body.nodes for number in node.results}
+    uses = Counter(number for node in body.nodes for number in inputs_of(node))
+    uses.update(body.returned)
+    number, argument = body.returned[carry], body.arguments[carry]
+    while number != argument:
+        node = makers.get(number)
+        if node is None or uses[number] != 1:
+            return False
+        onward = [n for n in node.operands if _hangs_on(n, argument, makers)]
+        if node.name not in _ADDING or len(onward) != 1:
+            return False
+        number = onward[0]
+    return uses[argument] == 1
+
+
+def _hangs_on(number: int, argument: int, makers: dict[int, Node]) -> bool:
+    pending, seen = [number], set[int]()
+    while pending:
+        each = pending.pop()
+        if each == argument:
+            return True
+        if each not in seen and each in makers:
+            seen.add(each)
+            pending += inputs_of(makers[each])
+    return False
+
+
+def _check_kind(terms: PartialSums, write: RowWrite, loop: LayerLoop) -> None:
+    """Whether terms that go into a stack can be collected there."""
+    kind = terms.terms.get(write.update)
+    element = element_of(loop.op.operands[write.rows.carry])
+    if kind is not None and identity_of(kind, element) is None:
+        raise ToolError(
+            f"expand-pipeline: a stack of {element} takes the {kind} over the batch, which has no "
+            "neutral element to begin with (P6)",
+            loop.op.location,
+        )
 
 
 def _sums(

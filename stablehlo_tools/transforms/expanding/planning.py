@@ -77,7 +77,12 @@ def plan_expansion(module: ir.Module, options: Options) -> Plan:
     loops = _loops(main, effects)
     microbatches = options.microbatches or axis.size
     graph = Graph.of(block)
-    cut = find_cut(graph, loops, microbatches, _given(graph, main, options, microbatches))
+    try:
+        cut = find_cut(graph, loops, microbatches, _given(graph, main, options, microbatches))
+    except ToolError:
+        for loop in loops:
+            _check_effects(loop, effects)  # the better reason, where there is one
+        raise
     for phase in cut.phases:
         _check_loop(phase.loop, _chunks(phase, axis, options), effects)
         _check_types(phase)
@@ -206,6 +211,10 @@ def _check_loop(loop: LayerLoop, chunks: Chunks, effects: Effects) -> None:
             f"each of {chunks.ranks} ranks (P2)",
             loop.op.location,
         )
+    _check_effects(loop, effects)
+
+
+def _check_effects(loop: LayerLoop, effects: Effects) -> None:
     found = effects.in_block(loop.block)
     if found:
         raise ToolError(

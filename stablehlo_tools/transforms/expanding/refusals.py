@@ -10,6 +10,12 @@ from stablehlo_tools.diagnostics import ToolError, note
 def mixing_refusal(terms: PartialSums, node: Node) -> ToolError:
     """Names the op that needs the whole batch, and the sum over samples that it takes, if any."""
     source = source_of(terms, node)
+    if source is None and node.name == "stablehlo.custom_call":
+        return ToolError(
+            f"expand-pipeline: {node.name} takes samples of the batch, and nobody knows what it "
+            "does with each, so that it cannot run on one microbatch (P4)",
+            node.op.location,
+        )
     if source is None:
         return ToolError(
             f"expand-pipeline: {node.name} mixes samples of the batch, so that it cannot run on "

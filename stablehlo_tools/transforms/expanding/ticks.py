@@ -134,7 +134,8 @@ class PhaseWriter:
             state.sums[carry] = place.splat(0, shape_of(whole), wide(element_of(whole)))
         for carry in self._phase.written:
             shape, element = self._store_shape(carry)
-            state.stores[carry] = place.splat(0, shape, element)
+            start = self._phase.start_of_rows(carry, element)
+            state.stores[carry] = place.splat(start, shape, element)
         return state
 
     def run(
@@ -154,7 +155,7 @@ class PhaseWriter:
         loop = CountedLoop(place, limit, [*flows, *inner.flat()])
         carried = loop.arguments
         inner = inner.like(carried[len(flows) :])
-        outside = self._outside(loop, row, starts)
+        outside = self._outside(loop, row)
         after, ends = self._layer(loop, row, carried[: len(flows)], inner, (outside, kept))
         results = loop.close([*ends, *after.flat()])
         after = after.like(results[len(flows) :])
@@ -220,15 +221,13 @@ class PhaseWriter:
         ]
         return State({}, {}, sums, stores), ends
 
-    def _outside(self, loop: CountedLoop, row: Row, starts: Mapping[int, ir.Value]) -> Outside:
+    def _outside(self, loop: CountedLoop, row: Row) -> Outside:
         """Values from outside of the layer loop; parts of them are taken once a tick."""
         phase = self._phase
         place_of = {n: c for c, n in enumerate(phase.body.arguments)}
         cuts: dict[tuple[int, Layout], ir.Value] = {}
 
         def outside(number: int, layout: Layout | None) -> ir.Value:
-            if place_of.get(number) in starts and layout is not None:
-                return starts[place_of[number]]
             if number in place_of:
                 value = phase.loop.op.operands[place_of[number]]
             else:
@@ -349,6 +348,9 @@ class PhaseWriter:
             layout = self._flow_layout(carry)
             if layout is not None:
                 start = cut(place, start, layout, self._parts, row.microbatch)
+            if carry in self._phase.term_flows:
+                first = place.compare("EQ", row.microbatch, number(place, 0))
+                start = place.same("select", first, start, splat_like(place, 0, start))
         return place.same("select", row.received, come, start)
 
     def _finished(
@@ -356,6 +358,9 @@ class PhaseWriter:
     ) -> ir.Value:
         """A flow behind the last layer, put where its microbatch belongs."""
         layout = self._flow_layout(carry)
+        if carry in self._phase.term_flows:
+            total = place.same("add", whole, as_type(place, part, whole))
+            return place.same("select", row.ends, total, whole)
         if layout is None:
             return place.same("select", row.ends, part, whole)
         sizes = shape_of(whole)
@@ -386,8 +391,10 @@ class PhaseWriter:
 
     def _final_shape(self, carry: int) -> tuple[list[int], ir.Type]:
         whole, layout = self._operand(carry), self._flow_layout(carry)
-        shape = shape_of(whole)
-        return (apart(shape, layout, self._parts) if layout else shape), element_of(whole)
+        shape, element = shape_of(whole), element_of(whole)
+        if carry in self._phase.term_flows:
+            return shape, wide(element)
+        return (apart(shape, layout, self._parts) if layout else shape), element
 
     def _store_shape(self, carry: int) -> tuple[list[int], ir.Type]:
         """[chunks or slots, layers, span, row]."""

@@ -83,6 +83,7 @@ class Results:
             before = op.operands[carry]
             if kind == "flow":
                 value = place.reshape(value, shape_of(before))
+                value = as_element(place, value, element_of(before))
             elif kind == "sum":
                 value = as_element(place, value, element_of(before))
                 if splat_of(before) != 0:
