@@ -1,8 +1,8 @@
 """Write where expand-pipeline with layout=pipeline puts the layers of a program, as JSON.
 
 INPUT is the program before the pass; PIPELINE has the options that it is to be expanded with. MAP
-has, for each number of layers, `order`: at place i of a stack lies layer order[i]; and the arguments
-and results that are such stacks. Without -o it goes to standard output.
+has, for each number of layers, `order`: at place i of a stack lies layer order[i]; and the
+arguments and results that are such stacks. Without -o it goes to standard output.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from stablehlo_tools.analysis.pipelines.bubbles import bubble_of, schedule_name
-from stablehlo_tools.analysis.pipelines.reading import Pipeline
+from stablehlo_tools.analysis.pipelines.pipeline import Pipeline
 from stablehlo_tools.diagnostics import to_place
 from stablehlo_tools.report.pipeline_document import (
     DirectionRow,

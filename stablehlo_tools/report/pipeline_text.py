@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from stablehlo_tools.report.pipeline_document import PipelineReport
 from stablehlo_tools.report.pipeline_timeline import tick_timeline
+from stablehlo_tools.report.schedule_colours import MIXED
 from stablehlo_tools.report.schedule_gantt import IDLE, Gantt, shown
 from stablehlo_tools.report.units import duration, size
 
@@ -123,7 +124,12 @@ def _chart(pipeline: PipelineReport) -> Iterator[str]:
     for rank in range(ranks):
         yield f"r{rank}".ljust(label) + shown(gantt.row(rank), False)
     if gantt.in_blocks:
-        yield f"a column is a block of ticks: what most of its work is, or {IDLE} for idle"
+        yield (
+            f"a column is a block of ticks: F, B, or {MIXED} for both, in lower case where over a "
+            f"tenth of it is idle, {IDLE} where over half is"
+        )
+    elif pipeline.schedule.chunks > 1:
+        yield "odd chunks in lower case"
 
 
 def _count(count: int, noun: str, ending: str = "s") -> str:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from stablehlo_tools.analysis.pipelines.reading import Pipeline
+from stablehlo_tools.analysis.pipelines.pipeline import Pipeline
 from stablehlo_tools.analysis.pipelines.tick_loops import is_inside
 from stablehlo_tools.analysis.tasks.graph import TracedGraph
 from stablehlo_tools.bindings import ir
@@ -57,9 +57,7 @@ def _body_of(loop: ir.Operation, program: TracedGraph) -> TracedGraph | None:
 
 
 def _ns(op: ir.Operation, tick: TracedGraph) -> float:
-    return sum(
-        task.ns for task, ops in zip(tick.graph.tasks, tick.ops, strict=True) if op in ops
-    )
+    return sum(task.ns for task, ops in zip(tick.graph.tasks, tick.ops, strict=True) if op in ops)
 
 
 def _around(pipeline: Pipeline, tick: TracedGraph) -> tuple[float, float]:

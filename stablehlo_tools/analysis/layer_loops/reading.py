@@ -28,10 +28,11 @@ _ROW_RANK = 1  # a stack of rank 1 has scalars for rows: no weights, but a rate 
 
 @dataclass(frozen=True)
 class Access:
-    """A slice or an update of one row: row `offset` of those that belong to the iteration."""
+    """A slice or an update of `count` rows: from row `offset` of those of the iteration."""
 
     op: ir.Operation
     offset: int
+    count: int = 1
 
 
 @dataclass(frozen=True)
@@ -66,12 +67,13 @@ class LayerLoop:
 
     @property
     def weights(self) -> tuple[int, ...]:
-        """The stacks that it reads whose rows may be weights: floats of at least one dimension."""
+        """The stacks that it reads whose rows may be weights: vectors of floats or matrices of
+        anything, for weights may be quantised."""
+        kinds = {carry: self.op.operands[carry].type for carry in self.reads}
         return tuple(
             carry
-            for carry in self.reads
-            if is_float(kind := self.op.operands[carry].type)
-            and ir.RankedTensorType(kind).rank > _ROW_RANK
+            for carry, kind in kinds.items()
+            if ir.RankedTensorType(kind).rank > (_ROW_RANK if is_float(kind) else _ROW_RANK + 1)
         )
 
     @property
@@ -125,6 +127,12 @@ def read_layer_loop(loop: ir.Operation, effects: Effects) -> LayerLoop | None:
     return reader.layer_loop()
 
 
+def _covers(rows: Rows) -> bool:
+    """Whether updates take every row once."""
+    taken = [r for each in rows.accesses for r in range(each.offset, each.offset + each.count)]
+    return sorted(taken) == list(range(rows.span))
+
+
 def _constants(value: ir.Value) -> tuple[int, ...] | None:
     number = constant_integer(value)
     return None if number is None else (number,)
@@ -136,7 +144,7 @@ class _Reader:
         self._body = LoopBody(loop, effects)
         self._trips = trips
         self._indices = LoopIndices(self._body, trips, _constants)
-        self._slopes: list[int] = []
+        self._slopes: dict[tuple[int, bool], int] = {}  # of reads, and of writes, by carry
 
     def layer_loop(self) -> LayerLoop | None:
         body = self._body
@@ -151,13 +159,14 @@ class _Reader:
                     reads[carry] = rows
                 continue
             self._written(carry, reads, writes)
-        if len({slope > 0 for slope in self._slopes}) != 1:
+        reverse = self._direction(reads, writes)
+        if reverse is None:
             return None
         known = {*body.steps, *body.invariant, *writes}
         found = LayerLoop(
             self._loop,
             self._trips,
-            self._slopes[0] < 0,
+            reverse,
             dict(body.steps),
             frozenset(body.invariant - reads.keys()),
             reads,
@@ -165,6 +174,20 @@ class _Reader:
             tuple(c for c in range(len(body.arguments)) if c not in known),
         )
         return found if found.weights else None
+
+    def _direction(self, reads: dict[int, Rows], writes: dict[int, Rows]) -> bool | None:
+        """Whether the stacks are gone through from the end; those that are read the other way are
+        left out of `reads`. None where two are written in opposite directions, or none is read."""
+        written = {self._slopes[carry, True] < 0 for carry in writes}
+        if len(written) > 1 or not reads:
+            return None
+        reverse = written.pop() if written else self._slopes[next(iter(reads)), False] < 0
+        for carry in list(reads):
+            if (self._slopes[carry, False] < 0) != reverse:
+                if carry in writes:
+                    return None
+                del reads[carry]
+        return reverse
 
     def _users(self, value: ir.Value) -> list[tuple[ir.Operation, ir.Value]]:
         """The ops that read a value, or what a constraint makes of it; and what they read."""
@@ -207,7 +230,7 @@ class _Reader:
         if any(len(list(op.results[0].uses)) != 1 for op in updates):
             return
         rows = self._rows(carry, updates[::-1], 2)
-        if rows is None or {access.offset for access in rows.accesses} != set(range(rows.span)):
+        if rows is None or not _covers(rows):
             return
         others = [(op, read) for op, read in self._users(argument) if op not in updates]
         if others:
@@ -236,15 +259,20 @@ class _Reader:
             first = size - span * self._trips  # a window that the last offsets do not fill
             if first < 0 or any(not 0 <= low - first < span for low in lows):
                 return None
-        self._slopes.append(slope)
-        accesses = [Access(op, low - first) for op, low in zip(ops, lows, strict=True)]
+        self._slopes[carry, before_starts > 1] = slope
+        counts = [self._part(op, before_starts)[0] for op in ops]
+        accesses = [
+            Access(op, low - first, count) for op, low, count in zip(ops, lows, counts, strict=True)
+        ]
+        if any(access.offset + access.count > span for access in accesses):
+            return None
         return Rows(carry, first, span, tuple(accesses))
 
     def _starts(self, op: ir.Operation, before_starts: int) -> list[int] | None:
         """The row that an op begins at in each iteration, if it moves by a constant step."""
         whole, part = shape_of(op.operands[0]), self._part(op, before_starts)
         starts = list(op.operands)[before_starts:]
-        if not whole or part[0] != 1 or part[1:] != whole[1:]:
+        if not whole or part[1:] != whole[1:]:
             return None
         row = self._indices.of(starts[0])
         if row is None or any(not 0 <= place < whole[0] for place in row):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 from stablehlo_tools.schedules.lockstep import Cell, Lockstep
@@ -84,7 +85,8 @@ def schedule_name(schedule: Lockstep) -> str:
 def _alternates(schedule: Lockstep) -> bool:
     """Whether the last rank goes on to backwards after its first microbatch, and from then on runs
     no two forwards in a row."""
-    assert schedule.forward is not None and schedule.backward is not None
+    assert schedule.forward is not None
+    assert schedule.backward is not None
     last = schedule.ranks - 1
     steps: list[tuple[bool, Cell]] = []
     for ahead, back in zip(schedule.forward.cells, schedule.backward.cells, strict=True):
@@ -95,4 +97,4 @@ def _alternates(schedule: Lockstep) -> bool:
     turns = [is_back for is_back, _ in steps[first:]]
     before, after = steps[first][1], steps[first + 1][1]
     own = (before.chunk, before.microbatch) == (after.chunk, after.microbatch)
-    return own and all(one or other for one, other in zip(turns, turns[1:], strict=False))
+    return own and all(one or other for one, other in pairwise(turns))

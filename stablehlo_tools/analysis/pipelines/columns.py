@@ -11,7 +11,7 @@ class Column(enum.IntEnum):
     `RUNS`, `ENDS` and `RECEIVED` are flags: the rank has work; it is the last chunk of the
     direction; the input is taken from a receive slot. `CHUNK`, `MICROBATCH`, `SOURCE` and `KEPT`
     are those of a `schedules.lockstep.Cell`, never below 0. `DELIVERY` is the slot for what arrives
-    at the end of the tick. `FIRST` and `COUNT` are the first layer of the chunk and their number.
+    at the end of the tick. `FIRST` is the first layer of the chunk, `LAYERS` how many it has.
     """
 
     RUNS = 0
@@ -23,4 +23,4 @@ class Column(enum.IntEnum):
     KEPT = 6
     DELIVERY = 7
     FIRST = 8
-    COUNT = 9
+    LAYERS = 9

@@ -41,6 +41,9 @@ def read_direction(entries: Entries, *, training: bool) -> ReadDirection | None:
     work = (at[0] * chunks + chunk) * microbatches + microbatch
     if not np.array_equal(np.sort(work), np.arange(ranks * chunks * microbatches)):
         return None
+    slots = entries[..., (Column.SOURCE, Column.KEPT, Column.DELIVERY)]
+    if slots.max() > chunks * microbatches:  # one more than there can be values
+        return None
     stage = chunk * ranks + at[0]
     back = _is_backward(entries[at], stage, ranks * chunks - 1)
     sizes = _sizes(entries[at], stage, ranks * chunks)
@@ -62,8 +65,8 @@ def _is_backward(rows: Entries, stage: NDArray[np.int64], last: int) -> bool | N
 def _sizes(rows: Entries, stage: NDArray[np.int64], stages: int) -> tuple[int, ...] | None:
     """The layers of each virtual stage, where all rows agree and no layer is left out."""
     sizes, firsts = np.zeros(stages, np.int64), np.zeros(stages, np.int64)
-    sizes[stage], firsts[stage] = rows[:, Column.COUNT], rows[:, Column.FIRST]
-    same = (sizes[stage] == rows[:, Column.COUNT]) & (firsts[stage] == rows[:, Column.FIRST])
+    sizes[stage], firsts[stage] = rows[:, Column.LAYERS], rows[:, Column.FIRST]
+    same = (sizes[stage] == rows[:, Column.LAYERS]) & (firsts[stage] == rows[:, Column.FIRST])
     follows = np.array_equal(firsts, np.cumsum(sizes) - sizes)
     if not same.all() or not follows or (sizes < 1).any():
         return None

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts
+from stablehlo_tools.analysis.pipelines.flows import Classify
 from stablehlo_tools.analysis.pipelines.rank_tables import MeshAxis
-from stablehlo_tools.analysis.pipelines.tick_loops import Classify
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.values import key_of
 

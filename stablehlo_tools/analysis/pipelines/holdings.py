@@ -7,13 +7,9 @@ from typing import NamedTuple
 
 from stablehlo_tools.analysis.collectives import tensor_bytes
 from stablehlo_tools.analysis.pipelines.columns import Column
-from stablehlo_tools.analysis.pipelines.tick_loops import (
-    Entries,
-    Flow,
-    TickLoop,
-    is_inside,
-    outside_of,
-)
+from stablehlo_tools.analysis.pipelines.entries import Entries
+from stablehlo_tools.analysis.pipelines.flows import Flow
+from stablehlo_tools.analysis.pipelines.tick_loops import TickLoop, is_inside, outside_of
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.values import producer
 from stablehlo_tools.ir.walk import walk
@@ -34,7 +30,9 @@ class Holdings(NamedTuple):
     written: int
 
 
-def holdings(loop: TickLoop, layers: ir.Operation, flows: Iterable[Flow], entries: Entries) -> Holdings:
+def holdings(
+    loop: TickLoop, layers: ir.Operation, flows: Iterable[Flow], entries: Entries
+) -> Holdings:
     """What the layers of a direction hold, each stack once."""
     weights: dict[ir.Value, int] = {}
     read: dict[ir.Value, int] = {}
@@ -45,13 +43,11 @@ def holdings(loop: TickLoop, layers: ir.Operation, flows: Iterable[Flow], entrie
             continue
         found = read if Column.MICROBATCH in behind else weights
         found[stack] = _bytes(stack)
-    return Holdings(
-        weights, sum(read.values()), sum(map(_bytes, _written(loop, layers, flows)))
-    )
+    return Holdings(weights, sum(read.values()), sum(map(_bytes, _written(loop, layers, flows))))
 
 
 def kept_bytes(ahead: ir.Operation, back: ir.Operation) -> int:
-    """Bytes of the stacks that one layer loop leaves and another, in the same tick, takes rows of."""
+    """Bytes of the stacks that one layer loop leaves and another takes rows of in the same tick."""
     left = set(ahead.results)
     kept: dict[ir.Value, int] = {}
     for op in row_reads(back):
@@ -101,9 +97,7 @@ def _is_or_in(op: ir.Operation, outer: ir.Operation) -> bool:
     return op == outer or is_inside(op, outer)
 
 
-def _written(
-    loop: TickLoop, layers: ir.Operation, flows: Iterable[Flow]
-) -> Iterator[ir.Value]:
+def _written(loop: TickLoop, layers: ir.Operation, flows: Iterable[Flow]) -> Iterator[ir.Value]:
     """The carries of the loop over ticks that a layer loop goes on with."""
     handed = {flow.result for flow in flows}
     for position, value in enumerate(layers.operands):

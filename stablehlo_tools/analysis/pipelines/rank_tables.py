@@ -113,7 +113,8 @@ def _constant(value: ir.Value) -> NDArray[np.int32] | None:
     op = producer(value)
     if op is None or op.name not in CONSTANTS or len(shape_of(value)) != 3:
         return None
-    element = element_of(value)
-    if str(element) != "i32" or shape_of(value)[2] != len(Column):
+    if str(element_of(value)) != "i32" or shape_of(value)[2] != len(Column):
         return None
-    return np.array(ir.DenseElementsAttr(value_of(op)), dtype=np.int32)
+    attribute = value_of(op)
+    assert attribute is not None, "integers can be handed out"
+    return np.array(ir.DenseElementsAttr(attribute), dtype=np.int32)

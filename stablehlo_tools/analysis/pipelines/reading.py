@@ -10,13 +10,11 @@ that reads it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stablehlo_tools.analysis.collectives import (
-    Collective,
     ModuleFacts,
     classify_communication,
     find_collectives,
@@ -26,81 +24,17 @@ from stablehlo_tools.analysis.communication import MANUAL_COMPUTATION
 from stablehlo_tools.analysis.device_values import DeviceValues
 from stablehlo_tools.analysis.pipelines.columns import Column
 from stablehlo_tools.analysis.pipelines.directions import ReadDirection, read_direction
+from stablehlo_tools.analysis.pipelines.entries import Entries
 from stablehlo_tools.analysis.pipelines.finals import final_reductions
-from stablehlo_tools.analysis.pipelines.holdings import Holdings, holdings, kept_bytes
-from stablehlo_tools.analysis.pipelines.playing import is_consistent
-from stablehlo_tools.analysis.pipelines.rank_tables import MeshAxis
-from stablehlo_tools.analysis.pipelines.tick_loops import (
-    Classify,
-    Entries,
-    Flow,
-    TickLoop,
-    flows_of,
-    tick_loop,
-)
+from stablehlo_tools.analysis.pipelines.flows import Classify, flows_of
+from stablehlo_tools.analysis.pipelines.holdings import holdings, kept_bytes
+from stablehlo_tools.analysis.pipelines.pipeline import Iterations, Phase, Pipeline
+from stablehlo_tools.analysis.pipelines.schedules import schedule_of
+from stablehlo_tools.analysis.pipelines.tick_loops import TickLoop, tick_loop
 from stablehlo_tools.analysis.shardings import manual_axes
 from stablehlo_tools.analysis.trip_counts import constant_integer, counter_of
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.walk import walk
-from stablehlo_tools.schedules.lockstep import Lockstep
-
-Iterations = NDArray[np.int32]  # [ranks, ticks]: layers that a rank runs in a tick
-
-
-@dataclass(frozen=True)
-class Phase:
-    """One direction of a pipeline in the program.
-
-    `layers` is the loop over a chunk's layers, `iterations` how many of them a rank runs in each
-    tick, those on garbage among them. Bytes are of a rank: of `sent` a tick, of `received` slots.
-    """
-
-    back: bool
-    layers: ir.Operation
-    iterations: Iterations
-    permutes: tuple[ir.Operation, ...]
-    sent: int
-    received: int
-    held: Holdings
-
-
-@dataclass(frozen=True)
-class Pipeline:
-    """A pipeline as it stands in a module.
-
-    `schedule` is what its tables say. `devices` hold what is said of one rank: several where other
-    axes of the mesh are left to a partitioner. `sizes` are the layers of each virtual stage; `kept`
-    the bytes that forwards keep for backwards; `finals` the reductions over the ranks at the end.
-    """
-
-    loop: ir.Operation
-    axis: MeshAxis
-    devices: int
-    schedule: Lockstep
-    sizes: tuple[int, ...]
-    phases: tuple[Phase, ...]
-    kept: int
-    finals: tuple[Collective, ...]
-
-    @property
-    def weights(self) -> int:
-        """Bytes of the weights that a rank holds."""
-        stacks: dict[ir.Value, int] = {}
-        for phase in self.phases:
-            stacks.update(phase.held.weights)
-        return sum(stacks.values())
-
-    @property
-    def skips(self) -> bool:
-        """Whether a rank without work runs no layers."""
-        directions = zip(self.phases, self.schedule.directions, strict=True)
-        return all(
-            not phase.iterations[rank, tick]
-            for phase, direction in directions
-            for tick, column in enumerate(direction.cells)
-            for rank, cell in enumerate(column)
-            if cell is None
-        )
 
 
 def find_pipelines(module: ir.Module) -> list[Pipeline]:
@@ -133,8 +67,10 @@ class _Reader:
         training = len(loop.tables) == 2
         read = [read_direction(table.entries, training=training) for table in loop.tables]
         directions = [direction for direction in read if direction is not None]
-        schedule = _schedule(directions, loop) if len(directions) == len(read) else None
-        if schedule is None or not is_consistent(schedule):
+        if len(directions) != len(read):
+            return None
+        schedule = schedule_of(directions, loop.axis.size)
+        if schedule is None:
             return None
         entries = Entries(loop)
         phases: list[Phase] = []
@@ -192,48 +128,6 @@ class _Reader:
         return loop.axis.devices // max(manual, loop.axis.size)
 
 
-def _schedule(directions: list[ReadDirection], loop: TickLoop) -> Lockstep | None:
-    """The schedule that one direction or two make; None where they are of different pipelines."""
-    first = directions[0]
-    if len({(each.chunks, each.microbatches, each.sizes) for each in directions}) != 1:
-        return None
-    if len({each.back for each in directions}) != len(directions):
-        return None
-    by_way = {each.back: each.direction for each in directions}
-    kept = [
-        cell.kept
-        for column in by_way[directions[0].back].cells
-        for cell in column
-        if cell is not None
-    ]
-    schedule = Lockstep(
-        "",
-        loop.axis.size,
-        first.chunks,
-        first.microbatches,
-        by_way.get(False),
-        by_way.get(True),
-        max(kept) + 1,
-    )
-    if not _fits(schedule):
-        return None
-    return schedule
-
-
-def _fits(schedule: Lockstep) -> bool:
-    """Whether the two directions agree on the slots that are kept."""
-    kept = [
-        {
-            (rank, cell.chunk, cell.microbatch): cell.kept
-            for column in direction.cells
-            for rank, cell in enumerate(column)
-            if cell is not None
-        }
-        for direction in schedule.directions
-    ]
-    return all(each == kept[0] for each in kept)
-
-
 def _iterations(
     layers: ir.Operation, loop: TickLoop, table: int, entries: Entries
 ) -> Iterations | None:
@@ -243,17 +137,17 @@ def _iterations(
         return None
     if constant_integer(layers.operands[counter.position]) != 0:
         return None
-    own = loop.tables[table].entries[:, :, Column.COUNT]
+    own = loop.tables[table].entries[:, :, Column.LAYERS]
     limit = constant_integer(counter.bound)
     if limit is not None:
         return np.full_like(own, limit)
-    return own if entries.of(counter.bound) == {(table, Column.COUNT)} else None
+    return own if entries.of(counter.bound) == frozenset({(table, Column.LAYERS)}) else None
 
 
 def _runs_all(iterations: Iterations, entries: NDArray[np.int32]) -> bool:
     """Whether all cells run the layers of their chunk."""
     runs = entries[:, :, Column.RUNS] == 1
-    return np.array_equal(iterations[runs], entries[:, :, Column.COUNT][runs])
+    return np.array_equal(iterations[runs], entries[:, :, Column.LAYERS][runs])
 
 
 def _bytes(value: ir.Value) -> int:

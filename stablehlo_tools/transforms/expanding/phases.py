@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from stablehlo_tools.analysis.batch_dims.graph import Body, Node
 from stablehlo_tools.analysis.batch_dims.propagation import BatchDims
 from stablehlo_tools.analysis.layer_loops.partial_sums import PartialSums
-from stablehlo_tools.analysis.layer_loops.reading import LayerLoop, Rows
+from stablehlo_tools.analysis.layer_loops.reading import Access, LayerLoop, Rows
 from stablehlo_tools.analysis.reducers import identity_of
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
@@ -22,19 +22,19 @@ _ADDING = frozenset({"stablehlo.add", "sdy.sharding_constraint"})
 
 @dataclass(frozen=True)
 class RowRead:
-    """A slice op of the body, and the row of which stack it takes."""
+    """A slice op of the body, and the rows of which stack it takes."""
 
     node: Node
     rows: Rows
-    offset: int
+    access: Access
 
 
 @dataclass(frozen=True)
 class RowWrite:
-    """An update op of the body: value number `update`, of shape [1, …], goes into a row."""
+    """An update op of the body: value number `update`, of shape [rows, …], goes into rows."""
 
     rows: Rows
-    offset: int
+    access: Access
     update: int
 
 
@@ -218,7 +218,7 @@ def _live(loop: LayerLoop, body: Body, node: Node) -> set[int]:
 def _reads(loop: LayerLoop, body: Body) -> list[RowRead]:
     by_op = {key_of(node.op): node for node in body.nodes}
     return [
-        RowRead(by_op[key_of(access.op)], rows, access.offset)
+        RowRead(by_op[key_of(access.op)], rows, access)
         for rows in loop.reads.values()
         for access in rows.accesses
     ]
@@ -227,7 +227,7 @@ def _reads(loop: LayerLoop, body: Body) -> list[RowRead]:
 def _writes(loop: LayerLoop, body: Body) -> list[RowWrite]:
     by_op = {key_of(node.op): node for node in body.nodes}
     return [
-        RowWrite(rows, access.offset, by_op[key_of(access.op)].operands[1])
+        RowWrite(rows, access, by_op[key_of(access.op)].operands[1])
         for rows in loop.writes.values()
         for access in rows.accesses
     ]

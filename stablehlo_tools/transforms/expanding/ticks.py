@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from stablehlo_tools.analysis.batch_dims.layout import Layout, part_shape
+from stablehlo_tools.analysis.layer_loops.reading import Access
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.building import element_of, shape_of
 from stablehlo_tools.schedules.lockstep import Direction
@@ -275,10 +276,10 @@ class PhaseWriter:
         if carry in kept:
             stack = kept[carry]
             head = [row.kept if layout is not None else row.chunk, layer]
-            starts, sizes = self._place(place, stack, head, read.offset, None, row)
+            starts, sizes = self._place(place, stack, head, read.access, None, row)
         else:
             stack = self._stacks[carry]
-            starts, sizes = self._place(place, stack, [row.chunk, layer], read.offset, layout, row)
+            starts, sizes = self._place(place, stack, [row.chunk, layer], read.access, layout, row)
         taken = place.dynamic_slice(stack, starts, sizes)
         writing.values[result] = place.reshape(
             as_element(place, taken, kind.element_type), kind.shape
@@ -299,7 +300,7 @@ class PhaseWriter:
         slotted = bool(self._slots) and layout is not None
         head = [row.kept if slotted else row.chunk, layer]
         starts, sizes = self._place(
-            place, store, head, write.offset, None if slotted else layout, row
+            place, store, head, write.access, None if slotted else layout, row
         )
         own = self._row_layout(carry)
         value = writing.get(number_, Layout(own.dim + 1, own.outer) if own else None, place)
@@ -317,13 +318,13 @@ class PhaseWriter:
         place: Place,
         stack: ir.Value,
         head: Sequence[ir.Value],
-        offset: int,
+        access: Access,
         layout: Layout | None,
         row: Row,
     ) -> tuple[list[ir.Value], list[int]]:
-        """Where a row of a stack begins, and its sizes."""
-        sizes = [1, 1, 1, *shape_of(stack)[3:]]
-        starts = [*head, number(place, offset), *[number(place, 0)] * (len(sizes) - 3)]
+        """Where rows of a stack begin, and their sizes."""
+        sizes = [1, 1, access.count, *shape_of(stack)[3:]]
+        starts = [*head, number(place, access.offset), *[number(place, 0)] * (len(sizes) - 3)]
         if layout is not None:
             microbatches = layout.dim + 3  # two dimensions more in front, and behind `outer`
             sizes[microbatches] = 1
