@@ -29,7 +29,7 @@ def argument_leaves(exported: Exported, main: ir.Operation) -> dict[int, int]:
 
 
 def result_leaves(exported: Exported, count: int) -> dict[int, int]:
-    """For each of `count` results of `main` that the caller gets, which leaf of the call's it is."""
+    """For each of `count` results of `main` that the caller gets, which leaf it is."""
     first = count - len(exported.out_avals)
     return {first + leaf: leaf for leaf in range(len(exported.out_avals))}
 
@@ -58,9 +58,7 @@ def restated(exported: Exported, module: ir.Module) -> dict[str, tuple[Any, ...]
     return changed
 
 
-def _restated(
-    exported: Exported, module: ir.Module, before: Any, attribute: ir.Attribute
-) -> Any:
+def _restated(exported: Exported, module: ir.Module, before: Any, attribute: ir.Attribute) -> Any:
     dims = [
         bindings.SdyDimensionShardingAttr(dim)
         for dim in bindings.TensorShardingAttr(attribute).dimension_shardings
@@ -75,19 +73,26 @@ def _restated(
         return before
     from jax.sharding import NamedSharding, PartitionSpec
 
-    spec = PartitionSpec(*[axes if len(axes) > 1 else (*axes, None)[0] for axes in stated])
-    return NamedSharding(mesh, spec)
+    known = () if before is None else tuple(before.spec)
+    entries: list[Any] = []
+    for place, axes in enumerate(stated):
+        is_free = not axes and not dims[place].is_closed and place < len(known)
+        entries.append(known[place] if is_free else _entry(axes))
+    return NamedSharding(mesh, PartitionSpec(*entries))
+
+
+def _entry(axes: Sequence[str]) -> Any:
+    """The axes of a dimension as a PartitionSpec has them."""
+    return tuple(axes) if len(axes) > 1 else next(iter(axes), None)
 
 
 def _axes_of(sharding: Any, rank: int) -> tuple[tuple[str, ...], ...]:
-    """The axes for each dimension, as a NamedSharding has them."""
-    if sharding is None:
-        return ((),) * rank
+    """The axes for each dimension, as a NamedSharding has them; none where they are left open."""
     found: list[tuple[str, ...]] = []
-    entries: Sequence[Any] = tuple(sharding.spec)
+    entries: Sequence[Any] = () if sharding is None else tuple(sharding.spec)
     for entry in entries:
         several = isinstance(entry, tuple)
-        found.append(tuple(entry) if several else () if entry is None else (entry,))
+        found.append(tuple(entry) if several else (entry,) if isinstance(entry, str) else ())
     return (*found, *[()] * (rank - len(found)))
 
 

@@ -1,6 +1,6 @@
 """Which layer lies where in a program with layout=pipeline, for those who keep checkpoints.
 
-    order = stablehlo_tools.find_layer_order(exported, "expand-pipeline{repeats=2 layout=pipeline …}")
+    order = stablehlo_tools.find_layer_order(exported, "expand-pipeline{repeats=2 …}")
     given = stablehlo_tools.to_pipeline_order(arguments, order)
     results = stablehlo_tools.to_layer_order(pipeline.call(*given), order, of="results")
 
@@ -36,7 +36,7 @@ class Stacked:
     """An argument or a result that holds layers.
 
     `number` counts the leaves of the call's arguments or results from 0, or those of `main` for a
-    program that is no `Exported`; `path` names it as jax does, empty where the program does not say.
+    program that is no `Exported`; `path` names it as jax does, empty where nothing says its name.
     The layers lie along `dimension`, each in as many rows as any other.
     """
 
@@ -88,12 +88,12 @@ class LayerOrder:
             raise ToolError(f"no map of layers as layer-order writes it: {error}") from None
         for each in stacks:
             if sorted(each.order) != list(range(each.layers)):
-                raise ToolError(f"the order of {each.layers} layers does not name each of them once")
+                raise ToolError(f"the order of {each.layers} layers does not name each once")
         return found
 
 
 def find_layer_order(program: Exported | Artifact, pipeline: str | Pipeline) -> LayerOrder:
-    """Where `expand-pipeline`, with these options, and layout=pipeline puts the layers of a program.
+    """Where `expand-pipeline`, with these options and layout=pipeline, puts a program's layers.
 
     `pipeline` has that pass once; passes in front of it are run, those behind it are not. The
     program stays as it is. Raises ToolError where the pass refuses it.

@@ -34,6 +34,11 @@ PASSES: dict[str, Entry] = {
         "CreateReduceScatterPass",
         "all_reduces and all_gathers of which each device takes a part become smaller",
     ),
+    "fold-pipeline": Entry(
+        "stablehlo_tools.transforms.fold_pipeline",
+        "FoldPipelinePass",
+        "a program that is a pipeline already becomes the plain loop over layers it computes",
+    ),
     "expand-pipeline": Entry(
         "stablehlo_tools.transforms.expand_pipeline",
         "ExpandPipelinePass",

@@ -99,8 +99,8 @@ def attention_weights(layers: int) -> Any:
     """Random weights of `attention`, stacked."""
     random = np.random.default_rng(1)
     square = ("q", "k", "v", "o", "gate", "up", "down")
-    shapes = {name: (layers, WIDTH, WIDTH) for name in square}
-    shapes |= {name: (layers, WIDTH) for name in ("norm1", "norm2", "bias")}
+    shapes = dict.fromkeys(square, (layers, WIDTH, WIDTH))
+    shapes |= dict.fromkeys(("norm1", "norm2", "bias"), (layers, WIDTH))
     return {name: random.normal(size=s).astype(np.float32) / 3 for name, s in shapes.items()}
 
 
@@ -127,6 +127,7 @@ def single(layer: Layer, weights: Any, h: Array) -> Array:
     return layer(h, jax.tree.map(lambda w: w[0], weights))
 
 
+USUAL = Sizes()
 Stage = Callable[[Layer, Any, Array], Array]
 
 
@@ -146,7 +147,7 @@ def ring(stages: int, *, closed: bool = True) -> list[tuple[int, int]]:
 
 
 def shifted(
-    sizes: Sizes = Sizes(),
+    sizes: Sizes = USUAL,
     *,
     collect: str = "updates",
     leave: str = "psum",
@@ -157,15 +158,17 @@ def shifted(
     loop: str = "scan",
     axes: str = "stage",
     sent: Any = None,
+    run: Layer | None = None,
 ) -> Case:
     """A shift register of collective_permutes in a shard_map.
 
     `collect`: outputs are written into a buffer (`updates`), or stacked by the scan and sliced
-    (`stacked`). `leave`: by a masked `psum`, an `all_gather`, or as `shards` of which the last is
-    taken. `axes`: the mesh has the `stage` axis alone, or `partial` and `full`: a data axis too,
-    which is automatic or manual. `sent`: the type that activations have on their way.
+    (`stacked`). `leave`: by a masked `psum`, by one of a `product` with the mask, or as
+    `shards` of which the last is taken. `axes`: the mesh has the `stage` axis alone, or `partial`
+    and `full`: a data axis too, which is automatic or manual. `sent`: the type that activations
+    have on their way. `run`: a layer with the weights of `dense`.
     """
-    run = {"dense": dense, "attention": attention}[layer]
+    run = run or {"dense": dense, "attention": attention}[layer]
     weights: Any = {"dense": dense_weights, "attention": attention_weights}[layer](sizes.layers)
     x = batch(sizes, sequences=layer == "attention")
     on = mesh(stage=sizes.stages) if axes == "stage" else mesh(data=2, stage=sizes.stages)
@@ -200,17 +203,19 @@ def shifted(
             outputs = ys[last:]
         if leave == "psum":
             return lax.psum(jnp.where(rank == last, outputs, 0), STAGE)
+        if leave == "product":
+            return lax.psum((rank == last).astype(x.dtype) * outputs, STAGE)
         return outputs[None]
 
     def whole(weights: Any, x: Array) -> Array:
         inner = P() if axes != "full" else P(None, "data")
-        outer = inner if leave == "psum" else P(STAGE, *inner)
+        outer = P(STAGE, *inner) if leave == "shards" else inner
         names = {STAGE} if axes == "partial" else set(on.axis_names)
         mapped = jax.shard_map(
             local, mesh=on, in_specs=(P(STAGE), inner), out_specs=outer, axis_names=names
         )
         y = mapped(weights, _microbatches(x, sizes, strided=strided))
-        return _together(y if leave == "psum" else y[-1], strided=strided)
+        return _together(y[-1] if leave == "shards" else y, strided=strided)
 
     specs = (P(STAGE), P("data") if axes != "stage" else P())
     case = exported(whole, on, (weights, x), specs)
@@ -245,7 +250,7 @@ def _together(y: Array, *, strided: bool = False) -> Array:
 
 
 def rolled(
-    sizes: Sizes = Sizes(),
+    sizes: Sizes = USUAL,
     *,
     shift: str = "roll",
     collect: str = "updates",
@@ -279,9 +284,7 @@ def rolled(
         return jnp.where(number == 0, taken, jnp.roll(state, 1, axis=0))
 
     def whole(weights: Any, x: Array) -> Array:
-        weights = jax.tree.map(
-            lambda w: w.reshape(sizes.stages, sizes.each, *w.shape[1:]), weights
-        )
+        weights = jax.tree.map(lambda w: w.reshape(sizes.stages, sizes.each, *w.shape[1:]), weights)
         x = _microbatches(x, sizes)
 
         def tick(carry: Any, given: Any) -> Any:

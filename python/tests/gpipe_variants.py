@@ -8,6 +8,7 @@ from typing import Any
 
 from gpipe_programs import (
     STAGE,
+    USUAL,
     WIDTH,
     Array,
     Case,
@@ -18,6 +19,7 @@ from gpipe_programs import (
     exported,
     ring,
     scanned,
+    shifted,
 )
 from models.devices import mesh
 
@@ -27,8 +29,10 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
+TWICE, TWICE_ON_FOUR = Sizes(2, 2, 4, 2, 2), Sizes(4, 2, 4, 2, 2)
 
-def circular(sizes: Sizes = Sizes(2, 2, 4, 2, 2)) -> Case:
+
+def circular(sizes: Sizes = TWICE) -> Case:
     """Several chunks of layers on each stage: microbatches go around the ring as many times.
 
     What comes back to the first stage waits in a buffer until its turn.
@@ -71,7 +75,7 @@ def circular(sizes: Sizes = Sizes(2, 2, 4, 2, 2)) -> Case:
     return Case(case, partial(scanned, dense), (weights, x))
 
 
-def gathered(sizes: Sizes = Sizes(4, 2, 4, 2, 2)) -> Case:
+def gathered(sizes: Sizes = TWICE_ON_FOUR) -> Case:
     """The same as one program: each stage picks its chunk of the weights by the tick."""
     weights, x = dense_weights(sizes.layers), batch(sizes)
     stages, count = sizes.stages, sizes.microbatches
@@ -106,7 +110,7 @@ def gathered(sizes: Sizes = Sizes(4, 2, 4, 2, 2)) -> Case:
     return Case(case, partial(scanned, dense), (weights, x))
 
 
-def accompanied(sizes: Sizes = Sizes(), *, travels: bool = True, numbered: bool = False) -> Case:
+def accompanied(sizes: Sizes = USUAL, *, travels: bool = True, numbered: bool = False) -> Case:
     """Each layer takes a scale of the sample, which travels with it or is looked up by the tick.
 
     `numbered`: a layer computes with its number too.
@@ -135,9 +139,7 @@ def accompanied(sizes: Sizes = Sizes(), *, travels: bool = True, numbered: bool 
             h = jnp.where(rank == 0, x[entering], h)
             scale = jnp.where(rank == 0, scales[entering], scale) if travels else scales[own]
             y = layers(weights, h, scale, first)
-            return jax.tree.map(
-                lambda v: lax.ppermute(v, STAGE, ring(stages)), (y, scale)
-            ), y
+            return jax.tree.map(lambda v: lax.ppermute(v, STAGE, ring(stages)), (y, scale)), y
 
         start = jax.tree.map(
             lambda v: lax.pcast(jnp.full_like(v[0], jnp.nan), (STAGE,), to="varying"), (x, scales)
@@ -156,7 +158,7 @@ def accompanied(sizes: Sizes = Sizes(), *, travels: bool = True, numbered: bool 
     return Case(case, lambda w, h, scale: layers(w, h, scale, jnp.float32(0)), arguments)
 
 
-def language(sizes: Sizes = Sizes(), *, loss: bool = False) -> Case:
+def language(sizes: Sizes = USUAL, *, loss: bool = False) -> Case:
     """Tokens are embedded on the first stage, and the last computes logits, within the tick.
 
     `loss`: of the logits the last stage computes a mean, which leaves by a masked sum.
@@ -199,7 +201,7 @@ def language(sizes: Sizes = Sizes(), *, loss: bool = False) -> Case:
     return Case(case, plain, arguments)
 
 
-def switched(sizes: Sizes = Sizes()) -> Case:
+def switched(sizes: Sizes = USUAL) -> Case:
     """Stages choose by `cond` and `switch` what they take and what they leave."""
     weights, x = dense_weights(sizes.layers), batch(sizes)
     stages, last = sizes.stages, sizes.stages - 1
@@ -236,3 +238,24 @@ def switched(sizes: Sizes = Sizes()) -> Case:
 
     case = exported(whole, mesh(stage=stages), (weights, x), (P(STAGE), P()))
     return Case(case, partial(scanned, dense), (weights, x))
+
+
+def centred(sizes: Sizes = USUAL) -> Case:
+    """Layers that subtract the mean over the samples of a microbatch."""
+    weights, x = dense_weights(sizes.layers), batch(sizes)
+
+    def layer(h: Array, w: Array) -> Array:
+        return dense(h - h.mean(0), w)
+
+    case = shifted(sizes, run=layer)
+
+    def plain(weights: Array, x: Array) -> Array:
+        apart = x.reshape(sizes.microbatches, sizes.samples, WIDTH)
+        return jnp.concatenate([scanned(layer, weights, h) for h in apart])
+
+    return Case(case.exported, plain, (weights, x))
+
+
+def multiplied(sizes: Sizes = USUAL) -> Case:
+    """A pipeline whose outputs are masked by a product with zeros and ones."""
+    return shifted(sizes, leave="product")

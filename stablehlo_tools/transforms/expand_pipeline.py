@@ -25,8 +25,14 @@ forward ends, and what the forward leaves is kept for as many microbatches as ar
 all; interleaved where there are `repeats`. Other mesh axes stay as they were, for a partitioner.
 
 Sample k of every `microbatches` goes into microbatch k, so that a batch that is divided over
-another axis is cut where it lies. Values without a batch go along whole. Weights come in the order
-of the layers, and each rank takes its own.
+another axis is cut where it lies. Values without a batch go along whole.
+
+With `layout=layers`, weights and gradients come and go in the order of the layers, divided over the
+ranks or whole. With several chunks on a rank that is another order than the ranks run them in:
+chunks are then exchanged by collective_permutes, never gathered, if they are all as long. With
+`layout=pipeline`, every argument and result that is a stack of layers lies in the order of the
+ranks, and is divided over them: weights, moments of an optimizer, what each layer gives. Nothing of
+them moves; `layer-order` writes which layer lies where.
 
 Preconditions:
   P1  A mesh of the program has `axis`, of at least two ranks; the program runs as one replica.
@@ -41,10 +47,14 @@ Preconditions:
   P6  What an iteration hands on is of integers, booleans or real floats.
   P7  For 1f1b: one forward loop, and one backward loop that reads what it leaves; and a loss that
       is a sum over samples, for what the backward loop needs. A count of tokens may divide it.
+  P8  For layout=pipeline: all chunks have as many layers, and what is done to stacks of weights
+      outside of the loops is done to each layer alike, or sums over all; no slices of single
+      layers, no stacks made of them.
 
-Guarantees: the signature as it was. Samples are computed by the same ops on fewer at a time:
-bitwise as before where the backend computes a row of a dot alike however many there are. Sums over
-the batch, gradients of weights among them, are sums over microbatches, in at least float32.
+Guarantees: the signature as it was, but for the order of layers and the shardings with
+layout=pipeline. Samples are computed by the same ops on fewer at a time: bitwise as before where
+the backend computes a row of a dot alike however many there are. Sums over the batch, gradients of
+weights among them, are sums over microbatches, in at least float32.
 """
 
 from __future__ import annotations
@@ -57,11 +67,12 @@ from stablehlo_tools.diagnostics import Diagnostics, ToolError
 from stablehlo_tools.ir.common import share_common
 from stablehlo_tools.ir.copying import copy_module, take_over
 from stablehlo_tools.ir.inline import inline_all_calls
+from stablehlo_tools.ir.invariants import forward_invariants
 from stablehlo_tools.ir.reshapes import fold_reshapes
 from stablehlo_tools.ir.unused import erase_unused
 from stablehlo_tools.passes import Pass
 from stablehlo_tools.transforms.expanding.expansion import Expansion
-from stablehlo_tools.transforms.expanding.explanation import explained
+from stablehlo_tools.transforms.expanding.explanation import exchanged, explained
 from stablehlo_tools.transforms.expanding.ordering import StackOrders, orders_of
 from stablehlo_tools.transforms.expanding.planning import Options, plan_expansion
 from stablehlo_tools.transforms.tokens.refusing import refuse_tokens
@@ -76,8 +87,9 @@ class ExpandPipelinePass(Pass):
     holds. `schedule`: gpipe, circular or 1f1b. `skip`: leave out the layers of a rank that has no
     work in a tick; auto does so for 1f1b alone, where a rank runs a forward or a backward in a tick
     and not both. `arguments`: the numbers of the arguments that carry the batch, as `main` counts
-    them from 0; without, they are found. `dimension`: which dimension of theirs it is. `explain`:
-    say where the layers lie, and what the bubble, the memory and the traffic are.
+    them from 0; without, they are found. `dimension`: which dimension of theirs it is. `layout`:
+    how stacks of layers lie in arguments and results, in the order of the layers or in that of the
+    ranks. `explain`: say where the layers lie, and what the bubble, the memory and the traffic are.
     """
 
     name: ClassVar[str] = "expand-pipeline"
@@ -100,7 +112,10 @@ class ExpandPipelinePass(Pass):
             if self.explain:
                 diagnostics.collected += explained(plan)
             orders = orders_of(plan) if self.layout == "pipeline" else ()
-            Expansion(copy, plan, orders).run()
+            expansion = Expansion(copy, plan, orders)
+            expansion.run()
+            if self.explain:
+                diagnostics.collected += exchanged(expansion.exchanges)
         erase_unused(copy.body)
         share_common(copy)
         take_over(module, copy)
@@ -118,6 +133,7 @@ class ExpandPipelinePass(Pass):
         self._check(module)
         copy = copy_module(module)
         inline_all_calls(copy)
+        forward_invariants(copy)
         fold_reshapes(copy)
         erase_unused(copy.body)
         return copy

@@ -1,4 +1,52 @@
-"""Folds a pipeline that a program already is to a plain loop over its layers."""
+"""Folds a pipeline that a program is already to the plain loop over layers that it computes.
+
+A model that was written as a pipeline runs one schedule, its own. Folded, it is a loop over layers
+on the whole batch again, which `expand-pipeline` can expand to any.
+
+    %out:4 = stablehlo.while(%own, %tick, %arriving, %outputs) {     // in a manual computation
+      %in = stablehlo.select %is_first, %microbatch[%tick], %arriving
+      %y = stage(%own, %in)
+      %sent = "stablehlo.collective_permute"(%y)
+      %kept = stablehlo.dynamic_update_slice %outputs, %y, %tick - 1
+    }
+  ==>
+    %batch = stablehlo.reshape %x : (tensor<3x2x4xf32>) -> tensor<6x4xf32>
+    %out:3 = stablehlo.while(%weights, %layer, %h = %batch) {
+      %y = stage(%weights[%layer], %h)
+    }
+
+Pipelines are found by what they compute, not by names. Integers that steer the loop (ticks, ranks,
+entries of tables, comparisons of these) are computed for every tick and rank; values are followed
+back from the outputs through what only moves them: selects and branches that are decided so, slices
+and updates at known places, permutes between ranks or the rotation of a dimension. What is left is,
+for each microbatch, a chain of stages. Ramp-up and ramp-down are not followed, as no output leads
+there. It does not matter whether ranks are devices of a mesh axis (`shard_map`, the output of
+`expand-pipeline`) or lie along a dimension of one program's state (praxis, MaxText), how inputs are
+fed and outputs collected, or how often microbatches go around.
+
+A stage that is itself a loop over its layers gives one loop over all layers; other stages are the
+layers. What is computed from the outputs of the last stage, or for the first, is computed for the
+whole batch. Where a stage takes the samples of a microbatch together, the microbatches stay apart:
+a loop over them goes around the one over layers.
+
+Preconditions:
+  P1  No op of the pipeline has a token or does more than compute.
+  P2  It is known how often the loop runs.
+  P3  Between ranks, along one axis of the mesh, values are only moved. No stage computes with what
+      another one computes in the same tick; where the stages lie along a dimension, each
+      computes its own part.
+  P4  What leaves the pipeline is what stages computed, each element on one rank: nothing that all
+      ranks add up, nothing that a product with zero masks (garbage may be no number).
+  P5  All microbatches go through equally many stages, with the same weights, and a stage takes its
+      input from one other stage. What else it takes hangs on the stage or on the microbatch.
+  P6  The pipeline is not differentiated: no second loop takes what the ticks of it leave.
+
+Guarantees: the signature as it was; other axes of the mesh stay manual or automatic. Values are
+computed by the same ops on more samples: bitwise as before where the backend computes a row of a
+dot alike however many there are; only that a masked sum may have turned -0.0 into 0.0.
+Weights keep the order of their storage where that is the order of the layers. Calls are inlined
+where something is folded. A program without a pipeline stays as it is, with a warning.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +55,7 @@ from typing import ClassVar
 
 from stablehlo_tools.analysis.collectives import ModuleFacts
 from stablehlo_tools.analysis.device_values import DeviceValues
+from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, ToolError, note
@@ -14,17 +63,17 @@ from stablehlo_tools.ir.copying import copy_module, take_over
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.passes import Pass
 from stablehlo_tools.transforms.tokens.refusing import refuse_tokens
-from stablehlo_tools.transforms.unpipelining.chains import SameStage
+from stablehlo_tools.transforms.unpipelining.chains import SameStageError
 from stablehlo_tools.transforms.unpipelining.hoisting import hoist_slices
-from stablehlo_tools.transforms.unpipelining.items import Unresolved
+from stablehlo_tools.transforms.unpipelining.items import UnresolvedError
 from stablehlo_tools.transforms.unpipelining.loop_region import LoopRegion, Ranks
 from stablehlo_tools.transforms.unpipelining.recognition import (
     axis_of,
+    backward_of,
     loops_of,
     manual_around,
-    permutes_of,
+    may_be_pipeline,
     region_of,
-    rotations_of,
 )
 from stablehlo_tools.transforms.unpipelining.replacing import fold
 from stablehlo_tools.transforms.unpipelining.tidying import erase_open_constraints
@@ -46,17 +95,16 @@ class FoldPipelinePass(Pass):
         current = copy_module(module)
         inline_all_calls(current)
         number, folded = 0, list[Diagnostic]()
-        while True:
-            tried = copy_module(current)
-            loops = list(loops_of(entry_function(tried).regions[0].blocks[0]))
-            if number == len(loops):
-                break
-            with ir.Location.unknown(module.context):
-                stages = _try(loops[number], tried)
+        while number < len(loops := _loops(current)):
+            loop = loops[number]
+            tried, stages = copy_module(current), 0
+            if may_be_pipeline(loop):
+                with ir.Location.unknown(module.context):
+                    stages = _fold(_loops(tried)[number], tried)
             if stages < 2:
                 number += 1
                 continue
-            folded.append(note(f"fold-pipeline: a pipeline of {stages} stages", loops[number].location))
+            folded.append(note(f"fold-pipeline: a pipeline of {stages} stages", loop.location))
             current = tried
         if not folded:
             diagnostics.warn(
@@ -69,19 +117,57 @@ class FoldPipelinePass(Pass):
         take_over(module, current)
 
 
-def _try(loop: ir.Operation, module: ir.Module) -> int:
-    """Folds a loop, if it is a pipeline; returns its stages, 0 for other loops. Raises ToolError."""
+def _loops(module: ir.Module) -> list[ir.Operation]:
+    return list(loops_of(entry_function(module).regions[0].blocks[0]))
+
+
+def _fold(loop: ir.Operation, module: ir.Module) -> int:
+    """Folds a loop, if it is a pipeline, and returns its stages; fewer than two are no pipeline.
+
+    Raises ToolError.
+    """
     region = _region(loop, module)
     if region is None:
         return 0
+    anchor = region.manual or loop
+    effect = _effect(anchor)
+    backward = backward_of(anchor, region.ticks)
+    refusal = _backwards(loop, backward) if backward is not None else None
     try:
-        return fold(region, module)
-    except SameStage:
-        return 0
-    except Unresolved as unresolved:
-        if region.manual is None and not rotations_of(loop):
+        stages = fold(region, module)
+    except SameStageError as error:
+        if refusal is None or not error.partial:
             return 0
-        raise unresolved.error() from None
+        raise refusal from None
+    except UnresolvedError as unresolved:
+        raise refusal or unresolved.error() from None
+    if stages > 1 and effect is not None:
+        raise effect
+    return stages
+
+
+def _effect(anchor: ir.Operation) -> ToolError | None:
+    """The refusal of an op that does more than compute."""
+    effects, op = Effects({}), anchor
+    if not effects.has_effect(op):
+        return None
+    while len(op.regions):
+        blocks = [block for region in op.regions for block in region.blocks]
+        op = next(inner for block in blocks for inner in effects.in_block(block))
+    return ToolError(
+        f"fold-pipeline: {op.name} in a pipeline does more than compute, and runs in other ticks "
+        "than those whose results are used (P1)",
+        op.location,
+    )
+
+
+def _backwards(loop: ir.Operation, backward: ir.Operation) -> ToolError:
+    return ToolError(
+        "fold-pipeline: what the ticks of this pipeline leave is used by another one, its "
+        "backward: fold the forward program before it is differentiated (P6)",
+        loop.location,
+        (note("the backward is here", backward.location),),
+    )
 
 
 def _region(loop: ir.Operation, module: ir.Module) -> LoopRegion | None:
@@ -89,18 +175,16 @@ def _region(loop: ir.Operation, module: ir.Module) -> LoopRegion | None:
     manual = manual_around(loop)
     if manual is not None:
         erase_open_constraints(manual)
-    values = DeviceValues(module, ModuleFacts.of(module))
-    if manual is None:
-        if not rotations_of(loop):
-            return None
-        ranks = Ranks.single(values.facts)
-    else:
-        ranks = axis_of(loop, manual, values) if permutes_of(loop) else None
+    facts = ModuleFacts.of(module)
+    ranks = Ranks.single(facts) if manual is None else axis_of(loop, manual, facts)
     if ranks is None:
         return None
     hoist_slices(loop)
-    values = DeviceValues(module, values.facts)
-    found = region_of(loop, ranks, values)
+    found = region_of(loop, ranks, DeviceValues(module, facts))
     if isinstance(found, LoopRegion):
         return found
-    raise ToolError(f"fold-pipeline: how often the loop runs is not known: {found} (P2)", loop.location)
+    if manual is None:
+        return None
+    raise ToolError(
+        f"fold-pipeline: how often the loop runs is not known: {found} (P2)", loop.location
+    )

@@ -1,5 +1,4 @@
-"""Stacks of layers that a program keeps divided over an axis of the mesh: which are, and how that is
-said."""
+"""Stacks of layers that a program keeps divided over an axis of the mesh, and how that is said."""
 
 from __future__ import annotations
 

@@ -18,7 +18,10 @@ from stablehlo_tools.transforms.partitioning.preparation import next_channel
 
 
 class Expansion:
-    """Puts the pipelines of a plan into its module."""
+    """Puts the pipelines of a plan into its module.
+
+    `exchanges` are the permutes that put stacks into another order.
+    """
 
     def __init__(self, module: ir.Module, plan: Plan, orders: Sequence[StackOrder] = ()) -> None:
         self._module = module
@@ -26,6 +29,7 @@ class Expansion:
         self._orders = {order.chunks.trips: order for order in orders}
         self._channel = next_channel(module) - 1
         self._stacks: dict[int, Stacks] = {}
+        self.exchanges: list[ir.Operation] = []
 
     def run(self) -> None:
         """Rewrites the module; the plan's loops are gone afterwards."""
@@ -34,7 +38,9 @@ class Expansion:
         for each in self._plan.pipelines:
             self._write(each)
         for stacks in self._stacks.values():
-            self._channel = stacks.finish(self._channel)
+            found = stacks.finish(self._channel)
+            self._channel += len(found)
+            self.exchanges += found
 
     def _write(self, each: Pipelined) -> None:
         work, plan = each.work, self._plan

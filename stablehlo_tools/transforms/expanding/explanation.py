@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+import numpy as np
+
+from stablehlo_tools.analysis.collectives import tensor_bytes
+from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, note
 from stablehlo_tools.transforms.expanding.phases import Phase
 from stablehlo_tools.transforms.expanding.planning import Pipelined, Plan
@@ -13,6 +17,23 @@ def explained(plan: Plan) -> Iterator[Diagnostic]:
     """A note for each pipeline."""
     for each in plan.pipelines:
         yield _account(each, plan)
+
+
+def exchanged(permutes: Sequence[ir.Operation]) -> Iterator[Diagnostic]:
+    """A note on what is sent to put stacks into another order, if anything is."""
+    if not permutes:
+        return
+    sent: dict[int, int] = {}
+    for permute in permutes:
+        size = tensor_bytes(ir.RankedTensorType(permute.operands[0].type)) or 0
+        for source, target in np.array(permute.attributes["source_target_pairs"]).tolist():
+            sent[source] = sent.get(source, 0) + size * (source != target)
+    yield note(
+        f"expand-pipeline: a rank sends up to {max(sent.values())} bytes to bring stacks from the "
+        "order of the layers into that of the ranks, or back: chunks go round the ranks in turn; "
+        "with layout=pipeline none are sent",
+        permutes[0].location,
+    )
 
 
 def _account(each: Pipelined, plan: Plan) -> Diagnostic:

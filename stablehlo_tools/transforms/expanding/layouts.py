@@ -1,10 +1,8 @@
 """Which values of a program are stacks of layers, so that all may lie in the order of the ranks.
 
 With layout=pipeline, the layers of a rank lie side by side in the program's own arguments and
-results: weights, gradients, moments of an optimizer. What the layer loops read and write is
-followed through the program, both ways: an op that treats every layer alike computes a stack in one
-order from stacks in that order, and a sum over all layers is the same in any order. An op that
-needs single layers, or their order, cannot be passed.
+results: weights, gradients, moments of an optimizer. They are found from what the layer loops read
+and write.
 """
 
 from __future__ import annotations
@@ -12,22 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from stablehlo_tools.analysis.batch_dims.graph import BRANCHES, WHILE, Body, Graph, Node
-from stablehlo_tools.analysis.batch_dims.layout import Layout, reshaped
+from stablehlo_tools.analysis.batch_dims.graph import Node
+from stablehlo_tools.analysis.batch_dims.layout import Layout
 from stablehlo_tools.analysis.batch_dims.propagation import BatchDims
-from stablehlo_tools.analysis.batch_dims.rules import BARRIER, step_of
 from stablehlo_tools.analysis.layer_loops.reading import Rows
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.diagnostics import ToolError, note
-from stablehlo_tools.ir.building import shape_of
-from stablehlo_tools.ir.constants import CONSTANTS, is_splat
+from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.ir.values import is_float
 from stablehlo_tools.transforms.expanding.chunks import Chunks
+from stablehlo_tools.transforms.expanding.following import Follower, is_whole
 from stablehlo_tools.transforms.expanding.phases import Phase
-
-_BROADCAST = "stablehlo.broadcast_in_dim"
-_IOTA = "stablehlo.iota"
-_RESHAPE = "stablehlo.reshape"
 
 
 @dataclass(frozen=True)
@@ -57,24 +49,25 @@ def stack_orders(dims: BatchDims, phases: Sequence[Phase], chunks: Chunks) -> St
     """The stacks that loops over as many layers read and write, and all that hangs together with
     them. Raises a located ToolError for an op that needs the order of the layers.
 
-    Stacks with a batch go from loop to loop and keep the order of the layers, unless they meet
-    weights. So do numbers that cannot be followed, and stacks that depend on no argument of floats:
-    each rank takes its own of what all have.
+    What has no batch and is made of arguments of floats counts as weights. Other stacks keep the
+    order of the layers where they cannot be followed: keys of random numbers, what a loop leaves
+    for each sample.
     """
     if not chunks.is_even:
         raise ToolError(
-            f"expand-pipeline: layout=pipeline cannot cut {chunks.trips} layers into {chunks.repeats} "
-            f"equal chunks on each of {chunks.ranks} ranks (P8): layout=layers can do with chunks of "
-            "different lengths",
+            f"expand-pipeline: layout=pipeline cannot cut {chunks.trips} layers into "
+            f"{chunks.ranks * chunks.repeats} equal chunks, {chunks.repeats} on each of "
+            f"{chunks.ranks} ranks (P8); layout=layers can do with chunks of different lengths",
             phases[0].loop.op.location,
         )
-    follower = _Follower(dims.graph, phases, chunks.trips)
+    follower = Follower(dims.graph, phases, chunks.trips)
     optional: list[tuple[int, Phase]] = []
     for phase in phases:
         for carry, rows in _stacks(phase):
             for number in (phase.node.operands[carry], phase.node.results[carry]):
                 value = dims.graph.values[number]
-                if number not in dims.graph.data or not is_float(value.type):
+                is_weight = number in dims.graph.data and is_float(value.type)
+                if not is_weight or phase.body.arguments[carry] in dims.layouts:
                     optional.append((number, phase))
                     continue
                 _check_whole(phase, rows, value)
@@ -83,263 +76,35 @@ def stack_orders(dims: BatchDims, phases: Sequence[Phase], chunks: Chunks) -> St
         trial = follower.copy()
         try:
             trial.follow(number, phase.node)
+            trial.arguments()
+            trial.results()
         except ToolError:
             continue
         follower = trial
-    return follower.found(chunks)
-
-
-def _stacks(phase: Phase) -> Iterable[tuple[int, Rows]]:
-    """The stacks without a batch that a loop reads and writes."""
-    taken = {read.rows.carry: read.rows for read in phase.reads}
-    taken |= {write.rows.carry: write.rows for write in phase.writes}
-    for carry, rows in sorted(taken.items()):
-        if phase.body.arguments[carry] not in phase.dims.layouts:
-            yield carry, rows
-
-
-def _check_whole(phase: Phase, rows: Rows, value: ir.Value) -> None:
-    if _is_whole(phase, rows, value):
-        return
-    raise ToolError(
-        f"expand-pipeline: layout=pipeline cannot order {value.type}: the loop takes "
-        f"{rows.span * phase.loop.trips} of its rows, from {rows.first} (P8): stack the layers of "
-        "the loop apart from others, or use layout=layers",
-        phase.loop.op.location,
+    return StackOrder(
+        chunks,
+        follower.layouts,
+        follower.arguments(),
+        follower.results(),
+        tuple(follower.constants),
+        frozenset(map(id, follower.rows())),
     )
 
 
-def _is_whole(phase: Phase, rows: Rows, value: ir.Value) -> bool:
-    return rows.first == 0 and rows.span * phase.loop.trips == shape_of(value)[0]
+def _stacks(phase: Phase) -> Iterable[tuple[int, Rows]]:
+    """The stacks that a loop reads and writes."""
+    taken = {read.rows.carry: read.rows for read in phase.reads}
+    taken |= {write.rows.carry: write.rows for write in phase.writes}
+    for carry in sorted(taken):
+        yield carry, taken[carry]
 
 
-class _Follower:
-    """Follows stacks from value to value; parts are layers."""
-
-    def __init__(self, graph: Graph, phases: Sequence[Phase], layers: int) -> None:
-        self._graph = graph
-        self._layers = layers
-        self._phases = {phase.node: phase for phase in phases}
-        self._layouts: dict[int, Layout] = {}
-        self._constants: dict[Node, None] = {}
-        self._near: dict[int, list[Node]] = {}
-        self._inside: set[Node] = set()
-        self._pending: list[Node] = []
-        for phase in phases:
-            self._inside |= set(_nodes_in(phase.node))
-        for node in graph.nodes:
-            for number in dict.fromkeys(_touched(node, node in self._phases)):
-                self._near.setdefault(number, []).append(node)
-
-    def copy(self) -> _Follower:
-        """Another one that has come as far."""
-        other = object.__new__(_Follower)
-        other.__dict__.update(self.__dict__)
-        other._layouts = dict(self._layouts)
-        other._constants = dict(self._constants)
-        other._pending = []
-        return other
-
-    def follow(self, number: int, node: Node) -> None:
-        """Follows a stack that a loop accesses. Raises ToolError where that is not possible."""
-        self._put(number, Layout(0), node)
-        while self._pending:
-            self._visit(self._pending.pop())
-
-    def found(self, chunks: Chunks) -> StackOrder:
-        """All that was found. Raises ToolError where layers lie in no one dimension."""
-        root = self._graph.root
-        return StackOrder(
-            chunks,
-            self._layouts,
-            self._dimensions(root.arguments, "argument"),
-            self._dimensions(root.returned, "result"),
-            tuple(self._constants),
-            frozenset(self._rows()),
-        )
-
-    def _rows(self) -> Iterable[int]:
-        for node, phase in self._phases.items():
-            for stacks, numbers in (
-                (phase.loop.reads, node.operands),
-                (phase.loop.writes, node.results),
-            ):
-                for carry, rows in stacks.items():
-                    if numbers[carry] in self._layouts:
-                        yield id(rows)
-
-    def _dimensions(self, numbers: Sequence[int], what: str) -> dict[int, int]:
-        found: dict[int, int] = {}
-        for place, number in enumerate(numbers):
-            layout = self._layouts.get(number)
-            if layout is None:
-                continue
-            if layout.outer != 1:
-                raise ToolError(
-                    f"expand-pipeline: layout=pipeline cannot order {what} {place}, "
-                    f"{self._graph.values[number].type}: its dimension {layout.dim} holds the "
-                    f"layers {layout.outer} times (P8); keep the layers apart, or use layout=layers",
-                    next(iter(self._phases)).op.location,
-                )
-            found[place] = layout.dim
-        return found
-
-    def _put(self, number: int, layout: Layout, node: Node) -> None:
-        known = self._layouts.get(number)
-        if known == layout:
-            return
-        if known is not None:
-            raise self._refusal(node)
-        maker = next((n for n in self._near.get(number, ()) if number in n.results), None)
-        if maker is not None and _is_alike(maker, layout):
-            return
-        shape = self._graph.shape(number)
-        if shape is None or not layout.fits(shape, self._layers):
-            raise self._refusal(node)
-        self._layouts[number] = layout
-        self._pending += self._near.get(number, [])
-
-    def _visit(self, node: Node) -> None:
-        if node in self._phases:
-            self._loop(node, self._phases[node])
-        elif node in self._inside:
-            raise self._refusal(node)
-        elif node.name == WHILE:
-            condition, body = node.bodies
-            for place, operand in enumerate(node.operands):
-                arguments = condition.arguments[place], body.arguments[place]
-                self._alike((operand, node.results[place], *arguments, body.returned[place]), node)
-        elif node.name in BRANCHES:
-            for place, result in enumerate(node.results):
-                self._alike((result, *(body.returned[place] for body in node.bodies)), node)
-        elif node.name == BARRIER:
-            for operand, result in zip(node.operands, node.results, strict=True):
-                self._alike((operand, result), node)
-        elif any(number in self._layouts for number in node.operands):
-            self._forwards(node)
-        elif any(number in self._layouts for number in node.captures):
-            raise self._refusal(node)
-        else:
-            self._backwards(node)
-
-    def _loop(self, node: Node, phase: Phase) -> None:
-        """A layer loop takes stacks row by row, and leaves those that it reads as they are."""
-        loop = phase.loop
-        for carry, numbers in enumerate(zip(node.operands, node.results, strict=True)):
-            if not any(number in self._layouts for number in numbers):
-                continue
-            rows = loop.reads.get(carry) or loop.writes.get(carry)
-            value = self._graph.values[numbers[0]]
-            is_whole = rows is not None and _is_whole(phase, rows, value)
-            if not is_whole or loop.trips != self._layers:
-                raise self._refusal(node)
-            for number in numbers:
-                self._put(number, Layout(0), node)
-
-    def _alike(self, numbers: Sequence[int], node: Node) -> None:
-        """Values that control flow hands on as they are."""
-        found = next((self._layouts[n] for n in numbers if n in self._layouts), None)
-        if found is None:
-            return
-        for number in numbers:
-            self._put(number, found, node)
-
-    def _forwards(self, node: Node) -> None:
-        taken = tuple(map(self._layouts.get, node.operands))
-        step = step_of(node.op, taken, self._layers)
-        captured = any(number in self._layouts for number in node.captures)
-        if step is None or step.chained or captured:
-            raise self._refusal(node)
-        for number, layout in zip(node.operands, step.operands, strict=True):
-            if layout is not None:
-                self._put(number, layout, node)
-            elif number in self._layouts:
-                raise self._refusal(node)
-        for number, layout in zip(node.results, step.results, strict=True):
-            if layout is not None:
-                self._put(number, layout, node)
-            elif number in self._layouts:
-                raise self._refusal(node)
-
-    def _backwards(self, node: Node) -> None:
-        """What an op is to be given, for its result to be a stack."""
-        wanted = tuple(map(self._layouts.get, node.results))
-        if node.name == _IOTA or node.name in CONSTANTS:
-            self._constants[node] = None
-            return
-        for place, number in enumerate(node.operands):
-            for layout in self._candidates(node, number, wanted):
-                given = tuple(layout if i == place else None for i in range(len(node.operands)))
-                step = step_of(node.op, given, self._layers)
-                if step is None or step.combine is not None or step.results != wanted:
-                    continue
-                self._put(number, layout, node)
-                if number in self._layouts:
-                    self._forwards(node)
-                    return
-                self._operands(node, step.operands)
-                return
-        raise self._refusal(node)
-
-    def _operands(self, node: Node, layouts: Sequence[Layout | None]) -> None:
-        """All operands, where the first is alike for all layers."""
-        for number, layout in zip(node.operands, layouts, strict=True):
-            if layout is not None:
-                self._put(number, layout, node)
-
-    def _candidates(
-        self, node: Node, number: int, wanted: Sequence[Layout | None]
-    ) -> list[Layout]:
-        shape = self._graph.shape(number)
-        first = next(layout for layout in wanted if layout is not None)
-        if shape is None:
-            return []
-        if node.name == _RESHAPE:
-            after = self._graph.shape(node.results[0]) or ()
-            back = reshaped(first, after, shape, self._layers)
-            return [] if back is None else [back]
-        found = [Layout(dim, first.outer) for dim in range(len(shape))]
-        return [layout for layout in found if layout.fits(shape, self._layers)]
-
-    def _refusal(self, node: Node) -> ToolError:
-        loop = next(iter(self._phases)).op
-        return ToolError(
-            "expand-pipeline: layout=pipeline cannot bring the stacked layers into the order of "
-            f"the ranks: {node.name} needs single layers, or the order they are in (P8); apply it "
-            "to each layer alike, or use layout=layers",
-            node.op.location,
-            (note(f"the {self._layers} layers of this loop", loop.location),),
-        )
-
-
-def _is_alike(node: Node, layout: Layout) -> bool:
-    """Whether an op gives the same for each layer, whatever it is given."""
-    if node.name in CONSTANTS:
-        return is_splat(node.op)
-    if node.name == _IOTA:
-        return ir.IntegerAttr(node.op.attributes["iota_dimension"]).value != layout.dim
-    if node.name != _BROADCAST:
-        return False
-    dims = list(ir.DenseI64ArrayAttr(node.op.attributes["broadcast_dimensions"]))
-    return layout.dim not in dims or shape_of(node.op.operands[0])[dims.index(layout.dim)] == 1
-
-
-def _touched(node: Node, is_layers: bool) -> Iterable[int]:
-    yield from node.inputs
-    yield from node.results
-    if is_layers:
+def _check_whole(phase: Phase, rows: Rows, value: ir.Value) -> None:
+    if is_whole(phase, rows, value):
         return
-    for body in node.bodies:
-        yield from body.arguments
-        yield from body.returned
-
-
-def _nodes_in(node: Node) -> Iterable[Node]:
-    for body in node.bodies:
-        yield from _nodes_of(body)
-
-
-def _nodes_of(body: Body) -> Iterable[Node]:
-    for node in body.nodes:
-        yield node
-        yield from _nodes_in(node)
+    raise ToolError(
+        f"expand-pipeline: layout=pipeline cannot order {value.type}: the loop takes "
+        f"{rows.span * phase.loop.trips} of its rows, from {rows.first} (P8); stack the layers of "
+        "the loop apart from others, or use layout=layers",
+        phase.loop.op.location,
+    )

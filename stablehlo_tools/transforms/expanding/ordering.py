@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from stablehlo_tools.analysis.batch_dims.graph import Graph
 from stablehlo_tools.analysis.batch_dims.layout import Layout
 from stablehlo_tools.analysis.entry import entry_function
@@ -12,6 +14,7 @@ from stablehlo_tools.analysis.tensor_shardings import SHARDING
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.ir.building import element_of, shape_of
+from stablehlo_tools.ir.constants import value_of
 from stablehlo_tools.ir.values import producer
 from stablehlo_tools.transforms.expanding.chunks import Chunks
 from stablehlo_tools.transforms.expanding.divided import divided_first
@@ -53,14 +56,12 @@ def _check_apart(one: StackOrder, other: StackOrder, phase: Phase) -> None:
         return
     raise ToolError(
         "expand-pipeline: layout=pipeline cannot order a stack that belongs to loops over "
-        f"{other.chunks.trips} and over {one.chunks.trips} layers (P8): use layout=layers",
+        f"{other.chunks.trips} and over {one.chunks.trips} layers (P8); use layout=layers",
         phase.loop.op.location,
     )
 
 
-def put_in_order(
-    module: ir.Module, graph: Graph, axis: Axis, orders: Sequence[StackOrder]
-) -> None:
+def put_in_order(module: ir.Module, graph: Graph, axis: Axis, orders: Sequence[StackOrder]) -> None:
     """Writes constants in the new order, and divides arguments, results and what is constrained
     over the axis."""
     main = entry_function(module)
@@ -78,37 +79,51 @@ def put_in_order(
 
 
 def _permuted(op: ir.Operation, layout: Layout, order: StackOrder) -> ir.Value:
-    """What a constant is with its layers in the new order."""
-    copy = op.clone(ip=ir.InsertionPoint(op)).results[0]
+    """What a constant or an iota is with its layers in the new order."""
     place = Place(ir.InsertionPoint(op), op.location)
-    chunks, whole = order.chunks, shape_of(copy)
-    before, after = whole[: layout.dim], whole[layout.dim + 1 :]
-    inner = whole[layout.dim] // (layout.outer * chunks.trips)
-    rows = [*before, layout.outer, chunks.trips, inner, *after]
-    dim = layout.dim + 1
-    apart = place.reshape(copy, rows)
+    result = op.results[0]
+    shape, layers = shape_of(result), order.chunks.trips
+    inner = shape[layout.dim] // (layout.outer * layers)
+    if op.name == "stablehlo.iota":
+        along = np.arange(shape[layout.dim]).reshape(layout.outer, layers, inner)
+        numbers = place.table(along[:, order.order].reshape(-1).tolist())
+        element = place.op(
+            "convert", [numbers], place.tensor([shape[layout.dim]], element_of(result))
+        )
+        return place.broadcast(element, shape, [layout.dim])
+    apart = [*shape[: layout.dim], layout.outer, layers, inner, *shape[layout.dim + 1 :]]
+    value = value_of(op)
+    elements = None if value is None else np.array(ir.DenseElementsAttr(value))
+    if elements is None or elements.dtype.kind not in "iuf":
+        return _pieced(place, op.clone(ip=place.point).results[0], apart, layout.dim + 1, order)
+    taken = elements.reshape(apart).take(order.order, axis=layout.dim + 1).reshape(shape)
+    dense = ir.DenseElementsAttr.get(np.ascontiguousarray(taken), type=result.type)
+    return place.op("constant", [], result.type, value=dense)
+
+
+def _pieced(
+    place: Place, value: ir.Value, apart: list[int], dim: int, order: StackOrder
+) -> ir.Value:
+    """A value with its layers in the new order, where NumPy has no such elements."""
+    rows = place.reshape(value, apart)
     pieces: list[ir.Value] = []
-    for first in order.order[:: chunks.longest]:
-        start, limit = [0] * len(rows), list(rows)
-        start[dim], limit[dim] = first, first + chunks.longest
+    for first in order.order[:: order.chunks.longest]:
+        start, limit = [0] * len(apart), list(apart)
+        start[dim], limit[dim] = first, first + order.chunks.longest
         sizes = [high - low for low, high in zip(start, limit, strict=True)]
         pieces.append(
             place.op(
                 "slice",
-                [apart],
-                place.tensor(sizes, element_of(copy)),
+                [rows],
+                place.tensor(sizes, element_of(value)),
                 start_indices=place.integers(start),
                 limit_indices=place.integers(limit),
-                strides=place.integers([1] * len(rows)),
+                strides=place.integers([1] * len(apart)),
             )
         )
-    joined = place.op(
-        "concatenate",
-        pieces,
-        place.tensor(rows, element_of(copy)),
-        dimension=place.integer(dim),
-    )
-    return place.reshape(joined, whole)
+    kind = place.tensor(apart, element_of(value))
+    joined = place.op("concatenate", pieces, kind, dimension=place.integer(dim))
+    return place.reshape(joined, shape_of(value))
 
 
 def _constrain(value: ir.Value, layout: Layout, axis: Axis) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.building import element_of, shape_of
+from stablehlo_tools.ir.values import maker_of
 from stablehlo_tools.transforms.expanding.chunks import RANK_DIMENSION, Chunks
 from stablehlo_tools.transforms.expanding.counted import number
 from stablehlo_tools.transforms.expanding.region import Axis, Region
@@ -31,17 +32,8 @@ class Exchanged(NamedTuple):
     permutes: tuple[ir.Operation, ...]
 
 
-def moved_chunks(chunks: Chunks) -> int:
-    """How many chunks the busiest rank sends to another one."""
-    rounds = _rounds(chunks.ranks, chunks.repeats)
-    return max(
-        sum(found[rank] // chunks.repeats != rank for found in rounds)
-        for rank in range(chunks.ranks)
-    )
-
-
 def to_layer_order(place: Place, axis: Axis, chunks: Chunks, value: ir.Value) -> Exchanged:
-    """[repeats, ranks, …] as the ranks run it becomes [ranks, repeats, …] in the order of layers."""
+    """[repeats, ranks, …] as the ranks run it becomes [ranks, repeats, …], layers in order."""
     return _Exchange(place, axis, chunks).write(value, RANK_DIMENSION, 0)
 
 
@@ -67,20 +59,18 @@ class _Exchange:
         table = region.bring(self._table(ordered=before == 0), 0)
         whole = place.splat(0, shape, element_of(value))
         permutes: list[ir.Operation] = []
-        for turn, sent in enumerate(_rounds(self._chunks.ranks, self._chunks.repeats)):
+        for turn, sent in enumerate(rounds(self._chunks.ranks, self._chunks.repeats)):
             taken = place.dynamic_slice(rows, self._at(table, turn, 0, rows), [1, *shape[1:]])
             if any(p % self._chunks.ranks != p // self._chunks.repeats for p in sent):
                 taken = self._permute(place, taken, sent, ordered=before == 0)
-                permutes.append(taken.owner.operation)
+                permutes.append(maker_of(taken))
             starts = self._at(table, turn, 1, rows)
             whole = place.op("dynamic_update_slice", [whole, taken, *starts], whole.type)
         shape.insert(after, 1)
         (result,) = region.close([(place.reshape(whole, shape), after)])
         return Exchanged(result, tuple(permutes))
 
-    def _permute(
-        self, place: Place, value: ir.Value, sent: Round, *, ordered: bool
-    ) -> ir.Value:
+    def _permute(self, place: Place, value: ir.Value, sent: Round, *, ordered: bool) -> ir.Value:
         """A chunk that stays is sent by the rank to itself, which takes no link."""
         ways = [(p % self._chunks.ranks, p // self._chunks.repeats) for p in sent]
         if ordered:
@@ -100,10 +90,10 @@ class _Exchange:
     def _table(self, *, ordered: bool) -> ir.Value:
         """[ranks, rounds, 2]: which of its chunks a rank sends, and which place it fills."""
         ranks, repeats = self._chunks.ranks, self._chunks.repeats
-        rounds = _rounds(ranks, repeats)
-        found = np.zeros((ranks, len(rounds), 2), dtype=np.int32)
+        turns = rounds(ranks, repeats)
+        found = np.zeros((ranks, len(turns), 2), dtype=np.int32)
         run, lain = (1, 0) if ordered else (0, 1)
-        for turn, sent in enumerate(rounds):
+        for turn, sent in enumerate(turns):
             for p in sent:
                 found[p % ranks, turn, run] = p // ranks
                 found[p // repeats, turn, lain] = p % repeats
@@ -132,7 +122,7 @@ def channel_handle(channel: int, context: ir.Context) -> ir.Attribute:
 
 
 @lru_cache
-def _rounds(ranks: int, repeats: int) -> tuple[Round, ...]:
+def rounds(ranks: int, repeats: int) -> tuple[Round, ...]:
     """All chunks in `repeats` rounds; those in which every chunk stays come first."""
     left: list[list[list[int]]] = [[[] for _ in range(ranks)] for _ in range(ranks)]
     for p in range(ranks * repeats):

@@ -50,9 +50,7 @@ class Stacks:
     _made: list[ir.Value] = field(default_factory=list[ir.Value])
     _permutes: list[ir.Operation] = field(default_factory=list[ir.Operation])
 
-    def spread(
-        self, place: Place, value: ir.Value, rows: Rows, layout: Layout | None
-    ) -> ir.Value:
+    def spread(self, place: Place, value: ir.Value, rows: Rows, layout: Layout | None) -> ir.Value:
         """[rows, …] as [repeats, ranks, layers, span, …], the batch of the rest in three."""
         form = self._form(rows, layout)
         if (value, form) not in self._forms:
@@ -74,7 +72,7 @@ class Stacks:
         each = value
         if id(rows) in self.ordered:
             each = self._turned(place, value)
-        elif self._is_exchanged(layout):
+        elif self._is_exchanged:
             done = to_layer_order(place, self.axis, chunks, value)
             each = self._kept(done.value)
             self._permutes += done.permutes
@@ -91,26 +89,22 @@ class Stacks:
         self._forms[stack, self._form(rows, layout)] = value
         return stack
 
-    def finish(self, channel: int) -> int:
+    def finish(self, channel: int) -> list[ir.Operation]:
         """Drops what nobody came to use, and gives each permute a channel behind `channel`; returns
-        the last one."""
+        the permutes."""
         self._forms.clear()
         for value in reversed(self._made):
             op = producer(value)
             if op is None or has_uses(value):
                 continue
-            self._permutes = [each for each in self._permutes if each.parent.operation != op]
+            self._permutes = [each for each in self._permutes if not _stands_in(each, op)]
             op.erase()
-        for permute in self._permutes:
-            channel += 1
-            permute.attributes["channel_handle"] = channel_handle(channel, permute.context)
+        for number, permute in enumerate(self._permutes, channel + 1):
+            permute.attributes["channel_handle"] = channel_handle(number, permute.context)
         self._made.clear()
-        self._permutes.clear()
-        return channel
+        return self._permutes
 
-    def _spread(
-        self, place: Place, value: ir.Value, rows: Rows, layout: Layout | None
-    ) -> ir.Value:
+    def _spread(self, place: Place, value: ir.Value, rows: Rows, layout: Layout | None) -> ir.Value:
         chunks, span = self.chunks, rows.span
         shape = self.shape(rows, shape_of(value), layout)
         rest = shape_of(value)[1:]
@@ -118,7 +112,7 @@ class Stacks:
             head = [chunks.ranks, chunks.repeats]
             return self._turned(place, place.reshape(value, [*head, *shape[len(head) :]]))
         if (
-            self._is_exchanged(layout)
+            self._is_exchanged
             and chunks.trips * span == shape_of(value)[0]
             and is_divided(value, self.axis.name)
         ):
@@ -139,13 +133,14 @@ class Stacks:
         order = place.integers([1, 0, *range(2, len(rest) + 2)])
         return self._kept(place.op("transpose", [value], kind, permutation=order))
 
-    def _is_exchanged(self, layout: Layout | None) -> bool:
-        """Whether a stack without a batch lies on other ranks than the layers in order would.
+    @property
+    def _is_exchanged(self) -> bool:
+        """Whether the chunks lie on other ranks than the layers in order would.
 
         Chunks of different lengths cut layers in order in no equal parts: their stacks are whole
         on every device before and after the loop.
         """
-        return layout is None and self.chunks.repeats > 1 and self.chunks.is_even
+        return self.chunks.repeats > 1 and self.chunks.is_even
 
     def _kept(self, value: ir.Value) -> ir.Value:
         self._made.append(value)
@@ -172,6 +167,10 @@ class Stacks:
             for p, size in enumerate(chunks.sizes)
         ]
         return _joined(place, pieces, [chunks.trips, *shape[1:]])
+
+
+def _stands_in(op: ir.Operation, computation: ir.Operation) -> bool:
+    return op.parent is not None and op.parent.operation == computation
 
 
 def row_shape(shape: Sequence[int], layout: Layout | None, parts: int) -> list[int]:

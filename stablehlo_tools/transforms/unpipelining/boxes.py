@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import prod
 
 Shape = tuple[int, ...]
@@ -39,7 +40,7 @@ class Box:
         """The box in pieces that begin at these places along a dimension, where inside of it."""
         inside = [p for p in sorted(set(places)) if self.starts[dim] < p < self.end(dim)]
         edges = [self.starts[dim], *inside, self.end(dim)]
-        return [self.along(dim, a, b - a) for a, b in zip(edges, edges[1:], strict=False)]
+        return [self.along(dim, a, b - a) for a, b in pairwise(edges)]
 
 
 @dataclass(frozen=True, slots=True)

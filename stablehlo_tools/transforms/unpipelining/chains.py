@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.building import shape_of
 from stablehlo_tools.ir.values import producer
 from stablehlo_tools.transforms.unpipelining.boxes import Box, Step
-from stablehlo_tools.transforms.unpipelining.items import Computed, Piece, Unresolved
+from stablehlo_tools.transforms.unpipelining.items import Computed, Piece, UnresolvedError
 from stablehlo_tools.transforms.unpipelining.rows import Rows, all_of, row_of
 from stablehlo_tools.transforms.unpipelining.segments import Scratch, Segment, Segments
 from stablehlo_tools.transforms.unpipelining.tracing import Tracer
@@ -90,7 +91,7 @@ class ChainFinder:
         self.found_stages = 0
 
     def chains(self, ends: Sequence[tuple[Computed, Box]]) -> Chains:
-        """The chains that end in what was computed, one end a microbatch. Raises Unresolved."""
+        """The chains that end in what was computed, one a microbatch. Raises UnresolvedError."""
         source, box = ends[0]
         dim, count = _part(source, box)
         self._divide(source, _instance(source, box, dim), dim, count)
@@ -132,7 +133,7 @@ class ChainFinder:
         lengths = {len(chain) for chain in chains}
         op = _op(outputs[0])
         if len(lengths) > 1:
-            raise Unresolved(
+            raise UnresolvedError(
                 f"microbatches go through {min(lengths)} to {max(lengths)} stages: not all alike",
                 op,
                 5,
@@ -145,9 +146,7 @@ class ChainFinder:
         stages = len({instance.stage for chain in chains for instance in chain})
         if len(chains[0]) > 1:
             self.found_stages = max(self.found_stages, stages)
-        return Chains(
-            segment, rows, dim, lengths.pop(), links, terms, tuple(lasts), stages
-        )
+        return Chains(segment, rows, dim, lengths.pop(), links, terms, tuple(lasts), stages)
 
     def _segment(
         self, outputs: tuple[ir.Value, ...], dim: int | None, count: int
@@ -156,9 +155,7 @@ class ChainFinder:
         key = (outputs, dim, count)
         if key not in self._rows:
             self._rows[key] = (
-                all_of(segment)
-                if dim is None
-                else row_of(segment, dim, count, self._scratch)
+                all_of(segment) if dim is None else row_of(segment, dim, count, self._scratch)
             )
         return segment, self._rows[key]
 
@@ -196,12 +193,25 @@ class ChainFinder:
             if not before:
                 return found[::-1]
             if len(before) > 1:
-                raise Unresolved("a stage takes what several others computed", _op(outputs[0]), 5)
+                raise UnresolvedError(
+                    "a stage takes what several others computed", _op(outputs[0]), 5
+                )
             found.append(before.pop())
             if found[-1].tick >= found[-2].tick:
-                raise Unresolved("a stage takes what it computes itself", _op(outputs[0]), 5)
+                raise UnresolvedError("a stage takes what it computes itself", _op(outputs[0]), 5)
             if found[-1].stage == found[-2].stage:
-                raise SameStage(_op(outputs[0]))
+                raise SameStageError(partial=not self._takes_all(inputs, outputs, dim, count))
+
+    def _takes_all(
+        self, inputs: Sequence[Term], outputs: Sequence[ir.Value], dim: int | None, count: int
+    ) -> bool:
+        """Whether an input is all that the application before computed."""
+        return any(
+            _is_all(piece, dim, count)
+            for term in inputs
+            for piece in term
+            if isinstance(piece.source, Computed) and piece.source.value in outputs
+        )
 
     def _together(
         self,
@@ -212,7 +222,7 @@ class ChainFinder:
     ) -> list[ir.Value]:
         """Other values that a stage takes from the one before it."""
         more: dict[ir.Value, None] = {}
-        for before, after in zip(chain, chain[1:], strict=False):
+        for before, after in pairwise(chain):
             for term in self._inputs(outputs, dim, count, after):
                 for piece in term:
                     source = piece.source
@@ -236,16 +246,20 @@ class ChainFinder:
             for inputs in chain[1:]:
                 found.add(tuple(_linked(segment, inputs, dim, count, op)))
         if len(found) > 1:
-            raise Unresolved("stages take what others computed in different ways", op, 5)
+            raise UnresolvedError("stages take what others computed in different ways", op, 5)
         return found.pop() if found else ()
 
 
-class SameStage(Exception):
-    """A loop whose iterations follow each other on one stage: no pipeline."""
+class SameStageError(Exception):
+    """A loop whose iterations follow each other on one stage: no pipeline.
 
-    def __init__(self, op: ir.Operation) -> None:
+    `partial`: each takes only a part of what the one before it computed, as where all stages of a
+    pipeline are asked for together.
+    """
+
+    def __init__(self, *, partial: bool) -> None:
         super().__init__()
-        self.op = op
+        self.partial = partial
 
 
 def _is_all(piece: Piece, row_dim: int | None, count: int) -> bool:
@@ -270,7 +284,7 @@ def _linked(
         if not own:
             continue
         if len(term) > 1 or not _is_all(own[0], row_dim, count):
-            raise Unresolved("a stage takes only a part of what another computed", op, 5)
+            raise UnresolvedError("a stage takes only a part of what another computed", op, 5)
         source = own[0].source
         assert isinstance(source, Computed)
         links.append(Link(number, segment.outputs.index(source.value), own[0].view.steps))
@@ -286,7 +300,7 @@ def _part(source: Computed, box: Box) -> tuple[int | None, int]:
         return None, 1
     dim = partial[0]
     if len(partial) > 1 or shape[dim] % box.sizes[dim] or box.starts[dim] % box.sizes[dim]:
-        raise Unresolved(
+        raise UnresolvedError(
             "only a part of what it computes is used, and not that of one stage",
             _op(source.value),
             3,

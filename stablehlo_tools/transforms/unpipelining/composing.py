@@ -28,6 +28,7 @@ from stablehlo_tools.transforms.unpipelining.boxes import (
 from stablehlo_tools.transforms.unpipelining.items import Known, Piece, Source, Splat
 
 _RESHAPE = "stablehlo.reshape"
+_TRANSPOSE = "stablehlo.transpose"
 
 
 class Placed(NamedTuple):
@@ -87,16 +88,15 @@ class Composer:
     def integers(self, array: NDArray[np.generic]) -> ir.Value:
         """A constant of integers or booleans."""
         context = self._build.context
-        unsigned = array.dtype.kind == "u"
-        width = 1 if array.dtype.kind == "b" else 8 * array.dtype.itemsize
+        if array.dtype.kind == "b":
+            i1 = ir.IntegerType.get_signless(1, context)
+            return self._constant(f"dense<{array.tolist()}>".lower(), array.shape, i1)
+        unsigned, width = array.dtype.kind == "u", 8 * array.dtype.itemsize
         make = ir.IntegerType.get_unsigned if unsigned else ir.IntegerType.get_signless
         element = make(width, context)
         kind = self._build.tensor(array.shape, element)
-        held = np.packbits(array, None, "little") if width == 1 else array
         with context:
-            value = ir.DenseElementsAttr.get(
-                np.ascontiguousarray(held), type=element, shape=list(array.shape)
-            )
+            value = ir.DenseElementsAttr.get(array, type=element, shape=list(array.shape))
         return self._build.op("constant", [], kind, value=value)
 
     def _composed(self, pieces: Sequence[_Placed]) -> ir.Value:
@@ -167,9 +167,7 @@ class Composer:
         for step in reversed(first.steps):
             value = self.stepped(value, step, 1)
         shape = shape_of(value)[1:]
-        value = self._reordered(
-            value, [*range(1, dim + 1), 0, *range(dim + 1, len(shape) + 1)]
-        )
+        value = self._reordered(value, [*range(1, dim + 1), 0, *range(dim + 1, len(shape) + 1)])
         shape[dim] *= len(pieces)
         return self.reshaped(value, shape)
 
@@ -196,23 +194,23 @@ class Composer:
 
     def _reordered(self, value: ir.Value, order: Sequence[int]) -> ir.Value:
         """Dimensions in another order; a reshape where only some of size 1 move."""
+        maker = producer(value)
+        if maker is not None and maker.name == _TRANSPOSE:
+            first = list(ir.DenseI64ArrayAttr(maker.attributes["permutation"]))
+            return self._reordered(maker.operands[0], [first[d] for d in order])
         shape = shape_of(value)
         after = [shape[d] for d in order]
         long = [d for d in order if shape[d] != 1]
         if long == sorted(long):
             return self.reshaped(value, after)
         kind = self._build.tensor(after, element_of(value))
-        return self._build.op(
-            "transpose", [value], kind, permutation=self._build.integers(order)
-        )
+        return self._build.op("transpose", [value], kind, permutation=self._build.integers(order))
 
     def _joined(self, values: Sequence[ir.Value], dim: int) -> ir.Value:
         shape = shape_of(values[0])
         shape[dim] = sum(shape_of(value)[dim] for value in values)
         kind = self._build.tensor(shape, element_of(values[0]))
-        return self._build.op(
-            "concatenate", values, kind, dimension=self._build.integer(dim)
-        )
+        return self._build.op("concatenate", values, kind, dimension=self._build.integer(dim))
 
 
 class _Grid(NamedTuple):

@@ -68,7 +68,9 @@ class Control:
                     known.add(op.results[0])
             left = {i for i in carried if self._is_known(self._ends[i], known)}
             if left == carried:
-                self._steered = [op for op in self._ops if len(op.results) and op.results[0] in known]
+                self._steered = [
+                    op for op in self._ops if len(op.results) and op.results[0] in known
+                ]
                 return carried
             carried = left
 

@@ -50,7 +50,7 @@ class Folding:
         self.finder = ChainFinder(tracer, segments, scratch)
 
     def value(self, pieces: Sequence[Piece], kind: ir.Type) -> ir.Value:
-        """A tensor of a type that consists of pieces. Raises Unresolved."""
+        """A tensor of a type that consists of pieces. Raises UnresolvedError."""
         self._ensure(pieces)
         return self._composer.compose(pieces, kind)
 
@@ -112,13 +112,14 @@ class Folding:
         wide = widening(layers.block, inputs.batch, chains.links, self._scratch)
         order = Order.of(len(chains.terms), inputs.batch, wide)
         results = self._layers(chains, inputs, layers, order)
-        for microbatch, instance in enumerate(chains.last):
-            for place, value in enumerate(chains.segment.outputs):
-                source = Computed(value, instance.rank, instance.tick)
-                shape = shape_of(layers.outputs[place])
-                self._computed[source, chains.box(place, instance)] = order.placed(
-                    results[place], shape, place, microbatch
-                )
+        for place, output in enumerate(chains.segment.outputs):
+            shape = shape_of(layers.outputs[place])
+            held = order.held(results[place], shape, place)
+            value = self._composer.reshaped(results[place], held)
+            for number, instance in enumerate(chains.last):
+                source = Computed(output, instance.rank, instance.tick)
+                where = order.placed(value, shape, place, number)
+                self._computed[source, chains.box(place, instance)] = where
 
     def _layers(
         self, chains: Chains, inputs: Inputs, layers: Layers, order: Order

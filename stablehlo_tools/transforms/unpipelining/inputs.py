@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stablehlo_tools.transforms.unpipelining.chains import Chains, Term
-from stablehlo_tools.transforms.unpipelining.items import Unresolved
+from stablehlo_tools.transforms.unpipelining.items import UnresolvedError
 
 Terms = tuple[Term, ...]
 
@@ -24,7 +24,7 @@ class Inputs:
 
 
 def sorted_inputs(chains: Chains) -> Inputs:
-    """The inputs of chains by what they depend on. Raises Unresolved."""
+    """The inputs of chains by what they depend on. Raises UnresolvedError."""
     linked = {link.input for link in chains.links}
     batch: dict[int, Terms] = {}
     layered: dict[int, Terms] = {}
@@ -41,7 +41,7 @@ def sorted_inputs(chains: Chains) -> Inputs:
         elif all(term == row[0] for row in table for term in row):
             batch[number] = tuple(row[0] for row in table)
         else:
-            raise Unresolved(
+            raise UnresolvedError(
                 "what a stage takes here depends on the stage and the microbatch both: the stages "
                 "are no layers of one loop",
                 chains.last_op,

@@ -10,7 +10,7 @@ from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.transforms.unpipelining.boxes import Box, Step, View
 
 
-class Unresolved(Exception):
+class UnresolvedError(Exception):
     """Why elements cannot be followed; `rule` is the precondition that this breaks."""
 
     def __init__(self, message: str, op: ir.Operation, rule: int) -> None:
@@ -82,11 +82,15 @@ class Item:
 
     def at(self, value: ir.Value, box: Box) -> Item:
         """The same elements in another value."""
-        return replace(self, value=value, box=box)
+        return Item(value, self.rank, self.tick, box, self.view)
+
+    def before(self, value: ir.Value, tick: int) -> Item:
+        """The same elements in what a carry was in another tick."""
+        return Item(value, self.rank, tick, self.box, self.view)
 
     def through(self, value: ir.Value, box: Box, step: Step) -> Item:
         """The same elements in the operand of a step."""
-        return replace(self, value=value, box=box, view=self.view.behind(step))
+        return Item(value, self.rank, self.tick, box, self.view.behind(step))
 
     def part(self, op: ir.Operation, box: Box) -> Item:
         """A box of this one."""
@@ -95,8 +99,9 @@ class Item:
         inner = box.moved([-start for start in self.box.starts])
         view = self.view.part(inner)
         if view is None:
-            raise Unresolved("microbatches leave this op interleaved in a way that is not "
-                             "understood", op, 4)
+            raise UnresolvedError(
+                "microbatches leave this op interleaved in a way that is not understood", op, 4
+            )
         return replace(self, box=box, view=view)
 
 

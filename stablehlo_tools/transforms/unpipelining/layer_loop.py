@@ -129,7 +129,8 @@ def write_loop(
     after = body(inner, point, arguments[counter], [*arguments[counter + 1 :], *taken])
     following = inner.same("add", arguments[counter], inner.splat(1, [], i32))
     _return(point, build.location, [*arguments[:counter], following, *after])
-    return list(loop.results)[counter + 1 :]
+    results: list[ir.Value] = list(loop.results)
+    return results[counter + 1 :]
 
 
 def _condition(block: ir.Block, location: ir.Location, counter: int, trips: int) -> None:

@@ -1,4 +1,4 @@
-"""The loop of a pipeline, and the manual computation around it, as the devices of an axis run it."""
+"""The loop of a pipeline, and the manual computation around it, as devices of an axis run it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from stablehlo_tools.ir.values import producer
 from stablehlo_tools.transforms.unpipelining.boxes import Box
 from stablehlo_tools.transforms.unpipelining.control import Control
 
-_OTHERWISE = frozenset({"stablehlo.rng", "stablehlo.infeed", "stablehlo.recv"})
+_OTHERWISE = frozenset(
+    f"stablehlo.{name}" for name in ("rng", "infeed", "recv", "partition_id", "replica_id")
+)
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,7 @@ class LoopRegion:
         self._control = Control(loop, ticks, values.of)
         self._inside: dict[ir.Block, int] = {}
         self._varying = _varying(self.body, self.ends)
+        self._by_rank = self._differing()
 
     def argument_number(self, value: ir.Value) -> int | None:
         """The carry that a value is; None for anything but an argument of the loop's body."""
@@ -102,6 +105,28 @@ class LoopRegion:
     def is_varying(self, op: ir.Operation) -> bool:
         """Whether an op of the loop's body may compute something else in every tick."""
         return op.block != self.body or any(result in self._varying for result in op.results)
+
+    def is_invariant(self, number: int) -> bool:
+        """Whether a carry is the same in every tick."""
+        return self.ends[number] == self.body.arguments[number]
+
+    def differs(self, value: ir.Value) -> bool:
+        """Whether ranks may hold different values."""
+        return value in self._by_rank
+
+    def _differing(self) -> set[ir.Value]:
+        """The values that hang on a shard, on the number of a device, or on the tick."""
+        if self.manual is None:
+            return set()
+        block = self.manual.regions[0].blocks[0]
+        found = {a for a in block.arguments if self.entering_dim(a) is not None}
+        _spread(block, found)
+        pairs = zip(self.body.arguments, self.loop.operands, strict=True)
+        found.update(a for a, o in pairs if o in found or a in self._varying)
+        _spread(self.body, found)
+        found.update(self.loop.results)
+        _spread(block, found)
+        return found
 
     def is_in_loop(self, op: ir.Operation) -> bool:
         """Whether an op stands in the loop's body, or in a branch in it."""
@@ -212,11 +237,16 @@ def _varying(body: ir.Block, ends: Sequence[ir.Value]) -> set[ir.Value]:
     found: set[ir.Value] = {
         argument for argument, end in zip(body.arguments, ends, strict=True) if argument != end
     }
-    for view in body.operations:
+    _spread(body, found)
+    return found
+
+
+def _spread(block: ir.Block, found: set[ir.Value]) -> None:
+    """Adds what a block's ops make of values, and what no other value says."""
+    for view in block.operations:
         op = view.operation
         if not found.isdisjoint(values_used(op)) or op.name in _OTHERWISE:
             found.update(op.results)
-    return found
 
 
 def _manual_around(loop: ir.Operation) -> ir.Operation | None:

@@ -14,7 +14,7 @@ from stablehlo_tools.transforms.unpipelining.items import (
     Known,
     Piece,
     Splat,
-    Unresolved,
+    UnresolvedError,
     zeros,
 )
 
@@ -34,9 +34,9 @@ def permute(tracer: Tracer, op: ir.Operation, item: Item) -> Sequence[Item] | Pi
     for device, rank in enumerate(ranks.rank_of):
         other = sources.get(device)
         if rank == item.rank and sending != (None if other is None else ranks.rank_of[other]):
-            raise Unresolved("the devices of one rank receive from different ranks", op, 3)
+            raise UnresolvedError("the devices of one rank receive from different ranks", op, 3)
     if source is not None and ranks.devices[ranks.rank_of[source]] != source:
-        raise Unresolved("it moves elements along two axes of the mesh at once", op, 3)
+        raise UnresolvedError("it moves elements along two axes of the mesh at once", op, 3)
     if sending is None:
         return Piece(zeros(element_of(item.value)), Box.whole(item.box.sizes), item.view)
     return [replace(item, value=op.operands[0], rank=sending)]
@@ -65,7 +65,9 @@ def all_reduce(tracer: Tracer, op: ir.Operation, item: Item) -> Sequence[Item] |
     if members is None:
         return None
     if not _adds(op.regions[0].blocks[0]):
-        raise Unresolved("it combines what several ranks hold in another way than by a sum", op, 4)
+        raise UnresolvedError(
+            "it combines what several ranks hold in another way than by a sum", op, 3
+        )
     operand = op.operands[ir.OpResult(item.value).result_number]
     held = {
         rank: [p for p in tracer.pieces(operand, rank, item.tick, item.box) if not _is_zero(p)]
@@ -97,7 +99,7 @@ def _held_by_one(
         rank for rank in holding if any(_overlap(p.view.target, inner) for p in held[rank])
     ] or list(holding[:1])
     if len(found) > 1:
-        raise Unresolved("it adds up what several ranks hold", op, 4)
+        raise UnresolvedError("it adds up what several ranks hold", op, 4)
     operand = op.operands[ir.OpResult(item.value).result_number]
     return replace(item.part(op, box), value=operand, rank=found[0])
 
@@ -111,8 +113,7 @@ def _cut_around(boxes: Sequence[Box], by: Box) -> list[Box]:
 
 def _overlap(one: Box, other: Box) -> bool:
     return all(
-        one.starts[d] < other.end(d) and other.starts[d] < one.end(d)
-        for d in range(len(one.sizes))
+        one.starts[d] < other.end(d) and other.starts[d] < one.end(d) for d in range(len(one.sizes))
     )
 
 
@@ -130,5 +131,5 @@ def _members(tracer: Tracer, op: ir.Operation, item: Item) -> list[int] | None:
     own = next((g for g in groups if ranks.devices[item.rank] in g), ())
     members = [ranks.rank_of[device] for device in own]
     if [ranks.devices[rank] for rank in members] != list(own):
-        raise Unresolved("it joins devices along two axes of the mesh at once", op, 3)
+        raise UnresolvedError("it joins devices along two axes of the mesh at once", op, 3)
     return members

@@ -1,4 +1,4 @@
-"""Ops that only move elements, by places that are known: which elements of an operand each takes."""
+"""Ops that only move elements, by places that are known: what of an operand each takes."""
 
 from __future__ import annotations
 
@@ -71,7 +71,9 @@ def _broadcast(tracer: Tracer, op: ir.Operation, item: Item) -> Followed:
     """A scalar in any shape, or where nothing is repeated in what is asked for."""
     operand, dims = op.operands[0], _numbers(op, "broadcast_dimensions")
     before = shape_of(operand)
-    repeated = [d for d in range(len(item.box.sizes)) if d not in dims or before[dims.index(d)] == 1]
+    repeated = [
+        d for d in range(len(item.box.sizes)) if d not in dims or before[dims.index(d)] == 1
+    ]
     if not before:
         return [item.through(operand, item.box.whole(()), Spread(item.box.sizes))]
     if any(item.box.sizes[d] != 1 for d in repeated) or dims != sorted(dims):

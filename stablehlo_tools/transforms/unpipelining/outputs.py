@@ -50,7 +50,7 @@ def _sliced(op: ir.Operation) -> Box | None:
 
 
 def traced(tracer: Tracer, output: Output) -> list[Piece]:
-    """What an output consists of. Raises Unresolved."""
+    """What an output consists of. Raises UnresolvedError."""
     region = tracer.region
     if region.manual is None:
         return tracer.pieces(region.loop.results[output.result], 0, -1, output.box)

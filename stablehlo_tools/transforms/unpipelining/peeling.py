@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from stablehlo_tools.analysis.batch_dims.graph import WHILE, Graph
+from stablehlo_tools.analysis.batch_dims.graph import WHILE
 from stablehlo_tools.analysis.trip_counts import constant_integer, counted
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.building import element_of, shape_of

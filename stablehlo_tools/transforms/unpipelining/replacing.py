@@ -11,11 +11,12 @@ from stablehlo_tools.transforms.unpipelining.surroundings import Surroundings
 from stablehlo_tools.transforms.unpipelining.tidying import erase_unused
 from stablehlo_tools.transforms.unpipelining.tracing import Tracer
 
+
 def fold(region: LoopRegion, module: ir.Module) -> int:
     """Replaces a pipeline by a loop over its layers; returns how many stages it had.
 
-    Fewer than two are no pipeline, and the module is then not to be used. Raises Unresolved for a
-    pipeline that is not understood, SameStage for a loop that is none.
+    Fewer than two are no pipeline, and the module is then not to be used. Raises UnresolvedError
+    for a pipeline that is not understood, SameStageError for a loop that is none.
     """
     scratch = Scratch(module)
     tracer, here = Tracer(region), Surroundings(region)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from stablehlo_tools.analysis.batch_dims.graph import Graph
@@ -11,8 +11,8 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.building import shape_of
 from stablehlo_tools.ir.values import is_float
 from stablehlo_tools.transforms.unpipelining.boxes import Box
-from stablehlo_tools.transforms.unpipelining.items import Unresolved
-from stablehlo_tools.transforms.unpipelining.scaling import NotScaled, Scaling, follow_batch
+from stablehlo_tools.transforms.unpipelining.items import UnresolvedError
+from stablehlo_tools.transforms.unpipelining.scaling import NotScaledError, Scaling, follow_batch
 from stablehlo_tools.transforms.unpipelining.segments import Scratch, Segment
 
 
@@ -45,7 +45,7 @@ def all_of(segment: Segment) -> Rows:
 def row_of(segment: Segment, dim: int, count: int, scratch: Scratch) -> Rows:
     """A segment of one of several stages, which lie along a dimension of its outputs.
 
-    Raises Unresolved where a stage depends on another one within a tick.
+    Raises UnresolvedError where a stage depends on another one within a tick.
     """
     graph, failed = Graph.of(segment.block), segment.outputs[0].owner
     mixing: ir.Operation | None = None
@@ -61,15 +61,13 @@ def row_of(segment: Segment, dim: int, count: int, scratch: Scratch) -> Rows:
                 if any(layout != Layout(dim) for layout in layouts):
                     continue
                 return _rows(graph, dims_of(graph, dims.layouts), Scaling(dims, 1), count, scratch)
-            except NotScaled as error:
+            except NotScaledError as error:
                 mixing = mixing or error.op
     op = mixing or (failed.operation if not isinstance(failed, ir.Block) else segment.function)
-    raise Unresolved(
-        f"{op.name} computes several stages together, not each by itself", op, 3
-    )
+    raise UnresolvedError(f"{op.name} computes several stages together, not each by itself", op, 3)
 
 
-def dims_of(graph: Graph, layouts: dict[int, Layout]) -> tuple[int | None, ...]:
+def dims_of(graph: Graph, layouts: Mapping[int, Layout]) -> tuple[int | None, ...]:
     """The dimension of each argument that carries the batch."""
     found = [layouts.get(number) for number in graph.root.arguments]
     return tuple(None if layout is None else layout.dim for layout in found)

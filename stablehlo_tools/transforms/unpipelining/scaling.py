@@ -21,7 +21,7 @@ from stablehlo_tools.transforms.splitting.writing import attributes
 Layouts = dict[int, Layout]
 
 
-class NotScaled(Exception):
+class NotScaledError(Exception):
     """The op that cannot be written for another number of samples."""
 
     def __init__(self, op: ir.Operation) -> None:
@@ -32,7 +32,7 @@ class NotScaled(Exception):
 def follow_batch(graph: Graph, seeds: Layouts, parts: int) -> BatchDims:
     """The batch from some arguments of a block on, and from all others that then carry it too.
 
-    `seeds` are by number of the argument. Raises NotScaled where samples are mixed.
+    `seeds` are by number of the argument. Raises NotScaledError where samples are mixed.
     """
     found = dict(seeds)
     while True:
@@ -53,9 +53,9 @@ def _refuse_mixing(dims: BatchDims) -> None:
         carries = any(number in dims.layouts for number in node.inputs)
         mixes = step is not None and (step.combine is not None or step.chained)
         if mixes or (carries and step is None and not node.bodies):
-            raise NotScaled(node.op)
+            raise NotScaledError(node.op)
     if dims.meetings:
-        raise NotScaled(dims.meetings[0].used.op)
+        raise NotScaledError(dims.meetings[0].used.op)
 
 
 def _missing(dims: BatchDims) -> int:
@@ -99,7 +99,7 @@ class Scaling:
     ) -> list[ir.Value]:
         """Writes the ops for new arguments; returns what stands for the results.
 
-        Raises NotScaled.
+        Raises NotScaledError.
         """
         self._bind(body, arguments)
         for node in body.nodes:
@@ -147,22 +147,20 @@ class Scaling:
         self._resize(copy, step)
         self._values.update(zip(op.results, copy.results, strict=True))
 
-    def _taken(
-        self, value: ir.Value, layout: Layout | None, point: ir.InsertionPoint
-    ) -> ir.Value:
+    def _taken(self, value: ir.Value, layout: Layout | None, point: ir.InsertionPoint) -> ir.Value:
         """What stands for an operand that is taken in a layout."""
         known = self._dims.layouts.get(self._dims.graph.number(value))
         if known == layout:
             return self._values[value]
         if layout is None or known is not None:
-            raise NotScaled(_owner(value))
+            raise NotScaledError(_owner(value))
         return self._repeated(value, layout, point)
 
     def _repeated(self, value: ir.Value, layout: Layout, point: ir.InsertionPoint) -> ir.Value:
         """A value that is the same for all samples, for more or fewer of them."""
         op, kind = producer(value), self._kind(value, layout)
         if op is None:
-            raise NotScaled(_owner(value))
+            raise NotScaledError(_owner(value))
         if op.name in CONSTANTS and is_splat(op):
             return copy_constant(op, kind, point)
         if op.name == "stablehlo.iota" and _integer(op, "iota_dimension") != layout.dim:
@@ -170,7 +168,7 @@ class Scaling:
         else:
             wanted = below(op, layout, self._dims.parts)
         if wanted is None:
-            raise NotScaled(op)
+            raise NotScaledError(op)
         operands = [
             self._values[value] if inner is None else self._repeated(value, inner, point)
             for value, inner in zip(op.operands, wanted, strict=True)

@@ -11,12 +11,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from stablehlo_tools.analysis.batch_dims.graph import captured
+from stablehlo_tools.analysis.collectives import classify_communication
 from stablehlo_tools.analysis.device_arithmetic import COMPUTED
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.building import shape_of
 from stablehlo_tools.ir.constants import CONSTANTS
 from stablehlo_tools.ir.inline import copy_with
 from stablehlo_tools.ir.values import key_of, producer
+from stablehlo_tools.ir.walk import walk
+from stablehlo_tools.transforms.unpipelining.items import UnresolvedError
 from stablehlo_tools.transforms.unpipelining.loop_region import LoopRegion
 from stablehlo_tools.transforms.unpipelining.moves import MOVING
 from stablehlo_tools.transforms.unpipelining.tidying import erase_unused
@@ -58,6 +61,7 @@ class Segments:
     def __init__(self, region: LoopRegion, scratch: Scratch) -> None:
         self._region = region
         self._scratch = scratch
+        self._classify = classify_communication(region.loop.context)
         self._moved: dict[ir.Value, bool] = {}
         self._made: dict[tuple[ir.Value, ...], Segment] = {}
         self._stops = set[ir.Value]()
@@ -82,9 +86,7 @@ class Segments:
             self._made[key] = Segment(key, tuple(inputs), function)
         return self._made[key]
 
-    def _collected(
-        self, outputs: Sequence[ir.Value]
-    ) -> tuple[list[ir.Operation], list[ir.Value]]:
+    def _collected(self, outputs: Sequence[ir.Value]) -> tuple[list[ir.Operation], list[ir.Value]]:
         """The ops that outputs are computed by, operands first, and the values they start from."""
         ops: dict[ir.Value | ir.Operation, ir.Operation] = {}
         inputs: dict[ir.Value, None] = {}
@@ -96,6 +98,7 @@ class Segments:
             if ready:
                 ops[key_of(op)] = op
                 continue
+            self._refuse_between_ranks(op)
             pending.append((op, True))
             for value in reversed(used_by(op)):
                 if self._is_input(value):
@@ -103,6 +106,18 @@ class Segments:
                 elif (maker := producer(value)) is not None:
                     pending.append((maker, False))
         return list(ops.values()), list(inputs)
+
+    def _refuse_between_ranks(self, op: ir.Operation) -> None:
+        """Raises UnresolvedError for a collective that joins ranks within a tick."""
+
+        def visit(inner: ir.Operation) -> ir.WalkResult:
+            collective = self._classify(inner)
+            groups = None if collective is None else self._region.facts.groups(collective)
+            if groups is not None and self._region.ranks.moves(groups):
+                raise UnresolvedError(f"{inner.name} joins stages in the midst of a tick", inner, 3)
+            return ir.WalkResult.ADVANCE
+
+        walk(op, visit)
 
     def _is_input(self, value: ir.Value) -> bool:
         maker = producer(value)
@@ -174,9 +189,12 @@ class Scratch:
     ) -> ir.Operation:
         """A function of values like `inputs`, filled so that `outputs` stand for something."""
         types = [value.type for value in inputs]
-        return self.typed(types, lambda block, arguments: self._filled(
-            block, dict(zip(inputs, arguments, strict=True)), outputs, fill
-        ))
+        return self.typed(
+            types,
+            lambda block, arguments: self._filled(
+                block, dict(zip(inputs, arguments, strict=True)), outputs, fill
+            ),
+        )
 
     def typed(
         self,

@@ -56,7 +56,7 @@ class Surroundings:
 
     def _enter(self, manual: ir.Operation) -> None:
         arguments = list(manual.regions[0].blocks[0].arguments)
-        if manual_axes(manual) == {self._region.ranks.axis}:
+        if manual_axes(manual) == frozenset({self._region.ranks.axis}):
             self._entering = dict(zip(arguments, manual.operands, strict=True))
             return
         kinds = [self._whole(argument) for argument in arguments]
@@ -70,10 +70,11 @@ class Surroundings:
             ip=self.point,
         )
         locations = [argument.location for argument in arguments]
-        self.inner = held.regions[0].blocks.append(*kinds, arg_locs=locations)
+        inner = held.regions[0].blocks.append(*kinds, arg_locs=locations)
+        self.inner = inner
         self._held = held
-        self._entering = dict(zip(arguments, self.inner.arguments, strict=True))
-        self.point = ir.InsertionPoint(self.inner)
+        self._entering = dict(zip(arguments, inner.arguments, strict=True))
+        self.point = ir.InsertionPoint(inner)
 
     def _manual(
         self, kinds: Sequence[ir.Type], shardings: Sequence[ir.Attribute], manual: ir.Operation
@@ -83,7 +84,7 @@ class Surroundings:
         axes = sorted(manual_axes(manual) - {self._region.ranks.axis})
         named = ", ".join(f'"{axis}"' for axis in axes)
         per_value = bindings.TensorShardingPerValueAttr
-        new = ir.Operation.create(
+        return ir.Operation.create(
             "sdy.manual_computation",
             results=list(kinds),
             operands=list(manual.operands),
@@ -96,16 +97,13 @@ class Surroundings:
             loc=manual.location,
             ip=ir.InsertionPoint(manual),
         )
-        return new
 
     def _whole(self, argument: ir.Value) -> ir.Type:
         """The type of an argument with the shards of all ranks put together."""
         dim, shape = self._region.entering_dim(argument), shape_of(argument)
         if dim is not None:
             shape[dim] *= self._region.ranks.count
-        return ir.RankedTensorType.get(
-            shape, element_of(argument), loc=self.anchor.location
-        )
+        return ir.RankedTensorType.get(shape, element_of(argument), loc=self.anchor.location)
 
     def _without_axis(self, attribute: ir.Attribute) -> ir.Attribute:
         """A sharding of which the axis of the stages is no part."""

@@ -23,12 +23,13 @@ from stablehlo_tools.transforms.unpipelining.items import (
     Outside,
     Piece,
     Splat,
-    Unresolved,
+    UnresolvedError,
     known_source,
 )
 from stablehlo_tools.transforms.unpipelining.loop_region import LoopRegion
 from stablehlo_tools.transforms.unpipelining.moves import follow
 
+_IDS = frozenset({"stablehlo.partition_id", "stablehlo.replica_id"})
 _MOST = 1 << 16  # pieces of one value
 
 
@@ -39,7 +40,7 @@ class Tracer:
         self.region = region
 
     def pieces(self, value: ir.Value, rank: int, tick: int, box: Box) -> list[Piece]:
-        """What a box of a value consists of, by place. Raises Unresolved."""
+        """What a box of a value consists of, by place. Raises UnresolvedError."""
         pending = [Item(value, rank, tick, box, View(Box.whole(box.sizes)))]
         done: list[Piece] = []
         while pending:
@@ -50,7 +51,7 @@ class Tracer:
             else:
                 pending += found
             if len(done) + len(pending) > _MOST:
-                raise Unresolved("what it holds is in too many pieces", self.region.loop, 4)
+                raise UnresolvedError("what it holds is in too many pieces", self.region.loop, 4)
         return sorted(done, key=lambda piece: piece.view.target.starts)
 
     def control(self, value: ir.Value, item: Item) -> Values | None:
@@ -61,24 +62,30 @@ class Tracer:
         region = self.region
         known = self.control(item.value, item)
         if known is not None:
-            part = known[tuple(slice(s, s + n) for s, n in zip(item.box.starts, item.box.sizes, strict=True))]
+            part = known[
+                tuple(slice(s, s + n) for s, n in zip(item.box.starts, item.box.sizes, strict=True))
+            ]
             return Piece(known_source(part), Box.whole(item.box.sizes), item.view)
         entered = region.argument_number(item.value)
         if entered is not None:
-            if item.tick <= 0:
-                return [replace(item, value=region.loop.operands[entered], tick=-1)]
-            return [replace(item, value=region.ends[entered], tick=item.tick - 1)]
+            if item.tick <= 0 or region.is_invariant(entered):
+                return [item.before(region.loop.operands[entered], -1)]
+            return [item.before(region.ends[entered], item.tick - 1)]
         op = producer(item.value)
         if op is not None and op == region.loop:
             place = ir.OpResult(item.value).result_number
-            return [replace(item, value=region.ends[place], tick=region.ticks - 1)]
+            return [item.before(region.ends[place], region.ticks - 1)]
         if op is not None and op.name in CONSTANTS and is_splat(op):
             text = value_text(op).rpartition(" : ")[0]
             zero = splat_of(item.value) == 0
             splat = Splat(text, str(element_of(item.value)), zero)
             return Piece(splat, Box.whole(item.box.sizes), item.view)
         if op is None or not region.is_inside(op):
-            return Piece(Outside(item.value), region.unsharded(item.value, item.rank, item.box), item.view)
+            return Piece(
+                Outside(item.value), region.unsharded(item.value, item.rank, item.box), item.view
+            )
+        if op.name in _IDS:
+            raise UnresolvedError(f"{op.name} is not the same on all devices of a stage", op, 3)
         tick = item.tick if region.is_in_loop(op) else -1
         item = replace(item, tick=tick)
         followed = follow(self, op, item)
@@ -86,4 +93,5 @@ class Tracer:
             return followed
         if tick >= 0 and not region.is_varying(op):
             tick = -1
-        return Piece(Computed(item.value, item.rank, tick), item.box, item.view)
+        rank = item.rank if tick >= 0 or region.differs(item.value) else 0
+        return Piece(Computed(item.value, rank, tick), item.box, item.view)

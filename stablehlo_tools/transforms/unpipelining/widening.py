@@ -9,6 +9,7 @@ from stablehlo_tools.analysis.batch_dims.graph import Graph
 from stablehlo_tools.analysis.batch_dims.layout import Layout
 from stablehlo_tools.analysis.batch_dims.propagation import BatchDims, propagate
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.ir.building import shape_of
 from stablehlo_tools.transforms.unpipelining.boxes import Box, Convert, Reshape
 from stablehlo_tools.transforms.unpipelining.chains import Link
 from stablehlo_tools.transforms.unpipelining.composing import (
@@ -20,7 +21,7 @@ from stablehlo_tools.transforms.unpipelining.composing import (
 )
 from stablehlo_tools.transforms.unpipelining.inputs import Terms
 from stablehlo_tools.transforms.unpipelining.items import Piece
-from stablehlo_tools.transforms.unpipelining.scaling import NotScaled, Scaling, follow_batch
+from stablehlo_tools.transforms.unpipelining.scaling import NotScaledError, Scaling, follow_batch
 from stablehlo_tools.transforms.unpipelining.segments import Scratch
 
 
@@ -83,8 +84,17 @@ class Order:
         dim = self.wide.inputs[number]
         return [*shape[:dim], shape[dim] * self.count, *shape[dim + 1 :]]
 
+    def held(self, value: ir.Value, shape: Sequence[int], output: int) -> list[int]:
+        """The shape in which an output of all microbatches has each in a box."""
+        if self.wide is None or not self.minor:
+            return shape_of(value)
+        dim = self.wide.outputs[output]
+        sizes = list(apart(shape, dim, self.wide.dims.parts))
+        sizes[dim + 1] = self.count
+        return sizes
+
     def placed(self, value: ir.Value, shape: Sequence[int], output: int, microbatch: int) -> Placed:
-        """Where an output of a microbatch is, in that of all."""
+        """Where an output of a microbatch is, in that of all as it is held."""
         if self.count == 1:
             return Placed(value, Box.whole(shape))
         if self.wide is None:
@@ -126,13 +136,13 @@ def widening(
                 if found is not None:
                     _try(dims, scratch)
                     return found
-            except NotScaled:
+            except NotScaledError:
                 continue
     return None
 
 
 def _try(dims: BatchDims, scratch: Scratch) -> None:
-    """Writes the block for twice as many samples. Raises NotScaled where that cannot be done."""
+    """Writes the block for twice as many samples. Raises NotScaledError where there is no way."""
     root, scaling = dims.graph.root, Scaling(dims, 2 * dims.parts)
     kinds = [scaling.kind(dims.graph.values[number]) for number in root.arguments]
     scratch.typed(kinds, lambda b, given: scaling.write(root, given, ir.InsertionPoint(b)))

@@ -1,0 +1,292 @@
+"""expand-pipeline on whole programs: values, what is sent, bytes, and idle ranks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Mapping
+from itertools import product
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import kept_values
+import numpy as np
+import pytest
+from jax import export, lax
+from jax.export import Exported
+from jax.sharding import AbstractMesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from layer_scan_zoo import CASES, PIPELINES
+from pipeline_checks import (
+    Sent,
+    assert_bitwise,
+    assert_close,
+    collectives_after_partition,
+    compare,
+    loops,
+)
+
+import stablehlo_tools
+from stablehlo_tools.diagnostics import ToolError
+
+
+class Run(NamedTuple):
+    """A program of the zoo with options of its own, and options of the pass."""
+
+    name: str
+    pipeline: str
+    program: Mapping[str, Any] = MappingProxyType({})
+
+    @property
+    def id(self) -> str:
+        """What the test is called."""
+        changed = [f"{key}={value}" for key, value in self.program.items()]
+        return " ".join([self.name, *changed, self.pipeline])
+
+
+GPIPE = "microbatches=4"
+CIRCULAR = "microbatches=4 schedule=circular repeats=2"
+ONE = "microbatches=4 schedule=1f1b"
+INTERLEAVED = "microbatches=4 schedule=1f1b repeats=2"
+# What is forward alone is the same ops on fewer samples: no bit changes.
+BITWISE = [
+    Run("mlp-forward", GPIPE),
+    Run("mlp-forward", CIRCULAR),
+    Run("uneven-forward", GPIPE),
+    Run("reverse-forward", CIRCULAR),
+    Run("encoder-decoder-forward", GPIPE),
+]
+CLOSE = [
+    *(Run("mlp-gradients", pipeline) for pipeline in (GPIPE, CIRCULAR, ONE, INTERLEAVED)),
+    Run("mlp-gradients", f"{ONE} skip=false"),
+    Run("mlp-gradients", f"{GPIPE} skip=true"),
+    Run("mlp-gradients", INTERLEAVED, {"layers": 11}),
+    Run("twelve-gradients", "microbatches=6 schedule=1f1b"),
+    Run("twelve-gradients", "microbatches=3 schedule=circular repeats=2"),
+    Run("time-major-gradients", ONE),
+    Run("mlp-gradients", ONE, {"form": "reverse"}),
+    Run("tied-gradients", ONE),
+    Run("decode-forward", GPIPE),
+    Run("accumulate-fori-step", ONE),
+    Run("mlp-gradients", ONE, {"dtype": "bfloat16"}),
+]
+
+
+def transformed(before: Exported, options: str) -> Exported:
+    """The pipeline of a program, with explicit collectives, as other axes of a mesh need."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return stablehlo_tools.transform(before, f"expand-pipeline{{{options}}},partition")
+
+
+def after(run: Run) -> Exported:
+    """The program with the pass applied."""
+    return transformed(CASES[run.name].build(**run.program), run.pipeline)
+
+
+@pytest.mark.parametrize("run", BITWISE, ids=lambda run: run.id)
+def test_forwards_keep_every_bit(run: Run):
+    known = CASES[run.name].reference(**run.program)
+    assert_bitwise(compare(known, after(run)))
+
+
+@pytest.mark.parametrize("run", CLOSE, ids=lambda run: run.id)
+def test_values_are_as_exact_as_before(run: Run):
+    known = CASES[run.name].reference(**run.program)
+    assert_close(compare(known, after(run)))
+
+
+# Programs whose stages are too many for two chunks on each, in the form that the zoo has them in.
+FEWER_STAGES: dict[str, dict[str, Any]] = {
+    "raw-gradients": {"stage": 4},
+    "remainder-forward": {"stage": 2, "layers": 12},
+    "remainder-gradients": {"stage": 2, "layers": 12},
+    **{
+        f"{name}-{kind}": {"stage": 2}
+        for name in ("unrolled", "encoder-decoder", "two-stacks", "nested", "paired", "uneven")
+        for kind in ("forward", "gradients")
+    },
+}
+# One set of weights for all layers: no rank has layers of its own.
+UNIVERSAL = {"universal-forward", "universal-gradients"}
+# Two pairs of loops, or a loss that reads what the forward leaves of each layer.
+NOT_IN_TURN = {"encoder-decoder-gradients", "two-stacks-gradients", "hidden-states-gradients"}
+
+
+def soaked() -> list[Any]:
+    """Every program that can be a pipeline, on each schedule that it can have."""
+    found: list[Any] = []
+    for (name, case), options in product(PIPELINES.items(), (GPIPE, CIRCULAR, ONE, INTERLEAVED)):
+        no_turns = case.waits or not case.training or name in NOT_IN_TURN
+        if name in UNIVERSAL or ("1f1b" in options and (no_turns or "evaluation" in name)):
+            continue
+        run = Run(name, options, FEWER_STAGES.get(name, {}))
+        found.append(pytest.param(run, id=run.id))
+    return found
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("run", soaked())
+def test_every_program_on_every_schedule(run: Run):
+    known = CASES[run.name].reference(**run.program)
+    assert_close(compare(known, after(run)))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("stage", [2, 4, 8])
+@pytest.mark.parametrize("microbatches", [2, 3, 5, 6])
+@pytest.mark.parametrize("schedule", ["gpipe", "circular repeats=3", "1f1b", "1f1b repeats=3"])
+def test_every_size(stage: int, microbatches: int, schedule: str):
+    program = {"stage": stage, "batch": 30, "layers": 25, "staged": False}
+    run = Run("mlp-gradients", f"microbatches={microbatches} schedule={schedule}", program)
+    assert_close(compare(CASES[run.name].reference(**program), after(run)))
+
+
+@pytest.mark.parametrize("options", [GPIPE, CIRCULAR, ONE])
+def test_activations_are_sent_and_weights_stay(options: str):
+    before = CASES["mlp-gradients"].build(data=2)
+    expanded = collectives_after_partition(transformed(before, options), "cse")
+    along = [sent for sent in expanded if "stage" in sent.axes]
+    in_ticks = [sent for sent in along if sent.depth]
+    assert Counter(sent.kind for sent in in_ticks) == {"collective_permute": 2}
+    assert {sent.operands for sent in in_ticks} == {((1, 16),)}, "a sample of a microbatch each"
+    assert Counter(map(_steps, in_ticks)) == {1: 1, -1: 1}
+    assert "all_gather" not in {sent.kind for sent in along}
+    assert "all_gather" in {sent.kind for sent in collectives_after_partition(before)}
+
+
+def _steps(sent: Sent) -> int:
+    """By how many ranks of four a ring goes on, the data axis being the inner one."""
+    (step,) = {(target - source) // 2 % 4 for source, target in sent.groups}
+    return step if step < 2 else step - 4
+
+
+def test_ticks_and_layers_are_those_of_the_schedule():
+    before = CASES["mlp-gradients"].build()
+    found = {
+        options: [[loop.trips, *(inner.trips for inner in loop.inner)] for loop in loops(program)]
+        for options in (GPIPE, CIRCULAR, ONE)
+        for program in [_expanded(before, options)]
+    }
+    assert found == {
+        GPIPE: [[4 + 3, 2], [4 + 3, 2]],
+        CIRCULAR: [[2 * 4 + 3, 1], [2 * 4 + 3, 1]],
+        ONE: [[2 * (4 + 3), None, None]],
+    }
+
+
+def _expanded(before: Exported, options: str) -> Exported:
+    return stablehlo_tools.transform(before, f"expand-pipeline{{{options}}}")
+
+
+SPINS = 1_000_000  # of an idle rank and layer
+
+
+def _spinning(h: Any, weights: Any) -> tuple[Any, None]:
+    """A layer that takes its time where no layer came before and it is not the first."""
+    hidden, passed = h
+    weight, first = weights
+    passed = jnp.maximum(passed, first[0])
+    spins = jnp.where(passed > 0, 1, SPINS)
+    _, angle = lax.while_loop(
+        lambda state: state[0] < spins,
+        lambda state: (state[0] + 1, jnp.cos(state[1])),
+        (jnp.int32(0), weight[0, 0]),
+    )
+    return (jnp.tanh(hidden @ weight) * angle, passed), None
+
+
+def test_ranks_without_work_run_no_layers():
+    mesh = AbstractMesh((4,), ("stage",))
+
+    def shape(*sizes: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(sizes, jnp.float32, sharding=NamedSharding(mesh, P()))
+
+    def forward(weight: Any, first: Any, batch: Any) -> Any:
+        return lax.scan(_spinning, (batch, jnp.float32(0)), (weight, first))[0][0]
+
+    before = export.export(jax.jit(forward))(shape(4, 2, 2), shape(4, 1), shape(4, 2))
+    arguments = (np.ones((4, 2, 2), "f4"), np.eye(4, 1, dtype="f4"), np.ones((4, 2), "f4"))
+    seconds: dict[str, float] = {}
+    for skip in ("true", "false"):
+        program = transformed(before, f"microbatches=4 skip={skip}")
+        placed = kept_values.placed(program, arguments)
+        called = jax.jit(program.call).lower(*placed).compile()
+        jax.block_until_ready(called(*placed))
+        started = time.perf_counter()
+        jax.block_until_ready(called(*placed))
+        seconds[skip] = time.perf_counter() - started
+    assert seconds["true"] < seconds["false"] / 4
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "told"),
+    [
+        ("batch-norm-forward", GPIPE, r"stablehlo\.reduce mixes samples .*\(P4\)"),
+        ("balanced-experts-gradients", GPIPE, r"\(P4\)"),
+        ("dynamic-depth-forward", GPIPE, r"\(P2\)"),
+        ("until-settled-forward", GPIPE, r"\(P2\)"),
+        ("by-outputs-gradients", ONE, r"takes all samples .*\(P7\)"),
+        ("mlp-forward", ONE, r"\(P7\)"),
+        ("two-stacks-gradients", ONE, r"there are 2 such pairs \(P7\)"),
+        ("mlp-gradients", "microbatches=3", r"\(P3\)"),
+        ("mlp-gradients", "microbatches=4 schedule=circular repeats=4", r"\(P2\)"),
+        ("mlp-gradients", "axis=pipe", r"'pipe' of at least two ranks \(P1\)"),
+        ("mlp-gradients", "microbatches=4 repeats=2", r"\(P5\)"),
+    ],
+)
+def test_what_is_refused_is_named(name: str, options: str, told: str):
+    with pytest.raises(ToolError, match=told):
+        _expanded(CASES[name].build(), options)
+
+
+def test_what_mixes_samples_is_found_in_the_source():
+    with pytest.raises(ToolError) as refused:
+        _expanded(CASES["batch-norm-forward"].build(), GPIPE)
+    assert "layer_scan_variants.py" in str(refused.value)
+    assert "in batch_norm" in str(refused.value)
+
+
+def test_a_microbatch_that_the_data_axis_does_not_divide_is_warned_of():
+    before = CASES["mlp-forward"].build(stage=2, data=4)
+    with pytest.warns(UserWarning, match="divided over 4 devices .* a microbatch has 2 samples"):
+        _expanded(before, GPIPE)
+
+
+def test_two_runs_give_the_same_bytes(tmp_path: Path):
+    given = tmp_path / "before.jax_export"
+    given.write_bytes(bytes(CASES["mlp-gradients"].build().serialize()))
+    made: set[bytes] = set()
+    for seed in ("1", "2"):
+        out = tmp_path / f"after{seed}.jax_export"
+        done = _opt([given, "-p", f"expand-pipeline{{{ONE}}}", "-o", out], PYTHONHASHSEED=seed)
+        assert done.returncode == 0, done.stderr
+        made.add(out.read_bytes())
+    assert len(made) == 1
+
+
+def test_a_refusal_writes_no_file(tmp_path: Path):
+    given, out = tmp_path / "before.jax_export", tmp_path / "after.jax_export"
+    given.write_bytes(bytes(CASES["batch-norm-forward"].build().serialize()))
+    done = _opt([given, "-p", f"expand-pipeline{{{GPIPE}}}", "-o", out])
+    assert done.returncode == 2
+    assert "error: expand-pipeline: stablehlo.reduce mixes samples" in done.stderr
+    assert not out.exists()
+
+
+def _opt(words: list[Any], **environment: str) -> subprocess.CompletedProcess[str]:
+    code = "import sys; from stablehlo_tools.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    return subprocess.run(
+        [sys.executable, "-c", code, "opt", *map(str, words)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | environment,
+    )
