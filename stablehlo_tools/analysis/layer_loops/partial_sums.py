@@ -24,11 +24,13 @@ from stablehlo_tools.analysis.reducers import is_identity_of, reducer_kind
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.building import element_of
 from stablehlo_tools.ir.constants import splat_of
+from stablehlo_tools.ir.values import producer
 
 _SHAPE = frozenset(
     f"stablehlo.{name}" for name in ("broadcast_in_dim", "reshape", "reverse", "slice", "transpose")
 ) | {"sdy.sharding_constraint"}
 _UNARY = frozenset({"stablehlo.negate", "stablehlo.real", "stablehlo.imag"})
+_KEEPS_ZERO = frozenset(f"stablehlo.{name}" for name in ("broadcast_in_dim", "convert", "reshape"))
 _EXACT_COUNT = 32  # bits of an integer that counts do not wrap around in
 _ALL_TERMS = frozenset(
     f"stablehlo.{name}" for name in ("add", "subtract", "concatenate", "complex")
@@ -115,6 +117,8 @@ class PartialSums:
 
     def _is_identity(self, number: int, kind: str) -> bool:
         value = self.dims.graph.values[number]
+        if kind == "add" and _is_zero(value):
+            return True
         if splat_of(value) is None or isinstance(element_of(value), ir.ComplexType):
             return splat_of(value) == 0 and kind == "add"
         return is_identity_of(kind, value)
@@ -237,6 +241,15 @@ class PartialSums:
                     self.terms[result] = kind
                 else:
                     self.blocked[result] = node
+
+
+def _is_zero(value: ir.Value) -> bool:
+    """Whether a value is 0 throughout, in whatever type it was first written."""
+    maker = producer(value)
+    while maker is not None and maker.name in _KEEPS_ZERO:
+        value = maker.operands[0]
+        maker = producer(value)
+    return splat_of(value) == 0
 
 
 def _is_boolean(node: Node) -> bool:

@@ -6,11 +6,13 @@ from stablehlo_tools.analysis.batch_dims.graph import Node
 from stablehlo_tools.analysis.layer_loops.partial_sums import PartialSums
 from stablehlo_tools.diagnostics import ToolError, note
 
+_OPAQUE = frozenset({"stablehlo.custom_call", "sdy.manual_computation"})
+
 
 def mixing_refusal(terms: PartialSums, node: Node) -> ToolError:
     """Names the op that needs the whole batch, and the sum over samples that it takes, if any."""
     source = source_of(terms, node)
-    if source is None and node.name == "stablehlo.custom_call":
+    if source is None and node.name in _OPAQUE:
         return ToolError(
             f"expand-pipeline: {node.name} takes samples of the batch, and nobody knows what it "
             "does with each, so that it cannot run on one microbatch (P4)",

@@ -44,18 +44,18 @@ class Stacks:
     chunks: Chunks
     parts: int
     ordered: frozenset[int] = frozenset()
-    _forms: dict[tuple[ir.Value, Form], ir.Value] = field(
-        default_factory=dict[tuple[ir.Value, Form], ir.Value]
+    _forms: dict[tuple[ir.Value, ir.Block, Form], ir.Value] = field(
+        default_factory=dict[tuple[ir.Value, ir.Block, Form], ir.Value]
     )
     _made: list[ir.Value] = field(default_factory=list[ir.Value])
     _permutes: list[ir.Operation] = field(default_factory=list[ir.Operation])
 
     def spread(self, place: Place, value: ir.Value, rows: Rows, layout: Layout | None) -> ir.Value:
         """[rows, …] as [repeats, ranks, layers, span, …], the batch of the rest in three."""
-        form = self._form(rows, layout)
-        if (value, form) not in self._forms:
-            self._forms[value, form] = self._spread(place, value, rows, layout)
-        return self._forms[value, form]
+        key = value, place.point.block, self._form(rows, layout)
+        if key not in self._forms:
+            self._forms[key] = self._spread(place, value, rows, layout)
+        return self._forms[key]
 
     def shape(self, rows: Rows, shape: Sequence[int], layout: Layout | None) -> list[int]:
         """The shape that a stack of a shape is spread to."""
@@ -86,7 +86,7 @@ class Stacks:
             starts += [place.splat(0, [], _i32(place))] * (len(whole) - 1)
             stack = place.op("dynamic_update_slice", [before, stack, *starts], before.type)
             self._kept(stack)
-        self._forms[stack, self._form(rows, layout)] = value
+        self._forms[stack, place.point.block, self._form(rows, layout)] = value
         return stack
 
     def finish(self, channel: int) -> list[ir.Operation]:
