@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stablehlo_tools.analysis.pipelines.pipeline import Pipeline
-from stablehlo_tools.analysis.pipelines.tick_loops import is_inside
 from stablehlo_tools.analysis.tasks.graph import TracedGraph
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.ir.walk import is_inside
 from stablehlo_tools.overlap.simulator import simulate
 from stablehlo_tools.overlap.task_graph import TaskKind
 from stablehlo_tools.report.pipeline_document import PipelineTimes

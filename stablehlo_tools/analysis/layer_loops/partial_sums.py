@@ -117,11 +117,7 @@ class PartialSums:
 
     def _is_identity(self, number: int, kind: str) -> bool:
         value = self.dims.graph.values[number]
-        if kind == "add" and _is_zero(value):
-            return True
-        if splat_of(value) is None or isinstance(element_of(value), ir.ComplexType):
-            return splat_of(value) == 0 and kind == "add"
-        return is_identity_of(kind, value)
+        return (kind == "add" and _is_zero(value)) or is_identity_of(kind, value)
 
     def _is_linear(self, node: Node, kind: str) -> bool:
         """Whether an op on terms gives a term."""

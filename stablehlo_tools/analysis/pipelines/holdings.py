@@ -9,10 +9,10 @@ from stablehlo_tools.analysis.collectives import tensor_bytes
 from stablehlo_tools.analysis.pipelines.columns import Column
 from stablehlo_tools.analysis.pipelines.entries import Entries
 from stablehlo_tools.analysis.pipelines.flows import Flow
-from stablehlo_tools.analysis.pipelines.tick_loops import TickLoop, is_inside, outside_of
+from stablehlo_tools.analysis.pipelines.tick_loops import TickLoop, outside_of
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.values import producer
-from stablehlo_tools.ir.walk import walk
+from stablehlo_tools.ir.walk import is_inside, walk
 
 _SLICE = "stablehlo.dynamic_slice"
 

@@ -13,6 +13,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.building import shape_of
 from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.values import producer
+from stablehlo_tools.ir.walk import is_inside
 
 _SLICE = "stablehlo.dynamic_slice"
 
@@ -86,13 +87,3 @@ def outside_of(value: ir.Value, loop: ir.Operation) -> ir.Value | None:
         return loop.operands[number] if same else None
     op = producer(value)
     return None if op is not None and is_inside(op, loop) else value
-
-
-def is_inside(op: ir.Operation, outer: ir.Operation) -> bool:
-    """Whether an op stands in a region of another."""
-    parent = op.parent
-    while parent is not None:
-        if parent.operation == outer:
-            return True
-        parent = parent.operation.parent
-    return False

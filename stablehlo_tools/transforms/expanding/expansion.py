@@ -11,7 +11,7 @@ from stablehlo_tools.transforms.expanding.phases import Phase
 from stablehlo_tools.transforms.expanding.planning import Pipelined, Plan
 from stablehlo_tools.transforms.expanding.region import Region
 from stablehlo_tools.transforms.expanding.stacks import Stacks
-from stablehlo_tools.transforms.expanding.ticks import How
+from stablehlo_tools.transforms.expanding.state import How
 from stablehlo_tools.transforms.expanding.training import write_training
 from stablehlo_tools.transforms.expanding.writing import write_pipeline
 from stablehlo_tools.transforms.partitioning.preparation import next_channel

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 from stablehlo_tools.analysis.batch_dims.layout import Layout, part_shape
 from stablehlo_tools.analysis.layer_loops.reading import Access
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.building import element_of, shape_of
 from stablehlo_tools.schedules.lockstep import Direction
-from stablehlo_tools.transforms.expanding.chunks import RANK_DIMENSION, Chunks
+from stablehlo_tools.transforms.expanding.chunks import RANK_DIMENSION
 from stablehlo_tools.transforms.expanding.counted import CountedLoop, number
+from stablehlo_tools.transforms.expanding.elements import (
+    as_element,
+    as_type,
+    nothing,
+    put_row,
+    row_of,
+    wide,
+)
 from stablehlo_tools.transforms.expanding.narrowing import Narrowing, Outside, apart, cut
 from stablehlo_tools.transforms.expanding.phases import (
     Phase,
@@ -20,49 +27,12 @@ from stablehlo_tools.transforms.expanding.phases import (
     inputs_of,
 )
 from stablehlo_tools.transforms.expanding.region import Region, splat_like
-from stablehlo_tools.transforms.expanding.stacks import Stacks, row_shape
+from stablehlo_tools.transforms.expanding.stacks import row_shape
+from stablehlo_tools.transforms.expanding.state import How, State
 from stablehlo_tools.transforms.expanding.tables import Row, Table
 from stablehlo_tools.transforms.splitting.pieces import Place
 
 Kept = Mapping[int, ir.Value]  # stores of what a forward leaves, by the carry that reads it
-
-
-@dataclass
-class State:
-    """What a phase carries from tick to tick, each by the carry of the layer loop that it is of.
-
-    `received` are flows as they came, `finals` flows behind the last layer, `sums` the terms added
-    up so far, `stores` the rows written so far.
-    """
-
-    received: dict[int, ir.Value] = field(default_factory=dict[int, ir.Value])
-    finals: dict[int, ir.Value] = field(default_factory=dict[int, ir.Value])
-    sums: dict[int, ir.Value] = field(default_factory=dict[int, ir.Value])
-    stores: dict[int, ir.Value] = field(default_factory=dict[int, ir.Value])
-
-    def flat(self) -> list[ir.Value]:
-        """All values, in an order that `like` knows."""
-        return [value for group in self._groups() for value in group.values()]
-
-    def like(self, values: Sequence[ir.Value]) -> State:
-        """A state with other values."""
-        rest = list(values)
-        groups = [{carry: rest.pop(0) for carry in group} for group in self._groups()]
-        return State(*groups)
-
-    def _groups(self) -> tuple[dict[int, ir.Value], ...]:
-        return self.received, self.finals, self.sums, self.stores
-
-
-@dataclass(frozen=True)
-class How:
-    """How phases are written: `skip` leaves out the layers of a rank that has no work, `axis` is
-    the manual one."""
-
-    chunks: Chunks
-    stacks: Stacks
-    skip: bool
-    axis: str
 
 
 class PhaseWriter:
@@ -410,47 +380,3 @@ class PhaseWriter:
             return [self._slots, chunks.longest, rows.span, *row], element
         row = row_shape(shape_of(whole), layout, self._parts)
         return [chunks.repeats, chunks.longest, rows.span, *row], element
-
-
-def nothing(place: Place, shape: Sequence[int], element: ir.Type) -> ir.Value:
-    """What changes no number that it is added to: -0.0 for floats.
-
-    Ranks that have no results of their own hold it, so that a sum over all gives the others' bits.
-    """
-    return place.splat(-0.0 if isinstance(element, ir.FloatType) else 0, shape, element)
-
-
-def wide(element: ir.Type) -> ir.Type:
-    """The type that terms are added up in: at least 32 bits of float."""
-    if isinstance(element, ir.FloatType) and element.width < 32:
-        return ir.F32Type.get(element.context)
-    return element
-
-
-def as_element(place: Place, value: ir.Value, element: ir.Type) -> ir.Value:
-    """A tensor with another element type."""
-    if element_of(value) == element:
-        return value
-    return place.op("convert", [value], place.tensor(shape_of(value), element))
-
-
-def as_type(place: Place, value: ir.Value, like: ir.Value) -> ir.Value:
-    """A tensor with the element type of another."""
-    return as_element(place, value, element_of(like))
-
-
-def _row_starts(place: Place, rows: ir.Value, head: Sequence[ir.Value]) -> list[ir.Value]:
-    return [*head, *[number(place, 0)] * (len(shape_of(rows)) - len(head))]
-
-
-def put_row(place: Place, rows: ir.Value, value: ir.Value, head: Sequence[ir.Value]) -> ir.Value:
-    """Rows with one of them written."""
-    row = place.reshape(value, [1, *shape_of(value)])
-    return place.op("dynamic_update_slice", [rows, row, *_row_starts(place, rows, head)], rows.type)
-
-
-def row_of(place: Place, rows: ir.Value, head: Sequence[ir.Value]) -> ir.Value:
-    """One of the rows."""
-    shape = shape_of(rows)[1:]
-    taken = place.dynamic_slice(rows, _row_starts(place, rows, head), [1, *shape])
-    return place.reshape(taken, shape)

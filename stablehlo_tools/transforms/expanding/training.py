@@ -10,15 +10,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.building import element_of, shape_of
 from stablehlo_tools.schedules.lockstep import Cell, Direction, Lockstep
 from stablehlo_tools.transforms.expanding.counted import CountedLoop, number
-from stablehlo_tools.transforms.expanding.head import Head
-from stablehlo_tools.transforms.expanding.narrowing import Narrowing, apart, cut
-from stablehlo_tools.transforms.expanding.phases import Phase
-from stablehlo_tools.transforms.expanding.region import Region
-from stablehlo_tools.transforms.expanding.tables import Row
-from stablehlo_tools.transforms.expanding.ticks import (
-    How,
-    PhaseWriter,
-    State,
+from stablehlo_tools.transforms.expanding.elements import (
     as_element,
     as_type,
     nothing,
@@ -26,6 +18,13 @@ from stablehlo_tools.transforms.expanding.ticks import (
     row_of,
     wide,
 )
+from stablehlo_tools.transforms.expanding.head import Head
+from stablehlo_tools.transforms.expanding.narrowing import Narrowing, apart, cut
+from stablehlo_tools.transforms.expanding.phases import Phase
+from stablehlo_tools.transforms.expanding.region import Region
+from stablehlo_tools.transforms.expanding.state import How, State
+from stablehlo_tools.transforms.expanding.tables import Row
+from stablehlo_tools.transforms.expanding.ticks import PhaseWriter
 from stablehlo_tools.transforms.expanding.writing import Results
 from stablehlo_tools.transforms.reduce_scatter.rewriting import has_uses
 from stablehlo_tools.transforms.splitting.pieces import Place

@@ -10,15 +10,11 @@ from stablehlo_tools.ir.constants import splat_of
 from stablehlo_tools.schedules.lockstep import Direction
 from stablehlo_tools.transforms.expanding.chunks import RANK_DIMENSION
 from stablehlo_tools.transforms.expanding.counted import CountedLoop, number
+from stablehlo_tools.transforms.expanding.elements import as_element, as_type
 from stablehlo_tools.transforms.expanding.phases import Phase
 from stablehlo_tools.transforms.expanding.region import Region, splat_like
-from stablehlo_tools.transforms.expanding.ticks import (
-    How,
-    PhaseWriter,
-    State,
-    as_element,
-    as_type,
-)
+from stablehlo_tools.transforms.expanding.state import How, State
+from stablehlo_tools.transforms.expanding.ticks import PhaseWriter
 from stablehlo_tools.transforms.reduce_scatter.rewriting import has_uses
 from stablehlo_tools.transforms.splitting.pieces import Place
 
