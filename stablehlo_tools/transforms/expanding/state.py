@@ -38,6 +38,17 @@ class State:
 
 
 @dataclass(frozen=True)
+class Kept:
+    """The stacks that a forward leaves for the backward, by carry, and how many slots hold each."""
+
+    slots: int = 0
+    carries: frozenset[int] = frozenset()
+
+
+NOTHING_KEPT = Kept()
+
+
+@dataclass(frozen=True)
 class How:
     """How phases are written: `skip` leaves out the layers of a rank that has no work, `axis` is
     the manual one."""

@@ -28,18 +28,18 @@ from stablehlo_tools.transforms.expanding.phases import (
 )
 from stablehlo_tools.transforms.expanding.region import Region, splat_like
 from stablehlo_tools.transforms.expanding.stacks import row_shape
-from stablehlo_tools.transforms.expanding.state import How, State
+from stablehlo_tools.transforms.expanding.state import NOTHING_KEPT, How, Kept, State
 from stablehlo_tools.transforms.expanding.tables import Row, Table
 from stablehlo_tools.transforms.splitting.pieces import Place
 
-Kept = Mapping[int, ir.Value]  # stores of what a forward leaves, by the carry that reads it
+Left = Mapping[int, ir.Value]  # stores of what a forward leaves, by the carry that reads it
 
 
 class PhaseWriter:
     """Writes one phase into a region.
 
-    With `slots`, the rows that are written for each sample are kept for as long as the schedule
-    says, in so many slots; else for all microbatches.
+    Rows of the stacks in `kept` are held in slots, for as long as the schedule says; those of
+    others for all microbatches.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class PhaseWriter:
         region: Region,
         how: How,
         finals: Sequence[int],
-        slots: int = 0,
+        kept: Kept = NOTHING_KEPT,
     ) -> None:
         self._phase = phase
         self._direction = direction
@@ -58,7 +58,7 @@ class PhaseWriter:
         self._layouts = phase.dims.layouts
         self._parts = phase.dims.parts
         self._finals = tuple(finals)
-        self._slots = slots
+        self._kept = kept
         self._table = Table.of(
             region, direction, how.chunks, back=phase.loop.reverse, skip=how.skip
         )
@@ -110,7 +110,7 @@ class PhaseWriter:
         return state
 
     def run(
-        self, place: Place, row: Row, state: State, starts: Mapping[int, ir.Value], kept: Kept
+        self, place: Place, row: Row, state: State, starts: Mapping[int, ir.Value], kept: Left
     ) -> tuple[State, dict[int, ir.Value]]:
         """The work of a tick: the chunk's layers on one microbatch.
 
@@ -161,7 +161,7 @@ class PhaseWriter:
         row: Row,
         flows: Sequence[ir.Value],
         state: State,
-        given: tuple[Outside, Kept],
+        given: tuple[Outside, Left],
     ) -> tuple[State, list[ir.Value]]:
         """An iteration of the layer loop, inside of the loop over those of a chunk."""
         phase, place, (outside, kept) = self._phase, loop.inside, given
@@ -237,7 +237,7 @@ class PhaseWriter:
         layer: ir.Value,
         read: RowRead,
         writing: Narrowing,
-        kept: Kept,
+        kept: Left,
     ) -> None:
         """A slice of a stack, from the rows that the rank holds."""
         carry, result = read.rows.carry, read.node.results[0]
@@ -267,7 +267,7 @@ class PhaseWriter:
         """An update of a stack: written, or added to what other microbatches gave."""
         carry, number_ = write.rows.carry, write.update
         layout = self._stack_layout(carry)
-        slotted = bool(self._slots) and layout is not None
+        slotted = carry in self._kept.carries and layout is not None
         head = [row.kept if slotted else row.chunk, layer]
         starts, sizes = self._place(
             place, store, head, write.access, None if slotted else layout, row
@@ -375,8 +375,8 @@ class PhaseWriter:
             w.update in self._phase.terms.terms for w in self._phase.writes if w.rows.carry == carry
         )
         element = wide(element_of(whole)) if sums else element_of(whole)
-        if self._slots and layout is not None:
+        if carry in self._kept.carries and layout is not None:
             row = part_shape(tuple(shape_of(whole)), layout, self._parts)[1:]
-            return [self._slots, chunks.longest, rows.span, *row], element
+            return [self._kept.slots, chunks.longest, rows.span, *row], element
         row = row_shape(shape_of(whole), layout, self._parts)
         return [chunks.repeats, chunks.longest, rows.span, *row], element

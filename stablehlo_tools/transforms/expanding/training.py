@@ -22,7 +22,7 @@ from stablehlo_tools.transforms.expanding.head import Head
 from stablehlo_tools.transforms.expanding.narrowing import Narrowing, apart, cut
 from stablehlo_tools.transforms.expanding.phases import Phase
 from stablehlo_tools.transforms.expanding.region import Region
-from stablehlo_tools.transforms.expanding.state import How, State
+from stablehlo_tools.transforms.expanding.state import How, Kept, State
 from stablehlo_tools.transforms.expanding.tables import Row
 from stablehlo_tools.transforms.expanding.ticks import PhaseWriter
 from stablehlo_tools.transforms.expanding.writing import Results
@@ -50,9 +50,8 @@ def write_training(plan: Training, schedule: Lockstep, region: Region, how: How)
     assert schedule.forward is not None
     assert schedule.backward is not None
     head, backward = plan.head, plan.backward
-    first = PhaseWriter(
-        plan.forward, schedule.forward, region, how, head.whole_flows, schedule.kept_slots
-    )
+    kept = Kept(schedule.kept_slots, frozenset(head.residuals.values()))
+    first = PhaseWriter(plan.forward, schedule.forward, region, how, head.whole_flows, kept)
     finals = [c for c in backward.flows if has_uses(backward.loop.op.results[c])]
     second = PhaseWriter(backward, schedule.backward, region, how, finals)
     first.bring_stacks()
@@ -67,8 +66,8 @@ def write_training(plan: Training, schedule: Lockstep, region: Region, how: How)
     ahead, up = first.run(place, coming, ahead, {}, {})
     held = between.keep(place, coming, held, up)
     starts, held = between.run(place, going, held)
-    kept = {carry: ahead.stores[source] for carry, source in head.residuals.items()}
-    back, down = second.run(place, going, back, starts, kept)
+    left = {carry: ahead.stores[source] for carry, source in head.residuals.items()}
+    back, down = second.run(place, going, back, starts, left)
     ahead = first.hand_on(place, coming, ahead, up)
     back = second.hand_on(place, going, back, down)
     results = loop.close([*ahead.flat(), *back.flat(), *held])
