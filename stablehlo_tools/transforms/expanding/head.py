@@ -173,8 +173,9 @@ def _runs_on_samples(terms: PartialSums, node: Node) -> bool:
     if not any(number in dims.layouts for number in inputs_of(node)):
         return False
     used = [number for number in node.results if has_uses(dims.graph.values[number])]
-    return all(
-        number not in terms.blocked and (number in dims.layouts or terms.terms.get(number) == "add")
+    return bool(used) and all(
+        number not in terms.blocked
+        and (number in dims.layouts or terms.terms.get(number) == "add")
         for number in used
     )
 
