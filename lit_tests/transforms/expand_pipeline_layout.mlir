@@ -1,42 +1,58 @@
-// RUN: stablehlo-tools opt %s -p 'expand-pipeline{microbatches=2 repeats=2 schedule=circular},canonicalize' | filecheck %s --check-prefix=LAYERS
-// RUN: stablehlo-tools opt %s -p 'expand-pipeline{microbatches=2 repeats=2 schedule=circular layout=pipeline},canonicalize' | filecheck %s --check-prefix=PIPELINE
+// RUN: stablehlo-tools opt %s -p 'expand-pipeline{microbatches=2 schedule=circular repeats=2 layout=layers}' | filecheck %s --check-prefix=LAYERS
+// RUN: stablehlo-tools opt %s -p 'expand-pipeline{microbatches=2 schedule=circular repeats=2 layout=pipeline}' | filecheck %s --check-prefix=PIPELINE
 
-// Layers 0 and 2 run on rank 0, 1 and 3 on rank 1. In the order of the layers, rank 0 sends its
-// layer 1 and gets layer 2, once; the chunks that stay take no permute.
-// LAYERS-LABEL: func.func @main(%arg0: tensor<4x3x3xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"stage"}, {}, {}]>}
-// LAYERS: %[[APART:.+]] = stablehlo.reshape %arg0 : (tensor<4x3x3xf32>) -> tensor<2x2x1x1x3x3xf32>
-// LAYERS: %[[SPREAD:.+]] = sdy.manual_computation({{.*}}%[[APART]]{{.*}}) in_shardings=[{{.*}}] out_shardings=[<@mesh, [{?}, {"stage", ?}, {?}, {?}, {?}, {?}]>] manual_axes={"stage"}
-// LAYERS: "stablehlo.collective_permute"
-// LAYERS-SAME: source_target_pairs = dense<{{\[\[}}0, 1], [1, 0]]>
-// LAYERS-NOT: stablehlo.collective_permute
-// LAYERS: sdy.return
-// LAYERS: sdy.manual_computation({{.*}}%[[SPREAD]]
-
-// In the order of the ranks nothing is sent but activations.
-// PIPELINE-LABEL: func.func @main(%arg0: tensor<4x3x3xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"stage"}, {}, {}]>}
-// PIPELINE: %[[APART:.+]] = stablehlo.reshape %arg0 : (tensor<4x3x3xf32>) -> tensor<2x2x1x1x3x3xf32>
-// PIPELINE-NEXT: %[[TURNED:.+]] = stablehlo.transpose %[[APART]], dims = [1, 0, 2, 3, 4, 5]
-// PIPELINE: sdy.manual_computation({{.*}}%[[TURNED]]
-// PIPELINE-COUNT-1: stablehlo.collective_permute
-// PIPELINE-NOT: stablehlo.collective_permute
+// In the order of the layers a rank holds layers 0 and 1, and runs 0 and 2: weights and gradients
+// are exchanged around the pipelines. In the order of the ranks they lie where they are needed, and
+// only activations are sent, in each of two loops.
+// LAYERS-COUNT-3: collective_permute
+// PIPELINE-LABEL: func.func @main
+// PIPELINE-SAME: tensor<4x3x3xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"stage"{{.*}}
+// PIPELINE-COUNT-2: "stablehlo.collective_permute"
+// PIPELINE-NOT: "stablehlo.collective_permute"
 module attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
   sdy.mesh @mesh = <["stage"=2]>
-  func.func @main(%w: tensor<4x3x3xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"stage"}, {}, {}]>}, %x: tensor<4x3xf32>) -> tensor<4x3xf32> {
+  func.func @main(%w: tensor<4x3x3xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"stage"}, {}, {}]>}, %x: tensor<4x3xf32>) -> (tensor<f32>, tensor<4x3x3xf32>) {
     %zero = stablehlo.constant dense<0> : tensor<i32>
     %one = stablehlo.constant dense<1> : tensor<i32>
+    %last = stablehlo.constant dense<3> : tensor<i32>
     %layers = stablehlo.constant dense<4> : tensor<i32>
-    %loop:3 = stablehlo.while(%i = %zero, %ws = %w, %h = %x) : tensor<i32>, tensor<4x3x3xf32>, tensor<4x3xf32>
+    %nothing = stablehlo.constant dense<0.0> : tensor<f32>
+    %two = stablehlo.constant dense<2.0> : tensor<4x3xf32>
+    %no_kept = stablehlo.constant dense<0.0> : tensor<4x4x3xf32>
+    %no_gradient = stablehlo.constant dense<0.0> : tensor<4x3x3xf32>
+    %forward:4 = stablehlo.while(%i = %zero, %ws = %w, %kept = %no_kept, %h = %x) : tensor<i32>, tensor<4x3x3xf32>, tensor<4x4x3xf32>, tensor<4x3xf32>
     cond {
       %0 = stablehlo.compare LT, %i, %layers : (tensor<i32>, tensor<i32>) -> tensor<i1>
       stablehlo.return %0 : tensor<i1>
     } do {
-      %1 = stablehlo.dynamic_slice %ws, %i, %zero, %zero, sizes = [1, 3, 3] : (tensor<4x3x3xf32>, tensor<i32>, tensor<i32>, tensor<i32>) -> tensor<1x3x3xf32>
-      %2 = stablehlo.reshape %1 : (tensor<1x3x3xf32>) -> tensor<3x3xf32>
-      %3 = stablehlo.dot_general %h, %2, contracting_dims = [1] x [0] : (tensor<4x3xf32>, tensor<3x3xf32>) -> tensor<4x3xf32>
-      %out = stablehlo.tanh %3 : tensor<4x3xf32>
-      %next = stablehlo.add %i, %one : tensor<i32>
-      stablehlo.return %next, %ws, %out : tensor<i32>, tensor<4x3x3xf32>, tensor<4x3xf32>
+      %slice = stablehlo.dynamic_slice %ws, %i, %zero, %zero, sizes = [1, 3, 3] : (tensor<4x3x3xf32>, tensor<i32>, tensor<i32>, tensor<i32>) -> tensor<1x3x3xf32>
+      %weight = stablehlo.reshape %slice : (tensor<1x3x3xf32>) -> tensor<3x3xf32>
+      %2 = stablehlo.reshape %h : (tensor<4x3xf32>) -> tensor<1x4x3xf32>
+      %3 = stablehlo.dynamic_update_slice %kept, %2, %i, %zero, %zero : (tensor<4x4x3xf32>, tensor<1x4x3xf32>, tensor<i32>, tensor<i32>, tensor<i32>) -> tensor<4x4x3xf32>
+      %4 = stablehlo.dot_general %h, %weight, contracting_dims = [1] x [0] : (tensor<4x3xf32>, tensor<3x3xf32>) -> tensor<4x3xf32>
+      %5 = stablehlo.add %i, %one : tensor<i32>
+      stablehlo.return %5, %ws, %3, %4 : tensor<i32>, tensor<4x3x3xf32>, tensor<4x4x3xf32>, tensor<4x3xf32>
     }
-    return %loop#2 : tensor<4x3xf32>
+    %square = stablehlo.multiply %forward#3, %forward#3 : tensor<4x3xf32>
+    %loss = stablehlo.reduce(%square init: %nothing) applies stablehlo.add across dimensions = [0, 1] : (tensor<4x3xf32>, tensor<f32>) -> tensor<f32>
+    %slope = stablehlo.multiply %forward#3, %two : tensor<4x3xf32>
+    %backward:5 = stablehlo.while(%i = %zero, %ws = %w, %kept = %forward#2, %g = %slope, %gradient = %no_gradient) : tensor<i32>, tensor<4x3x3xf32>, tensor<4x4x3xf32>, tensor<4x3xf32>, tensor<4x3x3xf32>
+    cond {
+      %0 = stablehlo.compare LT, %i, %layers : (tensor<i32>, tensor<i32>) -> tensor<i1>
+      stablehlo.return %0 : tensor<i1>
+    } do {
+      %place = stablehlo.subtract %last, %i : tensor<i32>
+      %slice = stablehlo.dynamic_slice %ws, %place, %zero, %zero, sizes = [1, 3, 3] : (tensor<4x3x3xf32>, tensor<i32>, tensor<i32>, tensor<i32>) -> tensor<1x3x3xf32>
+      %weight = stablehlo.reshape %slice : (tensor<1x3x3xf32>) -> tensor<3x3xf32>
+      %2 = stablehlo.dynamic_slice %kept, %place, %zero, %zero, sizes = [1, 4, 3] : (tensor<4x4x3xf32>, tensor<i32>, tensor<i32>, tensor<i32>) -> tensor<1x4x3xf32>
+      %3 = stablehlo.reshape %2 : (tensor<1x4x3xf32>) -> tensor<4x3xf32>
+      %4 = stablehlo.dot_general %3, %g, contracting_dims = [0] x [0] : (tensor<4x3xf32>, tensor<4x3xf32>) -> tensor<3x3xf32>
+      %5 = stablehlo.reshape %4 : (tensor<3x3xf32>) -> tensor<1x3x3xf32>
+      %6 = stablehlo.dynamic_update_slice %gradient, %5, %place, %zero, %zero : (tensor<4x3x3xf32>, tensor<1x3x3xf32>, tensor<i32>, tensor<i32>, tensor<i32>) -> tensor<4x3x3xf32>
+      %7 = stablehlo.dot_general %g, %weight, contracting_dims = [1] x [1] : (tensor<4x3xf32>, tensor<3x3xf32>) -> tensor<4x3xf32>
+      %8 = stablehlo.add %i, %one : tensor<i32>
+      stablehlo.return %8, %ws, %kept, %7, %6 : tensor<i32>, tensor<4x3x3xf32>, tensor<4x4x3xf32>, tensor<4x3xf32>, tensor<4x3x3xf32>
+    }
+    return %loss, %backward#4 : tensor<f32>, tensor<4x3x3xf32>
   }
 }

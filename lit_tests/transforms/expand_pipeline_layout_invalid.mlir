@@ -1,7 +1,7 @@
 // RUN: stablehlo-tools opt %s -p 'expand-pipeline{microbatches=2 layout=pipeline}' --split-input-file --verify-diagnostics
 // RUN: stablehlo-tools opt %s -p 'expand-pipeline{microbatches=2}' --split-input-file -o /dev/null
 
-// P8: all chunks have as many layers. The order of the layers can do without all of this.
+// P8: all chunks have as many layers. In the order of the layers both programs can be had.
 module attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
   sdy.mesh @mesh = <["stage"=2]>
   func.func @uneven_p8(%w: tensor<5x3x3xf32>, %x: tensor<4x3xf32>) -> tensor<4x3xf32> {
@@ -27,10 +27,10 @@ module attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
 
 // -----
 
-// A single layer is taken from the stack.
+// Nothing takes a single layer out of a stack.
 module attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
   sdy.mesh @mesh = <["stage"=2]>
-  func.func @one_layer_p8(%w: tensor<4x3x3xf32>, %x: tensor<4x3xf32>) -> tensor<4x3xf32> {
+  func.func @single_layer_p8(%w: tensor<4x3x3xf32>, %x: tensor<4x3xf32>) -> (tensor<4x3xf32>, tensor<1x3x3xf32>) {
     %zero = stablehlo.constant dense<0> : tensor<i32>
     %one = stablehlo.constant dense<1> : tensor<i32>
     %layers = stablehlo.constant dense<4> : tensor<i32>
@@ -47,94 +47,8 @@ module attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
       %next = stablehlo.add %i, %one : tensor<i32>
       stablehlo.return %next, %ws, %out : tensor<i32>, tensor<4x3x3xf32>, tensor<4x3xf32>
     }
-    // expected-error@+1 {{layout=pipeline cannot bring the stacked layers into the order of the ranks: stablehlo.slice needs single layers, or the order they are in (P8); apply it to each layer alike, or use layout=layers}}
-    %last = stablehlo.slice %w [3:4, 0:3, 0:3] : (tensor<4x3x3xf32>) -> tensor<1x3x3xf32>
-    %weight = stablehlo.reshape %last : (tensor<1x3x3xf32>) -> tensor<3x3xf32>
-    %again = stablehlo.dot_general %loop#2, %weight, contracting_dims = [1] x [0] : (tensor<4x3xf32>, tensor<3x3xf32>) -> tensor<4x3xf32>
-    return %again : tensor<4x3xf32>
-  }
-}
-
-// -----
-
-// The order of the layers is turned round.
-module attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
-  sdy.mesh @mesh = <["stage"=2]>
-  func.func @turned_p8(%w: tensor<4x3x3xf32>, %x: tensor<4x3xf32>) -> tensor<4x3xf32> {
-    %zero = stablehlo.constant dense<0> : tensor<i32>
-    %one = stablehlo.constant dense<1> : tensor<i32>
-    %layers = stablehlo.constant dense<4> : tensor<i32>
-    // expected-error@+1 {{layout=pipeline cannot bring the stacked layers into the order of the ranks: stablehlo.reverse needs single layers, or the order they are in (P8); apply it to each layer alike, or use layout=layers}}
-    %turned = stablehlo.reverse %w, dims = [0] : tensor<4x3x3xf32>
-    // expected-note@+1 {{the 4 layers of this loop}}
-    %loop:3 = stablehlo.while(%i = %zero, %ws = %turned, %h = %x) : tensor<i32>, tensor<4x3x3xf32>, tensor<4x3xf32>
-    cond {
-      %0 = stablehlo.compare LT, %i, %layers : (tensor<i32>, tensor<i32>) -> tensor<i1>
-      stablehlo.return %0 : tensor<i1>
-    } do {
-      %1 = stablehlo.dynamic_slice %ws, %i, %zero, %zero, sizes = [1, 3, 3] : (tensor<4x3x3xf32>, tensor<i32>, tensor<i32>, tensor<i32>) -> tensor<1x3x3xf32>
-      %2 = stablehlo.reshape %1 : (tensor<1x3x3xf32>) -> tensor<3x3xf32>
-      %3 = stablehlo.dot_general %h, %2, contracting_dims = [1] x [0] : (tensor<4x3xf32>, tensor<3x3xf32>) -> tensor<4x3xf32>
-      %out = stablehlo.tanh %3 : tensor<4x3xf32>
-      %next = stablehlo.add %i, %one : tensor<i32>
-      stablehlo.return %next, %ws, %out : tensor<i32>, tensor<4x3x3xf32>, tensor<4x3xf32>
-    }
-    return %loop#2 : tensor<4x3xf32>
-  }
-}
-
-// -----
-
-// The loop begins behind a row that is something else.
-module attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
-  sdy.mesh @mesh = <["stage"=2]>
-  func.func @other_rows_p8(%w: tensor<5x3x3xf32>, %x: tensor<4x3xf32>) -> tensor<4x3xf32> {
-    %zero = stablehlo.constant dense<0> : tensor<i32>
-    %one = stablehlo.constant dense<1> : tensor<i32>
-    %layers = stablehlo.constant dense<4> : tensor<i32>
-    // expected-error@+1 {{layout=pipeline cannot order tensor<5x3x3xf32>: the loop takes 4 of its rows, from 1 (P8); stack the layers of the loop apart from others, or use layout=layers}}
-    %loop:3 = stablehlo.while(%i = %zero, %ws = %w, %h = %x) : tensor<i32>, tensor<5x3x3xf32>, tensor<4x3xf32>
-    cond {
-      %0 = stablehlo.compare LT, %i, %layers : (tensor<i32>, tensor<i32>) -> tensor<i1>
-      stablehlo.return %0 : tensor<i1>
-    } do {
-      %first = stablehlo.constant dense<1> : tensor<i32>
-      %row = stablehlo.add %i, %first : tensor<i32>
-      %1 = stablehlo.dynamic_slice %ws, %row, %zero, %zero, sizes = [1, 3, 3] : (tensor<5x3x3xf32>, tensor<i32>, tensor<i32>, tensor<i32>) -> tensor<1x3x3xf32>
-      %2 = stablehlo.reshape %1 : (tensor<1x3x3xf32>) -> tensor<3x3xf32>
-      %3 = stablehlo.dot_general %h, %2, contracting_dims = [1] x [0] : (tensor<4x3xf32>, tensor<3x3xf32>) -> tensor<4x3xf32>
-      %out = stablehlo.tanh %3 : tensor<4x3xf32>
-      %next = stablehlo.add %i, %one : tensor<i32>
-      stablehlo.return %next, %ws, %out : tensor<i32>, tensor<5x3x3xf32>, tensor<4x3xf32>
-    }
-    return %loop#2 : tensor<4x3xf32>
-  }
-}
-
-// -----
-
-// Each of three rows of the argument holds all layers.
-module attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
-  sdy.mesh @mesh = <["stage"=2]>
-  func.func @merged_p8(%w: tensor<12x3xf32>, %x: tensor<4x3xf32>) -> tensor<4x3xf32> {
-    %zero = stablehlo.constant dense<0> : tensor<i32>
-    %one = stablehlo.constant dense<1> : tensor<i32>
-    %layers = stablehlo.constant dense<4> : tensor<i32>
-    %apart = stablehlo.reshape %w : (tensor<12x3xf32>) -> tensor<3x4x3xf32>
-    %stack = stablehlo.transpose %apart, dims = [1, 0, 2] : (tensor<3x4x3xf32>) -> tensor<4x3x3xf32>
-    // expected-error@+1 {{layout=pipeline cannot order argument 0, tensor<12x3xf32>: its dimension 0 holds the layers 3 times (P8); stack them apart, or use layout=layers}}
-    %loop:3 = stablehlo.while(%i = %zero, %ws = %stack, %h = %x) : tensor<i32>, tensor<4x3x3xf32>, tensor<4x3xf32>
-    cond {
-      %0 = stablehlo.compare LT, %i, %layers : (tensor<i32>, tensor<i32>) -> tensor<i1>
-      stablehlo.return %0 : tensor<i1>
-    } do {
-      %1 = stablehlo.dynamic_slice %ws, %i, %zero, %zero, sizes = [1, 3, 3] : (tensor<4x3x3xf32>, tensor<i32>, tensor<i32>, tensor<i32>) -> tensor<1x3x3xf32>
-      %2 = stablehlo.reshape %1 : (tensor<1x3x3xf32>) -> tensor<3x3xf32>
-      %3 = stablehlo.dot_general %h, %2, contracting_dims = [1] x [0] : (tensor<4x3xf32>, tensor<3x3xf32>) -> tensor<4x3xf32>
-      %out = stablehlo.tanh %3 : tensor<4x3xf32>
-      %next = stablehlo.add %i, %one : tensor<i32>
-      stablehlo.return %next, %ws, %out : tensor<i32>, tensor<4x3x3xf32>, tensor<4x3xf32>
-    }
-    return %loop#2 : tensor<4x3xf32>
+    // expected-error@+1 {{stablehlo.slice needs single layers, or the order they are in (P8)}}
+    %first = stablehlo.slice %w [0:1, 0:3, 0:3] : (tensor<4x3x3xf32>) -> tensor<1x3x3xf32>
+    return %loop#2, %first : tensor<4x3xf32>, tensor<1x3x3xf32>
   }
 }

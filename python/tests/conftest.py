@@ -1,11 +1,28 @@
-"""Eight virtual CPU devices for every test, set before anything imports jax."""
+"""Eight virtual CPU devices for every test, set before anything imports jax, and programs that are
+compiled quickly.
+"""
 
 import os
+import sys
+
+import pytest
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 _FLAG = "--xla_force_host_platform_device_count=8"
 if _FLAG not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAG}".strip()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled_quickly() -> None:
+    """XLA leaves out what makes programs fast: those of tests run once.
+
+    Only in this process: what the tools start compiles as it does for users. Tests that need no
+    JAX do not load it for this.
+    """
+    if jax := sys.modules.get("jax"):
+        jax.config.update("jax_disable_most_optimizations", True)
+
 
 pytest_plugins = ["report_browser"]  # the browser that the pages of `report` are opened in

@@ -243,10 +243,11 @@ def _sets(_: Constrain, x: Any, i: Any, u: Any) -> Any:
 def _dynamic(_: Constrain, x: Any, starts: Any) -> Any:
     """Slices and updates from starts of several types, some outside."""
     found: list[Any] = []
+    every = ((1, 8), (5, 8), (1, 1), (32, 2))
     for n, kind in enumerate((jnp.int32, jnp.int8, jnp.uint8)):
         i = starts[n].astype(kind)
         zero = jnp.zeros((), kind)
-        for sizes in ((1, 8), (5, 8), (1, 1), (32, 2)):
+        for sizes in every if n == 0 else every[1::2]:
             taken = lax.dynamic_slice(x, (i, zero), sizes)
             found.extend((taken, lax.dynamic_update_slice(x, -taken, (i, i))))
     return found

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 from jax import export, lax
 from jax.export import Exported
-from jax.sharding import AbstractMesh, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from layer_scan_zoo import CASES
 
@@ -33,7 +33,7 @@ def compiled(before: Exported, options: str, target: Target) -> Compilation:
 
 def quick_or_soak() -> list[Any]:
     """1F1B for each compiler; the others in the soak."""
-    schedules = ("schedule=1f1b", "schedule=gpipe", "schedule=circular repeats=2")
+    schedules = ("schedule=1f1b", "schedule=gpipe", "schedule=circular repeats=2 layout=pipeline")
     return [
         pytest.param(target, schedule, marks=[] if "1f1b" in schedule else [pytest.mark.soak])
         for schedule, target in product(schedules, Target)
@@ -61,7 +61,7 @@ def step(weights: Any, batch: jax.Array) -> Any:
 
 @pytest.mark.soak
 def test_1f1b_keeps_as_many_microbatches_as_there_are_stages():
-    mesh = AbstractMesh((STAGES,), ("stage",))
+    mesh = AbstractMesh((STAGES,), ("stage",), axis_types=(AxisType.Auto,))
 
     def shape(sizes: tuple[int, ...], *axes: str) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(sizes, jnp.float32, sharding=NamedSharding(mesh, P(*axes)))

@@ -161,7 +161,7 @@ def test_the_same_input_gives_the_same_report():
     assert first == again
 
 
-@pytest.mark.parametrize("layers", [1, 4])
+@pytest.mark.parametrize("layers", [pytest.param(1, marks=pytest.mark.soak), 4])
 def test_the_memory_peak_is_near_the_compiler_s(layers: int):
     """A gradient step on one device: within a third of what XLA:CPU allocates."""
 

@@ -39,10 +39,8 @@ BATCHED = Sizes(samples=4)
 # A pipeline, and the loops that it folds to: `8` layers, `4[2]` stages of which each is a loop.
 CASES: dict[str, tuple[Callable[[], Case], str]] = {
     "shifted": (shifted, "8"),
-    "shifted-two-stages": (partial(shifted, TWO), "6"),
     "shifted-data-axis-manual": (partial(shifted, BATCHED, axes="full"), "8"),
     "rolled": (rolled, "8"),
-    "rolled-select": (partial(rolled, shift="select"), "8"),
     "circular": (circular, "8"),
     "gathered": (gathered, "16"),
     "language-loss": (partial(language, loss=True), "8"),
@@ -55,6 +53,7 @@ MORE: dict[str, tuple[Callable[[], Case], str]] = {
     "rolled-attention": (partial(rolled, layer="attention"), "8"),
     "accompanied": (accompanied, "8"),
     "switched": (switched, "8"),
+    "shifted-two-stages": (partial(shifted, TWO), "6"),
     "shifted-stacked": (partial(shifted, collect="stacked"), "8"),
     "shifted-shards": (partial(shifted, leave="shards"), "8"),
     "shifted-single": (partial(shifted, SINGLE, stage=single), "4"),
@@ -66,6 +65,7 @@ MORE: dict[str, tuple[Callable[[], Case], str]] = {
     "shifted-attention-single": (partial(shifted, SINGLE, layer="attention", stage=single), "4"),
     "shifted-one-microbatch": (partial(shifted, Sizes(microbatches=1)), "8"),
     "rolled-two-stages": (partial(rolled, TWO), "6"),
+    "rolled-select": (partial(rolled, shift="select"), "8"),
     "rolled-slices": (partial(rolled, shift="slices"), "8"),
     "rolled-pad": (partial(rolled, shift="pad"), "8"),
     "rolled-stacked": (partial(rolled, collect="stacked"), "8"),

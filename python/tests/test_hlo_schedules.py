@@ -63,7 +63,10 @@ def _flops(module: HloModule, computation: Computation) -> float:
         pytest.param(
             "decoder-2d-scan-step", Target.GPU, 2, marks=[_needs(Target.GPU), pytest.mark.soak]
         ),
-        pytest.param("decoder-2d-step", Target.GPU, 2, marks=_needs(Target.GPU)),
+        pytest.param(
+            "decoder-2d-step", Target.GPU, 2, marks=[_needs(Target.GPU), pytest.mark.soak]
+        ),
+        pytest.param("decoder-2d-step", Target.GPU, 1, marks=_needs(Target.GPU)),
         pytest.param(
             "decoder-2d-step", Target.TPU, 2, marks=[_needs(Target.TPU), pytest.mark.soak]
         ),

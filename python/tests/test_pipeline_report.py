@@ -93,6 +93,7 @@ def exported(function: Callable[..., Any], stage: int = 4, data: int = 1) -> Exp
     return export.export(jax.jit(function))(weights, of((BATCH, WIDTH), "data"))
 
 
+@functools.cache
 def expanded(function: Callable[..., Any], options: str, **mesh: int) -> Exported:
     pipeline = f"expand-pipeline{{microbatches={MICROBATCHES} {options}}}"
     return transform(exported(function, **mesh), pipeline)

@@ -16,7 +16,21 @@ from models.zoo import MODELS, ZOO, Model
 from stablehlo_tools import artifact
 from stablehlo_tools.analysis.collectives import find_collectives
 
-each_model = pytest.mark.parametrize("model", ZOO.values(), ids=ZOO.keys())
+# Ways to write or to divide a step that others here are one of; they take long to trace.
+LONG = (
+    "decoder-fsdp-step",
+    "decoder-tp-step",
+    "decoder-2d-remat-step",
+    "convnet-channels-step",
+    "mamba-associative-step",
+)
+each_model = pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param(model, id=name, marks=pytest.mark.soak if name in LONG else ())
+        for name, model in ZOO.items()
+    ],
+)
 
 
 @cache

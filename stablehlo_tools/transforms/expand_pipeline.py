@@ -67,7 +67,7 @@ from stablehlo_tools.diagnostics import Diagnostics, ToolError
 from stablehlo_tools.ir.common import share_common
 from stablehlo_tools.ir.copying import copy_module, take_over
 from stablehlo_tools.ir.inline import inline_all_calls
-from stablehlo_tools.ir.invariants import forward_invariants
+from stablehlo_tools.ir.loop_links import link_loops
 from stablehlo_tools.ir.reshapes import fold_reshapes
 from stablehlo_tools.ir.unused import erase_unused
 from stablehlo_tools.passes import Pass
@@ -133,7 +133,7 @@ class ExpandPipelinePass(Pass):
         self._check(module)
         copy = copy_module(module)
         inline_all_calls(copy)
-        forward_invariants(copy)
+        link_loops(copy)
         fold_reshapes(copy)
         erase_unused(copy.body)
         return copy

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import product
+
 import pytest
 from schedule_peers import BY_TORCH, RATES, TORCH, at_record, like_torchs
+from soaking import one_in
 
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.schedules.costs import Costs, costs, unit_costs
@@ -18,9 +22,18 @@ from stablehlo_tools.schedules.simulator import Timeline, simulate
 from stablehlo_tools.schedules.table import Table
 from stablehlo_tools.schedules.validator import violations
 
-SMALL = [(p, m) for p in (1, 2, 3, 4, 5, 8) for m in (1, 2, 3, 4, 5, 7, 8, 13, 24)]
 F, I, W = 3.0, 2.0, 1.5  # noqa: E741
 UNEVEN = (2.0, 0.5, 1.0, 3.0)
+
+
+def small(fits: Callable[[int, int], bool] = lambda p, m: True) -> pytest.MarkDecorator:
+    """Ranks and microbatches that fit: fewer, more, as many, multiples or not; many for soaking."""
+    quick = [*product((1, 2, 3, 4), (1, 3, 4, 8, 13)), (8, 5), (8, 24)]
+    sizes = filter(
+        lambda size: fits(*size), product((1, 2, 3, 4, 5, 8), (1, 2, 3, 4, 5, 7, 8, 13, 24))
+    )
+    cases = [pytest.param(*size, marks=() if size in quick else pytest.mark.soak) for size in sizes]
+    return pytest.mark.parametrize(("p", "m"), cases)
 
 
 def unlike(stages: int) -> Costs:
@@ -48,7 +61,7 @@ def test_no_schedule_is_slower_or_larger_than_pytorchs(name: str) -> None:
         assert all(ours <= theirs for ours, theirs in pairs), record
 
 
-@pytest.mark.parametrize("index", range(len(RATES)))
+@pytest.mark.parametrize("index", one_in(3, range(len(RATES))))
 @pytest.mark.parametrize("name", ["1f1b", "zb-h1", "zb-h2"])
 def test_bubble_rates_are_the_papers(name: str, index: int) -> None:
     record = RATES[index]
@@ -57,7 +70,7 @@ def test_bubble_rates_are_the_papers(name: str, index: int) -> None:
     assert round(rate, 4) == record["rates"][name]
 
 
-@pytest.mark.parametrize("index", range(len(RATES)))
+@pytest.mark.parametrize("index", one_in(3, range(len(RATES))))
 def test_interleaved_bubble_rates_are_the_papers_and_the_hops_left_out_there(index: int) -> None:
     """The published rates charge the way from the last rank back to the first once for a group.
 
@@ -78,7 +91,7 @@ def test_interleaved_bubble_rates_are_the_papers_and_the_hops_left_out_there(ind
     assert timeline.makespan == pytest.approx(apart.makespan + hops)
 
 
-@pytest.mark.parametrize("kept", ["published", "half"])
+@pytest.mark.parametrize("kept", one_in(2, ["published", "half"]))
 @pytest.mark.parametrize("name", ["zb-1p", "zb-2p"])
 def test_searched_bubble_rates_are_the_papers_or_better(name: str, kept: str) -> None:
     for record in RATES:
@@ -101,7 +114,7 @@ def test_searched_bubble_rates_of_more_ranks(name: str) -> None:
             assert timeline.bubble_of_span <= record["rates"][name] + 0.002, record
 
 
-@pytest.mark.parametrize(("p", "m"), SMALL)
+@small()
 def test_gpipe_closed_form(p: int, m: int) -> None:
     for table in (gpipe(p, m), gpipe_but_1f1b_for_the_last(p, m)):
         timeline = timed(table, unlike(p))
@@ -110,7 +123,7 @@ def test_gpipe_closed_form(p: int, m: int) -> None:
         assert timeline.messages == 2 * m * (p - 1)
 
 
-@pytest.mark.parametrize(("p", "m"), SMALL)
+@small()
 def test_one_f_one_b_closed_form(p: int, m: int) -> None:
     timeline = timed(one_f_one_b(p, m), unlike(p))
     assert timeline.makespan == (m + p - 1) * (F + I + W)
@@ -118,7 +131,7 @@ def test_one_f_one_b_closed_form(p: int, m: int) -> None:
     assert timeline.messages == 2 * m * (p - 1)
 
 
-@pytest.mark.parametrize(("p", "m"), SMALL)
+@small()
 def test_eager_one_f_one_b_hides_hops_up_to_half_a_stage(p: int, m: int) -> None:
     table = eager_one_f_one_b(p, m)
     peaks = tuple(min(m, 2 * (p - rank) - 1) for rank in range(p))
@@ -133,7 +146,7 @@ def test_eager_one_f_one_b_hides_hops_up_to_half_a_stage(p: int, m: int) -> None
 
 
 @pytest.mark.parametrize("v", [1, 2, 3, 4])
-@pytest.mark.parametrize("p", [1, 2, 3, 4, 5, 7])
+@pytest.mark.parametrize("p", [1, 2, 3, 4, *one_in(2, [5, 7])])
 def test_interleaved_has_no_more_bubble_than_must_be_for_any_m(p: int, v: int) -> None:
     """The first rank's first forward and last backward bound it from below, as does one path."""
     for m in range(1, 4 * p + 3):
@@ -148,7 +161,7 @@ def test_interleaved_has_no_more_bubble_than_must_be_for_any_m(p: int, v: int) -
         assert timeline.messages == 2 * m * (p * v - 1) * (p > 1)
 
 
-@pytest.mark.parametrize(("p", "m"), [(p, m) for p, m in SMALL if m % p == 0])
+@small(lambda p, m: m % p == 0)
 def test_interleaved_peak_closed_form(p: int, m: int) -> None:
     for v in (1, 2, 4):
         peaks = simulate(interleaved_one_f_one_b(p, m, v), unit_costs(p * v)).peak_activations
@@ -156,7 +169,7 @@ def test_interleaved_peak_closed_form(p: int, m: int) -> None:
 
 
 @pytest.mark.parametrize("v", [1, 2, 4])
-@pytest.mark.parametrize(("p", "m"), SMALL)
+@small()
 def test_looped_bfs_closed_form(p: int, m: int, v: int) -> None:
     timeline = timed(looped_bfs(p, m, v), unlike(p * v))
     bubble = (p - 1) * (F + I + W) if m >= p else None
@@ -166,7 +179,7 @@ def test_looped_bfs_closed_form(p: int, m: int, v: int) -> None:
 
 
 @pytest.mark.parametrize("v", [1, 2, 4])
-@pytest.mark.parametrize(("p", "m"), [(p, m) for p, m in SMALL if m >= p])
+@small(lambda p, m: m >= p)
 def test_circular_closed_form(p: int, m: int, v: int) -> None:
     forward = timed(circular(p, m, v, training=False), unlike(p * v))
     assert forward.bubble == pytest.approx((p - 1) / (m * v + p - 1))
@@ -174,7 +187,7 @@ def test_circular_closed_form(p: int, m: int, v: int) -> None:
     assert both.makespan == pytest.approx((m * v + p - 1) * (F + I + W))
 
 
-@pytest.mark.parametrize(("p", "m"), [(p, m) for p, m in SMALL if m >= 2 * p])
+@small(lambda p, m: m >= 2 * p)
 def test_zero_bubble_closed_forms(p: int, m: int) -> None:
     alike = costs(p, 2, 2, 1)  # F = I >= W
     one = timed(zb_h1(p, m), alike)
@@ -187,7 +200,7 @@ def test_zero_bubble_closed_forms(p: int, m: int) -> None:
 
 
 @pytest.mark.parametrize("v", [2, 3, 4])
-@pytest.mark.parametrize(("p", "m"), [(p, m) for p, m in SMALL if m % p == 0])
+@small(lambda p, m: m % p == 0)
 def test_interleaved_zero_bubble_closed_form(p: int, m: int, v: int) -> None:
     timeline = timed(zb_h1(p, m, v), unit_costs(p * v))
     assert timeline.makespan == 3 * m * v + p - 1

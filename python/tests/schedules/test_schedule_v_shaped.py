@@ -20,7 +20,7 @@ from stablehlo_tools.schedules.validator import violations
 
 Schedule = Callable[[int, int, Costs | None], Table]
 
-SIZES = [(p, m) for p in (*range(1, 9), 11, 16) for m in (1, 2, p, 2 * p - 1, 2 * p + 1, 3 * p + 2)]
+SIZES = [(p, m) for p in (*range(1, 8), 16) for m in (1, p, 2 * p - 1, 3 * p + 2)]
 ALL_SIZES = [(p, m) for p in range(1, 17) for m in range(1, 49)]
 RECORDS = [record for record in TORCH if record["schedule"] == "ScheduleZBVZeroBubble"]
 
@@ -107,7 +107,7 @@ def test_no_slower_than_the_authors_where_phases_differ(schedule: Schedule) -> N
 
 
 @every
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", range(7))
 def test_any_costs(schedule: Schedule, seed: int) -> None:
     ranks, microbatches = 1 + seed % 7, 1 + seed * 3 % 17
     timeline = timed(schedule, ranks, microbatches, random_costs(seed, 2 * ranks))
