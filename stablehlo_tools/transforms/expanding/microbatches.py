@@ -54,7 +54,8 @@ def find_cut(graph: Graph, loops: Sequence[LayerLoop], parts: int, given: Seeds 
             try:
                 return _planned(trial, loops)
             except ToolError as error:
-                refusals.append(error)
+                if not _cuts_features(loops, trial):
+                    refusals.append(error)
     if refusals:
         raise refusals[0]
     raise _no_layers(loops) if goes_over_samples else _no_batch(graph, loops, parts)
@@ -71,9 +72,10 @@ def _no_layers(loops: Sequence[LayerLoop]) -> ToolError:
 def _no_batch(graph: Graph, loops: Sequence[LayerLoop], parts: int) -> ToolError:
     """Says which arguments could be the batch, but for their sizes."""
     undivided: list[str] = []
-    for place, number in enumerate(graph.root.arguments):
+    for number in [n for group in _groups(graph) for n in reversed(group)]:
         kind, shape = graph.values[number].type, graph.shape(number) or ()
         if shape and shape[0] % parts and not (is_float(kind) and len(shape) < _SAMPLES_RANK):
+            place = graph.root.arguments.index(number)
             undivided.append(f"argument {place} has {shape[0]} rows, which {parts} do not divide")
     return ToolError(
         f"expand-pipeline: no argument has a dimension that {parts} microbatches divide and that "
@@ -133,6 +135,22 @@ def _unlikeliness(trial: Trial) -> tuple[int, int, int]:
     """Outer dimensions are likelier, then those that are mixed less, then more work."""
     dim = min(layout.dim for layout in trial.seeds.values())
     return dim, len(trial.dims.meetings), -trial.work
+
+
+def _cuts_features(loops: Sequence[LayerLoop], trial: Trial) -> bool:
+    """Whether it is hardly samples that are cut: but rows of weights, or the last dimension of a
+    tensor of floats."""
+    graph = trial.dims.graph
+    stacks = [loop.op.operands[carry] for loop in loops for carry in loop.weights]
+    return any(
+        graph.values[number] in stacks
+        or (is_float(graph.values[number].type) and 0 < layout.dim == _last(graph, number))
+        for number, layout in trial.seeds.items()
+    )
+
+
+def _last(graph: Graph, number: int) -> int:
+    return len(graph.shape(number) or ()) - 1
 
 
 def _carries(loop: LayerLoop, trial: Trial) -> bool:
