@@ -46,16 +46,36 @@ class Output:
         return self.error_after / allowed if allowed else float("inf")
 
 
+@dataclass(frozen=True)
+class Known:
+    """What a program computes of these arguments, and what it would without rounding."""
+
+    program: Exported
+    arguments: Sequence[Any]  # pytrees of NumPy arrays
+    values: Sequence[Array]
+    truth: Sequence[Array]
+
+    @classmethod
+    def of(cls, program: Exported, arguments: Sequence[Any]) -> Known:
+        """Runs a program, and again in float64 where it has floats."""
+        values = run(program, arguments)
+        truth: Sequence[Array] = values
+        if any(is_float(array.dtype) for array in values):
+            with jax.enable_x64(True):
+                truth = run(widened(program), jax.tree.map(wide, arguments))
+        return cls(program, arguments, values, truth)
+
+    def compared(self, after: Exported) -> list[Output]:
+        """Every output of this and of another version of the program."""
+        names = [jax.tree_util.keystr(path) for path, _ in _paths(self.program)]
+        coarsest = _coarsest(self.program)
+        each = zip(names, self.values, run(after, self.arguments), self.truth, strict=True)
+        return [_output(*one, coarsest) for one in each]
+
+
 def compared(before: Exported, after: Exported, arguments: Sequence[Any]) -> list[Output]:
     """Every output of two versions of a program, for these arguments: pytrees of NumPy arrays."""
-    first, second = run(before, arguments), run(after, arguments)
-    truth: Sequence[Array] = first
-    if any(is_float(array.dtype) for array in first):
-        with jax.enable_x64(True):
-            truth = run(widened(before), jax.tree.map(wide, arguments))
-    names = [jax.tree_util.keystr(path) for path, _ in _paths(before)]
-    coarsest = _coarsest(before)
-    return [_output(*each, coarsest) for each in zip(names, first, second, truth, strict=True)]
+    return Known.of(before, arguments).compared(after)
 
 
 def assert_kept(outputs: Sequence[Output], *, bitwise: bool = False) -> None:

@@ -40,7 +40,27 @@ def test_what_mixes_samples_is_named(case: Case):
     assert dims.meetings[0].mixed.name == f"stablehlo.{case.mixes}"
 
 
-@pytest.mark.parametrize("case", [*INDEPENDENT, *MIXING], ids=lambda case: case.name)
+# Their ops and layouts are in other cases, or for `make soak`, which cuts all of these everywhere.
+LIKE_OTHERS = (
+    "matmul_weights_first",
+    "attention_keys_whole",
+    "merged_as_minor",
+    "layers",
+    "embedding",
+    "rematerialised",
+    "softmax_over_batch",
+    "two_steps",
+    "outer_product",
+    "squared",
+    "argmax_of_batch",
+)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [case for case in [*INDEPENDENT, *MIXING] if case.name not in LIKE_OTHERS],
+    ids=lambda case: case.name,
+)
 def test_values_are_kept(case: Case):
     assert_same(case, seeds_of(case), 2)
 

@@ -15,6 +15,7 @@ from jax import export, lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from random_permutes import DEVICES, Program, permute, random_program
+from soaking import first
 
 import stablehlo_tools
 from stablehlo_tools import artifact
@@ -107,7 +108,7 @@ def check(seed: int) -> None:
     assert artifact.to_text(broken(after).module) == artifact.to_text(after.module)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", first(3, range(6)))
 def test_random_permutes(seed: int):
     check(seed)
 

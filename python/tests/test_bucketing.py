@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import random_buckets
 from random_buckets import DEVICES, Program, arguments, random_program
+from soaking import first
 
 from stablehlo_tools import artifact, bindings
 from stablehlo_tools.analysis.collectives import find_collectives
@@ -126,7 +127,7 @@ def check(seed: int) -> None:
         assert run(before, shape, values) == run(after, shape, values), shape.text()
 
 
-@pytest.mark.parametrize("seed", range(14))
+@pytest.mark.parametrize("seed", first(7, range(14)))
 def test_random_buckets(seed: int):
     check(seed)
 

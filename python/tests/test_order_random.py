@@ -79,44 +79,44 @@ def check_order_of_programs(programs: list[Program], order: list[int]) -> None:
     assert (again is Verdict.ORDERED) == (verdict is Verdict.ORDERED)
 
 
-@settings(max_examples=800, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=300, deadline=None, suppress_health_check=SLOW)
 @given(program_sets())
 def test_ordered_never_hangs(programs: list[Program]):
     check_sound(programs)
 
 
-@settings(max_examples=500, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=200, deadline=None, suppress_health_check=SLOW)
 @given(program_sets(KNOWN))
 def test_ordered_never_hangs_where_all_is_known(programs: list[Program]):
     check_sound(programs)
 
 
-@settings(max_examples=500, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=200, deadline=None, suppress_health_check=SLOW)
 @given(program_sets(PAIRS))
 def test_ordered_never_hangs_in_long_cycles(programs: list[Program]):
     check_sound(programs)
 
 
-@settings(max_examples=1000, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=400, deadline=None, suppress_health_check=SLOW)
 @given(program_sets())
 def test_confirmed_counterexamples_go_wrong(programs: list[Program]):
     check_replay(programs)
 
 
-@settings(max_examples=1000, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=400, deadline=None, suppress_health_check=SLOW)
 @given(program_sets())
 def test_each_device_compiled_apart(programs: list[Program]):
     check_sound(programs, strict=True)
     check_replay(programs, strict=True)
 
 
-@settings(max_examples=500, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=200, deadline=None, suppress_health_check=SLOW)
 @given(program_sets(ORDERED))
 def test_projections_of_one_sequence_are_ordered(programs: list[Program]):
     assert decide(programs).verdict is Verdict.ORDERED
 
 
-@settings(max_examples=500, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=200, deadline=None, suppress_health_check=SLOW)
 @given(program_sets(), st.permutations(range(4)))
 def test_order_of_programs_does_not_matter(programs: list[Program], order: list[int]):
     check_order_of_programs(programs, order)

@@ -83,13 +83,13 @@ def _executable(program: Artifact) -> Any:
     )
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=7, deadline=None, suppress_health_check=SLOW)
 @given(programs(variadic=True))
 def test_inverse_and_idempotent(source: str):
     check_structure(source)
 
 
-@settings(max_examples=4, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=2, deadline=None, suppress_health_check=SLOW)
 @given(programs(max_ops=3))
 def test_values(source: str):
     check_values(source)
@@ -97,7 +97,7 @@ def test_values(source: str):
 
 @pytest.mark.parametrize("target", list(Target), ids=lambda target: target.value)
 def test_order(target: Target):
-    assert _tried(target, 4, 0)["programs"] == 4
+    assert _tried(target, 2, 0)["programs"] == 2
 
 
 @pytest.mark.soak

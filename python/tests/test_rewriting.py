@@ -110,7 +110,7 @@ def _made(text: str, target: Target) -> list[tuple[str, str]]:
     return [(event.kind, "bf16" if "bf16" in event.shape else "f32") for event in events]
 
 
-# What XLA:CPU and XLA:TPU make of them is read in the soak.
+# What the others make of it is read in the soak.
 TARGETS = [
     Target.GPU,
     *(pytest.param(target, marks=pytest.mark.soak) for target in (Target.TPU, Target.CPU)),
@@ -133,18 +133,25 @@ def test_threaded_programs_are_rewritten_no_more(pair: Pair) -> None:
 
 
 # A constant, what holds no more than a part, and what is to become smaller; the others are alike.
-COMPILED = (
-    "all_reduce_of_a_constant",
-    "own_part_of_an_all_gather",
-    "conversion_after_an_all_gather",
-)
+COMPILED = {
+    "all_reduce_of_a_constant": Target.GPU,
+    "own_part_of_an_all_gather": Target.TPU,
+    "conversion_after_an_all_gather": Target.CPU,
+}
 
 
-@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.value)
 @pytest.mark.parametrize(
-    "pair",
-    [pytest.param(p, marks=() if p.name in COMPILED else pytest.mark.soak) for p in PAIRS],
-    ids=lambda pair: pair.name,
+    ("pair", "target"),
+    [
+        pytest.param(
+            pair,
+            target,
+            id=f"{pair.name}-{target.value}",
+            marks=() if COMPILED.get(pair.name) is target else pytest.mark.soak,
+        )
+        for pair in PAIRS
+        for target in Target
+    ],
 )
 def test_compilers_rewrite_as_is_said(pair: Pair, target: Target) -> None:
     if missing_package(target) is not None:

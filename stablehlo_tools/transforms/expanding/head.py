@@ -174,8 +174,7 @@ def _runs_on_samples(terms: PartialSums, node: Node) -> bool:
         return False
     used = [number for number in node.results if has_uses(dims.graph.values[number])]
     return bool(used) and all(
-        number not in terms.blocked
-        and (number in dims.layouts or terms.terms.get(number) == "add")
+        number not in terms.blocked and (number in dims.layouts or terms.terms.get(number) == "add")
         for number in used
     )
 
