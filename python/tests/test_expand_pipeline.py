@@ -309,6 +309,15 @@ def test_two_runs_give_the_same_bytes(tmp_path: Path):
     assert len(made) == 1
 
 
+def test_many_sums_of_the_head_come_in_one_order():
+    before, kept = CASES["penalty-gradients"].build(), list[list[object]]()
+    made: set[str] = set()
+    for count in (17, 1017, 2017, 3017):
+        kept.append([object() for _ in range(count)])  # other addresses for what is made then
+        made.add(transformed(before, ONE).mlir_module())
+    assert len(made) == 1
+
+
 def test_a_refusal_writes_no_file(tmp_path: Path):
     given, out = tmp_path / "before.jax_export", tmp_path / "after.jax_export"
     given.write_bytes(bytes(CASES["batch-norm-forward"].build().serialize()))

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from stablehlo_tools.analysis.batch_dims.graph import BRANCHES, WHILE, Body, Node
+from stablehlo_tools.analysis.batch_dims.graph import BRANCHES, WHILE, Node
 from stablehlo_tools.analysis.batch_dims.layout import Step
 from stablehlo_tools.analysis.batch_dims.propagation import BatchDims
 from stablehlo_tools.analysis.batch_dims.rules import BARRIER
@@ -140,7 +140,7 @@ class PartialSums:
         tried: set[int] = set()
         while True:
             for inner in (condition, body):
-                self._enter(inner, carried, stopped)
+                self._put(inner.arguments, carried, stopped)
                 self.visit(inner.nodes)
             after = [self.terms.get(n) for n in body.returned]
             ends = [self.blocked.get(n) for n in body.returned]
@@ -162,7 +162,7 @@ class PartialSums:
         if decides in self.terms or decides in self.blocked:
             self._block(node, self.blocked.get(decides, node))
             return
-        self._leave(node.results, carried, stopped)
+        self._put(node.results, carried, stopped)
 
     def _hopeful(
         self,
@@ -198,21 +198,13 @@ class PartialSums:
         starts = node.operands[place]
         return kind if self.is_term(starts, kind) else node
 
-    def _enter(
-        self, body: Body, carried: Sequence[str | None], stopped: Sequence[Node | None]
+    def _put(
+        self, numbers: Sequence[int], carried: Sequence[str | None], stopped: Sequence[Node | None]
     ) -> None:
-        for number, kind, stop in zip(body.arguments, carried, stopped, strict=True):
+        """What the carries of a loop are, in it or behind it."""
+        for number, kind, stop in zip(numbers, carried, stopped, strict=True):
             self.terms.pop(number, None)
             self.blocked.pop(number, None)
-            if stop is not None:
-                self.blocked[number] = stop
-            elif kind is not None:
-                self.terms[number] = kind
-
-    def _leave(
-        self, results: Sequence[int], carried: Sequence[str | None], stopped: Sequence[Node | None]
-    ) -> None:
-        for number, kind, stop in zip(results, carried, stopped, strict=True):
             if stop is not None:
                 self.blocked[number] = stop
             elif kind is not None:

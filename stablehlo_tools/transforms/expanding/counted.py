@@ -40,7 +40,7 @@ class CountedLoop:
         condition = self.op.regions[0].blocks.append(*types, arg_locs=locations)
         inner = Place(ir.InsertionPoint(condition), location)
         goes_on = inner.compare("LT", condition.arguments[0], limit)
-        _return(inner, [goes_on])
+        return_values(inner, [goes_on])
         block = self.op.regions[1].blocks.append(*types, arg_locs=locations)
         self.inside = Place(ir.InsertionPoint(block), location)
         self.counter: ir.Value = block.arguments[0]
@@ -55,12 +55,13 @@ class CountedLoop:
     def close(self, values: Sequence[ir.Value]) -> list[ir.Value]:
         """Ends the body; what the loop carries at its end."""
         following = self.inside.same("add", self.counter, self._one)
-        _return(self.inside, [following, *values])
+        return_values(self.inside, [following, *values])
         results: list[ir.Value] = list(self.op.results)
         return results[1:]
 
 
-def _return(place: Place, values: Sequence[ir.Value]) -> None:
+def return_values(place: Place, values: Sequence[ir.Value]) -> None:
+    """Ends a region of StableHLO."""
     ir.Operation.create(
         "stablehlo.return", operands=list(values), loc=place.location, ip=place.point
     )

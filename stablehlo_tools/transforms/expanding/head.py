@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from stablehlo_tools.analysis.batch_dims.graph import Body, Node
 from stablehlo_tools.analysis.layer_loops.partial_sums import PartialSums
 from stablehlo_tools.diagnostics import ToolError, note
-from stablehlo_tools.transforms.expanding.phases import Phase, inputs_of
+from stablehlo_tools.transforms.expanding.phases import Phase, inputs_of, needed
 from stablehlo_tools.transforms.expanding.refusals import source_of
 from stablehlo_tools.transforms.reduce_scatter.rewriting import has_uses
 
@@ -30,8 +30,6 @@ class Head:
     loop that wait for the whole pipeline, in order.
     """
 
-    body: Body
-    terms: PartialSums
     nodes: tuple[Node, ...]
     gone: tuple[Node, ...]
     late: tuple[Node, ...]
@@ -41,6 +39,15 @@ class Head:
     residuals: dict[int, int]
     sums: tuple[int, ...]
     finals: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Training:
+    """A forward loop, the backward loop that reads what it leaves, and what stands between."""
+
+    forward: Phase
+    backward: Phase
+    head: Head
 
 
 def plan_head(body: Body, forward: Phase, backward: Phase) -> Head:
@@ -53,20 +60,19 @@ def plan_head(body: Body, forward: Phase, backward: Phase) -> Head:
     _check_taken(forward, backward, hanging, residuals)
     run = _on_samples(terms, forward, hanging)
     starts = _starts(terms, run, hanging, forward, backward)
-    made = {number: node for node in run for number in node.results}
+    gone = tuple(node for node in hanging if node in run)
+    made = {number: node for node in gone for number in node.results}
     outside = _used_outside(body, run, {forward.node, backward.node})
     wanted = [n for n in made if n in outside]
     wanted_by_loop = [n for n in starts.values() if n in made]
-    nodes = _needed(run, [*wanted, *wanted_by_loop], hanging)
+    nodes = needed(gone, [*wanted, *wanted_by_loop])
     read = {n for node in nodes for n in inputs_of(node)} | set(starts.values())
     place = {number: carry for carry, number in enumerate(forward.node.results)}
     flows = tuple(sorted(place[n] for n in read if n in place and place[n] in forward.flows))
     order = {node: i for i, node in enumerate(body.nodes)}
     return Head(
-        body,
-        terms,
         nodes,
-        tuple(node for node in hanging if node in run),
+        gone,
         tuple(n for n in hanging if n not in run and order[n] < order[backward.node]),
         flows,
         tuple(c for c in forward.flows if forward.node.results[c] in outside),
@@ -124,20 +130,13 @@ def _check_taken(
     """That the backward loop takes nothing of the forward loop and the head but residuals, each for
     itself alone, and the flows that it starts from."""
     given = {number for node in (forward.node, *hanging) for number in node.results}
+    taken = {n for each in backward.body.nodes for n in inputs_of(each)}
     for carry, number in enumerate(backward.node.operands):
-        if number in given and carry not in residuals and carry not in backward.flows:
-            raise _not_separable(
-                backward.node,
-                backward,
-                "takes what the forward loop or the head gives for all samples in",
-            )
-    inner = {n for each in backward.body.nodes for n in inputs_of(each)}
-    if not given.isdisjoint(inner):
-        raise _not_separable(
-            backward.node,
-            backward,
-            "takes what the forward loop or the head gives for all samples in",
-        )
+        if carry not in residuals and carry not in backward.flows:
+            taken.add(number)
+    if not given.isdisjoint(taken):
+        what = "takes what the forward loop or the head gives for all samples in"
+        raise _not_separable(backward.node, backward, what)
     for source in residuals.values():
         users = [use.owner.operation for use in forward.loop.op.results[source].uses]
         if any(op != backward.loop.op for op in users):
@@ -150,16 +149,17 @@ def _check_taken(
             raise _not_separable(forward.node, backward, "leaves a sum over the whole batch for")
 
 
+def _activations(forward: Phase) -> set[int]:
+    """The flows behind the last layer that are of samples."""
+    flows = {forward.node.results[carry] for carry in forward.flows}
+    return flows & forward.dims.layouts.keys()
+
+
 def _on_samples(terms: PartialSums, forward: Phase, hanging: list[Node]) -> set[Node]:
     """The ops that can run on one microbatch: they give samples, or sums over them, and take
     nothing of the whole batch."""
     found: set[Node] = set()
-    in_parts = {
-        forward.node.results[carry]
-        for carry in forward.flows
-        if forward.node.results[carry] in terms.dims.layouts
-    }
-    late = set(forward.node.results) - in_parts
+    late = set(forward.node.results) - _activations(forward)
     for node in hanging:
         if late.isdisjoint(inputs_of(node)) and _runs_on_samples(terms, node):
             found.add(node)
@@ -187,11 +187,7 @@ def _starts(
     backward: Phase,
 ) -> dict[int, int]:
     """What the backward loop starts from, where that hangs on the forward loop."""
-    passed = {
-        n
-        for n in (forward.node.results[carry] for carry in forward.flows)
-        if n in terms.dims.layouts
-    }
+    passed = _activations(forward)
     given = set(forward.node.results)
     made = {number: node for node in hanging for number in node.results}
     found: dict[int, int] = {}
@@ -235,12 +231,3 @@ def _used_outside(body: Body, run: set[Node], loops: set[Node]) -> set[int]:
         if node not in run and node not in loops:
             used |= inputs_of(node)
     return used | set(body.returned)
-
-
-def _needed(run: set[Node], wanted: list[int], hanging: list[Node]) -> tuple[Node, ...]:
-    pending, found = set(wanted), list[Node]()
-    for node in reversed(hanging):
-        if node in run and not pending.isdisjoint(node.results):
-            found.append(node)
-            pending |= inputs_of(node)
-    return tuple(reversed(found))

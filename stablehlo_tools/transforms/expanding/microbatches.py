@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from stablehlo_tools.analysis.batch_dims.graph import Graph
@@ -120,7 +120,7 @@ def _groups(graph: Graph) -> Iterable[list[int]]:
     yield [n for n in arguments if is_float(graph.values[n].type)]
 
 
-def _likely(loops: Sequence[LayerLoop], trials: Sequence[Trial]) -> list[Trial]:
+def _likely(loops: Sequence[LayerLoop], trials: Sequence[Trial]) -> Iterator[Trial]:
     """Trials that put a flow of every layer loop in parts, the likeliest first."""
     found: list[Trial] = []
     for trial in trials:
@@ -128,7 +128,7 @@ def _likely(loops: Sequence[LayerLoop], trials: Sequence[Trial]) -> list[Trial]:
         if chosen and all(_carries(loop, trial) for loop in chosen):
             found.append(trial)
     found.sort(key=_unlikeliness)
-    return [extended(trial) for trial in found[:_MOST_PLANNED]]
+    return map(extended, found[:_MOST_PLANNED])
 
 
 def _unlikeliness(trial: Trial) -> tuple[int, int, int]:

@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from stablehlo_tools.analysis.batch_dims.graph import WHILE, Body, Node
-from stablehlo_tools.analysis.batch_dims.layout import Layout, Step, part_shape
+from stablehlo_tools.analysis.batch_dims.layout import Layout, part_shape
 from stablehlo_tools.analysis.batch_dims.propagation import BatchDims
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.building import element_of, shape_of
 from stablehlo_tools.ir.inline import copy_with
 from stablehlo_tools.transforms.expanding.constraints import without_axis
-from stablehlo_tools.transforms.splitting.emission import SIZES
+from stablehlo_tools.transforms.expanding.counted import return_values
 from stablehlo_tools.transforms.splitting.pieces import Place, narrowed
+from stablehlo_tools.transforms.splitting.writing import part_type, shrink
 
 Outside = Callable[[int, Layout | None], ir.Value]
 
@@ -37,12 +38,8 @@ class Narrowing:
 
     def part_type(self, number: int) -> ir.Type:
         """The type of what stands for a value."""
-        value = self._dims.graph.values[number]
         layout = self._dims.layouts.get(number)
-        if layout is None:
-            return value.type
-        shape = part_shape(tuple(shape_of(value)), layout, self._dims.parts)
-        return ir.RankedTensorType.get(shape, element_of(value), loc=ir.Location.unknown())
+        return part_type(self._dims.graph.values[number], layout, self._dims.parts)
 
     def get(self, number: int, layout: Layout | None, place: Place) -> ir.Value:
         """What stands for a value, where an op takes it in a layout."""
@@ -80,21 +77,9 @@ class Narrowing:
         if step is not None:
             for number, result in zip(node.results, copy.results, strict=True):
                 result.set_type(self.part_type(number))
-            self._shrink(copy, step)
+            shrink(copy, step, self._dims.parts)
         without_axis(copy, self._axis)
         self.values.update(zip(node.results, copy.results, strict=True))
-
-    def _shrink(self, copy: ir.Operation, step: Step) -> None:
-        """Fits the sizes that a slicing op states."""
-        name = SIZES.get(copy.name)
-        layout = step.operands[0]
-        if name is None or layout is None:
-            return
-        sizes = list(ir.DenseI64ArrayAttr(copy.attributes[name]))
-        if sizes[layout.dim] == 1:
-            return
-        sizes[layout.dim] //= self._dims.parts
-        copy.attributes[name] = ir.DenseI64ArrayAttr.get(sizes, copy.context)
 
     def _loop(self, node: Node, point: ir.InsertionPoint) -> None:
         op = node.op
@@ -134,9 +119,7 @@ class Narrowing:
             self.get(number, layout, place)
             for number, layout in zip(body.returned, layouts, strict=True)
         ]
-        ir.Operation.create(
-            "stablehlo.return", operands=returned, loc=block.owner.location, ip=point
-        )
+        return_values(place, returned)
 
     def _opened(
         self,
@@ -175,28 +158,16 @@ def cut(
     if smaller is not None:
         return smaller
     rows = apart(shape_of(value), layout, parts)
-    sizes = [*rows]
-    sizes[layout.dim + 1] = 1
-    zero = place.splat(0, [], element_of(microbatch))
-    starts = [zero] * len(rows)
-    starts[layout.dim + 1] = microbatch
+    starts, sizes = window(place, rows, layout, microbatch)
     return place.reshape(place.dynamic_slice(place.reshape(value, rows), starts, sizes), shape)
 
 
-def put(
-    place: Place,
-    whole: ir.Value,
-    part: ir.Value,
-    layout: Layout,
-    parts: int,
-    microbatch: ir.Value,
-) -> ir.Value:
-    """A value that lies `apart`, with one microbatch of it written."""
-    sizes = shape_of(whole)
+def window(
+    place: Place, rows: Sequence[int], layout: Layout, microbatch: ir.Value
+) -> tuple[list[ir.Value], list[int]]:
+    """Where a microbatch of a tensor that lies `apart` begins, and its sizes."""
+    sizes = [*rows]
     sizes[layout.dim + 1] = 1
-    zero = place.splat(0, [], element_of(microbatch))
-    starts = [zero] * len(sizes)
+    starts = [place.splat(0, [], element_of(microbatch))] * len(sizes)
     starts[layout.dim + 1] = microbatch
-    return place.op(
-        "dynamic_update_slice", [whole, place.reshape(part, sizes), *starts], whole.type
-    )
+    return starts, sizes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
 
 from stablehlo_tools.analysis.batch_dims.graph import Body, Node
@@ -50,8 +51,6 @@ class Phase:
     """
 
     loop: LayerLoop
-    body: Body
-    dims: BatchDims
     terms: PartialSums
     flows: tuple[int, ...]
     sums: tuple[int, ...]
@@ -60,6 +59,16 @@ class Phase:
     writes: tuple[RowWrite, ...]
     nodes: tuple[Node, ...]
     node: Node = field(repr=False)
+
+    @property
+    def body(self) -> Body:
+        """The body of the loop."""
+        return self.node.bodies[1]
+
+    @property
+    def dims(self) -> BatchDims:
+        """How the batch lies in the values."""
+        return self.terms.dims
 
     def start_of_rows(self, carry: int, element: ir.Type) -> float | int:
         """What a stacked result holds before the first microbatch: for terms, the number that their
@@ -93,12 +102,10 @@ def plan_phase(loop: LayerLoop, dims: BatchDims) -> Phase:
             raise mixing_refusal(terms, terms.blocked[write.update])
         _check_kind(terms, write, loop)
     ends = [body.returned[c] for c in loop.flows if c in live] + [w.update for w in writes]
-    nodes = needed(body, ends, {n for read in reads for n in read.node.results})
+    nodes = needed(body.nodes, ends, {n for read in reads for n in read.node.results})
     used = {number for n in nodes for number in n.inputs} | set(ends)
     return Phase(
         loop,
-        body,
-        dims,
         terms,
         tuple(c for c in loop.flows if c in live and c not in alone),
         tuple(sorted(alone)),
@@ -179,11 +186,13 @@ def _sums(
     return terms, sums
 
 
-def needed(body: Body, ends: list[int], given: set[int]) -> tuple[Node, ...]:
-    """The ops of a block that values hang on, those that make `given` ones left out."""
+def needed(
+    nodes: Sequence[Node], ends: Iterable[int], given: Set[int] = frozenset()
+) -> tuple[Node, ...]:
+    """Those of the ops that values hang on, the makers of `given` ones left out."""
     wanted = set(ends)
     found: list[Node] = []
-    for node in reversed(body.nodes):
+    for node in reversed(nodes):
         if wanted.isdisjoint(node.results) or not given.isdisjoint(node.results):
             continue
         found.append(node)
@@ -207,7 +216,7 @@ def _live(loop: LayerLoop, body: Body, node: Node) -> set[int]:
     place = {number: carry for carry, number in enumerate(body.arguments)}
     while True:
         ends = [body.returned[carry] for carry in live]
-        reading = needed(body, ends, set())
+        reading = needed(body.nodes, ends)
         used = {n for each in reading for n in inputs_of(each)} | set(ends)
         found = live | {place[n] for n in used if n in place and place[n] in loop.flows}
         if found == live:

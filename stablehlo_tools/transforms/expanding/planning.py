@@ -9,6 +9,7 @@ from stablehlo_tools.analysis.batch_dims.graph import Body, Graph
 from stablehlo_tools.analysis.batch_dims.layout import Layout
 from stablehlo_tools.analysis.batch_dims.seeds import Seeds
 from stablehlo_tools.analysis.collectives import ModuleFacts
+from stablehlo_tools.analysis.communication import MANUAL_COMPUTATION
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.analysis.layer_loops.reading import LayerLoop, layer_loops
@@ -24,13 +25,11 @@ from stablehlo_tools.schedules.lockstep import (
     training_lockstep,
 )
 from stablehlo_tools.transforms.expanding.chunks import Chunks
-from stablehlo_tools.transforms.expanding.head import plan_head
+from stablehlo_tools.transforms.expanding.head import Training, plan_head
 from stablehlo_tools.transforms.expanding.microbatches import Cut, find_cut
 from stablehlo_tools.transforms.expanding.phases import Phase
 from stablehlo_tools.transforms.expanding.region import Axis
-from stablehlo_tools.transforms.expanding.training import Training
 
-_MANUAL = "sdy.manual_computation"
 _BY_INDEX = frozenset({"stablehlo.gather", "stablehlo.scatter"})
 
 
@@ -198,7 +197,7 @@ def _loops(main: ir.Operation, effects: Effects) -> list[LayerLoop]:
 def _in_manual(op: ir.Operation) -> bool:
     parent = op.parent
     while parent is not None:
-        if parent.operation.name == _MANUAL:
+        if parent.operation.name == MANUAL_COMPUTATION:
             return True
         parent = parent.operation.parent
     return False

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from stablehlo_tools.analysis.batch_dims.graph import Node
+from stablehlo_tools.analysis.communication import MANUAL_COMPUTATION
 from stablehlo_tools.analysis.layer_loops.partial_sums import PartialSums
 from stablehlo_tools.diagnostics import ToolError, note
 
-_OPAQUE = frozenset({"stablehlo.custom_call", "sdy.manual_computation"})
+_OPAQUE = frozenset({"stablehlo.custom_call", MANUAL_COMPUTATION})
 
 
 def mixing_refusal(terms: PartialSums, node: Node) -> ToolError:

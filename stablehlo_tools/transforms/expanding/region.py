@@ -6,11 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from stablehlo_tools.analysis.communication import MANUAL_COMPUTATION
 from stablehlo_tools.analysis.replica_groups import AxisRef, DeviceMesh, mesh_axes_groups
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.building import element_of, shape_of
 from stablehlo_tools.ir.constants import CONSTANTS
 from stablehlo_tools.ir.values import maker_of, producer
+from stablehlo_tools.transforms.expanding.counted import return_values
 from stablehlo_tools.transforms.splitting.pieces import Place
 
 _SPREADING = frozenset({"stablehlo.broadcast_in_dim", "stablehlo.iota", "stablehlo.reshape"})
@@ -41,12 +43,11 @@ class Region:
 
     def __init__(self, axis: Axis, anchor: ir.Operation, channel: int) -> None:
         self.axis = axis
-        self.anchor = anchor
         self.location = anchor.location
         self.context = anchor.context
         self._channel = channel
         self._holder = ir.Operation.create(
-            "sdy.manual_computation",
+            MANUAL_COMPUTATION,
             results=[],
             attributes={
                 "in_shardings": self._shardings([]),
@@ -132,12 +133,7 @@ class Region:
         block = reduce.regions[0].blocks.append(scalar, scalar, arg_locs=[self.location] * 2)
         inner = Place(ir.InsertionPoint(block), self.location)
         name = "or" if _is_boolean(element) else "add"
-        ir.Operation.create(
-            "stablehlo.return",
-            operands=[inner.same(name, *block.arguments)],
-            loc=self.location,
-            ip=inner.point,
-        )
+        return_values(inner, [inner.same(name, *block.arguments)])
         return reduce.results[0]
 
     def close(self, results: Sequence[tuple[ir.Value, int | None]]) -> list[ir.Value]:
@@ -152,7 +148,7 @@ class Region:
         attributes["in_shardings"] = self._shardings([(v.type, dim) for v, dim in self._taken])
         attributes["out_shardings"] = self._shardings([(v.type, dim) for v, dim in results])
         computation = ir.Operation.create(
-            "sdy.manual_computation",
+            MANUAL_COMPUTATION,
             results=[self._global(value.type, dim) for value, dim in results],
             operands=[value for value, _ in self._taken],
             attributes=attributes,
@@ -192,8 +188,13 @@ class Region:
 
     def _handle(self) -> ir.Attribute:
         self._channel += 1
-        text = f"#stablehlo.channel_handle<handle = {self._channel}, type = 0>"
-        return ir.Attribute.parse(text, self.context)
+        return channel_handle(self._channel, self.context)
+
+
+def channel_handle(channel: int, context: ir.Context) -> ir.Attribute:
+    """A channel between devices."""
+    text = f"#stablehlo.channel_handle<handle = {channel}, type = 0>"
+    return ir.Attribute.parse(text, context)
 
 
 def splat_like(place: Place, number: float, value: ir.Value) -> ir.Value:

@@ -19,7 +19,7 @@ from stablehlo_tools.ir.building import element_of, shape_of
 from stablehlo_tools.ir.values import maker_of
 from stablehlo_tools.transforms.expanding.chunks import RANK_DIMENSION, Chunks
 from stablehlo_tools.transforms.expanding.counted import number
-from stablehlo_tools.transforms.expanding.region import Axis, Region
+from stablehlo_tools.transforms.expanding.region import Axis, Region, channel_handle
 from stablehlo_tools.transforms.splitting.pieces import Place
 
 Round = tuple[int, ...]  # by the rank that runs it, the chunk that goes, counted over all ranks
@@ -113,12 +113,6 @@ class _Exchange:
         )
         zeros = [number(place, 0)] * (len(shape_of(rows)) - 1)
         return [place.reshape(taken, []), *zeros]
-
-
-def channel_handle(channel: int, context: ir.Context) -> ir.Attribute:
-    """A channel between devices."""
-    text = f"#stablehlo.channel_handle<handle = {channel}, type = 0>"
-    return ir.Attribute.parse(text, context)
 
 
 @lru_cache

@@ -17,11 +17,11 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.building import element_of, shape_of
 from stablehlo_tools.ir.values import producer
 from stablehlo_tools.transforms.expanding.chunks import Chunks
+from stablehlo_tools.transforms.expanding.counted import number
 from stablehlo_tools.transforms.expanding.divided import is_divided
 from stablehlo_tools.transforms.expanding.narrowing import apart
-from stablehlo_tools.transforms.expanding.region import Axis
+from stablehlo_tools.transforms.expanding.region import Axis, channel_handle
 from stablehlo_tools.transforms.expanding.resharding import (
-    channel_handle,
     to_layer_order,
     to_rank_order,
 )
@@ -82,8 +82,8 @@ class Stacks:
             each = self._unpadded(place, each)
         stack = self._kept(place.reshape(each, [chunks.trips * span, *whole[1:]]))
         if chunks.trips * span != whole[0]:
-            starts = [place.splat(rows.first, [], _i32(place))]
-            starts += [place.splat(0, [], _i32(place))] * (len(whole) - 1)
+            starts = [number(place, rows.first)]
+            starts += [number(place, 0)] * (len(whole) - 1)
             stack = place.op("dynamic_update_slice", [before, stack, *starts], before.type)
             self._kept(stack)
         self._forms[stack, place.point.block, self._form(rows, layout)] = value
@@ -99,8 +99,8 @@ class Stacks:
                 continue
             self._permutes = [each for each in self._permutes if not _stands_in(each, op)]
             op.erase()
-        for number, permute in enumerate(self._permutes, channel + 1):
-            permute.attributes["channel_handle"] = channel_handle(number, permute.context)
+        for handle, permute in enumerate(self._permutes, channel + 1):
+            permute.attributes["channel_handle"] = channel_handle(handle, permute.context)
         self._made.clear()
         return self._permutes
 
@@ -200,7 +200,3 @@ def _joined(place: Place, pieces: Sequence[ir.Value], shape: Sequence[int]) -> i
         return pieces[0]
     kind = place.tensor(shape, element_of(pieces[0]))
     return place.op("concatenate", pieces, kind, dimension=place.integer(0))
-
-
-def _i32(place: Place) -> ir.Type:
-    return ir.IntegerType.get_signless(32, place.context)

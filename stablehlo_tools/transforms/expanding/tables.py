@@ -10,7 +10,7 @@ import numpy as np
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.schedules.lockstep import Direction
 from stablehlo_tools.transforms.expanding.chunks import Chunks
-from stablehlo_tools.transforms.expanding.counted import number
+from stablehlo_tools.transforms.expanding.counted import i32, number
 from stablehlo_tools.transforms.expanding.region import Region
 from stablehlo_tools.transforms.splitting.pieces import Place
 
@@ -100,7 +100,7 @@ def _entry(place: Place, row: ir.Value, column: int) -> ir.Value:
     piece = place.op(
         "slice",
         [row],
-        place.tensor([1], ir.IntegerType.get_signless(32, place.context)),
+        place.tensor([1], i32(place)),
         start_indices=place.integers([column]),
         limit_indices=place.integers([column + 1]),
         strides=place.integers([1]),

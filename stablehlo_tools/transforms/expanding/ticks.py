@@ -19,7 +19,7 @@ from stablehlo_tools.transforms.expanding.elements import (
     row_of,
     wide,
 )
-from stablehlo_tools.transforms.expanding.narrowing import Narrowing, Outside, apart, cut
+from stablehlo_tools.transforms.expanding.narrowing import Narrowing, Outside, apart, cut, window
 from stablehlo_tools.transforms.expanding.phases import (
     Phase,
     RowRead,
@@ -63,12 +63,6 @@ class PhaseWriter:
             region, direction, how.chunks, back=phase.loop.reverse, skip=how.skip
         )
         self._stacks: dict[int, ir.Value] = {}
-        self._lasting: dict[int, ir.Value] = {}
-
-    @property
-    def phase(self) -> Phase:
-        """What is written."""
-        return self._phase
 
     @property
     def ticks(self) -> int:
@@ -81,7 +75,7 @@ class PhaseWriter:
             carry = read.rows.carry
             if carry in kept or carry in self._stacks:
                 continue
-            layout = self._stack_layout(carry)
+            layout = self._layout(carry)
             outer = self._phase.loop.op.operands[carry]
             spread = self._how.stacks.spread(self._region.outside, outer, read.rows, layout)
             local = self._region.bring(spread, RANK_DIMENSION)
@@ -187,9 +181,7 @@ class PhaseWriter:
         for write in phase.writes:
             carry = write.rows.carry
             stores[carry] = self._write(place, row, layer, write, stores[carry], writing)
-        ends = [
-            writing.get(phase.body.returned[c], self._flow_layout(c), place) for c in phase.flows
-        ]
+        ends = [writing.get(phase.body.returned[c], self._layout(c), place) for c in phase.flows]
         return State({}, {}, sums, stores), ends
 
     def _outside(self, loop: CountedLoop, row: Row) -> Outside:
@@ -241,7 +233,7 @@ class PhaseWriter:
     ) -> None:
         """A slice of a stack, from the rows that the rank holds."""
         carry, result = read.rows.carry, read.node.results[0]
-        layout = self._stack_layout(carry)
+        layout = self._layout(carry)
         kind = ir.RankedTensorType(writing.part_type(result))
         if carry in kept:
             stack = kept[carry]
@@ -266,14 +258,13 @@ class PhaseWriter:
     ) -> ir.Value:
         """An update of a stack: written, or added to what other microbatches gave."""
         carry, number_ = write.rows.carry, write.update
-        layout = self._stack_layout(carry)
+        layout = self._layout(carry)
         slotted = carry in self._kept.carries and layout is not None
         head = [row.kept if slotted else row.chunk, layer]
         starts, sizes = self._place(
             place, store, head, write.access, None if slotted else layout, row
         )
-        own = self._row_layout(carry)
-        value = writing.get(number_, Layout(own.dim + 1, own.outer) if own else None, place)
+        value = writing.get(number_, layout, place)
         new = place.reshape(as_type(place, value, store), sizes)
         kind = self._phase.terms.terms.get(number_)
         if kind is not None or not self._how.skip:
@@ -316,7 +307,7 @@ class PhaseWriter:
         start = starts.get(carry)
         if start is None:
             start = self._region.whole(self._operand(carry))
-            layout = self._flow_layout(carry)
+            layout = self._layout(carry)
             if layout is not None:
                 start = cut(place, start, layout, self._parts, row.microbatch)
             if carry in self._phase.term_flows:
@@ -328,16 +319,13 @@ class PhaseWriter:
         self, place: Place, row: Row, whole: ir.Value, part: ir.Value, carry: int
     ) -> ir.Value:
         """A flow behind the last layer, put where its microbatch belongs."""
-        layout = self._flow_layout(carry)
+        layout = self._layout(carry)
         if carry in self._phase.term_flows:
             total = place.same("add", whole, as_type(place, part, whole))
             return place.same("select", row.ends, total, whole)
         if layout is None:
             return place.same("select", row.ends, part, whole)
-        sizes = shape_of(whole)
-        sizes[layout.dim + 1] = 1
-        starts = [number(place, 0)] * len(sizes)
-        starts[layout.dim + 1] = row.microbatch
+        starts, sizes = window(place, shape_of(whole), layout, row.microbatch)
         old = place.dynamic_slice(whole, starts, sizes)
         new = place.same("select", row.ends, place.reshape(part, sizes), old)
         return place.op("dynamic_update_slice", [whole, new, *starts], whole.type)
@@ -345,23 +333,17 @@ class PhaseWriter:
     def _operand(self, carry: int) -> ir.Value:
         return self._phase.loop.op.operands[carry]
 
-    def _flow_layout(self, carry: int) -> Layout | None:
+    def _layout(self, carry: int) -> Layout | None:
+        """How the batch lies in a carry; in a stack, behind the rows."""
         return self._layouts.get(self._phase.body.arguments[carry])
-
-    def _stack_layout(self, carry: int) -> Layout | None:
-        return self._layouts.get(self._phase.body.arguments[carry])
-
-    def _row_layout(self, carry: int) -> Layout | None:
-        layout = self._stack_layout(carry)
-        return None if layout is None else Layout(layout.dim - 1, layout.outer)
 
     def _part(self, carry: int) -> ir.RankedTensorType:
-        whole, layout = self._operand(carry), self._flow_layout(carry)
+        whole, layout = self._operand(carry), self._layout(carry)
         shape = part_shape(tuple(shape_of(whole)), layout, self._parts)
         return ir.RankedTensorType.get(shape, element_of(whole), loc=self._region.location)
 
     def _final_shape(self, carry: int) -> tuple[list[int], ir.Type]:
-        whole, layout = self._operand(carry), self._flow_layout(carry)
+        whole, layout = self._operand(carry), self._layout(carry)
         shape, element = shape_of(whole), element_of(whole)
         if carry in self._phase.term_flows:
             return shape, wide(element)
@@ -370,7 +352,7 @@ class PhaseWriter:
     def _store_shape(self, carry: int) -> tuple[list[int], ir.Type]:
         """[chunks or slots, layers, span, row]."""
         rows = next(w.rows for w in self._phase.writes if w.rows.carry == carry)
-        whole, layout, chunks = self._operand(carry), self._stack_layout(carry), self._how.chunks
+        whole, layout, chunks = self._operand(carry), self._layout(carry), self._how.chunks
         sums = any(
             w.update in self._phase.terms.terms for w in self._phase.writes if w.rows.carry == carry
         )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from stablehlo_tools.analysis.batch_dims.layout import Layout
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.building import element_of, shape_of
 from stablehlo_tools.schedules.lockstep import Cell, Direction, Lockstep
-from stablehlo_tools.transforms.expanding.counted import CountedLoop, number
+from stablehlo_tools.transforms.expanding.counted import CountedLoop, number, return_values
 from stablehlo_tools.transforms.expanding.elements import (
     as_element,
     as_type,
@@ -18,9 +18,8 @@ from stablehlo_tools.transforms.expanding.elements import (
     row_of,
     wide,
 )
-from stablehlo_tools.transforms.expanding.head import Head
-from stablehlo_tools.transforms.expanding.narrowing import Narrowing, apart, cut
-from stablehlo_tools.transforms.expanding.phases import Phase
+from stablehlo_tools.transforms.expanding.head import Training
+from stablehlo_tools.transforms.expanding.narrowing import Narrowing, apart, cut, window
 from stablehlo_tools.transforms.expanding.region import Region
 from stablehlo_tools.transforms.expanding.state import How, Kept, State
 from stablehlo_tools.transforms.expanding.tables import Row
@@ -28,15 +27,6 @@ from stablehlo_tools.transforms.expanding.ticks import PhaseWriter
 from stablehlo_tools.transforms.expanding.writing import Results
 from stablehlo_tools.transforms.reduce_scatter.rewriting import has_uses
 from stablehlo_tools.transforms.splitting.pieces import Place
-
-
-@dataclass(frozen=True)
-class Training:
-    """A forward loop, the backward loop that reads what it leaves, and what stands between."""
-
-    forward: Phase
-    backward: Phase
-    head: Head
 
 
 def write_training(plan: Training, schedule: Lockstep, region: Region, how: How) -> None:
@@ -208,13 +198,13 @@ class HeadWriter:
         )
         inside = Place(ir.InsertionPoint(choice.regions[0].blocks.append()), place.location)
         starts, after = self._once(inside, row, held)
-        _return(inside, [*starts.values(), *after])
+        return_values(inside, [*starts.values(), *after])
         other = Place(ir.InsertionPoint(choice.regions[1].blocks.append()), place.location)
         unused = [
             other.splat(0, kind.shape, kind.element_type)
             for kind in map(self._part, self._head.starts.values())
         ]
-        _return(other, [*unused, *held[waiting:]])
+        return_values(other, [*unused, *held[waiting:]])
         results: list[ir.Value] = list(choice.results)
         found = dict(zip(self._head.starts, results, strict=False))
         return found, [*held[:waiting], *results[len(found) :]]
@@ -243,10 +233,7 @@ class HeadWriter:
             zip(head.finals, carried[len(head.sums) :], strict=True), self._finals(), strict=True
         ):
             part = writing.get(n, layout, place)
-            sizes = shape_of(before)
-            sizes[layout.dim + 1] = 1
-            at = [number(place, 0)] * len(sizes)
-            at[layout.dim + 1] = row.microbatch
+            at, sizes = window(place, shape_of(before), layout, row.microbatch)
             new = place.reshape(part, sizes)
             after.append(place.op("dynamic_update_slice", [before, new, *at], before.type))
         return starts, after
@@ -282,12 +269,6 @@ class HeadWriter:
 
 def _nothing(n: int, layout: Layout | None) -> ir.Value:
     raise AssertionError("only types are asked for")
-
-
-def _return(place: Place, values: Sequence[ir.Value]) -> None:
-    ir.Operation.create(
-        "stablehlo.return", operands=list(values), loc=place.location, ip=place.point
-    )
 
 
 def _finish(

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from stablehlo_tools.analysis.batch_dims.graph import WHILE, Body, Node
-from stablehlo_tools.analysis.batch_dims.layout import Layout, Step, part_shape
+from stablehlo_tools.analysis.batch_dims.layout import Layout, Step
 from stablehlo_tools.analysis.batch_dims.propagation import BatchDims
 from stablehlo_tools.analysis.batch_dims.rules import BARRIER
 from stablehlo_tools.analysis.batch_dims.shape_rules import ELEMENTWISE
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.ir.building import element_of, shape_of
 from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.walk import is_inside
 from stablehlo_tools.transforms.reduce_scatter.rewriting import has_uses
@@ -23,14 +22,11 @@ from stablehlo_tools.transforms.splitting.pieces import Pieces
 from stablehlo_tools.transforms.splitting.writing import (
     attributes,
     combined,
+    part_type,
     replace_end,
+    shrink,
 )
 
-SIZES = {  # lists of sizes that shrink with the operand
-    "stablehlo.dynamic_slice": "slice_sizes",
-    "stablehlo.gather": "slice_sizes",
-    "stablehlo.slice": "limit_indices",
-}
 _FREE = ELEMENTWISE | {
     f"stablehlo.{name}"
     for name in ("broadcast_in_dim", "concatenate", "constant", "iota", "reshape", "slice")
@@ -123,28 +119,11 @@ class Emission:
         for place, value in enumerate(operands):
             copy.operands[place] = value
         for result, layout in zip(copy.results, step.results, strict=True):
-            result.set_type(self._part_type(result, layout))
-        self._shrink(copy, step)
+            result.set_type(part_type(result, layout, self._dims.parts))
+        shrink(copy, step, self._dims.parts)
         if number and "channel_handle" in copy.attributes:
             copy.attributes["channel_handle"] = self._channels.another(copy)
         return list(copy.results)
-
-    def _part_type(self, value: ir.Value, layout: Layout | None) -> ir.Type:
-        if layout is None:
-            return value.type
-        shape = part_shape(tuple(shape_of(value)), layout, self._dims.parts)
-        return ir.RankedTensorType.get(shape, element_of(value), loc=ir.Location.unknown())
-
-    def _shrink(self, copy: ir.Operation, step: Step) -> None:
-        name = SIZES.get(copy.name)
-        layout = step.operands[0]
-        if name is None or layout is None:
-            return
-        sizes = list(ir.DenseI64ArrayAttr(copy.attributes[name]))
-        if sizes[layout.dim] == 1:  # a batching dimension of a gather
-            return
-        sizes[layout.dim] //= self._dims.parts
-        copy.attributes[name] = ir.DenseI64ArrayAttr.get(sizes, copy.context)
 
     def _barriers(self, node: Node, step: Step) -> None:
         """A barrier for each part; what is whole waits with the first."""
@@ -222,7 +201,10 @@ class Emission:
             if layout is None:
                 continue
             argument = self._values[number]
-            kind, location = self._part_type(argument, layout), body.block.owner.location
+            kind, location = (
+                part_type(argument, layout, self._dims.parts),
+                body.block.owner.location,
+            )
             parts = [body.block.add_argument(kind, location) for _ in range(self._dims.parts)]
             self._pieces.put(argument, layout, parts)
 
@@ -239,7 +221,7 @@ class Emission:
         cut = [i for i, layout in enumerate(layouts) if layout is not None]
         types = [op.results[i].type for i in kept]
         for i in cut:
-            types += [self._part_type(op.results[i], layouts[i])] * parts
+            types += [part_type(op.results[i], layouts[i], self._dims.parts)] * parts
         new = ir.Operation.create(
             op.name,
             results=types,

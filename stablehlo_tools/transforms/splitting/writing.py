@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from stablehlo_tools.analysis.batch_dims.layout import Layout, Step, part_shape
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.ir.building import Builder
+from stablehlo_tools.ir.building import Builder, element_of, shape_of
 
+SIZES = {  # lists of sizes that shrink with the operand
+    "stablehlo.dynamic_slice": "slice_sizes",
+    "stablehlo.gather": "slice_sizes",
+    "stablehlo.slice": "limit_indices",
+}
 _PER_VALUE = frozenset({"sdy.sharding", "mhlo.sharding"})
 
 
@@ -30,3 +36,24 @@ def replace_end(end: ir.Operation, values: Sequence[ir.Value]) -> None:
 def attributes(op: ir.Operation) -> dict[str, ir.Attribute]:
     """Those that do not speak of each result."""
     return {name: value for name, value in op.attributes.items() if name not in _PER_VALUE}
+
+
+def part_type(value: ir.Value, layout: Layout | None, parts: int) -> ir.Type:
+    """The type of one part of a value."""
+    if layout is None:
+        return value.type
+    shape = part_shape(tuple(shape_of(value)), layout, parts)
+    return ir.RankedTensorType.get(shape, element_of(value), loc=ir.Location.unknown())
+
+
+def shrink(copy: ir.Operation, step: Step, parts: int) -> None:
+    """Fits the sizes that a slicing op states to one part of its operand."""
+    name = SIZES.get(copy.name)
+    layout = step.operands[0]
+    if name is None or layout is None:
+        return
+    sizes = list(ir.DenseI64ArrayAttr(copy.attributes[name]))
+    if sizes[layout.dim] == 1:  # a batching dimension of a gather
+        return
+    sizes[layout.dim] //= parts
+    copy.attributes[name] = ir.DenseI64ArrayAttr.get(sizes, copy.context)

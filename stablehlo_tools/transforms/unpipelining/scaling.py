@@ -15,8 +15,7 @@ from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.constants import CONSTANTS, copy_constant, is_splat
 from stablehlo_tools.ir.inline import copy_with
 from stablehlo_tools.ir.values import producer
-from stablehlo_tools.transforms.splitting.emission import SIZES
-from stablehlo_tools.transforms.splitting.writing import attributes
+from stablehlo_tools.transforms.splitting.writing import SIZES, attributes
 
 Layouts = dict[int, Layout]
 
