@@ -44,6 +44,21 @@ PASSES: dict[str, Entry] = {
         "ExpandPipelinePass",
         "a loop over layers becomes a pipeline over a mesh axis: GPipe, interleaved or 1F1B",
     ),
+    "split-layers": Entry(
+        "stablehlo_tools.transforms.split_layers",
+        "SplitLayersPass",
+        "loops over layers become loops over ranges of them, what is stacked by layer pieces",
+    ),
+    "accumulate-gradients": Entry(
+        "stablehlo_tools.transforms.accumulate_gradients",
+        "AccumulateGradientsPass",
+        "a training step on a whole batch becomes a loop over microbatches with accumulators",
+    ),
+    "split-weight-gradients": Entry(
+        "stablehlo_tools.transforms.split_weight_gradients",
+        "SplitWeightGradientsPass",
+        "a backward loop over layers becomes two: the cotangents first, gradients of weights later",
+    ),
     "split-batch": Entry(
         "stablehlo_tools.transforms.split_batch",
         "SplitBatchPass",

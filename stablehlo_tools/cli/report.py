@@ -5,13 +5,17 @@ on the same time axis: the program after a pass, say; and with --target so do th
 compilers. The suffix of OUTPUT says what is written: `.html`, one file that needs no network, or
 `.json`, a trace for ui.perfetto.dev. A program that leaves its collectives to the compiler is
 partitioned first. Inputs are MLIR text, MLIR bytecode, portable artifacts or jax.export files.
+
+INPUT may be the directory of a set of rank programs, too: its schedule as read back from the
+programs, messages, memory, and the proof; printed where no OUTPUT is given.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from pathlib import PurePath
+import shutil
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
 from stablehlo_tools.cli.timing import add_timing_arguments, question, tool_version
@@ -20,13 +24,14 @@ if TYPE_CHECKING:
     from stablehlo_tools.report.document import Document
 
 _SUFFIXES = (".html", ".json")
+_COLUMNS = 120  # where the output is no terminal
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `report`."""
     parser.add_argument("input", metavar="INPUT", help="the artifact, or - for standard input")
     parser.add_argument("after", metavar="AFTER", nargs="?", help="another to compare it with")
-    parser.add_argument("-o", "--output", metavar="OUTPUT", required=True, help=".html or .json")
+    parser.add_argument("-o", "--output", metavar="OUTPUT", help=".html or .json")
     parser.add_argument("--title", metavar="TEXT", help="the title of the page")
     add_timing_arguments(parser, "what the program was exported for, tpu-v5e or h100")
 
@@ -38,12 +43,11 @@ def run(arguments: argparse.Namespace) -> int:
     from stablehlo_tools.exposure import exposure
     from stablehlo_tools.report.document import Document
 
-    if PurePath(arguments.output).suffix not in _SUFFIXES:
-        raise ToolError(
-            f"{arguments.output}: the output is a page, NAME.html, or a trace for Perfetto, "
-            "NAME.json"
-        )
-    files.check_writable(arguments.output)
+    _check_output(arguments)
+    if Path(arguments.input).is_dir():
+        return _report_set(arguments)
+    if arguments.output is None:
+        raise ToolError("a report of programs is a file: give it with -o, NAME.html or NAME.json")
     loaded = [artifact.load(name) for name in (arguments.input, arguments.after) if name]
     asked = question(arguments, loaded[0], timeline=True)
     programs = exposure(loaded, asked)
@@ -60,3 +64,45 @@ def _encoded(document: Document, output: str) -> bytes:
     if PurePath(output).suffix == ".html":
         return render_page(document).encode()
     return json.dumps(perfetto_trace(document)).encode()
+
+
+def _check_output(arguments: argparse.Namespace) -> None:
+    """Raises ToolError for an output of another form, or one that cannot be written."""
+    from stablehlo_tools import files
+    from stablehlo_tools.diagnostics import ToolError
+
+    if arguments.output is None:
+        return
+    if PurePath(arguments.output).suffix not in _SUFFIXES:
+        raise ToolError(
+            f"{arguments.output}: the output is a page, NAME.html, or a trace for Perfetto, "
+            "NAME.json"
+        )
+    files.check_writable(arguments.output)
+
+
+def _report_set(arguments: argparse.Namespace) -> int:
+    """Draws a set of rank programs, or prints it."""
+    from stablehlo_tools import files
+    from stablehlo_tools.diagnostics import ToolError
+    from stablehlo_tools.mpmd.proof.proving import prove
+    from stablehlo_tools.mpmd.proof.summary import set_report
+    from stablehlo_tools.mpmd.rank_set import load
+    from stablehlo_tools.report.mpmd_html import render_set
+    from stablehlo_tools.report.mpmd_perfetto import set_trace
+    from stablehlo_tools.report.mpmd_text import to_page
+
+    if arguments.after is not None or arguments.target or arguments.hardware or arguments.measured:
+        raise ToolError(
+            f"{arguments.input} is a set of rank programs, which is drawn alone and with the times "
+            "that it was made with: leave out AFTER, --target, --hardware and --measured"
+        )
+    name = arguments.title or arguments.input
+    report = set_report(prove(load(arguments.input)), name, tool_version())
+    if arguments.output is None:
+        print(to_page(report, shutil.get_terminal_size((_COLUMNS, 24)).columns), end="")
+    elif PurePath(arguments.output).suffix == ".html":
+        files.write_atomically(arguments.output, render_set(report).encode())
+    else:
+        files.write_atomically(arguments.output, json.dumps(set_trace(report)).encode())
+    return 0

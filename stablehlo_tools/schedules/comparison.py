@@ -79,13 +79,13 @@ def compare(
             bound = best.bound
         except ToolError as error:
             why[AUTO] = error.diagnostic.message
-    candidates = [_candidate(name, table, setting, blocking) for name, table in tables]
+    candidates = [candidate_of(name, table, setting, blocking) for name, table in tables]
     there = {name for name, _ in tables}
     refusals = [Refusal(name, reason) for name, reason in why.items() if name not in there]
-    return Comparison(setting, tuple(sorted(candidates, key=_order)), tuple(refusals), bound)
+    return Comparison(setting, tuple(sorted(candidates, key=order)), tuple(refusals), bound)
 
 
-def _order(candidate: Candidate) -> tuple[bool, float, float]:
+def order(candidate: Candidate) -> tuple[bool, float, float]:
     """What candidates are sorted by; sums that differ by rounding alone count as equal."""
     amounts = candidate.makespan, candidate.memory
     makespan, memory = (float(f"{amount:.9g}") for amount in amounts)
@@ -106,7 +106,10 @@ def timed(
     return simulate(compacted(table), costs, blocking and table.communicates, buffers)
 
 
-def _candidate(name: str, table: Table, setting: Setting, blocking: bool) -> Candidate:
+def candidate_of(
+    name: str, table: Table, setting: Setting, blocking: bool = False
+) -> Candidate:
+    """A schedule, validated and timed."""
     costs = setting.costs(table.stages)
     timeline = timed(table, costs, blocking)
     memory = max(timeline.peak_bytes)

@@ -92,8 +92,9 @@ def reshaped(layout: Layout, before: Shape, after: Shape, parts: int) -> Layout 
     return None
 
 
-def part_shape(shape: Shape, layout: Layout | None, parts: int) -> Shape:
-    """The shape of one part."""
+def part_shape(shape: Shape, layout: Layout | None, parts: int, count: int = 1) -> Shape:
+    """The shape of one part, or of `count` consecutive ones together."""
     if layout is None:
         return shape
-    return (*shape[: layout.dim], shape[layout.dim] // parts, *shape[layout.dim + 1 :])
+    size = shape[layout.dim] // parts * count
+    return (*shape[: layout.dim], size, *shape[layout.dim + 1 :])

@@ -60,20 +60,12 @@ def propagate(
 ) -> BatchDims:
     """Follows the batch from values that lie in parts, arguments of the block; if asked, only to
     the first meeting."""
-    run = _Propagation(graph, parts)
-    run.layouts.update(seeds)
-    run.concerned.update(seeds)
-    for node in graph.root.nodes:
-        run.visit(node)
-        if run.meetings and not to_the_end:
-            break
-    order = {node: place for place, node in enumerate(graph.nodes)}
-    met = sorted(run.meetings.items(), key=lambda item: order[item[0]])
-    meetings = tuple(Meeting(mixed, used) for used, mixed in met)
-    return BatchDims(graph, parts, run.layouts, run.steps, meetings)
+    return Propagation(graph, parts).run(seeds, to_the_end=to_the_end)
 
 
-class _Propagation:
+class Propagation:
+    """One walk through a graph; what a loop does to layouts can be told by a subclass."""
+
     def __init__(self, graph: Graph, parts: int) -> None:
         self.graph = graph
         self.parts = parts
@@ -83,7 +75,21 @@ class _Propagation:
         self.meetings: dict[Node, Node] = {}
         self.concerned: set[int] = set()  # values with a layout, or mixed
 
+    def run(self, seeds: Mapping[int, Layout], *, to_the_end: bool = True) -> BatchDims:
+        """Follows the values that lie in parts from the start."""
+        self.layouts.update(seeds)
+        self.concerned.update(seeds)
+        for node in self.graph.root.nodes:
+            self.visit(node)
+            if self.meetings and not to_the_end:
+                break
+        order = {node: place for place, node in enumerate(self.graph.nodes)}
+        met = sorted(self.meetings.items(), key=lambda item: order[item[0]])
+        meetings = tuple(Meeting(mixed, used) for used, mixed in met)
+        return BatchDims(self.graph, self.parts, self.layouts, self.steps, meetings)
+
     def visit(self, node: Node) -> None:
+        """Follows them through one op."""
         self.meetings.pop(node, None)
         self.steps.pop(node, None)
         if node.name == WHILE:

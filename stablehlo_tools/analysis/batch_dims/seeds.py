@@ -11,13 +11,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from stablehlo_tools.analysis.batch_dims.graph import WHILE, Body, Graph
+from stablehlo_tools.analysis.batch_dims.graph import WHILE, Body, Graph, Node
 from stablehlo_tools.analysis.batch_dims.layout import Layout
 from stablehlo_tools.analysis.batch_dims.propagation import BatchDims, propagate
 from stablehlo_tools.analysis.batch_dims.rules import COLLECTIVES, CONTRACTIONS
 from stablehlo_tools.ir.values import is_float
 
 Seeds = dict[int, Layout]
+Sources = dict[int, tuple[int, ...]]
 _MOST_TRIALS = 256
 _MOST_EXTENDED = 8
 _MOST_FOLLOWED = 32  # arguments whose outermost dimension is followed past what mixes it
@@ -41,13 +42,19 @@ class Trial:
 def try_seeds(graph: Graph, seeds: Seeds, parts: int, *, to_the_end: bool = True) -> Trial:
     """Follows the batch from seeds; if asked, only as far as it is independent."""
     dims = propagate(graph, seeds, parts, to_the_end=to_the_end)
-    collectives, work = 0, 0
-    for node in dims.steps:
+    collectives = sum(node.name in COLLECTIVES for node in dims.steps)
+    return Trial(seeds, dims, collectives, work_of(graph, dims.steps))
+
+
+def work_of(graph: Graph, nodes: Iterable[Node]) -> int:
+    """How much work ops are, to compare it with that of others: elements that they give, of dots
+    and convolutions multiplications."""
+    work = 0
+    for node in nodes:
         elements = sum(_elements(graph, number) for number in node.results)
         is_contraction = node.name in CONTRACTIONS
         work += _multiplications(graph, node.operands, elements) if is_contraction else elements
-        collectives += node.name in COLLECTIVES
-    return Trial(seeds, dims, collectives, work)
+    return work
 
 
 def find_seeds(graph: Graph, parts: int) -> Trial | None:
@@ -127,8 +134,8 @@ def extended(trial: Trial) -> Trial:
     """The trial with further arguments that carry the batch, as many samples as those it has."""
     graph, parts = trial.dims.graph, trial.dims.parts
     samples = {(graph.shape(n) or ())[layout.dim] for n, layout in trial.seeds.items()}
-    sources = _sources(graph.root, {})
-    pending = _needed(trial, sources)
+    sources = sources_of(graph)
+    pending = needed_arguments(trial, sources)
     tried = set(trial.seeds)
     while pending:
         following = pending.pop(0)
@@ -143,13 +150,13 @@ def extended(trial: Trial) -> Trial:
             other = try_seeds(graph, together, parts, to_the_end=False)
             kept = trial.dims.steps.keys() <= other.dims.steps.keys()
             if kept and other.independent and other.work > trial.work:
-                trial, pending = other, _needed(other, sources)
+                trial, pending = other, needed_arguments(other, sources)
                 break
     return trial
 
 
-def _needed(trial: Trial, sources: dict[int, tuple[int, ...]]) -> list[int]:
-    """Arguments from which whole values are computed that the parts take pieces of."""
+def needed_arguments(trial: Trial, sources: Sources) -> list[int]:
+    """The arguments from which whole values are computed that the parts take pieces of."""
     graph, layouts = trial.dims.graph, trial.dims.layouts
     pending = [
         operand
@@ -166,8 +173,12 @@ def _needed(trial: Trial, sources: dict[int, tuple[int, ...]]) -> list[int]:
     return [number for number in graph.root.arguments if number in seen]
 
 
-def _sources(body: Body, found: dict[int, tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
+def sources_of(graph: Graph) -> Sources:
     """The values that each value is computed from."""
+    return _sources(graph.root, {})
+
+
+def _sources(body: Body, found: Sources) -> Sources:
     for node in body.nodes:
         for inner in node.bodies:
             _sources(inner, found)

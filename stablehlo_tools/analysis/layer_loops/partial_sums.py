@@ -296,7 +296,24 @@ def _scatter(sums: PartialSums, node: Node, terms: list[bool]) -> bool:
     return kind == "add" and all(sums.is_term(node.operands[i], "add") for i in (0, 2))
 
 
+def _summed(sums: PartialSums, node: Node, terms: list[bool]) -> bool:
+    """A sum over devices, of terms of a sum over microbatches."""
+    kind = reducer_kind(node.op.regions[0].blocks[0])
+    return kind == "add" and _moved(sums, node, terms)
+
+
+def _moved(sums: PartialSums, node: Node, _: list[bool]) -> bool:
+    """From device to device, where some receive 0 if anything."""
+    return all(sums.is_term(n, "add") for n in node.operands)
+
+
 _LINEAR: dict[str, _Rule] = {
+    "stablehlo.all_gather": _moved,
+    "stablehlo.all_reduce": _summed,
+    "stablehlo.all_to_all": _moved,
+    "stablehlo.collective_broadcast": _moved,
+    "stablehlo.collective_permute": _moved,
+    "stablehlo.reduce_scatter": _summed,
     "stablehlo.multiply": _product,
     "stablehlo.dot_general": _product,
     "stablehlo.convolution": _product,

@@ -26,10 +26,12 @@ class Narrowing:
     """Copies of ops for one microbatch, number `microbatch`, a scalar i32.
 
     `outside` gives a value that no op of the block makes, in a layout or whole; `axis` is the one
-    that is manual, which no sharding may name any more.
+    that is manual, if any, which no sharding may name any more.
     """
 
-    def __init__(self, dims: BatchDims, microbatch: ir.Value, outside: Outside, axis: str) -> None:
+    def __init__(
+        self, dims: BatchDims, microbatch: ir.Value, outside: Outside, axis: str | None = None
+    ) -> None:
         self._dims = dims
         self._microbatch = microbatch
         self._outside = outside
@@ -78,7 +80,7 @@ class Narrowing:
             for number, result in zip(node.results, copy.results, strict=True):
                 result.set_type(self.part_type(number))
             shrink(copy, step, self._dims.parts)
-        without_axis(copy, self._axis)
+        self._without_axis(copy)
         self.values.update(zip(node.results, copy.results, strict=True))
 
     def _loop(self, node: Node, point: ir.InsertionPoint) -> None:
@@ -138,8 +140,12 @@ class Narrowing:
             loc=op.location,
             ip=point,
         )
-        without_axis(copy, self._axis)
+        self._without_axis(copy)
         return copy
+
+    def _without_axis(self, copy: ir.Operation) -> None:
+        if self._axis is not None:
+            without_axis(copy, self._axis)
 
 
 def apart(shape: Sequence[int], layout: Layout, parts: int) -> list[int]:

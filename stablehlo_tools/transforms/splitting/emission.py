@@ -1,4 +1,4 @@
-"""Writes the ops of a block once for each part of the batch.
+"""Writes the ops of a block once for each piece of the batch, of one part or of several.
 
 Every op on values in parts is copied, the copies side by side where it stood; ops on whole values
 stay where they are. Loops and branches carry the parts as values of their own, at the end.
@@ -34,12 +34,16 @@ _FREE = ELEMENTWISE | {
 
 
 class Emission:
-    """Rewrites a block as the analysis says."""
+    """Rewrites a block as the analysis says; `sizes` are the parts that each piece holds, one
+    without."""
 
-    def __init__(self, dims: BatchDims, channels: Channels) -> None:
+    def __init__(
+        self, dims: BatchDims, channels: Channels, sizes: Sequence[int] | None = None
+    ) -> None:
         self._dims = dims
         self._values = dims.graph.values
-        self._pieces = Pieces(dims.parts)
+        self._sizes = (1,) * dims.parts if sizes is None else tuple(sizes)
+        self._pieces = Pieces(self._sizes)
         self._channels = channels
         self._dead: list[ir.Operation] = []
         self._kept: list[ir.Operation] = []  # what may be unused now, and does nothing else
@@ -91,7 +95,7 @@ class Emission:
         op = node.op
         taken = self._taken(op, step)
         made: list[list[ir.Value]] = []
-        for number in range(self._dims.parts):
+        for number in range(len(self._sizes)):
             operands = [values[number] for values in taken]
             if step.chained and made:
                 operands[0] = made[-1][0]
@@ -106,7 +110,7 @@ class Emission:
     def _taken(self, op: ir.Operation, step: Step) -> list[tuple[ir.Value, ...]]:
         """Each operand, once for each part."""
         return [
-            (self._pieces.whole(value, op),) * self._dims.parts
+            (self._pieces.whole(value, op),) * len(self._sizes)
             if layout is None
             else self._pieces.parts_of(value, layout, op)
             for value, layout in zip(op.operands, step.operands, strict=True)
@@ -119,8 +123,8 @@ class Emission:
         for place, value in enumerate(operands):
             copy.operands[place] = value
         for result, layout in zip(copy.results, step.results, strict=True):
-            result.set_type(part_type(result, layout, self._dims.parts))
-        shrink(copy, step, self._dims.parts)
+            result.set_type(self._type(result, layout, number))
+        shrink(copy, step, self._dims.parts, self._sizes[number])
         if number and "channel_handle" in copy.attributes:
             copy.attributes["channel_handle"] = self._channels.another(copy)
         return list(copy.results)
@@ -130,7 +134,7 @@ class Emission:
         op = node.op
         taken = self._taken(op, step)
         made: list[list[ir.Value]] = []
-        for number in range(self._dims.parts):
+        for number in range(len(self._sizes)):
             places = [i for i, layout in enumerate(step.operands) if layout or not number]
             operands = [taken[place][number] for place in places]
             barrier = ir.Operation.create(
@@ -201,18 +205,17 @@ class Emission:
             if layout is None:
                 continue
             argument = self._values[number]
-            kind, location = (
-                part_type(argument, layout, self._dims.parts),
-                body.block.owner.location,
-            )
-            parts = [body.block.add_argument(kind, location) for _ in range(self._dims.parts)]
+            location = body.block.owner.location
+            parts = [
+                body.block.add_argument(kind, location) for kind in self._types(argument, layout)
+            ]
             self._pieces.put(argument, layout, parts)
 
     def _rebuilt(
         self, node: Node, operands: Sequence[ir.Value], layouts: Sequence[Layout | None]
     ) -> ir.Operation:
         """The op around rewritten blocks, with results in parts."""
-        op, parts = node.op, self._dims.parts
+        op, pieces = node.op, len(self._sizes)
         if not any(layouts):
             for place, value in enumerate(operands):
                 op.operands[place] = value
@@ -221,7 +224,7 @@ class Emission:
         cut = [i for i, layout in enumerate(layouts) if layout is not None]
         types = [op.results[i].type for i in kept]
         for i in cut:
-            types += [part_type(op.results[i], layouts[i], self._dims.parts)] * parts
+            types += self._types(op.results[i], layouts[i])
         new = ir.Operation.create(
             op.name,
             results=types,
@@ -237,12 +240,19 @@ class Emission:
         for place, i in enumerate(kept):
             op.results[i].replace_all_uses_with(new.results[place])
         for place, i in enumerate(cut):
-            first = len(kept) + place * parts
+            first = len(kept) + place * pieces
             layout = layouts[i]
             assert layout is not None
-            self._pieces.put(op.results[i], layout, list(new.results)[first : first + parts])
+            self._pieces.put(op.results[i], layout, list(new.results)[first : first + pieces])
         self._dead.append(op)
         return new
+
+    def _type(self, value: ir.Value, layout: Layout | None, number: int) -> ir.Type:
+        """The type of a piece of a value, or of all of it."""
+        return part_type(value, layout, self._dims.parts, self._sizes[number])
+
+    def _types(self, value: ir.Value, layout: Layout | None) -> list[ir.Type]:
+        return [self._type(value, layout, number) for number in range(len(self._sizes))]
 
     def _take_whole(self, op: ir.Operation, places: Iterable[int]) -> None:
         for place in places:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 from stablehlo_tools.analysis.batch_dims.layout import Layout, part_shape
 from stablehlo_tools.bindings import ir
@@ -22,14 +23,14 @@ class Place(Builder):
 
 
 class Pieces:
-    """The parts that values are in, and what has been made of them so far.
+    """The pieces that values are in, and what has been made of them so far.
 
-    What it makes stands in the block of the value that it is made of, in front of the first op that
-    needs it, so that a later one, in a loop too, finds it.
+    `sizes` says how many consecutive parts each piece holds. What is made of a value stands in its
+    block, in front of the first op that needs it, so that a later one, in a loop too, finds it.
     """
 
-    def __init__(self, parts: int) -> None:
-        self.parts = parts
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self.sizes = tuple(sizes)
         self._parts: dict[ir.Value, tuple[Layout, Values]] = {}
         self._whole: dict[ir.Value, ir.Value] = {}
         self._cut: dict[tuple[ir.Value, Layout], Values] = {}
@@ -47,7 +48,7 @@ class Pieces:
         if key not in self._cut:
             whole = self.whole(value, user)
             build = _builder(whole, user)
-            self._cut[key] = cut(build, whole, layout, self.parts)
+            self._cut[key] = cut(build, whole, layout, self.sizes)
         return self._cut[key]
 
     def whole(self, value: ir.Value, user: ir.Operation) -> ir.Value:
@@ -61,53 +62,70 @@ class Pieces:
         return self._whole[value]
 
 
-def cut(build: Place, value: ir.Value, layout: Layout, parts: int) -> Values:
-    """The parts of a whole value: smaller constants and broadcasts, or slices."""
-    shape = tuple(shape_of(value))
-    kind = build.tensor(part_shape(shape, layout, parts), element_of(value))
-    smaller = narrowed(build, value, layout, kind)
-    if smaller is not None:
-        return (smaller,) * parts
-    pieces = [_piece(build, value, layout, parts, number) for number in range(parts)]
-    return tuple(pieces)
-
-
-def joined(build: Place, parts: Sequence[ir.Value], layout: Layout) -> ir.Value:
-    """The whole of all parts."""
-    shape, element, dim = shape_of(parts[0]), element_of(parts[0]), layout.dim
-    whole = [*shape[:dim], shape[dim] * len(parts), *shape[dim + 1 :]]
-    if layout.outer == 1:
-        return _concatenate(build, parts, dim, whole)
-    apart = [*shape[:dim], layout.outer, shape[dim] // layout.outer, *shape[dim + 1 :]]
-    rows = [build.reshape(part, apart) for part in parts]
-    apart[dim + 1] *= len(parts)
-    return build.op(
-        "reshape", [_concatenate(build, rows, dim + 1, apart)], build.tensor(whole, element)
+def cut(build: Place, value: ir.Value, layout: Layout, sizes: Sequence[int]) -> Values:
+    """The pieces of a whole value: smaller constants and broadcasts, or slices."""
+    shape, parts = tuple(shape_of(value)), sum(sizes)
+    smaller: dict[int, ir.Value | None] = {}
+    for size in sizes:
+        if size not in smaller:
+            kind = build.tensor(part_shape(shape, layout, parts, size), element_of(value))
+            smaller[size] = narrowed(build, value, layout, kind)
+    same = [smaller[size] for size in sizes]
+    known = [piece for piece in same if piece is not None]
+    if len(known) == len(same):
+        return tuple(known)
+    firsts = accumulate(sizes, initial=0)
+    return tuple(
+        _piece(build, value, layout, parts, first, size)
+        for first, size in zip(firsts, sizes, strict=False)
     )
 
 
-def _concatenate(
-    build: Place, values: Sequence[ir.Value], dim: int, shape: Sequence[int]
+def joined(build: Place, pieces: Sequence[ir.Value], layout: Layout) -> ir.Value:
+    """The whole of all pieces."""
+    shape, element, dim = shape_of(pieces[0]), element_of(pieces[0]), layout.dim
+    whole = [*shape[:dim], sum(shape_of(piece)[dim] for piece in pieces), *shape[dim + 1 :]]
+    if layout.outer == 1:
+        return concatenated(build, pieces, dim, whole)
+    apart = [*shape[:dim], layout.outer, whole[dim] // layout.outer, *shape[dim + 1 :]]
+    rows = [_apart(build, piece, layout) for piece in pieces]
+    return build.op(
+        "reshape", [concatenated(build, rows, dim + 1, apart)], build.tensor(whole, element)
+    )
+
+
+def _apart(build: Place, value: ir.Value, layout: Layout) -> ir.Value:
+    """A value with what is outside of the parts as a dimension of its own."""
+    shape, dim = shape_of(value), layout.dim
+    rows = [*shape[:dim], layout.outer, shape[dim] // layout.outer, *shape[dim + 1 :]]
+    return build.reshape(value, rows)
+
+
+def concatenated(
+    build: Builder, values: Sequence[ir.Value], dim: int, shape: Sequence[int]
 ) -> ir.Value:
+    """Values side by side along a dimension, which then have a shape together."""
     kind = build.tensor(shape, element_of(values[0]))
     return build.op("concatenate", values, kind, dimension=build.integer(dim))
 
 
-def _piece(build: Place, value: ir.Value, layout: Layout, parts: int, number: int) -> ir.Value:
-    shape, dim, outer = shape_of(value), layout.dim, layout.outer
-    if outer == 1:
-        return _slice(build, value, dim, shape[dim] // parts, number)
-    rows = [*shape[:dim], outer, shape[dim] // outer, *shape[dim + 1 :]]
-    taken = _slice(
-        build, build.reshape(value, rows), dim + 1, shape[dim] // (outer * parts), number
-    )
-    return build.reshape(taken, part_shape(tuple(shape), layout, parts))
+def _piece(
+    build: Place, value: ir.Value, layout: Layout, parts: int, first: int, count: int
+) -> ir.Value:
+    shape, dim = shape_of(value), layout.dim
+    inner = shape[dim] // (layout.outer * parts)
+    if layout.outer == 1:
+        return sliced(build, value, dim, first * inner, (first + count) * inner)
+    rows = _apart(build, value, layout)
+    taken = sliced(build, rows, dim + 1, first * inner, (first + count) * inner)
+    return build.reshape(taken, part_shape(tuple(shape), layout, parts, count))
 
 
-def _slice(build: Place, value: ir.Value, dim: int, size: int, number: int) -> ir.Value:
+def sliced(build: Builder, value: ir.Value, dim: int, first: int, end: int) -> ir.Value:
+    """The elements `first` to `end` along a dimension."""
     shape = shape_of(value)
     start, limit = [0] * len(shape), list(shape)
-    start[dim], limit[dim] = number * size, (number + 1) * size
+    start[dim], limit[dim] = first, end
     return build.op(
         "slice",
         [value],

@@ -38,16 +38,16 @@ def attributes(op: ir.Operation) -> dict[str, ir.Attribute]:
     return {name: value for name, value in op.attributes.items() if name not in _PER_VALUE}
 
 
-def part_type(value: ir.Value, layout: Layout | None, parts: int) -> ir.Type:
-    """The type of one part of a value."""
+def part_type(value: ir.Value, layout: Layout | None, parts: int, count: int = 1) -> ir.Type:
+    """The type of one part of a value, or of `count` consecutive ones together."""
     if layout is None:
         return value.type
-    shape = part_shape(tuple(shape_of(value)), layout, parts)
+    shape = part_shape(tuple(shape_of(value)), layout, parts, count)
     return ir.RankedTensorType.get(shape, element_of(value), loc=ir.Location.unknown())
 
 
-def shrink(copy: ir.Operation, step: Step, parts: int) -> None:
-    """Fits the sizes that a slicing op states to one part of its operand."""
+def shrink(copy: ir.Operation, step: Step, parts: int, count: int = 1) -> None:
+    """Fits the sizes that a slicing op states to one part of its operand, or to `count` parts."""
     name = SIZES.get(copy.name)
     layout = step.operands[0]
     if name is None or layout is None:
@@ -55,5 +55,5 @@ def shrink(copy: ir.Operation, step: Step, parts: int) -> None:
     sizes = list(ir.DenseI64ArrayAttr(copy.attributes[name]))
     if sizes[layout.dim] == 1:  # a batching dimension of a gather
         return
-    sizes[layout.dim] //= parts
+    sizes[layout.dim] = sizes[layout.dim] // parts * count
     copy.attributes[name] = ir.DenseI64ArrayAttr.get(sizes, copy.context)

@@ -1,0 +1,160 @@
+"""accumulate-gradients on whole programs: values, what stands in the loop, and memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from accumulation_programs import STEPS
+from jax import export
+from jax.export import Exported
+from layer_scan_zoo import CASES
+from models.zoo import ZOO
+from pipeline_checks import (
+    assert_close,
+    collectives_after_partition,
+    compare,
+    loops,
+    reference,
+    shown,
+)
+from soaking import first
+
+import stablehlo_tools
+from stablehlo_tools import artifact
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import ToolError
+
+KEPT = [name for name, step in STEPS.items() if not step.refused]
+REFUSED = [name for name, step in STEPS.items() if step.refused]
+# What the pass cannot do of the zoo of layer loops, and why.
+UNDIVIDED = {
+    "accumulate-fori-step": "rows of the batch are taken by a number that is computed",
+    "statistics-forward": "a maximum over the batch goes into a stack",
+    "statistics-gradients": "a maximum over the batch goes into a stack",
+    "by-outputs-gradients": "the loss is divided by a sum over all outputs",
+}
+SCANS = [
+    name
+    for name, case in CASES.items()
+    if name not in UNDIVIDED and (not case.refused or name == "dynamic-depth-forward")
+]
+SOONER = ["mlp-gradients", "keyed-dropout-gradients", "packed-forward"]
+
+
+def accumulated(exported: Exported, options: str = "microbatches=4") -> Exported:
+    return stablehlo_tools.transform(exported, f"accumulate-gradients{{{options}}}")
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_values_are_kept(name: str):
+    step = STEPS[name]
+    before = step.export()
+    known = reference(before, step.arguments)
+    after = accumulated(before)
+    assert any(loop.trips == 4 for loop in loops(after))
+    assert_close(compare(known, after))
+
+
+@pytest.mark.parametrize("microbatches", [2, 8])
+def test_any_number_of_microbatches_keeps_values(microbatches: int):
+    step = STEPS["metrics"]
+    before = step.export()
+    after = accumulated(before, f"microbatches={microbatches}")
+    assert_close(compare(reference(before, step.arguments), after))
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_hangs_on_all_samples_is_refused_by_name(name: str):
+    step = STEPS[name]
+    with pytest.raises(ToolError) as caught:
+        accumulated(step.export())
+    text = caught.value.diagnostic.render("input")
+    assert step.refused in text
+    assert "(P4)" in text
+
+
+@pytest.mark.parametrize("name", first(3, [*SOONER, *(n for n in SCANS if n not in SOONER)]))
+def test_loops_over_layers_are_in_the_loop(name: str):
+    case = CASES[name]
+    after = accumulated(case.build())
+    assert "4[" in shown(loops(after))
+    assert_close(compare(case.reference(), after))
+
+
+@pytest.mark.parametrize("name", first(2, UNDIVIDED))
+def test_known_limits_are_refused(name: str):
+    with pytest.raises(ToolError, match=r"\(P[34]\)"):
+        accumulated(CASES[name].build())
+
+
+@pytest.mark.soak
+def test_microbatches_smaller_than_the_devices_they_are_divided_over_keep_values():
+    case = CASES["llama-bf16-step"]
+    assert_close(compare(case.reference(), accumulated(case.build())))
+
+
+@pytest.mark.parametrize("name", first(1, ["decoder-tp-step", "decoder-2d-scan-step", "vit-step"]))
+def test_gradients_are_summed_over_devices_once(name: str):
+    exported = ZOO[name].build()
+    inner = [s for s in collectives_after_partition(exported) if s.depth == 0]
+    after = collectives_after_partition(exported, "partition,accumulate-gradients")
+    outside = [sent for sent in after if sent.depth == 0]
+    assert 0 < len(outside) < len(inner)
+    assert len(after) <= len(collectives_after_partition(exported))
+
+
+def test_one_accumulator_for_each_gradient_and_sum():
+    step = STEPS["masked-adam"]
+    module = artifact.from_exported(accumulated(step.export())).module
+    main = next(op for op in module.body.operations if "main" in str(op.operation.name) or True)
+    block = main.regions[0].blocks[0]
+    loop = next(op for op in block.operations if op.operation.name == "stablehlo.while")
+    weights = len(jax.tree.leaves(step.arguments[0]))
+    assert len(loop.operation.results) == 1 + 1 + weights  # the counter and the loss
+
+
+def test_the_loop_holds_nothing_that_no_microbatch_changes():
+    """Casts of weights stand in front, though rematerialisation puts a barrier around them."""
+    module = artifact.from_exported(accumulated(STEPS["rematerialised"].export())).module
+    main = next(iter(module.body.operations)).operation
+    assert _count(main, "stablehlo.exponential", inside=False) > 0
+    assert _count(main, "stablehlo.exponential", inside=True) == 0
+
+
+def _count(op: ir.Operation, name: str, *, inside: bool, depth: int = 0) -> int:
+    found = int(op.name == name and (depth > 0) == inside)
+    below = depth + (op.name == "stablehlo.while")
+    for region in op.regions:
+        for block in region.blocks:
+            for view in block.operations:
+                found += _count(view.operation, name, inside=inside, depth=below)
+    return found
+
+
+def test_the_same_input_gives_the_same_bytes():
+    exported = STEPS["metrics"].export()
+    texts = {str(accumulated(exported).mlir_module()) for _ in range(2)}
+    assert len(texts) == 1
+
+
+def test_activations_take_the_memory_of_one_microbatch():
+    def loss(weights: Any, x: Any) -> jax.Array:
+        for w in weights:
+            x = jnp.tanh(x @ w)
+        return jnp.mean(x**2)
+
+    weights = [jax.ShapeDtypeStruct((16, 16), np.float32)] * 4
+    x = jax.ShapeDtypeStruct((4096, 16), np.float32)
+    before = export.export(jax.jit(jax.grad(loss)))(weights, x)
+    after = accumulated(before, "microbatches=16")
+    assert 4 * _temporary_bytes(after) < _temporary_bytes(before)
+
+
+def _temporary_bytes(exported: Exported) -> int:
+    arguments = jax.tree.unflatten(exported.in_tree, exported.in_avals)[0]
+    compiled = jax.jit(exported.call).lower(*arguments).compile()
+    return compiled.memory_analysis().temp_size_in_bytes

@@ -1,0 +1,152 @@
+"""The forms of transfers: both ends beside each other, and permutes of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rank_sets import write_set
+from test_run_mpmd import CASES, Case, played, table_of, written
+
+from stablehlo_tools import bindings
+from stablehlo_tools.analysis.program_set import Job
+from stablehlo_tools.analysis.program_set import Options as JobOptions
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.cli import main as command_line
+from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.mpmd import rank_set
+from stablehlo_tools.mpmd.manifest import Transfer
+from stablehlo_tools.mpmd.rank_set import RankSet
+from stablehlo_tools.mpmd.running.compiling import compile_ranks
+from stablehlo_tools.mpmd.transfers.both_ends import with_both_ends
+from stablehlo_tools.mpmd.transfers.ends import body_of
+from stablehlo_tools.mpmd.transfers.order import rounds_of
+from stablehlo_tools.mpmd.transfers.permutes import with_permutes
+from stablehlo_tools.order.program import Program
+from stablehlo_tools.order.verdict import decide
+from stablehlo_tools.targets.topologies import Target, missing_package
+
+Lower = Callable[[RankSet], RankSet]
+each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-{case[-1]}")
+for_gpu = pytest.mark.skipif(
+    missing_package(Target.GPU) is not None, reason="XLA:GPU is not installed"
+)
+
+
+def loaded(directory: Path, case: Case) -> RankSet:
+    """The set of a case."""
+    write_set(directory, table_of(case), case[-1])
+    return rank_set.load(directory)
+
+
+def ops_of(ranks: RankSet, rank: int, *names: str) -> list[ir.Operation]:
+    """The ops of a rank's `main` with these names."""
+    block = body_of(ranks.main(rank))
+    return [v.operation for v in block.operations if v.operation.name in names]
+
+
+def channel_of(op: ir.Operation) -> int:
+    """The channel of an op."""
+    return bindings.ChannelHandle(op.attributes["channel_handle"]).handle
+
+
+@each_case
+def test_both_ends_stand_beside_each_other(case: Case, tmp_path: Path) -> None:
+    before = loaded(tmp_path, case)
+    after = with_both_ends(before)
+    for rank in range(before.ranks):
+        ends = ("stablehlo.send", "stablehlo.recv")
+        own = [channel_of(op) for op in ops_of(before, rank, *ends)]
+        both = ops_of(after, rank, *ends)
+        assert [(op.name, channel_of(op)) for op in both] == [
+            (name, channel) for channel in own for name in ends
+        ]
+        for one, other in pairwise(both):
+            assert other.operands[len(other.operands) - 1] == one.results[len(one.results) - 1]
+        assert after.programs[rank].module.operation.verify()
+
+
+@each_case
+def test_all_ranks_issue_the_same_permutes(case: Case, tmp_path: Path) -> None:
+    before = loaded(tmp_path, case)
+    after = with_permutes(before)
+    rows = [
+        [
+            (channel_of(op), str(op.attributes["source_target_pairs"]), str(op.results[0].type))
+            for op in ops_of(after, rank, "stablehlo.collective_permute")
+        ]
+        for rank in range(after.ranks)
+    ]
+    assert all(row == rows[0] for row in rows)
+    assert not any(ops_of(after, rank, "stablehlo.send", "stablehlo.recv") for rank in range(2))
+    assert len(rows[0]) <= len(before.manifest.transfers)
+    assert all(program.module.operation.verify() for program in after.programs)
+    assert decide(_programs(after)).finding is None
+
+
+def _programs(ranks: RankSet) -> list[Program]:
+    job = Job(tuple(program.copy() for program in ranks.programs), JobOptions())
+    return [issued.program for issued in job.read()]
+
+
+def test_transfers_that_are_ready_together_share_a_permute(tmp_path: Path) -> None:
+    before = loaded(tmp_path, ("dualpipe", 4, 8, None, 1))
+    permutes = ops_of(with_permutes(before), 0, "stablehlo.collective_permute")
+    assert len(permutes) < len(before.manifest.transfers)
+
+
+@pytest.mark.parametrize("transfers", ["both-ends", "permutes"])
+def test_values_stay_the_same(transfers: str, tmp_path: Path) -> None:
+    written(tmp_path / "set", ("zb-h1", 3, 3, None, 1))
+    target = tmp_path / "lowered"
+    words = ["lower-mpmd", str(tmp_path / "set"), "-o", str(target), "--transfers", transfers]
+    assert command_line.main(words) == 0
+    for one, other in zip(played(tmp_path / "set")[1], played(target)[1], strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@for_gpu
+@pytest.mark.parametrize("case", [("1f1b", 2, 2, None, 2)], ids=["1f1b-2"])
+def test_every_rank_compiles_for_gpu(case: Case, tmp_path: Path) -> None:
+    found = compile_ranks(loaded(tmp_path, case), 100)
+    assert [(rank.refusal, rank.in_order) for rank in found] == [("", True)] * 2
+    assert all(rank.transfers == rank.expected > 0 for rank in found)
+    assert all(rank.temporaries > 0 for rank in found)
+
+
+@pytest.mark.parametrize("lower", [with_both_ends, with_permutes], ids=["both-ends", "permutes"])
+def test_only_pairs_are_rewritten(lower: Lower, tmp_path: Path) -> None:
+    lowered = lower(loaded(tmp_path, CASES[0]))
+    with pytest.raises(ToolError, match="made of form pairs"):
+        lower(lowered)
+
+
+def test_a_broken_chain_is_refused(tmp_path: Path) -> None:
+    loaded(tmp_path, ("gpipe", 2, 2, None, 1))
+    path = tmp_path / "rank_0.mlir"
+    lines = path.read_text().splitlines()
+    sends = [i for i, line in enumerate(lines) if '"stablehlo.send"' in line]
+    token = lines[sends[0]].split('"(')[1].split(")")[0].split(", ")[1]
+    given = lines[sends[1]].split('"(')[1].split(")")[0].split(", ")[1]
+    lines[sends[1]] = lines[sends[1]].replace(f"{given})", f"{token})")
+    path.write_text("\n".join(lines))
+    with pytest.raises(ToolError, match="does not take the token of the transfer before it"):
+        with_permutes(rank_set.load(tmp_path))
+
+
+def test_an_order_that_no_run_has_is_refused() -> None:
+    one, other = (Transfer(i, f"0SEND_F{i}", 0, 0, 1, "tensor<f32>") for i in (1, 2))
+    with pytest.raises(ToolError, match="wait for each other for ever") as raised:
+        rounds_of([[one, other], [other, one]])
+    assert len(raised.value.diagnostic.notes) == 2
+
+
+def test_types_are_not_mixed_in_a_permute() -> None:
+    small = Transfer(1, "0SEND_F0", 0, 0, 1, "tensor<f32>")
+    large = Transfer(2, "2SEND_F0", 0, 2, 3, "tensor<8xf32>")
+    same = Transfer(3, "4SEND_F0", 0, 4, 5, "tensor<f32>")
+    rows = [[small], [small], [large], [large], [same], [same]]
+    assert rounds_of(rows) == [(small, same), (large,)]

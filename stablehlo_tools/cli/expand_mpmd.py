@@ -1,0 +1,94 @@
+"""Turn an exported training step into a program for each rank of a pipeline, under any schedule.
+
+INPUT accumulates gradients in a loop over microbatches; --microbatches M makes such a loop of a
+step that takes its batch at once. The step is cut into stages of equal work, or where it names
+them (jax.named_scope("stage_0"), ...). DIR gets rank_0.mlir, rank_1.mlir, ... and manifest.json,
+which says what each rank takes and returns: all of them or none. With --compare nothing is written:
+every schedule is timed for this program. Exit code 0: done; 2: bad input.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from stablehlo_tools.artifact import Artifact
+    from stablehlo_tools.mpmd.expansion import Request
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `expand-mpmd`."""
+    parser.add_argument("input", metavar="INPUT", help="the artifact, or - for standard input")
+    parser.add_argument("-o", "--output", metavar="DIR", help="where to write; made if missing")
+    parser.add_argument(
+        "--schedule", metavar="NAME", help="as `stablehlo-tools schedule` names them"
+    )
+    parser.add_argument(
+        "--ranks", metavar="P", type=int, required=True, help="ranks of the pipeline"
+    )
+    parser.add_argument("--chunks", metavar="V", type=int, help="stages on each rank")
+    parser.add_argument(
+        "--microbatches", metavar="M", type=int, help="for a step without a loop over them"
+    )
+    parser.add_argument(
+        "--hardware", metavar="NAME", help="what stages are timed and balanced for (default: h100)"
+    )
+    parser.add_argument(
+        "--memory-limit", metavar="GIB", type=float, help="with --compare: what a rank may hold"
+    )
+    parser.add_argument(
+        "--compare", action="store_true", help="time every schedule, and write nothing"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Writes the set, or compares. Raises ToolError on bad input."""
+    from stablehlo_tools import artifact
+    from stablehlo_tools.diagnostics import ToolError
+    from stablehlo_tools.exposure import hardware_for
+    from stablehlo_tools.mpmd.expansion import Request
+
+    if arguments.compare == (arguments.output is not None):
+        raise ToolError("give -o DIR to write the programs, or --compare to time every schedule")
+    if not arguments.compare and arguments.schedule is None:
+        raise ToolError("give --schedule NAME, or --compare to see which there are")
+    loaded = artifact.load(arguments.input)
+    request = Request(
+        arguments.schedule or "",
+        arguments.ranks,
+        hardware_for(loaded, arguments.hardware),
+        arguments.chunks,
+        arguments.microbatches,
+    )
+    return (
+        _compare(arguments, loaded, request)
+        if arguments.compare
+        else _write(arguments, loaded, request)
+    )
+
+
+def _write(arguments: argparse.Namespace, loaded: Artifact, request: Request) -> int:
+    import json
+
+    from stablehlo_tools.mpmd import rank_set
+    from stablehlo_tools.mpmd.expansion import expand_mpmd
+    from stablehlo_tools.report.mpmd_summary import summary, summary_text
+
+    rank_set.check_writable(arguments.output)
+    expansion = expand_mpmd(loaded, request)
+    rank_set.write(arguments.output, expansion.manifest, expansion.modules)
+    found = summary(expansion.manifest)
+    print(json.dumps(found, indent=1) if arguments.json else summary_text(found))
+    return 0
+
+
+def _compare(arguments: argparse.Namespace, loaded: Artifact, request: Request) -> int:
+    from stablehlo_tools.mpmd.comparison import compare_schedules
+    from stablehlo_tools.report.schedule_comparison import to_json, to_text
+
+    limit = None if arguments.memory_limit is None else arguments.memory_limit * 2**30
+    compared = compare_schedules(loaded, request, limit)
+    print((to_json if arguments.json else to_text)(compared), end="")
+    return 0

@@ -1,0 +1,34 @@
+"""Rewrite how the ranks of a set hand tensors to each other, for a runtime that needs it so.
+
+  --transfers both-ends  beside every send the recv of the same pairs, and the other way round: what
+                         XLA:GPU compiles
+  --transfers permutes   every transfer a collective permute that all ranks take part in: what
+                         processes on XLA:CPU run
+
+DIR is a set as expand-mpmd wrote it. Exit code 0: written; 2: not.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `lower-mpmd`."""
+    parser.add_argument("directory", metavar="DIR", help="a set of rank programs")
+    parser.add_argument("-o", "--output", metavar="DIR", required=True, help="where to write it")
+    parser.add_argument("--transfers", required=True, choices=("both-ends", "permutes"))
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Writes the set; always 0. Raises ToolError."""
+    from stablehlo_tools.mpmd import rank_set
+    from stablehlo_tools.mpmd.transfers.both_ends import with_both_ends
+    from stablehlo_tools.mpmd.transfers.permutes import with_permutes
+
+    ranks = rank_set.load(arguments.directory)
+    lower = with_both_ends if arguments.transfers == "both-ends" else with_permutes
+    written = lower(ranks)
+    modules = [program.module for program in written.programs]
+    rank_set.write(arguments.output, written.manifest, modules)
+    return 0

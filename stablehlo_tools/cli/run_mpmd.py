@@ -1,0 +1,197 @@
+"""Run a set of rank programs on random inputs and compare it with the program that it was made of.
+
+DIR is what expand-mpmd wrote. ORIGINAL is the exported step; without it the set is run and nothing
+is compared. A set sums in another order than the original, so it may differ by rounding: by a few
+times what the original itself changes by when its inputs are moved by one rounding, unless --rtol
+or --atol say how much.
+
+  --how sequential   in one process on XLA:CPU, a rank at a time, every message checked
+  --how interpreter  two ranks at once in the StableHLO reference interpreter
+  --how processes    a real process for each rank, connected by gloo
+  --compile gpu      not run: every rank compiled ahead of time for XLA:GPU
+
+Exit code 0: the same (all compiled); 1: outputs differ (a rank did not compile, or its transfers
+are out of order); 2: the set cannot be run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from stablehlo_tools.cli.timing import seconds
+
+if TYPE_CHECKING:
+    from stablehlo_tools.mpmd.running.compiling import RankCompilation
+    from stablehlo_tools.mpmd.running.outcome import Outcome, Output
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `run-mpmd`."""
+    parser.add_argument("directory", metavar="DIR", help="a set of rank programs")
+    parser.add_argument(
+        "original", metavar="ORIGINAL", nargs="?", help="the program that it was made of"
+    )
+    parser.add_argument(
+        "--how",
+        choices=("sequential", "interpreter", "processes"),
+        default="sequential",
+        help="how to run the ranks (sequential)",
+    )
+    parser.add_argument("--compile", choices=("gpu",), help="compile the ranks, and run nothing")
+    parser.add_argument("--seed", type=_count, default=0, help="of the random inputs (0)")
+    parser.add_argument(
+        "--set",
+        metavar="INDEX=VALUE",
+        type=_assignment,
+        action="append",
+        default=[],
+        help="give input INDEX this value in every element, instead of random ones",
+    )
+    parser.add_argument(
+        "--rtol", type=_size, help="accept |difference| <= ATOL + RTOL * |original|"
+    )
+    parser.add_argument("--atol", type=_size, help="see --rtol")
+    parser.add_argument(
+        "--timeout",
+        metavar="SECONDS",
+        type=seconds,
+        default=600.0,
+        help="stop each run or compiler after so many seconds (600)",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints what came of it. Raises ToolError for what cannot be run."""
+    from stablehlo_tools.mpmd import rank_set
+
+    ranks = rank_set.load(arguments.directory)
+    if arguments.compile:
+        from stablehlo_tools.mpmd.running.compiling import compile_ranks
+
+        compiled = compile_ranks(ranks, arguments.timeout)
+        listed = [found.to_json() for found in compiled]
+        print(json.dumps({"ranks": listed}) if arguments.json else _compilations(compiled))
+        return 0 if all(found.is_right for found in compiled) else 1
+    from stablehlo_tools import artifact
+    from stablehlo_tools.mpmd.running.outcome import Options, run_set
+    from stablehlo_tools.verify import Rule
+
+    given = arguments.rtol is not None or arguments.atol is not None
+    options = Options(
+        how=arguments.how,
+        seed=arguments.seed,
+        timeout=arguments.timeout,
+        rule=Rule(arguments.rtol, arguments.atol) if given else None,
+        fixed=dict(arguments.set),
+    )
+    original = artifact.load(arguments.original) if arguments.original else None
+    found = run_set(ranks, original, options)
+    print(json.dumps(found.to_json()) if arguments.json else _outcome(found))
+    vacuous = [o.path for o in found.outputs if o.comparison is not None and o.comparison.all_nan]
+    if vacuous:
+        print(
+            f"warning: output {vacuous[0]}{' and others' * (len(vacuous) > 1)}, NaN everywhere: "
+            "nothing was shown about that; --set gives an input a value",
+            file=sys.stderr,
+        )
+    return 0 if found.same else 1
+
+
+def _outcome(found: Outcome) -> str:
+    functions = f", {found.functions} functions compiled" if found.functions else ""
+    lines = [f"{found.ranks} ranks, {found.how}{functions}, {found.seconds:.1f} s", ""]
+    headings = ("output", "type", "largest difference", "allowed", "")
+    lines += _table(headings, [_row(output) for output in found.outputs])
+    if found.played:
+        from stablehlo_tools.report.units import size
+
+        rows = [
+            (str(rank), str(len(played.actions)), size(played.peak_bytes), played.peak_at)
+            for rank, played in enumerate(found.played)
+        ]
+        lines += ["", *_table(("rank", "actions", "most held", "in"), rows)]
+    compared = [output for output in found.outputs if output.comparison is not None]
+    if compared:
+        differing = sum(bool(o.comparison and o.comparison.differing) for o in compared)
+        word = "differ" if differing != 1 else "differs"
+        same = f"same: {len(compared)} outputs, within rounding"
+        lines += ["", f"{differing} of {len(compared)} outputs {word}" if differing else same]
+    return "\n".join(lines)
+
+
+def _row(output: Output) -> tuple[str, ...]:
+    found = output.comparison
+    if found is None:
+        return (output.path, output.type, "", "", "")
+    largest = found.max_abs_difference
+    verdict = ""
+    if found.first is not None:
+        place = f"[{', '.join(map(str, found.first.index))}]"
+        verdict = (
+            f"{found.differing} of {found.elements} differ, first {place}: "
+            f"{found.first.before} original, {found.first.after} here"
+        )
+    return (
+        output.path,
+        output.type,
+        "" if largest is None else f"{largest:.3g}",
+        "" if output.allowed is None else f"{output.allowed:.3g}",
+        verdict,
+    )
+
+
+def _compilations(compiled: Sequence[RankCompilation]) -> str:
+    from stablehlo_tools.report.units import size
+
+    rows = [
+        (
+            str(found.rank),
+            found.refusal or f"compiled in {found.seconds:.1f} s",
+            "" if found.refusal else f"{found.transfers} of {found.expected}",
+            "" if found.refusal else "the program's" if found.in_order else "another",
+            "" if found.refusal else size(found.temporaries),
+        )
+        for found in compiled
+    ]
+    headings = ("rank", "XLA:GPU", "sends and recvs", "order", "temporaries")
+    return "\n".join(_table(headings, rows))
+
+
+def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in (headings, *rows)
+    ]
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 0 or more")
+    return int(text)
+
+
+def _size(text: str) -> float:
+    number = _float(text)
+    if not 0 <= number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a tolerance of 0 or more")
+    return number
+
+
+def _assignment(text: str) -> tuple[int, float]:
+    index, equals, value = text.partition("=")
+    if not equals or not index.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not INDEX=VALUE")
+    return int(index), _float(value)
+
+
+def _float(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None

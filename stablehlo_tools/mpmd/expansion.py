@@ -1,0 +1,174 @@
+"""From one training step to a program for each rank of a pipeline, under any schedule.
+
+The loop over microbatches is found, or made; the loops over layers in it are cut where stages
+begin; every op gets a stage and a phase by what it depends on; the phases become functions, which
+each rank calls in the order of its row of the schedule's table, with sends and recvs in between.
+
+Preconditions:
+  P1  There is one loop over microbatches, which runs a known number of times; `microbatches` makes
+      one of a step that has none (see accumulate-gradients).
+  P2  What the loop carries is counted, constant, or a sum (a maximum, …; rows): no microbatch uses
+      what another one left.
+  P3  Nothing in the loop has an effect.
+  P4  The loop has a backward: it computes gradients.
+  P5  The forward can be cut into as many stages as the schedule has.
+  P6  What is added to a sum by several stages can be added up apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import PurePath
+
+from stablehlo_tools.analysis.entry import entry_function
+from stablehlo_tools.artifact import Artifact
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.cost.hardware import Hardware
+from stablehlo_tools.diagnostics import Diagnostics, naming
+from stablehlo_tools.ir.inline import inline_all_calls
+from stablehlo_tools.mpmd.manifest import Entry, Manifest, Piece, Rank, Stage, costs_of_stages
+from stablehlo_tools.mpmd.paths import argument_paths, result_paths
+from stablehlo_tools.mpmd.staging.staging import Staged, has_loop, read_step, stage_step
+from stablehlo_tools.mpmd.staging.weights import Weigher
+from stablehlo_tools.mpmd.writing.plan import Plan
+from stablehlo_tools.mpmd.writing.rank import RankWriter, Written, pieces_of
+from stablehlo_tools.mpmd.writing.stage_costs import hop, stage_costs
+from stablehlo_tools.schedules.communication import with_communication
+from stablehlo_tools.schedules.costs import Costs, unit_costs
+from stablehlo_tools.schedules.generators.catalogue import build
+from stablehlo_tools.schedules.setting import Setting
+from stablehlo_tools.schedules.table import Table
+from stablehlo_tools.transforms.accumulate_gradients import AccumulateGradientsPass
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked for: a schedule of the catalogue over `ranks`, with `chunks` stages on each
+    where it leaves that free; `microbatches` of a step that has no loop over them."""
+
+    schedule: str
+    ranks: int
+    hardware: Hardware
+    chunks: int | None = None
+    microbatches: int | None = None
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A step that was cut into stages, and what these cost; `hop` is the time of a message."""
+
+    staged: Staged
+    stages: tuple[Stage, ...]
+    hop: float
+    devices: int
+
+    @property
+    def microbatches(self) -> int:
+        """How many there are."""
+        return self.staged.step.loop.trips
+
+    @cached_property
+    def costs(self) -> Costs:
+        """What schedules are built and timed by."""
+        return costs_of_stages(self.stages, self.hop)
+
+
+@dataclass(frozen=True)
+class Expansion:
+    """The programs of the ranks, and what is known of them."""
+
+    modules: tuple[ir.Module, ...]
+    manifest: Manifest
+
+
+def expand_mpmd(artifact: Artifact, request: Request) -> Expansion:
+    """The programs of the ranks. The artifact stays as it is.
+
+    Raises a located ToolError for a broken precondition, and for a schedule that does not exist
+    for so many ranks, chunks and microbatches.
+    """
+    with naming(artifact.name):
+        microbatches = read_step(prepared(artifact, request.microbatches)).loop.trips
+        stages = _table(request, microbatches, unit_costs(request.ranks)).stages
+        timed = time_stages(artifact, request, stages)
+        table = _table(request, microbatches, timed.costs)
+        if table.stages != stages:  # a search takes another placement for these costs
+            timed = time_stages(artifact, request, table.stages)
+            table = _table(request, microbatches, timed.costs)
+        plan = Plan(
+            timed.staged.step, timed.staged.assignment, with_communication(table, timed.costs)
+        )
+        return _written(artifact, request, plan, timed)
+
+
+def prepared(artifact: Artifact, microbatches: int | None) -> ir.Module:
+    """A copy of the module with its calls inlined and a loop over microbatches."""
+    module = artifact.copy().module
+    inline_all_calls(module)
+    if microbatches is not None and not has_loop(module, microbatches):
+        AccumulateGradientsPass(microbatches=microbatches).run(module, Diagnostics())
+    return module
+
+
+def time_stages(artifact: Artifact, request: Request, stages: int) -> Timed:
+    """A copy of the step, cut into so many stages. Raises a located ToolError."""
+    module = prepared(artifact, request.microbatches)
+    staged = stage_step(module, stages, Weigher(request.hardware))
+    devices = 1
+    costs = stage_costs(staged.step, staged.assignment, request.hardware, devices)
+    latency = hop(costs, request.hardware, devices, request.ranks)
+    return Timed(staged, costs, latency, devices)
+
+
+def _table(request: Request, microbatches: int, costs: Costs) -> Table:
+    setting = Setting(request.ranks, microbatches, costs, request.chunks)
+    return build(request.schedule, setting)
+
+
+def _written(artifact: Artifact, request: Request, plan: Plan, timed: Timed) -> Expansion:
+    modules: list[ir.Module] = []
+    written: list[Written] = []
+    for rank in range(request.ranks):
+        module = _empty(plan, request.ranks * timed.devices)
+        modules.append(module)
+        written.append(RankWriter(plan, rank, module, timed.devices).write())
+        module.operation.verify()
+    inputs, outputs = pieces_of(written)
+    main = entry_function(artifact.module)
+    kind = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value)
+    held = plan.table.placement.held
+    stages = timed.stages
+    manifest = Manifest(
+        source=PurePath(artifact.name).name,
+        devices=timed.devices,
+        form="pairs",
+        table=plan.table,
+        ranks=tuple(Rank(f"rank_{rank}.mlir", held[rank]) for rank in range(request.ranks)),
+        stages=stages if plan.splits else tuple(replace(stage, kept=0.0) for stage in stages),
+        hardware=request.hardware.name,
+        hop=timed.hop,
+        inputs=_entries(argument_paths(artifact), kind.inputs, inputs),
+        outputs=_entries(result_paths(artifact), kind.results, outputs),
+        transfers=tuple(plan.transfers),
+    )
+    return Expansion(tuple(modules), manifest)
+
+
+def _empty(plan: Plan, partitions: int) -> ir.Module:
+    loop = plan.step.loop.op
+    module = ir.Module.create(ir.Location.unknown(loop.context))
+    kind = ir.IntegerType.get_signless(32, loop.context)
+    for name, count in (("mhlo.num_partitions", partitions), ("mhlo.num_replicas", 1)):
+        module.operation.attributes[name] = ir.IntegerAttr.get(kind, count)
+    return module
+
+
+def _entries(
+    paths: Sequence[str], types: Sequence[ir.Type], pieces: dict[int, list[Piece]]
+) -> tuple[Entry, ...]:
+    return tuple(
+        Entry(path, str(kind), tuple(pieces.get(number, ())))
+        for number, (path, kind) in enumerate(zip(paths, types, strict=True))
+    )

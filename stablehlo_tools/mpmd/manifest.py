@@ -1,0 +1,214 @@
+"""What belongs to a set of rank programs: `manifest.json`.
+
+{"version": 1, "source": "step.jax_export", "devices": 1, "form": "pairs",
+ "schedule": {"name": "1f1b", …},               // a table, as `schedule --format json` writes it
+ "ranks": [{"program": "rank_0.mlir", "stages": [0]}, …],
+ "stages": [{"stage": 0, "what": "…", "forward": 1e-3, …}, …],
+ "inputs": [{"path": "[0]['embed']", "type": "tensor<64x16xf32>",
+             "pieces": [{"rank": 0, "number": 0}]}, …],
+ "outputs": [{"path": "[1]['w']", "type": "tensor<8x16x16xf32>",
+              "pieces": [{"rank": 0, "number": 1, "dim": 0, "start": 0, "limit": 4}, …]}, …],
+ "transfers": [{"channel": 1, "action": "0SEND_F0", "tensor": 0, "source": 0, "target": 1,
+                "type": "tensor<4x16xf32>"}, …]}
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from stablehlo_tools.diagnostics import Place, ToolError
+from stablehlo_tools.schedules.costs import Costs, costs
+from stablehlo_tools.schedules.forms import json_form
+from stablehlo_tools.schedules.table import Table
+
+NAME = "manifest.json"
+VERSION = 1
+FORMS = ("pairs", "both-ends", "permutes")
+_FINISH = "finish"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one rank has of an input or an output: argument or result `number` of its `main`.
+
+    Rows `start` to `limit` of dimension `dim`; all of it where `dim` is None. An input may be on
+    several ranks; the pieces of an output are disjoint, and together all of it.
+    """
+
+    rank: int
+    number: int
+    dim: int | None = None
+    start: int = 0
+    limit: int = 0
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An input or an output of the original program, in its order, and where it lies.
+
+    An input that nothing reads has no pieces.
+    """
+
+    path: str
+    type: str
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """A tensor that goes from a rank to another one, on a channel of its own.
+
+    `action` is the send of the schedule that it belongs to, `0SEND_F3`; a send may have several
+    tensors, of which it is number `tensor`. Behind the schedule: `finish`.
+    """
+
+    channel: int
+    action: str
+    tensor: int
+    source: int
+    target: int
+    type: str
+
+    @property
+    def is_scheduled(self) -> bool:
+        """Whether it belongs to an action of the schedule."""
+        return self.action != _FINISH
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage: what of the program it is, in words, and what it costs for one microbatch.
+
+    Times in seconds. `activation`: bytes held from the forward to the (input) gradient, `kept`:
+    from there to the weight gradient, 0 where that is not split off. `weights`: bytes of its
+    parameters and of the sums of their gradients. `message`: bytes that it sends forward.
+    """
+
+    stage: int
+    what: str
+    forward: float
+    input_gradient: float
+    weight_gradient: float
+    backward: float
+    activation: float
+    kept: float
+    weights: float
+    message: float
+
+
+@dataclass(frozen=True)
+class Rank:
+    """The program of a rank: a file beside the manifest."""
+
+    program: str
+    stages: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """All that is known of a set of rank programs.
+
+    `devices` is how many each rank has: rank r runs on devices r * devices and following. `form`
+    says how transfers are written. `hop` is the time of a transfer between ranks, in seconds.
+    """
+
+    source: str
+    devices: int
+    form: str
+    table: Table
+    ranks: tuple[Rank, ...]
+    stages: tuple[Stage, ...]
+    hardware: str
+    hop: float
+    inputs: tuple[Entry, ...]
+    outputs: tuple[Entry, ...]
+    transfers: tuple[Transfer, ...]
+
+    @property
+    def costs(self) -> Costs:
+        """What the simulator takes."""
+        return costs_of_stages(self.stages, self.hop)
+
+    def of_channel(self) -> Mapping[int, Transfer]:
+        """The transfers by their channels."""
+        return {transfer.channel: transfer for transfer in self.transfers}
+
+
+def costs_of_stages(stages: Sequence[Stage], hop: float) -> Costs:
+    """What the simulator takes; where weight gradients are apart, what is kept for them may be more
+    than what was held before, and counts from the forward on."""
+    return costs(
+        len(stages),
+        forward=[stage.forward for stage in stages],
+        input_gradient=[stage.input_gradient for stage in stages],
+        weight_gradient=[stage.weight_gradient for stage in stages],
+        backward=[stage.backward for stage in stages],
+        communication=hop,
+        activation=[max(stage.activation, stage.kept) for stage in stages],
+        kept=[stage.kept for stage in stages],
+        weights=[stage.weights for stage in stages],
+        message=max((stage.message for stage in stages), default=0.0),
+    )
+
+
+def encode(manifest: Manifest) -> str:
+    """The manifest as JSON, a line for each entry of a list."""
+    fields: dict[str, str] = {
+        "version": str(VERSION),
+        **{
+            name: json.dumps(getattr(manifest, name))
+            for name in ("source", "devices", "form", "hardware", "hop")
+        },
+        "ranks": _lines(manifest.ranks),
+        "stages": _lines(manifest.stages),
+        "inputs": _lines(manifest.inputs),
+        "outputs": _lines(manifest.outputs),
+        "transfers": _lines(manifest.transfers),
+        "schedule": json_form.encode(manifest.table).strip(),
+    }
+    return "{" + ",\n".join(f'"{name}": {text}' for name, text in fields.items()) + "}\n"
+
+
+def decode(text: str) -> Manifest:
+    """The manifest in JSON text. Raises ToolError for what is none."""
+    try:
+        content = json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        place = Place(line=getattr(error, "lineno", 1), column=getattr(error, "colno", 1))
+        raise ToolError(f"this is no manifest of rank programs: {error}", place) from None
+    if not isinstance(content, dict) or content.get("version") != VERSION:
+        raise ToolError(f"this is no manifest of rank programs of version {VERSION}")
+    try:
+        return _manifest(content)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ToolError(f"this is no manifest of rank programs: {error!r}") from None
+
+
+def _manifest(content: dict[str, Any]) -> Manifest:
+    if content["form"] not in FORMS:
+        raise ValueError(f"form is {content['form']!r}, and not one of {', '.join(FORMS)}")
+    return Manifest(
+        source=str(content["source"]),
+        devices=int(content["devices"]),
+        form=content["form"],
+        table=json_form.decode(json.dumps(content["schedule"])),
+        ranks=tuple(Rank(str(r["program"]), tuple(r["stages"])) for r in content["ranks"]),
+        stages=tuple(Stage(**fields) for fields in content["stages"]),
+        hardware=str(content["hardware"]),
+        hop=float(content["hop"]),
+        inputs=tuple(map(_entry, content["inputs"])),
+        outputs=tuple(map(_entry, content["outputs"])),
+        transfers=tuple(Transfer(**fields) for fields in content["transfers"]),
+    )
+
+
+def _entry(fields: dict[str, Any]) -> Entry:
+    pieces = tuple(Piece(**piece) for piece in fields["pieces"])
+    return Entry(str(fields["path"]), str(fields["type"]), pieces)
+
+
+def _lines(items: Sequence[Any]) -> str:
+    return "[" + ",\n ".join(json.dumps(asdict(item)) for item in items) + "]"

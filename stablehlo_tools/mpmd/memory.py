@@ -1,0 +1,289 @@
+"""What a rank holds at each of its calls and messages, by liveness over its program, in bytes.
+
+A value lives from the call or the message that makes it to the last one that takes it; barriers
+make nothing. Arguments and what is returned live to the end. What a microbatch leaves for later,
+received tensors and those not yet sent included, is `held`, which the schedule bounds.
+
+The bound follows from the schedule and the costs of its stages: a stage holds its activation from
+F to B or I, and what is kept of it from I to W; a message is held from its receive to the phase
+that it is for, and from the phase that makes it to its send. What goes from a stage to the next on
+the same rank is held from the one to the other.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from stablehlo_tools import bindings
+from stablehlo_tools.analysis.collectives import ModuleFacts
+from stablehlo_tools.analysis.entry import ENTRY
+from stablehlo_tools.analysis.tasks.graph import module_task_graph
+from stablehlo_tools.analysis.tasks.op_work import bytes_of
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.cost.clock import Clock
+from stablehlo_tools.cost.hardware import load_hardware
+from stablehlo_tools.ir.symbols import functions_by_name
+from stablehlo_tools.mpmd.proof.labels import Labels
+from stablehlo_tools.mpmd.reading import RETURN, Call, Event, Message, Origin, Reading, Source
+from stablehlo_tools.overlap.memory import memory_profile
+from stablehlo_tools.schedules.actions import Action, Kind
+from stablehlo_tools.schedules.costs import Costs
+from stablehlo_tools.schedules.simulator import change_of_memory
+from stablehlo_tools.schedules.table import Table
+
+_ANY_HARDWARE = "h100"  # bytes are the same on each
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What is held of microbatches behind an event of a rank, and what its schedule holds then."""
+
+    event: int
+    held: float
+    bound: float
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """The memory of a rank, in bytes.
+
+    `peak` is all that is alive at once, the temporaries of functions included, while event
+    `peak_at` runs; `arguments` are those of `main`. `weights` are what the manifest counts of the
+    rank's stages: parameters and sums of gradients.
+    """
+
+    rank: int
+    peak: float
+    peak_at: int
+    arguments: float
+    weights: float
+    moments: tuple[Moment, ...]
+
+    @property
+    def held(self) -> float:
+        """The most that is held of microbatches."""
+        return max((moment.held for moment in self.moments), default=0.0)
+
+    @property
+    def bound(self) -> float:
+        """The most that the schedule holds of microbatches."""
+        return max((moment.bound for moment in self.moments), default=0.0)
+
+
+def rank_memory(reading: Reading, labels: Labels, table: Table, costs: Costs) -> RankMemory:
+    """The memory of a rank whose program runs the table's row.
+
+    Raises a located ToolError for a tensor of unknown size, and for an op whose memory is unknown.
+    """
+    lives = _lives(reading)
+    sizes = {origin: _bytes(reading, origin) for origin in lives}
+    arguments = sum(bytes_of(argument) for argument in reading.block.arguments)
+    of_microbatch = _of_microbatches(reading, labels, lives)
+    temporary = Temporaries(reading.module)
+    peak, peak_at = arguments, -1
+    held: list[float] = []
+    alive = arguments
+    now = 0.0
+    starts, ends = _by_event(lives)
+    for event in reading.events:
+        during = alive
+        if isinstance(event, Call):
+            during += temporary.of(event.function)
+        made = starts[event.index]
+        alive += sum(sizes[origin] for origin in made)
+        now += sum(sizes[origin] for origin in made if origin in of_microbatch)
+        if max(during, alive) > peak:
+            peak, peak_at = max(during, alive), event.index
+        gone = ends[event.index]
+        alive -= sum(sizes[origin] for origin in gone)
+        now -= sum(sizes[origin] for origin in gone if origin in of_microbatch)
+        held.append(now)
+    bounds = _bounds(reading, labels, table, costs, sizes)
+    moments = tuple(map(Moment, range(len(held)), held, bounds))
+    stages = table.placement.held[reading.rank]
+    weights = sum(costs.weights[stage] for stage in stages)
+    return RankMemory(reading.rank, peak, peak_at, arguments, weights, moments)
+
+
+def _lives(reading: Reading) -> dict[Origin, tuple[int, int]]:
+    """The events that make each value of calls and messages, and that take it last."""
+    end = len(reading.events)
+    lives: dict[Origin, tuple[int, int]] = {}
+    for event in reading.events:
+        for origin in _made(event):
+            uses = reading.uses.get(origin, [])
+            last = max((end if use.event == RETURN else use.event for use in uses), default=-1)
+            lives[origin] = (event.index, max(last, event.index))
+    return lives
+
+
+def _made(event: Event) -> list[Origin]:
+    if isinstance(event, Call):
+        return [Origin(Source.CALL, i, event.index) for i in range(len(event.op.results))]
+    return [] if event.is_send else [Origin(Source.MESSAGE, 0, event.index)]
+
+
+def _bytes(reading: Reading, origin: Origin) -> float:
+    return bytes_of(reading.events[origin.event].op.results[origin.number])
+
+
+def _by_event(
+    lives: dict[Origin, tuple[int, int]],
+) -> tuple[defaultdict[int, list[Origin]], defaultdict[int, list[Origin]]]:
+    starts: defaultdict[int, list[Origin]] = defaultdict(list)
+    ends: defaultdict[int, list[Origin]] = defaultdict(list)
+    for origin, (first, last) in lives.items():
+        starts[first].append(origin)
+        ends[last].append(origin)
+    return starts, ends
+
+
+def _of_microbatches(
+    reading: Reading, labels: Labels, lives: dict[Origin, tuple[int, int]]
+) -> set[Origin]:
+    """The values that are of one microbatch: taken by actions of it alone.
+
+    Not sums, which go on to other microbatches and behind the schedule.
+    """
+    found: set[Origin] = set()
+    for origin in lives:
+        maker = _action(reading, labels, reading.events[origin.event])
+        if maker is None:
+            continue
+        users = [
+            None if use.event == RETURN else _action(reading, labels, reading.events[use.event])
+            for use in reading.uses.get(origin, [])
+        ]
+        if all(user is not None and user.microbatch == maker.microbatch for user in users):
+            found.add(origin)
+    return found
+
+
+def _action(reading: Reading, labels: Labels, event: Event) -> Action | None:
+    if isinstance(event, Call):
+        return event.action
+    label = labels.of(reading, event.index)
+    return None if label is None else label.action
+
+
+def _bounds(
+    reading: Reading,
+    labels: Labels,
+    table: Table,
+    costs: Costs,
+    sizes: dict[Origin, float],
+) -> list[float]:
+    """What the schedule holds behind each event."""
+    changes = [0.0] * (len(reading.events) + 1)
+    actions = [_action(reading, labels, event) for event in reading.events]
+    position = {
+        action: index
+        for index, action in enumerate(actions)
+        if action is not None and action.kind.is_compute
+    }
+    for index, (event, action) in enumerate(zip(reading.events, actions, strict=True)):
+        if action is None:
+            continue
+        if action.kind.is_compute:
+            changes[index] += change_of_memory(action, costs)
+        for first, last, size in _waiting(reading, event, action, actions, position, sizes):
+            changes[first] += size
+            changes[last] -= size
+    total, bounds = 0.0, list[float]()
+    for change in changes[:-1]:
+        total += change
+        bounds.append(total)
+    return bounds
+
+
+def _waiting(
+    reading: Reading,
+    event: Event,
+    action: Action,
+    actions: Sequence[Action | None],
+    position: dict[Action, int],
+    sizes: dict[Origin, float],
+) -> list[tuple[int, int, float]]:
+    """What waits because of an event: from when, until when, and its bytes."""
+    if isinstance(event, Message):
+        if event.is_send:
+            made = _maker_of_sent(action, position)
+            size = bytes_of(event.op.operands[0])
+            return [] if made is None else [(made, event.index, size)]
+        reader = _reader_of_received(action, position, event.index)
+        return [(event.index, reader, sizes[Origin(Source.MESSAGE, 0, event.index)])]
+    found: list[tuple[int, int, float]] = []
+    for origin in _made(event):
+        users = [use.event for use in reading.uses.get(origin, []) if use.event != RETURN]
+        others = [
+            user
+            for user in users
+            if (taker := actions[user]) is not None
+            and taker.kind.is_compute
+            and taker.stage != action.stage
+            and taker.microbatch == action.microbatch
+        ]
+        if others:
+            found.append((event.index, max(others), sizes[origin]))
+    return found
+
+
+def _maker_of_sent(send: Action, position: dict[Action, int]) -> int | None:
+    kinds = (
+        (Kind.FORWARD,) if send.kind is Kind.SEND_FORWARD else (Kind.BACKWARD, Kind.INPUT_GRADIENT)
+    )
+    return _first(kinds, send, position)
+
+
+def _reader_of_received(receive: Action, position: dict[Action, int], index: int) -> int:
+    """Where what is received has become part of what its stage holds, or has been used up."""
+    kinds = (
+        (Kind.FORWARD,)
+        if receive.kind is Kind.RECEIVE_FORWARD
+        else (Kind.BACKWARD, Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT)
+    )
+    found = _first(kinds, receive, position)
+    return index if found is None else max(found, index)
+
+
+def _first(kinds: Sequence[Kind], of: Action, position: dict[Action, int]) -> int | None:
+    actions = (Action(kind, of.stage, of.microbatch) for kind in kinds)
+    return next((position[action] for action in actions if action in position), None)
+
+
+class Temporaries:
+    """The most that the functions of a module take while they run, beside their arguments.
+
+    Their results are in it. Each function is read once.
+    """
+
+    def __init__(self, module: ir.Module) -> None:
+        self._module = module
+        self._code = b""
+        self._known: dict[str, float] = {}
+
+    def of(self, function: str) -> float:
+        """Bytes of a function. Raises a located ToolError where they are not known."""
+        if function not in self._known:
+            self._code = self._code or bindings.write_bytecode(self._module)
+            copy = bindings.parse_module(self._code, self._module.context)
+            functions = functions_by_name(copy)
+            functions[ENTRY].erase()
+            entry = functions[function]
+            with copy.context:
+                entry.attributes["sym_name"] = ir.StringAttr.get(ENTRY)
+                entry.attributes["sym_visibility"] = ir.StringAttr.get("public")
+            clock = Clock(load_hardware(_ANY_HARDWARE), ModuleFacts.of(copy).grid.size)
+            graph = module_task_graph(copy, clock, function)
+            self._known[function] = memory_profile(graph, in_loop=True).peak_bytes
+        return self._known[function]
+
+
+def steps_of(moments: Sequence[Moment]) -> list[Moment]:
+    """The moments at which what is held, or its bound, changes."""
+    kept = list(moments[:1])
+    kept += [b for a, b in pairwise(moments) if (a.held, a.bound) != (b.held, b.bound)]
+    return kept

@@ -1,0 +1,77 @@
+"""What a proof finds wrong, and the rules that a set of rank programs keeps."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import Place, to_place
+from stablehlo_tools.mpmd.reading import Reading
+
+NOWHERE = Place()
+_LISTED = 10  # of each rule
+
+
+class Rule(enum.Enum):
+    """A numbered rule; docs/mpmd-proof.md explains each."""
+
+    FORM = ("M1", "main holds the calls of its stages, the finish, and messages; nothing else")
+    TOKENS = ("M2", "one chain of tokens through the messages, one through the actions")
+    OPERANDS = ("M3", "what an action takes is of its own microbatch, the same for each of them")
+    SUMS = ("M4", "what goes from microbatch to microbatch goes through all of them, once")
+    MESSAGES = ("M5", "each message is sent once and received once, and is what it is said to be")
+    ROWS = ("M6", "what each rank does is its row of the schedule")
+    SCHEDULE = ("M7", "the schedule read back is valid with rendezvous")
+    ORDER = ("M8", "the programs cannot deadlock, compiled apart")
+    ENDS = ("M9", "inputs and outputs are in the arguments and results, each in its place")
+    MEMORY = ("M10", "what a rank holds of microbatches stays within what its schedule holds")
+    BUBBLE = ("M11", "the schedule read back takes the time of the one asked for")
+
+    def __init__(self, number: str, meaning: str) -> None:
+        self.number = number
+        self.meaning = meaning
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A rule that is broken: by which rank, None for the set, and where."""
+
+    rule: Rule
+    rank: int | None
+    message: str
+    place: Place = NOWHERE
+    program: str = ""
+
+    def __str__(self) -> str:
+        where = f"{self.place.render(self.program)}: " if self.program else ""
+        who = "" if self.rank is None else f"rank {self.rank}: "
+        return f"{where}{who}{self.message} ({self.rule.number})"
+
+
+@dataclass
+class Findings:
+    """Collects findings: the first few of each rule, and how many there are."""
+
+    listed: list[Finding] = field(default_factory=list[Finding])
+    counts: dict[Rule, int] = field(default_factory=dict[Rule, int])
+
+    @property
+    def count(self) -> int:
+        """How many there are, listed or not."""
+        return sum(self.counts.values())
+
+    def add(
+        self,
+        rule: Rule,
+        message: str,
+        reading: Reading | None = None,
+        op: ir.Operation | None = None,
+    ) -> None:
+        """Counts a finding about a rank, at an op of its program."""
+        self.counts[rule] = self.counts.get(rule, 0) + 1
+        if self.counts[rule] > _LISTED:
+            return
+        place = to_place(op.location) if op is not None else Place()
+        rank, name = (None, "") if reading is None else (reading.rank, reading.name)
+        self.listed.append(Finding(rule, rank, message, place, name))

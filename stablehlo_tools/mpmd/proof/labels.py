@@ -1,0 +1,255 @@
+"""Which action of the schedule every message belongs to: M5, as far as the manifest is concerned.
+
+A message is told by its channel. What a channel is for stands in the manifest; what is sent on it
+is read from the sender's program, and the two have to agree.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stablehlo_tools.bindings import ChannelHandle, ir
+from stablehlo_tools.mpmd.manifest import Manifest, Transfer
+from stablehlo_tools.mpmd.proof.findings import Findings, Rule
+from stablehlo_tools.mpmd.reading import Call, Event, Message, Origin, Reading, Source
+from stablehlo_tools.schedules.actions import Action, Kind
+from stablehlo_tools.schedules.forms.cells import step_of
+from stablehlo_tools.schedules.validation.transfers import other_end
+
+_DEVICE_TO_DEVICE = 1
+_SENT_BY = {
+    Kind.FORWARD: Kind.SEND_FORWARD,
+    Kind.RECEIVE_FORWARD: Kind.SEND_FORWARD,
+    Kind.BACKWARD: Kind.SEND_BACKWARD,
+    Kind.INPUT_GRADIENT: Kind.SEND_BACKWARD,
+    Kind.RECEIVE_BACKWARD: Kind.SEND_BACKWARD,
+}
+
+
+@dataclass(frozen=True)
+class Label:
+    """What a message is: an end of a transfer, None behind the schedule, and which tensor of it."""
+
+    action: Action | None
+    tensor: int
+    transfer: Transfer
+
+
+@dataclass(frozen=True)
+class Labels:
+    """The labels of the messages by rank and event; a message on no known channel has none."""
+
+    of_event: dict[tuple[int, int], Label]
+
+    def of(self, reading: Reading, event: int) -> Label | None:
+        """The label of a message."""
+        return self.of_event.get((reading.rank, event))
+
+
+def label_messages(manifest: Manifest, readings: Sequence[Reading], findings: Findings) -> Labels:
+    """The labels, each message checked against what the manifest has for its channel."""
+    _check_listed(manifest, findings)
+    transfers = manifest.of_channel()
+    ends: defaultdict[tuple[int, bool], list[tuple[Reading, Message]]] = defaultdict(list)
+    labels: dict[tuple[int, int], Label] = {}
+    for reading in readings:
+        for message in reading.messages:
+            transfer = transfers.get(message.channel)
+            if transfer is None:
+                said = f"{reading.titled(message.index)}: the manifest has no such channel"
+                findings.add(Rule.MESSAGES, said, reading, message.op)
+                continue
+            ends[message.channel, message.is_send].append((reading, message))
+            _check_message(manifest, transfer, reading, message, findings)
+            label = _label(transfer, is_send=message.is_send)
+            labels[reading.rank, message.index] = label
+    for transfer in manifest.transfers:
+        for is_send in (True, False):
+            _check_once(transfer, ends[transfer.channel, is_send], readings, is_send, findings)
+    found = Labels(labels)
+    for reading in readings:
+        _check_groups(manifest, reading, found, findings)
+        _check_sent(reading, found, findings)
+    _check_fifo(readings, findings, found)
+    return found
+
+
+def _check_listed(manifest: Manifest, findings: Findings) -> None:
+    channels = [transfer.channel for transfer in manifest.transfers]
+    if sorted(channels) != list(range(1, len(channels) + 1)):
+        findings.add(
+            Rule.MESSAGES, f"the channels of {len(channels)} transfers are not 1 to {len(channels)}"
+        )
+    place = manifest.table.placement
+    for transfer in manifest.transfers:
+        if not transfer.is_scheduled:
+            continue
+        send = step_of(transfer.action)
+        if not isinstance(send, Action) or not send.kind.is_send:
+            said = f"channel {transfer.channel} is for {transfer.action}, which is no send"
+            findings.add(Rule.MESSAGES, said)
+            continue
+        other = other_end(send)
+        if not 0 <= other.stage < manifest.table.stages or send.stage >= manifest.table.stages:
+            said = f"channel {transfer.channel} is for {send}, and there is no stage {other.stage}"
+            findings.add(Rule.MESSAGES, said)
+            continue
+        ranks = tuple(place.rank_of(end.stage, end.microbatch) for end in (send, other))
+        if ranks != (transfer.source, transfer.target):
+            said = (
+                f"channel {transfer.channel} is from rank {transfer.source} to rank "
+                f"{transfer.target}, but {send} goes from rank {ranks[0]} to rank {ranks[1]}"
+            )
+            findings.add(Rule.MESSAGES, said)
+
+
+def _label(transfer: Transfer, *, is_send: bool) -> Label:
+    if not transfer.is_scheduled:
+        return Label(None, transfer.tensor, transfer)
+    send = step_of(transfer.action)
+    if not isinstance(send, Action) or not send.kind.is_send:
+        return Label(None, transfer.tensor, transfer)
+    return Label(send if is_send else other_end(send), transfer.tensor, transfer)
+
+
+def _check_message(
+    manifest: Manifest,
+    transfer: Transfer,
+    reading: Reading,
+    message: Message,
+    findings: Findings,
+) -> None:
+    """One end of a transfer: rank, type, devices."""
+    size = manifest.devices
+    pairs = tuple((transfer.source * size + d, transfer.target * size + d) for d in range(size))
+    rank = transfer.source if message.is_send else transfer.target
+    host = message.op.attributes.get("is_host_transfer")
+    kind = ChannelHandle(message.op.attributes["channel_handle"]).channel_type
+    for is_wrong, said in (
+        (reading.rank != rank, f"it is rank {rank}'s"),
+        (message.type != transfer.type, f"it carries {message.type}, not {transfer.type}"),
+        (message.pairs != pairs, f"its pairs are {_text(message.pairs)}, not {_text(pairs)}"),
+        (host is not None and ir.BoolAttr(host).value, "it is a transfer with the host"),
+        (kind != _DEVICE_TO_DEVICE, f"its channel is of type {kind}, not device to device"),
+    ):
+        if is_wrong:
+            title = reading.titled(message.index)
+            findings.add(Rule.MESSAGES, f"{title} ({transfer.action}): {said}", reading, message.op)
+
+
+def _check_once(
+    transfer: Transfer,
+    ends: Sequence[tuple[Reading, Message]],
+    readings: Sequence[Reading],
+    is_send: bool,
+    findings: Findings,
+) -> None:
+    word, rank = ("sent", transfer.source) if is_send else ("received", transfer.target)
+    if len(ends) == 1:
+        return
+    of = next((reading for reading in readings if reading.rank == rank), None)
+    said = f"channel {transfer.channel} ({transfer.action}) is {word} {len(ends)} times, not once"
+    reading, op = (ends[1][0], ends[1][1].op) if ends else (of, None)
+    findings.add(Rule.MESSAGES, said, reading, op)
+
+
+def _check_groups(manifest: Manifest, reading: Reading, labels: Labels, findings: Findings) -> None:
+    """The tensors of an action stand in a row, 0, 1, …, all of them."""
+    counts: defaultdict[str, int] = defaultdict(int)
+    for transfer in manifest.transfers:
+        counts[transfer.action] += 1
+    rows: list[list[tuple[Event, Label]]] = [[]]
+    for event in reading.events:
+        label = labels.of(reading, event.index)
+        if label is None or label.action is None:
+            rows.append([])
+            continue
+        if rows[-1] and rows[-1][-1][1].action != label.action:
+            rows.append([])
+        rows[-1].append((event, label))
+    for row in filter(None, rows):
+        (event, label), numbers = row[0], [label.tensor for _, label in row]
+        count = counts[label.transfer.action]
+        if numbers != list(range(count)):
+            said = f"the tensors of {label.action} here are {numbers}, not all {count} in a row"
+            findings.add(Rule.MESSAGES, said, reading, event.op)
+
+
+def _check_sent(reading: Reading, labels: Labels, findings: Findings) -> None:
+    """What is sent is of the stage and the microbatch that the channel is for."""
+    for message in reading.messages:
+        label = labels.of(reading, message.index)
+        if label is None:
+            continue
+        made = None if message.operand is None else maker_of(reading, labels, message.operand)
+        said = ""
+        if label.action is None:
+            is_early = any(call.index > message.index for call in reading.calls)
+            said = "it stands before the last action" if is_early else ""
+        elif message.operand is None:
+            continue
+        elif made is None:
+            said = f"it sends {reading.described(message.operand)}, which no microbatch makes"
+        elif not _may_send(label.action, made):
+            said = f"it sends {reading.described(message.operand)}, which is of {made}"
+        if said:
+            title = f"{reading.titled(message.index)} ({label.transfer.action})"
+            findings.add(Rule.MESSAGES, f"{title}: {said}", reading, message.op)
+
+
+def maker_of(reading: Reading, labels: Labels, origin: Origin) -> Action | None:
+    """The action that a value comes from: a phase, or a receive of the schedule."""
+    if origin.source is Source.MESSAGE:
+        label = labels.of(reading, origin.event)
+        return None if label is None else label.action
+    if origin.source is not Source.CALL:
+        return None
+    event = reading.events[origin.event]
+    return event.action if isinstance(event, Call) else None
+
+
+def _may_send(send: Action, made: Action) -> bool:
+    """Whether a send may send what an action made: of its microbatch, and of its stage, or of one
+    before it (behind it, for gradients), which was handed on as it is.
+
+    A gradient may be there from the forward on, where nothing is left to be computed for it.
+    """
+    if made.microbatch != send.microbatch or made.kind not in _SENT_BY:
+        return False
+    if made.stage == send.stage:
+        return _SENT_BY[made.kind] is send.kind or send.kind is Kind.SEND_BACKWARD
+    is_forward = send.kind is Kind.SEND_FORWARD
+    if _SENT_BY[made.kind] is not send.kind:
+        return False
+    return made.stage < send.stage if is_forward else made.stage > send.stage
+
+
+def _check_fifo(readings: Sequence[Reading], findings: Findings, labels: Labels) -> None:
+    """From one rank to another, receives are in the order of the sends."""
+    sent: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+    received: defaultdict[tuple[int, int], list[tuple[Reading, Message]]] = defaultdict(list)
+    for reading in readings:
+        for message in reading.messages:
+            label = labels.of(reading, message.index)
+            if label is None:
+                continue
+            ranks = (label.transfer.source, label.transfer.target)
+            if message.is_send:
+                sent[ranks].append(message.channel)
+            else:
+                received[ranks].append((reading, message))
+    for ranks, ends in received.items():
+        for channel, (reading, message) in zip(sent[ranks], ends, strict=False):
+            if channel != message.channel:
+                said = (
+                    f"{reading.titled(message.index)} stands where rank {ranks[0]} sends on "
+                    f"channel {channel}; between two ranks they match in order"
+                )
+                findings.add(Rule.MESSAGES, said, reading, message.op)
+                break
+
+
+def _text(pairs: tuple[tuple[int, ...], ...]) -> str:
+    return str([list(pair) for pair in pairs])

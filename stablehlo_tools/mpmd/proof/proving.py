@@ -1,0 +1,147 @@
+"""The proof of a set of rank programs: every rule in turn, and what is known once they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stablehlo_tools.analysis.program_set import Job, Options
+from stablehlo_tools.artifact import Artifact
+from stablehlo_tools.diagnostics import ToolError, naming
+from stablehlo_tools.mpmd.manifest import Manifest
+from stablehlo_tools.mpmd.memory import RankMemory, rank_memory
+from stablehlo_tools.mpmd.proof.ends import check_ends
+from stablehlo_tools.mpmd.proof.findings import Finding, Findings, Rule
+from stablehlo_tools.mpmd.proof.flow import check_flow
+from stablehlo_tools.mpmd.proof.labels import Labels, label_messages
+from stablehlo_tools.mpmd.proof.rows import check_rows
+from stablehlo_tools.mpmd.proof.structure import check_structure
+from stablehlo_tools.mpmd.rank_set import RankSet
+from stablehlo_tools.mpmd.reading import Reading, read_rank
+from stablehlo_tools.order.report import finding_text
+from stablehlo_tools.order.simulation import UndecidedError
+from stablehlo_tools.order.verdict import decide
+from stablehlo_tools.schedules.simulator import Timeline, simulate
+from stablehlo_tools.schedules.table import Table
+
+PAIRS = "pairs"
+_ROUNDING = 0.5  # bytes
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What was found. `table` is the schedule read back from the programs.
+
+    `memory` is that of each rank, empty where the set breaks another rule. `found` counts the
+    findings, of which the first few of each rule are listed.
+    """
+
+    manifest: Manifest
+    readings: tuple[Reading, ...]
+    labels: Labels
+    table: Table
+    findings: tuple[Finding, ...]
+    found: int
+    memory: tuple[RankMemory, ...]
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether no rule is broken."""
+        return not self.found
+
+    @property
+    def timeline(self) -> Timeline:
+        """The schedule read back, timed with the costs of the manifest. Raises ToolError."""
+        return simulate(self.table, self.manifest.costs)
+
+
+def prove(ranks: RankSet) -> Proof:
+    """Judges a set of rank programs whose messages are sends and receives.
+
+    What rests on other rules is looked at once they hold: the order of the programs, and memory.
+    Raises ToolError where the set is of another form, or a program cannot be read at all.
+    """
+    manifest = ranks.manifest
+    _check_form(ranks)
+    findings = Findings()
+    readings = read_set(ranks)
+    for reading in readings:
+        check_structure(reading, manifest.ranks[reading.rank].stages, findings)
+    _check_stages(manifest, findings)
+    check_ends(manifest, readings, findings)
+    labels = label_messages(manifest, readings, findings)
+    for reading in readings:
+        check_flow(reading, labels, findings)
+    table = check_rows(manifest, readings, labels, findings)
+    memory: tuple[RankMemory, ...] = ()
+    if not findings.count:
+        _check_order(ranks.programs, findings)
+    if not findings.count:
+        memory = tuple(rank_memory(r, labels, table, manifest.costs) for r in readings)
+        for reading, one in zip(readings, memory, strict=True):
+            _check_memory(reading, one, findings)
+    listed = tuple(findings.listed)
+    return Proof(manifest, readings, labels, table, listed, findings.count, memory)
+
+
+def read_set(ranks: RankSet) -> tuple[Reading, ...]:
+    """What the ranks do, each read from its program."""
+    readings: list[Reading] = []
+    for rank, program in enumerate(ranks.programs):
+        with naming(program.name):
+            readings.append(read_rank(program.module, rank, program.name))
+    return tuple(readings)
+
+
+def _check_form(ranks: RankSet) -> None:
+    if ranks.manifest.form != PAIRS:
+        raise ToolError(
+            f"{ranks.name}: the messages are in the form {ranks.manifest.form!r}; give the set in "
+            f"the form {PAIRS!r} that it was made from"
+        )
+    if len(ranks.programs) != ranks.manifest.table.ranks:
+        raise ToolError(
+            f"{ranks.name}: {len(ranks.programs)} programs for a schedule of "
+            f"{ranks.manifest.table.ranks} ranks"
+        )
+
+
+def _check_stages(manifest: Manifest, findings: Findings) -> None:
+    """The manifest's own parts fit each other."""
+    held = manifest.table.placement.held
+    for rank, (listed, stages) in enumerate(zip(manifest.ranks, held, strict=True)):
+        if listed.stages != stages:
+            said = f"rank {rank} has the stages {listed.stages} in the manifest, and {stages} in "
+            findings.add(Rule.FORM, said + "its schedule")
+    if [stage.stage for stage in manifest.stages] != list(range(manifest.table.stages)):
+        findings.add(
+            Rule.FORM, f"the manifest does not describe stages 0 to {manifest.table.stages}"
+        )
+
+
+def _check_order(programs: Sequence[Artifact], findings: Findings) -> None:
+    """M8: the verdict of `check-order`."""
+    job = Job(tuple(program.copy() for program in programs), Options())
+    issued = [part.program for part in job.read()]
+    try:
+        decided = decide(issued)
+    except UndecidedError:
+        findings.add(Rule.ORDER, "whether the programs can deadlock takes too long to decide")
+        return
+    if decided.finding is not None:
+        text = finding_text(decided.programs, decided.finding)
+        findings.add(Rule.ORDER, " ".join(line.strip() for line in text.splitlines()))
+
+
+def _check_memory(reading: Reading, memory: RankMemory, findings: Findings) -> None:
+    """M10: the first event behind which more is held than by the schedule."""
+    for moment in memory.moments:
+        if moment.held <= moment.bound + _ROUNDING:
+            continue
+        event = reading.events[moment.event]
+        said = (
+            f"behind {reading.titled(moment.event)} it holds {moment.held:,.0f} bytes of "
+            f"microbatches, and its schedule {moment.bound:,.0f}"
+        )
+        findings.add(Rule.MEMORY, said, reading, event.op)
+        return

@@ -1,0 +1,227 @@
+"""Whether `main` of a rank has the form of a rank's program: M1 and M2."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stablehlo_tools.analysis.communication import MANUAL_COMPUTATION
+from stablehlo_tools.bindings import TokenType, ir
+from stablehlo_tools.ir.carriers import terminator
+from stablehlo_tools.ir.symbols import CALL, functions_by_name
+from stablehlo_tools.ir.values import producer
+from stablehlo_tools.ir.walk import walk
+from stablehlo_tools.mpmd.names import phase_of
+from stablehlo_tools.mpmd.proof.findings import Findings, Rule
+from stablehlo_tools.mpmd.reading import (
+    AFTER_ALL,
+    BARRIER,
+    CONSTANT,
+    RECEIVE,
+    SEND,
+    Call,
+    Message,
+    Reading,
+    Source,
+)
+
+_ALLOWED = frozenset({AFTER_ALL, BARRIER, CALL, CONSTANT, RECEIVE, SEND})
+_ENDS = frozenset({"func.return", "sdy.return"})
+_OUTER = frozenset({MANUAL_COMPUTATION, "func.return"})
+_IN_FUNCTIONS = frozenset({SEND, RECEIVE, "stablehlo.infeed", "stablehlo.outfeed"})
+
+
+def check_structure(reading: Reading, stages: Sequence[int], findings: Findings) -> None:
+    """M1 and M2 of one rank, which has these stages."""
+    _check_ops(reading, findings)
+    _check_calls(reading, stages, findings)
+    _check_functions(reading, findings)
+    _check_messages_chain(reading, findings)
+    _check_actions_chain(reading, findings)
+
+
+def _check_ops(reading: Reading, findings: Findings) -> None:
+    for view in reading.block.operations:
+        op = view.operation
+        if op.name not in _ALLOWED and op.name not in _ENDS:
+            message = f"{op.name} stands in @main, which holds calls, barriers and messages only"
+            findings.add(Rule.FORM, message, reading, op)
+    outer = reading.main.regions[0].blocks[0]
+    if outer == reading.block:
+        return
+    ops = [view.operation for view in outer.operations]
+    if [op.name for op in ops] != [MANUAL_COMPUTATION, "func.return"]:
+        extra = next((op for op in ops if op.name not in _OUTER), ops[-1])
+        message = f"{extra.name} stands in @main beside the manual computation"
+        findings.add(Rule.FORM, message, reading, extra)
+        return
+    manual, end = ops
+    if list(manual.operands) != list(outer.arguments) or list(end.operands) != list(manual.results):
+        message = (
+            "the manual computation does not take all arguments, or give all results, in order"
+        )
+        findings.add(Rule.FORM, message, reading, manual)
+
+
+def _check_calls(reading: Reading, stages: Sequence[int], findings: Findings) -> None:
+    before, computed, prepared = -1, False, 0
+    last = _last_scheduled(reading)
+    for event in reading.events:
+        if isinstance(event, Message):
+            _check_known(reading, event, findings)
+            continue
+        _check_known(reading, event, findings)
+        said = ""
+        if event.action is not None:
+            computed = True
+            said = _of_action(event, stages)
+        elif event.is_prepare:
+            prepared += 1
+            if prepared > 1 or computed:
+                said = "@prepare is called again, or behind the first action"
+        elif event.round is None:
+            said = f"@{event.function} is called, which is no stage, prepare or round of the finish"
+        else:
+            if event.round <= before or event.index < last:
+                said = (
+                    f"@{event.function} is called before the last action, or behind a later round"
+                )
+            before = event.round
+        if said:
+            findings.add(Rule.FORM, said, reading, event.op)
+
+
+def _last_scheduled(reading: Reading) -> int:
+    return max((call.index for call in reading.calls), default=-1)
+
+
+def _of_action(call: Call, stages: Sequence[int]) -> str:
+    action = call.action
+    assert action is not None
+    if action.stage not in stages:
+        return f"@{call.function} is called, but this rank has the stages {_listed(stages)}"
+    if action.microbatch < 0:
+        return f"operand 0 of the call of @{call.function} is no constant number of a microbatch"
+    return ""
+
+
+def _check_known(reading: Reading, event: Call | Message, findings: Findings) -> None:
+    for number, origin in enumerate(event.operands):
+        if origin.source is Source.UNKNOWN:
+            what = f"operand {number} of {reading.titled(event.index)} is of unknown origin"
+            findings.add(Rule.FORM, what, reading, event.op)
+
+
+def _check_functions(reading: Reading, findings: Findings) -> None:
+    """Bodies are there and communicate with no other rank; a phase that is there is called."""
+    functions = functions_by_name(reading.module)
+    called = {event.function for event in reading.events if isinstance(event, Call)}
+    for name, function in functions.items():
+        if function == reading.main:
+            continue
+        if not len(function.regions[0].blocks):
+            findings.add(Rule.FORM, f"@{name} has no body", reading, function)
+            continue
+        if phase_of(name) is not None and name not in called:
+            findings.add(Rule.FORM, f"@{name} is never called", reading, function)
+        _check_body(reading, name, function, findings)
+    for name in sorted(called - functions.keys()):
+        findings.add(Rule.FORM, f"@{name} is called and is not there", reading, reading.main)
+
+
+def _check_body(reading: Reading, name: str, function: ir.Operation, findings: Findings) -> None:
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        if op.name in _IN_FUNCTIONS:
+            message = f"{op.name} stands in @{name}: messages are in @main only"
+            findings.add(Rule.FORM, message, reading, op)
+        return ir.WalkResult.ADVANCE
+
+    walk(function, visit)
+
+
+def _check_messages_chain(reading: Reading, findings: Findings) -> None:
+    """Every message takes the token of the one before it, the first one a new token."""
+    before: Message | None = None
+    for message in reading.messages:
+        token = message.op.operands[len(message.op.operands) - 1]
+        follows = _is_new(token) if before is None else token == _token_of(before)
+        if not follows:
+            after = "a new token" if before is None else f"that of {reading.titled(before.index)}"
+            said = f"{reading.titled(message.index)} takes another token than {after}"
+            findings.add(Rule.TOKENS, said, reading, message.op)
+        before = message
+
+
+def _token_of(message: Message) -> ir.Value:
+    return message.op.results[len(message.op.results) - 1]
+
+
+def _is_new(token: ir.Value) -> bool:
+    op = producer(token)
+    return op is not None and op.name == AFTER_ALL and not len(op.operands)
+
+
+def _check_actions_chain(reading: Reading, findings: Findings) -> None:
+    """Around every call of an action stand two barriers that hand on one token."""
+    token: ir.Value | None = None
+    known: set[ir.Value] = set()
+    for call in reading.calls:
+        said, left = _around(call, token)
+        if said:
+            findings.add(Rule.TOKENS, f"{call.action}: {said}", reading, call.op)
+        token = left
+        if left is not None:
+            known.add(left)
+    _check_other_barriers(reading, findings, known)
+
+
+def _around(call: Call, token: ir.Value | None) -> tuple[str, ir.Value | None]:
+    """What is wrong with the barriers around a call, and the token that it leaves.
+
+    `token` is the one that the action before it left, None at the first.
+    """
+    before = producer(call.op.operands[0]) if len(call.op.operands) else None
+    if before is None or before.name != BARRIER or not _is_token(before.operands[-1]):
+        return "its microbatch comes through no barrier that ends in a token", None
+    said = ""
+    taken = before.operands[-1]
+    if not (_is_new(taken) if token is None else taken == token):
+        said = "the barrier before it does not take the token of the action before"
+    behind = [use.owner.operation for use in before.results[-1].uses]
+    if len(behind) != 1 or behind[0].name != BARRIER:
+        return said or "its token does not go to one barrier behind it", None
+    after = behind[0]
+    if not set(call.op.results) & set(after.operands):
+        said = (
+            said or "no result goes through the barrier behind it, so that nothing holds it there"
+        )
+    return said, after.results[-1]
+
+
+def _check_other_barriers(reading: Reading, findings: Findings, known: set[ir.Value]) -> None:
+    """No further barrier has a token: it would belong to no chain."""
+    allowed = set(known)
+    for call in reading.calls:
+        before = producer(call.op.operands[0]) if len(call.op.operands) else None
+        if before is not None and before.name == BARRIER:
+            allowed.add(before.results[-1])
+    for view in reading.block.operations:
+        op = view.operation
+        if op.name != BARRIER:
+            continue
+        tokens = [result for result in op.results if _is_token(result)]
+        if tokens and not (len(tokens) == 1 and tokens[0] in allowed):
+            message = "a barrier with a token stands around no action"
+            findings.add(Rule.TOKENS, message, reading, op)
+
+
+def _is_token(value: ir.Value) -> bool:
+    return TokenType.isinstance(value.type)
+
+
+def _listed(stages: Sequence[int]) -> str:
+    return ", ".join(map(str, stages))
+
+
+def returns_of(reading: Reading) -> int:
+    """How many results `main` has."""
+    return len(terminator(reading.main.regions[0].blocks[0]).operands)

@@ -1,0 +1,204 @@
+"""A set of rank programs in memory: read from a directory and checked, written whole or not at all.
+
+DIR/manifest.json      what belongs to the set
+DIR/rank_0.mlir …      the program of each rank
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stablehlo_tools import artifact
+from stablehlo_tools.analysis.entry import main_function
+from stablehlo_tools.artifact import Artifact, Form
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import Place, ToolError, naming
+from stablehlo_tools.files import read_input, write_all_atomically
+from stablehlo_tools.ir.carriers import terminator
+from stablehlo_tools.mpmd import manifest as manifests
+from stablehlo_tools.mpmd.manifest import Entry, Manifest, Piece
+
+
+@dataclass(frozen=True)
+class RankSet:
+    """The manifest, and the program of each rank in order; `name` is used in messages only."""
+
+    name: str
+    manifest: Manifest
+    programs: tuple[Artifact, ...]
+
+    @property
+    def ranks(self) -> int:
+        """How many there are."""
+        return len(self.programs)
+
+    def main(self, rank: int) -> ir.Operation:
+        """The entry function of a rank."""
+        main = main_function(self.programs[rank].module)
+        assert main is not None, "load refuses a program without one"
+        return main
+
+
+def load(directory: str | os.PathLike[str]) -> RankSet:
+    """Reads a set and checks that manifest and programs speak of the same values.
+
+    Raises ToolError, about the file that is missing or odd.
+    """
+    root = Path(directory)
+    path = root / manifests.NAME
+    if root.exists() and not root.is_dir():
+        raise _about(ToolError("this is no directory of rank programs"), os.fspath(root))
+    data, name = read_input(path)
+    with naming(name):
+        manifest = manifests.decode(_text(data))
+        _check_manifest(manifest)
+    programs = tuple(artifact.load(root / rank.program) for rank in manifest.ranks)
+    loaded = RankSet(os.fspath(root), manifest, programs)
+    for rank, program in enumerate(programs):
+        with naming(program.name):
+            _check_main(program)
+            _check_grid(program, manifest)
+            _check_pieces(loaded, rank)
+    return loaded
+
+
+def check_writable(directory: str | os.PathLike[str]) -> None:
+    """Raises ToolError early where a set could not be written to a directory."""
+    root = Path(directory)
+    if root.exists() and not root.is_dir():
+        raise ToolError(f"cannot write to {os.fspath(root)!r}: it is no directory")
+    parent = next(p for p in (root, *root.absolute().parents) if p.exists())
+    if not os.access(parent, os.W_OK):
+        raise ToolError(f"cannot write to {os.fspath(root)!r}: permission denied")
+
+
+def write(
+    directory: str | os.PathLike[str], manifest: Manifest, modules: Sequence[ir.Module]
+) -> None:
+    """Writes a set as text: all its files or none. The directory is made where it is missing."""
+    root = Path(directory)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ToolError(f"cannot write {os.fspath(root)!r}: {error.strerror}") from None
+    files: list[tuple[str | os.PathLike[str], bytes]] = [
+        (root / rank.program, artifact.encode(Artifact(rank.program, Form.TEXT, module), Form.TEXT))
+        for rank, module in zip(manifest.ranks, modules, strict=True)
+    ]
+    write_all_atomically([*files, (root / manifests.NAME, manifests.encode(manifest).encode())])
+
+
+def piece_type(entry: Entry, piece: Piece) -> str:
+    """The type of what a rank has of an input or output: `tensor<4x16xf32>`.
+
+    Raises ToolError for rows that the whole does not have.
+    """
+    if piece.dim is None:
+        return entry.type
+    sizes = entry.type.removeprefix("tensor<").split("x")
+    if not 0 <= piece.dim < len(sizes) - 1:
+        raise ToolError(f"a piece of {entry.path}, {entry.type}, is of dimension {piece.dim}")
+    whole = sizes[piece.dim]
+    if not whole.isdigit() or not 0 <= piece.start < piece.limit <= int(whole):
+        raise ToolError(
+            f"a piece of {entry.path}, {entry.type}, is of rows {piece.start} to {piece.limit} of "
+            f"dimension {piece.dim}"
+        )
+    sizes[piece.dim] = str(piece.limit - piece.start)
+    return "tensor<" + "x".join(sizes)
+
+
+def _check_manifest(manifest: Manifest) -> None:
+    count = len(manifest.ranks)
+    if count != manifest.table.ranks:
+        raise ToolError(
+            f"there are {count} programs for the {manifest.table.ranks} ranks of the schedule"
+        )
+    if manifest.devices < 1:
+        raise ToolError(f"a rank has {manifest.devices} devices")
+    channels = [transfer.channel for transfer in manifest.transfers]
+    twice = next((c for i, c in enumerate(channels) if c in channels[:i]), None)
+    if twice is not None:
+        raise ToolError(f"channel {twice} has two transfers")
+    for transfer in manifest.transfers:
+        if transfer.source == transfer.target or not (
+            0 <= transfer.source < count and 0 <= transfer.target < count
+        ):
+            raise ToolError(
+                f"channel {transfer.channel} goes from rank {transfer.source} to rank "
+                f"{transfer.target}, of {count}"
+            )
+    for what, entries in (("input", manifest.inputs), ("output", manifest.outputs)):
+        for entry in entries:
+            for piece in entry.pieces:
+                if not 0 <= piece.rank < count:
+                    raise ToolError(f"{what} {entry.path} is on rank {piece.rank}, of {count}")
+
+
+def _check_main(program: Artifact) -> None:
+    main = main_function(program.module)
+    if main is None or not len(main.regions[0].blocks):
+        raise ToolError("there is no @main: this is no program of a rank")
+
+
+def _check_grid(program: Artifact, manifest: Manifest) -> None:
+    count = manifest.devices * len(manifest.ranks)
+    stated = program.module.operation.attributes.get("mhlo.num_partitions")
+    found = 1 if stated is None else ir.IntegerAttr(stated).value
+    if found != count:
+        raise ToolError(
+            f"the program is for {found} devices, and the set is for {count}: "
+            f"{len(manifest.ranks)} ranks of {manifest.devices}"
+        )
+
+
+def _check_pieces(loaded: RankSet, rank: int) -> None:
+    """Every argument and result of a rank is a piece of an input or output, of that type."""
+    main = loaded.main(rank)
+    block = main.regions[0].blocks[0]
+    sides = (
+        ("argument", loaded.manifest.inputs, list(block.arguments)),
+        ("result", loaded.manifest.outputs, list(terminator(block).operands)),
+    )
+    for what, entries, values in sides:
+        expected: dict[int, tuple[str, str]] = {}
+        for entry in entries:
+            for piece in entry.pieces:
+                if piece.rank == rank:
+                    expected[piece.number] = (entry.path, piece_type(entry, piece))
+        for number, value in enumerate(values):
+            path, kind = expected.pop(number, ("", ""))
+            if not kind and loaded.manifest.form == "permutes" and number == len(values) - 1:
+                continue  # what keeps watched permutes alive
+            if not kind:
+                raise ToolError(
+                    f"the manifest does not say what {what} {number} of @main is", main.location
+                )
+            if kind != str(value.type):
+                raise ToolError(
+                    f"{what} {number} of @main is {value.type}, and as a piece of {path} the "
+                    f"manifest has it as {kind}",
+                    main.location,
+                )
+        if expected:
+            number = min(expected)
+            raise ToolError(
+                f"@main has no {what} {number}, which the manifest has as a piece of "
+                f"{expected[number][0]}",
+                main.location,
+            )
+
+
+def _text(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise ToolError(f"this is no manifest: byte {error.start} is not UTF-8", Place()) from None
+
+
+def _about(error: ToolError, name: str) -> ToolError:
+    error.input_name = name
+    return error

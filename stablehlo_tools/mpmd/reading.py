@@ -1,0 +1,275 @@
+"""Reads what a rank's program does from its IR alone: its calls and messages, and what they take.
+
+A value is told by where it comes from, barriers looked through: an argument, a constant, a result
+of a call, or a message. Nothing is judged here; what is not understood has an unknown origin.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import defaultdict
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+from stablehlo_tools import bindings
+from stablehlo_tools.analysis.communication import MANUAL_COMPUTATION
+from stablehlo_tools.analysis.entry import main_function
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.ir.carriers import terminator
+from stablehlo_tools.ir.constants import splat_of, value_text
+from stablehlo_tools.ir.symbols import CALL, callee_name
+from stablehlo_tools.mpmd.names import FINISH, PREPARE, phase_of
+from stablehlo_tools.schedules.actions import Action
+
+BARRIER, CONSTANT = "stablehlo.optimization_barrier", "stablehlo.constant"
+SEND, RECEIVE, AFTER_ALL = "stablehlo.send", "stablehlo.recv", "stablehlo.after_all"
+
+
+class Source(enum.Enum):
+    """What makes a value."""
+
+    ARGUMENT = "argument"
+    CONSTANT = "constant"
+    CALL = "call"
+    MESSAGE = "message"
+    UNKNOWN = "unknown"
+
+    __hash__ = object.__hash__
+
+
+class Origin(NamedTuple):
+    """Where a value comes from: `number` counts arguments, constants, or results of `event`."""
+
+    source: Source
+    number: int = 0
+    event: int = -1
+
+
+class Use(NamedTuple):
+    """An operand of an event that a value becomes; the event RETURN is what `main` returns."""
+
+    event: int
+    operand: int
+
+
+RETURN = -1
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """A call in `main`. `action` is what of the schedule it is, None for another function.
+
+    `operands` are those of the function. The microbatch of an action that does not take a constant
+    as its operand 0 is below 0.
+    """
+
+    index: int
+    op: ir.Operation
+    function: str
+    operands: tuple[Origin, ...]
+    action: Action | None
+
+    @property
+    def round(self) -> int | None:
+        """Which round behind the schedule it is; None for any other call."""
+        name, _, number = self.function.rpartition("_")
+        return int(number) if name == FINISH and number.isdecimal() else None
+
+    @property
+    def is_prepare(self) -> bool:
+        """Whether it runs once before the schedule."""
+        return self.function == PREPARE
+
+
+@dataclass(frozen=True, eq=False)
+class Message:
+    """A send or a receive in `main`: one tensor. `operand` is what is sent."""
+
+    index: int
+    op: ir.Operation
+    is_send: bool
+    channel: int
+    pairs: tuple[tuple[int, ...], ...]
+    type: str
+    operand: Origin | None
+
+    @property
+    def operands(self) -> tuple[Origin, ...]:
+        """What is sent."""
+        return () if self.operand is None else (self.operand,)
+
+
+type Event = Call | Message
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """What a rank does, in the order of its text.
+
+    `block` is that of `main`, or of the manual computation in it; `constants` are the texts of the
+    constants that origins count.
+    """
+
+    rank: int
+    name: str
+    module: ir.Module
+    main: ir.Operation
+    block: ir.Block
+    events: tuple[Event, ...]
+    returned: tuple[Origin, ...]
+    constants: tuple[str, ...]
+    origins: dict[ir.Value, Origin]
+
+    @cached_property
+    def calls(self) -> tuple[Call, ...]:
+        """The calls of the schedule."""
+        return tuple(e for e in self.events if isinstance(e, Call) and e.action is not None)
+
+    @cached_property
+    def messages(self) -> tuple[Message, ...]:
+        """The sends and receives."""
+        return tuple(event for event in self.events if isinstance(event, Message))
+
+    @cached_property
+    def uses(self) -> dict[Origin, list[Use]]:
+        """Who takes a value."""
+        found: defaultdict[Origin, list[Use]] = defaultdict(list)
+        for event in self.events:
+            for number, origin in enumerate(event.operands):
+                found[origin].append(Use(event.index, number))
+        for number, origin in enumerate(self.returned):
+            found[origin].append(Use(RETURN, number))
+        return dict(found)
+
+    def described(self, origin: Origin) -> str:
+        """`result 2 of 0F3`, `what channel 5 brings`, `argument 3`."""
+        if origin.source is Source.CALL:
+            return f"result {origin.number} of {self.titled(origin.event)}"
+        if origin.source is Source.MESSAGE:
+            return f"what {self.titled(origin.event)} brings"
+        if origin.source is Source.CONSTANT:
+            return f"the constant {self.constants[origin.number]}"
+        if origin.source is Source.ARGUMENT:
+            return f"argument {origin.number}"
+        return "a value of unknown origin"
+
+    def titled(self, event: int) -> str:
+        """`0F3`, `finish_0`, `the send on channel 5`."""
+        found = self.events[event]
+        if isinstance(found, Call):
+            return f"@{found.function}" if found.action is None else str(found.action)
+        return f"the {'send' if found.is_send else 'receive'} on channel {found.channel}"
+
+
+def read_rank(module: ir.Module, rank: int, name: str) -> Reading:
+    """What the program of a rank does. Raises a located ToolError for a `main` of another form."""
+    main = main_function(module)
+    if main is None or not len(main.regions) or not len(main.regions[0].blocks):
+        raise ToolError(f"{name} has no @main: it is not the program of a rank")
+    return _Reader(rank, name, module, main).reading()
+
+
+def body_of(main: ir.Operation) -> ir.Block:
+    """The block that holds what `main` does: that of a manual computation, if there is one."""
+    block: ir.Block = main.regions[0].blocks[0]
+    for view in block.operations:
+        if view.operation.name == MANUAL_COMPUTATION:
+            return view.operation.regions[0].blocks[0]
+    return block
+
+
+@dataclass
+class _Reader:
+    rank: int
+    name: str
+    module: ir.Module
+    main: ir.Operation
+    events: list[Event] = field(default_factory=list[Event])
+    origins: dict[ir.Value, Origin] = field(default_factory=dict[ir.Value, Origin])
+    constants: dict[str, int] = field(default_factory=dict[str, int])
+
+    def reading(self) -> Reading:
+        block = body_of(self.main)
+        for number, argument in enumerate(block.arguments):
+            self.origins[argument] = Origin(Source.ARGUMENT, number)
+        for view in block.operations:
+            self._read(view.operation)
+        return Reading(
+            self.rank,
+            self.name,
+            self.module,
+            self.main,
+            block,
+            tuple(self.events),
+            tuple(map(self._origin, terminator(block).operands)),
+            tuple(self.constants),
+            self.origins,
+        )
+
+    def _origin(self, value: ir.Value) -> Origin:
+        return self.origins.get(value, Origin(Source.UNKNOWN))
+
+    def _read(self, op: ir.Operation) -> None:
+        name = op.name
+        if name == BARRIER:
+            for result, operand in zip(op.results, op.operands, strict=True):
+                self.origins[result] = self._origin(operand)
+        elif name == CONSTANT:
+            number = self.constants.setdefault(value_text(op), len(self.constants))
+            self.origins[op.results[0]] = Origin(Source.CONSTANT, number)
+        elif name == CALL:
+            self._call(op)
+        elif name in (SEND, RECEIVE):
+            self._message(op)
+
+    def _call(self, op: ir.Operation) -> None:
+        function, index = callee_name(op), len(self.events)
+        phase = phase_of(function)
+        action = None if phase is None else Action(*phase, _number(op))
+        operands = tuple(map(self._origin, op.operands))
+        self.events.append(Call(index, op, function, operands, action))
+        for number, result in enumerate(op.results):
+            self.origins[result] = Origin(Source.CALL, number, index)
+
+    def _message(self, op: ir.Operation) -> None:
+        index, is_send = len(self.events), op.name == SEND
+        carried = op.operands[0] if is_send else op.results[0]
+        message = Message(
+            index,
+            op,
+            is_send,
+            bindings.ChannelHandle(op.attributes["channel_handle"]).handle,
+            _pairs(op),
+            str(carried.type),
+            self._origin(carried) if is_send else None,
+        )
+        self.events.append(message)
+        if not is_send:
+            self.origins[op.results[0]] = Origin(Source.MESSAGE, 0, index)
+
+
+def _number(call: ir.Operation) -> int:
+    """The constant that a call takes as operand 0, through barriers; -1 where it is none."""
+    if not len(call.operands):
+        return -1
+    splat = splat_of(looked_through(call.operands[0]))
+    return splat if isinstance(splat, int) else -1
+
+
+def looked_through(value: ir.Value) -> ir.Value:
+    """A value as it was before it went into barriers."""
+    owner = value.owner
+    while not isinstance(owner, ir.Block) and owner.operation.name == BARRIER:
+        value = owner.operation.operands[ir.OpResult(value).result_number]
+        owner = value.owner
+    return value
+
+
+def _pairs(op: ir.Operation) -> tuple[tuple[int, ...], ...]:
+    pairs = op.attributes.get("source_target_pairs")
+    if not isinstance(pairs, ir.DenseIntElementsAttr):
+        return ()
+    numbers = [int(number) for number in pairs]
+    return tuple((numbers[i], numbers[i + 1]) for i in range(0, len(numbers), 2))

@@ -1,0 +1,95 @@
+"""Arrays of any element type in files, and cut into the pieces of ranks and of devices."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.mpmd.manifest import Entry, Manifest, Piece
+from stablehlo_tools.verify.element_types import Array, ElementType, element_type
+from stablehlo_tools.verify.signatures import Value
+
+_TENSOR = re.compile(r"tensor<((?:\d+x)*)([\w<>]+)>")
+
+
+def write_arrays(path: Path, arrays: Sequence[Array], types: Sequence[str]) -> None:
+    """Writes arrays of the given tensor types; the file appears when it is whole."""
+    unfinished = path.with_suffix(".part")
+    flat = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays]
+    with unfinished.open("wb") as file:
+        np.savez(file, np.array(json.dumps(list(types))), *flat)
+    unfinished.rename(path)
+
+
+def read_arrays(path: Path) -> list[Array]:
+    """What `write_arrays` wrote."""
+    with np.load(path) as stored:
+        types: list[str] = json.loads(str(stored["arr_0"]))
+        values = [value_of(kind) for kind in types]
+        return [
+            stored[f"arr_{i}"].view(element_of(value).dtype).reshape(value.shape)
+            for i, value in enumerate(values, start=1)
+        ]
+
+
+def value_of(kind: str, name: str = "") -> Value:
+    """The value of a tensor type in text. Raises ToolError for what NumPy cannot hold."""
+    found = _TENSOR.fullmatch(kind)
+    element = None if found is None else element_type(found[2])
+    if found is None or element is None:
+        raise ToolError(f"{name or 'a value'} is {kind}: there are no arrays of that type")
+    shape = tuple(int(size) for size in found[1].split("x") if size)
+    return Value(element.name, shape, name)
+
+
+def type_of(value: Value) -> str:
+    """The tensor type of a value."""
+    return f"tensor<{''.join(f'{size}x' for size in value.shape)}{value.element}>"
+
+
+def element_of(value: Value) -> ElementType:
+    """The element type of a value."""
+    element = element_type(value.element)
+    assert element is not None, value
+    return element
+
+
+def cut_pieces(manifest: Manifest, arrays: Sequence[Array]) -> list[list[Array]]:
+    """The arguments of each rank's `main`, of the inputs of the original program."""
+    found: list[dict[int, Array]] = [{} for _ in manifest.ranks]
+    for entry, array in zip(manifest.inputs, arrays, strict=True):
+        for piece in entry.pieces:
+            found[piece.rank][piece.number] = array[_index(piece)]
+    return [[numbered[i] for i in sorted(numbered)] for numbered in found]
+
+
+def join_pieces(manifest: Manifest, results: Sequence[Sequence[Array]]) -> list[Array]:
+    """The outputs of the original program, of the results of each rank's `main`.
+
+    Raises ToolError where the pieces of an output are not all of it.
+    """
+    return [_joined(entry, results) for entry in manifest.outputs]
+
+
+def _joined(entry: Entry, results: Sequence[Sequence[Array]]) -> Array:
+    value = value_of(entry.type, entry.path)
+    whole = np.zeros(value.shape, element_of(value).dtype)
+    filled = np.zeros(value.shape, np.int8)
+    for piece in entry.pieces:
+        whole[_index(piece)] = results[piece.rank][piece.number]
+        filled[_index(piece)] += 1
+    if (filled != 1).any():
+        what = "twice" if (filled > 1).any() else "by no rank"
+        raise ToolError(f"a part of output {entry.path} is given {what}")
+    return whole
+
+
+def _index(piece: Piece) -> tuple[slice, ...]:
+    if piece.dim is None:
+        return (...,)  # pyright: ignore[reportReturnType]
+    return (*[slice(None)] * piece.dim, slice(piece.start, piece.limit))

@@ -1,0 +1,141 @@
+"""Child processes that run programs: how they are started, what they answer, what ended them.
+
+A request and an answer are JSON files in a directory that both sides share; arrays lie beside.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from stablehlo_tools.child_python import with_package
+from stablehlo_tools.diagnostics import Diagnostic, ToolError, first_line, note
+from stablehlo_tools.last_words import how_it_ended, last_words
+
+REQUEST, ANSWER, ERRORS = "request.json", "answer.json", "errors.txt"
+_PACKAGE = "stablehlo_tools.mpmd.running"
+
+
+def inputs_of(rank: int) -> str:
+    """The file with the arguments of a rank."""
+    return f"inputs_{rank}.npz"
+
+
+def outputs_of(rank: int) -> str:
+    """The file with the results of a rank."""
+    return f"outputs_{rank}.npz"
+
+
+def command(module: str, *words: str) -> list[str]:
+    """What starts a module of this package."""
+    return [sys.executable, "-P", "-X", "faulthandler", "-m", f"{_PACKAGE}.{module}", *words]
+
+
+def environment(devices: int, timeout: float) -> dict[str, str]:
+    """The variables of a process with so many CPU devices, whose rounding stays put."""
+    stuck = math.ceil(min(timeout, max(40.0, timeout / 4)))
+    flags = [
+        f"--xla_cpu_collective_call_terminate_timeout_seconds={stuck}",
+        f"--xla_cpu_collective_timeout_seconds={stuck}",
+        "--xla_allow_excess_precision=false",
+        os.environ.get("XLA_FLAGS", ""),
+        f"--xla_force_host_platform_device_count={devices}",
+    ]
+    kept = {
+        name: text
+        for name, text in os.environ.items()
+        if not name.startswith("JAX_") and not name.lower().endswith("_proxy")
+    }
+    return {
+        **with_package(kept),
+        "XLA_FLAGS": " ".join(flags),
+        "JAX_PLATFORMS": "cpu",
+        "JAX_ENABLE_X64": "1",
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+    }
+
+
+def ask(
+    module: str, directory: Path, request: dict[str, Any], devices: int, timeout: float, what: str
+) -> dict[str, Any]:
+    """Has a module of this package answer a request. `what` it does goes into messages.
+
+    Raises ToolError for what it raised, and where it died or took more than `timeout` seconds.
+    """
+    (directory / REQUEST).write_text(json.dumps(request), encoding="utf-8")
+    (directory / ANSWER).unlink(missing_ok=True)
+    with (directory / ERRORS).open("wb") as errors:
+        process = subprocess.Popen(
+            command(module, str(directory)),
+            env=environment(devices, timeout),
+            stdin=subprocess.DEVNULL,
+            stdout=errors,
+            stderr=errors,
+            start_new_session=True,
+        )
+        try:
+            code: int | None = process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            end(process)
+    if code is None:
+        raise ToolError(f"{what} took more than {timeout:g} s (--timeout) and was stopped")
+    return _answer(directory, code, what)
+
+
+def main(directory: Path, answer: Callable[[Path, dict[str, Any]], dict[str, Any]]) -> None:
+    """Answers the request that lies in a directory; what goes wrong is an answer, too."""
+    request = json.loads((directory / REQUEST).read_text(encoding="utf-8"))
+    try:
+        found = answer(directory, request)
+    except ToolError as error:
+        found = {"refused": _encoded(error), "input": error.input_name}
+    except Exception as error:  # whatever XLA, JAX or the interpreter has to say
+        found = {"error": first_line(str(error) or type(error).__name__)}
+    (directory / ANSWER).write_text(json.dumps(found), encoding="utf-8")
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Ends a process that leads a group of its own, if it runs."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def said(path: Path) -> str:
+    """What a process wrote to its standard error."""
+    return path.read_text(encoding="utf-8", errors="replace")
+
+
+def _answer(directory: Path, code: int, what: str) -> dict[str, Any]:
+    file = directory / ANSWER
+    if not file.exists():
+        errors = said(directory / ERRORS)
+        raise ToolError(f"the process {how_it_ended(code, what)}", notes=last_words(errors))
+    found = json.loads(file.read_text(encoding="utf-8"))
+    if "error" in found:
+        raise ToolError(f"{what} failed: {found['error']}")
+    if "refused" in found:
+        message, *notes = found["refused"]
+        error = ToolError(message, notes=tuple(note(text) for text in notes))
+        error.input_name = found["input"]
+        raise error
+    return found
+
+
+def _encoded(error: ToolError) -> list[str]:
+    """The message of an error and of its notes, each with its place."""
+    return [_placed(found) for found in (error.diagnostic, *error.diagnostic.notes)]
+
+
+def _placed(found: Diagnostic) -> str:
+    place = found.place.render("").strip()
+    return f"{found.message} (at {place})" if place.strip(":") else found.message

@@ -1,0 +1,77 @@
+"""Compiles every rank of a set ahead of time for XLA:GPU, and reads the transfers back."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.mpmd.rank_set import RankSet
+from stablehlo_tools.mpmd.transfers.both_ends import FORM, with_both_ends
+from stablehlo_tools.targets.compilation import Compilation, compile_artifact
+
+_TRANSFERS = ("send", "recv")
+
+
+@dataclass(frozen=True)
+class RankCompilation:
+    """What XLA:GPU made of a rank; `refusal` says why it made nothing.
+
+    `transfers` counts the sends and recvs of the schedule that it made, `expected` those of the
+    program; `in_order` is whether they come in the program's order. `temporaries` in bytes, for
+    each device, beside arguments and outputs.
+    """
+
+    rank: int
+    refusal: str = ""
+    transfers: int = 0
+    expected: int = 0
+    in_order: bool = False
+    temporaries: int = 0
+    seconds: float = 0.0
+
+    @property
+    def is_right(self) -> bool:
+        """Whether it compiled, with every transfer in its place."""
+        return not self.refusal and self.in_order
+
+    def to_json(self) -> dict[str, Any]:
+        """The answer as plain data."""
+        return {**asdict(self), "seconds": round(self.seconds, 3)}
+
+
+def compile_ranks(ranks: RankSet, timeout: float) -> list[RankCompilation]:
+    """Compiles each rank in the form `both-ends`; `timeout` is in seconds, for one rank.
+
+    Raises ToolError for a set in another form than that one and `pairs`.
+    """
+    written = ranks if ranks.manifest.form == FORM else with_both_ends(ranks)
+    found: list[RankCompilation] = []
+    for rank, program in enumerate(written.programs):
+        try:
+            made = compile_artifact(program, "gpu", timeout)
+        except ToolError as error:
+            found.append(RankCompilation(rank, refusal=error.diagnostic.message))
+            continue
+        found.append(_read(rank, made))
+    return found
+
+
+def _read(rank: int, made: Compilation) -> RankCompilation:
+    transfers = {op.id for op in made.tagged if op.kind in _TRANSFERS}
+    issued = [
+        number
+        for event in made.schedule.events
+        if event.issues
+        for number in event.ids
+        if number in transfers
+    ]
+    program = [number for number in made.program_ids if number in transfers]
+    return RankCompilation(
+        rank,
+        transfers=len(issued),
+        expected=len(program),
+        in_order=issued == program,
+        temporaries=made.memory.temp_bytes,
+        seconds=made.seconds,
+    )

@@ -1,0 +1,166 @@
+"""The program of a rank as each of its devices runs it, without the manual computation around it.
+
+    func @main(%x: tensor<8xf32>) {
+      %r = sdy.manual_computation(%x) in_shardings=[<@mesh, [{"data"}]>] …
+           manual_axes={"rank", "data"} (%a: tensor<4xf32>) { BODY  sdy.return %y }
+      return %r
+    }
+    ==>
+    func @main(%a: tensor<4xf32>) { BODY  return %y }
+
+and, for every argument and result, which part each device has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from stablehlo_tools.analysis.collectives import ModuleFacts
+from stablehlo_tools.analysis.communication import MANUAL_COMPUTATION
+from stablehlo_tools.analysis.entry import entry_function
+from stablehlo_tools.analysis.shardings import sharding_axes, sharding_per_value
+from stablehlo_tools.analysis.tensor_shardings import MeshAxes, ValueShardings
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.ir.carriers import resize_function, terminator
+from stablehlo_tools.ir.copying import copy_module
+from stablehlo_tools.mpmd.rank_set import RankSet
+from stablehlo_tools.mpmd.running.arrays import element_of, value_of
+from stablehlo_tools.verify.element_types import Array
+
+Index = tuple[slice, ...]
+_WHOLE: tuple[Index, ...] = ((),)  # on the only device
+
+
+@dataclass(frozen=True)
+class LocalProgram:
+    """The program of a device of a rank; `inputs[i][d]` is the part of argument i on device d.
+
+    `types` are those of the arguments and the results as the rank has them, over all its devices.
+    """
+
+    module: ir.Module
+    inputs: tuple[tuple[Index, ...], ...]
+    outputs: tuple[tuple[Index, ...], ...]
+    types: tuple[tuple[str, ...], tuple[str, ...]]
+
+    @property
+    def block(self) -> ir.Block:
+        """What `main` does."""
+        return entry_function(self.module).regions[0].blocks[0]
+
+    def divided(self, arrays: Sequence[Array]) -> list[list[Array]]:
+        """The arguments `[argument][device]`."""
+        return [
+            [np.asarray(array[index]) for index in indices]
+            for array, indices in zip(arrays, self.inputs, strict=True)
+        ]
+
+    def joined(self, parts: Sequence[Sequence[Array]]) -> list[Array]:
+        """The results over all devices, of results `[result][device]`."""
+        whole: list[Array] = []
+        for devices, indices, kind in zip(parts, self.outputs, self.types[1], strict=True):
+            value = value_of(kind)
+            whole.append(np.zeros(value.shape, element_of(value).dtype))
+            for part, index in reversed(list(zip(devices, indices, strict=True))):
+                whole[-1][index] = part  # device 0 has the last word on what all have
+        return whole
+
+
+def localised(ranks: RankSet, rank: int) -> LocalProgram:
+    """The program of each device of a rank, in a copy.
+
+    Raises a located ToolError where a rank has several devices and its `main` is not one manual
+    computation over all of them.
+    """
+    module = copy_module(ranks.programs[rank].module)
+    main = entry_function(module)
+    block = main.regions[0].blocks[0]
+    end = terminator(block)
+    outer = tuple(
+        tuple(str(value.type) for value in values) for values in (block.arguments, end.operands)
+    )
+    types = (outer[0], outer[1])
+    body = [op.operation for op in block.operations][:-1]
+    manual = next((op for op in body if op.name == MANUAL_COMPUTATION), None)
+    devices = ranks.manifest.devices
+    if manual is None and devices > 1:
+        raise ToolError(
+            f"@main has no {MANUAL_COMPUTATION}, and a rank of {devices} devices runs in one",
+            main.location,
+        )
+    if manual is None:
+        inputs, outputs = (tuple(_WHOLE for _ in side) for side in types)
+        return LocalProgram(module, inputs, outputs, types)
+    if len(body) > 1 or list(manual.operands) != list(block.arguments):
+        raise ToolError("@main does more than one manual computation", main.location)
+    parts = _Parts(module, ranks, rank)
+    inputs = parts.of(manual, "in_shardings", list(manual.operands))
+    outputs = parts.of(manual, "out_shardings", list(manual.results))
+    with module.context, ir.Location.unknown():
+        _unwrap(main, block, manual)
+    return LocalProgram(module, inputs, outputs, types)
+
+
+class _Parts:
+    """Which part of a value each device of a rank has."""
+
+    def __init__(self, module: ir.Module, ranks: RankSet, rank: int) -> None:
+        self.meshes = ModuleFacts.of(module, []).meshes
+        size = ranks.manifest.devices
+        self.devices = range(rank * size, (rank + 1) * size)
+
+    def of(
+        self, manual: ir.Operation, name: str, values: Sequence[ir.Value]
+    ) -> tuple[tuple[Index, ...], ...]:
+        """For each value, and each device of the rank, its part."""
+        listed = sharding_per_value(manual.attributes[name])
+        return tuple(
+            self._parts(value, attribute, manual)
+            for value, attribute in zip(values, listed, strict=True)
+        )
+
+    def _parts(
+        self, value: ir.Value, attribute: ir.Attribute, manual: ir.Operation
+    ) -> tuple[Index, ...]:
+        name, _ = sharding_axes(attribute)
+        if name not in self.meshes:
+            raise ToolError("a manual computation over a mesh without a name", manual.location)
+        axes = MeshAxes(self.meshes[name])
+        dims = ValueShardings(axes, name).read(attribute)
+        shape = ir.RankedTensorType(value.type).shape
+        return tuple(
+            tuple(
+                _part(size, axes.size(along), int(axes.positions(along)[device]))
+                for size, along in zip(shape, dims, strict=True)
+            )
+            for device in self.devices
+        )
+
+
+def _part(size: int, parts: int, number: int) -> slice:
+    if parts == 1:
+        return slice(None)
+    return slice(number * (size // parts), (number + 1) * (size // parts))
+
+
+def _unwrap(main: ir.Operation, block: ir.Block, manual: ir.Operation) -> None:
+    """Makes the body of a manual computation that of `main`."""
+    inside = manual.regions[0].blocks[0]
+    for outer, inner in zip(list(block.arguments), list(inside.arguments), strict=True):
+        outer.set_type(inner.type)
+        inner.replace_all_uses_with(outer)
+    returned = list(terminator(inside).operands)
+    for op in [op.operation for op in inside.operations][:-1]:
+        op.move_before(manual)
+    end = terminator(block)
+    for position, value in enumerate(returned):
+        end.operands[position] = value
+    manual.erase()
+    for name in ("arg_attrs", "res_attrs"):
+        if name in main.attributes:
+            del main.attributes[name]
+    resize_function(main, 0, 0)

@@ -1,0 +1,240 @@
+"""Plays one rank: walks its `main` op by op and stops where another rank is needed.
+
+Imported by child processes only: values are arrays on JAX's devices.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from stablehlo_tools import bindings
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.ir.carriers import terminator
+from stablehlo_tools.ir.symbols import CALL, callee_name
+from stablehlo_tools.mpmd.manifest import Manifest, Transfer
+from stablehlo_tools.mpmd.names import FINISH, PREPARE, phase_of
+from stablehlo_tools.mpmd.running.arrays import element_of, value_of
+from stablehlo_tools.mpmd.running.events import Played, end_of
+from stablehlo_tools.mpmd.running.executables import Executables, Parts
+from stablehlo_tools.mpmd.running.functions import as_module, constant_module
+from stablehlo_tools.mpmd.running.localisation import LocalProgram
+from stablehlo_tools.schedules.actions import Action
+from stablehlo_tools.verify.element_types import Array
+
+BARRIER, CONSTANT = "stablehlo.optimization_barrier", "stablehlo.constant"
+SEND, RECEIVE, AFTER_ALL = "stablehlo.send", "stablehlo.recv", "stablehlo.after_all"
+PERMUTE = "stablehlo.collective_permute"
+Pairs = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """The op at which a rank needs others: an end of a transfer, or a permute (no transfer)."""
+
+    op: ir.Operation
+    pairs: Pairs
+    transfer: Transfer | None = None
+
+    @property
+    def is_send(self) -> bool:
+        """Whether it is the sending end of a transfer."""
+        return self.op.name == SEND
+
+    def __str__(self) -> str:
+        if self.transfer is None:
+            return f"a permute {[list(pair) for pair in self.pairs]}"
+        what = "send" if self.is_send else "receive"
+        action = end_of(self.transfer, is_send=self.is_send)
+        return f"the {what} on channel {self.transfer.channel} ({action})"
+
+
+class Player:
+    """A rank, somewhere in its program."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        rank: int,
+        program: LocalProgram,
+        machine: Executables,
+        inputs: list[list[Array]],
+    ) -> None:
+        self.manifest, self.rank, self.program, self.machine = manifest, rank, program, machine
+        block = program.block
+        self._ops = [view.operation for view in block.operations][:-1]
+        self._returned = list(terminator(block).operands)
+        self._position = 0
+        self._values: dict[ir.Value, Parts | None] = {
+            argument: machine.placed(parts)
+            for argument, parts in zip(block.arguments, inputs, strict=True)
+        }
+        self._last = self._last_uses(block.arguments)
+        self._channels = manifest.of_channel()
+        self._functions: dict[str, object] = {}  # compiled
+        self._actions: list[str] = []
+        self._peak, self._peak_at = 0, ""
+        self.waiting: Waiting | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has come to the end."""
+        return self._position == len(self._ops)
+
+    @property
+    def results(self) -> list[list[Array]]:
+        """What it returns, `[result][device]`."""
+        return [[np.asarray(part) for part in self.parts(value)] for value in self._returned]
+
+    @property
+    def played(self) -> Played:
+        """What it did."""
+        return Played(tuple(self._actions), self._peak, self._peak_at)
+
+    def parts(self, value: ir.Value) -> Parts:
+        """What the devices have of a tensor."""
+        parts = self._values[value]
+        assert parts is not None, "a token is no tensor"
+        return parts
+
+    def advance(self) -> None:
+        """Goes on to where another rank is needed, or to the end."""
+        while not self.is_done and self.waiting is None:
+            op = self._ops[self._position]
+            if op.name in (SEND, RECEIVE):
+                self._meet(op)
+            elif op.name == PERMUTE:
+                self.waiting = Waiting(op, _pairs(op))
+            else:
+                self._do(op)
+
+    def pass_by(self, received: Parts | None = None) -> None:
+        """Leaves the op at which it waits, with what it received there."""
+        assert self.waiting is not None
+        waiting, self.waiting = self.waiting, None
+        if waiting.transfer is not None:
+            end = end_of(waiting.transfer, is_send=waiting.is_send)
+            if waiting.transfer.tensor == 0:
+                self._actions.append(end)
+        self._give(waiting.op, [] if waiting.is_send else [received])
+
+    def zeros(self, value: ir.Value) -> Parts:
+        """Zeros of a tensor's type on every device: what nobody sends."""
+        kind = value_of(str(value.type))
+        zeros = np.zeros(kind.shape, element_of(kind).dtype)
+        return self.machine.placed([zeros] * len(self.machine.devices))
+
+    def _do(self, op: ir.Operation) -> None:
+        if op.name == CALL:
+            self._call(op)
+        elif op.name == BARRIER:
+            self._give(op, [self._values[operand] for operand in op.operands])
+        elif op.name == AFTER_ALL:
+            self._give(op, [])
+        elif op.name == CONSTANT:
+            self._give(op, self.machine.run(self._compiled(constant_module(op), op), []))
+        else:
+            raise ToolError(f"{op.name} does not belong into @main of a rank", op.location)
+
+    def _call(self, op: ir.Operation) -> None:
+        name = callee_name(op)
+        operands = [self.parts(operand) for operand in op.operands]
+        phase = phase_of(name)
+        if phase is not None:
+            self._actions.append(str(Action(*phase, int(np.asarray(operands[0][0])))))
+        elif name == PREPARE or name.startswith(f"{FINISH}_"):
+            self._actions.append(name)
+        if name not in self._functions:
+            module = as_module(self.program.module, name, self.rank, self.manifest.devices)
+            self._functions[name] = self._compiled(module, op)
+        self._give(op, self.machine.run(self._functions[name], operands))
+
+    def _compiled(self, module: ir.Module, op: ir.Operation) -> object:
+        try:
+            return self.machine.compiled(module)
+        except Exception as error:  # XLA's own types
+            what = f"@{callee_name(op)}" if op.name == CALL else op.name
+            raise ToolError(f"XLA:CPU cannot compile {what}: {error}", op.location) from None
+
+    def _meet(self, op: ir.Operation) -> None:
+        """Stops at an end of a transfer; the other end of one that is written twice is nothing."""
+        channel = bindings.ChannelHandle(op.attributes["channel_handle"]).handle
+        transfer = self._channels.get(channel)
+        if transfer is None:
+            raise ToolError(f"{op.name}: the manifest has no channel {channel}", op.location)
+        waiting = Waiting(op, _pairs(op), transfer)
+        self._check(waiting, transfer)
+        if self.rank == (transfer.source if waiting.is_send else transfer.target):
+            self.waiting = waiting
+            return
+        if self.manifest.form == "pairs":
+            raise ToolError(
+                f"{op.name} on channel {channel} stands on rank {self.rank}, and the channel goes "
+                f"from rank {transfer.source} to rank {transfer.target}",
+                op.location,
+            )
+        self._give(op, [] if waiting.is_send else [self.zeros(op.results[0])])
+
+    def _check(self, waiting: Waiting, transfer: Transfer) -> None:
+        op, size = waiting.op, self.manifest.devices
+        carried = op.operands[0] if waiting.is_send else op.results[0]
+        if str(carried.type) != transfer.type:
+            raise ToolError(
+                f"{op.name} on channel {transfer.channel} carries {carried.type}, and in the "
+                f"manifest it is {transfer.type}",
+                op.location,
+            )
+        ends = (transfer.source * size, transfer.target * size)
+        expected = tuple((ends[0] + d, ends[1] + d) for d in range(size))
+        if waiting.pairs != expected:
+            raise ToolError(
+                f"{op.name} on channel {transfer.channel} has pairs "
+                f"{[list(pair) for pair in waiting.pairs]}, and by the manifest they are "
+                f"{[list(pair) for pair in expected]}",
+                op.location,
+            )
+
+    def _give(self, op: ir.Operation, results: Iterable[Parts | None]) -> None:
+        """Ends an op: its results, and tokens for those that are left."""
+        given = list(results)
+        given += [None] * (len(op.results) - len(given))
+        self._values.update(zip(op.results, given, strict=True))
+        self._count()
+        for value in self._last.get(self._position, ()):
+            del self._values[value]
+        self._position += 1
+
+    def _count(self) -> None:
+        held = {
+            id(parts[0]): int(parts[0].nbytes)
+            for parts in self._values.values()
+            if parts is not None
+        }
+        total = sum(held.values())
+        if total > self._peak:
+            self._peak = total
+            self._peak_at = self._actions[-1] if self._actions else ""
+
+    def _last_uses(self, arguments: Iterable[ir.Value]) -> dict[int, list[ir.Value]]:
+        """The values that nothing reads after an op, by its position."""
+        last: dict[ir.Value, int] = {}
+        for position, op in enumerate(self._ops):
+            for value in (*op.results, *op.operands):
+                last[value] = position
+        for value in (*arguments, *self._returned):
+            last.pop(value, None)
+        found: defaultdict[int, list[ir.Value]] = defaultdict(list)
+        for value, position in last.items():
+            found[position].append(value)
+        return found
+
+
+def _pairs(op: ir.Operation) -> Pairs:
+    numbers = [
+        int(number) for number in ir.DenseIntElementsAttr(op.attributes["source_target_pairs"])
+    ]
+    return tuple((numbers[i], numbers[i + 1]) for i in range(0, len(numbers), 2))

@@ -1,0 +1,175 @@
+"""Runs a set as it runs on a cluster: a process for each rank, connected by gloo on this machine.
+
+Each process compiles its own rank's program, in the form `permutes`, for its own devices.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+from stablehlo_tools import bindings
+from stablehlo_tools.diagnostics import ToolError, naming
+from stablehlo_tools.ir.carriers import terminator
+from stablehlo_tools.last_words import last_words
+from stablehlo_tools.mpmd.rank_set import RankSet
+from stablehlo_tools.mpmd.running import child
+from stablehlo_tools.mpmd.running.arrays import read_arrays, write_arrays
+from stablehlo_tools.mpmd.running.localisation import LocalProgram, localised
+from stablehlo_tools.mpmd.running.sequential import Run
+from stablehlo_tools.mpmd.transfers.permutes import FORM, with_permutes
+from stablehlo_tools.verify.element_types import Array
+
+ATTEMPTS = 3  # at a port that nobody else takes
+_MODULE, _COMPILED, _FAILED = "module.mlirbc", "compiled", "failed"
+_PERMUTE = "stablehlo.collective_permute"
+_PORT_TAKEN = "already in use"
+_POLL = 0.02
+
+
+def run_processes(
+    ranks: RankSet, inputs: Sequence[Sequence[Array]], directory: Path, timeout: float
+) -> Run:
+    """Runs a set on the arguments of each rank's `main`; no process outlives the call.
+
+    A set in the form `pairs` is rewritten. Raises ToolError where a rank fails or dies, and where
+    they are not done within `timeout` seconds.
+    """
+    with naming(ranks.name):
+        written = ranks if ranks.manifest.form == FORM else with_permutes(ranks)
+        programs = [localised(written, rank) for rank in range(ranks.ranks)]
+        rooms = [directory / f"rank_{rank}" for rank in range(ranks.ranks)]
+        for rank, (program, room) in enumerate(zip(programs, rooms, strict=True)):
+            room.mkdir()
+            _prepare(written, rank, program, inputs[rank], room)
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                _attempt(rooms, ranks.manifest.devices, timeout)
+                break
+            except _PortTakenError:
+                if attempt == ATTEMPTS:
+                    raise ToolError("no free port was found for the processes") from None
+    results = [
+        program.joined(_by_result(room, ranks.manifest.devices))
+        for program, room in zip(programs, rooms, strict=True)
+    ]
+    return Run(tuple(map(tuple, results)))
+
+
+class _PortTakenError(Exception):
+    """Somebody else took the port between its choice and its use."""
+
+
+def _prepare(
+    ranks: RankSet, rank: int, program: LocalProgram, inputs: Sequence[Array], room: Path
+) -> None:
+    """Leaves for a rank's process what it needs."""
+    block = program.block
+    devices = ranks.manifest.devices
+    request: dict[str, Any] = {
+        "rank": rank,
+        "ranks": ranks.ranks,
+        "devices": devices,
+        "types": [str(value.type) for value in terminator(block).operands],
+        "permutes": sum(view.operation.name == _PERMUTE for view in block.operations),
+    }
+    (room / child.REQUEST).write_text(json.dumps(request), encoding="utf-8")
+    (room / _MODULE).write_bytes(bindings.write_bytecode(program.module))
+    types = [str(argument.type) for argument in block.arguments]
+    divided = program.divided(inputs)
+    for device in range(devices):
+        parts = [of_devices[device] for of_devices in divided]
+        write_arrays(room / child.inputs_of(device), parts, types)
+
+
+def _by_result(room: Path, devices: int) -> list[list[Array]]:
+    """`[result][device]`."""
+    found = [read_arrays(room / child.outputs_of(device)) for device in range(devices)]
+    return [list(parts) for parts in zip(*found, strict=True)]
+
+
+def _attempt(rooms: Sequence[Path], devices: int, timeout: float) -> None:
+    deadline = time.monotonic() + timeout
+    port = _free_port()
+    with ExitStack() as running:
+        processes = [
+            running.enter_context(_Process(rank, room, port, devices, timeout))
+            for rank, room in enumerate(rooms)
+        ]
+        _wait(processes, _COMPILED, deadline, f"not compiled within {timeout:g} s (--timeout)")
+        for process in processes:
+            process.go()
+        last = f"not done within {timeout:g} s (--timeout): a deadlock, or too much work"
+        _wait(processes, child.outputs_of(0), deadline, last)
+
+
+def _wait(processes: Sequence[_Process], file: str, deadline: float, late: str) -> None:
+    """Until each process has left a file. Raises ToolError when one failed, or it is too late."""
+    while not all((process.room / file).exists() for process in processes):
+        failed = next((process for process in processes if process.failed), None)
+        if failed is not None:
+            raise failed.error()
+        if time.monotonic() > deadline:
+            without = [p.rank for p in processes if not (p.room / file).exists()]
+            names = ", ".join(map(str, without))
+            raise ToolError(f"rank{'s' * (len(without) > 1)} {names}: {late}")
+        time.sleep(_POLL)
+
+
+class _Process:
+    """The process of a rank, which leads a group of its own; leaving the context ends it."""
+
+    def __init__(self, rank: int, room: Path, port: int, devices: int, timeout: float) -> None:
+        self.rank, self.room = rank, room
+        (room / _FAILED).unlink(missing_ok=True)
+        (room / _COMPILED).unlink(missing_ok=True)
+        with (room / child.ERRORS).open("wb") as errors:
+            self.process = subprocess.Popen(
+                child.command("worker_process", str(room), str(port)),
+                env=child.environment(devices, timeout),
+                bufsize=0,
+                stdin=subprocess.PIPE,
+                stdout=errors,
+                stderr=errors,
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> _Process:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        child.end(self.process)
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+
+    @property
+    def failed(self) -> bool:
+        return (self.room / _FAILED).exists() or self.process.poll() is not None
+
+    def go(self) -> None:
+        """Tells the rank that all have compiled."""
+        assert self.process.stdin is not None
+        with suppress(BrokenPipeError):  # where it ended just now
+            self.process.stdin.write(b"go\n")
+
+    def error(self) -> Exception:
+        """What became of a rank that failed."""
+        errors = child.said(self.room / child.ERRORS)
+        if _PORT_TAKEN in errors:
+            return _PortTakenError()
+        code = self.process.poll()
+        how = "failed" if code is None else f"ended with exit code {code}"
+        return ToolError(f"the process of rank {self.rank} {how}", notes=last_words(errors))
+
+
+def _free_port() -> int:
+    """A port that nobody listened at a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

@@ -1,0 +1,55 @@
+"""The child process that runs the original program, on several sets of inputs.
+
+python -m stablehlo_tools.mpmd.running.reference_process DIRECTORY
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stablehlo_tools import bindings
+from stablehlo_tools.mpmd.running import child
+from stablehlo_tools.mpmd.running.arrays import element_of, read_arrays, type_of, write_arrays
+from stablehlo_tools.verify.comparison import Shard
+from stablehlo_tools.verify.element_types import Array
+from stablehlo_tools.verify.execution import Program, load_program
+from stablehlo_tools.verify.job import Request, Run
+from stablehlo_tools.verify.signatures import Value
+
+
+def answer(directory: Path, request: dict[str, Any]) -> dict[str, Any]:
+    """Runs the program that lies in `directory` on `inputs_0.npz` and following."""
+    run = Request.read(directory / request["job"]).runs[0]
+    program = _loaded(directory / request["job"], run)
+    for number in range(request["count"]):
+        inputs = read_arrays(directory / child.inputs_of(number))
+        shards = program([inputs])
+        outputs = [_whole(v, s) for v, s in zip(run.outputs, shards, strict=True)]
+        types = [type_of(value) for value in run.outputs]
+        write_arrays(directory / child.outputs_of(number), outputs, types)
+    return {}
+
+
+def _loaded(directory: Path, run: Run) -> Program:
+    """The program, compiled as `verify` compiles it."""
+    skipped = bindings.REROUNDING_PASSES
+    try:
+        return load_program(directory, run, "before", skipped=skipped)
+    except Exception:  # XLA's own types; what it says counts when the second attempt fails
+        kept = [name for name in skipped if name not in bindings.INDISPENSABLE_PASSES]
+        return load_program(directory, run, "before", skipped=kept)
+
+
+def _whole(value: Value, shards: list[Shard]) -> Array:
+    whole = np.zeros(value.shape, element_of(value).dtype)
+    for shard in reversed(shards):
+        whole[shard.index] = shard.data
+    return whole
+
+
+if __name__ == "__main__":
+    child.main(Path(sys.argv[1]), answer)

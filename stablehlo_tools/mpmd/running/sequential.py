@@ -1,0 +1,63 @@
+"""Plays a set in one process on XLA:CPU: the ranks in turn, each function compiled once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stablehlo_tools.diagnostics import naming
+from stablehlo_tools.mpmd.rank_set import RankSet
+from stablehlo_tools.mpmd.running import child
+from stablehlo_tools.mpmd.running.arrays import read_arrays, write_arrays
+from stablehlo_tools.mpmd.running.events import Played
+from stablehlo_tools.verify.element_types import Array
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a set left: the results of each rank's `main`, and what is known of each rank."""
+
+    results: tuple[tuple[Array, ...], ...]
+    played: tuple[Played, ...] = ()
+    functions: int = 0  # compiled, equal ones once
+
+
+def run_sequentially(
+    ranks: RankSet, inputs: Sequence[Sequence[Array]], directory: Path, timeout: float
+) -> Run:
+    """Plays a set on the arguments of each rank's `main`; `directory` is for files between.
+
+    Raises ToolError for messages that do not fit the manifest, ranks that wait for each other for
+    ever, and whatever XLA:CPU refuses.
+    """
+    write_inputs(ranks, inputs, directory)
+    request = {"set": ranks.name}
+    with naming(ranks.name):
+        answer = child.ask(
+            "sequential_process",
+            directory,
+            request,
+            ranks.manifest.devices,
+            timeout,
+            "running the ranks",
+        )
+    played = tuple(
+        Played(tuple(found["actions"]), found["peak_bytes"], found["peak_at"])
+        for found in answer["ranks"]
+    )
+    return Run(read_results(ranks, directory), played, answer["functions"])
+
+
+def write_inputs(ranks: RankSet, inputs: Sequence[Sequence[Array]], directory: Path) -> None:
+    """Leaves the arguments of each rank's `main` for a child."""
+    for rank, arrays in enumerate(inputs):
+        block = ranks.main(rank).regions[0].blocks[0]
+        types = [str(argument.type) for argument in block.arguments]
+        write_arrays(directory / child.inputs_of(rank), arrays, types)
+
+
+def read_results(ranks: RankSet, directory: Path) -> tuple[tuple[Array, ...], ...]:
+    """The results of each rank's `main` that a child left."""
+    files = (directory / child.outputs_of(rank) for rank in range(ranks.ranks))
+    return tuple(tuple(read_arrays(file)) for file in files)

@@ -1,0 +1,101 @@
+"""One rank in a process of its own: compiles its program, waits for the others, and runs it.
+
+    python -m stablehlo_tools.mpmd.running.worker_process DIRECTORY PORT
+
+The parent holds the other end of standard input: a line means that all have compiled, and its end
+that nobody waits for this rank any more.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import threading
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from stablehlo_tools import bindings
+from stablehlo_tools.mpmd.running import child
+from stablehlo_tools.mpmd.running.arrays import read_arrays, write_arrays
+from stablehlo_tools.verify.element_types import Array
+
+MODULE, COMPILED, FAILED = "module.mlirbc", "compiled", "failed"
+_PERMUTE = re.compile(r"collective-permute(-start)?\(")
+
+
+def main(directory: Path, port: int) -> None:
+    """Leaves the results of each device in `directory`; raises whatever JAX or XLA raises."""
+    go = threading.Event()
+    threading.Thread(target=_listen, args=(go,), daemon=True).start()
+    request = json.loads((directory / child.REQUEST).read_text(encoding="utf-8"))
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    address = f"127.0.0.1:{port}"
+    jax.distributed.initialize(
+        address, request["ranks"], request["rank"], coordinator_bind_address=address
+    )
+    executable = _compiled((directory / MODULE).read_bytes(), request["permutes"])
+    parts = [read_arrays(directory / child.inputs_of(d)) for d in range(request["devices"])]
+    arguments = [_argument(of_devices) for of_devices in zip(*parts, strict=True)]
+    (directory / COMPILED).touch()
+    go.wait()
+    results = executable.execute_sharded(arguments).disassemble_into_single_device_arrays()
+    for device in range(request["devices"])[::-1]:  # the first, which is waited for, comes last
+        found = [np.asarray(of_devices[device]) for of_devices in results]
+        write_arrays(directory / child.outputs_of(device), found, request["types"])
+
+
+def _compiled(code: bytes, permutes: int) -> Any:
+    """The executable, in which every permute of the program must be left."""
+    devices = jax.devices()
+    executable = bindings.compile_for_devices(
+        code,
+        1,
+        len(devices),
+        devices,
+        partitioned=False,
+        skipped_passes=bindings.REROUNDING_PASSES,
+    )
+    left = len(_PERMUTE.findall(executable.hlo_modules()[0].to_string()))
+    if left != permutes:
+        raise RuntimeError(f"XLA:CPU left {left} of {permutes} permutes in the program")
+    return executable
+
+
+def _argument(parts: Sequence[Array]) -> jax.Array:
+    """What the devices of this rank have of an argument, among the devices of all ranks."""
+    whole = NamedSharding(Mesh(np.array(jax.devices()), ("device",)), PartitionSpec())
+    placed = [
+        jax.device_put(part, device)
+        for part, device in zip(parts, jax.local_devices(), strict=True)
+    ]
+    return jax.make_array_from_single_device_arrays(parts[0].shape, whole, placed)
+
+
+def _listen(go: threading.Event) -> None:
+    """Ends the process at once when the parent is gone, whatever hangs."""
+    for _ in sys.stdin:
+        go.set()
+    os._exit(1)
+
+
+def _stay() -> None:
+    """Leaves the end to the parent: one rank's goodbye makes JAX end the others, too."""
+    threading.Event().wait()
+
+
+if __name__ == "__main__":
+    place = Path(sys.argv[1])
+    try:
+        main(place, int(sys.argv[2]))
+    except Exception:  # whatever JAX or XLA has to say
+        traceback.print_exc()
+        (place / FAILED).touch()
+    _stay()

@@ -1,0 +1,203 @@
+"""Gives every op of a microbatch its stage and its phase, by what it depends on.
+
+The stages of the forward are given. A value of the forward is at hand on all stages from the one
+that makes it to the last that reads it: it travels with the activations. An op of the backward
+stands as far up as it can: not above the op that makes a gradient it reads, for gradients travel
+down, and not above the last stage at which something of the forward that it reads, or a weight, is
+at hand: a mask that every layer uses ties it to no stage, the activations of one layer do.
+
+Of a stage's backward, what lower stages need is the input gradient; the rest is the gradient of its
+weights. Where nothing goes further down, it is what other products of the stage hang on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.mpmd.staging.dataflow import Node
+from stablehlo_tools.mpmd.staging.microbatches import heavy_ops
+from stablehlo_tools.mpmd.staging.step import Forward, Step, staged_inputs
+from stablehlo_tools.schedules.actions import Kind
+
+
+class Work(NamedTuple):
+    """The phase that an op belongs to: F, I or W of a stage."""
+
+    kind: Kind
+    stage: int
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """The phase of every needed staged node, and of every link of an accumulator, by index."""
+
+    stages: int
+    of: Mapping[int, Work]
+
+
+def assign(step: Step, forward: Forward, stage_of: Mapping[int, int], stages: int) -> Assignment:
+    """The phases, where `stage_of` gives the stage of each node of the forward."""
+    where = positions(step, forward, stage_of)
+    found: dict[int, Work] = {
+        index: Work(Kind.FORWARD, where[index]) for index in sorted(forward.nodes)
+    }
+    backward = [index for index in sorted(step.needed) if index not in forward.nodes]
+    links = _links(step, forward, where, stages)
+    chain = _input_gradients(step, backward, where, links)
+    for index in backward:
+        kind = Kind.INPUT_GRADIENT if index in chain else Kind.WEIGHT_GRADIENT
+        found[index] = Work(kind, where[index])
+    for term in step.terms:
+        stage, is_forward = links[term.index]
+        found[term.index] = Work(Kind.FORWARD if is_forward else Kind.WEIGHT_GRADIENT, stage)
+    return Assignment(stages, found)
+
+
+def positions(
+    step: Step,
+    forward: Forward,
+    stage_of: Mapping[int, int],
+    spans: Mapping[int, tuple[int, int]] | None = None,
+) -> dict[int, int]:
+    """Where every needed node stands, in any numbering of places that grows along the forward.
+
+    `spans` gives the places of nodes that have several.
+    """
+    reader = _Positions(step, forward, stage_of, spans or {})
+    return reader.run()
+
+
+class _Positions:
+    def __init__(
+        self,
+        step: Step,
+        forward: Forward,
+        stage_of: Mapping[int, int],
+        spans: Mapping[int, tuple[int, int]],
+    ) -> None:
+        self._step = step
+        self._forward = forward
+        self._found = dict(stage_of)
+        self._spans = spans
+        self._last: dict[int, int] = {}  # of a value: where the forward reads it last
+
+    def run(self) -> dict[int, int]:
+        step = self._step
+        nodes = [step.flow.nodes[index] for index in sorted(step.needed)]
+        for node in nodes:
+            if node.index in self._forward.nodes:
+                self._note_uses(node)
+        unplaced: list[Node] = []
+        for node in nodes:
+            if node.index not in self._forward.nodes:
+                place = self._place(node)
+                if place is None:
+                    unplaced.append(node)
+                else:
+                    self._found[node.index] = place
+        for node in reversed(unplaced):
+            self._found[node.index] = self._by_users(node)
+        return self._found
+
+    def _note_uses(self, node: Node) -> None:
+        first, last = self._span(node)
+        for number in node.inputs:
+            is_weight = self._step.is_weight(number)
+            if is_weight or self._step.is_staged(number):
+                self._last[number] = max(self._last.get(number, 0), last if is_weight else first)
+        for number in node.results:
+            self._last[number] = max(self._last.get(number, 0), last)
+
+    def _span(self, node: Node) -> tuple[int, int]:
+        span = self._spans.get(node.index)
+        place = self._found[node.index]
+        return (place, place) if span is None else (span[0], span[1] - 1)
+
+    def _place(self, node: Node) -> int | None:
+        """As far up as it can stand; None where it reads nothing that has a place."""
+        places: list[int] = []
+        for number in node.inputs:
+            maker = self._step.flow.maker.get(number)
+            is_backward = maker is not None and maker.index not in self._forward.nodes
+            if self._step.is_staged(number) and is_backward and maker is not None:
+                if maker.index in self._found:
+                    places.append(self._found[maker.index])
+            elif number in self._last:
+                places.append(self._last[number])
+                span = None if maker is None else self._spans.get(maker.index)
+                if span is not None and node.name == "stablehlo.while":
+                    places.append(span[0])  # it goes back through all that the forward went through
+        return min(places, default=None)
+
+    def _by_users(self, node: Node) -> int:
+        """The highest of its users, from where it travels down."""
+        users = [u for n in node.results for u in self._step.flow.users.get(n, ())]
+        places = [self._found[user.index] for user in users if user.index in self._found]
+        return max(places, default=max(self._found.values(), default=0))
+
+
+def _links(
+    step: Step, forward: Forward, where: Mapping[int, int], stages: int
+) -> dict[int, tuple[int, bool]]:
+    """The stage of each link of an accumulator, and whether the forward can do it: where what it
+    adds is made, or on the last stage where nothing of it has one."""
+    found: dict[int, tuple[int, bool]] = {}
+    for links in step.chains:
+        adding = {link.index: _link(step, forward, where, link) for link in links if link.inputs}
+        known = [work for work in adding.values() if work is not None]
+        usual = known[-1] if known else (stages - 1, True)
+        if len(links) > len(adding) and len(set(known)) > 1:
+            raise ToolError(
+                "expand-mpmd: terms of several stages are added up here, with a conversion in "
+                "between, so the sum cannot be taken apart (P6)",
+                links[0].op.location,
+            )
+        for link in links:
+            found[link.index] = adding.get(link.index) or usual
+    return found
+
+
+def _link(
+    step: Step, forward: Forward, where: Mapping[int, int], link: Node
+) -> tuple[int, bool] | None:
+    makers = [step.flow.maker[n].index for n in staged_inputs(step, link)]
+    if not makers:
+        return None
+    is_forward = all(index in forward.nodes for index in makers)
+    places = [where[index] for index in makers]
+    return (max(places) if is_forward else min(places)), is_forward
+
+
+def _input_gradients(
+    step: Step,
+    backward: list[int],
+    where: Mapping[int, int],
+    links: Mapping[int, tuple[int, bool]],
+) -> set[int]:
+    """The nodes of the backward that are input gradients."""
+    flow = step.flow
+    below: set[int] = set()  # what lower stages need
+    ahead: set[int] = set()  # what heavy work of the same stage needs
+    for term in step.terms:
+        stage, _ = links[term.index]
+        for number in staged_inputs(step, term):
+            if where[flow.maker[number].index] > stage:
+                below.add(flow.maker[number].index)
+    for index in reversed(backward):
+        users = [user for n in flow.nodes[index].results for user in flow.users.get(n, ())]
+        for user in users:
+            if user.index not in where:
+                continue
+            if where[user.index] < where[index] or user.index in below:
+                below.add(index)
+            if user.index in ahead or heavy_ops(user.op):
+                ahead.add(index)
+    leads_down = {where[index] for index in below}
+    return {
+        index
+        for index in backward
+        if index in below or (where[index] not in leads_down and index in ahead)
+    }

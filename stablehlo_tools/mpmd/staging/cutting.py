@@ -1,0 +1,120 @@
+"""Cuts the units of a step into stages: the heaviest as light as can be, then few bytes across."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.mpmd.staging.units import Span, Units
+
+_SLACK = 1.05  # of the least heaviest stage: what fewer bytes across may cost
+_ROUNDING = 1 + 1e-9
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """The units at which stages begin, without the first; and what each stage weighs."""
+
+    begins: tuple[int, ...]
+    ns: tuple[float, ...]
+
+    def stage_of(self, unit: int) -> int:
+        """The stage of a unit."""
+        return bisect_left(self.begins, unit + 1)
+
+    def counts(self, span: Span) -> tuple[int, ...]:
+        """How many units of a span are on each stage that has any."""
+        inside = [unit for unit in self.begins if span.first < unit < span.limit]
+        return tuple(b - a for a, b in pairwise([span.first, *inside, span.limit]))
+
+
+def cut_units(units: Units, stages: int, place: ir.Location) -> Cuts:
+    """The cuts into so many stages, none of them empty. Raises ToolError where units are fewer."""
+    count = len(units.ns)
+    if count < stages:
+        raise ToolError(
+            f"expand-mpmd: the forward has {count} ops and iterations over layers, too few for "
+            f"{stages} stages (P5)",
+            place,
+        )
+    upto = [0.0, *accumulate(units.ns)]
+    limit = _least_heaviest(upto, stages) * _SLACK
+    begins = _cheapest(upto, units.crossing, stages, limit)
+    edges = [0, *begins, count]
+    return Cuts(tuple(begins), tuple(upto[b] - upto[a] for a, b in pairwise(edges)))
+
+
+def _least_heaviest(upto: Sequence[float], stages: int) -> float:
+    """The least weight such that so many stages, each of it at most, hold all units."""
+    low, high = upto[-1] / stages, upto[-1]
+    for _ in range(60):
+        middle = (low + high) / 2
+        if _fits(upto, stages, middle):
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def _fits(upto: Sequence[float], stages: int, limit: float) -> bool:
+    first, count = 0, len(upto) - 1
+    for _ in range(stages):
+        first = _reach(upto, first, limit)
+        if first >= count:
+            return True
+    return False
+
+
+def _reach(upto: Sequence[float], first: int, limit: float) -> int:
+    """The last unit at which a stage from `first` can end."""
+    return bisect_left(upto, (upto[first] + limit) * _ROUNDING, first + 1) - 1
+
+
+def _cheapest(
+    upto: Sequence[float], crossing: Sequence[float], stages: int, limit: float
+) -> list[int]:
+    """Where stages begin, none heavier than the limit, so that least bytes cross.
+
+    Of equal bytes, the cuts that make stages more even: by the square of what they weigh.
+    """
+    count = len(upto) - 1
+    worst = (float("inf"), float("inf"))
+    best: list[tuple[float, float]] = [worst] * (count + 1)
+    best[0] = (0.0, 0.0)
+    chosen: list[list[int]] = []
+    for stage in range(stages):
+        following: list[tuple[float, float]] = [worst] * (count + 1)
+        origin = [-1] * (count + 1)
+        for first in range(stage, count):
+            if best[first] == worst:
+                continue
+            sent, uneven = best[first]
+            sent += crossing[first] if first else 0.0
+            for end in range(first + 1, count + 1):
+                weight = upto[end] - upto[first]
+                if weight > limit * _ROUNDING:
+                    break
+                found = (sent, uneven + weight * weight)
+                if found < following[end]:
+                    following[end], origin[end] = found, first
+        best = following
+        chosen.append(origin)
+    return _traced(chosen, count)
+
+
+def _traced(chosen: Sequence[Sequence[int]], count: int) -> list[int]:
+    begins: list[int] = []
+    end = count
+    for origin in reversed(chosen):
+        end = origin[end]
+        begins.append(end)
+    return begins[::-1][1:]
+
+
+def spans_by_stage(spans: Mapping[int, Span], cuts: Cuts) -> dict[int, int]:
+    """The stage at which each node of the forward begins."""
+    return {index: cuts.stage_of(span.first) for index, span in spans.items()}

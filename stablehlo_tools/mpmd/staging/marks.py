@@ -1,0 +1,100 @@
+"""Marks on ops: the stage that an op of the forward was given, and the stages that users name.
+
+Users name stages with `jax.named_scope("stage_0")`, …, which jax writes into locations, or with
+Shardy's named computations.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import ToolError, note
+from stablehlo_tools.mpmd.staging.dataflow import Node
+from stablehlo_tools.mpmd.staging.step import Forward, Step, staged_inputs
+from stablehlo_tools.transforms.layer_ranges.marks import RANGE
+
+STAGE = "stablehlo_tools.stage"
+_SCOPE = re.compile(r"(?<![\w])stage_(\d+)(?![\w])")
+_NAMED = "sdy.named_computation"
+
+
+def mark(step: Step, stage_of: Mapping[int, int]) -> None:
+    """Notes the stage at which each node of the forward begins on its op, whose copies keep it."""
+    kind = ir.IntegerType.get_signless(64, step.loop.op.context)
+    for index, stage in stage_of.items():
+        step.flow.nodes[index].op.attributes[STAGE] = ir.IntegerAttr.get(kind, stage)
+
+
+def marked(step: Step, forward: Forward) -> dict[int, int]:
+    """The stage of each node of the forward by its mark; of a range of a loop, that many further.
+    What has none stands as early as what it reads allows."""
+    own: dict[int, int] = {}
+    for index in sorted(forward.nodes):
+        op = step.flow.nodes[index].op
+        if STAGE in op.attributes:
+            stage = ir.IntegerAttr(op.attributes[STAGE]).value
+            further = ir.IntegerAttr(op.attributes[RANGE]).value if RANGE in op.attributes else 0
+            own[index] = stage + further
+    return completed(step, forward, own)
+
+
+def named_by_user(step: Step, forward: Forward, stages: int) -> dict[int, int] | None:
+    """The stages that the program names itself; None where it names none.
+
+    Raises a located ToolError where they are not those of the schedule, or one reads what a later
+    one makes.
+    """
+    own: dict[int, int] = {}
+    for index in sorted(forward.nodes):
+        found = _SCOPE.findall(str(step.flow.nodes[index].op.location))
+        if found:
+            own[index] = int(found[-1])
+    if not own:
+        return None
+    named = sorted(set(own.values()))
+    if named != list(range(stages)):
+        listed = ", ".join(f"stage_{stage}" for stage in named)
+        raise ToolError(
+            f"expand-mpmd: the program names {listed}, and the schedule has {stages} stages: "
+            f"stage_0 to stage_{stages - 1} (P5)",
+            step.loop.op.location,
+        )
+    stage_of = completed(step, forward, own)
+    for index in sorted(own):
+        node = step.flow.nodes[index]
+        for number in staged_inputs(step, node):
+            _check_order(node, step.flow.maker[number], stage_of)
+    return stage_of
+
+
+def completed(step: Step, forward: Forward, own: Mapping[int, int]) -> dict[int, int]:
+    """Stages for all nodes of the forward, where some have one: others stand where the last of
+    what they read is made, or else where the first that reads them stands."""
+    found: dict[int, int] = {}
+    loose: list[Node] = []
+    for index in sorted(forward.nodes):
+        node = step.flow.nodes[index]
+        made = [step.flow.maker[n].index for n in staged_inputs(step, node)]
+        if index in own:
+            found[index] = own[index]
+        elif any(source in found for source in made):
+            found[index] = max(found[source] for source in made if source in found)
+        else:
+            loose.append(node)
+    for node in reversed(loose):
+        users = (user for n in node.results for user in step.flow.users.get(n, ()))
+        found[node.index] = min((found[u.index] for u in users if u.index in found), default=0)
+    return found
+
+
+def _check_order(node: Node, maker: Node, stage_of: Mapping[int, int]) -> None:
+    stage, source = stage_of[node.index], stage_of[maker.index]
+    if source > stage:
+        raise ToolError(
+            f"expand-mpmd: {node.name} of stage {stage} reads what stage {source} makes, and a "
+            "forward goes through its stages in order: the ranks would wait for each other (P7)",
+            node.op.location,
+            (note(f"made by {maker.name} here", maker.op.location),),
+        )

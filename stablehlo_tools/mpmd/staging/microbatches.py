@@ -1,0 +1,192 @@
+"""Recognises the loop over microbatches, by what its body does with each carry.
+
+It runs a known number of times, and a carry is a counter, a constant, or accumulated: each
+iteration adds a term to it (or takes the maximum, …), or writes rows of it that no other does. So
+the iterations can run in any order, and in parts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stablehlo_tools.analysis.effects import Effects
+from stablehlo_tools.analysis.loop_indices import LoopIndices, written_positions
+from stablehlo_tools.analysis.loops import LoopBody
+from stablehlo_tools.analysis.trip_counts import constant_integer, counted
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import ToolError, note
+from stablehlo_tools.ir.values import producer
+from stablehlo_tools.ir.walk import walk
+
+_WHILE = "stablehlo.while"
+_UPDATE = "stablehlo.dynamic_update_slice"
+_CONSTRAINT = "sdy.sharding_constraint"
+_KINDS = {
+    "stablehlo.add": "add",
+    "stablehlo.subtract": "add",
+    "stablehlo.maximum": "maximum",
+    "stablehlo.minimum": "minimum",
+    "stablehlo.and": "and",
+    "stablehlo.or": "or",
+    "stablehlo.multiply": "multiply",
+}
+_ONLY_LEFT = frozenset({"stablehlo.subtract", _UPDATE})
+_THROUGH = frozenset({_CONSTRAINT, "stablehlo.convert"})
+_HEAVY = frozenset({"stablehlo.dot_general", "stablehlo.convolution", "stablehlo.scatter"})
+
+
+@dataclass(frozen=True)
+class Link:
+    """An op that takes an accumulator, as operand `place`, and gives it on."""
+
+    op: ir.Operation
+    place: int
+
+
+@dataclass(frozen=True)
+class Accumulator:
+    """A carry that every iteration adds to: the ops that do so, in order, and how partial outcomes
+    are combined, by `add`, `maximum`, …; rows that are written are added to zeros."""
+
+    carry: int
+    kind: str
+    links: tuple[Link, ...]
+
+
+@dataclass(frozen=True)
+class MicrobatchLoop:
+    """A `while` over `trips` microbatches; `counters` gives what each adds to a carry."""
+
+    op: ir.Operation
+    trips: int
+    counters: dict[int, int]
+    constants: frozenset[int]
+    accumulators: dict[int, Accumulator]
+
+    @property
+    def block(self) -> ir.Block:
+        """The block of an iteration."""
+        return self.op.regions[1].blocks[0]
+
+
+def find_microbatch_loop(
+    block: ir.Block, effects: Effects, microbatches: int | None = None
+) -> MicrobatchLoop:
+    """The loop over microbatches of a block: the heaviest one that is such a loop.
+
+    Raises a located ToolError where there is none: what stands in the way in the likeliest.
+    """
+    loops = [view.operation for view in block.operations if view.operation.name == _WHILE]
+    found: list[MicrobatchLoop] = []
+    refusals: list[ToolError] = []
+    for loop in loops:
+        read = read_microbatch_loop(loop, effects)
+        if isinstance(read, ToolError):
+            refusals.append(read)
+        elif microbatches in (None, read.trips):
+            found.append(read)
+    if found:
+        return max(found, key=lambda each: heavy_ops(each.op))
+    if refusals:
+        raise refusals[0]
+    raise ToolError(
+        "expand-mpmd: the program has no loop over microbatches (P1); --microbatches M makes one",
+        block.owner.location,
+    )
+
+
+def read_microbatch_loop(loop: ir.Operation, effects: Effects) -> MicrobatchLoop | ToolError:
+    """The loop as one over microbatches, or why it is none."""
+    count = counted(loop, _constant)
+    if isinstance(count, str) or len(set(count.trips)) != 1:
+        why = count if isinstance(count, str) else "it differs by device"
+        return _refused(f"how often this loop runs is not known: {why}", loop)
+    if not heavy_ops(loop):
+        return _refused("this loop computes too little to be one over microbatches", loop)
+    body = LoopBody(loop, effects)
+    indices = LoopIndices(body, count.trips[0], _constant)
+    counters: dict[int, int] = {}
+    accumulators: dict[int, Accumulator] = {}
+    for carry, argument in enumerate(body.arguments):
+        if carry in body.invariant:
+            continue
+        if carry in body.steps:
+            counters[carry] = body.steps[carry]
+            continue
+        links = _links(body.ends[carry], argument)
+        kind = None if links is None else _kind(links, indices)
+        if links is None or kind is None:
+            return _carried(loop, carry, body)
+        accumulators[carry] = Accumulator(carry, kind, tuple(links))
+    if not accumulators:
+        return _refused("this loop accumulates nothing over its iterations", loop)
+    return MicrobatchLoop(loop, count.trips[0], counters, frozenset(body.invariant), accumulators)
+
+
+def _constant(value: ir.Value) -> tuple[int, ...] | None:
+    number = constant_integer(value)
+    return None if number is None else (number,)
+
+
+def _links(end: ir.Value, argument: ir.Value) -> list[Link] | None:
+    """The ops that lead from an argument to what comes back for it, each read by the next alone."""
+    if len(list(argument.uses)) != 1:
+        return None
+    links: list[Link] = []
+    value = argument
+    while True:
+        uses = list(value.uses)
+        if len(uses) != 1:
+            return None
+        user = uses[0].owner.operation
+        if user.name == "stablehlo.return":
+            return links if value == end and links else None
+        place = uses[0].operand_number
+        known = user.name in _KINDS or user.name in _THROUGH or user.name == _UPDATE
+        if not known or (user.name in _ONLY_LEFT and place):
+            return None
+        links.append(Link(user, place))
+        value = user.results[0]
+
+
+def _kind(links: list[Link], indices: LoopIndices) -> str | None:
+    """How outcomes of some iterations are combined with those of others; None if they cannot be."""
+    kinds: set[str] = set()
+    for link in links:
+        if link.op.name == _UPDATE:
+            written = written_positions(link.op, indices)
+            if written is None or len(set(written[1])) != len(written[1]):
+                return None
+            kinds.add("rows")
+        elif link.op.name in _KINDS:
+            kinds.add(_KINDS[link.op.name])
+    return kinds.pop() if len(kinds) == 1 else None
+
+
+def _carried(loop: ir.Operation, carry: int, body: LoopBody) -> ToolError:
+    maker = producer(body.ends[carry])
+    place = loop.location if maker is None else maker.location
+    return ToolError(
+        f"expand-mpmd: carry {carry} of the loop over microbatches, "
+        f"{loop.operands[carry].type}, is no sum: an iteration uses what the one before it left, "
+        "so the microbatches cannot run at once (P2)",
+        place,
+        (note("the loop is here", loop.location),),
+    )
+
+
+def _refused(why: str, loop: ir.Operation) -> ToolError:
+    return ToolError(f"expand-mpmd: {why} (P1)", loop.location)
+
+
+def heavy_ops(loop: ir.Operation) -> int:
+    """How many matrix products, convolutions and scatters an op is or has in its regions."""
+    found = 0
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        nonlocal found
+        found += op.name in _HEAVY
+        return ir.WalkResult.ADVANCE
+
+    walk(loop, visit)
+    return found

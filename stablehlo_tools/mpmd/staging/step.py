@@ -1,0 +1,257 @@
+"""A training step around its loop over microbatches, and what kind of value each one is.
+
+Values of the loop's body are
+
+    invariant   the same for every microbatch: weights, and what is computed from them alone
+    free        from the number of the microbatch at little cost: a slice of the batch, a mask
+    staged      all else: the work of the forward and the backward, which has a stage and a phase
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+from stablehlo_tools.analysis.collectives import classify_communication
+from stablehlo_tools.analysis.effects import Effects
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.ir.values import is_float, key_of
+from stablehlo_tools.ir.walk import walk
+from stablehlo_tools.mpmd.staging.dataflow import Dataflow, Node
+from stablehlo_tools.mpmd.staging.microbatches import Link, MicrobatchLoop
+from stablehlo_tools.mpmd.staging.weights import Weigher
+
+_COSTLY = frozenset(
+    f"stablehlo.{name}"
+    for name in (
+        "case",
+        "cholesky",
+        "convolution",
+        "custom_call",
+        "dot",
+        "dot_general",
+        "fft",
+        "if",
+        "rng_bit_generator",
+        "scatter",
+        "select_and_scatter",
+        "sort",
+        "triangular_solve",
+        "while",
+    )
+)
+_FEW_ROWS = 8  # indices of a gather that takes a sample, and looks up no table
+
+
+class Step:
+    """What the body of the loop over microbatches computes, for one of them."""
+
+    def __init__(self, loop: MicrobatchLoop, outer: Dataflow, effects: Effects) -> None:
+        self.loop = loop
+        self.outer = outer
+        self.flow = Dataflow.of(loop.block)
+        self._effects = effects
+        self._communicates = classify_communication(loop.op.context)
+        self._links = {
+            key_of(link.op) for each in loop.accumulators.values() for link in each.links
+        }
+        self._arguments = frozenset(self.flow.arguments)
+        self.invariant: set[int] = set()
+        self.free: set[int] = set()
+        self.staged: list[Node] = []
+        self._classify()
+
+    @cached_property
+    def constants(self) -> dict[int, ir.Value]:
+        """What an argument of the body that stays the same is, outside of the loop."""
+        return {
+            self.flow.arguments[carry]: self.loop.op.operands[carry]
+            for carry in sorted(self.loop.constants)
+        }
+
+    @cached_property
+    def counters(self) -> dict[int, int]:
+        """The carry of an argument of the body that counts."""
+        return {self.flow.arguments[carry]: carry for carry in sorted(self.loop.counters)}
+
+    @cached_property
+    def needed(self) -> set[int]:
+        """The indices of the staged nodes that some accumulator hangs on."""
+        staged = {node.index for node in self.staged}
+        return self.flow.ancestors(n for term in self.terms for n in term.inputs) & staged
+
+    @cached_property
+    def chains(self) -> list[list[Node]]:
+        """The links of each accumulator; their inputs are without the accumulator."""
+        return [list(map(self._link, each.links)) for each in self.loop.accumulators.values()]
+
+    @cached_property
+    def terms(self) -> list[Node]:
+        """The links of all accumulators, in the order of the text."""
+        return sorted((link for links in self.chains for link in links), key=_index)
+
+    def _link(self, link: Link) -> Node:
+        node = self.flow.maker[self.flow.numbers[link.op.results[0]]]
+        carried = self.flow.numbers[link.op.operands[link.place]]
+        inputs = tuple(n for n in node.inputs if n != carried)
+        return Node(node.index, node.op, inputs, node.results)
+
+    def is_staged(self, number: int) -> bool:
+        """Whether a value is made by a staged op."""
+        maker = self.flow.maker.get(number)
+        return maker is not None and number not in self.invariant and number not in self.free
+
+    def is_weight(self, number: int) -> bool:
+        """Whether a value is a tensor of floats that is no sample, but hangs on an
+        argument."""
+        if number not in self.invariant:
+            return False
+        kind = self.flow.values[number].type
+        return is_float(kind) and ir.RankedTensorType(kind).rank > 0 and bool(self.roots(number))
+
+    def roots(self, number: int) -> frozenset[int]:
+        """The arguments of the block around the loop that an invariant value hangs on."""
+        if number not in self._roots:
+            maker = self.flow.maker.get(number)
+            found: set[int] = set()
+            if maker is None:
+                value = self.constants.get(number, self.flow.values[number])
+                found |= self._outer_roots(self.outer.number(value))
+            else:
+                for source in maker.inputs:
+                    found |= self.roots(source)
+            self._roots[number] = frozenset(found)
+        return self._roots[number]
+
+    @cached_property
+    def _roots(self) -> dict[int, frozenset[int]]:
+        return {}
+
+    def _outer_roots(self, number: int) -> frozenset[int]:
+        nodes = self.outer.ancestors([number])
+        read = {n for index in nodes for n in self.outer.nodes[index].inputs} | {number}
+        return frozenset(n for n in self.outer.arguments if n in read)
+
+    def _classify(self) -> None:
+        flow = self.flow
+        self.invariant |= set(self.constants)
+        self.free |= set(self.counters)
+        for node in flow.nodes:
+            if key_of(node.op) in self._links:
+                for number in node.inputs:
+                    self._is_fixed(number)
+                continue
+            if self._effects.has_effect(node.op):
+                raise ToolError(
+                    f"expand-mpmd: {node.name} has an effect, whose order over the microbatches a "
+                    "schedule would change (P3)",
+                    node.op.location,
+                )
+            self._note(node)
+
+    def _note(self, node: Node) -> None:
+        fixed = [self._is_fixed(n) for n in node.inputs]
+        if all(fixed) and not self._has_collective(node.op):
+            self.invariant.update(node.results)
+        elif self._is_free(node):
+            self.free.update(node.results)
+        else:
+            self.staged.append(node)
+
+    def _is_fixed(self, number: int) -> bool:
+        """Whether a value is the same for every microbatch: from outside, or made of such."""
+        if number in self.invariant:
+            return True
+        is_outside = number not in self.flow.maker and number not in self._arguments
+        if is_outside:
+            self.invariant.add(number)
+        return is_outside
+
+    def _is_free(self, node: Node) -> bool:
+        if node.name in _COSTLY or self._has_collective(node.op):
+            return False
+        if not all(n in self.free or n in self.invariant for n in node.inputs):
+            return False
+        if node.name == "stablehlo.dynamic_slice":
+            return True
+        if node.name == "stablehlo.gather":
+            rows = ir.RankedTensorType(node.op.operands[1].type).shape
+            return prod(rows) <= _FEW_ROWS
+        return not any(map(self.is_weight, node.inputs))
+
+    def _has_collective(self, op: ir.Operation) -> bool:
+        return any(self._communicates(inner) is not None for inner in _all_ops(op))
+
+
+@dataclass(frozen=True)
+class Forward:
+    """The staged nodes of the forward, by index, and what decided: they all lead to `anchor`."""
+
+    nodes: frozenset[int]
+    anchor: Node
+
+
+def find_forward(step: Step, weigher: Weigher) -> Forward:
+    """The staged ops that lead to the loss, or to what else hangs on most weights by least work.
+
+    Raises a located ToolError where all of the step leads there: then it has no backward.
+    """
+    weights = _weights_below(step)
+    needed = [step.flow.nodes[index] for index in sorted(step.needed)]
+    ns = {node.index: weigher.ns(node.op) for node in needed}
+    best: tuple[int, float, int] | None = None
+    chosen: tuple[frozenset[int], Node] | None = None
+    for term in step.terms:
+        above = step.flow.ancestors(n for n in term.inputs if step.is_staged(n)) & ns.keys()
+        hangs_on = frozenset[int]().union(*(weights.get(n, frozenset()) for n in term.inputs))
+        rank = (-len(hangs_on), sum(ns[index] for index in above), term.index)
+        if above and (best is None or rank < best):
+            best, chosen = rank, (frozenset(above), term)
+    if chosen is None or len(chosen[0]) == len(needed):
+        raise ToolError(
+            "expand-mpmd: the loop over microbatches computes a forward only; a pipeline of rank "
+            "programs needs a training step, expand-pipeline takes forward programs (P4)",
+            step.loop.op.location,
+        )
+    return Forward(*chosen)
+
+
+def _weights_below(step: Step) -> dict[int, frozenset[int]]:
+    """The arguments of floats that each staged value hangs on."""
+    found: dict[int, frozenset[int]] = {}
+    is_weight = {n for n in step.outer.arguments if is_float(step.outer.values[n].type)}
+    for node in step.staged:
+        below: set[int] = set()
+        for number in node.inputs:
+            if number in step.invariant:
+                below |= step.roots(number) & is_weight
+            else:
+                below |= found.get(number, frozenset())
+        for number in node.results:
+            found[number] = frozenset(below)
+    return found
+
+
+def _index(node: Node) -> int:
+    return node.index
+
+
+def staged_inputs(step: Step, node: Node) -> Iterator[int]:
+    """The inputs of a node that staged ops make."""
+    return (n for n in node.inputs if step.is_staged(n))
+
+
+def _all_ops(op: ir.Operation) -> Iterable[ir.Operation]:
+    if not len(op.regions):
+        return [op]
+    found: list[ir.Operation] = []
+
+    def visit(inner: ir.Operation) -> ir.WalkResult:
+        found.append(inner)
+        return ir.WalkResult.ADVANCE
+
+    walk(op, visit)
+    return found

@@ -1,0 +1,1 @@
+"""Rewrites how the ranks of a set hand tensors to each other."""

@@ -1,0 +1,1 @@
+"""Writing the program of each rank, by a schedule."""

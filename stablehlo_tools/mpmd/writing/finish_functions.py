@@ -1,0 +1,132 @@
+"""Writes `finish_0`, `finish_1`, …: a rank's part of a round behind the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.ir.building import Builder
+from stablehlo_tools.ir.inline import copy_with
+from stablehlo_tools.mpmd.names import FINISH
+from stablehlo_tools.mpmd.staging.dataflow import Node
+from stablehlo_tools.mpmd.writing.finishing import Made
+from stablehlo_tools.mpmd.writing.fixed import Key
+from stablehlo_tools.mpmd.writing.phases import private_function
+from stablehlo_tools.mpmd.writing.plan import Plan
+
+_COMBINED_BY = {"rows": "add"}
+
+
+@dataclass(frozen=True)
+class FinishFunction:
+    """What a rank computes in a round: what it takes and gives of values that hang on the loop, and
+    of fixed ones."""
+
+    name: str
+    nodes: tuple[Node, ...]
+    totals: tuple[tuple[int, tuple[Made, ...]], ...]  # sums that are combined, by carry
+    takes: tuple[Made, ...]
+    fixed: tuple[Key, ...]
+    gives: tuple[Made, ...]
+    gives_fixed: tuple[Key, ...]
+
+    def type_of(self, plan: Plan, made: Made) -> ir.Type:
+        """The type of a value."""
+        return plan.type_of(made)
+
+    def write(self, plan: Plan, block: ir.Block) -> None:
+        """Writes the function at the end of a module's block."""
+        place = plan.step.loop.op.location
+        taken = [plan.type_of(made) for made in self.takes]
+        taken += [plan.fixed.value(key).type for key in self.fixed]
+        given = [plan.type_of(made) for made in self.gives]
+        given += [plan.fixed.value(key).type for key in self.gives_fixed]
+        function = private_function(self.name, taken, given, block, place)
+        body = function.regions[0].blocks[0]
+        arguments = list(body.arguments)
+        point = ir.InsertionPoint(body)
+        made = dict(zip(self.takes, arguments, strict=False))
+        known = dict(zip(self.fixed, arguments[len(self.takes) :], strict=True))
+        values = {each.number: value for each, value in made.items() if each.what == "value"}
+        for carry, parts in self.totals:
+            values[plan.total_of(carry)] = _combined(
+                plan, carry, [made[part] for part in parts], point
+            )
+        for node in self.nodes:
+            _copy(plan, node, values, known, point)
+        returned = [values[each.number] for each in self.gives]
+        returned += [plan.fixed.write(key, known, point) for key in self.gives_fixed]
+        ir.Operation.create("func.return", operands=returned, loc=place, ip=point)
+
+
+def finish_function(
+    plan: Plan, number: int, rank: int, is_at_hand: Callable[[Key], bool]
+) -> FinishFunction | None:
+    """What a rank computes in round `number`; None where that is nothing. `is_at_hand` tells which
+    fixed values it has."""
+    finish = plan.finish
+    nodes = finish.ops.get((number, rank), [])
+    totals = [
+        (carry, tuple(parts))
+        for carry, parts in finish.totals.get((number, rank), [])
+        if len(parts) > 1
+    ]
+    own = {n for node in nodes for n in node.results}
+    own |= {plan.total_of(carry) for carry, _ in totals}
+    takes: dict[Made, None] = dict.fromkeys(part for _, parts in totals for part in parts)
+    keys: dict[Key, None] = {}
+    for node in nodes:
+        for source in node.inputs:
+            if source in own:
+                continue
+            if source in finish.home:
+                takes[Made("value", source, finish.home[source])] = None
+            else:
+                keys[plan.fixed.key_outside(source)] = None
+    gives = [
+        Made("value", source, rank)
+        for source in sorted(own)
+        if plan.is_read_later(source, number, rank)
+    ]
+    fixed_results = plan.fixed_results(rank) if number == 0 else []
+    fixed_results = [key for key in fixed_results if not is_at_hand(key)]
+    if not gives and not fixed_results:
+        return None
+    leaves = plan.fixed.cone([*keys, *fixed_results], is_at_hand)
+    return FinishFunction(
+        f"{FINISH}_{number}",
+        tuple(nodes),
+        tuple(totals),
+        tuple(takes),
+        tuple(leaves),
+        tuple(gives),
+        tuple(fixed_results),
+    )
+
+
+def _combined(plan: Plan, carry: int, parts: list[ir.Value], point: ir.InsertionPoint) -> ir.Value:
+    kind = plan.step.loop.accumulators[carry].kind
+    build = Builder(point, plan.step.loop.op.location)
+    total = parts[0]
+    for part in parts[1:]:
+        total = build.same(_COMBINED_BY.get(kind, kind), total, part)
+    return total
+
+
+def _copy(
+    plan: Plan,
+    node: Node,
+    values: dict[int, ir.Value],
+    known: dict[Key, ir.Value],
+    point: ir.InsertionPoint,
+) -> None:
+    outer = plan.step.outer
+    stand_ins: dict[ir.Value, ir.Value] = {}
+    for source in node.inputs:
+        found = values.get(source)
+        if found is None:
+            found = plan.fixed.write(plan.fixed.key_outside(source), known, point)
+        stand_ins[outer.values[source]] = found
+    copy = copy_with(node.op, stand_ins, point)
+    values.update(zip(node.results, copy.results, strict=True))

@@ -1,0 +1,210 @@
+"""What stands behind the loop over microbatches: the optimizer, norms, what is returned.
+
+An op is computed where most of what it reads lies: sums of gradients on the ranks of their stages,
+and what is made of them. What hangs on arguments alone is computed wherever it is read. Values go
+between ranks in rounds: in a round every rank computes all that it can, then values are sent, by
+sender and receiver in the same order on all ranks, so that no two ranks wait for each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from stablehlo_tools.analysis.tasks.op_work import bytes_of
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.ir.building import shape_of
+from stablehlo_tools.ir.values import producer, unconstrained
+from stablehlo_tools.mpmd.staging.dataflow import Node
+from stablehlo_tools.mpmd.staging.step import Step
+
+_CONCATENATE = "stablehlo.concatenate"
+
+
+class Made(NamedTuple):
+    """A value behind the loop: value `number` of the block, or the part of the total of a carry
+    that one rank has summed up."""
+
+    what: Literal["value", "part"]
+    number: int
+    rank: int  # where it is made
+
+
+class Sending(NamedTuple):
+    """A value that one rank sends another behind a round."""
+
+    round: int
+    source: int
+    target: int
+    value: Made
+
+
+class Returned(NamedTuple):
+    """What a rank returns of result `result` of the program: all of it, or rows of a dimension."""
+
+    rank: int
+    result: int
+    number: int
+    dim: int | None = None
+    start: int = 0
+    limit: int = 0
+
+
+@dataclass
+class Finish:
+    """Where and when each value is made, what is sent, and who returns what.
+
+    `ops` are the nodes of each round and rank, in order; `totals` the carries that a rank combines
+    from parts, with those.
+    """
+
+    home: dict[int, int] = field(default_factory=dict[int, int])
+    round_of: dict[Made, int] = field(default_factory=dict[Made, int])
+    ops: dict[tuple[int, int], list[Node]] = field(
+        default_factory=dict[tuple[int, int], list[Node]]
+    )
+    totals: dict[tuple[int, int], list[tuple[int, list[Made]]]] = field(
+        default_factory=dict[tuple[int, int], list[tuple[int, list[Made]]]]
+    )
+    sendings: list[Sending] = field(default_factory=list[Sending])
+    returned: list[Returned] = field(default_factory=list[Returned])
+
+    @property
+    def rounds(self) -> int:
+        """The number of rounds."""
+        return 1 + max(
+            [0, *(r for r, _ in self.ops), *(r for r, _ in self.totals)]
+            + [sending.round + 1 for sending in self.sendings]
+        )
+
+
+def plan_finish(
+    step: Step, parts: Mapping[int, Sequence[int]], held: Mapping[int, Sequence[int]]
+) -> Finish:
+    """The plan, where `parts` gives the ranks that sum up each carry, and `held` the ranks that an
+    argument of the block, by its place, lies on anyway."""
+    return _Planner(step, parts, held).plan()
+
+
+class _Planner:
+    def __init__(
+        self, step: Step, parts: Mapping[int, Sequence[int]], held: Mapping[int, Sequence[int]]
+    ) -> None:
+        self._step = step
+        self._outer = step.outer
+        self._parts = parts
+        self._held = held
+        self._finish = Finish()
+        self._sent: dict[tuple[Made, int], None] = {}
+
+    def plan(self) -> Finish:
+        outer, finish = self._outer, self._finish
+        loop = next(n for n in outer.nodes if n.op == self._step.loop.op)
+        for carry, ranks in self._parts.items():
+            self._total(loop.results[carry], carry, ranks)
+        wanted = outer.ancestors(outer.returned)
+        joined = {number for number in outer.returned if self._is_joined(number)}
+        for node in outer.nodes:
+            if node.index not in wanted or node.index == loop.index:
+                continue
+            if len(node.results) == 1 and node.results[0] in joined:
+                continue
+            self._place(node)
+        for result, number in enumerate(outer.returned):
+            self._return(result, number)
+        finish.sendings = sorted(
+            Sending(finish.round_of[made], made.rank, rank, made) for made, rank in self._sent
+        )
+        return finish
+
+    def _total(self, number: int, carry: int, ranks: Sequence[int]) -> None:
+        """The sum of a carry: on the one rank that has it, or on the first of several."""
+        finish = self._finish
+        parts = [Made("part", carry, rank) for rank in ranks]
+        for part in parts:
+            finish.round_of[part] = 0
+        home = ranks[0]
+        made = Made("value", number, home)
+        finish.home[number] = home
+        round_ = 0 if len(parts) == 1 else 1
+        for part in parts[1:]:
+            self._sent[part, home] = None
+        finish.round_of[made] = round_
+        finish.totals.setdefault((round_, home), []).append((carry, parts))
+
+    def _place(self, node: Node) -> None:
+        """Gives an op that hangs on the loop a rank and a round."""
+        finish = self._finish
+        placed = [number for number in node.inputs if number in finish.home]
+        if not placed:
+            return
+        rank = self._heaviest(placed)
+        round_ = 0
+        for number in placed:
+            round_ = max(round_, self._arrives(number, rank))
+        for number in node.results:
+            finish.home[number] = rank
+            finish.round_of[Made("value", number, rank)] = round_
+        finish.ops.setdefault((round_, rank), []).append(node)
+
+    def _heaviest(self, numbers: Iterable[int]) -> int:
+        """The rank that has most bytes of some values; of scalars, the first."""
+        held: dict[int, float] = {}
+        for number in numbers:
+            rank = self._finish.home[number]
+            size = bytes_of(self._outer.values[number])
+            held[rank] = held.get(rank, 0.0) + (size if _rank(self._outer.values[number]) else 0.0)
+        return min(held, key=lambda rank: (-held[rank], rank))
+
+    def _arrives(self, number: int, rank: int) -> int:
+        """The round in which a value is at hand on a rank; it is sent there if need be."""
+        home = self._finish.home[number]
+        made = Made("value", number, home)
+        round_ = self._finish.round_of[made]
+        if home == rank:
+            return round_
+        self._sent[made, rank] = None
+        return round_ + 1
+
+    def _is_joined(self, number: int) -> bool:
+        """Whether a value that is returned is put together of rows, and read by nothing else."""
+        maker = producer(unconstrained(self._outer.values[number]))
+        if maker is None or maker.name != _CONCATENATE:
+            return False
+        users = list(maker.results[0].uses)
+        return len(users) == 1
+
+    def _return(self, result: int, number: int) -> None:
+        finish = self._finish
+        if not self._is_joined(number):
+            finish.returned.append(Returned(self._rank_of(number), result, number))
+            return
+        value = unconstrained(self._outer.values[number])
+        maker = producer(value)
+        assert maker is not None
+        dim = ir.IntegerAttr(maker.attributes["dimension"]).value
+        start = 0
+        for operand in maker.operands:
+            piece = self._outer.number(operand)
+            limit = start + shape_of(operand)[dim]
+            finish.returned.append(Returned(self._rank_of(piece), result, piece, dim, start, limit))
+            start = limit
+
+    def _rank_of(self, number: int) -> int:
+        """Where a value is returned: where it is made; of what hangs on arguments alone, on a rank
+        that has most of them."""
+        if number in self._finish.home:
+            return self._finish.home[number]
+        nodes = self._outer.ancestors([number])
+        read = {n for index in nodes for n in self._outer.nodes[index].inputs} | {number}
+        counts: dict[int, int] = {0: 0}
+        for place, argument in enumerate(self._outer.arguments):
+            if argument in read:
+                for rank in self._held.get(place, ()):
+                    counts[rank] = counts.get(rank, 0) + 1
+        return min(counts, key=lambda rank: (-counts[rank], rank))
+
+
+def _rank(value: ir.Value) -> int:
+    return len(shape_of(value))

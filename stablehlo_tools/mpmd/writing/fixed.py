@@ -1,0 +1,252 @@
+"""Values that are the same for every microbatch, inside of the loop and around it.
+
+They are known by a `Key`: that of an argument, or of a row of one, is what a rank is given; of any
+other, a rank computes it once, in `prepare`, or wherever it is read if it is little more than a
+constant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Literal, NamedTuple
+
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.ir.building import Builder, element_of, shape_of
+from stablehlo_tools.ir.constants import CONSTANTS
+from stablehlo_tools.ir.inline import copy_with
+from stablehlo_tools.mpmd.staging.dataflow import Dataflow, Node
+from stablehlo_tools.mpmd.staging.step import Step
+
+_SLICE = "stablehlo.slice"
+_SPREADS = frozenset({"stablehlo.broadcast_in_dim", "stablehlo.iota", "stablehlo.constant"})
+_FEW = 64  # elements that are computed anew wherever they are read
+
+
+class Key(NamedTuple):
+    """A value of the block around the loop, or of its body, by its number there."""
+
+    place: Literal["outer", "body"]
+    number: int
+
+
+class Rows(NamedTuple):
+    """Rows `start` to `limit` of dimension `dim` of an argument of the block."""
+
+    argument: int
+    dim: int | None = None
+    start: int = 0
+    limit: int = 0
+
+
+class Fixed:
+    """The values that no microbatch changes."""
+
+    def __init__(self, step: Step) -> None:
+        self._step = step
+        self._flows: Mapping[str, Dataflow] = {"outer": step.outer, "body": step.flow}
+        self._arguments = {number: i for i, number in enumerate(step.outer.arguments)}
+        loop = step.outer.maker[step.outer.numbers[step.loop.op.results[0]]]
+        self._carry_of = {number: carry for carry, number in enumerate(loop.results)}
+        self._anew: dict[Key, bool] = {}
+
+    def key_in_body(self, number: int) -> Key:
+        """The key of an invariant value of the body."""
+        if number in self._step.flow.maker:
+            return Key("body", number)
+        value = self._step.constants.get(number, self._step.flow.values[number])
+        return self.key_of(value)
+
+    def key_of(self, value: ir.Value) -> Key:
+        """The key of a value of the block around the loop."""
+        return self.key_outside(self._step.outer.number(value))
+
+    def key_outside(self, number: int) -> Key:
+        """The key of a value of the block around the loop, by its number."""
+        carry = self._carry_of.get(number)
+        if carry is not None and carry in self._step.loop.constants:
+            return self.key_of(self._step.loop.op.operands[carry])
+        return Key("outer", number)
+
+    def value(self, key: Key) -> ir.Value:
+        """The value in the program as it was."""
+        return self._flows[key.place].values[key.number]
+
+    def given(self, key: Key) -> Rows | None:
+        """What of an argument a value is; None for one that is computed."""
+        if key.place == "outer" and key.number in self._arguments:
+            return Rows(self._arguments[key.number])
+        node = self._maker(key)
+        if node is None or node.name != _SLICE:
+            return None
+        source = self._sources(key, node)[0]
+        if source.place != "outer" or source.number not in self._arguments:
+            return None
+        return _rows(node.op, self._arguments[source.number])
+
+    def is_written_anew(self, key: Key) -> bool:
+        """Whether a value is cheaper to write wherever it is read than to keep: constants and what
+        is spread from few elements that hang on no argument."""
+        if key not in self._anew:
+            self._anew[key] = self._written_anew(key)
+        return self._anew[key]
+
+    def leaves(self, key: Key) -> Iterator[Key]:
+        """What must be at hand to write a value: itself, or what it is spread from."""
+        if not self.is_written_anew(key):
+            yield key
+            return
+        node = self._maker(key)
+        for source in () if node is None else self._sources(key, node):
+            yield from self.leaves(source)
+
+    def write(self, key: Key, known: dict[Key, ir.Value], point: ir.InsertionPoint) -> ir.Value:
+        """Writes a value, and what it is computed from, unless `known` has it."""
+        pending = [key]
+        while pending:
+            current = pending[-1]
+            if current in known:
+                pending.pop()
+                continue
+            node = self._maker(current)
+            assert node is not None, "an argument is known"
+            sources = self._sources(current, node)
+            missing = [source for source in sources if source not in known]
+            if missing:
+                pending += missing
+                continue
+            pending.pop()
+            self._copy(current, node, sources, known, point)
+        return known[key]
+
+    def cone(self, keys: Iterable[Key], is_known: Callable[[Key], bool]) -> list[Key]:
+        """The keys that have to be known to write others."""
+        found: dict[Key, None] = {}
+        seen: set[Key] = set()
+        pending = list(keys)[::-1]
+        while pending:
+            key = pending.pop()
+            if key in seen:
+                continue
+            seen.add(key)
+            if is_known(key):
+                found[key] = None
+                continue
+            node = self._maker(key)
+            assert node is not None, "an argument is known"
+            pending += self._sources(key, node)[::-1]
+        return list(found)
+
+    def _written_anew(self, key: Key) -> bool:
+        node = self._maker(key)
+        if node is None or self.given(key) is not None:
+            return False
+        if node.name in CONSTANTS or node.name in _SPREADS:
+            return True
+        value = self.value(key)
+        is_small = len(node.results) == 1 and _elements(value) <= _FEW and not len(node.op.regions)
+        return is_small and all(map(self.is_written_anew, self._sources(key, node)))
+
+    def _maker(self, key: Key) -> Node | None:
+        return self._flows[key.place].maker.get(key.number)
+
+    def _sources(self, key: Key, node: Node) -> list[Key]:
+        if key.place == "body":
+            return [self.key_in_body(number) for number in node.inputs]
+        carry = self._carry_of.get(key.number)
+        if carry is not None:
+            return [self.key_of(self._step.loop.op.operands[carry])]
+        return [self.key_outside(number) for number in node.inputs]
+
+    def _copy(
+        self,
+        key: Key,
+        node: Node,
+        sources: list[Key],
+        known: dict[Key, ir.Value],
+        point: ir.InsertionPoint,
+    ) -> None:
+        if key.place == "outer" and key.number in self._carry_of:
+            known[key] = self._counted(self._carry_of[key.number], known[sources[0]], point)
+            return
+        values = self._flows[key.place].values
+        stand_ins = {
+            values[number]: known[source]
+            for number, source in zip(node.inputs, sources, strict=True)
+        }
+        copy = copy_with(node.op, stand_ins, point)
+        for number, result in zip(node.results, copy.results, strict=True):
+            known[Key(key.place, number)] = result
+
+    def _counted(self, carry: int, start: ir.Value, point: ir.InsertionPoint) -> ir.Value:
+        """What a counter has come to behind the loop."""
+        loop = self._step.loop
+        build = Builder(point, loop.op.location)
+        moved = loop.counters[carry] * loop.trips
+        return build.same("add", start, build.splat(moved, [], element_of(start)))
+
+
+def _rows(op: ir.Operation, argument: int) -> Rows | None:
+    """The rows that a slice takes, of one dimension."""
+    start, limit, strides = (
+        list(ir.DenseI64ArrayAttr(op.attributes[name]))
+        for name in ("start_indices", "limit_indices", "strides")
+    )
+    shape = shape_of(op.operands[0])
+    cut = [d for d, size in enumerate(shape) if (start[d], limit[d]) != (0, size)]
+    if any(stride != 1 for stride in strides) or len(cut) > 1:
+        return None
+    if not cut:
+        return Rows(argument)
+    return Rows(argument, cut[0], start[cut[0]], limit[cut[0]])
+
+
+def _elements(value: ir.Value) -> int:
+    count = 1
+    for size in shape_of(value):
+        count *= size
+    return count
+
+
+def identity(kind: str, value: ir.Value) -> ir.Attribute:
+    """The constant that a reduction leaves other values as they are by, shaped as a value."""
+    element, shape = element_of(value), shape_of(value)
+    number = _identity_number(kind, element)
+    text = f"dense<{number}> : tensor<{'x'.join([*map(str, shape), str(element)])}>"
+    return ir.Attribute.parse(text, value.context)
+
+
+def _identity_number(kind: str, element: ir.Type) -> str:
+    is_float = isinstance(element, ir.FloatType)
+    is_boolean = isinstance(element, ir.IntegerType) and element.width == 1
+    if isinstance(element, ir.ComplexType):
+        return "(1.0,0.0)" if kind == "multiply" else "(0.0,0.0)"
+    if is_boolean:
+        return "true" if kind in ("and", "multiply", "minimum") else "false"
+    if kind in ("maximum", "minimum"):
+        return _extreme(kind == "minimum", element)
+    if kind == "multiply":
+        return "1.0" if is_float else "1"
+    if kind == "and":
+        return (
+            "-1" if isinstance(element, ir.IntegerType) and element.is_signless else _all(element)
+        )
+    return "0.0" if is_float else "0"
+
+
+def _extreme(greatest: bool, element: ir.Type) -> str:
+    if isinstance(element, ir.FloatType):
+        return _infinity(element.width, greatest, str(element))
+    kind = ir.IntegerType(element)
+    if kind.is_unsigned:
+        return str(2**kind.width - 1) if greatest else "0"
+    return str(2 ** (kind.width - 1) - 1) if greatest else str(-(2 ** (kind.width - 1)))
+
+
+def _infinity(width: int, positive: bool, name: str) -> str:
+    exponent = {"bf16": 8, "f16": 5, "f32": 8, "f64": 11}[name]
+    bits = ((1 << exponent) - 1) << (width - 1 - exponent)
+    return hex(bits if positive else bits | 1 << (width - 1))
+
+
+def _all(element: ir.Type) -> str:
+    return str(2 ** ir.IntegerType(element).width - 1)

@@ -1,0 +1,222 @@
+"""Writes the function of a phase: what a stage does for one microbatch.
+
+func.func private @stage_1_forward(%microbatch: tensor<i32>, <values of other phases>,
+    <weights and what is prepared of them>, <accumulators>) -> (<values>, <accumulators>)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.ir.building import Builder, element_of
+from stablehlo_tools.ir.inline import copy_with
+from stablehlo_tools.mpmd.names import function_of
+from stablehlo_tools.mpmd.staging.assignment import Assignment, Work
+from stablehlo_tools.mpmd.staging.dataflow import Node
+from stablehlo_tools.mpmd.staging.routing import Ends
+from stablehlo_tools.mpmd.staging.step import Step
+from stablehlo_tools.mpmd.writing.fixed import Fixed, Key
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What the function of a phase takes behind the microbatch's number, and what it gives: values
+    of the body, fixed values, and accumulators by their carry."""
+
+    name: str
+    work: Work
+    takes: tuple[int, ...]
+    fixed: tuple[Key, ...]
+    accumulators: tuple[int, ...]
+    gives: tuple[int, ...]
+    nodes: tuple[Node, ...]
+    links: tuple[tuple[int, Node], ...]  # each with its carry
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to compute."""
+        return not self.gives and not self.accumulators
+
+
+class Phases:
+    """The phases of a step."""
+
+    def __init__(
+        self,
+        step: Step,
+        assignment: Assignment,
+        works: dict[Work, Work],
+        ends: dict[Work, Ends],
+        fixed: Fixed,
+    ) -> None:
+        self._step = step
+        self._fixed = fixed
+        self._free_leaves: dict[int, frozenset[Key]] = {}
+        self._nodes: dict[Work, list[Node]] = {work: [] for work in works.values()}
+        for index in sorted(step.needed):
+            self._nodes[works[assignment.of[index]]].append(step.flow.nodes[index])
+        self._links: dict[Work, list[tuple[int, Node]]] = {work: [] for work in works.values()}
+        for carry, links in zip(step.loop.accumulators, step.chains, strict=True):
+            for link in links:
+                self._links[works[assignment.of[link.index]]].append((carry, link))
+        self.of = {work: self._phase(work, ends[work]) for work in ends}
+
+    def _phase(self, work: Work, ends: Ends) -> Phase:
+        nodes, links = self._nodes[work], self._links[work]
+        needed: dict[Key, None] = {}
+        for node in [*nodes, *(link for _, link in links)]:
+            for number in node.inputs:
+                if not self._step.is_staged(number):
+                    needed.update(dict.fromkeys(sorted(self._leaves(number))))
+        carries = tuple(dict.fromkeys(carry for carry, _ in links))
+        return Phase(
+            function_of(work.kind, work.stage),
+            work,
+            ends.takes,
+            tuple(needed),
+            carries,
+            ends.gives,
+            tuple(nodes),
+            tuple(links),
+        )
+
+    def _leaves(self, number: int) -> frozenset[Key]:
+        """The fixed values that are needed to write an invariant or a free value."""
+        if number in self._free_leaves:
+            return self._free_leaves[number]
+        step = self._step
+        found: set[Key] = set()
+        if number in step.invariant:
+            found |= set(self._fixed.leaves(self._fixed.key_in_body(number)))
+        elif number in step.counters:
+            start = step.loop.op.operands[step.counters[number]]
+            found |= set(self._fixed.leaves(self._fixed.key_of(start)))
+        else:
+            for source in step.flow.maker[number].inputs:
+                found |= self._leaves(source)
+        self._free_leaves[number] = frozenset(found)
+        return self._free_leaves[number]
+
+    def write(self, phase: Phase, block: ir.Block) -> ir.Operation:
+        """Writes the function of a phase at the end of a module's block."""
+        return _Writer(self._step, self._fixed, phase).write(block)
+
+    @cached_property
+    def number_type(self) -> ir.Type:
+        """The type of a microbatch's number."""
+        return _number_type(self._step.loop.op.context)
+
+
+def _number_type(context: ir.Context) -> ir.Type:
+    return ir.RankedTensorType.get(
+        [], ir.IntegerType.get_signless(32, context), loc=ir.Location.unknown(context)
+    )
+
+
+class _Writer:
+    def __init__(self, step: Step, fixed: Fixed, phase: Phase) -> None:
+        self._step = step
+        self._fixed = fixed
+        self._phase = phase
+        self._values: dict[int, ir.Value] = {}
+        self._known: dict[Key, ir.Value] = {}
+
+    def write(self, block: ir.Block) -> ir.Operation:
+        phase, step = self._phase, self._step
+        place = step.loop.op.location
+        taken = [_number_type(place.context)]
+        taken += [step.flow.values[number].type for number in phase.takes]
+        taken += [self._fixed.value(key).type for key in phase.fixed]
+        sums = [step.loop.op.results[carry].type for carry in phase.accumulators]
+        given = [step.flow.values[number].type for number in phase.gives]
+        function = private_function(phase.name, [*taken, *sums], [*given, *sums], block, place)
+        body = function.regions[0].blocks[0]
+        arguments = list(body.arguments)
+        self._microbatch: ir.Value = arguments[0]
+        behind = 1 + len(phase.takes)
+        self._values.update(zip(phase.takes, arguments[1:behind], strict=True))
+        self._known.update(
+            zip(phase.fixed, arguments[behind : behind + len(phase.fixed)], strict=True)
+        )
+        totals = dict(zip(phase.accumulators, arguments[behind + len(phase.fixed) :], strict=True))
+        self._point = ir.InsertionPoint(body)
+        for node in phase.nodes:
+            self._node(node)
+        for carry, link in phase.links:
+            totals[carry] = self._link(carry, link, totals[carry])
+        returned = [self._values[number] for number in phase.gives]
+        returned += [totals[carry] for carry in phase.accumulators]
+        ir.Operation.create("func.return", operands=returned, loc=place, ip=self._point)
+        return function
+
+    def _node(self, node: Node) -> None:
+        values = self._step.flow.values
+        stand_ins = {values[number]: self._value(number) for number in node.inputs}
+        copy = copy_with(node.op, stand_ins, self._point)
+        self._values.update(zip(node.results, copy.results, strict=True))
+
+    def _link(self, carry: int, link: Node, total: ir.Value) -> ir.Value:
+        values = self._step.flow.values
+        stand_ins = {values[number]: self._value(number) for number in link.inputs}
+        place = next(
+            each.place
+            for each in self._step.loop.accumulators[carry].links
+            if self._step.flow.numbers[each.op.results[0]] in link.results
+        )
+        stand_ins[link.op.operands[place]] = total
+        return copy_with(link.op, stand_ins, self._point).results[0]
+
+    def _value(self, number: int) -> ir.Value:
+        """What stands for a value of the body."""
+        found = self._values.get(number)
+        if found is not None:
+            return found
+        if number in self._step.invariant:
+            found = self._fixed.write(self._fixed.key_in_body(number), self._known, self._point)
+            self._values[number] = found
+        elif number in self._step.counters:
+            found = self._values[number] = self._counter(number)
+        else:
+            self._node(self._step.flow.maker[number])
+            found = self._values[number]
+        return found
+
+    def _counter(self, number: int) -> ir.Value:
+        """start + step * microbatch, in the type of the counter."""
+        loop = self._step.loop
+        carry = self._step.counters[number]
+        initial = loop.op.operands[carry]
+        start = self._fixed.write(self._fixed.key_of(initial), self._known, self._point)
+        build = Builder(self._point, loop.op.location)
+        count = self._microbatch
+        if count.type != initial.type:
+            count = build.op("convert", [count], initial.type)
+        stride = build.splat(loop.counters[carry], [], element_of(initial))
+        return build.same("add", start, build.same("multiply", count, stride))
+
+
+def private_function(
+    name: str,
+    taken: list[ir.Type],
+    given: list[ir.Type],
+    block: ir.Block,
+    place: ir.Location,
+) -> ir.Operation:
+    """A private function with an empty block, at the end of a module's."""
+    function = ir.Operation.create(
+        "func.func",
+        attributes={
+            "sym_name": ir.StringAttr.get(name, place.context),
+            "sym_visibility": ir.StringAttr.get("private", place.context),
+            "function_type": ir.TypeAttr.get(
+                ir.FunctionType.get(taken, given, place.context), place.context
+            ),
+        },
+        regions=1,
+        loc=place,
+        ip=ir.InsertionPoint(block),
+    )
+    function.regions[0].blocks.append(*taken, arg_locs=[place] * len(taken))
+    return function

@@ -1,0 +1,282 @@
+"""Writes the program of one rank: its actions in the order of the schedule, its messages, its part
+of what stands behind the loop.
+
+`main` holds calls, sends, recvs and barriers only. Two chains of tokens order it: one goes through
+all sends and recvs, the other through a barrier in front of each call and one behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from stablehlo_tools import bindings
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.mpmd.manifest import Piece
+from stablehlo_tools.mpmd.names import PREPARE
+from stablehlo_tools.mpmd.writing.finish_functions import FinishFunction, finish_function
+from stablehlo_tools.mpmd.writing.finishing import Made, Returned
+from stablehlo_tools.mpmd.writing.fixed import Key, Rows
+from stablehlo_tools.mpmd.writing.phases import Phase, private_function
+from stablehlo_tools.mpmd.writing.plan import Plan
+from stablehlo_tools.mpmd.writing.preparing import Start, write_prepare
+from stablehlo_tools.schedules.actions import Action, actions_of
+
+_DEVICE_TO_DEVICE = 1  # the type of a channel
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a rank takes and returns: rows of arguments, and parts of results, in its order."""
+
+    arguments: tuple[Rows, ...]
+    returned: tuple[Returned, ...]
+
+
+class RankWriter:
+    """Writes `main` and its functions into the body of an empty module."""
+
+    def __init__(self, plan: Plan, rank: int, module: ir.Module, devices: int) -> None:
+        self._plan = plan
+        self._rank = rank
+        self._module = module
+        self._devices = devices
+        self._place = plan.step.loop.op.location
+        self._context = module.context
+        self._token = ir.Type.parse("!stablehlo.token", self._context)
+        self._given: dict[Rows, ir.Value] = {}
+        self._fixed: dict[Key, ir.Value] = {}
+        self._values: dict[tuple[int, int], ir.Value] = {}  # of a microbatch, by number
+        self._sums: dict[int, ir.Value] = {}
+        self._made: dict[Made, ir.Value] = {}
+        self._numbers: dict[int, ir.Value] = {}
+
+    def write(self) -> Written:
+        """Writes all of it."""
+        self._main = self._open()
+        self._block: ir.Block = self._main.regions[0].blocks[0]
+        self._point = ir.InsertionPoint(self._block)
+        self._messages = self._op("stablehlo.after_all", [self._token], []).results[0]
+        self._actions = self._op("stablehlo.after_all", [self._token], []).results[0]
+        for microbatch in range(self._plan.table.microbatches):
+            self._numbers[microbatch] = self._number(microbatch)
+        self._prepare()
+        for phase in self._plan.phases_on(self._rank):
+            if not phase.is_empty:
+                self._plan.writer.write(phase, self._module.body)
+        for action in actions_of(self._plan.table.rows[self._rank]):
+            self._action(action)
+        returned = self._finish()
+        self._close([value for value, _ in returned])
+        return Written(tuple(self._given), tuple(each for _, each in returned))
+
+    def _open(self) -> ir.Operation:
+        main = private_function("main", [], [], self._module.body, self._place)
+        main.attributes["sym_visibility"] = ir.StringAttr.get("public", self._context)
+        return main
+
+    def _close(self, values: Sequence[ir.Value]) -> None:
+        self._op("func.return", [], values)
+        taken = [argument.type for argument in self._block.arguments]
+        kind = ir.FunctionType.get(taken, [value.type for value in values], self._context)
+        self._main.attributes["function_type"] = ir.TypeAttr.get(kind, self._context)
+
+    def _number(self, microbatch: int) -> ir.Value:
+        kind = self._plan.writer.number_type
+        value = ir.Attribute.parse(f"dense<{microbatch}> : {kind}", self._context)
+        return self._op("stablehlo.constant", [kind], [], value=value).results[0]
+
+    def _key(self, key: Key) -> ir.Value:
+        """A fixed value: an argument, or what was prepared."""
+        found = self._fixed.get(key)
+        if found is None:
+            rows = self._plan.fixed.given(key)
+            assert rows is not None, "all that is computed is prepared"
+            found = self._fixed[key] = self._argument(rows, key)
+        return found
+
+    def _argument(self, rows: Rows, key: Key) -> ir.Value:
+        found = self._given.get(rows)
+        if found is None:
+            value = self._plan.fixed.value(key)
+            argument = self._plan.step.outer.arguments[rows.argument]
+            place = self._plan.step.outer.values[argument].location
+            found = self._given[rows] = self._block.add_argument(value.type, place)
+        return found
+
+    def _is_at_hand(self, key: Key) -> bool:
+        return key in self._fixed or self._plan.fixed.given(key) is not None
+
+    def _prepare(self) -> None:
+        """What phases need of fixed values, and what sums start from."""
+        plan = self._plan
+        phases = plan.phases_on(self._rank)
+        keys = dict.fromkeys(key for phase in phases for key in phase.fixed)
+        computed = [key for key in keys if plan.fixed.given(key) is None]
+        starts = [
+            Start(carry, is_first=ranks[0] == self._rank)
+            for carry, ranks in plan.ranks_of.items()
+            if self._rank in ranks
+        ]
+        taken = [start.key(plan) for start in starts if start.is_first]
+        leaves = plan.fixed.cone([*computed, *taken], self._is_at_hand)
+        if not computed and not starts:
+            return
+        write_prepare(plan, computed, starts, leaves, self._module.body)
+        types = [plan.fixed.value(key).type for key in computed]
+        types += [plan.step.loop.op.results[start.carry].type for start in starts]
+        call = self._call(PREPARE, types, [self._key(key) for key in leaves])
+        results = list(call.results)
+        self._fixed.update(zip(computed, results, strict=False))
+        carries = (start.carry for start in starts)
+        self._sums.update(zip(carries, results[len(computed) :], strict=True))
+
+    def _action(self, action: Action) -> None:
+        if action.kind.is_compute:
+            phase = self._plan.phase_of(action)
+            if not phase.is_empty:
+                self._compute(phase, action.microbatch)
+        elif action.kind.is_send:
+            for channel in self._plan.channels(action):
+                self._send(channel.number, self._values[channel.value, action.microbatch])
+        else:
+            for channel in self._plan.channels(action):
+                kind = self._plan.step.flow.values[channel.value].type
+                self._values[channel.value, action.microbatch] = self._recv(channel.number, kind)
+
+    def _compute(self, phase: Phase, microbatch: int) -> None:
+        """A barrier, the call, a barrier."""
+        plan = self._plan
+        fresh = [self._numbers[microbatch]]
+        fresh += [self._values[number, microbatch] for number in phase.takes]
+        fresh = self._barrier(fresh)
+        operands = [*fresh, *map(self._key, phase.fixed)]
+        operands += [self._sums[carry] for carry in phase.accumulators]
+        types = [plan.step.flow.values[number].type for number in phase.gives]
+        types += [plan.step.loop.op.results[carry].type for carry in phase.accumulators]
+        results = list(self._call(phase.name, types, operands).results)
+        given, sums = results[: len(phase.gives)], results[len(phase.gives) :]
+        if given:
+            given = self._barrier(given)
+        else:
+            sums = self._barrier(sums)
+        for number, value in zip(phase.gives, given, strict=True):
+            self._values[number, microbatch] = value
+        self._sums.update(zip(phase.accumulators, sums, strict=True))
+
+    def _barrier(self, values: Sequence[ir.Value]) -> list[ir.Value]:
+        """The values behind all actions so far, and the next ones behind them."""
+        operands = [*values, self._actions]
+        types = [value.type for value in operands]
+        op = self._op("stablehlo.optimization_barrier", types, operands)
+        results: list[ir.Value] = list(op.results)
+        self._actions = results[-1]
+        return results[:-1]
+
+    def _send(self, channel: int, value: ir.Value) -> None:
+        op = self._op(
+            "stablehlo.send", [self._token], [value, self._messages], **self._transfer(channel)
+        )
+        self._messages = op.results[0]
+
+    def _recv(self, channel: int, kind: ir.Type) -> ir.Value:
+        types = [kind, self._token]
+        op = self._op("stablehlo.recv", types, [self._messages], **self._transfer(channel))
+        self._messages = op.results[1]
+        return op.results[0]
+
+    def _transfer(self, channel: int) -> dict[str, ir.Attribute]:
+        transfer = self._plan.transfers[channel - 1]
+        first, second = transfer.source * self._devices, transfer.target * self._devices
+        pairs = [[first + device, second + device] for device in range(self._devices)]
+        return {
+            "channel_handle": bindings.ChannelHandle.get(channel, _DEVICE_TO_DEVICE, self._context),
+            "is_host_transfer": ir.BoolAttr.get(False, self._context),
+            "source_target_pairs": ir.Attribute.parse(
+                f"dense<{pairs}> : tensor<{len(pairs)}x2xi64>", self._context
+            ),
+        }
+
+    def _call(
+        self, name: str, types: Sequence[ir.Type], operands: Sequence[ir.Value]
+    ) -> ir.Operation:
+        callee = ir.FlatSymbolRefAttr.get(name, self._context)
+        return self._op("func.call", types, operands, callee=callee)
+
+    def _op(
+        self,
+        name: str,
+        types: Sequence[ir.Type],
+        operands: Iterable[ir.Value],
+        **attributes: ir.Attribute,
+    ) -> ir.Operation:
+        return ir.Operation.create(
+            name,
+            results=list(types),
+            operands=list(operands),
+            attributes=attributes,
+            loc=self._place,
+            ip=self._point,
+        )
+
+    def _finish(self) -> list[tuple[ir.Value, Returned]]:
+        """Round by round what stands behind the loop; what is returned."""
+        plan, finish = self._plan, self._plan.finish
+        for carry, value in self._sums.items():
+            self._made[Made("part", carry, self._rank)] = value
+        channels = plan.finish_channels
+        for number in range(finish.rounds):
+            function = finish_function(plan, number, self._rank, self._is_at_hand)
+            if function is not None:
+                self._call_finish(function)
+            for sending in finish.sendings:
+                if sending.round != number or self._rank not in (sending.source, sending.target):
+                    continue
+                channel = channels[sending]
+                if sending.source == self._rank:
+                    self._send(channel, self._of(sending.value))
+                else:
+                    kind = ir.Type.parse(plan.transfers[channel - 1].type, self._context)
+                    self._made[sending.value] = self._recv(channel, kind)
+        return [(self._returned(each), each) for each in finish.returned if each.rank == self._rank]
+
+    def _call_finish(self, function: FinishFunction) -> None:
+        function.write(self._plan, self._module.body)
+        operands = [self._of(made) for made in function.takes]
+        operands += map(self._key, function.fixed)
+        types = [function.type_of(self._plan, made) for made in function.gives]
+        types += [self._plan.fixed.value(key).type for key in function.gives_fixed]
+        results = list(self._call(function.name, types, operands).results)
+        self._made.update(zip(function.gives, results, strict=False))
+        self._fixed.update(zip(function.gives_fixed, results[len(function.gives) :], strict=True))
+
+    def _of(self, made: Made) -> ir.Value:
+        """A value that was made here or has come here; the total of a sum that one rank has is
+        the sum."""
+        if made not in self._made and made.what == "value":
+            carry = self._plan.carry_of(made.number)
+            assert carry is not None, "a value is made before it is read"
+            return self._sums[carry]
+        return self._made[made]
+
+    def _returned(self, returned: Returned) -> ir.Value:
+        home = self._plan.finish.home.get(returned.number)
+        if home is not None:
+            return self._of(Made("value", returned.number, home))
+        return self._key(self._plan.fixed.key_outside(returned.number))
+
+
+def pieces_of(
+    written: Sequence[Written],
+) -> tuple[dict[int, list[Piece]], dict[int, list[Piece]]]:
+    """The pieces of each argument of the program, and of each of its results."""
+    inputs: dict[int, list[Piece]] = {}
+    outputs: dict[int, list[Piece]] = {}
+    for rank, each in enumerate(written):
+        for number, rows in enumerate(each.arguments):
+            piece = Piece(rank, number, rows.dim, rows.start, rows.limit)
+            inputs.setdefault(rows.argument, []).append(piece)
+        for number, part in enumerate(each.returned):
+            piece = Piece(rank, number, part.dim, part.start, part.limit)
+            outputs.setdefault(part.result, []).append(piece)
+    return inputs, outputs

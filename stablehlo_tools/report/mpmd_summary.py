@@ -1,0 +1,54 @@
+"""What a set of rank programs is, in a few lines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stablehlo_tools.mpmd.manifest import Manifest
+from stablehlo_tools.schedules.simulator import simulate
+
+_MILLI = 1e3
+_MIB = 2**20
+
+
+def summary(manifest: Manifest) -> dict[str, Any]:
+    """Plain data: counts, predicted times in seconds, bytes for each rank."""
+    timeline = simulate(manifest.table, manifest.costs)
+    return {
+        "schedule": manifest.table.name,
+        "microbatches": manifest.table.microbatches,
+        "devices": manifest.devices,
+        "hardware": manifest.hardware,
+        "makespan": timeline.makespan,
+        "bubble": timeline.bubble,
+        "messages": sum(transfer.is_scheduled for transfer in manifest.transfers),
+        "finish_messages": sum(not transfer.is_scheduled for transfer in manifest.transfers),
+        "ranks": [
+            {
+                "program": rank.program,
+                "stages": [manifest.stages[stage].what for stage in rank.stages],
+                "busy": busy,
+                "bytes": size,
+            }
+            for rank, busy, size in zip(
+                manifest.ranks, timeline.busy, timeline.peak_bytes, strict=True
+            )
+        ],
+    }
+
+
+def summary_text(found: dict[str, Any]) -> str:
+    """The summary as lines to read."""
+    lines = [
+        f"{found['schedule']}: {len(found['ranks'])} ranks, {found['microbatches']} microbatches, "
+        f"{found['messages']} tensors sent, {found['finish_messages']} more at the end",
+        f"predicted on {found['hardware']}: {found['makespan'] * _MILLI:.3f} ms a step, "
+        f"{found['bubble']:.1%} of it idle",
+    ]
+    for rank in found["ranks"]:
+        lines.append(
+            f"  {rank['program']}: {rank['bytes'] / _MIB:.1f} MiB, "
+            f"{rank['busy'] * _MILLI:.3f} ms of work"
+        )
+        lines += [f"    {what}" for what in rank["stages"]]
+    return "\n".join(lines)

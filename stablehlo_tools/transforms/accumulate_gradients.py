@@ -1,0 +1,177 @@
+"""A training step on a whole batch runs on one microbatch after the other, and adds gradients up.
+
+What is computed from samples needs memory for a microbatch only, and a pipeline needs microbatches
+to begin with; this pass makes them after the export, where the author wrote none.
+
+    %h = stablehlo.dot_general %x, %w                        // 8 samples
+    %g = stablehlo.dot_general %x, %dh, contracting [0] x [0]
+    %new = optimizer(%w, %g)
+  ==>
+    %total = stablehlo.while(%i = 0, %sum = 0) {             // 4 microbatches
+      %xi = stablehlo.dynamic_slice %x, %i …                 // 2 samples
+      %h = stablehlo.dot_general %xi, %w
+      %g = stablehlo.dot_general %xi, %dh, contracting [0] x [0]
+      … %sum + %g …
+    }
+    %new = optimizer(%w, %total)
+
+One loop holds everything that runs on samples, whole loops over layers among it. Sums over the
+batch become sums of what each microbatch gives; maxima, minima, and the like too. What is linear in
+such a sum runs behind the loop, on the total, unless fewer bytes are accumulated where it runs on
+each term: gradients of a weight that is used twice are added first. Outputs that every sample has
+are written microbatch by microbatch. Casts of weights stay in front of the loop; the optimizer,
+norms of gradients and collectives on them behind it, once.
+
+Sample k of every `microbatches` goes into microbatch k, so that a batch that is divided over a mesh
+axis is cut where it lies. The number of tokens, by which a mean over tokens is divided, is taken of
+the whole batch in front of the loop: as everything that hangs on the batch, integers, and floats of
+at most one dimension alone, without contractions, and is needed of the whole batch.
+
+Preconditions:
+  P1  There are at least two microbatches; a `dimension` is of `arguments` that are named.
+  P2  The program has no tokens: thread-tokens comes last.
+  P3  An argument that the work hangs on has a dimension that `microbatches` divide; in what
+      `partition` writes, on each device. `arguments` and `dimension` may name it.
+  P4  Nothing that contracts samples, or that nobody knows, hangs on all samples of the batch: a
+      batch-norm, a softmax over the batch, or an auxiliary loss that is not a sum over samples are
+      refused by name.
+  P5  No op that would run on each microbatch, or change its place, has an effect.
+
+Guarantees: the signature as it was. Samples are computed by the same ops on fewer at a time:
+bitwise as before where the backend computes a row of a dot alike however many there are. Sums over
+the batch are sums over microbatches, in at least float32; integers are exact.
+
+A second run cuts microbatches again. What is in the body of a manual computation that is all of the
+program is rewritten there. Calls are inlined. Random numbers of a whole batch are drawn as before:
+in front of the loop, or, in a loop over layers, for each microbatch again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from stablehlo_tools.analysis.batch_dims.graph import Graph
+from stablehlo_tools.analysis.batch_dims.seeds import try_seeds
+from stablehlo_tools.analysis.collectives import ModuleFacts
+from stablehlo_tools.analysis.communication import MANUAL_COMPUTATION
+from stablehlo_tools.analysis.effects import Effects
+from stablehlo_tools.analysis.entry import entry_function
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import Diagnostics, ToolError
+from stablehlo_tools.ir.copying import copy_module, take_over
+from stablehlo_tools.ir.inline import inline_all_calls
+from stablehlo_tools.ir.loop_links import link_loops
+from stablehlo_tools.ir.reshapes import fold_reshapes
+from stablehlo_tools.ir.symbols import functions_by_name
+from stablehlo_tools.ir.unused import erase_unused
+from stablehlo_tools.passes import Pass
+from stablehlo_tools.transforms.accumulating.barriers import free_whole_values
+from stablehlo_tools.transforms.accumulating.division import Division, divide
+from stablehlo_tools.transforms.accumulating.explanation import explained
+from stablehlo_tools.transforms.accumulating.searching import find_division, given_division
+from stablehlo_tools.transforms.accumulating.uneven import uneven_arguments
+from stablehlo_tools.transforms.accumulating.writing import needed_later, write_loop
+from stablehlo_tools.transforms.tokens.refusing import refuse_tokens
+
+
+@dataclass(frozen=True)
+class AccumulateGradientsPass(Pass):
+    """A plain training step as a loop over microbatches with accumulators.
+
+    `microbatches`: into how many parts the batch is cut. `arguments`: the numbers of the arguments
+    that carry the batch, as `main` counts them from 0; without, they are found. `dimension`: which
+    dimension of theirs it is. `explain`: say which arguments carry the batch, how many ops run on
+    each microbatch, and what is accumulated.
+    """
+
+    name: ClassVar[str] = "accumulate-gradients"
+    microbatches: int = 2
+    arguments: tuple[int, ...] = ()
+    dimension: int = 0
+    explain: bool = False
+
+    def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:
+        """Rewrites the module in place."""
+        self._check(module)
+        copy = copy_module(module)
+        inline_all_calls(copy)
+        link_loops(copy)
+        fold_reshapes(copy)
+        erase_unused(copy.body)
+        division = self._division(copy)
+        _refuse_effects(division, copy)
+        if self.explain:
+            diagnostics.collected.append(explained(division))
+        meshes = ModuleFacts.of(copy).meshes
+        diagnostics.collected += uneven_arguments(division, meshes)
+        with ir.Location.unknown(module.context):
+            write_loop(division, meshes)
+        erase_unused(copy.body)
+        take_over(module, copy)
+
+    def _check(self, module: ir.Module) -> None:
+        wrong: str | None = None
+        if self.microbatches < 2:
+            wrong = f"microbatches={self.microbatches}: there must be at least two"
+        elif self.dimension and not self.arguments:
+            wrong = (
+                f"dimension {self.dimension} is of arguments that `arguments` names, and it names "
+                "none"
+            )
+        if wrong is not None:
+            raise ToolError(f"accumulate-gradients: {wrong} (P1)", module.operation.location)
+        refuse_tokens(module, "accumulate-gradients", "P2")
+
+    def _division(self, module: ir.Module) -> Division:
+        """What runs on each microbatch. Raises ToolError."""
+        main = entry_function(module)
+        block, entries = _work_of(main)
+        graph = Graph.of(block)
+        places = _places(main, entries, self.arguments)
+        if places:
+            found = given_division(graph, places, self.dimension, self.microbatches, main.location)
+        else:
+            found = find_division(graph, self.microbatches, main.location)
+        if not free_whole_values(found):
+            return found
+        again = try_seeds(Graph.of(block), found.trial.seeds, self.microbatches)
+        return divide(again)
+
+
+def _work_of(main: ir.Operation) -> tuple[ir.Block, Sequence[ir.Value]]:
+    """The block that holds the step, and what its arguments are outside: that of `main`, or of a
+    manual computation that is all of it."""
+    block = main.regions[0].blocks[0]
+    first, *others = [view.operation for view in block.operations]
+    if first.name == MANUAL_COMPUTATION and len(others) == 1:
+        return first.regions[0].blocks[0], list(first.operands)
+    return block, list(block.arguments)
+
+
+def _places(main: ir.Operation, entries: Sequence[ir.Value], arguments: Sequence[int]) -> list[int]:
+    """Where the block takes arguments of `main`."""
+    taken = list(main.regions[0].blocks[0].arguments)
+    found: list[int] = []
+    for number in arguments:
+        if not 0 <= number < len(taken):
+            raise ToolError(
+                f"accumulate-gradients: there is no argument {number}: the program takes "
+                f"{len(taken)} (P3)",
+                main.location,
+            )
+        found += [place for place, entry in enumerate(entries) if entry == taken[number]]
+    return found
+
+
+def _refuse_effects(division: Division, module: ir.Module) -> None:
+    """Raises ToolError where an op with an effect would run more often, or earlier."""
+    effects = Effects(functions_by_name(module))
+    for node in (*division.gone, *division.inside, *needed_later(division)):
+        if effects.has_effect(node.op):
+            raise ToolError(
+                f"accumulate-gradients: {node.name} has an effect, or an op in it, and would run "
+                "on each microbatch, or earlier than now (P5)",
+                node.op.location,
+            )
