@@ -19,7 +19,19 @@ LIT = os.fsencode(Path(lit.__file__).parent)
 MODELS = Path(__file__).resolve().parents[1] / "python"
 LOADS_JAX = frozenset(
     f"stablehlo_tools.{name}"
-    for name in ("jitted", "program_mesh", "verify.execution", "verify.execution_process")
+    for name in (
+        "jitted",
+        "mpmd.running.executables",
+        "mpmd.running.interpreter_process",
+        "mpmd.running.meeting",
+        "mpmd.running.player",
+        "mpmd.running.reference_process",
+        "mpmd.running.sequential_process",
+        "mpmd.running.worker_process",
+        "program_mesh",
+        "verify.execution",
+        "verify.execution_process",
+    )
 )
 # What lit sets only after it has read its configuration; the last once it has run its own `diff`.
 SET_BY_LIT = frozenset(

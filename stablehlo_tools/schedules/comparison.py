@@ -106,9 +106,7 @@ def timed(
     return simulate(compacted(table), costs, blocking and table.communicates, buffers)
 
 
-def candidate_of(
-    name: str, table: Table, setting: Setting, blocking: bool = False
-) -> Candidate:
+def candidate_of(name: str, table: Table, setting: Setting, blocking: bool = False) -> Candidate:
     """A schedule, validated and timed."""
     costs = setting.costs(table.stages)
     timeline = timed(table, costs, blocking)

@@ -20,7 +20,7 @@ from stablehlo_tools.mpmd.staging.step import Forward, Step, find_forward
 from stablehlo_tools.mpmd.staging.units import layer_loops_by_node, units_of
 from stablehlo_tools.mpmd.staging.untying import take_apart
 from stablehlo_tools.mpmd.staging.weights import Weigher
-from stablehlo_tools.transforms.layer_ranges.backward import backward_loops
+from stablehlo_tools.transforms.layer_ranges.backward import backward_loops, layer_chains
 from stablehlo_tools.transforms.layer_ranges.marks import range_of
 from stablehlo_tools.transforms.split_layers import SplitLayersPass
 from stablehlo_tools.transforms.split_weight_gradients import SplitWeightGradientsPass
@@ -64,7 +64,7 @@ def stage_step(module: ir.Module, stages: int, weigher: Weigher) -> Staged:
         mark(step, by_user)
     else:
         _cut(module, step, forward, stages, weigher)
-    if backward_loops(region_block(module), Effects(functions_by_name(module))):
+    if _has_backward_loops(module):
         SplitWeightGradientsPass().run(module, Diagnostics())
     staged = _assigned(module, stages, weigher)
     while take_apart(staged.step, staged.assignment):
@@ -92,6 +92,12 @@ def _cut(module: ir.Module, step: Step, forward: Forward, stages: int, weigher: 
     for ranges in [each for each in counts.values() if len(each) > 1]:
         number = _first_uncut(module, ranges)
         SplitLayersPass(counts=ranges, loop=number).run(module, Diagnostics())
+
+
+def _has_backward_loops(module: ir.Module) -> bool:
+    block = region_block(module)
+    effects = Effects(functions_by_name(module))
+    return bool(backward_loops(layer_chains(block, effects), block, effects))
 
 
 def _first_uncut(module: ir.Module, counts: tuple[int, ...]) -> int:
