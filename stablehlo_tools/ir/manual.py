@@ -1,11 +1,11 @@
-"""Putting the body of a function into one manual computation."""
+"""Putting the body of a function into one manual computation, and taking it out of one."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.ir.carriers import terminator
+from stablehlo_tools.ir.carriers import resize_function, terminator
 
 
 def wrap_body(
@@ -52,3 +52,26 @@ def wrap_body(
         ir.Operation.create("sdy.return", operands=list(end.operands), loc=function.location)
     for index, result in enumerate(manual.results):
         end.operands[index] = result
+
+
+def unwrap_body(function: ir.Operation, manual: ir.Operation) -> None:
+    """Makes the body of a manual computation that of the function of which it is all.
+
+    Arguments and results get the types that they have inside, and lose their attributes.
+    """
+    block = function.regions[0].blocks[0]
+    inside = manual.regions[0].blocks[0]
+    for outer, inner in zip(list(block.arguments), list(inside.arguments), strict=True):
+        outer.set_type(inner.type)
+        inner.replace_all_uses_with(outer)
+    returned = list(terminator(inside).operands)
+    for op in [op.operation for op in inside.operations][:-1]:
+        op.move_before(manual)
+    end = terminator(block)
+    for position, value in enumerate(returned):
+        end.operands[position] = value
+    manual.erase()
+    for name in ("arg_attrs", "res_attrs"):
+        if name in function.attributes:
+            del function.attributes[name]
+    resize_function(function, 0, 0)

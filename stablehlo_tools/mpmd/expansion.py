@@ -13,6 +13,9 @@ Preconditions:
   P4  The loop has a backward: it computes gradients.
   P5  The forward can be cut into as many stages as the schedule has.
   P6  What is added to a sum by several stages can be added up apart.
+  P7  No stage needs what a later one makes.
+  P8  A program for several devices is one that `partition` takes; what its devices divide is not
+      cut by layers.
 """
 
 from __future__ import annotations
@@ -26,12 +29,14 @@ from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.artifact import Artifact
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.hardware import Hardware
-from stablehlo_tools.diagnostics import Diagnostics, naming
+from stablehlo_tools.diagnostics import Diagnostics, ToolError, naming
 from stablehlo_tools.ir.inline import inline_all_calls
+from stablehlo_tools.mpmd.devices import Devices, take_off_devices
 from stablehlo_tools.mpmd.manifest import Entry, Manifest, Piece, Rank, Stage, costs_of_stages
 from stablehlo_tools.mpmd.paths import argument_paths, result_paths
-from stablehlo_tools.mpmd.staging.staging import Staged, has_loop, read_step, stage_step
+from stablehlo_tools.mpmd.staging.staging import Staged, own_loop, read_step, stage_step
 from stablehlo_tools.mpmd.staging.weights import Weigher
+from stablehlo_tools.mpmd.writing.on_devices import OnDevices
 from stablehlo_tools.mpmd.writing.plan import Plan
 from stablehlo_tools.mpmd.writing.rank import RankWriter, Written, pieces_of
 from stablehlo_tools.mpmd.writing.stage_costs import hop, stage_costs
@@ -62,7 +67,7 @@ class Timed:
     staged: Staged
     stages: tuple[Stage, ...]
     hop: float
-    devices: int
+    devices: Devices
 
     @property
     def microbatches(self) -> int:
@@ -90,7 +95,7 @@ def expand_mpmd(artifact: Artifact, request: Request) -> Expansion:
     for so many ranks, chunks and microbatches.
     """
     with naming(artifact.name):
-        microbatches = read_step(prepared(artifact, request.microbatches)).loop.trips
+        microbatches = read_step(prepared(artifact, request)[0]).loop.trips
         stages = _table(request, microbatches, unit_costs(request.ranks)).stages
         timed = time_stages(artifact, request, stages)
         table = _table(request, microbatches, timed.costs)
@@ -103,22 +108,35 @@ def expand_mpmd(artifact: Artifact, request: Request) -> Expansion:
         return _written(artifact, request, plan, timed)
 
 
-def prepared(artifact: Artifact, microbatches: int | None) -> ir.Module:
-    """A copy of the module with its calls inlined and a loop over microbatches."""
+def prepared(artifact: Artifact, request: Request) -> tuple[ir.Module, Devices]:
+    """A copy of what one device of a rank does, with calls inlined and a loop over microbatches.
+
+    Raises a located ToolError where there is none, or another one than was asked for.
+    """
     module = artifact.copy().module
-    inline_all_calls(module)
-    if microbatches is not None and not has_loop(module, microbatches):
-        AccumulateGradientsPass(microbatches=microbatches).run(module, Diagnostics())
-    return module
+    with module.context, ir.Location.unknown():
+        inline_all_calls(module)
+        devices = take_off_devices(module)
+        wanted = request.microbatches
+        own = own_loop(module, Weigher(request.hardware)) if wanted is not None else None
+        if own is not None and own.trips != wanted:
+            raise ToolError(
+                f"expand-mpmd: the step has a loop over {own.trips} microbatches of its own, and "
+                f"--microbatches {wanted} is for a step that has none (P1)",
+                own.op.location,
+            )
+        if own is None and wanted is not None:
+            AccumulateGradientsPass(microbatches=wanted).run(module, Diagnostics())
+    return module, devices
 
 
 def time_stages(artifact: Artifact, request: Request, stages: int) -> Timed:
     """A copy of the step, cut into so many stages. Raises a located ToolError."""
-    module = prepared(artifact, request.microbatches)
-    staged = stage_step(module, stages, Weigher(request.hardware))
-    devices = 1
-    costs = stage_costs(staged.step, staged.assignment, request.hardware, devices)
-    latency = hop(costs, request.hardware, devices, request.ranks)
+    module, devices = prepared(artifact, request)
+    with module.context, ir.Location.unknown():
+        staged = stage_step(module, stages, Weigher(request.hardware))
+    costs = stage_costs(staged.step, staged.assignment, request.hardware, devices.count)
+    latency = hop(costs, request.hardware, devices.count, request.ranks)
     return Timed(staged, costs, latency, devices)
 
 
@@ -131,9 +149,11 @@ def _written(artifact: Artifact, request: Request, plan: Plan, timed: Timed) -> 
     modules: list[ir.Module] = []
     written: list[Written] = []
     for rank in range(request.ranks):
-        module = _empty(plan, request.ranks * timed.devices)
-        modules.append(module)
-        written.append(RankWriter(plan, rank, module, timed.devices).write())
+        modules.append(_empty(plan, request.ranks))
+        written.append(RankWriter(plan, rank, modules[rank], timed.devices.count).write())
+    shared = OnDevices(timed.devices, request.ranks, len(plan.transfers))
+    for rank, (module, each) in enumerate(zip(modules, written, strict=True)):
+        shared.write(module, rank, each.arguments, [part.rows for part in each.returned])
         module.operation.verify()
     inputs, outputs = pieces_of(written)
     main = entry_function(artifact.module)
@@ -142,7 +162,7 @@ def _written(artifact: Artifact, request: Request, plan: Plan, timed: Timed) -> 
     stages = timed.stages
     manifest = Manifest(
         source=PurePath(artifact.name).name,
-        devices=timed.devices,
+        devices=timed.devices.count,
         form="pairs",
         table=plan.table,
         ranks=tuple(Rank(f"rank_{rank}.mlir", held[rank]) for rank in range(request.ranks)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -25,6 +25,10 @@ class Cuts:
     def stage_of(self, unit: int) -> int:
         """The stage of a unit."""
         return bisect_left(self.begins, unit + 1)
+
+    def stages_of(self, span: Span) -> range:
+        """The stages that have units of a span."""
+        return range(self.stage_of(span.first), self.stage_of(span.limit - 1) + 1)
 
     def counts(self, span: Span) -> tuple[int, ...]:
         """How many units of a span are on each stage that has any."""
@@ -113,8 +117,3 @@ def _traced(chosen: Sequence[Sequence[int]], count: int) -> list[int]:
         end = origin[end]
         begins.append(end)
     return begins[::-1][1:]
-
-
-def spans_by_stage(spans: Mapping[int, Span], cuts: Cuts) -> dict[int, int]:
-    """The stage at which each node of the forward begins."""
-    return {index: cuts.stage_of(span.first) for index, span in spans.items()}

@@ -7,36 +7,36 @@ Shardy's named computations.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, note
 from stablehlo_tools.mpmd.staging.dataflow import Node
 from stablehlo_tools.mpmd.staging.step import Forward, Step, staged_inputs
-from stablehlo_tools.transforms.layer_ranges.marks import RANGE
+from stablehlo_tools.transforms.layer_ranges.marks import range_of
 
-STAGE = "stablehlo_tools.stage"
+STAGES = "stablehlo_tools.stages"
 _SCOPE = re.compile(r"(?<![\w])stage_(\d+)(?![\w])")
 _NAMED = "sdy.named_computation"
 
 
-def mark(step: Step, stage_of: Mapping[int, int]) -> None:
-    """Notes the stage at which each node of the forward begins on its op, whose copies keep it."""
-    kind = ir.IntegerType.get_signless(64, step.loop.op.context)
-    for index, stage in stage_of.items():
-        step.flow.nodes[index].op.attributes[STAGE] = ir.IntegerAttr.get(kind, stage)
+def mark(step: Step, stages_of: Mapping[int, Sequence[int]]) -> None:
+    """Notes on the op of each node of the forward, whose copies keep it, its stage; on a loop over
+    layers that will be cut those of its ranges, in the order of the rows."""
+    for index, stages in stages_of.items():
+        op = step.flow.nodes[index].op
+        op.attributes[STAGES] = ir.DenseI64ArrayAttr.get(list(stages), op.context)
 
 
 def marked(step: Step, forward: Forward) -> dict[int, int]:
-    """The stage of each node of the forward by its mark; of a range of a loop, that many further.
-    What has none stands as early as what it reads allows."""
+    """The stage of each node of the forward by its mark. What has none stands as early as what it
+    reads allows."""
     own: dict[int, int] = {}
     for index in sorted(forward.nodes):
         op = step.flow.nodes[index].op
-        if STAGE in op.attributes:
-            stage = ir.IntegerAttr(op.attributes[STAGE]).value
-            further = ir.IntegerAttr(op.attributes[RANGE]).value if RANGE in op.attributes else 0
-            own[index] = stage + further
+        if STAGES in op.attributes:
+            stages = list(ir.DenseI64ArrayAttr(op.attributes[STAGES]))
+            own[index] = stages[0] if len(stages) == 1 else stages[range_of(op) or 0]
     return completed(step, forward, own)
 
 

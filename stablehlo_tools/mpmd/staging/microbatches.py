@@ -69,9 +69,7 @@ class MicrobatchLoop:
         return self.op.regions[1].blocks[0]
 
 
-def find_microbatch_loop(
-    block: ir.Block, effects: Effects, microbatches: int | None = None
-) -> MicrobatchLoop:
+def find_microbatch_loop(block: ir.Block, effects: Effects) -> MicrobatchLoop:
     """The loop over microbatches of a block: the heaviest one that is such a loop.
 
     Raises a located ToolError where there is none: what stands in the way in the likeliest.
@@ -83,12 +81,13 @@ def find_microbatch_loop(
         read = read_microbatch_loop(loop, effects)
         if isinstance(read, ToolError):
             refusals.append(read)
-        elif microbatches in (None, read.trips):
+        else:
             found.append(read)
     if found:
         return max(found, key=lambda each: heavy_ops(each.op))
-    if refusals:
-        raise refusals[0]
+    heavy = [loop for loop in loops if heavy_ops(loop)]
+    if len(heavy) == 1:  # of several, one is a forward over layers and one its backward
+        raise refusals[loops.index(heavy[0])]
     raise ToolError(
         "expand-mpmd: the program has no loop over microbatches (P1); --microbatches M makes one",
         block.owner.location,

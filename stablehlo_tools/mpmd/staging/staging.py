@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stablehlo_tools.analysis.effects import Effects
+from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.analysis.layer_loops.reading import layer_loops
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostics, ToolError
 from stablehlo_tools.ir.symbols import functions_by_name
+from stablehlo_tools.ir.values import key_of
+from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.mpmd.staging.assignment import Assignment, assign
-from stablehlo_tools.mpmd.staging.cutting import Cuts, cut_units, spans_by_stage
+from stablehlo_tools.mpmd.staging.cutting import cut_units
 from stablehlo_tools.mpmd.staging.dataflow import Dataflow
 from stablehlo_tools.mpmd.staging.marks import mark, marked, named_by_user
-from stablehlo_tools.mpmd.staging.microbatches import find_microbatch_loop
-from stablehlo_tools.mpmd.staging.region import region_block
+from stablehlo_tools.mpmd.staging.microbatches import MicrobatchLoop, find_microbatch_loop
 from stablehlo_tools.mpmd.staging.step import Forward, Step, find_forward
 from stablehlo_tools.mpmd.staging.units import layer_loops_by_node, units_of
 from stablehlo_tools.mpmd.staging.untying import take_apart
@@ -24,6 +26,8 @@ from stablehlo_tools.transforms.layer_ranges.backward import backward_loops, lay
 from stablehlo_tools.transforms.layer_ranges.marks import range_of
 from stablehlo_tools.transforms.split_layers import SplitLayersPass
 from stablehlo_tools.transforms.split_weight_gradients import SplitWeightGradientsPass
+
+_NAME = "stablehlo_tools.cut"  # tells a loop that is to be cut from others
 
 
 @dataclass(frozen=True)
@@ -36,20 +40,22 @@ class Staged:
     assignment: Assignment
 
 
-def read_step(module: ir.Module, microbatches: int | None = None) -> Step:
+def read_step(module: ir.Module) -> Step:
     """The training step of a module without calls. Raises a located ToolError."""
-    block = region_block(module)
+    block = _block(module)
     effects = Effects(functions_by_name(module))
-    loop = find_microbatch_loop(block, effects, microbatches)
+    loop = find_microbatch_loop(block, effects)
     return Step(loop, Dataflow.of(block), effects)
 
 
-def has_loop(module: ir.Module, microbatches: int) -> bool:
-    """Whether a module without calls has a loop over so many microbatches."""
+def own_loop(module: ir.Module, weigher: Weigher) -> MicrobatchLoop | None:
+    """The loop over microbatches that a module without calls has already; None without one."""
     try:
-        return read_step(module, microbatches).loop.trips == microbatches
+        step = read_step(module)
+        find_forward(step, weigher)
     except ToolError:
-        return False
+        return None
+    return step.loop
 
 
 def stage_step(module: ir.Module, stages: int, weigher: Weigher) -> Staged:
@@ -61,7 +67,7 @@ def stage_step(module: ir.Module, stages: int, weigher: Weigher) -> Staged:
     forward = find_forward(step, weigher)
     by_user = named_by_user(step, forward, stages)
     if by_user is not None:
-        mark(step, by_user)
+        mark(step, {index: [stage] for index, stage in by_user.items()})
     else:
         _cut(module, step, forward, stages, weigher)
     if _has_backward_loops(module):
@@ -81,28 +87,64 @@ def _assigned(module: ir.Module, stages: int, weigher: Weigher) -> Staged:
 def _cut(module: ir.Module, step: Step, forward: Forward, stages: int, weigher: Weigher) -> None:
     """Marks the ops of the forward with balanced stages, and cuts the loops over layers."""
     effects = Effects(functions_by_name(module))
-    found = layer_loops(step.loop.block, effects)
-    loops = layer_loops_by_node(step, found)
+    loops = layer_loops_by_node(step, layer_loops(step.loop.block, effects))
     units = units_of(step, forward, loops, weigher)
-    cuts: Cuts = cut_units(units, stages, step.loop.op.location)
-    mark(step, spans_by_stage(units.spans, cuts))
-    counts: Mapping[int, tuple[int, ...]] = {
-        index: cuts.counts(units.spans[index]) for index in sorted(forward.nodes & loops.keys())
-    }
-    for ranges in [each for each in counts.values() if len(each) > 1]:
-        number = _first_uncut(module, ranges)
-        SplitLayersPass(counts=ranges, loop=number).run(module, Diagnostics())
+    cuts = cut_units(units, stages, step.loop.op.location)
+    marks: dict[int, Sequence[int]] = {}
+    wanted: list[tuple[int, ...]] = []
+    for index, span in units.spans.items():
+        backwards = index in loops and loops[index].reverse
+        way = -1 if backwards else 1
+        marks[index] = cuts.stages_of(span)[::way]
+        if len(marks[index]) > 1:
+            _name(step.flow.nodes[index].op, len(wanted))
+            wanted.append(cuts.counts(span)[::way])
+    mark(step, marks)
+    for name, counts in enumerate(wanted):
+        number = _number_of(module, name, counts)
+        if number is not None:
+            SplitLayersPass(counts=counts, loop=number).run(module, Diagnostics())
+
+
+def _name(loop: ir.Operation, name: int) -> None:
+    kind = ir.IntegerType.get_signless(64, loop.context)
+    loop.attributes[_NAME] = ir.IntegerAttr.get(kind, name)
+
+
+def _number_of(module: ir.Module, name: int, counts: tuple[int, ...]) -> int | None:
+    """The number of a loop among those that have not been cut; None where it has been cut so, with
+    another one. Raises a located ToolError where it has been cut otherwise."""
+    block = _block(module)
+    named: list[ir.Operation] = []
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        if _NAME in op.attributes and ir.IntegerAttr(op.attributes[_NAME]).value == name:
+            named.append(op)
+        return ir.WalkResult.ADVANCE
+
+    walk(block.owner.operation, visit)
+    uncut = [
+        key_of(loop.op)
+        for loop in layer_loops(block, Effects(functions_by_name(module)))
+        if range_of(loop.op) is None
+    ]
+    found = [uncut.index(key_of(op)) for op in named if key_of(op) in uncut]
+    if found:
+        return found[0]
+    if len(named) != len(counts):
+        raise ToolError(
+            "expand-mpmd: two loops go over these layers, and balanced stages would cut them "
+            "differently; name the stages with jax.named_scope (P5)",
+            named[0].location,
+        )
+    return None
 
 
 def _has_backward_loops(module: ir.Module) -> bool:
-    block = region_block(module)
+    block = _block(module)
     effects = Effects(functions_by_name(module))
     return bool(backward_loops(layer_chains(block, effects), block, effects))
 
 
-def _first_uncut(module: ir.Module, counts: tuple[int, ...]) -> int:
-    """The number of the first loop that has not been cut over so many layers."""
-    block = region_block(module)
-    effects = Effects(functions_by_name(module))
-    uncut = [loop for loop in layer_loops(block, effects) if range_of(loop.op) is None]
-    return next(i for i, loop in enumerate(uncut) if loop.trips == sum(counts))
+def _block(module: ir.Module) -> ir.Block:
+    return entry_function(module).regions[0].blocks[0]

@@ -21,7 +21,7 @@ from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.ir.values import is_float, key_of
 from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.mpmd.staging.dataflow import Dataflow, Node
-from stablehlo_tools.mpmd.staging.microbatches import Link, MicrobatchLoop
+from stablehlo_tools.mpmd.staging.microbatches import Link, MicrobatchLoop, heavy_ops
 from stablehlo_tools.mpmd.staging.weights import Weigher
 
 _COSTLY = frozenset(
@@ -197,7 +197,7 @@ class Forward:
 def find_forward(step: Step, weigher: Weigher) -> Forward:
     """The staged ops that lead to the loss, or to what else hangs on most weights by least work.
 
-    Raises a located ToolError where all of the step leads there: then it has no backward.
+    Raises a located ToolError where all products of the step lead there: it has no backward.
     """
     weights = _weights_below(step)
     needed = [step.flow.nodes[index] for index in sorted(step.needed)]
@@ -210,7 +210,9 @@ def find_forward(step: Step, weigher: Weigher) -> Forward:
         rank = (-len(hangs_on), sum(ns[index] for index in above), term.index)
         if above and (best is None or rank < best):
             best, chosen = rank, (frozenset(above), term)
-    if chosen is None or len(chosen[0]) == len(needed):
+    if chosen is None or not any(
+        heavy_ops(node.op) for node in needed if node.index not in chosen[0]
+    ):
         raise ToolError(
             "expand-mpmd: the loop over microbatches computes a forward only; a pipeline of rank "
             "programs needs a training step, expand-pipeline takes forward programs (P4)",

@@ -18,6 +18,7 @@ from stablehlo_tools.ir.building import shape_of
 from stablehlo_tools.ir.values import producer, unconstrained
 from stablehlo_tools.mpmd.staging.dataflow import Node
 from stablehlo_tools.mpmd.staging.step import Step
+from stablehlo_tools.mpmd.writing.fixed import Rows
 
 _CONCATENATE = "stablehlo.concatenate"
 
@@ -49,6 +50,11 @@ class Returned(NamedTuple):
     dim: int | None = None
     start: int = 0
     limit: int = 0
+
+    @property
+    def rows(self) -> Rows:
+        """Which rows of which result."""
+        return Rows(self.result, self.dim, self.start, self.limit)
 
 
 @dataclass

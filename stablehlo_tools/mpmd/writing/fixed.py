@@ -30,7 +30,7 @@ class Key(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Rows `start` to `limit` of dimension `dim` of an argument of the block."""
+    """Rows `start` to `limit` of dimension `dim` of an argument of the block, or a result."""
 
     argument: int
     dim: int | None = None

@@ -1,0 +1,189 @@
+"""Puts the program of one device of a rank on all devices of all ranks.
+
+The programs of a set run together: rank r on the devices from r * count on. So in the program of
+each rank, groups and pairs of devices are written for all ranks, and `main` is a manual computation
+over a mesh whose slowest axis are the ranks:
+
+    sdy.mesh @mesh = <["rank"=4, "data"=2]>
+    %r = sdy.manual_computation(%x) in_shardings=[<@mesh, [{"data"}]>] …
+         manual_axes={"rank", "data"} (%local) { … }
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stablehlo_tools import bindings
+from stablehlo_tools.analysis.collectives import (
+    EXCHANGE_GROUPED,
+    REDUCTION_GROUPED,
+    TRANSFERS,
+    Collective,
+    ModuleFacts,
+    find_collectives,
+)
+from stablehlo_tools.analysis.entry import entry_function
+from stablehlo_tools.analysis.replica_groups import DeviceMesh, GroupMode
+from stablehlo_tools.analysis.tensor_shardings import Dims, MeshAxes, ValueShardings
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.ir.building import Builder
+from stablehlo_tools.ir.carriers import terminator
+from stablehlo_tools.ir.manual import wrap_body
+from stablehlo_tools.ir.walk import walk
+from stablehlo_tools.mpmd.devices import Devices
+from stablehlo_tools.mpmd.writing.fixed import Rows
+
+_DEVICE_TO_DEVICE = 1  # the type of a channel
+_PERMUTE = "collective_permute"
+_GROUPED = REDUCTION_GROUPED | EXCHANGE_GROUPED | {_PERMUTE}
+_MESH = "mesh"
+_RANK = "rank"
+
+
+class OnDevices:
+    """Writes that for the ranks of a set. Channels up to `channels` are those of its transfers."""
+
+    def __init__(self, devices: Devices, ranks: int, channels: int) -> None:
+        self._devices = devices
+        self._ranks = ranks
+        self._channels = channels
+
+    def write(
+        self, module: ir.Module, rank: int, taken: Sequence[Rows], given: Sequence[Rows]
+    ) -> None:
+        """Rewrites the program of a rank in place; `taken` and `given` say which rows of which
+        argument or result of the original each of its own is.
+
+        Raises a located ToolError for rows of a dimension that the devices divide.
+        """
+        self._extend_groups(module)
+        _count_from(module, self._devices.count * rank)
+        if self._devices.mesh is None:
+            return
+        mesh = _over_ranks(self._devices.mesh, self._ranks)
+        with module.context, ir.Location.unknown():
+            _write_mesh(module, mesh)
+            self._wrap(module, mesh, taken, given)
+
+    def _wrap(
+        self, module: ir.Module, mesh: DeviceMesh, taken: Sequence[Rows], given: Sequence[Rows]
+    ) -> None:
+        main = entry_function(module)
+        block = main.regions[0].blocks[0]
+        sides = (
+            ([self._dims(self._devices.taken, rows, main) for rows in taken], block.arguments),
+            ([self._dims(self._devices.given, rows, main) for rows in given], _returned(block)),
+        )
+        inside, outside = (
+            [
+                self._devices.whole(value.type, dims, main.location)
+                for dims, value in zip(listed, values, strict=True)
+            ]
+            for listed, values in sides
+        )
+        shardings = ValueShardings(MeshAxes(mesh), _MESH)
+        borders = [shardings.per_value(listed, module.context) for listed, _ in sides]
+        axes = [axis for axis, _ in mesh.axes]
+        wrap_body(main, borders[0], borders[1], axes, (inside, outside))
+        kind = ir.FunctionType.get(inside, outside, module.context)
+        main.attributes["function_type"] = ir.TypeAttr.get(kind, module.context)
+
+    def _dims(self, known: Sequence[Dims], rows: Rows, main: ir.Operation) -> Dims:
+        dims = known[rows.argument]
+        if rows.dim is not None and dims[rows.dim]:
+            raise ToolError(
+                f"expand-mpmd: number {rows.argument} of the program's arguments or results is cut "
+                f"by layers along dimension {rows.dim}, which the devices of a rank divide (P8)",
+                main.location,
+            )
+        return dims
+
+    def _extend_groups(self, module: ir.Module) -> None:
+        """Writes the groups of devices for all ranks, on channels that are free."""
+        count = self._devices.count
+        found = [each for each in find_collectives(module) if each.kind not in TRANSFERS]
+        _set_partitions(module, count)
+        facts = ModuleFacts.of(module, found)
+        for channel, collective in enumerate(found, self._channels + 1):
+            if collective.kind not in _GROUPED:
+                raise ToolError(
+                    f"expand-mpmd: the devices that {collective.inner.name} names cannot be "
+                    "written for several ranks (P8)",
+                    collective.op.location,
+                )
+            if collective.group_mode is GroupMode.CROSS_REPLICA:
+                continue  # there is one replica, so each device is alone
+            groups = facts.groups(collective)
+            assert groups is not None, "grouped collectives and permutes have groups"
+            shifted = [
+                [rank * count + device for device in group]
+                for rank in range(self._ranks)
+                for group in groups
+            ]
+            _write_groups(collective, shifted, channel)
+        _set_partitions(module, count * self._ranks)
+
+
+def _returned(block: ir.Block) -> Sequence[ir.Value]:
+    return list(terminator(block).operands)
+
+
+def _over_ranks(mesh: DeviceMesh, ranks: int) -> DeviceMesh:
+    names = {name for name, _ in mesh.axes}
+    candidates = (_RANK, *(f"{_RANK}_{number}" for number in range(len(names))))
+    name = next(candidate for candidate in candidates if candidate not in names)
+    ids = [rank * mesh.size + device for rank in range(ranks) for device in mesh.device_ids]
+    return DeviceMesh(((name, ranks), *mesh.axes), tuple(ids))
+
+
+def _write_mesh(module: ir.Module, mesh: DeviceMesh) -> None:
+    axes = ", ".join(f'"{axis}"={size}' for axis, size in mesh.axes)
+    ids = f", device_ids={list(mesh.device_ids)}" if mesh.device_ids else ""
+    ir.Operation.create(
+        "sdy.mesh",
+        attributes={
+            "sym_name": ir.StringAttr.get(_MESH),
+            "mesh": ir.Attribute.parse(f"#sdy.mesh<[{axes}]{ids}>"),
+        },
+        ip=ir.InsertionPoint.at_block_begin(module.body),
+    )
+
+
+def _write_groups(collective: Collective, groups: list[list[int]], channel: int) -> None:
+    inner = collective.inner
+    context = inner.context
+    width = max(map(len, groups), default=0)
+    padded = [group + [-1] * (width - len(group)) for group in groups]
+    name = "source_target_pairs" if collective.kind == _PERMUTE else "replica_groups"
+    inner.attributes[name] = ir.Attribute.parse(
+        f"dense<{padded}> : tensor<{len(padded)}x{width}xi64>", context
+    )
+    handle = bindings.ChannelHandle.get(channel, _DEVICE_TO_DEVICE, context)
+    inner.attributes["channel_handle"] = handle
+    if collective.kind in REDUCTION_GROUPED:
+        inner.attributes["use_global_device_ids"] = ir.UnitAttr.get(context)
+
+
+def _set_partitions(module: ir.Module, count: int) -> None:
+    kind = ir.IntegerType.get_signless(32, module.context)
+    module.operation.attributes["mhlo.num_partitions"] = ir.IntegerAttr.get(kind, count)
+
+
+def _count_from(module: ir.Module, first: int) -> None:
+    """Makes a device know its number within its rank, whose first device is `first`."""
+    found: list[ir.Operation] = []
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        if op.name == "stablehlo.partition_id":
+            found.append(op)
+        return ir.WalkResult.ADVANCE
+
+    walk(module.operation, visit)
+    for op in found if first else []:
+        kind = ir.RankedTensorType(op.results[0].type)
+        build = Builder(ir.InsertionPoint(op), op.location)
+        everywhere = build.op("partition_id", [], kind)
+        here = build.same("subtract", everywhere, build.splat(first, [], kind.element_type))
+        op.results[0].replace_all_uses_with(here)
+        op.erase()
