@@ -25,15 +25,19 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import PurePath
 
+from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.artifact import Artifact
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.cost.clock import Clock
 from stablehlo_tools.cost.hardware import Hardware
 from stablehlo_tools.diagnostics import Diagnostics, ToolError, naming
 from stablehlo_tools.ir.inline import inline_all_calls
+from stablehlo_tools.ir.symbols import functions_by_name
 from stablehlo_tools.mpmd.devices import Devices, take_off_devices
 from stablehlo_tools.mpmd.manifest import Entry, Manifest, Piece, Rank, Stage, costs_of_stages
 from stablehlo_tools.mpmd.paths import argument_paths, result_paths
+from stablehlo_tools.mpmd.staging.recurrences import stack_recurrences
 from stablehlo_tools.mpmd.staging.staging import Staged, own_loop, read_step, stage_step
 from stablehlo_tools.mpmd.staging.weights import Weigher
 from stablehlo_tools.mpmd.writing.on_devices import OnDevices
@@ -117,6 +121,8 @@ def prepared(artifact: Artifact, request: Request) -> tuple[ir.Module, Devices]:
     with module.context, ir.Location.unknown():
         inline_all_calls(module)
         devices = take_off_devices(module)
+        main = entry_function(module)
+        stack_recurrences(main.regions[0].blocks[0], Effects(functions_by_name(module)))
         wanted = request.microbatches
         own = own_loop(module, Weigher(request.hardware)) if wanted is not None else None
         if own is not None and own.trips != wanted:
@@ -134,7 +140,7 @@ def time_stages(artifact: Artifact, request: Request, stages: int) -> Timed:
     """A copy of the step, cut into so many stages. Raises a located ToolError."""
     module, devices = prepared(artifact, request)
     with module.context, ir.Location.unknown():
-        staged = stage_step(module, stages, Weigher(request.hardware))
+        staged = stage_step(module, stages, Clock(request.hardware, devices.count))
     costs = stage_costs(staged.step, staged.assignment, request.hardware, devices.count)
     latency = hop(costs, request.hardware, devices.count, request.ranks)
     return Timed(staged, costs, latency, devices)

@@ -1,4 +1,9 @@
-"""Cuts the units of a step into stages: the heaviest as light as can be, then few bytes across."""
+"""Cuts the units of a step into stages.
+
+The heaviest is about as light as can be. Of such cuts those are taken that are most even, by the
+squares of what stages take, and send least, by the time that it takes: a message as long as a stage
+counts as much as a stage that is alone.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
+import numpy as np
+
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.mpmd.staging.units import Span, Units
 
-_SLACK = 1.05  # of the least heaviest stage: what fewer bytes across may cost
+_SLACK = 1.05  # of the least heaviest stage: what evenness and fewer bytes may cost
 _ROUNDING = 1 + 1e-9
 
 
@@ -36,7 +43,7 @@ class Cuts:
         return tuple(b - a for a, b in pairwise([span.first, *inside, span.limit]))
 
 
-def cut_units(units: Units, stages: int, place: ir.Location) -> Cuts:
+def cut_units(units: Units, stages: int, ns_per_byte: float, place: ir.Location) -> Cuts:
     """The cuts into so many stages, none of them empty. Raises ToolError where units are fewer."""
     count = len(units.ns)
     if count < stages:
@@ -47,7 +54,8 @@ def cut_units(units: Units, stages: int, place: ir.Location) -> Cuts:
         )
     upto = [0.0, *accumulate(units.ns)]
     limit = _least_heaviest(upto, stages) * _SLACK
-    begins = _cheapest(upto, units.crossing, stages, limit)
+    sent = [size * ns_per_byte for size in units.crossing]
+    begins = _cheapest(upto, sent, stages, limit)
     edges = [0, *begins, count]
     return Cuts(tuple(begins), tuple(upto[b] - upto[a] for a, b in pairwise(edges)))
 
@@ -81,39 +89,37 @@ def _reach(upto: Sequence[float], first: int, limit: float) -> int:
 def _cheapest(
     upto: Sequence[float], crossing: Sequence[float], stages: int, limit: float
 ) -> list[int]:
-    """Where stages begin, none heavier than the limit, so that least bytes cross.
-
-    Of equal bytes, the cuts that make stages more even: by the square of what they weigh.
-    """
+    """Where stages begin, none heavier than the limit. `crossing[u]` is the time, in nanoseconds,
+    that a cut in front of unit u costs."""
     count = len(upto) - 1
-    worst = (float("inf"), float("inf"))
-    best: list[tuple[float, float]] = [worst] * (count + 1)
-    best[0] = (0.0, 0.0)
-    chosen: list[list[int]] = []
+    mean = max(upto[-1], 1.0) / stages
+    edges = np.asarray(upto) / mean
+    most = limit * _ROUNDING / mean
+    best = np.full(count + 1, np.inf)
+    best[0] = 0.0
+    chosen: list[np.ndarray] = []
     for stage in range(stages):
-        following: list[tuple[float, float]] = [worst] * (count + 1)
-        origin = [-1] * (count + 1)
+        following = np.full(count + 1, np.inf)
+        origin = np.full(count + 1, -1)
         for first in range(stage, count):
-            if best[first] == worst:
+            if np.isinf(best[first]):
                 continue
-            sent, uneven = best[first]
-            sent += crossing[first] if first else 0.0
-            for end in range(first + 1, count + 1):
-                weight = upto[end] - upto[first]
-                if weight > limit * _ROUNDING:
-                    break
-                found = (sent, uneven + weight * weight)
-                if found < following[end]:
-                    following[end], origin[end] = found, first
+            so_far = best[first] + (crossing[first] / mean if first else 0.0)
+            end = int(np.searchsorted(edges, edges[first] + most, side="right"))
+            ends = slice(first + 1, end)
+            found = so_far + (edges[ends] - edges[first]) ** 2
+            better = found < following[ends]
+            following[ends][better] = found[better]
+            origin[ends][better] = first
         best = following
         chosen.append(origin)
     return _traced(chosen, count)
 
 
-def _traced(chosen: Sequence[Sequence[int]], count: int) -> list[int]:
+def _traced(chosen: Sequence[np.ndarray], count: int) -> list[int]:
     begins: list[int] = []
     end = count
     for origin in reversed(chosen):
-        end = origin[end]
+        end = int(origin[end])
         begins.append(end)
     return begins[::-1][1:]

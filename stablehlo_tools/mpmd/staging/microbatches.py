@@ -122,6 +122,11 @@ def read_microbatch_loop(loop: ir.Operation, effects: Effects) -> MicrobatchLoop
     return MicrobatchLoop(loop, count.trips[0], counters, frozenset(body.invariant), accumulators)
 
 
+def is_accumulated(end: ir.Value, argument: ir.Value) -> bool:
+    """Whether iterations do nothing with a carry but add to it."""
+    return _links(end, argument) is not None
+
+
 def _constant(value: ir.Value) -> tuple[int, ...] | None:
     number = constant_integer(value)
     return None if number is None else (number,)

@@ -9,6 +9,9 @@ from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.analysis.layer_loops.reading import layer_loops
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.cost.clock import Clock
+from stablehlo_tools.cost.collectives import transfer_time
+from stablehlo_tools.cost.work import Transfer
 from stablehlo_tools.diagnostics import Diagnostics, ToolError
 from stablehlo_tools.ir.symbols import functions_by_name
 from stablehlo_tools.ir.values import key_of
@@ -16,6 +19,7 @@ from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.mpmd.staging.assignment import Assignment, assign
 from stablehlo_tools.mpmd.staging.cutting import cut_units
 from stablehlo_tools.mpmd.staging.dataflow import Dataflow
+from stablehlo_tools.mpmd.staging.kernel_times import kernel_times
 from stablehlo_tools.mpmd.staging.marks import mark, marked, named_by_user
 from stablehlo_tools.mpmd.staging.microbatches import MicrobatchLoop, find_microbatch_loop
 from stablehlo_tools.mpmd.staging.step import Forward, Step, find_forward
@@ -27,6 +31,7 @@ from stablehlo_tools.transforms.layer_ranges.marks import range_of
 from stablehlo_tools.transforms.split_layers import SplitLayersPass
 from stablehlo_tools.transforms.split_weight_gradients import SplitWeightGradientsPass
 
+_MUCH = 1e9  # bytes
 _NAME = "stablehlo_tools.cut"  # tells a loop that is to be cut from others
 
 
@@ -58,18 +63,19 @@ def own_loop(module: ir.Module, weigher: Weigher) -> MicrobatchLoop | None:
     return step.loop
 
 
-def stage_step(module: ir.Module, stages: int, weigher: Weigher) -> Staged:
+def stage_step(module: ir.Module, stages: int, clock: Clock) -> Staged:
     """Rewrites a module so that stages stand apart, and assigns its ops to them.
 
     Raises a located ToolError where it cannot be cut into so many stages.
     """
+    weigher = Weigher(clock.hardware)
     step = read_step(module)
     forward = find_forward(step, weigher)
     by_user = named_by_user(step, forward, stages)
     if by_user is not None:
         mark(step, {index: [stage] for index, stage in by_user.items()})
     else:
-        _cut(module, step, forward, stages, weigher)
+        _cut(module, step, forward, stages, clock)
     if _has_backward_loops(module):
         SplitWeightGradientsPass().run(module, Diagnostics())
     staged = _assigned(module, stages, weigher)
@@ -84,12 +90,12 @@ def _assigned(module: ir.Module, stages: int, weigher: Weigher) -> Staged:
     return Staged(module, step, forward, assign(step, forward, marked(step, forward), stages))
 
 
-def _cut(module: ir.Module, step: Step, forward: Forward, stages: int, weigher: Weigher) -> None:
+def _cut(module: ir.Module, step: Step, forward: Forward, stages: int, clock: Clock) -> None:
     """Marks the ops of the forward with balanced stages, and cuts the loops over layers."""
     effects = Effects(functions_by_name(module))
     loops = layer_loops_by_node(step, layer_loops(step.loop.block, effects))
-    units = units_of(step, forward, loops, weigher)
-    cuts = cut_units(units, stages, step.loop.op.location)
+    units = units_of(step, forward, loops, kernel_times(module, step, clock))
+    cuts = cut_units(units, stages, _ns_per_byte(clock), step.loop.op.location)
     marks: dict[int, Sequence[int]] = {}
     wanted: list[tuple[int, ...]] = []
     for index, span in units.spans.items():
@@ -104,6 +110,19 @@ def _cut(module: ir.Module, step: Step, forward: Forward, stages: int, weigher: 
         number = _number_of(module, name, counts)
         if number is not None:
             SplitLayersPass(counts=counts, loop=number).run(module, Diagnostics())
+
+
+def _ns_per_byte(clock: Clock) -> float:
+    """What a byte more takes between two ranks."""
+    some, more = (
+        transfer_time(
+            Transfer("collective_permute", size, ((0, clock.devices),)),
+            clock.hardware,
+            2 * clock.devices,
+        ).ns
+        for size in (_MUCH, 2 * _MUCH)
+    )
+    return (more - some) / _MUCH
 
 
 def _name(loop: ir.Operation, name: int) -> None:

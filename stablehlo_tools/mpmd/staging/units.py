@@ -13,12 +13,12 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from stablehlo_tools.analysis.layer_loops.reading import LayerLoop
+from stablehlo_tools.analysis.loops import FORMATTING
 from stablehlo_tools.analysis.tasks.op_work import bytes_of
 from stablehlo_tools.ir.values import key_of
 from stablehlo_tools.mpmd.staging.assignment import positions
 from stablehlo_tools.mpmd.staging.dataflow import Node
 from stablehlo_tools.mpmd.staging.step import Forward, Step
-from stablehlo_tools.mpmd.staging.weights import Weigher
 
 
 class Span(NamedTuple):
@@ -40,9 +40,10 @@ class Units:
 
 
 def units_of(
-    step: Step, forward: Forward, loops: Mapping[int, LayerLoop], weigher: Weigher
+    step: Step, forward: Forward, loops: Mapping[int, LayerLoop], times: Mapping[int, float]
 ) -> Units:
-    """The units of a step; `loops` are the loops over layers among its nodes, by index."""
+    """The units of a step; `loops` are the loops over layers among its nodes, and `times` what
+    nodes take, in nanoseconds, by index."""
     spans: dict[int, Span] = {}
     count = 0
     for index in sorted(forward.nodes):
@@ -54,7 +55,7 @@ def units_of(
     for index in sorted(step.needed):
         node = step.flow.nodes[index]
         span = spans.get(index) or _backward_span(step, node, loops, spans, where[index])
-        each = weigher.ns(node.op) / (span.limit - span.first)
+        each = times.get(index, 0.0) / (span.limit - span.first)
         for unit in range(span.first, span.limit):
             ns[unit] += each
     for index in sorted(forward.nodes):
@@ -69,16 +70,23 @@ def _backward_span(
     spans: Mapping[int, Span],
     position: int,
 ) -> Span:
-    """Where the work of a node of the backward is counted: a loop, at the units of the loop of the
-    forward whose rows it reads."""
-    if node.index in loops:
-        for number in node.inputs:
-            maker = step.flow.maker.get(number)
-            if maker is not None and maker.index in spans and maker.index in loops:
-                span = spans[maker.index]
-                if span.limit - span.first == loops[node.index].trips:
-                    return span
-    return Span(position, position + 1)
+    """Where the work of a node of the backward is counted: a loop, at the units of the last loop of
+    the forward whose rows it reads, reshaped or converted maybe."""
+    pending = list(node.inputs) if node.index in loops else []
+    seen: set[int] = set()
+    forward: list[Span] = []
+    while pending:
+        maker = step.flow.maker.get(pending.pop())
+        if maker is None or maker.index in seen:
+            continue
+        seen.add(maker.index)
+        span = spans.get(maker.index)
+        if maker.index in loops:
+            if span is not None and span.limit - span.first == loops[node.index].trips:
+                forward.append(span)
+        elif maker.name in FORMATTING:
+            pending += maker.inputs
+    return max(forward, default=Span(position, position + 1))
 
 
 def _note_crossing(

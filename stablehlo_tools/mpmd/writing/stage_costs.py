@@ -13,11 +13,11 @@ from stablehlo_tools.cost.hardware import Hardware
 from stablehlo_tools.cost.work import Transfer
 from stablehlo_tools.mpmd.manifest import Stage
 from stablehlo_tools.mpmd.staging.assignment import Assignment, Work
+from stablehlo_tools.mpmd.staging.kernel_times import total_ns
 from stablehlo_tools.mpmd.staging.routing import Value, ends_of, run_as, staged_values
 from stablehlo_tools.mpmd.staging.step import Step
 from stablehlo_tools.mpmd.writing.fixed import Fixed
 from stablehlo_tools.mpmd.writing.phases import Phase, Phases
-from stablehlo_tools.overlap.task_graph import TaskGraph
 from stablehlo_tools.schedules.actions import Kind
 from stablehlo_tools.transforms.layer_ranges.marks import range_of
 
@@ -61,29 +61,10 @@ def _seconds(writer: Phases, phase: Phase, step: Step, clock: Clock) -> float:
     context = step.loop.op.context
     with ir.Location.unknown(context):
         module = ir.Module.create()
-        _add_meshes(module, step)
         function = writer.write(phase, module.body)
         ir.SymbolTable.set_symbol_name(function, "main")
         graph = module_task_graph(module, clock, phase.name)
-    return _total(graph) * _SECONDS
-
-
-def _add_meshes(module: ir.Module, step: Step) -> None:
-    parent = step.loop.op.parent
-    while parent is not None and parent.name != "builtin.module":
-        parent = parent.parent
-    if parent is None:
-        return
-    for view in parent.operation.regions[0].blocks[0].operations:
-        if view.operation.name == "sdy.mesh":
-            view.operation.clone(ip=ir.InsertionPoint(module.body))
-
-
-def _total(graph: TaskGraph) -> float:
-    return sum(
-        task.ns if task.loop is None else _total(task.loop.body) * (task.loop.trips or 1)
-        for task in graph.tasks
-    )
+    return total_ns(graph) * _SECONDS
 
 
 def _stage(
