@@ -1,4 +1,4 @@
-"""Putting the body of a function into one manual computation, and taking it out of one."""
+"""Putting the body of a function into one manual computation, and taking ops out of one."""
 
 from __future__ import annotations
 
@@ -75,3 +75,18 @@ def unwrap_body(function: ir.Operation, manual: ir.Operation) -> None:
         if name in function.attributes:
             del function.attributes[name]
     resize_function(function, 0, 0)
+
+
+def dissolve(computation: ir.Operation) -> list[ir.Operation]:
+    """Puts the ops of a computation of Shardy's in its place, and gives them."""
+    inside = computation.regions[0].blocks[0]
+    for argument, operand in zip(inside.arguments, computation.operands, strict=True):
+        argument.replace_all_uses_with(operand)
+    end = terminator(inside)
+    for result, value in zip(computation.results, end.operands, strict=True):
+        result.replace_all_uses_with(value)
+    ops = [op.operation for op in inside.operations][:-1]
+    for op in ops:
+        op.move_before(computation)
+    computation.erase()
+    return ops

@@ -17,8 +17,7 @@ from stablehlo_tools.analysis.shardings import sharding_axes, sharding_per_value
 from stablehlo_tools.analysis.tensor_shardings import SHARDING, Dims, MeshAxes, ValueShardings
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostics, ToolError
-from stablehlo_tools.ir.carriers import terminator
-from stablehlo_tools.ir.manual import unwrap_body
+from stablehlo_tools.ir.manual import dissolve, unwrap_body
 from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.transforms.create_reduce_scatter import CreateReduceScatterPass
 from stablehlo_tools.transforms.partition import PartitionPass
@@ -109,20 +108,7 @@ def _forget_shardings(module: ir.Module) -> None:
     walk(module.operation, visit)
     for op in found:
         if op.name == MANUAL_COMPUTATION:
-            _dissolve(op)
+            dissolve(op)
         else:
             op.results[0].replace_all_uses_with(op.operands[0])
             op.erase()
-
-
-def _dissolve(manual: ir.Operation) -> None:
-    """Puts the ops of a manual computation in its place."""
-    inside = manual.regions[0].blocks[0]
-    for argument, operand in zip(inside.arguments, manual.operands, strict=True):
-        argument.replace_all_uses_with(operand)
-    end = terminator(inside)
-    for result, value in zip(manual.results, end.operands, strict=True):
-        result.replace_all_uses_with(value)
-    for op in [op.operation for op in inside.operations][:-1]:
-        op.move_before(manual)
-    manual.erase()

@@ -37,6 +37,7 @@ from stablehlo_tools.ir.symbols import functions_by_name
 from stablehlo_tools.mpmd.devices import Devices, take_off_devices
 from stablehlo_tools.mpmd.manifest import Entry, Manifest, Piece, Rank, Stage, costs_of_stages
 from stablehlo_tools.mpmd.paths import argument_paths, result_paths
+from stablehlo_tools.mpmd.staging.marks import dissolve_named
 from stablehlo_tools.mpmd.staging.recurrences import stack_recurrences
 from stablehlo_tools.mpmd.staging.staging import Staged, own_loop, read_step, stage_step
 from stablehlo_tools.mpmd.staging.weights import Weigher
@@ -120,6 +121,7 @@ def prepared(artifact: Artifact, request: Request) -> tuple[ir.Module, Devices]:
     module = artifact.copy().module
     with module.context, ir.Location.unknown():
         inline_all_calls(module)
+        dissolve_named(module)
         devices = take_off_devices(module)
         main = entry_function(module)
         stack_recurrences(main.regions[0].blocks[0], Effects(functions_by_name(module)))

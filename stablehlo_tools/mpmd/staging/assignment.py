@@ -4,7 +4,9 @@ The stages of the forward are given. A value of the forward is at hand on all st
 that makes it to the last that reads it: it travels with the activations. An op of the backward
 stands as far up as it can: not above the op that makes a gradient it reads, for gradients travel
 down, and not above the last stage at which something of the forward that it reads, or a weight, is
-at hand: a mask that every layer uses ties it to no stage, the activations of one layer do.
+at hand: a mask that every layer uses ties it to no stage, the activations of one layer do. Nor does
+a product stand above the last stage whose forward reads the same samples: the gradient of the first
+layer's weights is made where these are.
 
 Of a stage's backward, what lower stages need is the input gradient; the rest is the gradient of its
 weights. Where nothing goes further down, it is what other products of the stage hang on.
@@ -83,6 +85,7 @@ class _Positions:
         self._found = dict(stage_of)
         self._spans = spans
         self._last: dict[int, int] = {}  # of a value: where the forward reads it last
+        self._last_taken: dict[int, int] = {}  # of a node that takes samples: where they are read
 
     def run(self) -> dict[int, int]:
         step = self._step
@@ -108,6 +111,8 @@ class _Positions:
             is_weight = self._step.is_weight(number)
             if is_weight or self._step.is_staged(number):
                 self._last[number] = max(self._last.get(number, 0), last if is_weight else first)
+            for taking in self._step.samples(number):
+                self._last_taken[taking] = max(self._last_taken.get(taking, 0), first)
         for number in node.results:
             self._last[number] = max(self._last.get(number, 0), last)
 
@@ -119,7 +124,11 @@ class _Positions:
     def _place(self, node: Node) -> int | None:
         """As far up as it can stand; None where it reads nothing that has a place."""
         places: list[int] = []
+        is_product = bool(heavy_ops(node.op)) and node.name != "stablehlo.while"
         for number in node.inputs:
+            if is_product:
+                taking = self._step.samples(number) & self._last_taken.keys()
+                places += [self._last_taken[index] for index in taking]
             maker = self._step.flow.maker.get(number)
             is_backward = maker is not None and maker.index not in self._forward.nodes
             if self._step.is_staged(number) and is_backward and maker is not None:

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, note
+from stablehlo_tools.ir.manual import dissolve
+from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.mpmd.staging.dataflow import Node
 from stablehlo_tools.mpmd.staging.step import Forward, Step, staged_inputs
 from stablehlo_tools.transforms.layer_ranges.marks import range_of
@@ -18,6 +21,28 @@ from stablehlo_tools.transforms.layer_ranges.marks import range_of
 STAGES = "stablehlo_tools.stages"
 _SCOPE = re.compile(r"(?<![\w])stage_(\d+)(?![\w])")
 _NAMED = "sdy.named_computation"
+
+
+def dissolve_named(module: ir.Module) -> None:
+    """Puts the ops of Shardy's named computations in their place. Their locations say the name, as
+    jax writes that of a named scope."""
+    found: list[ir.Operation] = []
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        if op.name == _NAMED:
+            found.append(op)
+        return ir.WalkResult.ADVANCE
+
+    walk(module.operation, visit)
+    for computation in found:
+        name = ir.StringAttr(computation.attributes["name"]).value
+        for op in dissolve(computation):
+            walk(op, partial(_say, name))
+
+
+def _say(name: str, op: ir.Operation) -> ir.WalkResult:
+    op.location = ir.Location.name(name, op.location, op.context)
+    return ir.WalkResult.ADVANCE
 
 
 def mark(step: Step, stages_of: Mapping[int, Sequence[int]]) -> None:

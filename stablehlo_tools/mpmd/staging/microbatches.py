@@ -175,7 +175,10 @@ def _carried(loop: ir.Operation, carry: int, body: LoopBody) -> ToolError:
         f"{loop.operands[carry].type}, is no sum: an iteration uses what the one before it left, "
         "so the microbatches cannot run at once (P2)",
         place,
-        (note("the loop is here", loop.location),),
+        (
+            note("the loop is here", loop.location),
+            note("of a step without a loop over microbatches, --microbatches M makes one"),
+        ),
     )
 
 

@@ -112,6 +112,25 @@ class Step:
         kind = self.flow.values[number].type
         return is_float(kind) and ir.RankedTensorType(kind).rank > 0 and bool(self.roots(number))
 
+    def samples(self, number: int) -> frozenset[int]:
+        """The nodes that take what a free value is computed from out of an array of more than one
+        number, by index."""
+        if number not in self._samples:
+            maker = self.flow.maker.get(number)
+            found: frozenset[int] = frozenset()
+            if number in self.free and maker is not None:
+                above = [self.samples(n) for n in maker.inputs]
+                taken = (n for n in maker.inputs if n in self.invariant)
+                arrays = [n for n in taken if ir.RankedTensorType(self.flow.values[n].type).rank]
+                own = frozenset({maker.index} if arrays else ())
+                found = own.union(*above)
+            self._samples[number] = found
+        return self._samples[number]
+
+    @cached_property
+    def _samples(self) -> dict[int, frozenset[int]]:
+        return {}
+
     def roots(self, number: int) -> frozenset[int]:
         """The arguments of the block around the loop that an invariant value hangs on."""
         if number not in self._roots:
