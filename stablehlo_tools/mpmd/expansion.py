@@ -37,10 +37,12 @@ from stablehlo_tools.ir.symbols import functions_by_name
 from stablehlo_tools.mpmd.devices import Devices, take_off_devices
 from stablehlo_tools.mpmd.manifest import Entry, Manifest, Piece, Rank, Stage, costs_of_stages
 from stablehlo_tools.mpmd.paths import argument_paths, result_paths
+from stablehlo_tools.mpmd.reading import read_rank
 from stablehlo_tools.mpmd.staging.marks import dissolve_named
 from stablehlo_tools.mpmd.staging.recurrences import stack_recurrences
 from stablehlo_tools.mpmd.staging.staging import Staged, own_loop, read_step, stage_step
 from stablehlo_tools.mpmd.staging.weights import Weigher
+from stablehlo_tools.mpmd.wiring import wiring
 from stablehlo_tools.mpmd.writing.on_devices import OnDevices
 from stablehlo_tools.mpmd.writing.plan import Plan
 from stablehlo_tools.mpmd.writing.rank import RankWriter, Written, pieces_of
@@ -166,14 +168,13 @@ def _written(artifact: Artifact, request: Request, plan: Plan, timed: Timed) -> 
     inputs, outputs = pieces_of(written)
     main = entry_function(artifact.module)
     kind = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value)
-    held = plan.table.placement.held
     stages = timed.stages
     manifest = Manifest(
         source=PurePath(artifact.name).name,
         devices=timed.devices.count,
         form="pairs",
         table=plan.table,
-        ranks=tuple(Rank(f"rank_{rank}.mlir", held[rank]) for rank in range(request.ranks)),
+        ranks=tuple(_rank(plan, rank, module) for rank, module in enumerate(modules)),
         stages=stages if plan.splits else tuple(replace(stage, kept=0.0) for stage in stages),
         hardware=request.hardware.name,
         hop=timed.hop,
@@ -182,6 +183,13 @@ def _written(artifact: Artifact, request: Request, plan: Plan, timed: Timed) -> 
         transfers=tuple(plan.transfers),
     )
     return Expansion(tuple(modules), manifest)
+
+
+def _rank(plan: Plan, rank: int, module: ir.Module) -> Rank:
+    scheduled = {each.channel for each in plan.transfers if each.is_scheduled}
+    program = f"rank_{rank}.mlir"
+    found = wiring(read_rank(module, rank, program), scheduled)
+    return Rank(program, plan.table.placement.held[rank], found)
 
 
 def _empty(plan: Plan, partitions: int) -> ir.Module:

@@ -2,7 +2,7 @@
 
 {"version": 1, "source": "step.jax_export", "devices": 1, "form": "pairs",
  "schedule": {"name": "1f1b", …},               // a table, as `schedule --format json` writes it
- "ranks": [{"program": "rank_0.mlir", "stages": [0]}, …],
+ "ranks": [{"program": "rank_0.mlir", "stages": [0], "wiring": {"@finish_0": […], …}}, …],
  "stages": [{"stage": 0, "what": "…", "forward": 1e-3, …}, …],
  "inputs": [{"path": "[0]['embed']", "type": "tensor<64x16xf32>",
              "pieces": [{"rank": 0, "number": 0}]}, …],
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from stablehlo_tools.diagnostics import Place, ToolError
@@ -101,10 +101,12 @@ class Stage:
 
 @dataclass(frozen=True)
 class Rank:
-    """The program of a rank: a file beside the manifest."""
+    """The program of a rank: a file beside the manifest. `wiring` says what goes where outside of
+    the schedule (see `wiring`); nothing where that is not known."""
 
     program: str
     stages: tuple[int, ...]
+    wiring: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
 
 
 @dataclass(frozen=True)
@@ -195,7 +197,7 @@ def _manifest(content: dict[str, Any]) -> Manifest:
         devices=int(content["devices"]),
         form=content["form"],
         table=json_form.decode(json.dumps(content["schedule"])),
-        ranks=tuple(Rank(str(r["program"]), tuple(r["stages"])) for r in content["ranks"]),
+        ranks=tuple(map(_rank, content["ranks"])),
         stages=tuple(Stage(**fields) for fields in content["stages"]),
         hardware=str(content["hardware"]),
         hop=float(content["hop"]),
@@ -203,6 +205,11 @@ def _manifest(content: dict[str, Any]) -> Manifest:
         outputs=tuple(map(_entry, content["outputs"])),
         transfers=tuple(Transfer(**fields) for fields in content["transfers"]),
     )
+
+
+def _rank(fields: dict[str, Any]) -> Rank:
+    wiring = {str(name): tuple(taken) for name, taken in fields.get("wiring", {}).items()}
+    return Rank(str(fields["program"]), tuple(fields["stages"]), wiring)
 
 
 def _entry(fields: dict[str, Any]) -> Entry:
