@@ -22,6 +22,7 @@ from stablehlo_tools.mpmd.staging.dataflow import Dataflow
 from stablehlo_tools.mpmd.staging.kernel_times import kernel_times
 from stablehlo_tools.mpmd.staging.marks import mark, marked, named_by_user
 from stablehlo_tools.mpmd.staging.microbatches import MicrobatchLoop, find_microbatch_loop
+from stablehlo_tools.mpmd.staging.spreads import own_spreads
 from stablehlo_tools.mpmd.staging.step import Forward, Step, find_forward
 from stablehlo_tools.mpmd.staging.units import layer_loops_by_node, units_of
 from stablehlo_tools.mpmd.staging.untying import take_apart
@@ -78,6 +79,7 @@ def stage_step(module: ir.Module, stages: int, clock: Clock) -> Staged:
         _cut(module, step, forward, stages, clock)
     if _has_backward_loops(module):
         SplitWeightGradientsPass().run(module, Diagnostics())
+    own_spreads(_block(module))
     staged = _assigned(module, stages, weigher)
     while take_apart(staged.step, staged.assignment):
         staged = _assigned(module, stages, weigher)

@@ -17,6 +17,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.building import shape_of
 from stablehlo_tools.ir.values import producer, unconstrained
 from stablehlo_tools.mpmd.staging.dataflow import Node
+from stablehlo_tools.mpmd.staging.spreads import is_spread
 from stablehlo_tools.mpmd.staging.step import Step
 from stablehlo_tools.mpmd.writing.fixed import Rows
 
@@ -103,6 +104,7 @@ class _Planner:
         self._held = held
         self._finish = Finish()
         self._sent: dict[tuple[Made, int], None] = {}
+        self._spread: dict[int, Node] = {}  # what is made where it is read, by its number
 
     def plan(self) -> Finish:
         outer, finish = self._outer, self._finish
@@ -117,6 +119,8 @@ class _Planner:
             if len(node.results) == 1 and node.results[0] in joined:
                 continue
             self._place(node)
+        for number in outer.returned:
+            self._place_spread(number, None)
         for result, number in enumerate(outer.returned):
             self._return(result, number)
         finish.sendings = sorted(
@@ -140,12 +144,38 @@ class _Planner:
         finish.totals.setdefault((round_, home), []).append((carry, parts))
 
     def _place(self, node: Node) -> None:
-        """Gives an op that hangs on the loop a rank and a round."""
+        """Gives an op that hangs on the loop a rank and a round; what it spreads, its reader's."""
         finish = self._finish
         placed = [number for number in node.inputs if number in finish.home]
-        if not placed:
+        spread = [number for number in node.inputs if number in self._spread]
+        if not placed and not spread:
             return
-        rank = self._heaviest(placed)
+        if is_spread(node.op):
+            self._spread[node.results[0]] = node
+            return
+        rank = self._heaviest(placed) if placed else None
+        for number in spread:
+            rank = self._place_spread(number, rank)
+        assert rank is not None, "it reads something that is placed"
+        self._compute(node, rank)
+
+    def _place_spread(self, number: int, rank: int | None) -> int | None:
+        """Places what spreads a value, and gives the rank: that given, or where its source is."""
+        node = self._spread.pop(number, None)
+        if node is None:
+            return self._finish.home.get(number, rank)
+        source = next(n for n in node.inputs if n in self._finish.home or n in self._spread)
+        if rank is None and source in self._finish.home:
+            rank = self._finish.home[source]
+        rank = self._place_spread(source, rank) if source in self._spread else rank
+        assert rank is not None, "what is spread has a place"
+        self._compute(node, rank)
+        return rank
+
+    def _compute(self, node: Node, rank: int) -> None:
+        """Places an op on a rank, in the first round in which it can run there."""
+        finish = self._finish
+        placed = [number for number in node.inputs if number in finish.home]
         round_ = 0
         for number in placed:
             round_ = max(round_, self._arrives(number, rank))
