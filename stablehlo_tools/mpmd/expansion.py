@@ -146,6 +146,13 @@ def time_stages(artifact: Artifact, request: Request, stages: int) -> Timed:
     with module.context, ir.Location.unknown():
         staged = stage_step(module, stages, Clock(request.hardware, devices.count))
     costs = stage_costs(staged.step, staged.assignment, request.hardware, devices.count)
+    idle = next((each.stage for each in costs if not each.forward + each.backward), None)
+    if idle is not None:
+        raise ToolError(
+            f"expand-mpmd: of {stages} stages, none of the work of a microbatch falls to stage "
+            f"{idle}: take fewer ranks or chunks (P5)",
+            staged.step.loop.op.location,
+        )
     latency = hop(costs, request.hardware, devices.count, request.ranks)
     return Timed(staged, costs, latency, devices)
 

@@ -53,6 +53,13 @@ def mark(step: Step, stages_of: Mapping[int, Sequence[int]]) -> None:
         op.attributes[STAGES] = ir.DenseI64ArrayAttr.get(list(stages), op.context)
 
 
+def marked_forward(step: Step) -> Forward:
+    """The nodes that are marked, and what leads to them."""
+    own = [node for node in step.staged if STAGES in node.op.attributes]
+    found = step.flow.ancestors(n for node in own for n in node.results)
+    return Forward(frozenset(found & step.needed))
+
+
 def marked(step: Step, forward: Forward) -> dict[int, int]:
     """The stage of each node of the forward by its mark. What has none stands as early as what it
     reads allows."""

@@ -20,7 +20,7 @@ from stablehlo_tools.mpmd.staging.assignment import Assignment, assign
 from stablehlo_tools.mpmd.staging.cutting import cut_units
 from stablehlo_tools.mpmd.staging.dataflow import Dataflow
 from stablehlo_tools.mpmd.staging.kernel_times import kernel_times
-from stablehlo_tools.mpmd.staging.marks import mark, marked, named_by_user
+from stablehlo_tools.mpmd.staging.marks import mark, marked, marked_forward, named_by_user
 from stablehlo_tools.mpmd.staging.microbatches import MicrobatchLoop, find_microbatch_loop
 from stablehlo_tools.mpmd.staging.spreads import own_spreads
 from stablehlo_tools.mpmd.staging.step import Forward, Step, find_forward
@@ -69,9 +69,8 @@ def stage_step(module: ir.Module, stages: int, clock: Clock) -> Staged:
 
     Raises a located ToolError where it cannot be cut into so many stages.
     """
-    weigher = Weigher(clock.hardware)
     step = read_step(module)
-    forward = find_forward(step, weigher)
+    forward = find_forward(step, Weigher(clock.hardware))
     by_user = named_by_user(step, forward, stages)
     if by_user is not None:
         mark(step, {index: [stage] for index, stage in by_user.items()})
@@ -80,15 +79,15 @@ def stage_step(module: ir.Module, stages: int, clock: Clock) -> Staged:
     if _has_backward_loops(module):
         SplitWeightGradientsPass().run(module, Diagnostics())
     own_spreads(_block(module))
-    staged = _assigned(module, stages, weigher)
+    staged = _assigned(module, stages)
     while take_apart(staged.step, staged.assignment):
-        staged = _assigned(module, stages, weigher)
+        staged = _assigned(module, stages)
     return staged
 
 
-def _assigned(module: ir.Module, stages: int, weigher: Weigher) -> Staged:
+def _assigned(module: ir.Module, stages: int) -> Staged:
     step = read_step(module)
-    forward = find_forward(step, weigher)
+    forward = marked_forward(step)
     return Staged(module, step, forward, assign(step, forward, marked(step, forward), stages))
 
 

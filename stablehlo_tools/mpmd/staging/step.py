@@ -207,37 +207,45 @@ class Step:
 
 @dataclass(frozen=True)
 class Forward:
-    """The staged nodes of the forward, by index, and what decided: they all lead to `anchor`."""
+    """The staged nodes of the forward, by index."""
 
     nodes: frozenset[int]
-    anchor: Node
 
 
 def find_forward(step: Step, weigher: Weigher) -> Forward:
-    """The staged ops that lead to the loss, or to what else hangs on most weights by least work.
+    """The staged ops that lead to the loss, or to what else hangs on most weights by least work;
+    and those that lead from them to other scalars without another product.
 
     Raises a located ToolError where all products of the step lead there: it has no backward.
     """
     weights = _weights_below(step)
     needed = [step.flow.nodes[index] for index in sorted(step.needed)]
     ns = {node.index: weigher.ns(node.op) for node in needed}
+    products = {node.index for node in needed if heavy_ops(node.op)}
     best: tuple[int, float, int] | None = None
-    chosen: tuple[frozenset[int], Node] | None = None
+    nodes: set[int] = set()
     for term in step.terms:
-        above = step.flow.ancestors(n for n in term.inputs if step.is_staged(n)) & ns.keys()
+        above = _above(step, term) & ns.keys()
         hangs_on = frozenset[int]().union(*(weights.get(n, frozenset()) for n in term.inputs))
         rank = (-len(hangs_on), sum(ns[index] for index in above), term.index)
         if above and (best is None or rank < best):
-            best, chosen = rank, (frozenset(above), term)
-    if chosen is None or not any(
-        heavy_ops(node.op) for node in needed if node.index not in chosen[0]
-    ):
+            best, nodes = rank, above
+    for term in step.terms:
+        above = _above(step, term) & ns.keys()
+        is_scalar = not ir.RankedTensorType(step.flow.values[term.results[0]].type).rank
+        if is_scalar and above & products <= nodes:
+            nodes = nodes | above
+    if not products - nodes:
         raise ToolError(
             "expand-mpmd: the loop over microbatches computes a forward only; a pipeline of rank "
             "programs needs a training step, expand-pipeline takes forward programs (P4)",
             step.loop.op.location,
         )
-    return Forward(*chosen)
+    return Forward(frozenset(nodes))
+
+
+def _above(step: Step, term: Node) -> set[int]:
+    return step.flow.ancestors(n for n in term.inputs if step.is_staged(n))
 
 
 def _weights_below(step: Step) -> dict[int, frozenset[int]]:
