@@ -156,3 +156,25 @@ func.func @constrained(%w: tensor<3x2xf32>, %x: tensor<4x3xf32> {sdy.sharding = 
   return %2 : tensor<3x2xf32>
 }
 }
+
+// -----
+
+// Two batches in one product: a microbatch has its share of each, in front and behind.
+// CHECK-LABEL: func.func @together
+// CHECK: stablehlo.while
+// CHECK: %[[BOTH:.+]] = stablehlo.concatenate %{{.+}}, %{{.+}}, dim = 0 : (tensor<2x3xf32>, tensor<2x3xf32>) -> tensor<4x3xf32>
+// CHECK: %[[PRODUCT:.+]] = stablehlo.dot_general %[[BOTH]], %arg0
+// CHECK: stablehlo.slice %[[PRODUCT]] [2:4, 0:2]
+// CHECK: stablehlo.pad %{{.+}}, %{{.+}}, low = [2, 0], high = [0, 0], interior = [0, 0] : (tensor<2x2xf32>, tensor<f32>) -> tensor<4x2xf32>
+// CHECK: stablehlo.return
+// CHECK-NOT: stablehlo.dot_general
+func.func @together(%w: tensor<3x2xf32>, %x: tensor<4x3xf32>, %y: tensor<4x3xf32>) -> tensor<3x2xf32> {
+  %none = stablehlo.constant dense<0.0> : tensor<f32>
+  %0 = stablehlo.concatenate %x, %y, dim = 0 : (tensor<4x3xf32>, tensor<4x3xf32>) -> tensor<8x3xf32>
+  %1 = stablehlo.dot_general %0, %w, contracting_dims = [1] x [0] : (tensor<8x3xf32>, tensor<3x2xf32>) -> tensor<8x2xf32>
+  %2 = stablehlo.slice %1 [4:8, 0:2] : (tensor<8x2xf32>) -> tensor<4x2xf32>
+  %3 = stablehlo.tanh %2 : tensor<4x2xf32>
+  %4 = stablehlo.pad %3, %none, low = [4, 0], high = [0, 0], interior = [0, 0] : (tensor<4x2xf32>, tensor<f32>) -> tensor<8x2xf32>
+  %5 = stablehlo.dot_general %0, %4, contracting_dims = [0] x [0] : (tensor<8x3xf32>, tensor<8x2xf32>) -> tensor<3x2xf32>
+  return %5 : tensor<3x2xf32>
+}

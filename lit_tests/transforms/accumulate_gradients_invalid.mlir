@@ -30,7 +30,7 @@ func.func @token_p2(%x: tensor<4x6xf32>) -> tensor<4x6xf32> {
 // -----
 
 // P3: some argument can be divided.
-// expected-error@+3 {{accumulate-gradients: no argument has a dimension that 2 microbatches divide and that work hangs on which needs to know the weights (P3)}}
+// expected-error@+3 {{accumulate-gradients: no argument has a dimension that 2 microbatches divide and that most work with weights hangs on (P3): `arguments` and `dimension` can name the batch}}
 // expected-note@+2 {{argument 0 has 3 rows, which 2 do not divide}}
 // expected-note@+1 {{argument 1 has 5 rows, which 2 do not divide}}
 func.func @odd_p3(%x: tensor<3x5xf32>, %w: tensor<5x7xf32>) -> tensor<3x7xf32> {

@@ -50,6 +50,11 @@ def _floats(*shape: int) -> np.ndarray:
     return _NUMBERS.normal(size=shape).astype(np.float32)
 
 
+def _small(*shape: int) -> np.ndarray:
+    """Weights of layers in a row: larger ones would amplify what is rounded."""
+    return _floats(*shape) * np.float32(0.3)
+
+
 def _integers(limit: int, *shape: int) -> np.ndarray:
     return _NUMBERS.integers(0, limit, size=shape).astype(np.int32)
 
@@ -57,9 +62,9 @@ def _integers(limit: int, *shape: int) -> np.ndarray:
 _MLP = [_floats(6, 16), _floats(16), _floats(16, 5)]
 _X, _Y, _LABELS = _floats(BATCH, 6), _floats(BATCH, 5), _integers(5, BATCH)
 _DECODER = {
-    "embedding": _floats(VOCABULARY, WIDTH),
+    "embedding": _small(VOCABULARY, WIDTH),
     "layers": [
-        {name: _floats(WIDTH, WIDTH) for name in ("query", "key", "value", "up", "down")}
+        {name: _small(WIDTH, WIDTH) for name in ("query", "key", "value", "up", "down")}
         for _ in range(2)
     ],
 }
@@ -214,6 +219,22 @@ def dropout(weights: Any, x: Any, y: Any, key: Any) -> Any:
         return jnp.mean(((hidden * kept) @ weights[2] - y) ** 2)
 
     return jax.grad(loss)(weights)
+
+
+@_step(_DECODER, _TOKENS, _NEXT)
+def preferences(weights: Any, chosen: Any, rejected: Any) -> Any:
+    """Two batches in one forward pass, whose outcomes are compared sample by sample."""
+    both = jnp.concatenate([chosen, rejected])
+
+    def margins(weights: Any) -> jax.Array:
+        scores = -_losses(_logits(weights, both)[:, :-1], both[:, 1:]).sum(-1)
+        return scores[:BATCH] - scores[BATCH:]
+
+    def loss(weights: Any) -> tuple[jax.Array, jax.Array]:
+        found = margins(weights)
+        return -jax.nn.log_sigmoid(found).mean(), (found > 0).mean()
+
+    return jax.value_and_grad(loss, has_aux=True)(weights)
 
 
 @_step(_MLP, _X, _Y)

@@ -31,6 +31,7 @@ _TOKEN = "!stablehlo.token"
 _SCALAR = "tensor<f32>"
 _NUMBER = "tensor<i32>"
 _WEIGHT = f"tensor<1x{WIDTH}x{WIDTH}xf32>"
+_SHARED = 1  # the channel of every collective, as JAX exports them; that of a transfer as well
 _SEND = {Kind.SEND_FORWARD: 1, Kind.SEND_BACKWARD: -1}
 _REDUCER = """({
     ^bb0(%a: tensor<f32>, %b: tensor<f32>):
@@ -559,7 +560,7 @@ class _RankProgram:
             if has_other:
                 lines.append(f"%both{i} = stablehlo.add {total}, %a{extra} : {_WEIGHT}")
                 total, extra = f"%both{i}", extra + 1
-            total = self._all_reduce(lines, total, _WEIGHT, f"%all{i}", i)
+            total = self._all_reduce(lines, total, _WEIGHT, f"%all{i}")
             lines += [
                 f"%step{i} = stablehlo.multiply %rate, {total} : {_WEIGHT}",
                 f"%new{i} = stablehlo.subtract %a{i}, %step{i} : {_WEIGHT}",
@@ -575,14 +576,14 @@ class _RankProgram:
             for i in range(1, losses):
                 lines.append(f"%loss{i} = stablehlo.add {loss}, %a{extra + i} : {_SCALAR}")
                 loss = f"%loss{i}"
-            values.append(self._all_reduce(lines, loss, _SCALAR, "%all_loss", count))
+            values.append(self._all_reduce(lines, loss, _SCALAR, "%all_loss"))
             types.append(_SCALAR)
         return [*lines, _returned([*values, norm], [*types, _SCALAR])]
 
     def _finish_1(self) -> list[str]:
         return [f"%t = stablehlo.add %a1, %a0 : {_SCALAR}", _returned(["%t"], [_SCALAR])]
 
-    def _all_reduce(self, lines: list[str], value: str, kind: str, name: str, number: int) -> str:
+    def _all_reduce(self, lines: list[str], value: str, kind: str, name: str) -> str:
         """The sum over the devices of the rank."""
         size = self.common.devices
         if size == 1:
@@ -590,7 +591,7 @@ class _RankProgram:
         groups = [[r * size + d for d in range(size)] for r in range(self.table.ranks)]
         lines.append(
             f'{name} = "stablehlo.all_reduce"({value}) <{{channel_handle = '
-            f"#stablehlo.channel_handle<handle = {1000 + number}, type = 1>, "
+            f"#stablehlo.channel_handle<handle = {_SHARED}, type = 1>, "
             f"replica_groups = dense<{groups}> : tensor<{len(groups)}x{size}xi64>, "
             f"use_global_device_ids}}> {_REDUCER} : ({kind}) -> {kind}"
         )

@@ -25,10 +25,19 @@ from soaking import first
 
 import stablehlo_tools
 from stablehlo_tools import artifact
+from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 
-KEPT = [name for name, step in STEPS.items() if not step.refused]
+SLOW = [
+    "lengths",
+    "preferences",
+    "gradient-penalty",
+    "hessian-product",
+    "half-precision",
+    "batch-last",
+]
+QUICK = [name for name, step in STEPS.items() if not step.refused and name not in SLOW]
 REFUSED = [name for name, step in STEPS.items() if step.refused]
 # What the pass cannot do of the zoo of layer loops, and why.
 UNDIVIDED = {
@@ -42,14 +51,14 @@ SCANS = [
     for name, case in CASES.items()
     if name not in UNDIVIDED and (not case.refused or name == "dynamic-depth-forward")
 ]
-SOONER = ["mlp-gradients", "keyed-dropout-gradients", "packed-forward"]
+SOONER = ["mlp-gradients", "packed-forward"]
 
 
 def accumulated(exported: Exported, options: str = "microbatches=4") -> Exported:
     return stablehlo_tools.transform(exported, f"accumulate-gradients{{{options}}}")
 
 
-@pytest.mark.parametrize("name", KEPT)
+@pytest.mark.parametrize("name", first(len(QUICK), QUICK + SLOW))
 def test_values_are_kept(name: str):
     step = STEPS[name]
     before = step.export()
@@ -61,7 +70,7 @@ def test_values_are_kept(name: str):
 
 @pytest.mark.parametrize("microbatches", [2, 8])
 def test_any_number_of_microbatches_keeps_values(microbatches: int):
-    step = STEPS["metrics"]
+    step = STEPS["squared-errors"]
     before = step.export()
     after = accumulated(before, f"microbatches={microbatches}")
     assert_close(compare(reference(before, step.arguments), after))
@@ -77,7 +86,7 @@ def test_what_hangs_on_all_samples_is_refused_by_name(name: str):
     assert "(P4)" in text
 
 
-@pytest.mark.parametrize("name", first(3, [*SOONER, *(n for n in SCANS if n not in SOONER)]))
+@pytest.mark.parametrize("name", first(1, [*SOONER, *(n for n in SCANS if n not in SOONER)]))
 def test_loops_over_layers_are_in_the_loop(name: str):
     case = CASES[name]
     after = accumulated(case.build())
@@ -100,6 +109,7 @@ def test_microbatches_smaller_than_the_devices_they_are_divided_over_keep_values
 @pytest.mark.parametrize("name", first(1, ["decoder-tp-step", "decoder-2d-scan-step", "vit-step"]))
 def test_gradients_are_summed_over_devices_once(name: str):
     exported = ZOO[name].build()
+    assert isinstance(exported, Exported)
     inner = [s for s in collectives_after_partition(exported) if s.depth == 0]
     after = collectives_after_partition(exported, "partition,accumulate-gradients")
     outside = [sent for sent in after if sent.depth == 0]
@@ -110,17 +120,16 @@ def test_gradients_are_summed_over_devices_once(name: str):
 def test_one_accumulator_for_each_gradient_and_sum():
     step = STEPS["masked-adam"]
     module = artifact.from_exported(accumulated(step.export())).module
-    main = next(op for op in module.body.operations if "main" in str(op.operation.name) or True)
-    block = main.regions[0].blocks[0]
-    loop = next(op for op in block.operations if op.operation.name == "stablehlo.while")
+    ops = [view.operation for view in entry_function(module).regions[0].blocks[0].operations]
+    (loop,) = [op for op in ops if op.name == "stablehlo.while"]
     weights = len(jax.tree.leaves(step.arguments[0]))
-    assert len(loop.operation.results) == 1 + 1 + weights  # the counter and the loss
+    assert len(loop.results) == 1 + 1 + weights  # the counter and the loss
 
 
 def test_the_loop_holds_nothing_that_no_microbatch_changes():
     """Casts of weights stand in front, though rematerialisation puts a barrier around them."""
     module = artifact.from_exported(accumulated(STEPS["rematerialised"].export())).module
-    main = next(iter(module.body.operations)).operation
+    main = entry_function(module)
     assert _count(main, "stablehlo.exponential", inside=False) > 0
     assert _count(main, "stablehlo.exponential", inside=True) == 0
 
@@ -157,4 +166,6 @@ def test_activations_take_the_memory_of_one_microbatch():
 def _temporary_bytes(exported: Exported) -> int:
     arguments = jax.tree.unflatten(exported.in_tree, exported.in_avals)[0]
     compiled = jax.jit(exported.call).lower(*arguments).compile()
-    return compiled.memory_analysis().temp_size_in_bytes
+    analysis = compiled.memory_analysis()
+    assert analysis is not None
+    return analysis.temp_size_in_bytes

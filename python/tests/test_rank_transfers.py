@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
-from rank_sets import write_set
-from test_run_mpmd import CASES, Case, played, table_of, written
+from rank_sets import ROWS, WIDTH, write_set
+from soaking import first
+from test_run_mpmd import (
+    CASES,
+    Case,
+    edited,
+    first_two_channels_swapped,
+    played,
+    table_of,
+    written,
+)
 
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.program_set import Job
@@ -20,17 +30,23 @@ from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.mpmd import rank_set
 from stablehlo_tools.mpmd.manifest import Transfer
 from stablehlo_tools.mpmd.rank_set import RankSet
+from stablehlo_tools.mpmd.running.arrays import cut_pieces, join_pieces
 from stablehlo_tools.mpmd.running.compiling import compile_ranks
+from stablehlo_tools.mpmd.running.original import make_inputs
+from stablehlo_tools.mpmd.running.processes import run_processes
 from stablehlo_tools.mpmd.transfers.both_ends import with_both_ends
 from stablehlo_tools.mpmd.transfers.ends import body_of
 from stablehlo_tools.mpmd.transfers.order import rounds_of
 from stablehlo_tools.mpmd.transfers.permutes import with_permutes
+from stablehlo_tools.order.findings import Verdict
 from stablehlo_tools.order.program import Program
 from stablehlo_tools.order.verdict import decide
 from stablehlo_tools.targets.topologies import Target, missing_package
 
 Lower = Callable[[RankSet], RankSet]
-each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-{case[-1]}")
+each_case = pytest.mark.parametrize(
+    "case", first(3, CASES), ids=lambda case: f"{case[0]}-{case[-1]}"
+)
 for_gpu = pytest.mark.skipif(
     missing_package(Target.GPU) is not None, reason="XLA:GPU is not installed"
 )
@@ -67,6 +83,15 @@ def test_both_ends_stand_beside_each_other(case: Case, tmp_path: Path) -> None:
         for one, other in pairwise(both):
             assert other.operands[len(other.operands) - 1] == one.results[len(one.results) - 1]
         assert after.programs[rank].module.operation.verify()
+    assert decide(_programs(after)).finding is None
+
+
+def test_both_ends_keep_an_order_that_deadlocks(tmp_path: Path) -> None:
+    loaded(tmp_path, ("gpipe", 2, 2, None, 1))
+    edited(tmp_path, 1, first_two_channels_swapped)
+    finding = decide(_programs(with_both_ends(rank_set.load(tmp_path)))).finding
+    assert finding is not None
+    assert finding.verdict is Verdict.MAY_DEADLOCK
 
 
 @each_case
@@ -106,6 +131,51 @@ def test_values_stay_the_same(transfers: str, tmp_path: Path) -> None:
     assert command_line.main(words) == 0
     for one, other in zip(played(tmp_path / "set")[1], played(target)[1], strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def with_ring(text: str) -> str:
+    """Rows in `forward` go to the next device of the rank first; the first one gets none."""
+    attributes = (
+        "{channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, "
+        "source_target_pairs = dense<[[0, 1], [2, 3]]> : tensor<2x2xi64>}"
+    )
+    kind = f"tensor<{ROWS}x{WIDTH}xf32>"
+    return re.sub(
+        r"%p = stablehlo\.dot_general (%\w+),",
+        rf'%r = "stablehlo.collective_permute"(\1) {attributes} : ({kind}) -> {kind}\n'
+        r"    %p = stablehlo.dot_general %r,",
+        text,
+    )
+
+
+def test_permutes_inside_of_a_rank_are_its_own(tmp_path: Path) -> None:
+    loaded(tmp_path / "set", ("1f1b", 2, 2, None, 2))
+    before = played(tmp_path / "set")[1]
+    for rank in range(2):
+        edited(tmp_path / "set", rank, with_ring)
+    lowered = with_permutes(rank_set.load(tmp_path / "set"))
+    modules = [program.module for program in lowered.programs]
+    assert not any("pairs = dense<[[0, 1], [2, 3]]>" in str(module) for module in modules)
+    rank_set.write(tmp_path / "lowered", lowered.manifest, modules)
+    one, other = played(tmp_path / "set")[1], played(tmp_path / "lowered")[1]
+    for array, same, unlike in zip(one, other, before, strict=True):
+        np.testing.assert_array_equal(array, same)
+        assert (array != unlike).any()
+
+
+@pytest.mark.soak
+def test_permutes_inside_of_a_rank_run_in_processes(tmp_path: Path) -> None:
+    loaded(tmp_path, ("1f1b", 2, 2, None, 2))
+    for rank in range(2):
+        edited(tmp_path, rank, with_ring)
+    ranks = rank_set.load(tmp_path)
+    inputs, _ = make_inputs(ranks.manifest, None, 0, {})
+    room = tmp_path / "room"
+    room.mkdir()
+    pieces = cut_pieces(ranks.manifest, inputs)
+    found = join_pieces(ranks.manifest, run_processes(ranks, pieces, room, 100).results)
+    for one, other in zip(found, played(tmp_path)[1], strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
 
 
 @for_gpu

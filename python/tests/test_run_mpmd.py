@@ -10,17 +10,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from rank_sets import WIDTH, step_of, write_set, write_step
+from rank_sets import RATE, ROWS, WIDTH, step_of, write_set, write_step
 from soaking import first
 
 from stablehlo_tools import artifact
 from stablehlo_tools.cli import main as command_line
+from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.mpmd import manifest as manifests
 from stablehlo_tools.mpmd import rank_set
+from stablehlo_tools.mpmd.expansion import Request, expand_mpmd
 from stablehlo_tools.mpmd.running import sequential_process
 from stablehlo_tools.mpmd.running.arrays import cut_pieces, join_pieces
 from stablehlo_tools.mpmd.running.original import make_inputs
@@ -36,8 +39,8 @@ from stablehlo_tools.verify.element_types import Array
 Case = tuple[str, int, int, int | None, int]
 CASES: list[Case] = [
     ("zb-v", 2, 4, None, 1),
-    ("dualpipe", 4, 8, None, 1),
     ("1f1b", 2, 2, None, 2),
+    ("dualpipe", 4, 8, None, 1),
     ("interleaved-1f1b", 2, 4, 2, 1),
     ("zb-h1", 3, 5, None, 1),
     ("dualpipe-v", 2, 4, None, 2),
@@ -86,7 +89,13 @@ def edited(directory: Path, rank: int, change: Callable[[str], str]) -> None:
     path.write_text(after)
 
 
-@pytest.mark.parametrize("case", first(4, CASES), ids=lambda case: f"{case[0]}-{case[-1]}")
+def first_two_channels_swapped(text: str) -> str:
+    """The text of a program in which channels 1 and 2 change places."""
+    names = {"handle = 1,": "handle = 2,", "handle = 2,": "handle = 1,"}
+    return re.sub(r"handle = [12],", lambda found: names[found[0]], text)
+
+
+@pytest.mark.parametrize("case", first(2, CASES), ids=lambda case: f"{case[0]}-{case[-1]}")
 def test_a_set_gives_the_values_of_its_step(case: Case, tmp_path: Path) -> None:
     inputs, outputs, _ = played(written(tmp_path, case))
     expected = step_of(table_of(case).stages)(*map(jnp.asarray, inputs))
@@ -94,7 +103,7 @@ def test_a_set_gives_the_values_of_its_step(case: Case, tmp_path: Path) -> None:
         np.testing.assert_allclose(one, other, rtol=2e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("how", ["sequential", "processes", "interpreter"])
+@pytest.mark.parametrize("how", first(2, ["processes", "interpreter", "sequential"]))
 def test_every_way_gives_the_same_values(how: str, tmp_path: Path) -> None:
     found = ran(written(tmp_path, SMALL, step=True), how)
     assert found.same
@@ -106,6 +115,46 @@ def test_every_way_gives_the_same_values(how: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", [CASES[1], CASES[2], CASES[4]], ids=lambda case: case[0])
 def test_processes_of_several_forms(case: Case, tmp_path: Path) -> None:
     assert ran(written(tmp_path, case, step=True), "processes").same
+
+
+def expanded(directory: Path, schedule: str, ranks: int, microbatches: int) -> Path:
+    """A set that expand-mpmd writes, and its step: layers in a loop, a loop over microbatches."""
+
+    def loss(w: Any, x: Any) -> Any:
+        return jnp.mean(jax.lax.scan(lambda h, v: (jnp.tanh(h @ v), None), x, w)[0] ** 2)
+
+    def step(w: Any, x: Any) -> Any:
+        def add(sums: Any, rows: Any) -> Any:
+            return jax.tree.map(jnp.add, sums, jax.value_and_grad(loss)(w, rows)), None
+
+        total, gradient = jax.lax.scan(add, (jnp.float32(0), jnp.zeros_like(w)), x)[0]
+        return total, w - RATE * gradient
+
+    shapes = ((2 * ranks, WIDTH, WIDTH), (microbatches, ROWS, WIDTH))
+    specs = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    exported = jax.export.export(jax.jit(step), platforms=["cpu"])(*specs)
+    directory.mkdir(exist_ok=True)
+    (directory / "step.jax_export").write_bytes(exported.serialize())
+    request = Request(schedule, ranks, load_hardware("h100"))
+    made = expand_mpmd(artifact.from_exported(exported), request)
+    rank_set.write(directory, made.manifest, made.modules)
+    return directory
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("how", ["sequential", "processes"])
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize(
+    ("schedule", "microbatches"),
+    [
+        *(("gpipe", 5), ("1f1b", 5), ("interleaved-1f1b", 6)),
+        *(("zb-h1", 5), ("zb-v", 6), ("dualpipe-v", 8)),
+    ],
+)
+def test_what_expand_mpmd_writes_runs(
+    schedule: str, microbatches: int, ranks: int, how: str, tmp_path: Path
+) -> None:
+    assert ran(expanded(tmp_path, schedule, ranks, microbatches), how).same
 
 
 def test_what_ranks_did_is_what_the_schedule_says(tmp_path: Path) -> None:
@@ -135,13 +184,7 @@ def test_a_wrong_gradient_is_found(tmp_path: Path) -> None:
 
 def test_ranks_that_wait_for_each_other_are_named(tmp_path: Path) -> None:
     written(tmp_path, ("gpipe", 2, 2, None, 1))
-
-    def turned(text: str) -> str:
-        """Channels 1 and 2 change places."""
-        names = {"handle = 1,": "handle = 2,", "handle = 2,": "handle = 1,"}
-        return re.sub(r"handle = [12],", lambda found: names[found[0]], text)
-
-    edited(tmp_path, 1, turned)
+    edited(tmp_path, 1, first_two_channels_swapped)
     with pytest.raises(ToolError, match="wait for each other for ever") as raised:
         played(tmp_path)
     notes = [note.message for note in raised.value.diagnostic.notes]
@@ -221,6 +264,16 @@ def test_another_step_is_refused(tmp_path: Path) -> None:
     written(tmp_path, SMALL)
     write_step(tmp_path / "step.jax_export", table_of(("gpipe", 3, 2, None, 1)))
     with pytest.raises(ToolError, match="is this the program that the set was made of"):
+        ran(tmp_path)
+
+
+def test_a_step_with_other_names_is_refused(tmp_path: Path) -> None:
+    found = write_set(tmp_path, table_of(SMALL))
+    renamed = replace(found.inputs[1], path="['batch']")
+    changed = replace(found, inputs=(found.inputs[0], renamed))
+    (tmp_path / manifests.NAME).write_text(manifests.encode(changed))
+    write_step(tmp_path / "step.jax_export", table_of(SMALL))
+    with pytest.raises(ToolError, match=r"input 1 is \[1\], and the manifest has \['batch'\]"):
         ran(tmp_path)
 
 

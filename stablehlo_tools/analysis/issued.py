@@ -7,7 +7,7 @@ itself. Collectives that compilers delete, because nobody uses their results, ar
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stablehlo_tools.analysis.chains import is_chain
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts
@@ -27,7 +27,9 @@ from stablehlo_tools.analysis.uniformity import Uniformity
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, to_place
 from stablehlo_tools.ir.inline import inline_all_calls
-from stablehlo_tools.order.program import Program, blocks_of
+from stablehlo_tools.order.program import Issue, Program, blocks_of, issues_of, rebuilt
+
+_PAIRS = "source_target_pairs"
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,27 @@ def read_issued(
     )
     listed = blocks_of(program.block)
     sites_of = tuple(tuple(reader.site_of[node] for node in block.nodes) for block in listed)
+    if not by_channel:
+        program = _without_ends_of_others(program, reader.ops)
     return Issued(program, tuple(reader.ops), sites_of)
+
+
+def _without_ends_of_others(program: Program, ops: Sequence[Collective]) -> Program:
+    """Transfers whose pairs name none of our devices, which nobody meets in, are none here.
+
+    Those of a program that no pairs are given for keep their kind: their channels pair them.
+    """
+
+    def marked(issue: Issue) -> Issue:
+        if issue.rendezvous or not issue.transfer:
+            return issue
+        pairs = ops[issue.id].inner.attributes.get(_PAIRS)
+        has_pairs = pairs is not None and len(ir.DenseElementsAttr(pairs))
+        return replace(issue, transfer="") if has_pairs else issue
+
+    if all(marked(issue) is issue for issue in issues_of(program.block)):
+        return program
+    return replace(program, block=rebuilt(program.block, marked))
 
 
 def _has_control_flow(sites: Sequence[Site]) -> bool:

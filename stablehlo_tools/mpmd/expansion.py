@@ -38,7 +38,7 @@ from stablehlo_tools.mpmd.devices import Devices, take_off_devices
 from stablehlo_tools.mpmd.manifest import Entry, Manifest, Piece, Rank, Stage, costs_of_stages
 from stablehlo_tools.mpmd.paths import argument_paths, result_paths
 from stablehlo_tools.mpmd.reading import read_rank
-from stablehlo_tools.mpmd.staging.marks import dissolve_named
+from stablehlo_tools.mpmd.staging.marks import dissolve_named, forget_marks
 from stablehlo_tools.mpmd.staging.recurrences import stack_recurrences
 from stablehlo_tools.mpmd.staging.staging import Staged, own_loop, read_step, stage_step
 from stablehlo_tools.mpmd.staging.weights import Weigher
@@ -171,6 +171,7 @@ def _written(artifact: Artifact, request: Request, plan: Plan, timed: Timed) -> 
     shared = OnDevices(timed.devices, request.ranks, len(plan.transfers))
     for rank, (module, each) in enumerate(zip(modules, written, strict=True)):
         shared.write(module, rank, each.arguments, [part.rows for part in each.returned])
+        forget_marks(module)
         module.operation.verify()
     inputs, outputs = pieces_of(written)
     main = entry_function(artifact.module)

@@ -4,10 +4,11 @@ A value lives from the call or the message that makes it to the last one that ta
 make nothing. Arguments and what is returned live to the end. What a microbatch leaves for later,
 received tensors and those not yet sent included, is `held`, which the schedule bounds.
 
-The bound follows from the schedule and the costs of its stages: a stage holds its activation from
-F to B or I, and what is kept of it from I to W; a message is held from its receive to the phase
-that it is for, and from the phase that makes it to its send. What goes from a stage to the next on
-the same rank is held from the one to the other.
+The bound follows from the schedule and what the manifest has of its stages: a stage holds its
+activation from F to B or I, and what is kept of it from I to W; a message is held from its receive
+to the phase that it is for, and from the phase that makes it to its send. What goes from a stage to
+another one on the same rank is held from the one to the other. Without messages and what goes
+between stages, the most of it is at most what `simulate` has for the rank.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import ModuleFacts
@@ -26,13 +26,11 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.clock import Clock
 from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.ir.symbols import functions_by_name
+from stablehlo_tools.mpmd.manifest import Manifest, Stage
 from stablehlo_tools.mpmd.proof.labels import Labels
 from stablehlo_tools.mpmd.reading import RETURN, Call, Event, Message, Origin, Reading, Source
 from stablehlo_tools.overlap.memory import memory_profile
 from stablehlo_tools.schedules.actions import Action, Kind
-from stablehlo_tools.schedules.costs import Costs
-from stablehlo_tools.schedules.simulator import change_of_memory
-from stablehlo_tools.schedules.table import Table
 
 _ANY_HARDWARE = "h100"  # bytes are the same on each
 
@@ -52,7 +50,8 @@ class RankMemory:
 
     `peak` is all that is alive at once, the temporaries of functions included, while event
     `peak_at` runs; `arguments` are those of `main`. `weights` are what the manifest counts of the
-    rank's stages: parameters and sums of gradients.
+    rank's stages: parameters and sums of gradients. `fixed` is the most that is alive of what
+    belongs to no microbatch, `temporary` the most that a function takes while it runs.
     """
 
     rank: int
@@ -60,6 +59,8 @@ class RankMemory:
     peak_at: int
     arguments: float
     weights: float
+    fixed: float
+    temporary: float
     moments: tuple[Moment, ...]
 
     @property
@@ -72,9 +73,14 @@ class RankMemory:
         """The most that the schedule holds of microbatches."""
         return max((moment.bound for moment in self.moments), default=0.0)
 
+    @property
+    def limit(self) -> float:
+        """What the peak cannot exceed while no more is held than by the schedule."""
+        return self.fixed + self.bound + self.temporary
 
-def rank_memory(reading: Reading, labels: Labels, table: Table, costs: Costs) -> RankMemory:
-    """The memory of a rank whose program runs the table's row.
+
+def rank_memory(reading: Reading, labels: Labels, manifest: Manifest) -> RankMemory:
+    """The memory of a rank whose program runs its row of the manifest's table.
 
     Raises a located ToolError for a tensor of unknown size, and for an op whose memory is unknown.
     """
@@ -84,6 +90,7 @@ def rank_memory(reading: Reading, labels: Labels, table: Table, costs: Costs) ->
     of_microbatch = _of_microbatches(reading, labels, lives)
     temporary = Temporaries(reading.module)
     peak, peak_at = arguments, -1
+    fixed, longest = arguments, 0.0
     held: list[float] = []
     alive = arguments
     now = 0.0
@@ -91,21 +98,22 @@ def rank_memory(reading: Reading, labels: Labels, table: Table, costs: Costs) ->
     for event in reading.events:
         during = alive
         if isinstance(event, Call):
-            during += temporary.of(event.function)
+            own = temporary.of(event.function)
+            during, longest = during + own, max(longest, own)
         made = starts[event.index]
         alive += sum(sizes[origin] for origin in made)
         now += sum(sizes[origin] for origin in made if origin in of_microbatch)
+        fixed = max(fixed, alive - now)
         if max(during, alive) > peak:
             peak, peak_at = max(during, alive), event.index
         gone = ends[event.index]
         alive -= sum(sizes[origin] for origin in gone)
         now -= sum(sizes[origin] for origin in gone if origin in of_microbatch)
         held.append(now)
-    bounds = _bounds(reading, labels, table, costs, sizes)
+    bounds = _bounds(reading, labels, manifest.stages, sizes)
     moments = tuple(map(Moment, range(len(held)), held, bounds))
-    stages = table.placement.held[reading.rank]
-    weights = sum(costs.weights[stage] for stage in stages)
-    return RankMemory(reading.rank, peak, peak_at, arguments, weights, moments)
+    weights = sum(manifest.stages[stage].weights for stage in manifest.ranks[reading.rank].stages)
+    return RankMemory(reading.rank, peak, peak_at, arguments, weights, fixed, longest, moments)
 
 
 def _lives(reading: Reading) -> dict[Origin, tuple[int, int]]:
@@ -172,8 +180,7 @@ def _action(reading: Reading, labels: Labels, event: Event) -> Action | None:
 def _bounds(
     reading: Reading,
     labels: Labels,
-    table: Table,
-    costs: Costs,
+    stages: Sequence[Stage],
     sizes: dict[Origin, float],
 ) -> list[float]:
     """What the schedule holds behind each event."""
@@ -188,7 +195,7 @@ def _bounds(
         if action is None:
             continue
         if action.kind.is_compute:
-            changes[index] += change_of_memory(action, costs)
+            changes[index] += _change(action, stages[action.stage])
         for first, last, size in _waiting(reading, event, action, actions, position, sizes):
             changes[first] += size
             changes[last] -= size
@@ -197,6 +204,15 @@ def _bounds(
         total += change
         bounds.append(total)
     return bounds
+
+
+def _change(action: Action, stage: Stage) -> float:
+    """By how many bytes a phase changes what its stage holds."""
+    if action.kind is Kind.FORWARD:
+        return stage.activation
+    if action.kind is Kind.BACKWARD:
+        return -stage.activation
+    return stage.kept - stage.activation if action.kind is Kind.INPUT_GRADIENT else -stage.kept
 
 
 def _waiting(
@@ -208,27 +224,40 @@ def _waiting(
     sizes: dict[Origin, float],
 ) -> list[tuple[int, int, float]]:
     """What waits because of an event: from when, until when, and its bytes."""
-    if isinstance(event, Message):
-        if event.is_send:
-            made = _maker_of_sent(action, position)
-            size = bytes_of(event.op.operands[0])
-            return [] if made is None else [(made, event.index, size)]
-        reader = _reader_of_received(action, position, event.index)
-        return [(event.index, reader, sizes[Origin(Source.MESSAGE, 0, event.index)])]
+    if isinstance(event, Message) and event.is_send:
+        made = _maker_of_sent(action, position)
+        size = bytes_of(event.op.operands[0])
+        return [] if made is None else [(made, event.index, size)]
     found: list[tuple[int, int, float]] = []
     for origin in _made(event):
         users = [use.event for use in reading.uses.get(origin, []) if use.event != RETURN]
-        others = [
-            user
-            for user in users
-            if (taker := actions[user]) is not None
-            and taker.kind.is_compute
-            and taker.stage != action.stage
-            and taker.microbatch == action.microbatch
-        ]
-        if others:
-            found.append((event.index, max(others), sizes[origin]))
+        last = max((_needed(action, u, actions[u], position) for u in users), default=-1)
+        if isinstance(event, Message):
+            last = max(last, _reader_of_received(action, position, event.index))
+        if last > event.index:
+            found.append((event.index, last, sizes[origin]))
     return found
+
+
+def _needed(maker: Action, event: int, taker: Action | None, position: dict[Action, int]) -> int:
+    """Until when a value waits for another stage that takes it in an event; -1 where it does not.
+
+    From its forward on, a stage's activation counts what its gradients take of forwards up to it;
+    what is kept counts from its input gradient on, a message from the phase before its send on.
+    """
+    if taker is None or taker.stage == maker.stage:
+        return -1
+    if taker.kind.is_send:
+        made = _maker_of_sent(taker, position)
+        return event if made is None else made
+    counts_from = Kind.INPUT_GRADIENT
+    is_counted = taker.kind is Kind.WEIGHT_GRADIENT
+    if maker.kind in (Kind.FORWARD, Kind.RECEIVE_FORWARD):
+        counts_from = Kind.FORWARD
+        is_counted = taker.kind is not Kind.FORWARD and taker.stage > maker.stage
+    if not is_counted:
+        return event
+    return position.get(Action(counts_from, taker.stage, taker.microbatch), event)
 
 
 def _maker_of_sent(send: Action, position: dict[Action, int]) -> int | None:
@@ -261,18 +290,17 @@ class Temporaries:
     """
 
     def __init__(self, module: ir.Module) -> None:
-        self._module = module
-        self._code = b""
+        self._context = module.context
+        copy = bindings.parse_module(bindings.write_bytecode(module), module.context)
+        functions_by_name(copy)[ENTRY].erase()
+        self._code = bindings.write_bytecode(copy)
         self._known: dict[str, float] = {}
 
     def of(self, function: str) -> float:
         """Bytes of a function. Raises a located ToolError where they are not known."""
         if function not in self._known:
-            self._code = self._code or bindings.write_bytecode(self._module)
-            copy = bindings.parse_module(self._code, self._module.context)
-            functions = functions_by_name(copy)
-            functions[ENTRY].erase()
-            entry = functions[function]
+            copy = bindings.parse_module(self._code, self._context)
+            entry = functions_by_name(copy)[function]
             with copy.context:
                 entry.attributes["sym_name"] = ir.StringAttr.get(ENTRY)
                 entry.attributes["sym_visibility"] = ir.StringAttr.get("public")
@@ -280,10 +308,3 @@ class Temporaries:
             graph = module_task_graph(copy, clock, function)
             self._known[function] = memory_profile(graph, in_loop=True).peak_bytes
         return self._known[function]
-
-
-def steps_of(moments: Sequence[Moment]) -> list[Moment]:
-    """The moments at which what is held, or its bound, changes."""
-    kept = list(moments[:1])
-    kept += [b for a, b in pairwise(moments) if (a.held, a.bound) != (b.held, b.bound)]
-    return kept

@@ -9,7 +9,7 @@ from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.artifact import Artifact
 from stablehlo_tools.bindings import ir
 
-_NAME = re.compile(r'"([^"]*)"')
+_NAME = re.compile(r'"([^"]*)"(?!:\d)')  # of a place in a file a number follows
 
 
 def argument_paths(artifact: Artifact) -> list[str]:

@@ -119,11 +119,11 @@ def _check_manifest(manifest: Manifest) -> None:
         )
     if manifest.devices < 1:
         raise ToolError(f"a rank has {manifest.devices} devices")
-    channels = [transfer.channel for transfer in manifest.transfers]
-    twice = next((c for i, c in enumerate(channels) if c in channels[:i]), None)
-    if twice is not None:
-        raise ToolError(f"channel {twice} has two transfers")
+    channels: set[int] = set()
     for transfer in manifest.transfers:
+        if transfer.channel in channels:
+            raise ToolError(f"channel {transfer.channel} has two transfers")
+        channels.add(transfer.channel)
         if transfer.source == transfer.target or not (
             0 <= transfer.source < count and 0 <= transfer.target < count
         ):

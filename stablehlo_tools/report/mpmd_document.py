@@ -26,7 +26,8 @@ class RankRow:
     """A rank's program: what it does, and its memory in bytes.
 
     `held` and `bound` are the most of the levels, `peak` all that is alive at once, `arguments` and
-    the temporaries of functions included. `weights` are those that the schedule counts.
+    the temporaries of functions included, and `limit` what it cannot exceed while the bound holds.
+    `weights` are those that the schedule counts.
     """
 
     rank: int
@@ -39,6 +40,7 @@ class RankRow:
     bound: float
     peak: float
     peak_at: str
+    limit: float
     weights: float
     arguments: float
     levels: tuple[Level, ...]

@@ -12,7 +12,7 @@ from stablehlo_tools.report.units import size
 
 _END = "</main>"
 _WIDTH, _HEIGHT = 1000, 60  # of a curve, in units of its own
-_MEMORY = ("Rank", "Stages", "Held", "Bound", "Peak", "Weights", "Arguments", "Peak at")
+_MEMORY = ("Rank", "Stages", "Held", "Bound", "Peak", "Limit", "Weights", "Arguments", "Peak at")
 _LINKS = ("From", "To", "Messages", "Bytes", "Behind the schedule", "Bytes")
 _STYLE = (
     "<style>.curve{width:100%;height:60px;background:var(--lane)}"
@@ -67,7 +67,9 @@ def _memory(report: SetReport) -> Iterator[str]:
         yield _curve(row, most)
     yield (
         '<p class="hint">Filled: bytes of microbatches that the program holds behind each action '
-        "and message, in the order of the program. Line: what its schedule holds there.</p>"
+        "and message, in the order of the program. Line: what its schedule holds there. Peak: all "
+        "that is alive at once. Limit: what is of no microbatch, the bound, and the most that a "
+        "function takes while it runs.</p>"
     )
     yield "</section>"
 

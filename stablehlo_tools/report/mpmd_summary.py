@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from stablehlo_tools.mpmd.manifest import Manifest
+from stablehlo_tools.report.units import size
 from stablehlo_tools.schedules.simulator import simulate
 
 _MILLI = 1e3
-_MIB = 2**20
 
 
 def summary(manifest: Manifest) -> dict[str, Any]:
@@ -28,9 +28,9 @@ def summary(manifest: Manifest) -> dict[str, Any]:
                 "program": rank.program,
                 "stages": [manifest.stages[stage].what for stage in rank.stages],
                 "busy": busy,
-                "bytes": size,
+                "bytes": peak,
             }
-            for rank, busy, size in zip(
+            for rank, busy, peak in zip(
                 manifest.ranks, timeline.busy, timeline.peak_bytes, strict=True
             )
         ],
@@ -47,7 +47,7 @@ def summary_text(found: dict[str, Any]) -> str:
     ]
     for rank in found["ranks"]:
         lines.append(
-            f"  {rank['program']}: {rank['bytes'] / _MIB:.1f} MiB, "
+            f"  {rank['program']}: {size(rank['bytes'])}, "
             f"{rank['busy'] * _MILLI:.3f} ms of work"
         )
         lines += [f"    {what}" for what in rank["stages"]]

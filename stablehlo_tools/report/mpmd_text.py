@@ -9,7 +9,7 @@ from stablehlo_tools.report.mpmd_document import RankRow, SetReport
 from stablehlo_tools.report.schedule_table import described, percent, to_text
 from stablehlo_tools.report.units import duration, size
 
-_MEMORY = ("rank", "stages", "held", "bound", "peak", "weights", "arguments", "peak at")
+_MEMORY = ("rank", "stages", "held", "bound", "peak", "limit", "weights", "arguments", "peak at")
 _LINKS = ("from", "to", "messages", "bytes", "finish", "bytes")
 _NS = 1e3  # of a microsecond
 
@@ -54,7 +54,7 @@ def memory_table(report: SetReport) -> Iterator[str]:
 
 def memory_cells(row: RankRow) -> tuple[str, ...]:
     """The cells of a rank in the table of memory."""
-    amounts = (row.held, row.bound, row.peak, row.weights, row.arguments)
+    amounts = (row.held, row.bound, row.peak, row.limit, row.weights, row.arguments)
     stages = ",".join(map(str, row.stages))
     return (str(row.rank), stages, *map(size, amounts), row.peak_at)
 
@@ -88,6 +88,7 @@ def to_json(report: SetReport) -> dict[str, Any]:
                 "bound": row.bound,
                 "peak": row.peak,
                 "peak_at": row.peak_at,
+                "limit": row.limit,
                 "weights": row.weights,
                 "arguments": row.arguments,
             }
@@ -119,7 +120,10 @@ def _summary(report: SetReport) -> Iterator[str]:
         f"(rank {held.rank}, the closest)"
     )
     peak = max(report.ranks, key=lambda row: row.peak)
-    yield f"  peak      {size(peak.peak)} alive at once, on rank {peak.rank} in {peak.peak_at}"
+    yield (
+        f"  peak      {size(peak.peak)} alive at once, of {size(peak.limit)} at most "
+        f"(rank {peak.rank} in {peak.peak_at})"
+    )
     yield (
         f"  bubble    {percent(timeline.bubble)} of {duration(timeline.makespan * _NS)} "
         f"on {report.hardware}"

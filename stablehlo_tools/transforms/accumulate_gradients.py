@@ -30,8 +30,8 @@ at most one dimension alone, without contractions, and is needed of the whole ba
 Preconditions:
   P1  There are at least two microbatches; a `dimension` is of `arguments` that are named.
   P2  The program has no tokens: thread-tokens comes last.
-  P3  An argument that the work hangs on has a dimension that `microbatches` divide; in what
-      `partition` writes, on each device. `arguments` and `dimension` may name it.
+  P3  An argument that most work with weights hangs on has a dimension that `microbatches` divide;
+      in what `partition` writes, on each device. `arguments` and `dimension` may name it.
   P4  Nothing that contracts samples, or that nobody knows, hangs on all samples of the batch: a
       batch-norm, a softmax over the batch, or an auxiliary loss that is not a sum over samples are
       refused by name.
@@ -136,7 +136,7 @@ class AccumulateGradientsPass(Pass):
             found = find_division(graph, self.microbatches, main.location)
         if not free_whole_values(found):
             return found
-        again = try_seeds(Graph.of(block), found.trial.seeds, self.microbatches)
+        again = try_seeds(Graph.of(block), found.trial.seeds, self.microbatches, regroups=True)
         return divide(again)
 
 

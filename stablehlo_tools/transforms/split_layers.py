@@ -33,7 +33,8 @@ row alike however many there are, but for sums over layers: they are sums of the
 
 All loops over that many layers are cut alike: the backward belongs to the forward. With `loop`, the
 loop and those that share stacks with it. A program with several stacks of different height needs a
-run for each. Calls are inlined, and what nothing uses is dropped.
+run for each. A loop whose layers share all their weights is cut where it writes rows that another
+one takes. Calls are inlined, and what nothing uses is dropped.
 """
 
 from __future__ import annotations

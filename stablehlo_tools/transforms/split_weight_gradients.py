@@ -24,8 +24,8 @@ stands. The signature as it was.
 
 A loop is divided where a contraction, a scatter, an inner loop or a collective has results that
 only leave the loop, and no other loop over layers with a chain takes what it writes: that would be
-a residual. Other loops stay as they are; the program does, with a warning, where none is left to
-divide. Calls are inlined.
+a residual. Loops in a layer, and other loops, stay as they are; the program does, with a warning,
+where none is left to divide. Calls are inlined.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class SplitWeightGradientsPass(Pass):
         found = backward_loops(chains, block, effects)
         if not found:
             raise ToolError(
-                "there is no backward loop over layers: no loop reads rows that another one with "
-                "activations has written (P1)",
+                "split-weight-gradients: there is no backward loop over layers: no loop reads rows "
+                "that another one with activations has written (P1)",
                 main.location,
             )
         planned = _divisions(found, chains)

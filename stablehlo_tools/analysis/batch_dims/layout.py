@@ -52,13 +52,18 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """An op with static shapes, and the layouts that its operands come in."""
+    """An op with static shapes, and the layouts that its operands come in.
+
+    `regroups` says that slices, padding and concatenation along the batch are followed, where each
+    part has as much of the outcome.
+    """
 
     op: ir.Operation
     operands: tuple[Shape, ...]
     results: tuple[Shape, ...]
     layouts: tuple[Layout | None, ...]
     parts: int
+    regroups: bool = False
 
     @property
     def given(self) -> Layout | None:

@@ -56,19 +56,25 @@ class BatchDims:
 
 
 def propagate(
-    graph: Graph, seeds: Mapping[int, Layout], parts: int, *, to_the_end: bool = True
+    graph: Graph,
+    seeds: Mapping[int, Layout],
+    parts: int,
+    *,
+    to_the_end: bool = True,
+    regroups: bool = False,
 ) -> BatchDims:
     """Follows the batch from values that lie in parts, arguments of the block; if asked, only to
-    the first meeting."""
-    return Propagation(graph, parts).run(seeds, to_the_end=to_the_end)
+    the first meeting, and through what joins and parts batches (`Asked.regroups`)."""
+    return Propagation(graph, parts, regroups=regroups).run(seeds, to_the_end=to_the_end)
 
 
 class Propagation:
     """One walk through a graph; what a loop does to layouts can be told by a subclass."""
 
-    def __init__(self, graph: Graph, parts: int) -> None:
+    def __init__(self, graph: Graph, parts: int, *, regroups: bool = False) -> None:
         self.graph = graph
         self.parts = parts
+        self.regroups = regroups
         self.layouts: dict[int, Layout] = {}
         self.mixed: dict[int, Node] = {}
         self.steps: dict[Node, Step] = {}
@@ -113,7 +119,9 @@ class Propagation:
         if not captured and not any(layouts):
             self._set(node, [None] * len(node.results), self._mixer(node.inputs))
             return
-        step = None if captured else step_of(node.op, layouts, self.parts)
+        step = None
+        if not captured:
+            step = step_of(node.op, layouts, self.parts, regroups=self.regroups)
         if step is None:
             self._set(node, [None] * len(node.results), self._mixing(node))
             return

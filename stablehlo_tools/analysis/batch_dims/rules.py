@@ -62,14 +62,20 @@ _RULES: dict[str, Rule] = {
 }
 
 
-def step_of(op: ir.Operation, layouts: tuple[Layout | None, ...], parts: int) -> Step | None:
+def step_of(
+    op: ir.Operation,
+    layouts: tuple[Layout | None, ...],
+    parts: int,
+    *,
+    regroups: bool = False,
+) -> Step | None:
     """How an op runs on operands of which some lie in parts; None where it needs them whole."""
     rule = _RULES.get(op.name)
     operands = shapes_of(op.operands)
     results = shapes_of(op.results)
     if rule is None or operands is None or results is None:
         return None
-    step = rule(Asked(op, operands, results, layouts, parts))
+    step = rule(Asked(op, operands, results, layouts, parts, regroups))
     if step is None:
         return None
     taken = (*zip(step.operands, operands, strict=True), *zip(step.results, results, strict=True))

@@ -39,9 +39,12 @@ class Trial:
         return not self.dims.meetings
 
 
-def try_seeds(graph: Graph, seeds: Seeds, parts: int, *, to_the_end: bool = True) -> Trial:
-    """Follows the batch from seeds; if asked, only as far as it is independent."""
-    dims = propagate(graph, seeds, parts, to_the_end=to_the_end)
+def try_seeds(
+    graph: Graph, seeds: Seeds, parts: int, *, to_the_end: bool = True, regroups: bool = False
+) -> Trial:
+    """Follows the batch from seeds; if asked, only as far as it is independent, and through what
+    joins and parts batches."""
+    dims = propagate(graph, seeds, parts, to_the_end=to_the_end, regroups=regroups)
     collectives = sum(node.name in COLLECTIVES for node in dims.steps)
     return Trial(seeds, dims, collectives, work_of(graph, dims.steps))
 

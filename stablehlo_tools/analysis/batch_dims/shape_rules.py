@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from stablehlo_tools.analysis.batch_dims.layout import Asked, Layout, Step, reshaped
+from collections.abc import Sequence
+
+from stablehlo_tools.analysis.batch_dims.layout import Asked, Layout, Shape, Step, reshaped
 from stablehlo_tools.bindings import ir
 
 _STABLEHLO = (
@@ -69,30 +71,58 @@ def broadcast(asked: Asked) -> Step | None:
 
 
 def piece(asked: Asked) -> Step | None:
-    """A slice that takes all of the batch."""
+    """A slice that takes all of the batch, or as much of each part."""
     given, (before,), (after,) = asked.given, asked.operands, asked.results
-    if given is None or before[given.dim] != after[given.dim]:
+    if given is None:
         return None
-    return Step((given,), (given,))
+    if before[given.dim] == after[given.dim]:
+        return Step((given,), (given,))
+    starts, strides = asked.integers("start_indices"), asked.integers("strides")
+    taken = regrouped(asked, given, before, (starts[given.dim], after[given.dim]))
+    if taken is None or strides[given.dim] != 1:
+        return None
+    return Step((given,), (Layout(given.dim, taken[1]),))
 
 
 def pad(asked: Asked) -> Step | None:
-    """Padding of other dimensions."""
+    """Padding of other dimensions, or as much for each part."""
     given = asked.given
     if given is None or asked.layouts[0] is None:
         return None
-    edges = ("edge_padding_low", "edge_padding_high", "interior_padding")
-    if any(asked.integers(name)[given.dim] for name in edges):
+    names = ("edge_padding_low", "edge_padding_high", "interior_padding")
+    low, high, between = (asked.integers(name)[given.dim] for name in names)
+    added = regrouped(asked, given, asked.operands[0], (low, high))
+    if added is None or between or min(low, high) < 0:
         return None
-    return Step((given, None), (given,))
+    return Step((given, None), (Layout(given.dim, given.outer + sum(added)),))
 
 
 def concatenate(asked: Asked) -> Step | None:
-    """Operands side by side along another dimension."""
-    given = asked.given
-    if given is None or given.dim == asked.integer("dimension"):
+    """Operands side by side along another dimension, or along that of the batch with as much of
+    each part."""
+    dim, found = asked.integer("dimension"), [each for each in asked.layouts if each is not None]
+    if found[0].dim != dim:
+        given = asked.given
+        return Step((given,) * len(asked.operands), (given,)) if given is not None else None
+    sizes = [shape[dim] for shape in asked.operands]
+    first = asked.operands[asked.layouts.index(found[0])]
+    outers = regrouped(asked, found[0], first, sizes)
+    if outers is None or 0 in outers:
         return None
-    return Step((given,) * len(asked.operands), (given,))
+    taken = tuple(Layout(dim, outer) for outer in outers)
+    if any(each not in (None, own) for each, own in zip(asked.layouts, taken, strict=True)):
+        return None
+    return Step(taken, (Layout(dim, sum(outers)),))
+
+
+def regrouped(asked: Asked, layout: Layout, shape: Shape, sizes: Sequence[int]) -> list[int] | None:
+    """How many times each of some sizes holds all parts once, as they alternate in a dimension;
+    None where one does not hold them whole, and where this is not asked for."""
+    group = shape[layout.dim] // layout.outer
+    found = [size // group for size in sizes]
+    whole = all(size % group == 0 for size in sizes)
+    plain = not any(sizes)
+    return found if whole and (asked.regroups or plain) else None
 
 
 def reverse(asked: Asked) -> Step | None:

@@ -118,13 +118,17 @@ def _candidates(block: ir.Block, effects: Effects) -> Iterator[LayerLoop]:
                 yield from _candidates(inner, effects)
 
 
-def read_layer_loop(loop: ir.Operation, effects: Effects) -> LayerLoop | None:
-    """The loop as a loop over layers; None where it takes no slices of stacked weights."""
+def read_layer_loop(
+    loop: ir.Operation, effects: Effects, *, weights: bool = True
+) -> LayerLoop | None:
+    """The loop as a loop over layers; None where it takes no slices of stacked weights, or, if
+    layers may share their `weights`, neither reads nor writes rows."""
     found = counted(loop, _constants)
     if isinstance(found, str) or len(set(found.trips)) != 1 or found.trips[0] < 2:
         return None
     reader = _Reader(loop, effects, found.trips[0])
-    return reader.layer_loop()
+    layers = reader.layer_loop()
+    return layers if layers is not None and (layers.weights or not weights) else None
 
 
 def _covers(rows: Rows) -> bool:
@@ -163,7 +167,7 @@ class _Reader:
         if reverse is None:
             return None
         known = {*body.steps, *body.invariant, *writes}
-        found = LayerLoop(
+        return LayerLoop(
             self._loop,
             self._trips,
             reverse,
@@ -173,13 +177,12 @@ class _Reader:
             writes,
             tuple(c for c in range(len(body.arguments)) if c not in known),
         )
-        return found if found.weights else None
 
     def _direction(self, reads: dict[int, Rows], writes: dict[int, Rows]) -> bool | None:
         """Whether the stacks are gone through from the end; those that are read the other way are
-        left out of `reads`. None where two are written in opposite directions, or none is read."""
+        left out of `reads`. None where two are written in opposite directions, or there is none."""
         written = {self._slopes[carry, True] < 0 for carry in writes}
-        if len(written) > 1 or not reads:
+        if len(written) > 1 or not (reads or written):
             return None
         reverse = written.pop() if written else self._slopes[next(iter(reads)), False] < 0
         for carry in list(reads):

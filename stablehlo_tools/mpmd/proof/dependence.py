@@ -32,6 +32,9 @@ class Dependences:
         default_factory=dict[str, tuple[Dependence, ...]]
     )
     _functions: dict[str, ir.Operation] = field(default_factory=dict[str, ir.Operation])
+    _values: dict[str, dict[ir.Value, Dependence]] = field(
+        default_factory=dict[str, dict[ir.Value, Dependence]]
+    )
 
     def of(self, name: str) -> tuple[Dependence, ...]:
         """For each result of a function, the numbers of the arguments that it depends on."""
@@ -41,8 +44,20 @@ class Dependences:
             self._functions = functions_by_name(self.module)
         block = self._functions[name].regions[0].blocks[0]
         values = {argument: frozenset({number}) for number, argument in enumerate(block.arguments)}
+        self._values[name] = values
         self._known[name] = self._block(block, values)
         return self._known[name]
+
+    def takers(self, name: str, argument: int) -> list[Dependence]:
+        """What each op of a function's body that takes an argument depends on."""
+        self.of(name)
+        block, values = self._functions[name].regions[0].blocks[0], self._values[name]
+        owners = [use.owner.operation for use in block.arguments[argument].uses]
+        return [
+            _joined(values.get(result, _NOTHING) for result in owner.results)
+            for owner in owners
+            if owner.block == block and len(owner.results)
+        ]
 
     def _block(self, block: ir.Block, values: dict[ir.Value, Dependence]) -> tuple[Dependence, ...]:
         """What the block returns depends on; `values` grows by what is in it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from stablehlo_tools.bindings import ir
@@ -27,6 +28,7 @@ class Rule(enum.Enum):
     ENDS = ("M9", "inputs and outputs are in the arguments and results, each in its place")
     MEMORY = ("M10", "what a rank holds of microbatches stays within what its schedule holds")
     BUBBLE = ("M11", "the schedule read back takes the time of the one asked for")
+    OUTSIDE = ("M12", "what stands outside of the schedule takes what the manifest says")
 
     def __init__(self, number: str, meaning: str) -> None:
         self.number = number
@@ -75,3 +77,8 @@ class Findings:
         place = to_place(op.location) if op is not None else Place()
         rank, name = (None, "") if reading is None else (reading.rank, reading.name)
         self.listed.append(Finding(rule, rank, message, place, name))
+
+
+def numbers(listed: Sequence[int]) -> str:
+    """`0, 2, 5`."""
+    return ", ".join(map(str, listed))

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from stablehlo_tools.mpmd.proof.findings import Findings, Rule
 from stablehlo_tools.mpmd.proof.labels import Labels
 from stablehlo_tools.mpmd.proof.relative import Flow, Relative, microbatch_of
-from stablehlo_tools.mpmd.proof.sums import check_sums
+from stablehlo_tools.mpmd.proof.sums import InSums, check_sums
 from stablehlo_tools.mpmd.reading import RETURN, Call, Message, Origin, Reading, Source, Use
 from stablehlo_tools.schedules.actions import Action, Kind
 
@@ -26,8 +26,8 @@ _LATER = frozenset(
 )  # what a gradient may read
 
 
-def check_flow(reading: Reading, labels: Labels, findings: Findings) -> None:
-    """M3 and M4 of one rank."""
+def check_flow(reading: Reading, labels: Labels, findings: Findings) -> InSums:
+    """M3 and M4 of one rank. Returns its sums."""
     calls: defaultdict[str, list[Call]] = defaultdict(list)
     for call in reading.calls:
         calls[call.function].append(call)
@@ -50,6 +50,7 @@ def check_flow(reading: Reading, labels: Labels, findings: Findings) -> None:
     _check_sends(flow)
     _check_receives(flow)
     _check_others(flow)
+    return in_sums
 
 
 def _is_even(flow: Flow, calls: Sequence[Call], slot: int) -> bool:
@@ -198,14 +199,20 @@ def _check_receives(flow: Flow) -> None:
         kind, stage, microbatch = label.action
         received[kind, stage, label.tensor].append((origin, microbatch))
         users = [_user(flow, use) for use in reading.uses.get(origin, [])]
-        if any(user is None or user.microbatch != microbatch for user in users) or all(
-            user is None or user.stage != stage for user in users
-        ):
+        if not users or not all(_may_take(user, label.action) for user in users):
             what = f"{reading.described(origin)} ({label.action})"
-            said = f"{what} is not taken by its stage and its microbatch alone"
+            said = f"{what} is not taken by its stage, or one behind it, and its microbatch alone"
             flow.findings.add(Rule.OPERANDS, said, reading, message.op)
     for each in received.values():
         _check_uses(flow, each)
+
+
+def _may_take(user: Action | None, receive: Action) -> bool:
+    """A rank that holds a later stage, for gradients an earlier one, may keep what it receives."""
+    if user is None or user.microbatch != receive.microbatch:
+        return False
+    is_forward = receive.kind is Kind.RECEIVE_FORWARD
+    return user.stage >= receive.stage if is_forward else user.stage <= receive.stage
 
 
 def _user(flow: Flow, use: Use) -> Action | None:

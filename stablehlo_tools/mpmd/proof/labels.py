@@ -151,7 +151,8 @@ def _check_once(
         return
     of = next((reading for reading in readings if reading.rank == rank), None)
     said = f"channel {transfer.channel} ({transfer.action}) is {word} {len(ends)} times, not once"
-    reading, op = (ends[1][0], ends[1][1].op) if ends else (of, None)
+    missing = (of, None if of is None else of.main)
+    reading, op = (ends[1][0], ends[1][1].op) if ends else missing
     findings.add(Rule.MESSAGES, said, reading, op)
 
 

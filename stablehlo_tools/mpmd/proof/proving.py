@@ -6,14 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stablehlo_tools.analysis.program_set import Job, Options
-from stablehlo_tools.artifact import Artifact
 from stablehlo_tools.diagnostics import ToolError, naming
 from stablehlo_tools.mpmd.manifest import Manifest
 from stablehlo_tools.mpmd.memory import RankMemory, rank_memory
+from stablehlo_tools.mpmd.proof.devices import check_devices
 from stablehlo_tools.mpmd.proof.ends import check_ends
-from stablehlo_tools.mpmd.proof.findings import Finding, Findings, Rule
+from stablehlo_tools.mpmd.proof.findings import Finding, Findings, Rule, numbers
 from stablehlo_tools.mpmd.proof.flow import check_flow
 from stablehlo_tools.mpmd.proof.labels import Labels, label_messages
+from stablehlo_tools.mpmd.proof.outside import check_outside
+from stablehlo_tools.mpmd.proof.parts import check_parts
 from stablehlo_tools.mpmd.proof.rows import check_rows
 from stablehlo_tools.mpmd.proof.structure import check_structure
 from stablehlo_tools.mpmd.rank_set import RankSet
@@ -65,19 +67,22 @@ def prove(ranks: RankSet) -> Proof:
     _check_form(ranks)
     findings = Findings()
     readings = read_set(ranks)
+    _check_stages(manifest, findings)
     for reading in readings:
         check_structure(reading, manifest.ranks[reading.rank].stages, findings)
-    _check_stages(manifest, findings)
+    check_devices(manifest, readings, findings)
     check_ends(manifest, readings, findings)
     labels = label_messages(manifest, readings, findings)
+    sums = {reading.rank: check_flow(reading, labels, findings) for reading in readings}
+    check_parts(readings, labels, sums, findings)
     for reading in readings:
-        check_flow(reading, labels, findings)
+        check_outside(manifest, reading, findings)
     table = check_rows(manifest, readings, labels, findings)
     memory: tuple[RankMemory, ...] = ()
     if not findings.count:
-        _check_order(ranks.programs, findings)
+        _check_order(ranks, readings, findings)
     if not findings.count:
-        memory = tuple(rank_memory(r, labels, table, manifest.costs) for r in readings)
+        memory = tuple(rank_memory(r, labels, manifest) for r in readings)
         for reading, one in zip(readings, memory, strict=True):
             _check_memory(reading, one, findings)
     listed = tuple(findings.listed)
@@ -104,24 +109,35 @@ def _check_form(ranks: RankSet) -> None:
             f"{ranks.name}: {len(ranks.programs)} programs for a schedule of "
             f"{ranks.manifest.table.ranks} ranks"
         )
-
-
-def _check_stages(manifest: Manifest, findings: Findings) -> None:
-    """The manifest's own parts fit each other."""
-    held = manifest.table.placement.held
-    for rank, (listed, stages) in enumerate(zip(manifest.ranks, held, strict=True)):
-        if listed.stages != stages:
-            said = f"rank {rank} has the stages {listed.stages} in the manifest, and {stages} in "
-            findings.add(Rule.FORM, said + "its schedule")
-    if [stage.stage for stage in manifest.stages] != list(range(manifest.table.stages)):
-        findings.add(
-            Rule.FORM, f"the manifest does not describe stages 0 to {manifest.table.stages}"
+    described = [stage.stage for stage in ranks.manifest.stages]
+    if described != list(range(ranks.manifest.table.stages)):
+        raise ToolError(
+            f"{ranks.name}: the manifest describes the stages {numbers(described)}, and its "
+            f"schedule has {ranks.manifest.table.stages}, counted from 0"
         )
 
 
-def _check_order(programs: Sequence[Artifact], findings: Findings) -> None:
-    """M8: the verdict of `check-order`."""
-    job = Job(tuple(program.copy() for program in programs), Options())
+def _check_stages(manifest: Manifest, findings: Findings) -> None:
+    """M1: the ranks of the manifest have the stages of its schedule."""
+    held = manifest.table.placement.held
+    for rank, (listed, stages) in enumerate(zip(manifest.ranks, held, strict=True)):
+        if listed.stages != stages:
+            said = (
+                f"the manifest says that rank {rank} has the stages {numbers(listed.stages)}, and "
+                f"its schedule {numbers(stages)}"
+            )
+            findings.add(Rule.FORM, said)
+
+
+def _check_order(ranks: RankSet, readings: Sequence[Reading], findings: Findings) -> None:
+    """M8: the verdict of `check-order`.
+
+    It knows a program that is written for one device by its sends and receives; by M1 one that has
+    none is, too.
+    """
+    is_silent = any(not reading.messages for reading in readings)
+    options = Options(trust_partitioner=is_silent and ranks.manifest.devices == 1)
+    job = Job(tuple(program.copy() for program in ranks.programs), options)
     issued = [part.program for part in job.read()]
     try:
         decided = decide(issued)

@@ -27,7 +27,7 @@ _SAME_TIME = 1e-9  # as a share of it
 def read_back(manifest: Manifest, readings: Sequence[Reading], labels: Labels) -> Table:
     """The table that the programs run."""
     table = compacted(manifest.table)
-    empty = _empty(readings, labels)
+    empty = _empty(table.stages, readings, labels)
     rows = [
         _completed(row, _actions(reading, labels), empty)
         for row, reading in zip(table.rows, readings, strict=True)
@@ -71,7 +71,7 @@ def _actions(reading: Reading, labels: Labels) -> list[tuple[int, Action]]:
     return found
 
 
-def _empty(readings: Sequence[Reading], labels: Labels) -> set[tuple[Kind, int]]:
+def _empty(stages: int, readings: Sequence[Reading], labels: Labels) -> set[tuple[Kind, int]]:
     """The kinds of action, with their stages, that no program has, or defines."""
     there: set[tuple[Kind, int]] = set()
     for reading in readings:
@@ -83,8 +83,7 @@ def _empty(readings: Sequence[Reading], labels: Labels) -> set[tuple[Kind, int]]
     for label in labels.of_event.values():
         if label.action is not None:
             there.add(other_end(label.action)[:2])
-    stages = range(max((stage for _, stage in there), default=0) + 2)
-    return {(kind, stage) for kind in Kind for stage in stages} - there
+    return {(kind, stage) for kind in Kind for stage in range(stages)} - there
 
 
 def _completed(

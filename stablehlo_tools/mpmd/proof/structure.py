@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stablehlo_tools.analysis.communication import MANUAL_COMPUTATION
 from stablehlo_tools.bindings import TokenType, ir
-from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.symbols import CALL, functions_by_name
 from stablehlo_tools.ir.values import producer
 from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.mpmd.names import phase_of
-from stablehlo_tools.mpmd.proof.findings import Findings, Rule
+from stablehlo_tools.mpmd.proof.findings import Findings, Rule, numbers
 from stablehlo_tools.mpmd.reading import (
     AFTER_ALL,
     BARRIER,
@@ -25,8 +23,8 @@ from stablehlo_tools.mpmd.reading import (
 )
 
 _ALLOWED = frozenset({AFTER_ALL, BARRIER, CALL, CONSTANT, RECEIVE, SEND})
+_VALUES = 3  # a message is a tensor, a token before it and one behind it
 _ENDS = frozenset({"func.return", "sdy.return"})
-_OUTER = frozenset({MANUAL_COMPUTATION, "func.return"})
 _IN_FUNCTIONS = frozenset({SEND, RECEIVE, "stablehlo.infeed", "stablehlo.outfeed"})
 
 
@@ -45,21 +43,8 @@ def _check_ops(reading: Reading, findings: Findings) -> None:
         if op.name not in _ALLOWED and op.name not in _ENDS:
             message = f"{op.name} stands in @main, which holds calls, barriers and messages only"
             findings.add(Rule.FORM, message, reading, op)
-    outer = reading.main.regions[0].blocks[0]
-    if outer == reading.block:
-        return
-    ops = [view.operation for view in outer.operations]
-    if [op.name for op in ops] != [MANUAL_COMPUTATION, "func.return"]:
-        extra = next((op for op in ops if op.name not in _OUTER), ops[-1])
-        message = f"{extra.name} stands in @main beside the manual computation"
-        findings.add(Rule.FORM, message, reading, extra)
-        return
-    manual, end = ops
-    if list(manual.operands) != list(outer.arguments) or list(end.operands) != list(manual.results):
-        message = (
-            "the manual computation does not take all arguments, or give all results, in order"
-        )
-        findings.add(Rule.FORM, message, reading, manual)
+        elif op.name in (SEND, RECEIVE) and len(op.operands) + len(op.results) != _VALUES:
+            findings.add(Rule.FORM, f"{op.name} is of several tensors, or none", reading, op)
 
 
 def _check_calls(reading: Reading, stages: Sequence[int], findings: Findings) -> None:
@@ -98,7 +83,7 @@ def _of_action(call: Call, stages: Sequence[int]) -> str:
     action = call.action
     assert action is not None
     if action.stage not in stages:
-        return f"@{call.function} is called, but this rank has the stages {_listed(stages)}"
+        return f"@{call.function} is called, but this rank has the stages {numbers(stages)}"
     if action.microbatch < 0:
         return f"operand 0 of the call of @{call.function} is no constant number of a microbatch"
     return ""
@@ -190,15 +175,24 @@ def _around(call: Call, token: ir.Value | None) -> tuple[str, ir.Value | None]:
     if len(behind) != 1 or behind[0].name != BARRIER:
         return said or "its token does not go to one barrier behind it", None
     after = behind[0]
-    if not set(call.op.results) & set(after.operands):
-        said = (
-            said or "no result goes through the barrier behind it, so that nothing holds it there"
-        )
-    return said, after.results[-1]
+    return said or _of_handed(call, before, after), after.results[-1]
+
+
+def _of_handed(call: Call, before: ir.Operation, after: ir.Operation) -> str:
+    """What is wrong with what the barriers hand on: one before it what it takes, one behind it what
+    it gives. What a barrier took besides would be held until then."""
+    taken, given = set(call.op.operands), set(call.op.results)
+    if any(result not in taken for result in before.results[:-1]):
+        return "the barrier before it holds a value that the call does not take"
+    if len(after.operands) < 2:
+        return "no result goes through the barrier behind it, so that nothing holds it there"
+    if any(operand not in given for operand in after.operands[:-1]):
+        return "the barrier behind it holds a value that the call does not give"
+    return ""
 
 
 def _check_other_barriers(reading: Reading, findings: Findings, known: set[ir.Value]) -> None:
-    """No further barrier has a token: it would belong to no chain."""
+    """There is no further barrier: it would belong to no chain."""
     allowed = set(known)
     for call in reading.calls:
         before = producer(call.op.operands[0]) if len(call.op.operands) else None
@@ -206,22 +200,9 @@ def _check_other_barriers(reading: Reading, findings: Findings, known: set[ir.Va
             allowed.add(before.results[-1])
     for view in reading.block.operations:
         op = view.operation
-        if op.name != BARRIER:
-            continue
-        tokens = [result for result in op.results if _is_token(result)]
-        if tokens and not (len(tokens) == 1 and tokens[0] in allowed):
-            message = "a barrier with a token stands around no action"
-            findings.add(Rule.TOKENS, message, reading, op)
+        if op.name == BARRIER and op.results[-1] not in allowed:
+            findings.add(Rule.TOKENS, "a barrier stands around no action", reading, op)
 
 
 def _is_token(value: ir.Value) -> bool:
     return TokenType.isinstance(value.type)
-
-
-def _listed(stages: Sequence[int]) -> str:
-    return ", ".join(map(str, stages))
-
-
-def returns_of(reading: Reading) -> int:
-    """How many results `main` has."""
-    return len(terminator(reading.main.regions[0].blocks[0]).operands)

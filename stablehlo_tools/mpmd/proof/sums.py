@@ -26,19 +26,27 @@ class Slot(NamedTuple):
     number: int
 
 
+type Group = tuple[list[Slot], list[Slot]]  # operands and results
+
+
 @dataclass(frozen=True)
 class InSums:
-    """The operands and the results that belong to sums."""
+    """The operands and the results that belong to sums.
+
+    `chains` are the results of each sum: one for every function that adds to it.
+    """
 
     operands: set[Slot] = field(default_factory=set[Slot])
     results: set[Slot] = field(default_factory=set[Slot])
+    chains: list[tuple[Slot, ...]] = field(default_factory=list[tuple[Slot, ...]])
 
 
 def check_sums(flow: Flow, uneven: Sequence[tuple[str, int]]) -> InSums:
     """Finds the sums among the operands that are not the same for all calls, and checks them."""
     found = InSums()
     dependences = Dependences(flow.reading.module)
-    for operands, results in _linked(flow, [Slot(*slot) for slot in uneven]):
+    groups = _linked(flow, [Slot(*slot) for slot in uneven])
+    for operands, results in _closed(groups, dependences):
         entries = {slot.function: slot.number for slot in operands}
         exits = {slot.function: slot.number for slot in results}
         if len(entries) < len(operands) or len(exits) < len(results):
@@ -47,7 +55,9 @@ def check_sums(flow: Flow, uneven: Sequence[tuple[str, int]]) -> InSums:
         if links is None:
             continue
         found.operands.update(operands)
-        found.results.update(Slot(function, link.result) for function, link in links.items())
+        chain = tuple(Slot(function, link.result) for function, link in links.items())
+        found.results.update(chain)
+        found.chains.append(chain)
         _check_chain(flow, links)
         for function, link in links.items():
             if link.operand is None or link.operand in dependences.of(function)[link.result]:
@@ -106,10 +116,10 @@ def _left_by(flow: Flow, call: Call, entry: int, dependences: Dependences) -> in
     return None
 
 
-def _linked(flow: Flow, uneven: Sequence[Slot]) -> list[tuple[list[Slot], list[Slot]]]:
+def _linked(flow: Flow, uneven: Sequence[Slot]) -> list[Group]:
     """Groups of operands and results of actions that values go between."""
     feeding = {slot: _results_of(flow, slot) for slot in uneven}
-    groups: list[tuple[list[Slot], list[Slot]]] = []
+    groups: list[Group] = []
     left = list(uneven)
     while left:
         operands, results = [left.pop(0)], list[Slot]()
@@ -120,6 +130,33 @@ def _linked(flow: Flow, uneven: Sequence[Slot]) -> list[tuple[list[Slot], list[S
             operands += linked
         groups.append((operands, results))
     return groups
+
+
+def _closed(groups: list[Group], dependences: Dependences) -> list[Group]:
+    """The groups, those joined that are parts of one sum: a function takes it as one of the one
+    group, and gives it as one of the other. So it is where several functions take turns."""
+    closed: list[Group] = []
+    for group in groups:
+        joined = group
+        for other in [one for one in closed if _continues(one, joined, dependences)]:
+            closed.remove(other)
+            joined = ([*other[0], *joined[0]], [*other[1], *joined[1]])
+        closed.append(joined)
+    return closed
+
+
+def _continues(one: Group, other: Group, dependences: Dependences) -> bool:
+    for (operands, results), (others, left) in ((one, other), (other, one)):
+        given = {slot.function for slot in left}
+        taken = {slot.function for slot in operands}
+        for entry in others:
+            if entry.function in given:
+                continue
+            for result in results:
+                is_open = result.function == entry.function and result.function not in taken
+                if is_open and entry.number in dependences.of(entry.function)[result.number]:
+                    return True
+    return False
 
 
 def _results_of(flow: Flow, slot: Slot) -> list[Slot]:

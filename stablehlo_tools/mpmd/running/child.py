@@ -1,6 +1,7 @@
 """Child processes that run programs: how they are started, what they answer, what ended them.
 
-A request and an answer are JSON files in a directory that both sides share; arrays lie beside.
+A request and an answer are JSON files in a directory that both sides share; arrays lie beside. The
+parent holds the other end of a child's standard input: a child ends when its parent is gone.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from stablehlo_tools.last_words import how_it_ended, last_words
 
 REQUEST, ANSWER, ERRORS = "request.json", "answer.json", "errors.txt"
 _PACKAGE = "stablehlo_tools.mpmd.running"
+_STANDARD_INPUT = 0
 
 
 def inputs_of(rank: int) -> str:
@@ -38,13 +41,16 @@ def command(module: str, *words: str) -> list[str]:
     return [sys.executable, "-P", "-X", "faulthandler", "-m", f"{_PACKAGE}.{module}", *words]
 
 
-def environment(devices: int, timeout: float) -> dict[str, str]:
-    """The variables of a process with so many CPU devices, whose rounding stays put."""
+def environment(devices: int, timeout: float, *, loose: bool = False) -> dict[str, str]:
+    """The variables of a process with so many CPU devices.
+
+    Its compiler keeps to the rounding of programs, or where `loose` rounds coarse floats less.
+    """
     stuck = math.ceil(min(timeout, max(40.0, timeout / 4)))
     flags = [
         f"--xla_cpu_collective_call_terminate_timeout_seconds={stuck}",
         f"--xla_cpu_collective_timeout_seconds={stuck}",
-        "--xla_allow_excess_precision=false",
+        f"--xla_allow_excess_precision={str(loose).lower()}",
         os.environ.get("XLA_FLAGS", ""),
         f"--xla_force_host_platform_device_count={devices}",
     ]
@@ -63,19 +69,27 @@ def environment(devices: int, timeout: float) -> dict[str, str]:
 
 
 def ask(
-    module: str, directory: Path, request: dict[str, Any], devices: int, timeout: float, what: str
+    module: str,
+    directory: Path,
+    request: dict[str, Any],
+    devices: int,
+    timeout: float,
+    what: str,
+    *,
+    loose: bool = False,
 ) -> dict[str, Any]:
     """Has a module of this package answer a request. `what` it does goes into messages.
 
-    Raises ToolError for what it raised, and where it died or took more than `timeout` seconds.
+    `loose`: see `environment`. Raises ToolError for what it raised, and where it died or took more
+    than `timeout` seconds.
     """
     (directory / REQUEST).write_text(json.dumps(request), encoding="utf-8")
     (directory / ANSWER).unlink(missing_ok=True)
     with (directory / ERRORS).open("wb") as errors:
         process = subprocess.Popen(
             command(module, str(directory)),
-            env=environment(devices, timeout),
-            stdin=subprocess.DEVNULL,
+            env=environment(devices, timeout, loose=loose),
+            stdin=subprocess.PIPE,
             stdout=errors,
             stderr=errors,
             start_new_session=True,
@@ -93,6 +107,7 @@ def ask(
 
 def main(directory: Path, answer: Callable[[Path, dict[str, Any]], dict[str, Any]]) -> None:
     """Answers the request that lies in a directory; what goes wrong is an answer, too."""
+    listen(lambda: None)
     request = json.loads((directory / REQUEST).read_text(encoding="utf-8"))
     try:
         found = answer(directory, request)
@@ -103,11 +118,24 @@ def main(directory: Path, answer: Callable[[Path, dict[str, Any]], dict[str, Any
     (directory / ANSWER).write_text(json.dumps(found), encoding="utf-8")
 
 
+def listen(told: Callable[[], None]) -> None:
+    """Calls `told` when the parent says something, and ends the process when it is gone."""
+
+    def follow() -> None:
+        while os.read(_STANDARD_INPUT, 1):  # not sys.stdin, whose lock ends Python badly
+            told()
+        os._exit(1)  # whatever hangs
+
+    threading.Thread(target=follow, daemon=True).start()
+
+
 def end(process: subprocess.Popen[bytes]) -> None:
     """Ends a process that leads a group of its own, if it runs."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+    assert process.stdin is not None
+    process.stdin.close()
 
 
 def said(path: Path) -> str:

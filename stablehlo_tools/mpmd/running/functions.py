@@ -10,6 +10,7 @@ Names and groups are those of the rank, so that functions which do the same are 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -45,9 +46,7 @@ def as_module(module: ir.Module, name: str, rank: int, devices: int) -> ir.Modul
             copy.attributes["sym_visibility"] = ir.StringAttr.get(visibility)
             _rename_calls(copy, new_names)
         _localise(module, result, rank, devices)
-        for view in list(result.body.operations):
-            if view.operation.name == _MESH:
-                view.operation.erase()
+        _erase_unused_meshes(result)
         number = ir.IntegerType.get_signless(32)
         for what, count in (("partitions", devices), ("replicas", 1)):
             result.operation.attributes[f"mhlo.num_{what}"] = ir.IntegerAttr.get(number, count)
@@ -113,6 +112,16 @@ def _localise(whole: ir.Module, module: ir.Module, rank: int, devices: int) -> N
         if groups is not None:
             _set_groups(collective, groups, own)
     _offset_numbers(module, own.start)
+
+
+def _erase_unused_meshes(module: ir.Module) -> None:
+    """Constraints may name an empty mesh; those of the ranks tell equal functions apart."""
+    meshes = [view.operation for view in module.body.operations if view.operation.name == _MESH]
+    text = "".join(str(view) for view in module.body.operations if view.operation.name != _MESH)
+    for mesh in meshes:
+        name = ir.StringAttr(mesh.attributes["sym_name"]).value
+        if not re.search(rf"@\"?{re.escape(name)}\b", text):
+            mesh.erase()
 
 
 def _set_groups(collective: Collective, groups: Sequence[Sequence[int]], own: range) -> None:

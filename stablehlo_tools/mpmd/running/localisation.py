@@ -25,8 +25,9 @@ from stablehlo_tools.analysis.shardings import sharding_axes, sharding_per_value
 from stablehlo_tools.analysis.tensor_shardings import MeshAxes, ValueShardings
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.ir.carriers import resize_function, terminator
+from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.copying import copy_module
+from stablehlo_tools.ir.manual import unwrap_body
 from stablehlo_tools.mpmd.rank_set import RankSet
 from stablehlo_tools.mpmd.running.arrays import element_of, value_of
 from stablehlo_tools.verify.element_types import Array
@@ -95,13 +96,18 @@ def localised(ranks: RankSet, rank: int) -> LocalProgram:
     if manual is None:
         inputs, outputs = (tuple(_WHOLE for _ in side) for side in types)
         return LocalProgram(module, inputs, outputs, types)
-    if len(body) > 1 or list(manual.operands) != list(block.arguments):
-        raise ToolError("@main does more than one manual computation", main.location)
+    has_more = list(manual.operands) != list(block.arguments)
+    if len(body) > 1 or has_more or list(manual.results) != list(end.operands):
+        raise ToolError(
+            f"@main is not one {MANUAL_COMPUTATION} that takes all of its arguments and gives all "
+            "of its results, in their order",
+            main.location,
+        )
     parts = _Parts(module, ranks, rank)
     inputs = parts.of(manual, "in_shardings", list(manual.operands))
     outputs = parts.of(manual, "out_shardings", list(manual.results))
     with module.context, ir.Location.unknown():
-        _unwrap(main, block, manual)
+        unwrap_body(main, manual)
     return LocalProgram(module, inputs, outputs, types)
 
 
@@ -145,22 +151,3 @@ def _part(size: int, parts: int, number: int) -> slice:
     if parts == 1:
         return slice(None)
     return slice(number * (size // parts), (number + 1) * (size // parts))
-
-
-def _unwrap(main: ir.Operation, block: ir.Block, manual: ir.Operation) -> None:
-    """Makes the body of a manual computation that of `main`."""
-    inside = manual.regions[0].blocks[0]
-    for outer, inner in zip(list(block.arguments), list(inside.arguments), strict=True):
-        outer.set_type(inner.type)
-        inner.replace_all_uses_with(outer)
-    returned = list(terminator(inside).operands)
-    for op in [op.operation for op in inside.operations][:-1]:
-        op.move_before(manual)
-    end = terminator(block)
-    for position, value in enumerate(returned):
-        end.operands[position] = value
-    manual.erase()
-    for name in ("arg_attrs", "res_attrs"):
-        if name in main.attributes:
-            del main.attributes[name]
-    resize_function(main, 0, 0)

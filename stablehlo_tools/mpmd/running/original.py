@@ -1,8 +1,12 @@
 """The program that a set was made of, run on random inputs, and how far off a set may be.
 
 A set sums the same terms in another order, so it rounds differently. How much that matters is the
-program's own affair: it is run again on inputs moved by one rounding of the coarsest float type
-that it computes in, and a set may differ by a few times what that changes.
+program's own affair: it is run again on inputs moved by one rounding, and a set may differ by a few
+times what that changes.
+
+Where a program computes with floats of 16 bits or less, inputs all moved by such a rounding would
+hide an update. Finer ones are moved just as far as makes some coarse values round the other way, of
+coarse ones a few are moved, and XLA is asked once to round coarse values where it likes.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, naming
 from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.mpmd.manifest import Entry, Manifest
+from stablehlo_tools.mpmd.paths import argument_paths, result_paths
 from stablehlo_tools.mpmd.running import child
 from stablehlo_tools.mpmd.running.arrays import (
     element_of,
@@ -28,15 +33,19 @@ from stablehlo_tools.mpmd.running.arrays import (
     write_arrays,
 )
 from stablehlo_tools.verify.comparison import BITWISE
-from stablehlo_tools.verify.element_types import Array, Kind, element_type, real_part
+from stablehlo_tools.verify.element_types import Array, ElementType, Kind, element_type, real_part
 from stablehlo_tools.verify.job import Request
 from stablehlo_tools.verify.plan import Plan, make_plan
 from stablehlo_tools.verify.random_inputs import random_array, random_words
 from stablehlo_tools.verify.signatures import Value
 
 MOVED = 2  # runs on moved inputs
-FACTOR = 16  # a set may differ by so many times what the moved inputs change
-_LEAST = 32  # roundings of an output's largest element that are always allowed
+FACTOR = 16  # a set may differ by so many times what the moved inputs change,
+FACTOR_COARSE = 2  # or where an output is of a coarse type
+_LEAST, _LEAST_COARSE = 32, 2  # roundings of an output's largest element that are always allowed
+_COARSE = 16  # bits of a mantissa: float types with fewer are coarse
+_FINEST = 52  # bits of the finest type's mantissa
+_FEW = 64  # one in so many coarse values is moved
 _JOB = "original"
 
 
@@ -68,6 +77,8 @@ def make_inputs(
             values = list(plan.run.inputs)
             _check("input", values, _listed(manifest, original, len(values)))
             _check("output", plan.run.outputs, list(manifest.outputs))
+            _check_paths("input", argument_paths(original), manifest.inputs)
+            _check_paths("output", result_paths(original), manifest.outputs)
     wrong = next((index for index in fixed if index >= len(values)), None)
     if wrong is not None:
         raise ToolError(f"there is no input {wrong} to set")
@@ -89,27 +100,35 @@ def run_original(
     seed: int,
     timeout: float,
 ) -> Expected:
-    """Runs the original on the inputs, and on inputs moved a little."""
+    """Runs the original on the inputs, and on inputs moved a little.
+
+    `directory` is empty, and for files between.
+    """
     run = plan.run
     job = directory / _JOB
     job.mkdir()
     (job / run.program("before")).write_bytes(plan.programs["before"])
     Request((run,), BITWISE, 1, seed, False, {}, False).write(job)
-    step = 2.0 ** -_coarsest(program.module)
     types = [type_of(value) for value in run.inputs]
+    has_coarse = _has_coarse(program.module)
+    finest = _COARSE if has_coarse else _FINEST
     for number in range(1 + MOVED):
         moved = [
-            array if number == 0 else _moved(array, value, step, (seed, number, i))
+            array if number == 0 else _moved(array, value, finest, (seed, number, i))
             for i, (array, value) in enumerate(zip(inputs, run.inputs, strict=True))
         ]
         write_arrays(directory / child.inputs_of(number), moved, types)
-    request = {"job": _JOB, "count": 1 + MOVED}
     devices = run.replicas * run.partitions
+    numbers = list(range(1 + MOVED))
     with naming(program.name):
-        child.ask("reference_process", directory, request, devices, timeout, "running the program")
-    found = [read_arrays(directory / child.outputs_of(number)) for number in range(1 + MOVED)]
+        for loose in (False, True) if has_coarse else (False,):  # as a process is started
+            wanted = numbers if not has_coarse else numbers[-1:] if loose else numbers[:-1]
+            request = {"job": _JOB, "numbers": wanted, "loose": loose}
+            what = "running the program"
+            child.ask("reference_process", directory, request, devices, timeout, what, loose=loose)
+    found = [read_arrays(directory / child.outputs_of(number)) for number in numbers]
     allowed = [
-        _allowed(value, found[0][i], [other[i] for other in found[1:]], step)
+        _allowed(value, found[0][i], [other[i] for other in found[1:]])
         for i, value in enumerate(run.outputs)
     ]
     return Expected(tuple(found[0]), run.outputs, tuple(allowed))
@@ -143,6 +162,16 @@ def _check(what: str, values: Sequence[Value], entries: Sequence[Entry | None]) 
             )
 
 
+def _check_paths(what: str, paths: Sequence[str], entries: Sequence[Entry]) -> None:
+    """Holds the names against each other where both programs have some of pytrees."""
+    for number, (path, entry) in enumerate(zip(paths, entries, strict=False)):
+        if path != entry.path and path.startswith("[") and entry.path.startswith("["):
+            raise ToolError(
+                f"{what} {number} is {path}, and the manifest has {entry.path}: is this the "
+                "program that the set was made of?"
+            )
+
+
 def _input(value: Value, key: tuple[int, ...], fixed: float | None) -> Array:
     if value.role == "key":
         return random_words(value.shape, key)
@@ -153,17 +182,22 @@ def _input(value: Value, key: tuple[int, ...], fixed: float | None) -> Array:
     return random_array(element_of(value), value.shape, key)
 
 
-def _moved(array: Array, value: Value, step: float, key: tuple[int, ...]) -> Array:
-    """Floats, each a rounding up or down."""
+def _moved(array: Array, value: Value, finest: int, key: tuple[int, ...]) -> Array:
+    """Floats, each a rounding up or down, to `finest` bits at most; of coarse ones a few."""
     element = element_of(value)
     if value.role != "data" or not element.is_inexact:
         return array
+    rng = np.random.default_rng(key)
     precise = np.complex128 if element.kind is Kind.COMPLEX else np.float64
-    signs = np.random.default_rng(key).integers(2, size=array.shape) * 2 - 1
-    return (array.astype(precise) * (1 + signs * step)).astype(element.dtype)
+    bits = _mantissa(element)
+    steps = (rng.integers(2, size=array.shape) * 2 - 1) * 2.0 ** -min(bits, finest)
+    if bits < _COARSE:
+        steps = np.where(rng.integers(_FEW, size=array.shape) == 0, steps, 0.0)
+    with np.errstate(all="ignore"):
+        return (array.astype(precise) * (1 + steps)).astype(element.dtype)
 
 
-def _allowed(value: Value, base: Array, others: Sequence[Array], step: float) -> float:
+def _allowed(value: Value, base: Array, others: Sequence[Array]) -> float:
     element = element_of(value)
     if not element.is_inexact or not base.size:
         return 0.0
@@ -171,8 +205,9 @@ def _allowed(value: Value, base: Array, others: Sequence[Array], step: float) ->
     with np.errstate(all="ignore"):
         size = _largest(np.abs(base.astype(precise)))
         changes = [_largest(np.abs(o.astype(precise) - base.astype(precise))) for o in others]
-    own = 2.0 ** -int(ml_dtypes.finfo(real_part(element).dtype).nmant)
-    return max(FACTOR * max(changes), _LEAST * min(own, step) * size)
+    bits = _mantissa(element)
+    factor, least = (FACTOR, _LEAST) if bits >= _COARSE else (FACTOR_COARSE, _LEAST_COARSE)
+    return max(factor * max(changes), least * 2.0**-bits * size)
 
 
 def _largest(values: Array) -> float:
@@ -180,21 +215,28 @@ def _largest(values: Array) -> float:
     return float(finite.max()) if finite.size else 0.0
 
 
-def _coarsest(module: ir.Module) -> int:
-    """Bits of the mantissa of the coarsest float type of a program's values."""
-    bits: list[int] = []
+def _mantissa(element: ElementType) -> int:
+    """Bits of the mantissa of a float type, or of the parts of a complex one."""
+    return int(ml_dtypes.finfo(real_part(element).dtype).nmant)
+
+
+def _has_coarse(module: ir.Module) -> bool:
+    """Whether a program computes with coarse floats."""
     seen: set[ir.Type] = set()
+    found = False
 
     def visit(op: ir.Operation) -> ir.WalkResult:
+        nonlocal found
         for result in op.results:
             kind = result.type
             if kind in seen or not isinstance(kind, ir.RankedTensorType):
                 continue
             seen.add(kind)
             element = element_type(str(kind.element_type))
-            if element is not None and element.is_inexact:
-                bits.append(int(ml_dtypes.finfo(real_part(element).dtype).nmant))
+            if element is not None and element.is_inexact and _mantissa(element) < _COARSE:
+                found = True
+                return ir.WalkResult.INTERRUPT
         return ir.WalkResult.ADVANCE
 
     walk(module.operation, visit)
-    return min(bits, default=52)
+    return found

@@ -17,7 +17,7 @@ from typing import Any
 from stablehlo_tools import bindings
 from stablehlo_tools.diagnostics import ToolError, naming
 from stablehlo_tools.ir.carriers import terminator
-from stablehlo_tools.last_words import last_words
+from stablehlo_tools.last_words import how_it_ended, last_words
 from stablehlo_tools.mpmd.rank_set import RankSet
 from stablehlo_tools.mpmd.running import child
 from stablehlo_tools.mpmd.running.arrays import read_arrays, write_arrays
@@ -145,8 +145,6 @@ class _Process:
 
     def __exit__(self, *_: object) -> None:
         child.end(self.process)
-        assert self.process.stdin is not None
-        self.process.stdin.close()
 
     @property
     def failed(self) -> bool:
@@ -164,7 +162,7 @@ class _Process:
         if _PORT_TAKEN in errors:
             return _PortTakenError()
         code = self.process.poll()
-        how = "failed" if code is None else f"ended with exit code {code}"
+        how = "failed" if code is None else how_it_ended(code, "running it")
         return ToolError(f"the process of rank {self.rank} {how}", notes=last_words(errors))
 
 

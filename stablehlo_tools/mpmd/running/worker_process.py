@@ -2,14 +2,12 @@
 
     python -m stablehlo_tools.mpmd.running.worker_process DIRECTORY PORT
 
-The parent holds the other end of standard input: a line means that all have compiled, and its end
-that nobody waits for this rank any more.
+A line on standard input means that all have compiled.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import sys
 import threading
@@ -34,7 +32,7 @@ _PERMUTE = re.compile(r"collective-permute(-start)?\(")
 def main(directory: Path, port: int) -> None:
     """Leaves the results of each device in `directory`; raises whatever JAX or XLA raises."""
     go = threading.Event()
-    threading.Thread(target=_listen, args=(go,), daemon=True).start()
+    child.listen(go.set)
     request = json.loads((directory / child.REQUEST).read_text(encoding="utf-8"))
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     address = f"127.0.0.1:{port}"
@@ -77,13 +75,6 @@ def _argument(parts: Sequence[Array]) -> jax.Array:
         for part, device in zip(parts, jax.local_devices(), strict=True)
     ]
     return jax.make_array_from_single_device_arrays(parts[0].shape, whole, placed)
-
-
-def _listen(go: threading.Event) -> None:
-    """Ends the process at once when the parent is gone, whatever hangs."""
-    for _ in sys.stdin:
-        go.set()
-    os._exit(1)
 
 
 def _stay() -> None:

@@ -18,7 +18,8 @@ from stablehlo_tools.mpmd.staging.dataflow import Node
 from stablehlo_tools.mpmd.staging.step import Forward, Step, staged_inputs
 from stablehlo_tools.transforms.layer_ranges.marks import range_of
 
-STAGES = "stablehlo_tools.stages"
+_OWN = "stablehlo_tools."
+STAGES = f"{_OWN}stages"
 _SCOPE = re.compile(r"(?<![\w])stage_(\d+)(?![\w])")
 _NAMED = "sdy.named_computation"
 
@@ -51,6 +52,17 @@ def mark(step: Step, stages_of: Mapping[int, Sequence[int]]) -> None:
     for index, stages in stages_of.items():
         op = step.flow.nodes[index].op
         op.attributes[STAGES] = ir.DenseI64ArrayAttr.get(list(stages), op.context)
+
+
+def forget_marks(module: ir.Module) -> None:
+    """Takes the marks of this toolkit off all ops."""
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        for name in [each for each in op.attributes if each.startswith(_OWN)]:
+            del op.attributes[name]
+        return ir.WalkResult.ADVANCE
+
+    walk(module.operation, visit)
 
 
 def marked_forward(step: Step) -> Forward:

@@ -98,6 +98,14 @@ def check_form(ranks: RankSet, form: str) -> None:
 
 def zeros(kind: ir.Type, point: ir.InsertionPoint, location: ir.Location) -> ir.Value:
     """A constant of zeros."""
+    value = ir.Attribute.parse(zeros_of(kind), kind.context)
+    return ir.Operation.create(
+        "stablehlo.constant", results=[kind], attributes={"value": value}, loc=location, ip=point
+    ).results[0]
+
+
+def zeros_of(kind: ir.Type) -> str:
+    """Zeros of a tensor type, as text: `dense<0> : tensor<4xi32>`."""
     element = ir.RankedTensorType(kind).element_type
     text = "0"
     if isinstance(element, ir.ComplexType):
@@ -106,10 +114,7 @@ def zeros(kind: ir.Type, point: ir.InsertionPoint, location: ir.Location) -> ir.
         text = '"0x' + "00" * max(1, element.width // 8) + '"'
     elif str(element) == "i1":
         text = "false"
-    value = ir.Attribute.parse(f"dense<{text}> : {kind}", kind.context)
-    return ir.Operation.create(
-        "stablehlo.constant", results=[kind], attributes={"value": value}, loc=location, ip=point
-    ).results[0]
+    return f"dense<{text}> : {kind}"
 
 
 def barrier(

@@ -2,7 +2,8 @@
 
 XLA:CPU has no send and recv, and between processes each must take part in every permute. So all
 ranks issue the same permutes in one order. A rank that only watches gives zeros, and what comes to
-it is used all the same, or XLA would delete the permute on that rank alone.
+it is used all the same, or XLA would delete the permute on that rank alone. Permutes that a rank
+makes by itself, inside of its functions, go another way: see `local_permutes`.
 
     %y, %t1 = "stablehlo.recv"(%t) {channel 4, pairs = [[0, 1]]}         // on rank 1 of four
     ==>
@@ -33,6 +34,7 @@ from stablehlo_tools.ir.carriers import append, append_to_terminator, resize_fun
 from stablehlo_tools.ir.symbols import CALL, functions_by_name
 from stablehlo_tools.mpmd.rank_set import RankSet
 from stablehlo_tools.mpmd.transfers.ends import End, barrier, body_of, check_form, ends_of, zeros
+from stablehlo_tools.mpmd.transfers.local_permutes import gather_local_permutes
 from stablehlo_tools.mpmd.transfers.order import Round, rounds_of
 
 FORM = "permutes"
@@ -52,6 +54,8 @@ def with_permutes(ranks: RankSet) -> RankSet:
     written = replace(ranks, programs=programs)
     ends = [ends_of(written, rank) for rank in range(ranks.ranks)]
     rounds = rounds_of([[end.transfer for end in row] for row in ends])
+    for program in programs:
+        gather_local_permutes(program.module, ranks.ranks, ranks.manifest.devices)
     for rank, row in enumerate(ends):
         with programs[rank].module.context, ir.Location.unknown():
             _Writer(written, rank, rounds).write(row)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 
-from stablehlo_tools.analysis.batch_dims.graph import Graph
+from stablehlo_tools.analysis.batch_dims.graph import Graph, Node
 from stablehlo_tools.analysis.batch_dims.layout import Layout
+from stablehlo_tools.analysis.batch_dims.origins import Origins, Wanted
 from stablehlo_tools.analysis.batch_dims.rules import CONTRACTIONS
 from stablehlo_tools.analysis.batch_dims.seeds import (
     Seeds,
-    Sources,
     Trial,
     candidates,
-    needed_arguments,
-    sources_of,
     try_seeds,
     work_of,
 )
@@ -22,6 +20,7 @@ from stablehlo_tools.diagnostics import ToolError, note
 from stablehlo_tools.ir.values import is_float
 from stablehlo_tools.transforms.accumulating.division import Division, divide
 from stablehlo_tools.transforms.expanding.microbatches import strided
+from stablehlo_tools.transforms.expanding.phases import inputs_of, needed
 
 _MOST_DIVIDED = 32
 _MOST_TOLD = 3
@@ -71,7 +70,7 @@ def given_division(
                 location,
             )
         seeds[number] = Layout(dimension)
-    found = divide(try_seeds(graph, strided(graph, seeds, parts), parts))
+    found = divide(try_seeds(graph, strided(graph, seeds, parts), parts, regroups=True))
     if not found.inside:
         raise ToolError(
             "accumulate-gradients: nothing but what is known beforehand hangs on the arguments "
@@ -87,7 +86,7 @@ class _Search:
     def __init__(self, graph: Graph, parts: int) -> None:
         self._graph = graph
         self._parts = parts
-        self._sources: Sources = sources_of(graph)
+        self._origins = Origins(graph, parts, regroups=True)
         self._found: list[Division] = []
         self._refused: list[tuple[Trial, ToolError]] = []
         self._all_work = work_of(graph, [n for n in graph.nodes if n.name in CONTRACTIONS])
@@ -123,14 +122,21 @@ class _Search:
 
     @property
     def refusal(self) -> ToolError | None:
-        """Why the likeliest trial came to nothing."""
+        """Why the likeliest trial came to nothing; one of arguments that the program gives back
+        changed, weights, only where there is no other."""
         if not self._refused:
             return None
-        return min(self._refused, key=lambda refused: _unlikeliness(refused[0]))[1]
+        returned = {self._graph.values[n].type for n in self._graph.root.returned}
+
+        def rank(refused: tuple[Trial, ToolError]) -> tuple[bool, float]:
+            kinds = {self._graph.values[n].type for n in refused[0].seeds}
+            return not kinds.isdisjoint(returned), _unlikeliness(refused[0])
+
+        return min(self._refused, key=rank)[1]
 
     def _try(self, seeds: Seeds, *, to_the_end: bool = True) -> Trial:
         cut = strided(self._graph, seeds, self._parts)
-        return try_seeds(self._graph, cut, self._parts, to_the_end=to_the_end)
+        return try_seeds(self._graph, cut, self._parts, to_the_end=to_the_end, regroups=True)
 
     def _divide(self, trial: Trial) -> None:
         try:
@@ -138,44 +144,42 @@ class _Search:
         except ToolError as error:
             self._refused.append((trial, error))
             return
-        if found.inside and _LEAST_SHARE * _contractions(found) >= self._all_work:
+        work = _contractions(found)
+        is_most = _LEAST_SHARE * work >= self._all_work and work >= _on_all_samples(found)
+        if found.inside and is_most:
             self._found.append(found)
 
     def _extended(self, found: Division) -> Division:
-        """The division with further arguments that carry the batch, as many samples as those it
-        has. Raises ToolError where an argument that parts are taken of shows that the batch is
-        not independent: what was cut are features."""
-        graph = self._graph
-        sizes = {(graph.shape(n) or ())[seed.dim] for n, seed in found.trial.seeds.items()}
-        pending = needed_arguments(found.trial, self._sources)
-        tried = set(found.trial.seeds)
-        while pending:
-            following = pending.pop(0)
-            if following in tried:
-                continue
-            tried.add(following)
-            longer = self._with(found, following, sizes)
-            if longer is not None:
-                found = longer
-                pending = needed_arguments(found.trial, self._sources)
-        return found
+        """The division with further arguments that carry the batch: those that parts are taken of.
 
-    def _with(self, found: Division, number: int, sizes: Iterable[int]) -> Division | None:
-        shape, refusal = self._graph.shape(number) or (), None
-        for seeds in candidates(self._graph, [number], self._parts):
-            if shape[seeds[number].dim] not in sizes:
-                continue
-            trial = self._try({**found.trial.seeds, **seeds})
-            kept = found.dims.steps.keys() <= trial.dims.steps.keys()
-            if not kept or trial.work < found.trial.work:
-                continue
-            try:
-                return divide(trial)
-            except ToolError as error:
-                refusal = refusal or error
-        if refusal is not None:
-            raise refusal
-        return None
+        Raises ToolError where one shows that the batch is not independent: what was cut are
+        features.
+        """
+        tried = set(found.trial.seeds)
+        while True:
+            origins = self._origins.of(_missing(found.trial))
+            following = [n for n in self._graph.root.arguments if n in origins and n not in tried]
+            if not following:
+                return found
+            tried.add(following[0])
+            found = self._with(found, {following[0]: origins[following[0]]})
+
+    def _with(self, found: Division, seeds: Seeds) -> Division:
+        """The division with further seeds, where that is worth it."""
+        together = {**found.trial.seeds, **seeds}
+        trial = try_seeds(self._graph, together, self._parts, regroups=True)
+        kept = found.dims.steps.keys() <= trial.dims.steps.keys()
+        if not kept or trial.work < found.trial.work:
+            return found
+        return divide(trial)
+
+
+def _missing(trial: Trial) -> Iterator[Wanted]:
+    """The whole values that ops take parts of."""
+    for node, step in trial.dims.steps.items():
+        for number, layout in zip(node.operands, step.operands, strict=True):
+            if layout is not None and number not in trial.dims.layouts:
+                yield number, layout
 
 
 def _unlikeliness(trial: Trial) -> float:
@@ -187,6 +191,24 @@ def _unlikeliness(trial: Trial) -> float:
 def _contractions(division: Division) -> int:
     steps = division.dims.steps
     return work_of(division.dims.graph, [node for node in steps if node.name in CONTRACTIONS])
+
+
+def _on_all_samples(division: Division) -> int:
+    """The work of contractions that the loop needs, or has in it, but that do not run on
+    microbatches: more than of those that do, where features are cut and no samples."""
+    graph, steps = division.dims.graph, division.dims.steps
+    gone = set(division.gone)
+    ahead = needed(
+        [node for node in graph.root.nodes if node not in gone],
+        {number for node in division.inside for number in inputs_of(node)},
+    )
+    pending, found = [*ahead, *division.inside], list[Node]()
+    while pending:
+        node = pending.pop()
+        pending += [inner for body in node.bodies for inner in body.nodes]
+        if node.name in CONTRACTIONS and node not in steps:
+            found.append(node)
+    return work_of(graph, found)
 
 
 def _outermost(division: Division) -> tuple[int, int]:
@@ -209,7 +231,7 @@ def _told(refusal: ToolError | None, graph: Graph, parts: int, location: ir.Loca
         )
     return ToolError(
         f"accumulate-gradients: no argument has a dimension that {parts} microbatches divide and "
-        "that work hangs on which needs to know the weights (P3)",
+        "that most work with weights hangs on (P3): `arguments` and `dimension` can name the batch",
         location,
         notes,
     )

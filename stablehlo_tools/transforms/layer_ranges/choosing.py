@@ -9,17 +9,18 @@ from stablehlo_tools.analysis.batch_dims.graph import Graph
 from stablehlo_tools.analysis.batch_dims.propagation import BatchDims
 from stablehlo_tools.analysis.communication import MANUAL_COMPUTATION
 from stablehlo_tools.analysis.effects import Effects
-from stablehlo_tools.analysis.layer_loops.reading import LayerLoop, layer_loops
+from stablehlo_tools.analysis.layer_loops.reading import LayerLoop, layer_loops, read_layer_loop
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.ir.values import key_of
 from stablehlo_tools.ir.walk import is_inside
+from stablehlo_tools.transforms.layer_ranges.linked_loops import loops_ahead, loops_in
 from stablehlo_tools.transforms.layer_ranges.marks import range_of
 from stablehlo_tools.transforms.layer_ranges.rows import (
     ROWS,
     CutLoops,
     Key,
-    Origins,
+    RowOrigins,
     follow,
     in_pieces,
 )
@@ -37,12 +38,17 @@ class Chosen:
     dims: BatchDims
 
 
+def uncut_loops(main: ir.Operation, effects: Effects) -> list[LayerLoop]:
+    """The loops over layers of `main` that have not been cut, as `loop` counts them."""
+    return _uncut(_every(main, effects))
+
+
 def choose(
     main: ir.Operation, effects: Effects, trips: int, counts: str, number: int
 ) -> list[Chosen]:
     """What to cut in `main` and its manual computations. Raises ToolError."""
-    every = layer_loops(main.regions[0].blocks[0], effects)
-    uncut = [loop for loop in every if range_of(loop.op) is None]
+    every = _every(main, effects)
+    uncut = _uncut(every)
     wanted = _outermost([loop for loop in uncut if loop.trips == trips])
     if not wanted:
         raise ToolError(_none(uncut, trips, counts), main.location)
@@ -65,6 +71,26 @@ def choose(
     return found
 
 
+def _every(main: ir.Operation, effects: Effects) -> list[LayerLoop]:
+    """The loops over layers of `main`, and those that write rows which such loops read, with
+    weights that all their layers share."""
+    found = {key_of(each.op): each for each in layer_loops(main.regions[0].blocks[0], effects)}
+    for loop in list(found.values()):
+        rows = [loop.op.operands[carry] for carry in loop.reads]
+        for op, carry in loops_ahead(rows):
+            if key_of(op) in found:
+                continue
+            other = read_layer_loop(op, effects, weights=False)
+            if other is not None and other.trips == loop.trips and carry in other.writes:
+                found[key_of(op)] = other
+    keys = map(key_of, loops_in(main))
+    return [found[key] for key in keys if key in found]
+
+
+def _uncut(every: Sequence[LayerLoop]) -> list[LayerLoop]:
+    return [loop for loop in every if range_of(loop.op) is None]
+
+
 def _outermost(loops: Sequence[LayerLoop]) -> list[LayerLoop]:
     return [loop for loop in loops if not any(is_inside(loop.op, other.op) for other in loops)]
 
@@ -73,7 +99,7 @@ def _none(uncut: Sequence[LayerLoop], trips: int, counts: str) -> str:
     heights = sorted({loop.trips for loop in uncut})
     there = ", ".join(map(str, heights))
     known = f"loops go over {there}" if heights else "there is no loop over layers left to cut"
-    return f"no loop goes over {trips} layers, the sum of {counts}: {known} (P1)"
+    return f"split-layers: no loop goes over {trips} layers, the sum of {counts}: {known} (P1)"
 
 
 def _numbered(
@@ -81,12 +107,14 @@ def _numbered(
 ) -> LayerLoop:
     if number >= len(uncut):
         raise ToolError(
-            f"there is no loop {number} over layers: there are {len(uncut)} (P2)", main.location
+            f"split-layers: there is no loop {number} over layers: there are {len(uncut)} (P2)",
+            main.location,
         )
     one = uncut[number]
     if one.trips != trips:
         raise ToolError(
-            f"loop {number} goes over {one.trips} layers, and {counts} are {trips} (P1)",
+            f"split-layers: loop {number} goes over {one.trips} layers, and {counts} are {trips} "
+            "(P1)",
             one.op.location,
         )
     return one
@@ -101,8 +129,8 @@ def _root(loop: LayerLoop) -> ir.Block:
             return block
         if owner.name not in _WHERE:
             raise ToolError(
-                f"the loop over layers stands in {owner.name}, through which rows are not "
-                "followed (P3)",
+                f"split-layers: the loop over layers stands in {owner.name}, through which rows "
+                "are not followed (P3)",
                 loop.op.location,
             )
         block = owner.block
@@ -111,7 +139,7 @@ def _root(loop: LayerLoop) -> ir.Block:
 def _sharing(one: LayerLoop, loops: Sequence[LayerLoop]) -> list[LayerLoop]:
     """A loop and those of `loops` that go over stacks of the same origin, in their order."""
     graph = Graph.of(_root(one))
-    origins = Origins(graph, CutLoops(loops, ()), one.trips)
+    origins = RowOrigins(graph, CutLoops(loops, ()), one.trips)
     sources: list[set[int | Key]] = []
     for loop in loops:
         wanted = [

@@ -10,16 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from stablehlo_tools.analysis.batch_dims.graph import BRANCHES, WHILE, Graph, Node
-from stablehlo_tools.analysis.batch_dims.layout import Layout, reshaped
+from stablehlo_tools.analysis.batch_dims.layout import Layout
+from stablehlo_tools.analysis.batch_dims.origins import Origins, Wanted
 from stablehlo_tools.analysis.batch_dims.propagation import BatchDims, Propagation
-from stablehlo_tools.analysis.batch_dims.rules import step_of
 from stablehlo_tools.analysis.layer_loops.reading import LayerLoop, Rows
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.building import shape_of
 from stablehlo_tools.ir.values import key_of
 
 Key = ir.Value | ir.Operation
-Wanted = tuple[int, Layout]
 ROWS = Layout(0)
 
 
@@ -61,7 +60,7 @@ def _is_whole(loop: LayerLoop, rows: Rows) -> bool:
 
 def follow(graph: Graph, loops: CutLoops, trips: int) -> BatchDims:
     """The values of a graph that lie in rows of layers, `trips` of them."""
-    origins = Origins(graph, loops, trips)
+    origins = RowOrigins(graph, loops, trips)
     seeds: dict[int, Layout] = {}
     while True:
         dims = _RowPropagation(graph, loops, trips, seeds).run(seeds)
@@ -122,88 +121,25 @@ class _RowPropagation(Propagation):
         super()._put(number, layout or self._seeds.get(number), mixer)
 
 
-class Origins:
-    """Where values that lie in rows come from, op by op backwards."""
+class RowOrigins(Origins):
+    """Where values that lie in rows come from, past the loops that are cut."""
 
     def __init__(self, graph: Graph, loops: CutLoops, trips: int) -> None:
-        self._graph = graph
+        super().__init__(graph, trips)
         self._loops = loops
-        self._trips = trips
         self.writers: list[Key] = []  # loops to cut that were met, as they write what was asked for
-        self._makers: dict[int, tuple[Node, int]] = {}
-        self._carriers: dict[int, tuple[Node, int]] = {}
-        for node in graph.nodes:
-            self._makers |= {number: (node, i) for i, number in enumerate(node.results)}
-            if node.name == WHILE:
-                inner = node.bodies[1].arguments
-                self._carriers |= {number: (node, i) for i, number in enumerate(inner)}
 
     def of(self, wanted: Iterable[Wanted]) -> dict[int, Layout]:
-        """The first values, with their layouts, that those asked for are made of: arguments, or
-        what ops make that take nothing in rows."""
+        """As without loops to cut; notes those that write what was asked for."""
         self.writers.clear()
-        found: dict[int, Layout] = {}
-        pending, seen = list(wanted), set[int]()
-        while pending:
-            number, layout = pending.pop()
-            shape = self._graph.shape(number)
-            if number in seen or shape is None or not layout.fits(shape, self._trips):
-                continue
-            seen.add(number)
-            before = self._before(number, layout)
-            if before is None:
-                found[number] = layout
-            else:
-                pending += before
-        return found
-
-    def _before(self, number: int, layout: Layout) -> list[Wanted] | None:
-        """What a value is made of, in which layouts; None where it comes from nothing else."""
-        if number in self._carriers:
-            return self._around(*self._carriers[number], layout)
-        if number not in self._makers:
-            return None
-        node, place = self._makers[number]
-        if node.name == WHILE:
-            return self._around(node, place, layout)
-        if node.name in BRANCHES:
-            return [(body.returned[place], layout) for body in node.bodies]
-        return self._through(node, place, layout)
+        return super().of(wanted)
 
     def _around(self, node: Node, place: int, layout: Layout) -> list[Wanted]:
-        """What a carry of a loop comes from."""
         loop = self._loops.find(node)
         if loop is None:
-            ends = [] if self._loops.is_left(node) else [node.bodies[1].returned[place]]
-            return [(number, layout) for number in (node.operands[place], *ends)] if ends else []
+            return [] if self._loops.is_left(node) else super()._around(node, place, layout)
         if layout != ROWS or place not in in_pieces(loop):
             return []
         if place in loop.writes:
             self.writers.append(key_of(node.op))
         return [(node.operands[place], layout)]
-
-    def _through(self, node: Node, place: int, layout: Layout) -> list[Wanted] | None:
-        """The operands that an op must take in rows to give such a result."""
-        for position, number in enumerate(node.operands):
-            for given in self._candidates(node, number, layout):
-                layouts = tuple(
-                    given if other == position else None for other in range(len(node.operands))
-                )
-                step = step_of(node.op, layouts, self._trips)
-                if step is None or step.results[place] != layout:
-                    continue
-                taken = zip(node.operands, step.operands, strict=True)
-                return [(operand, each) for operand, each in taken if each is not None]
-        return None
-
-    def _candidates(self, node: Node, number: int, layout: Layout) -> list[Layout]:
-        shape, result = self._graph.shape(number), self._graph.shape(node.results[0])
-        if shape is None or result is None:
-            return []
-        if node.name == "stablehlo.reshape":
-            back = reshaped(layout, result, shape, self._trips)
-            return [] if back is None else [back]
-        outers = dict.fromkeys((layout.outer, 1))
-        likely = sorted(range(len(shape)), key=lambda dim: dim != layout.dim)
-        every = [Layout(dim, outer) for outer in outers for dim in likely]
-        return [each for each in every if each.fits(shape, self._trips)]

@@ -9,9 +9,10 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.building import Builder, element_of, shape_of
 
 SIZES = {  # lists of sizes that shrink with the operand
-    "stablehlo.dynamic_slice": "slice_sizes",
-    "stablehlo.gather": "slice_sizes",
-    "stablehlo.slice": "limit_indices",
+    "stablehlo.dynamic_slice": ("slice_sizes",),
+    "stablehlo.gather": ("slice_sizes",),
+    "stablehlo.pad": ("edge_padding_low", "edge_padding_high"),
+    "stablehlo.slice": ("start_indices", "limit_indices"),
 }
 _PER_VALUE = frozenset({"sdy.sharding", "mhlo.sharding"})
 
@@ -48,12 +49,12 @@ def part_type(value: ir.Value, layout: Layout | None, parts: int, count: int = 1
 
 def shrink(copy: ir.Operation, step: Step, parts: int, count: int = 1) -> None:
     """Fits the sizes that a slicing op states to one part of its operand, or to `count` parts."""
-    name = SIZES.get(copy.name)
     layout = step.operands[0]
-    if name is None or layout is None:
+    if layout is None:
         return
-    sizes = list(ir.DenseI64ArrayAttr(copy.attributes[name]))
-    if sizes[layout.dim] == 1:  # a batching dimension of a gather
-        return
-    sizes[layout.dim] = sizes[layout.dim] // parts * count
-    copy.attributes[name] = ir.DenseI64ArrayAttr.get(sizes, copy.context)
+    for name in SIZES.get(copy.name, ()):
+        sizes = list(ir.DenseI64ArrayAttr(copy.attributes[name]))
+        if sizes[layout.dim] == 1:  # a batching dimension of a gather
+            continue
+        sizes[layout.dim] = sizes[layout.dim] // parts * count
+        copy.attributes[name] = ir.DenseI64ArrayAttr.get(sizes, copy.context)

@@ -180,12 +180,13 @@ class Scaling:
         return copy.results[0]
 
     def _resize(self, copy: ir.Operation, step: Step) -> None:
-        name, layout = SIZES.get(copy.name), step.operands[0]
-        if name is None or layout is None or _is_batching(copy, layout):
+        layout = step.operands[0]
+        if layout is None or _is_batching(copy, layout):
             return
-        sizes = list(ir.DenseI64ArrayAttr(copy.attributes[name]))
-        sizes[layout.dim] = self._size(sizes[layout.dim])
-        copy.attributes[name] = ir.DenseI64ArrayAttr.get(sizes, copy.context)
+        for name in SIZES.get(copy.name, ()):
+            sizes = list(ir.DenseI64ArrayAttr(copy.attributes[name]))
+            sizes[layout.dim] = self._size(sizes[layout.dim])
+            copy.attributes[name] = ir.DenseI64ArrayAttr.get(sizes, copy.context)
 
     def _control_flow(self, node: Node, point: ir.InsertionPoint) -> None:
         op = node.op

@@ -1,0 +1,70 @@
+"""Sets written by hand, whole or with one program changed, and what a proof says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from rank_sets import write_set
+
+from stablehlo_tools import artifact
+from stablehlo_tools.mpmd import manifest as manifests
+from stablehlo_tools.mpmd.proof.findings import Rule
+from stablehlo_tools.mpmd.proof.proving import Proof
+from stablehlo_tools.mpmd.rank_set import RankSet
+from stablehlo_tools.schedules.costs import unit_costs
+from stablehlo_tools.schedules.generators.catalogue import build
+from stablehlo_tools.schedules.setting import Setting
+
+# A schedule, its ranks, microbatches and chunks.
+Case = tuple[str, int, int, int | None]
+SCHEDULES: list[Case] = [
+    ("1f1b", 2, 3, None),
+    ("zb-v", 2, 4, None),
+    ("dualpipe", 2, 4, None),
+    ("interleaved-1f1b", 2, 4, 2),
+    ("zb-h1", 3, 4, None),
+    ("gpipe", 2, 3, None),
+    ("dualpipe-v", 2, 4, None),
+    ("looped-bfs", 2, 4, 2),
+    ("v-min", 2, 4, None),
+    ("1f1b", 2, 1, None),
+    ("dualpipe", 4, 8, None),
+]
+
+
+def name_of(case: object) -> str | None:
+    """The identifier of a case."""
+    if not isinstance(case, tuple):
+        return None
+    name, ranks, microbatches, _ = case  # pyright: ignore[reportUnknownVariableType]
+    return f"{name}-{ranks}x{microbatches}"
+
+
+@cache
+def files(case: Case, devices: int = 1) -> dict[str, str]:
+    """The files of a set that is written by hand."""
+    name, ranks, microbatches, chunks = case
+    table = build(name, Setting(ranks, microbatches, unit_costs(ranks), chunks=chunks))
+    with TemporaryDirectory() as room:
+        write_set(Path(room), table, devices)
+        return {path.name: path.read_text() for path in sorted(Path(room).iterdir())}
+
+
+def by_hand(case: Case, devices: int = 1, change: Callable[[str], str] | None = None) -> RankSet:
+    """Such a set, the program of its rank 0 changed."""
+    texts = dict(files(case, devices))
+    manifest = manifests.decode(texts.pop(manifests.NAME))
+    if change is not None:
+        changed = change(texts["rank_0.mlir"])
+        assert changed != texts["rank_0.mlir"]
+        texts["rank_0.mlir"] = changed
+    programs = [artifact.parse(text.encode(), name) for name, text in texts.items()]
+    return RankSet("by hand", manifest, tuple(programs))
+
+
+def findings(proof: Proof, rule: Rule) -> list[str]:
+    """What is wrong by a rule."""
+    return [str(finding) for finding in proof.findings if finding.rule is rule]

@@ -1,0 +1,243 @@
+"""`check-mpmd` says of a set what is wrong with it, where, and by which rule."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from proof_sets import SCHEDULES, by_hand, files, findings
+
+from stablehlo_tools.cli import main as command_line
+from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.mpmd.manifest import Manifest, Piece
+from stablehlo_tools.mpmd.proof.findings import Rule
+from stablehlo_tools.mpmd.proof.proving import prove
+
+NO_OP = "%extra = stablehlo.add %w0, %w0 : tensor<1x4x4xf32>"
+
+
+def replaced(old: str, new: str, count: int = 1) -> Callable[[str], str]:
+    """A change of the text of a program."""
+    return lambda text: text.replace(old, new, count)
+
+
+def inserted(before: str, line: str) -> Callable[[str], str]:
+    """A line in front of the first one with a text."""
+    return lambda text: text.replace(before, f"{line}\n  {before}", 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (inserted("%v3 = ", NO_OP), "stablehlo.add stands in @main, which holds calls, barriers"),
+        (
+            inserted("%v3 = ", "%extra = stablehlo.optimization_barrier %w0 : tensor<1x4x4xf32>"),
+            "a barrier stands around no action (M2)",
+        ),
+        (
+            replaced(
+                "func.func private @stage_0_forward",
+                "func.func private @unused() {\n"
+                "    %t = stablehlo.after_all : !stablehlo.token\n"
+                '    %s = "stablehlo.recv"(%t) <{channel_handle = '
+                "#stablehlo.channel_handle<handle = 1, type = 1>, is_host_transfer = false}> "
+                ": (!stablehlo.token) -> !stablehlo.token\n    return\n}\n"
+                "func.func private @stage_0_forward",
+            ),
+            "stablehlo.recv stands in @unused: messages are in @main only (M1)",
+        ),
+        (
+            replaced("@stage_0_backward", "@stage_1_backward", 9),
+            "@stage_1_backward is called, but this rank has the stages 0 (M1)",
+        ),
+        (
+            replaced("@prepare", "@setup", 2),
+            "@setup is called, which is no stage, prepare or round",
+        ),
+        (
+            replaced("@finish_0", "@prepare_again", 2),
+            "@prepare_again is called, which is no stage, prepare or round of the finish (M1)",
+        ),
+        (
+            replaced("num_partitions = 2", "num_partitions = 4"),
+            "the program is for 4 devices, not 2 ranks of 1 (M1)",
+        ),
+    ],
+    ids=["op", "barrier", "message", "stage", "prepare", "finish", "devices"],
+)
+def test_main_holds_nothing_else(change: Callable[[str], str], said: str):
+    proof = prove(by_hand(SCHEDULES[0], 1, change))
+    assert any(said in str(finding) for finding in proof.findings), proof.findings
+    assert all(finding.rank in (0, 1, None) for finding in proof.findings)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (replaced("[[0, 1], [2, 3]]", "[[0, 2], [1, 3]]", 9), "which are of several ranks (M1)"),
+        (
+            replaced(
+                "dense<[[0, 1], [2, 3]]> : tensor<2x2xi64>, use",
+                "dense<[[0, 1], [3, 2]]> : tensor<2x2xi64>, use",
+                9,
+            ),
+            "has other groups of devices for one rank than for another (M1)",
+        ),
+        (
+            replaced('<@mesh, [{}, {"data"}, {}]>]', '<@mesh, [{}, {"rank"}, {}]>]'),
+            'divides a value over the ranks, axis "rank" (M1)',
+        ),
+        (
+            replaced('["rank"=2, "data"=2]', '["data"=2, "rank"=2]'),
+            "divides a value over the ranks, axis",
+        ),
+        (
+            replaced('["rank"=2, "data"=2]', '["rank"=2, "data"=2], device_ids=[0, 2, 1, 3]'),
+            "is over a mesh whose slowest axis is not 2 ranks of 2 devices in order (M1)",
+        ),
+        (
+            replaced('manual_axes={"rank", "data"}', 'manual_axes={"data"}'),
+            "is not over all axes of its mesh (M1)",
+        ),
+        (
+            replaced(
+                "source_target_pairs = dense<[[0, 2], [1, 3]]>",
+                "source_target_pairs = dense<[[0, 3], [1, 2]]>",
+            ),
+            "its pairs are [[0, 3], [1, 2]], not [[0, 2], [1, 3]] (M5)",
+        ),
+    ],
+    ids=["crossing", "uneven", "sharding", "slowest", "device-ids", "axes", "pairs"],
+)
+def test_a_rank_keeps_to_its_devices(change: Callable[[str], str], said: str):
+    proof = prove(by_hand(SCHEDULES[0], 2, change))
+    assert any(said in str(finding) for finding in proof.findings), proof.findings
+
+
+def with_pieces(manifest: Manifest, number: int, pieces: Sequence[Piece]) -> Manifest:
+    outputs = list(manifest.outputs)
+    outputs[number] = replace(outputs[number], pieces=tuple(pieces))
+    return replace(manifest, outputs=tuple(outputs))
+
+
+@pytest.mark.parametrize(
+    ("change", "rule", "said"),
+    [
+        (
+            lambda m: with_pieces(m, 0, m.outputs[0].pieces[:1]),
+            Rule.ENDS,
+            "the pieces of output [0] are not all of it, or overlap (M9)",
+        ),
+        (
+            lambda m: with_pieces(m, 1, m.outputs[2].pieces),
+            Rule.ENDS,
+            "is of [1] and of [2] in the manifest (M9)",
+        ),
+        (
+            lambda m: replace(m, transfers=m.transfers[1:]),
+            Rule.MESSAGES,
+            "the send on channel 1: the manifest has no such channel (M5)",
+        ),
+        (
+            lambda m: replace(
+                m, transfers=(replace(m.transfers[0], action="0SEND_B0"), *m.transfers[1:])
+            ),
+            Rule.MESSAGES,
+            "channel 1 is for 0SEND_B0, and there is no stage -1 (M5)",
+        ),
+        (
+            lambda m: replace(m, ranks=m.ranks[::-1]),
+            Rule.FORM,
+            "the manifest says that rank 0 has the stages 1, and its schedule 0 (M1)",
+        ),
+    ],
+    ids=["missing-rows", "twice", "no-channel", "no-stage", "other-rank"],
+)
+def test_the_manifest_is_held_against_the_programs(
+    change: Callable[[Manifest], Manifest], rule: Rule, said: str
+):
+    ranks = by_hand(SCHEDULES[0])
+    proof = prove(replace(ranks, manifest=change(ranks.manifest)))
+    assert any(said in one for one in findings(proof, rule)), proof.findings
+
+
+def test_another_schedule_is_told_from_the_one_asked_for():
+    """The programs of GPipe beside the manifest of 1F1B, which has the same actions."""
+    programs = by_hand(("gpipe", 2, 3, None)).programs
+    ranks = replace(by_hand(("1f1b", 2, 3, None)), programs=programs)
+    proof = prove(ranks)
+    assert findings(proof, Rule.ROWS)
+
+
+def test_a_manifest_without_the_costs_of_a_stage_is_refused():
+    ranks = by_hand(SCHEDULES[0])
+    with pytest.raises(ToolError, match="describes the stages 0, and its schedule has 2"):
+        prove(replace(ranks, manifest=replace(ranks.manifest, stages=ranks.manifest.stages[:1])))
+
+
+def test_programs_that_are_lowered_are_refused():
+    ranks = by_hand(SCHEDULES[0])
+    with pytest.raises(ToolError, match="the messages are in the form 'permutes'; give the set"):
+        prove(replace(ranks, manifest=replace(ranks.manifest, form="permutes")))
+
+
+def test_what_the_finish_takes_is_held_against_the_wiring_of_the_manifest():
+    ranks = by_hand(SCHEDULES[0])
+    expected = {"@prepare": (), "@finish_0": ("argument 0", "result 0 of 0B1"), "return": ()}
+    first = replace(ranks.manifest.ranks[0], wiring=expected)
+    manifest = replace(ranks.manifest, ranks=(first, *ranks.manifest.ranks[1:]))
+    found = findings(prove(replace(ranks, manifest=manifest)), Rule.OUTSIDE)
+    assert len(found) == 3
+    assert found[0].startswith("rank_0.mlir:")
+    assert "@finish_0 takes result 0 of 0B2 as number 1, where result 0 of 0B1 is ex" in found[0]
+    assert "@main returns result 0 of @finish_0 as number 0, where nothing is expected" in found[1]
+    assert "stands outside of the schedule, where the manifest has none" in found[2]
+
+
+# The command.
+
+
+def written(directory: Path, change: Callable[[str], str] | None = None) -> str:
+    for name, text in files(SCHEDULES[0]).items():
+        (directory / name).write_text(text)
+    if change is not None:
+        path = directory / "rank_0.mlir"
+        path.write_text(change(path.read_text()))
+    return str(directory)
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    code = command_line.main(list(arguments))
+    return code, capsys.readouterr().out
+
+
+def test_check_mpmd_says_what_is_proven(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    code, text = printed(capsys, "check-mpmd", written(tmp_path))
+    assert code == 0
+    assert text.startswith("proven: 1f1b: 2 ranks, 2 stages (loop), 3 microbatches\n")
+    code, text = printed(capsys, "check-mpmd", str(tmp_path), "--json")
+    data: dict[str, Any] = json.loads(text)
+    assert code == 0
+    assert data["proven"]
+    assert all(rank["peak"] <= rank["limit"] for rank in data["memory"])
+
+
+def test_check_mpmd_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    directory = written(tmp_path, replaced("handle = 1,", "handle = 2,"))
+    code, text = printed(capsys, "check-mpmd", directory)
+    assert code == 1
+    assert text.startswith("not proven\n")
+    assert f"{tmp_path}/rank_0.mlir:" in text
+    code, text = printed(capsys, "check-mpmd", directory, "--json")
+    data: dict[str, Any] = json.loads(text)
+    assert code == 1
+    assert not data["proven"]
+    assert data["found"] == len(data["findings"])
+
+
+def test_check_mpmd_refuses_what_is_no_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert printed(capsys, "check-mpmd", str(tmp_path))[0] == 2
