@@ -28,7 +28,7 @@ from stablehlo_tools.mpmd.staging.units import layer_loops_by_node, units_of
 from stablehlo_tools.mpmd.staging.untying import take_apart
 from stablehlo_tools.mpmd.staging.weights import Weigher
 from stablehlo_tools.transforms.layer_ranges.backward import backward_loops, layer_chains
-from stablehlo_tools.transforms.layer_ranges.marks import range_of
+from stablehlo_tools.transforms.layer_ranges.choosing import uncut_loops
 from stablehlo_tools.transforms.split_layers import SplitLayersPass
 from stablehlo_tools.transforms.split_weight_gradients import SplitWeightGradientsPass
 
@@ -143,11 +143,8 @@ def _number_of(module: ir.Module, name: int, counts: tuple[int, ...]) -> int | N
         return ir.WalkResult.ADVANCE
 
     walk(block.owner.operation, visit)
-    uncut = [
-        key_of(loop.op)
-        for loop in layer_loops(block, Effects(functions_by_name(module)))
-        if range_of(loop.op) is None
-    ]
+    main = entry_function(module)
+    uncut = [key_of(loop.op) for loop in uncut_loops(main, Effects(functions_by_name(module)))]
     found = [uncut.index(key_of(op)) for op in named if key_of(op) in uncut]
     if found:
         return found[0]
