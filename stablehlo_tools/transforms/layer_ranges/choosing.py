@@ -49,14 +49,16 @@ def choose(
     """What to cut in `main` and its manual computations. Raises ToolError."""
     every = _every(main, effects)
     uncut = _uncut(every)
-    wanted = _outermost([loop for loop in uncut if loop.trips == trips])
+    wanted = [loop for loop in uncut if loop.trips == trips]
     if not wanted:
         raise ToolError(_none(uncut, trips, counts), main.location)
+    one = _numbered(uncut, number, trips, counts, main) if number >= 0 else None
+    if one is not None:
+        wanted = [loop for loop in wanted if not is_inside(one.op, loop.op)]
     blocks: dict[ir.Block, list[LayerLoop]] = {}
-    for loop in wanted:
+    for loop in _outermost(wanted):
         blocks.setdefault(_root(loop), []).append(loop)
-    if number >= 0:
-        one = _numbered(uncut, number, trips, counts, main)
+    if one is not None:
         blocks = {_root(one): _sharing(one, blocks[_root(one)])}
     found: list[Chosen] = []
     for block, loops in blocks.items():
