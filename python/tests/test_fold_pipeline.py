@@ -119,7 +119,8 @@ def names_of(exported: Exported) -> set[str]:
 
 
 def check(case: Case, loops: str) -> None:
-    """That a pipeline folds to these loops, and keeps its values."""
+    """That a pipeline folds to these loops, and keeps its values: some processors round a row of a
+    product otherwise where other rows stand beside it."""
     plain = folded(case)
     assert loops_of(plain).strip() == loops
     assert not names_of(plain) & {"stablehlo.collective_permute", "stablehlo.all_reduce"}
@@ -127,7 +128,7 @@ def check(case: Case, loops: str) -> None:
     expected = np.asarray(jax.jit(case.plain)(*case.arguments))
     assert np.isfinite(expected).all()
     for one, other in zip(before, after, strict=True):
-        np.testing.assert_array_equal(one, other)
+        np.testing.assert_allclose(one, other, rtol=0, atol=4e-6)
         np.testing.assert_allclose(other, expected, rtol=0, atol=4e-6)
 
 
