@@ -2,7 +2,8 @@
 
 The programs of a set run together: rank r on the devices from r * count on. So in the program of
 each rank, groups and pairs of devices are written for all ranks, and `main` is a manual computation
-over a mesh whose slowest axis are the ranks:
+over a mesh whose slowest axis are the ranks. Permutes become gathers within the rank: for XLA all
+devices of a program take part in a permute, those of other ranks too.
 
     sdy.mesh @mesh = <["rank"=4, "data"=2]>
     %r = sdy.manual_computation(%x) in_shardings=[<@mesh, [{"data"}]>] …
@@ -32,6 +33,7 @@ from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.manual import wrap_body
 from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.mpmd.devices import Devices
+from stablehlo_tools.mpmd.transfers.local_permutes import gather_local_permutes
 from stablehlo_tools.mpmd.writing.fixed import Rows
 
 _DEVICE_TO_DEVICE = 1  # the type of a channel
@@ -59,6 +61,7 @@ class OnDevices:
         """
         self._extend_groups(module)
         _count_from(module, self._devices.count * rank)
+        gather_local_permutes(module, self._ranks, self._devices.count)
         if self._devices.mesh is None:
             return
         mesh = _over_ranks(self._devices.mesh, self._ranks)
