@@ -5,7 +5,9 @@ Imported by child processes only: it starts JAX with its devices.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -40,14 +42,16 @@ class Executables:
         """
         text = to_text(module)
         if text not in self._compiled:
-            code = bindings.write_bytecode(module)
-            skipped = bindings.REROUNDING_PASSES
-            try:
-                self._compiled[text] = self._compile(code, skipped)
-            except Exception:  # XLA's own types; what it says counts when it fails again
-                kept = [name for name in skipped if name not in bindings.INDISPENSABLE_PASSES]
-                self._compiled[text] = self._compile(code, kept)
+            self._compiled[text] = self._keeping_rounding(bindings.write_bytecode(module))
         return self._compiled[text]
+
+    def compile_ahead(self, modules: Sequence[ir.Module]) -> None:
+        """Compiles several at once. What XLA refuses is left for `compiled` to say."""
+        codes = {to_text(module): bindings.write_bytecode(module) for module in modules}
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            futures = {t: pool.submit(self._keeping_rounding, code) for t, code in codes.items()}
+        done = {t: future.result() for t, future in futures.items() if not future.exception()}
+        self._compiled.update(done)
 
     def run(self, executable: Any, operands: Sequence[Parts]) -> list[Parts]:
         """The results of what `compiled` returned; operands are left as they are."""
@@ -58,6 +62,14 @@ class Executables:
         """Arrays, one for each device, on the devices."""
         pairs = zip(parts, self.devices, strict=True)
         return tuple(jax.device_put(np.array(part), device) for part, device in pairs)
+
+    def _keeping_rounding(self, code: bytes) -> Any:
+        skipped = bindings.REROUNDING_PASSES
+        try:
+            return self._compile(code, skipped)
+        except Exception:  # XLA's own types; what it says counts when it fails again
+            kept = [name for name in skipped if name not in bindings.INDISPENSABLE_PASSES]
+            return self._compile(code, kept)
 
     def _compile(self, code: bytes, skipped: Sequence[str]) -> Any:
         count = len(self.devices)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stablehlo_tools import bindings
+from stablehlo_tools.analysis.trip_counts import constant_integer
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.ir.carriers import terminator
@@ -75,6 +76,7 @@ class Player:
         }
         self._last = self._last_uses(block.arguments)
         self._channels = manifest.of_channel()
+        self._modules: dict[str, ir.Module] = {}  # of functions
         self._functions: dict[str, object] = {}  # compiled
         self._actions: list[str] = []
         self._peak, self._peak_at = 0, ""
@@ -136,9 +138,26 @@ class Player:
         elif op.name == AFTER_ALL:
             self._give(op, [])
         elif op.name == CONSTANT:
-            self._give(op, self.machine.run(self._compiled(constant_module(op), op), []))
+            self._give(op, self._constant(op))
         else:
             raise ToolError(f"{op.name} does not belong into @main of a rank", op.location)
+
+    def _constant(self, op: ir.Operation) -> list[Parts]:
+        number = constant_integer(op.results[0])
+        if number is None or str(op.results[0].type) != "tensor<i32>":
+            return self.machine.run(self._compiled(constant_module(op), op), [])
+        return [self.machine.placed([np.array(number, np.int32)] * self.manifest.devices)]
+
+    def functions(self) -> list[ir.Module]:
+        """All that `main` calls, each as a module of its own, kept for the calls."""
+        for view in self.program.block.operations:
+            op = view.operation
+            if op.name == CALL and callee_name(op) not in self._modules:
+                self._modules[callee_name(op)] = self._module(callee_name(op))
+        return list(self._modules.values())
+
+    def _module(self, name: str) -> ir.Module:
+        return as_module(self.program.module, name, self.rank, self.manifest.devices)
 
     def _call(self, op: ir.Operation) -> None:
         name = callee_name(op)
@@ -149,7 +168,7 @@ class Player:
         elif name == PREPARE or name.startswith(f"{FINISH}_"):
             self._actions.append(name)
         if name not in self._functions:
-            module = as_module(self.program.module, name, self.rank, self.manifest.devices)
+            module = self._modules.get(name) or self._module(name)
             self._functions[name] = self._compiled(module, op)
         self._give(op, self.machine.run(self._functions[name], operands))
 

@@ -33,6 +33,7 @@ def answer(directory: Path, request: dict[str, str]) -> dict[str, object]:
         )
         for rank, program in enumerate(programs)
     ]
+    machine.compile_ahead([module for player in players for module in player.functions()])
     play(ranks.manifest, players)
     for rank, (player, program) in enumerate(zip(players, programs, strict=True)):
         results = program.joined(player.results)
