@@ -1,0 +1,197 @@
+"""`expand-mpmd` on exported training steps: the same values under every schedule, proven; who owns
+what; stages that users name; several devices a rank; refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from mpmd_steps import Step
+from soaking import one_in
+
+from stablehlo_tools import artifact
+from stablehlo_tools.cost.hardware import load_hardware
+from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.mpmd import rank_set
+from stablehlo_tools.mpmd.comparison import compare_schedules
+from stablehlo_tools.mpmd.expansion import Expansion, Request, expand_mpmd
+from stablehlo_tools.mpmd.manifest import Entry
+from stablehlo_tools.mpmd.proof.proving import prove
+from stablehlo_tools.mpmd.rank_set import RankSet
+from stablehlo_tools.mpmd.running.outcome import Options, run_set
+from stablehlo_tools.schedules.actions import actions_of
+from stablehlo_tools.schedules.simulator import simulate
+
+HARDWARE = load_hardware("h100")
+# A schedule, its ranks and chunks, and a step.
+Case = tuple[str, int, int | None, Step]
+SCHEDULES = ("gpipe", "1f1b", "interleaved-1f1b", "zb-h1", "zb-v", "dualpipe-v")
+COUNTS = (4, 5, 8, 9)  # of microbatches; 5 and 9 divide by no number of ranks
+MANY = [
+    (name, ranks, 2 if name == "interleaved-1f1b" else None, Step(layers=8, microbatches=count))
+    for name in SCHEDULES
+    for ranks in (2, 4)
+    for count in COUNTS
+    if name != "dualpipe-v" or count >= 2 * ranks
+]
+OTHERS: list[Case] = [
+    ("zb-v", 2, None, Step(form="unrolled")),
+    ("1f1b", 3, None, Step(accumulate="fori")),
+    ("zb-h1", 2, None, Step(accumulate="whole", microbatches=4)),
+    ("1f1b", 2, None, Step(form="unrolled", scopes=2)),
+    ("zb-h1", 2, None, Step(devices=2)),
+    ("zb-2p", 2, None, Step()),
+    ("dualpipe", 2, None, Step(microbatches=4)),
+    ("v-min", 2, None, Step(microbatches=4)),
+    ("looped-bfs", 2, 3, Step()),
+    ("auto", 2, None, Step()),
+    ("1f1b", 1, None, Step()),
+]
+
+
+def expanded(name: str, ranks: int, chunks: int | None, step: Step) -> Expansion:
+    wanted = step.microbatches if step.accumulate == "whole" else None
+    request = Request(name, ranks, HARDWARE, chunks, wanted)
+    return expand_mpmd(artifact.from_exported(step.export()), request)
+
+
+def written(directory: Path, expansion: Expansion) -> RankSet:
+    rank_set.write(directory, expansion.manifest, expansion.modules)
+    return rank_set.load(directory)
+
+
+def title(case: Case) -> str:
+    name, ranks, chunks, step = case
+    changed = [f"{key}-{value}" for key, value in vars(step).items() if value != vars(Step())[key]]
+    return "-".join([name, f"p{ranks}", *([f"v{chunks}"] if chunks else []), *changed])
+
+
+def check(case: Case, directory: Path) -> None:
+    """That the set is proven, takes as long as the schedule, and gives the step's values."""
+    expansion = expanded(*case)
+    written_set = written(directory, expansion)
+    proof = prove(written_set)
+    assert proof.is_proven, [str(finding) for finding in proof.findings]
+    manifest = expansion.manifest
+    assert proof.timeline.bubble == pytest.approx(simulate(manifest.table, manifest.costs).bubble)
+    outcome = run_set(written_set, artifact.from_exported(case[3].export()), Options())
+    different = [o.path for o in outcome.outputs if o.comparison and o.comparison.differing]
+    assert outcome.same, different
+
+
+@pytest.mark.parametrize("case", one_in(len(MANY), MANY), ids=title)
+def test_every_schedule_gives_the_values_of_the_step(case: Case, tmp_path: Path):
+    check(case, tmp_path)
+
+
+@pytest.mark.parametrize("case", one_in(4, OTHERS), ids=title)
+def test_other_steps_too(case: Case, tmp_path: Path):
+    check(case, tmp_path)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_every_schedule_is_proven(name: str, tmp_path: Path):
+    chunks = 2 if name == "interleaved-1f1b" else None
+    for ranks, microbatches in ((2, 5), (4, 9)):
+        expansion = expanded(name, ranks, chunks, Step(layers=8, microbatches=microbatches))
+        proof = prove(written(tmp_path, expansion))
+        assert proof.is_proven, [str(finding) for finding in proof.findings]
+
+
+def ranks_of(entry: Entry) -> set[int]:
+    return {piece.rank for piece in entry.pieces}
+
+
+def test_optimizers_run_where_the_weights_are():
+    manifest = expanded("1f1b", 2, None, Step()).manifest
+    given = {entry.path: entry for entry in manifest.outputs}
+    for path, entry in given.items():
+        if "['layers']" in path:
+            assert [(p.rank, p.start, p.limit) for p in entry.pieces] == [(0, 0, 3), (1, 3, 6)]
+    assert ranks_of(given["[0]['words']"]) == {0}
+    taken = {entry.path: entry for entry in manifest.inputs}
+    assert ranks_of(taken["[0]['words']"]) == {0, 1}, "both ends of the model use it"
+    assert ranks_of(taken["[1][1][0].mu['words']"]) == {0}
+    finish = [each.type for each in manifest.transfers if not each.is_scheduled]
+    wide = [kind for kind in finish if kind not in ("tensor<f32>", "tensor<i1>")]
+    assert wide == ["tensor<24x16xf32>"], "of gradients only that of the shared weight travels"
+
+
+def test_a_stage_keeps_to_the_layers_that_its_author_names():
+    step = Step(form="unrolled", layers=6, scopes=3)
+    manifest = expanded("1f1b", 3, None, step).manifest
+    for entry in manifest.inputs:
+        if entry.path.startswith("[0]['layers']"):
+            layer = int(entry.path.split("[")[3].rstrip("]"))
+            assert ranks_of(entry) == {layer // 2}, entry
+
+
+def test_stages_are_balanced():
+    step = Step(layers=16, width=64, words=512)
+    for ranks in (2, 4):
+        stages = expanded("1f1b", ranks, None, step).manifest.stages
+        times = [stage.forward + stage.backward for stage in stages]
+        assert max(times) < 1.25 * sum(times) / ranks
+
+
+def test_weight_gradients_stand_apart_only_where_the_schedule_has_them_apart():
+    whole, apart = (
+        [str(module) for module in expanded(name, 2, None, Step()).modules]
+        for name in ("1f1b", "zb-h1")
+    )
+    assert not any("weight_gradient" in text for text in whole)
+    assert all("@stage_" in text and "_weight_gradient" in text for text in apart)
+
+
+def test_programs_grow_with_the_actions_alone():
+    sizes: dict[int, int] = {}
+    counts: dict[int, int] = {}
+    for microbatches in (16, 32, 64):
+        expansion = expanded("zb-h1", 8, None, Step(layers=32, microbatches=microbatches))
+        sizes[microbatches] = sum(len(str(module)) for module in expansion.modules)
+        rows = expansion.manifest.table.rows
+        counts[microbatches] = sum(len(list(actions_of(row))) for row in rows)
+    each = (sizes[32] - sizes[16]) / (counts[32] - counts[16])
+    assert (sizes[64] - sizes[32]) / (counts[64] - counts[32]) == pytest.approx(each, rel=0.05)
+
+
+def test_the_same_program_gives_the_same_bytes():
+    one, other = (
+        [str(module) for module in expanded("zb-v", 2, None, Step()).modules] for _ in range(2)
+    )
+    assert one == other
+
+
+def test_ranks_are_meshes():
+    manifest = expanded("1f1b", 2, None, Step(devices=2)).manifest
+    assert manifest.devices == 2
+    text = str(expanded("1f1b", 2, None, Step(devices=2)).modules[1])
+    assert '<["rank"=2, "data"=2]>' in text
+    assert "replica_groups = dense<[[0, 1], [2, 3]]>" in text
+    assert "source_target_pairs = dense<[[0, 2], [1, 3]]>" in text
+
+
+def test_schedules_are_compared_with_the_stages_that_they_would_get():
+    request = Request("", 2, HARDWARE)
+    compared = compare_schedules(artifact.from_exported(Step(layers=8).export()), request)
+    found = {(each.name, each.chunks) for each in compared.candidates}
+    assert {("gpipe", 1), ("1f1b", 1), ("interleaved-1f1b", 2), ("zb-v", 2)} <= found
+    times = [each.makespan for each in compared.candidates]
+    assert times[0] == min(times)
+
+
+@pytest.mark.parametrize(
+    ("request_", "step", "reason"),
+    [
+        (Request("1f1b", 2, HARDWARE), Step(accumulate="whole"), "no loop over microbatches"),
+        (Request("1f1b", 2, HARDWARE, None, 3), Step(accumulate="whole"), "accumulate-gradients"),
+        (Request("1f1b", 2, HARDWARE, None, 4), Step(), "loop over 5 microbatches of its own"),
+        (Request("1f1b", 60, HARDWARE), Step(), "too few for 60 stages"),
+        (Request("1f1b", 2, HARDWARE), Step(form="unrolled", scopes=3), "names stage_0, stage_1"),
+        (Request("dualpipe-v", 4, HARDWARE), Step(), "at least twice as many microbatches"),
+    ],
+    ids=["no-loop", "does-not-divide", "another-loop", "too-many-stages", "scopes", "dualpipe-v"],
+)
+def test_refusals_say_what_is_wrong(request_: Request, step: Step, reason: str):
+    with pytest.raises(ToolError, match=reason):
+        expand_mpmd(artifact.from_exported(step.export()), request_)
