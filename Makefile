@@ -44,6 +44,7 @@ $(STAMP): pyproject.toml requirements.lock
 demo: setup ## run the demo
 	@$(PY) python/examples/demo.py
 	@$(PY) python/examples/pipeline_schedules.py
+	@$(PY) python/examples/mpmd_training.py
 
 # One recipe, so that the parts keep their order under -j and the first failure ends it.
 test: setup ## lint, types, lit and pytest, in this order
