@@ -30,12 +30,12 @@ from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.mpmd import rank_set
 from stablehlo_tools.mpmd.manifest import Transfer
 from stablehlo_tools.mpmd.rank_set import RankSet
+from stablehlo_tools.mpmd.reading import body_of
 from stablehlo_tools.mpmd.running.arrays import cut_pieces, join_pieces
 from stablehlo_tools.mpmd.running.compiling import compile_ranks
 from stablehlo_tools.mpmd.running.original import make_inputs
 from stablehlo_tools.mpmd.running.processes import run_processes
 from stablehlo_tools.mpmd.transfers.both_ends import with_both_ends
-from stablehlo_tools.mpmd.transfers.ends import body_of
 from stablehlo_tools.mpmd.transfers.order import rounds_of
 from stablehlo_tools.mpmd.transfers.permutes import with_permutes
 from stablehlo_tools.order.findings import Verdict

@@ -38,7 +38,7 @@ FORMATTING = frozenset({_CONSTRAINT}) | frozenset(
         "transpose",
     )
 )
-_COSTLY = frozenset(
+COSTLY = frozenset(
     f"stablehlo.{name}"
     for name in (
         "case",
@@ -136,7 +136,7 @@ class LoopBody:
 
     def is_costly(self, op: ir.Operation) -> bool:
         """Whether an op takes time that other ops could hide behind, or has an effect."""
-        return op.name in _COSTLY or self.effects.has_effect(op)
+        return op.name in COSTLY or self.effects.has_effect(op)
 
     def communicates(self, op: ir.Operation) -> bool:
         """Whether an op, or one in its regions, is a collective or a transfer."""
@@ -236,7 +236,7 @@ class LoopBody:
 
     def _is_plain(self, op: ir.Operation) -> bool:
         """Whether an op can be copied at will: no effect, no collective, no random numbers."""
-        if self.effects.has_effect(op) or op.name in _COSTLY:
+        if self.effects.has_effect(op) or op.name in COSTLY:
             return False
         return op.name.startswith(("stablehlo.", "chlo.", _CONSTRAINT)) and not self.communicates(
             op

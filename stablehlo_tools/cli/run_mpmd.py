@@ -22,6 +22,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from stablehlo_tools.cli.numbers import assignment, tolerance, whole_number
 from stablehlo_tools.cli.timing import seconds
 
 if TYPE_CHECKING:
@@ -42,19 +43,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how to run the ranks (sequential)",
     )
     parser.add_argument("--compile", choices=("gpu",), help="compile the ranks, and run nothing")
-    parser.add_argument("--seed", type=_count, default=0, help="of the random inputs (0)")
+    parser.add_argument("--seed", type=whole_number, default=0, help="of the random inputs (0)")
     parser.add_argument(
         "--set",
         metavar="INDEX=VALUE",
-        type=_assignment,
+        type=assignment,
         action="append",
         default=[],
         help="give input INDEX this value in every element, instead of random ones",
     )
     parser.add_argument(
-        "--rtol", type=_size, help="accept |difference| <= ATOL + RTOL * |original|"
+        "--rtol", type=tolerance, help="accept |difference| <= ATOL + RTOL * |original|"
     )
-    parser.add_argument("--atol", type=_size, help="see --rtol")
+    parser.add_argument("--atol", type=tolerance, help="see --rtol")
     parser.add_argument(
         "--timeout",
         metavar="SECONDS",
@@ -168,30 +169,3 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in (headings, *rows)
     ]
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 0 or more")
-    return int(text)
-
-
-def _size(text: str) -> float:
-    number = _float(text)
-    if not 0 <= number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a tolerance of 0 or more")
-    return number
-
-
-def _assignment(text: str) -> tuple[int, float]:
-    index, equals, value = text.partition("=")
-    if not equals or not index.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not INDEX=VALUE")
-    return int(index), _float(value)
-
-
-def _float(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None

@@ -14,6 +14,8 @@ import math
 import sys
 from typing import TYPE_CHECKING
 
+from stablehlo_tools.cli.numbers import any_number, assignment, positive, tolerance, whole_number
+
 if TYPE_CHECKING:
     from stablehlo_tools.verify import Verification
     from stablehlo_tools.verify.verification import Output
@@ -27,8 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("before", metavar="BEFORE", help="an artifact in any form, - for stdin")
     parser.add_argument("after", metavar="AFTER", help="the artifact to compare it with")
     parser.add_argument("--json", action="store_true", help="answer with one JSON object")
-    parser.add_argument("--seed", type=_count, default=0, help="of the random inputs (0)")
-    parser.add_argument("--trials", type=_positive, default=3, help="sets of inputs to try (3)")
+    parser.add_argument("--seed", type=whole_number, default=0, help="of the random inputs (0)")
+    parser.add_argument("--trials", type=positive, default=3, help="sets of inputs to try (3)")
     parser.add_argument(
         "--specials",
         action="store_true",
@@ -37,13 +39,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--set",
         metavar="INDEX=VALUE",
-        type=_assignment,
+        type=assignment,
         action="append",
         default=[],
         help="give input INDEX this value in every element, instead of random ones",
     )
-    parser.add_argument("--rtol", type=_size, help="accept |difference| <= ATOL + RTOL * |before|")
-    parser.add_argument("--atol", type=_size, help="see --rtol; either one makes NaN equal NaN")
+    parser.add_argument(
+        "--rtol", type=tolerance, help="accept |difference| <= ATOL + RTOL * |before|"
+    )
+    parser.add_argument("--atol", type=tolerance, help="see --rtol; either one makes NaN equal NaN")
     parser.add_argument(
         "--any-nan", action="store_true", help="bitwise, but any NaN equals any other NaN"
     )
@@ -140,43 +144,8 @@ def _number(count: int, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 
-def _count(text: str, least: int = 0) -> int:
-    try:
-        number = int(text)
-    except ValueError:
-        number = least - 1
-    if number < least:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of {least} or more")
-    return number
-
-
-def _positive(text: str) -> int:
-    return _count(text, least=1)
-
-
-def _size(text: str) -> float:
-    number = _float(text)
-    if not 0 <= number < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a tolerance of 0 or more")
-    return number
-
-
 def _duration(text: str) -> float:
-    number = _float(text)
+    number = any_number(text)
     if not 0 < number < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
     return number
-
-
-def _assignment(text: str) -> tuple[int, float]:
-    index, equals, value = text.partition("=")
-    if not equals or not index.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not INDEX=VALUE")
-    return int(index), _float(value)
-
-
-def _float(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None

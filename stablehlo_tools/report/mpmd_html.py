@@ -6,7 +6,7 @@ import html
 from collections.abc import Iterator, Sequence
 
 from stablehlo_tools.report.mpmd_document import Level, RankRow, SetReport
-from stablehlo_tools.report.mpmd_text import memory_cells, verdict
+from stablehlo_tools.report.mpmd_text import memory_cells, message_rows, verdict
 from stablehlo_tools.report.schedule_html import render_page
 from stablehlo_tools.report.units import size
 
@@ -39,18 +39,7 @@ def _proof(report: SetReport) -> Iterator[str]:
 
 def _messages(report: SetReport) -> Iterator[str]:
     yield from _headed("messages", "Messages between ranks")
-    rows = [
-        (
-            str(link.source),
-            str(link.target),
-            str(link.scheduled),
-            size(link.scheduled_bytes),
-            str(link.finish),
-            size(link.finish_bytes),
-        )
-        for link in report.links
-    ]
-    yield _table("messages", _LINKS, rows)
+    yield _table("messages", _LINKS, message_rows(report))
     yield "</section>"
 
 

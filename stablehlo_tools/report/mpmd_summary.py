@@ -47,8 +47,7 @@ def summary_text(found: dict[str, Any]) -> str:
     ]
     for rank in found["ranks"]:
         lines.append(
-            f"  {rank['program']}: {size(rank['bytes'])}, "
-            f"{rank['busy'] * _MILLI:.3f} ms of work"
+            f"  {rank['program']}: {size(rank['bytes'])}, {rank['busy'] * _MILLI:.3f} ms of work"
         )
         lines += [f"    {what}" for what in rank["stages"]]
     return "\n".join(lines)

@@ -31,9 +31,9 @@ def to_page(report: SetReport, width: int, colour: bool = False) -> str:
     return "\n\n".join(part.rstrip() for part in parts) + "\n"
 
 
-def messages_table(report: SetReport) -> Iterator[str]:
-    """How much goes from which rank to which."""
-    rows = [
+def message_rows(report: SetReport) -> list[tuple[str, ...]]:
+    """How much goes from which rank to which, as cells."""
+    return [
         (
             str(link.source),
             str(link.target),
@@ -44,7 +44,11 @@ def messages_table(report: SetReport) -> Iterator[str]:
         )
         for link in report.links
     ]
-    yield from _aligned([_LINKS, *rows])
+
+
+def messages_table(report: SetReport) -> Iterator[str]:
+    """How much goes from which rank to which."""
+    yield from _aligned([_LINKS, *message_rows(report)])
 
 
 def memory_table(report: SetReport) -> Iterator[str]:

@@ -10,13 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stablehlo_tools.analysis.effects import Effects
-from stablehlo_tools.analysis.loop_indices import LoopIndices, written_positions
+from stablehlo_tools.analysis.loop_indices import LoopIndices
 from stablehlo_tools.analysis.loops import LoopBody
 from stablehlo_tools.analysis.trip_counts import constant_integer, counted
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, note
-from stablehlo_tools.ir.values import producer
+from stablehlo_tools.ir.values import is_float, producer
 from stablehlo_tools.ir.walk import walk
+from stablehlo_tools.mpmd.staging.written_rows import written_rows
 
 _WHILE = "stablehlo.while"
 _UPDATE = "stablehlo.dynamic_update_slice"
@@ -30,8 +31,10 @@ _KINDS = {
     "stablehlo.or": "or",
     "stablehlo.multiply": "multiply",
 }
+ROWS = "rows"  # how rows that are written are combined
 _ONLY_LEFT = frozenset({"stablehlo.subtract", _UPDATE})
-_THROUGH = frozenset({_CONSTRAINT, "stablehlo.convert"})
+_CONVERT = "stablehlo.convert"
+_THROUGH = frozenset({_CONSTRAINT, _CONVERT})
 _HEAVY = frozenset({"stablehlo.dot_general", "stablehlo.convolution", "stablehlo.scatter"})
 
 
@@ -46,11 +49,15 @@ class Link:
 @dataclass(frozen=True)
 class Accumulator:
     """A carry that every iteration adds to: the ops that do so, in order, and how partial outcomes
-    are combined, by `add`, `maximum`, …; rows that are written are added to zeros."""
+    are combined, by `add`, `maximum`, …; rows that are written are added to zeros.
+
+    `replaced` says that nothing of what the carry starts from is left: all rows are written.
+    """
 
     carry: int
     kind: str
     links: tuple[Link, ...]
+    replaced: bool = False
 
 
 @dataclass(frozen=True)
@@ -116,7 +123,9 @@ def read_microbatch_loop(loop: ir.Operation, effects: Effects) -> MicrobatchLoop
         kind = None if links is None else _kind(links, indices)
         if links is None or kind is None:
             return _carried(loop, carry, body)
-        accumulators[carry] = Accumulator(carry, kind, tuple(links))
+        rows = written_rows([link.op for link in links], indices) if kind == ROWS else None
+        replaced = rows is not None and rows.is_whole
+        accumulators[carry] = Accumulator(carry, kind, tuple(links), replaced)
     if not accumulators:
         return _refused("this loop accumulates nothing over its iterations", loop)
     return MicrobatchLoop(loop, count.trips[0], counters, frozenset(body.invariant), accumulators)
@@ -155,16 +164,20 @@ def _links(end: ir.Value, argument: ir.Value) -> list[Link] | None:
 
 def _kind(links: list[Link], indices: LoopIndices) -> str | None:
     """How outcomes of some iterations are combined with those of others; None if they cannot be."""
-    kinds: set[str] = set()
-    for link in links:
-        if link.op.name == _UPDATE:
-            written = written_positions(link.op, indices)
-            if written is None or len(set(written[1])) != len(written[1]):
-                return None
-            kinds.add("rows")
-        elif link.op.name in _KINDS:
-            kinds.add(_KINDS[link.op.name])
-    return kinds.pop() if len(kinds) == 1 else None
+    if any(link.op.name == _UPDATE for link in links):
+        return ROWS if written_rows([link.op for link in links], indices) is not None else None
+    kinds = {_KINDS[link.op.name] for link in links if link.op.name in _KINDS}
+    if len(kinds) != 1 or not all(_is_exact(link.op) for link in links):
+        return None
+    return kinds.pop()
+
+
+def _is_exact(op: ir.Operation) -> bool:
+    """Whether a conversion keeps to floats, or to integers: a sum of parts that were cut off to
+    integers is another one."""
+    if op.name != _CONVERT:
+        return True
+    return is_float(op.operands[0].type) == is_float(op.results[0].type)
 
 
 def _carried(loop: ir.Operation, carry: int, body: LoopBody) -> ToolError:

@@ -16,6 +16,7 @@ from math import prod
 
 from stablehlo_tools.analysis.collectives import classify_communication
 from stablehlo_tools.analysis.effects import Effects
+from stablehlo_tools.analysis.loops import COSTLY
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.ir.values import is_float, key_of
@@ -24,25 +25,6 @@ from stablehlo_tools.mpmd.staging.dataflow import Dataflow, Node
 from stablehlo_tools.mpmd.staging.microbatches import Link, MicrobatchLoop, heavy_ops
 from stablehlo_tools.mpmd.staging.weights import Weigher
 
-_COSTLY = frozenset(
-    f"stablehlo.{name}"
-    for name in (
-        "case",
-        "cholesky",
-        "convolution",
-        "custom_call",
-        "dot",
-        "dot_general",
-        "fft",
-        "if",
-        "rng_bit_generator",
-        "scatter",
-        "select_and_scatter",
-        "sort",
-        "triangular_solve",
-        "while",
-    )
-)
 _FEW_ROWS = 8  # indices of a gather that takes a sample, and looks up no table
 
 
@@ -190,7 +172,7 @@ class Step:
         return is_outside
 
     def _is_free(self, node: Node) -> bool:
-        if node.name in _COSTLY or self._has_collective(node.op):
+        if node.name in COSTLY or self._has_collective(node.op):
             return False
         if not all(n in self.free or n in self.invariant for n in node.inputs):
             return False

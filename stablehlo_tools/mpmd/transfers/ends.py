@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stablehlo_tools import bindings
-from stablehlo_tools.analysis.communication import MANUAL_COMPUTATION
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, naming
 from stablehlo_tools.mpmd.manifest import Transfer
 from stablehlo_tools.mpmd.rank_set import RankSet
+from stablehlo_tools.mpmd.reading import body_of
 
 SEND, RECEIVE = "stablehlo.send", "stablehlo.recv"
 BARRIER = "stablehlo.optimization_barrier"
@@ -37,15 +37,6 @@ class End:
     def taken(self) -> ir.Value:
         """The token that it takes."""
         return self.op.operands[-1]
-
-
-def body_of(main: ir.Operation) -> ir.Block:
-    """The block that holds what `main` does: that of a manual computation, if there is one."""
-    block: ir.Block = main.regions[0].blocks[0]
-    for view in block.operations:
-        if view.operation.name == MANUAL_COMPUTATION:
-            return view.operation.regions[0].blocks[0]
-    return block
 
 
 def ends_of(ranks: RankSet, rank: int) -> list[End]:

@@ -33,7 +33,8 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.carriers import append, append_to_terminator, resize_function, terminator
 from stablehlo_tools.ir.symbols import CALL, functions_by_name
 from stablehlo_tools.mpmd.rank_set import RankSet
-from stablehlo_tools.mpmd.transfers.ends import End, barrier, body_of, check_form, ends_of, zeros
+from stablehlo_tools.mpmd.reading import body_of
+from stablehlo_tools.mpmd.transfers.ends import End, barrier, check_form, ends_of, zeros
 from stablehlo_tools.mpmd.transfers.local_permutes import gather_local_permutes
 from stablehlo_tools.mpmd.transfers.order import Round, rounds_of
 

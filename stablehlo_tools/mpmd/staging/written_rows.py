@@ -1,0 +1,44 @@
+"""The rows of an array that the iterations of a loop write: each row once, whatever the order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from stablehlo_tools.analysis.loop_indices import LoopIndices, written_positions
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.ir.building import shape_of
+
+_UPDATE = "stablehlo.dynamic_update_slice"
+
+
+class WrittenRows(NamedTuple):
+    """The dimension that the rows are of; whether they are all that the array has."""
+
+    dim: int
+    is_whole: bool
+
+
+def written_rows(ops: Sequence[ir.Operation], indices: LoopIndices) -> WrittenRows | None:
+    """The rows that some ops write, each into what the one before it gives; None where that is not
+    known, or a row is written twice. Ops that only convert write nothing."""
+    ranges: list[tuple[int, int]] = []
+    dims: set[int] = set()
+    is_broad = True
+    for op in (op for op in ops if op.name == _UPDATE):
+        written = written_positions(op, indices)
+        if written is None:
+            return None
+        dim, starts = written
+        array, update = shape_of(op.operands[0]), shape_of(op.operands[1])
+        last = array[dim] - update[dim]  # a start beyond is moved back
+        ranges += [(at, at + update[dim]) for at in (min(max(s, 0), last) for s in starts)]
+        dims.add(dim)
+        is_broad = is_broad and array[:dim] + array[dim + 1 :] == update[:dim] + update[dim + 1 :]
+    ranges.sort()
+    if len(dims) != 1 or any(first[1] > second[0] for first, second in pairwise(ranges)):
+        return None
+    rows = sum(limit - start for start, limit in ranges)
+    dim = dims.pop()
+    return WrittenRows(dim, is_broad and rows == shape_of(ops[0].operands[0])[dim])
