@@ -47,7 +47,9 @@ def stage_costs(
 
 
 def hop(stages: Sequence[Stage], hardware: Hardware, devices: int, ranks: int) -> float:
-    """Seconds that the largest message takes from a rank to the next."""
+    """Seconds that the largest message takes from a rank to the next; none where there is one."""
+    if ranks == 1:
+        return 0.0
     size = max((stage.message for stage in stages), default=0.0)
     pairs = tuple((device, device + devices) for device in range(devices))
     transfer = Transfer("collective_permute", size, pairs)
