@@ -16,6 +16,7 @@ from jax import export, lax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from pipeline_checks import assert_close, compare, reference
+from soaking import one_in
 
 import stablehlo_tools
 from stablehlo_tools.diagnostics import ToolError
@@ -77,9 +78,9 @@ CARRIED = {
 
 
 @pytest.mark.parametrize("pipeline", [GPIPE, CIRCULAR], ids=["gpipe", "circular"])
-@pytest.mark.parametrize("end", CARRIED.values(), ids=CARRIED)
-def test_a_carried_sum_keeps_what_each_layer_makes_of_it(end: Any, pipeline: str) -> None:
-    check(carrying(end), pipeline)
+@pytest.mark.parametrize("end", one_in(2, CARRIED))
+def test_a_carried_sum_keeps_what_each_layer_makes_of_it(end: str, pipeline: str) -> None:
+    check(carrying(CARRIED[end]), pipeline)
 
 
 REDUCED = {

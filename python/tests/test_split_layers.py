@@ -33,7 +33,7 @@ def cut(name: str, *then: str, **options: int) -> Exported:
     return stablehlo_tools.transform(case.build(**ALONE, **options), ",".join(pipeline))
 
 
-@pytest.mark.parametrize("name", first(len(SOONER), [*SOONER, *LATER]))
+@pytest.mark.parametrize("name", first(4, [*SOONER, *LATER]))
 def test_values_are_kept_and_loops_are_cut(name: str):
     case = CASES[name]
     after = cut(name)
