@@ -49,7 +49,7 @@ def make_plan(artifacts: Mapping[Side, Artifact], backend: str) -> Plan:
     """
     if backend == "cpu" and all(artifact.exported for artifact in artifacts.values()):
         return _plan_calls(artifacts)
-    platform = _cpu_index(artifacts)
+    platform = cpu_index(artifacts)
     interpreted = backend == "interpreter"
     modules = _each(artifacts, lambda _, artifact: _runnable(artifact, platform, interpreted))
     signatures = _each(artifacts, lambda side, _: module_signature(modules[side]))
@@ -184,7 +184,7 @@ def _runnable(artifact: Artifact, platform: int, interpreted: bool) -> ir.Module
     return module
 
 
-def _cpu_index(artifacts: Mapping[Side, Artifact]) -> int:
+def cpu_index(artifacts: Mapping[Side, Artifact]) -> int:
     """The CPU's index among the platforms of an artifact that lists them, 0 without one."""
     for artifact in artifacts.values():
         if artifact.exported is not None and "cpu" in artifact.exported.platforms:

@@ -35,7 +35,7 @@ from stablehlo_tools.mpmd.running.arrays import (
 from stablehlo_tools.verify.comparison import BITWISE
 from stablehlo_tools.verify.element_types import Array, ElementType, Kind, element_type, real_part
 from stablehlo_tools.verify.job import Request
-from stablehlo_tools.verify.plan import Plan, make_plan
+from stablehlo_tools.verify.plan import Plan, cpu_index, make_plan
 from stablehlo_tools.verify.random_inputs import random_array, random_words
 from stablehlo_tools.verify.signatures import Value
 
@@ -82,14 +82,27 @@ def make_inputs(
     wrong = next((index for index in fixed if index >= len(values)), None)
     if wrong is not None:
         raise ToolError(f"there is no input {wrong} to set")
-    return [_input(value, (seed, 0, i, 0), fixed.get(i)) for i, value in enumerate(values)], plan
+    made = [_input(value, (seed, 0, i, 0), fixed.get(i)) for i, value in enumerate(values)]
+    for number in range(0 if original is not None else _platforms(manifest)):
+        made[number] = np.zeros_like(made[number])
+    return made, plan
 
 
 def of_manifest(manifest: Manifest, original: Artifact | None, inputs: list[Array]) -> list[Array]:
-    """The inputs that the manifest lists: an original may have some that its module has not."""
-    if original is None or len(inputs) == len(manifest.inputs):
+    """The inputs that the manifest lists: an original may have some that its module has not, and
+    its module the index of the platform in front of them."""
+    if original is None:
         return inputs
-    return [inputs[i] for i in _kept(original)]
+    platform = np.asarray(cpu_index({"before": original}), np.int32)
+    front = [platform] * _platforms(manifest)
+    if len(front) + len(inputs) == len(manifest.inputs):
+        return [*front, *inputs]
+    return [*front, *(inputs[i] for i in _kept(original))]
+
+
+def _platforms(manifest: Manifest) -> int:
+    """How many inputs say which platform it is: one, of a program for several, in front."""
+    return int(bool(manifest.inputs) and not manifest.inputs[0].path)
 
 
 def run_original(
@@ -136,12 +149,13 @@ def run_original(
 
 def _listed(manifest: Manifest, original: Artifact, count: int) -> list[Entry | None]:
     """The entry of each input; None for one that the module of the original does not have."""
-    if len(manifest.inputs) == count:
-        return list(manifest.inputs)
+    listed = manifest.inputs[_platforms(manifest) :]
+    if len(listed) == count:
+        return list(listed)
     kept = _kept(original)
-    if len(manifest.inputs) != len(kept):
-        raise ToolError(f"there are {count} inputs, and the manifest has {len(manifest.inputs)}")
-    entries = dict(zip(kept, manifest.inputs, strict=True))
+    if len(listed) != len(kept):
+        raise ToolError(f"there are {count} inputs, and the manifest has {len(listed)}")
+    entries = dict(zip(kept, listed, strict=True))
     return [entries.get(i) for i in range(count)]
 
 
