@@ -39,6 +39,7 @@ from stablehlo_tools.mpmd.manifest import Entry, Manifest, Piece, Rank, Stage, c
 from stablehlo_tools.mpmd.paths import argument_paths, result_paths
 from stablehlo_tools.mpmd.reading import read_rank
 from stablehlo_tools.mpmd.staging.marks import dissolve_named, forget_marks
+from stablehlo_tools.mpmd.staging.plain_forms import use_plain_forms
 from stablehlo_tools.mpmd.staging.recurrences import stack_recurrences
 from stablehlo_tools.mpmd.staging.staging import Staged, own_loop, read_step, stage_step
 from stablehlo_tools.mpmd.staging.weights import Weigher
@@ -126,7 +127,9 @@ def prepared(artifact: Artifact, request: Request) -> tuple[ir.Module, Devices]:
         dissolve_named(module)
         devices = take_off_devices(module)
         main = entry_function(module)
-        stack_recurrences(main.regions[0].blocks[0], Effects(functions_by_name(module)))
+        effects = Effects(functions_by_name(module))
+        use_plain_forms(main.regions[0].blocks[0], effects)
+        stack_recurrences(main.regions[0].blocks[0], effects)
         wanted = request.microbatches
         own = own_loop(module, Weigher(request.hardware)) if wanted is not None else None
         if own is not None and own.trips != wanted:

@@ -14,7 +14,6 @@ between stages, the most of it is at most what `simulate` has for the rank.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stablehlo_tools import bindings
@@ -26,11 +25,12 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.clock import Clock
 from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.ir.symbols import functions_by_name
-from stablehlo_tools.mpmd.manifest import Manifest, Stage
+from stablehlo_tools.mpmd.manifest import Manifest
+from stablehlo_tools.mpmd.memory_bounds import action_of, bounds, made_by
 from stablehlo_tools.mpmd.proof.labels import Labels
-from stablehlo_tools.mpmd.reading import RETURN, Call, Event, Message, Origin, Reading, Source
+from stablehlo_tools.mpmd.proof.sums import InSums
+from stablehlo_tools.mpmd.reading import RETURN, Call, Event, Origin, Reading
 from stablehlo_tools.overlap.memory import memory_profile
-from stablehlo_tools.schedules.actions import Action, Kind
 
 _ANY_HARDWARE = "h100"  # bytes are the same on each
 
@@ -79,15 +79,15 @@ class RankMemory:
         return self.fixed + self.bound + self.temporary
 
 
-def rank_memory(reading: Reading, labels: Labels, manifest: Manifest) -> RankMemory:
-    """The memory of a rank whose program runs its row of the manifest's table.
+def rank_memory(reading: Reading, labels: Labels, sums: InSums, manifest: Manifest) -> RankMemory:
+    """The memory of a rank whose program runs its row of the manifest's table, and has these sums.
 
     Raises a located ToolError for a tensor of unknown size, and for an op whose memory is unknown.
     """
     lives = _lives(reading)
     sizes = {origin: _bytes(reading, origin) for origin in lives}
     arguments = sum(bytes_of(argument) for argument in reading.block.arguments)
-    of_microbatch = _of_microbatches(reading, labels, lives)
+    of_microbatch = _of_microbatches(reading, labels, sums, lives)
     temporary = Temporaries(reading.module)
     peak, peak_at = arguments, -1
     fixed, longest = arguments, 0.0
@@ -110,8 +110,8 @@ def rank_memory(reading: Reading, labels: Labels, manifest: Manifest) -> RankMem
         alive -= sum(sizes[origin] for origin in gone)
         now -= sum(sizes[origin] for origin in gone if origin in of_microbatch)
         held.append(now)
-    bounds = _bounds(reading, labels, manifest.stages, sizes)
-    moments = tuple(map(Moment, range(len(held)), held, bounds))
+    allowed = bounds(reading, labels, manifest.stages, sizes)
+    moments = tuple(map(Moment, range(len(held)), held, allowed))
     weights = sum(manifest.stages[stage].weights for stage in manifest.ranks[reading.rank].stages)
     return RankMemory(reading.rank, peak, peak_at, arguments, weights, fixed, longest, moments)
 
@@ -121,17 +121,11 @@ def _lives(reading: Reading) -> dict[Origin, tuple[int, int]]:
     end = len(reading.events)
     lives: dict[Origin, tuple[int, int]] = {}
     for event in reading.events:
-        for origin in _made(event):
+        for origin in made_by(event):
             uses = reading.uses.get(origin, [])
             last = max((end if use.event == RETURN else use.event for use in uses), default=-1)
             lives[origin] = (event.index, max(last, event.index))
     return lives
-
-
-def _made(event: Event) -> list[Origin]:
-    if isinstance(event, Call):
-        return [Origin(Source.CALL, i, event.index) for i in range(len(event.op.results))]
-    return [] if event.is_send else [Origin(Source.MESSAGE, 0, event.index)]
 
 
 def _bytes(reading: Reading, origin: Origin) -> float:
@@ -150,7 +144,7 @@ def _by_event(
 
 
 def _of_microbatches(
-    reading: Reading, labels: Labels, lives: dict[Origin, tuple[int, int]]
+    reading: Reading, labels: Labels, sums: InSums, lives: dict[Origin, tuple[int, int]]
 ) -> set[Origin]:
     """The values that are of one microbatch: taken by actions of it alone.
 
@@ -158,11 +152,12 @@ def _of_microbatches(
     """
     found: set[Origin] = set()
     for origin in lives:
-        maker = _action(reading, labels, reading.events[origin.event])
-        if maker is None:
+        event = reading.events[origin.event]
+        maker = action_of(reading, labels, event)
+        if maker is None or _is_sum(event, origin, sums):
             continue
         users = [
-            None if use.event == RETURN else _action(reading, labels, reading.events[use.event])
+            None if use.event == RETURN else action_of(reading, labels, reading.events[use.event])
             for use in reading.uses.get(origin, [])
         ]
         if all(user is not None and user.microbatch == maker.microbatch for user in users):
@@ -170,117 +165,8 @@ def _of_microbatches(
     return found
 
 
-def _action(reading: Reading, labels: Labels, event: Event) -> Action | None:
-    if isinstance(event, Call):
-        return event.action
-    label = labels.of(reading, event.index)
-    return None if label is None else label.action
-
-
-def _bounds(
-    reading: Reading,
-    labels: Labels,
-    stages: Sequence[Stage],
-    sizes: dict[Origin, float],
-) -> list[float]:
-    """What the schedule holds behind each event."""
-    changes = [0.0] * (len(reading.events) + 1)
-    actions = [_action(reading, labels, event) for event in reading.events]
-    position = {
-        action: index
-        for index, action in enumerate(actions)
-        if action is not None and action.kind.is_compute
-    }
-    for index, (event, action) in enumerate(zip(reading.events, actions, strict=True)):
-        if action is None:
-            continue
-        if action.kind.is_compute:
-            changes[index] += _change(action, stages[action.stage])
-        for first, last, size in _waiting(reading, event, action, actions, position, sizes):
-            changes[first] += size
-            changes[last] -= size
-    total, bounds = 0.0, list[float]()
-    for change in changes[:-1]:
-        total += change
-        bounds.append(total)
-    return bounds
-
-
-def _change(action: Action, stage: Stage) -> float:
-    """By how many bytes a phase changes what its stage holds."""
-    if action.kind is Kind.FORWARD:
-        return stage.activation
-    if action.kind is Kind.BACKWARD:
-        return -stage.activation
-    return stage.kept - stage.activation if action.kind is Kind.INPUT_GRADIENT else -stage.kept
-
-
-def _waiting(
-    reading: Reading,
-    event: Event,
-    action: Action,
-    actions: Sequence[Action | None],
-    position: dict[Action, int],
-    sizes: dict[Origin, float],
-) -> list[tuple[int, int, float]]:
-    """What waits because of an event: from when, until when, and its bytes."""
-    if isinstance(event, Message) and event.is_send:
-        made = _maker_of_sent(action, position)
-        size = bytes_of(event.op.operands[0])
-        return [] if made is None else [(made, event.index, size)]
-    found: list[tuple[int, int, float]] = []
-    for origin in _made(event):
-        users = [use.event for use in reading.uses.get(origin, []) if use.event != RETURN]
-        last = max((_needed(action, u, actions[u], position) for u in users), default=-1)
-        if isinstance(event, Message):
-            last = max(last, _reader_of_received(action, position, event.index))
-        if last > event.index:
-            found.append((event.index, last, sizes[origin]))
-    return found
-
-
-def _needed(maker: Action, event: int, taker: Action | None, position: dict[Action, int]) -> int:
-    """Until when a value waits for another stage that takes it in an event; -1 where it does not.
-
-    From its forward on, a stage's activation counts what its gradients take of forwards up to it;
-    what is kept counts from its input gradient on, a message from the phase before its send on.
-    """
-    if taker is None or taker.stage == maker.stage:
-        return -1
-    if taker.kind.is_send:
-        made = _maker_of_sent(taker, position)
-        return event if made is None else made
-    counts_from = Kind.INPUT_GRADIENT
-    is_counted = taker.kind is Kind.WEIGHT_GRADIENT
-    if maker.kind in (Kind.FORWARD, Kind.RECEIVE_FORWARD):
-        counts_from = Kind.FORWARD
-        is_counted = taker.kind is not Kind.FORWARD and taker.stage > maker.stage
-    if not is_counted:
-        return event
-    return position.get(Action(counts_from, taker.stage, taker.microbatch), event)
-
-
-def _maker_of_sent(send: Action, position: dict[Action, int]) -> int | None:
-    kinds = (
-        (Kind.FORWARD,) if send.kind is Kind.SEND_FORWARD else (Kind.BACKWARD, Kind.INPUT_GRADIENT)
-    )
-    return _first(kinds, send, position)
-
-
-def _reader_of_received(receive: Action, position: dict[Action, int], index: int) -> int:
-    """Where what is received has become part of what its stage holds, or has been used up."""
-    kinds = (
-        (Kind.FORWARD,)
-        if receive.kind is Kind.RECEIVE_FORWARD
-        else (Kind.BACKWARD, Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT)
-    )
-    found = _first(kinds, receive, position)
-    return index if found is None else max(found, index)
-
-
-def _first(kinds: Sequence[Kind], of: Action, position: dict[Action, int]) -> int | None:
-    actions = (Action(kind, of.stage, of.microbatch) for kind in kinds)
-    return next((position[action] for action in actions if action in position), None)
+def _is_sum(event: Event, origin: Origin, sums: InSums) -> bool:
+    return isinstance(event, Call) and (event.function, origin.number) in sums.results
 
 
 class Temporaries:

@@ -32,15 +32,16 @@ def check_flow(reading: Reading, labels: Labels, findings: Findings) -> InSums:
     for call in reading.calls:
         calls[call.function].append(call)
     flow = Flow(reading, labels, findings, dict(calls))
-    uneven = [
-        (function, slot)
-        for function, each in flow.calls.items()
-        for slot in range(1, len(each[0].operands))
-        if not _is_even(flow, each, slot)
-    ]
-    in_sums = check_sums(flow, uneven)
-    for function, slot in uneven:
-        if (function, slot) not in in_sums.operands:
+    slots = [(name, i) for name, c in flow.calls.items() for i in range(1, len(c[0].operands))]
+    even = [slot for slot in slots if _is_even(flow, flow.calls[slot[0]], slot[1])]
+    uneven = [slot for slot in slots if slot not in set(even)]
+    in_sums = check_sums(flow, uneven, even)
+    for function, slot in slots:
+        if (function, slot) in in_sums.operands:
+            continue
+        if (function, slot) in even:
+            _check_earlier(flow, flow.calls[function][0], slot)
+        else:
             _tell_deviants(flow, flow.calls[function], slot)
     for function, each in flow.calls.items():
         for number in range(len(each[0].op.results)):
@@ -54,7 +55,7 @@ def check_flow(reading: Reading, labels: Labels, findings: Findings) -> InSums:
 
 
 def _is_even(flow: Flow, calls: Sequence[Call], slot: int) -> bool:
-    """Whether all calls take the same, relative to their microbatch; what that may be is checked.
+    """Whether all calls take the same, relative to their microbatch.
 
     A gradient may come from another phase where the microbatches do not run the same ones.
     """
@@ -64,10 +65,7 @@ def _is_even(flow: Flow, calls: Sequence[Call], slot: int) -> bool:
         if len(found) > 1 or not next(iter(found)).is_own:
             return False
         seen |= {flow.loosely(relative) for relative in found}
-    if len(seen) > 1:
-        return False
-    _check_earlier(flow, calls[0], slot)
-    return True
+    return len(seen) <= 1
 
 
 def _check_earlier(flow: Flow, call: Call, slot: int) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from stablehlo_tools.analysis.program_set import Job, Options
+from stablehlo_tools.artifact import Artifact
 from stablehlo_tools.diagnostics import ToolError, naming
 from stablehlo_tools.mpmd.manifest import Manifest
 from stablehlo_tools.mpmd.memory import RankMemory, rank_memory
@@ -14,6 +16,7 @@ from stablehlo_tools.mpmd.proof.ends import check_ends
 from stablehlo_tools.mpmd.proof.findings import Finding, Findings, Rule, numbers
 from stablehlo_tools.mpmd.proof.flow import check_flow
 from stablehlo_tools.mpmd.proof.labels import Labels, label_messages
+from stablehlo_tools.mpmd.proof.one_device import one_device
 from stablehlo_tools.mpmd.proof.outside import check_outside
 from stablehlo_tools.mpmd.proof.parts import check_parts
 from stablehlo_tools.mpmd.proof.rows import check_rows
@@ -82,7 +85,7 @@ def prove(ranks: RankSet) -> Proof:
     if not findings.count:
         _check_order(ranks, readings, findings)
     if not findings.count:
-        memory = tuple(rank_memory(r, labels, manifest) for r in readings)
+        memory = tuple(rank_memory(r, labels, sums[r.rank], manifest) for r in readings)
         for reading, one in zip(readings, memory, strict=True):
             _check_memory(reading, one, findings)
     listed = tuple(findings.listed)
@@ -129,15 +132,22 @@ def _check_stages(manifest: Manifest, findings: Findings) -> None:
             findings.add(Rule.FORM, said)
 
 
+def _judged(ranks: RankSet, program: Artifact) -> Artifact:
+    devices = ranks.manifest.devices
+    if devices == 1:
+        return program.copy()
+    return Artifact(program.name, program.form, one_device(program.module, ranks.ranks, devices))
+
+
 def _check_order(ranks: RankSet, readings: Sequence[Reading], findings: Findings) -> None:
-    """M8: the verdict of `check-order`.
+    """M8: the verdict of `check-order`; of several devices a rank, on one of each.
 
     It knows a program that is written for one device by its sends and receives; by M1 one that has
     none is, too.
     """
     is_silent = any(not reading.messages for reading in readings)
     options = Options(trust_partitioner=is_silent and ranks.manifest.devices == 1)
-    job = Job(tuple(program.copy() for program in ranks.programs), options)
+    job = Job(tuple(map(partial(_judged, ranks), ranks.programs)), options)
     issued = [part.program for part in job.read()]
     try:
         decided = decide(issued)

@@ -41,11 +41,19 @@ class InSums:
     chains: list[tuple[Slot, ...]] = field(default_factory=list[tuple[Slot, ...]])
 
 
-def check_sums(flow: Flow, uneven: Sequence[tuple[str, int]]) -> InSums:
-    """Finds the sums among the operands that are not the same for all calls, and checks them."""
+def check_sums(
+    flow: Flow, uneven: Sequence[tuple[str, int]], even: Sequence[tuple[str, int]]
+) -> InSums:
+    """Finds the sums among the operands that are not the same for all calls, and checks them.
+
+    Where stages of the rank take turns, some of these operands are always what another stage left
+    for the same microbatch: one of the `even`.
+    """
     found = InSums()
     dependences = Dependences(flow.reading.module)
     groups = _linked(flow, [Slot(*slot) for slot in uneven])
+    turns = [([Slot(*slot)], _results_of(flow, Slot(*slot))) for slot in even]
+    groups = _with_turns(groups, [group for group in turns if group[1]], dependences)
     for operands, results in _closed(groups, dependences):
         entries = {slot.function: slot.number for slot in operands}
         exits = {slot.function: slot.number for slot in results}
@@ -143,6 +151,32 @@ def _closed(groups: list[Group], dependences: Dependences) -> list[Group]:
             joined = ([*other[0], *joined[0]], [*other[1], *joined[1]])
         closed.append(joined)
     return closed
+
+
+def _with_turns(groups: list[Group], turns: list[Group], dependences: Dependences) -> list[Group]:
+    """The groups, with the operands that go on with a sum in another function."""
+    left = list(turns)
+    joined = list(groups)
+    for i in range(len(joined)):
+        while True:
+            fitting = next((t for t in left if _takes_turns(joined[i], t, dependences)), None)
+            if fitting is None:
+                break
+            left.remove(fitting)
+            joined[i] = ([*joined[i][0], *fitting[0]], [*joined[i][1], *fitting[1]])
+    return joined
+
+
+def _takes_turns(group: Group, turn: Group, dependences: Dependences) -> bool:
+    """Whether what an operand takes was computed from the sum, and leads to it."""
+    operands, taken = group[0], turn[1]
+    comes_from = any(
+        slot.function == result.function
+        and slot.number in dependences.of(slot.function)[result.number]
+        for slot in operands
+        for result in taken
+    )
+    return comes_from and _continues(group, turn, dependences)
 
 
 def _continues(one: Group, other: Group, dependences: Dependences) -> bool:

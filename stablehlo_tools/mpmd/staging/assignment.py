@@ -8,6 +8,9 @@ at hand: a mask that every layer uses ties it to no stage, the activations of on
 a product stand above the last stage whose forward reads the same samples: the gradient of the first
 layer's weights is made where these are.
 
+What reads values of the forward and no gradient, as the slope of an activation, stands where it is
+read.
+
 Of a stage's backward, what lower stages need is the input gradient; the rest is the gradient of its
 weights. Where nothing goes further down, it is what other products of the stage hang on.
 """
@@ -103,7 +106,29 @@ class _Positions:
                     self._found[node.index] = place
         for node in reversed(unplaced):
             self._found[node.index] = self._by_users(node)
+        self._lower([node for node in nodes if node.index not in self._forward.nodes])
         return self._found
+
+    def _lower(self, backward: list[Node]) -> None:
+        """Moves down to where they are read ops that read values of the forward and no gradient, as
+        slopes of activations: these stay at hand, what is made of them would travel."""
+        least: dict[int, int] = {}  # of such an op: where the last of what it reads is made
+        for node in backward:
+            made = [self._made(number, least) for number in staged_inputs(self._step, node)]
+            known = [place for place in made if place is not None]
+            if node.name != "stablehlo.while" and known and len(known) == len(made):
+                least[node.index] = max(known)
+        for node in reversed(backward):
+            if node.index in least:
+                wanted = max(least[node.index], self._by_users(node))
+                self._found[node.index] = min(self._found[node.index], wanted)
+
+    def _made(self, number: int, least: Mapping[int, int]) -> int | None:
+        """Where a value of the forward is at hand first; None for what hangs on a gradient."""
+        maker = self._step.flow.maker[number]
+        if maker.index in self._forward.nodes:
+            return self._span(maker)[1]
+        return least.get(maker.index)
 
     def _note_uses(self, node: Node) -> None:
         first, last = self._span(node)

@@ -92,9 +92,9 @@ def named_by_user(step: Step, forward: Forward, stages: int) -> dict[int, int] |
     """
     own: dict[int, int] = {}
     for index in sorted(forward.nodes):
-        found = _SCOPE.findall(str(step.flow.nodes[index].op.location))
-        if found:
-            own[index] = int(found[-1])
+        stage = _named(step.flow.nodes[index].op)
+        if stage is not None:
+            own[index] = stage
     if not own:
         return None
     named = sorted(set(own.values()))
@@ -111,6 +111,22 @@ def named_by_user(step: Step, forward: Forward, stages: int) -> dict[int, int] |
         for number in staged_inputs(step, node):
             _check_order(node, step.flow.maker[number], stage_of)
     return stage_of
+
+
+def _named(op: ir.Operation) -> int | None:
+    """The stage that an op names; of a loop that names none, that of the ops in it that do."""
+    found = _SCOPE.findall(str(op.location))
+    if found or not len(op.regions):
+        return int(found[-1]) if found else None
+    inside: set[int] = set()
+
+    def visit(inner: ir.Operation) -> ir.WalkResult:
+        names = _SCOPE.findall(str(inner.location))
+        inside.update(int(name) for name in names[-1:])
+        return ir.WalkResult.ADVANCE
+
+    walk(op, visit)
+    return inside.pop() if len(inside) == 1 else None
 
 
 def completed(step: Step, forward: Forward, own: Mapping[int, int]) -> dict[int, int]:

@@ -17,11 +17,12 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, note
 from stablehlo_tools.ir.values import is_float, producer
 from stablehlo_tools.ir.walk import walk
-from stablehlo_tools.mpmd.staging.written_rows import written_rows
+from stablehlo_tools.mpmd.staging.written_rows import WrittenRows, written_rows
 
 _WHILE = "stablehlo.while"
 _UPDATE = "stablehlo.dynamic_update_slice"
 _CONSTRAINT = "sdy.sharding_constraint"
+ROWS = "rows"  # how rows that are written are combined
 _KINDS = {
     "stablehlo.add": "add",
     "stablehlo.subtract": "add",
@@ -30,9 +31,10 @@ _KINDS = {
     "stablehlo.and": "and",
     "stablehlo.or": "or",
     "stablehlo.multiply": "multiply",
+    _UPDATE: ROWS,
 }
-ROWS = "rows"  # how rows that are written are combined
-_ONLY_LEFT = frozenset({"stablehlo.subtract", _UPDATE})
+_SCATTER = "stablehlo.scatter"
+_ONLY_LEFT = frozenset({"stablehlo.subtract", _UPDATE, _SCATTER})
 _CONVERT = "stablehlo.convert"
 _THROUGH = frozenset({_CONSTRAINT, _CONVERT})
 _HEAVY = frozenset({"stablehlo.dot_general", "stablehlo.convolution", "stablehlo.scatter"})
@@ -120,10 +122,10 @@ def read_microbatch_loop(loop: ir.Operation, effects: Effects) -> MicrobatchLoop
             counters[carry] = body.steps[carry]
             continue
         links = _links(body.ends[carry], argument)
-        kind = None if links is None else _kind(links, indices)
-        if links is None or kind is None:
+        kind = None if links is None else _kind(links)
+        rows = None if links is None else _rows(links, indices, count.trips[0])
+        if links is None or kind is None or (kind == ROWS and rows is None):
             return _carried(loop, carry, body)
-        rows = written_rows([link.op for link in links], indices) if kind == ROWS else None
         replaced = rows is not None and rows.is_whole
         accumulators[carry] = Accumulator(carry, kind, tuple(links), replaced)
     if not accumulators:
@@ -134,6 +136,12 @@ def read_microbatch_loop(loop: ir.Operation, effects: Effects) -> MicrobatchLoop
 def is_accumulated(end: ir.Value, argument: ir.Value) -> bool:
     """Whether iterations do nothing with a carry but add to it."""
     return _links(end, argument) is not None
+
+
+def is_sum(end: ir.Value, argument: ir.Value) -> bool:
+    """Whether iterations do nothing with a carry but add to it, in its own type."""
+    links = _links(end, argument)
+    return links is not None and all(_kind_of(link.op) == "add" for link in links)
 
 
 def _constant(value: ir.Value) -> tuple[int, ...] | None:
@@ -155,21 +163,38 @@ def _links(end: ir.Value, argument: ir.Value) -> list[Link] | None:
         if user.name == "stablehlo.return":
             return links if value == end and links else None
         place = uses[0].operand_number
-        known = user.name in _KINDS or user.name in _THROUGH or user.name == _UPDATE
+        known = _kind_of(user) is not None or user.name in _THROUGH
         if not known or (user.name in _ONLY_LEFT and place):
             return None
         links.append(Link(user, place))
         value = user.results[0]
 
 
-def _kind(links: list[Link], indices: LoopIndices) -> str | None:
+def _kind(links: list[Link]) -> str | None:
     """How outcomes of some iterations are combined with those of others; None if they cannot be."""
-    if any(link.op.name == _UPDATE for link in links):
-        return ROWS if written_rows([link.op for link in links], indices) is not None else None
-    kinds = {_KINDS[link.op.name] for link in links if link.op.name in _KINDS}
+    kinds = {kind for link in links if (kind := _kind_of(link.op)) is not None}
     if len(kinds) != 1 or not all(_is_exact(link.op) for link in links):
         return None
     return kinds.pop()
+
+
+def _rows(links: list[Link], indices: LoopIndices, trips: int) -> WrittenRows | None:
+    updates = [link.op for link in links if link.op.name == _UPDATE]
+    return written_rows(updates, indices, trips) if updates else None
+
+
+def _kind_of(op: ir.Operation) -> str | None:
+    """How an op adds to what it takes; a scatter, by what it does with each element."""
+    if op.name != _SCATTER:
+        return _KINDS.get(op.name)
+    block = op.regions[0].blocks[0]
+    ops = [view.operation for view in block.operations]
+    if len(op.operands) != 3 or len(ops) != 2 or ops[0].name in _ONLY_LEFT:
+        return None
+    is_whole = (
+        set(ops[0].operands) == set(block.arguments) and producer(ops[1].operands[0]) == ops[0]
+    )
+    return _KINDS.get(ops[0].name) if is_whole else None
 
 
 def _is_exact(op: ir.Operation) -> bool:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.entry import entry_function
-from stablehlo_tools.analysis.layer_loops.reading import layer_loops
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.clock import Clock
 from stablehlo_tools.cost.collectives import transfer_time
@@ -94,7 +93,7 @@ def _assigned(module: ir.Module, stages: int) -> Staged:
 def _cut(module: ir.Module, step: Step, forward: Forward, stages: int, clock: Clock) -> None:
     """Marks the ops of the forward with balanced stages, and cuts the loops over layers."""
     effects = Effects(functions_by_name(module))
-    loops = layer_loops_by_node(step, layer_loops(step.loop.block, effects))
+    loops = layer_loops_by_node(step, uncut_loops(entry_function(module), effects))
     units = units_of(step, forward, loops, kernel_times(module, step, clock))
     cuts = cut_units(units, stages, _ns_per_byte(clock), step.loop.op.location)
     marks: dict[int, Sequence[int]] = {}

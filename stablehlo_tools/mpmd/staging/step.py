@@ -24,6 +24,7 @@ from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.mpmd.staging.dataflow import Dataflow, Node
 from stablehlo_tools.mpmd.staging.microbatches import Link, MicrobatchLoop, heavy_ops
 from stablehlo_tools.mpmd.staging.weights import Weigher
+from stablehlo_tools.transforms.layer_ranges.backward import backward_loops, layer_chains
 
 _FEW_ROWS = 8  # indices of a gather that takes a sample, and looks up no table
 
@@ -35,7 +36,7 @@ class Step:
         self.loop = loop
         self.outer = outer
         self.flow = Dataflow.of(loop.block)
-        self._effects = effects
+        self.effects = effects
         self._communicates = classify_communication(loop.op.context)
         self._links = {
             key_of(link.op) for each in loop.accumulators.values() for link in each.links
@@ -145,7 +146,7 @@ class Step:
                 for number in node.inputs:
                     self._is_fixed(number)
                 continue
-            if self._effects.has_effect(node.op):
+            if self.effects.has_effect(node.op):
                 raise ToolError(
                     f"expand-mpmd: {node.name} has an effect, whose order over the microbatches a "
                     "schedule would change (P3)",
@@ -196,7 +197,9 @@ class Forward:
 
 def find_forward(step: Step, weigher: Weigher) -> Forward:
     """The staged ops that lead to the loss, or to what else hangs on most weights by least work;
-    and those that lead from them to other scalars without another product.
+    and those that lead from them to other scalars without another product. Where all products lead
+    there, as they do to the gradients of stacked layers of a step that gives no loss: those that
+    lead to the first loop that goes back over layers.
 
     Raises a located ToolError where all products of the step lead there: it has no backward.
     """
@@ -218,12 +221,23 @@ def find_forward(step: Step, weigher: Weigher) -> Forward:
         if is_scalar and above & products <= nodes:
             nodes = nodes | above
     if not products - nodes:
+        nodes = _before_backward(step) & ns.keys()
+    if not nodes & products:
         raise ToolError(
             "expand-mpmd: the loop over microbatches computes a forward only; a pipeline of rank "
             "programs needs a training step, expand-pipeline takes forward programs (P4)",
             step.loop.op.location,
         )
     return Forward(frozenset(nodes))
+
+
+def _before_backward(step: Step) -> set[int]:
+    """What leads to the first loop that goes back over layers, if there is one."""
+    block = step.loop.block
+    loops = backward_loops(layer_chains(block, step.effects), block, step.effects)
+    keys = {key_of(loop.op) for loop in loops}
+    first = next((node for node in step.flow.nodes if key_of(node.op) in keys), None)
+    return set() if first is None else step.flow.ancestors(first.inputs)
 
 
 def _above(step: Step, term: Node) -> set[int]:

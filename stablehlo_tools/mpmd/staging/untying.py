@@ -16,12 +16,17 @@ accumulated, the one part would travel with every microbatch; accumulated apart,
 from __future__ import annotations
 
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.ir.building import Builder, element_of, shape_of
+from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.unused import erase_unused
+from stablehlo_tools.ir.values import is_float
 from stablehlo_tools.mpmd.staging.assignment import Assignment
 from stablehlo_tools.mpmd.staging.dataflow import Node
+from stablehlo_tools.mpmd.staging.microbatches import is_sum
 from stablehlo_tools.mpmd.staging.step import Step
 
 _ADD = "stablehlo.add"
+_WHILE = "stablehlo.while"
 _LINEAR = frozenset(
     f"stablehlo.{name}" for name in ("convert", "negate", "reshape", "transpose")
 ) | {"sdy.sharding_constraint"}
@@ -29,6 +34,8 @@ _LINEAR = frozenset(
 
 def take_apart(step: Step, assignment: Assignment) -> bool:
     """Rewrites one such sum, if there is any."""
+    if _begin_anew(step, assignment):
+        return True
     for each in step.loop.accumulators.values():
         if each.kind != "add" or len(each.links) < 1:
             continue
@@ -39,12 +46,41 @@ def take_apart(step: Step, assignment: Assignment) -> bool:
     return False
 
 
+def _begin_anew(step: Step, assignment: Assignment) -> bool:
+    """Lets one loop that goes on with a sum of another stage begin its own, to which that is added:
+    so it is with the gradient of weights that all layers share."""
+    for index, work in assignment.of.items():
+        loop = step.flow.nodes[index].op
+        if loop.name != _WHILE:
+            continue
+        inside = loop.regions[1].blocks[0]
+        ends = terminator(inside).operands
+        for carry, (argument, end) in enumerate(zip(inside.arguments, ends, strict=True)):
+            maker = step.flow.maker.get(step.flow.numbers[loop.operands[carry]])
+            before = None if maker is None else assignment.of.get(maker.index)
+            is_apart = before is not None and before.stage != work.stage
+            if is_apart and is_float(argument.type) and is_sum(end, argument):
+                _begin_at_zero(loop, carry)
+                return True
+    return False
+
+
+def _begin_at_zero(loop: ir.Operation, carry: int) -> None:
+    before, result = loop.operands[carry], loop.results[carry]
+    uses = list(result.uses)
+    zero = Builder(ir.InsertionPoint(loop), loop.location)
+    loop.operands[carry] = zero.splat(0, shape_of(before), element_of(before))
+    total = Builder(ir.InsertionPoint.after(loop), loop.location).same("add", result, before)
+    for use in uses:
+        use.owner.operation.operands[use.operand_number] = total
+
+
 def _take_apart(step: Step, assignment: Assignment, link: ir.Operation, place: int) -> bool:
     between: list[Node] = []
     number = step.flow.numbers[link.operands[place]]
     while True:
-        node = step.flow.maker.get(number)
-        if node is None or len(step.flow.users.get(number, ())) != 1:
+        node = _only_read(step, number)
+        if node is None:
             return False
         if node.name == _ADD:
             break
@@ -52,15 +88,33 @@ def _take_apart(step: Step, assignment: Assignment, link: ir.Operation, place: i
             return False
         between.append(node)
         number = node.inputs[0]
-    if len(node.inputs) != 2:
-        return False
-    makers = [step.flow.maker.get(n) for n in node.inputs]
-    works = [assignment.of.get(maker.index) for maker in makers if maker is not None]
-    stages = {work.stage for work in works if work is not None}
-    if len(stages) < 2:
+    if len(node.inputs) != 2 or len(_stages(step, assignment, number)) < 2:
         return False
     _rewrite(step, node, between[::-1], link, place)
     return True
+
+
+def _only_read(step: Step, number: int) -> Node | None:
+    """What makes a value that is read once."""
+    node = step.flow.maker.get(number)
+    return node if len(step.flow.users.get(number, ())) == 1 else None
+
+
+def _stages(step: Step, assignment: Assignment, number: int) -> set[int]:
+    """The stages of the parts that a value is the sum of."""
+    found: set[int] = set()
+    pending = [number]
+    while pending:
+        number = pending.pop()
+        node = _only_read(step, number)
+        if node is not None and (node.name == _ADD or node.name in _LINEAR):
+            pending += node.inputs
+            continue
+        maker = step.flow.maker.get(number)
+        work = None if maker is None else assignment.of.get(maker.index)
+        if work is not None:
+            found.add(work.stage)
+    return found
 
 
 def _rewrite(step: Step, added: Node, between: list[Node], link: ir.Operation, place: int) -> None:

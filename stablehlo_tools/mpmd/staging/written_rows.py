@@ -10,8 +10,6 @@ from stablehlo_tools.analysis.loop_indices import LoopIndices, written_positions
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.building import shape_of
 
-_UPDATE = "stablehlo.dynamic_update_slice"
-
 
 class WrittenRows(NamedTuple):
     """The dimension that the rows are of; whether they are all that the array has."""
@@ -20,13 +18,17 @@ class WrittenRows(NamedTuple):
     is_whole: bool
 
 
-def written_rows(ops: Sequence[ir.Operation], indices: LoopIndices) -> WrittenRows | None:
-    """The rows that some ops write, each into what the one before it gives; None where that is not
-    known, or a row is written twice. Ops that only convert write nothing."""
+def written_rows(
+    ops: Sequence[ir.Operation], indices: LoopIndices, trips: int
+) -> WrittenRows | None:
+    """The rows that dynamic_update_slices write in so many iterations, each into what the one
+    before it gives; None where that is not known, or a row is written twice."""
+    if len(ops) == 1 and trips == 1 and shape_of(ops[0].operands[0]):
+        return WrittenRows(0, shape_of(ops[0].operands[0]) == shape_of(ops[0].operands[1]))
     ranges: list[tuple[int, int]] = []
     dims: set[int] = set()
     is_broad = True
-    for op in (op for op in ops if op.name == _UPDATE):
+    for op in ops:
         written = written_positions(op, indices)
         if written is None:
             return None
@@ -39,6 +41,6 @@ def written_rows(ops: Sequence[ir.Operation], indices: LoopIndices) -> WrittenRo
     ranges.sort()
     if len(dims) != 1 or any(first[1] > second[0] for first, second in pairwise(ranges)):
         return None
-    rows = sum(limit - start for start, limit in ranges)
     dim = dims.pop()
-    return WrittenRows(dim, is_broad and rows == shape_of(ops[0].operands[0])[dim])
+    written_count = sum(limit - start for start, limit in ranges)
+    return WrittenRows(dim, is_broad and written_count == shape_of(ops[0].operands[0])[dim])

@@ -12,7 +12,7 @@ from stablehlo_tools.mpmd.names import FINISH
 from stablehlo_tools.mpmd.staging.dataflow import Node
 from stablehlo_tools.mpmd.writing.finishing import Made
 from stablehlo_tools.mpmd.writing.fixed import Key
-from stablehlo_tools.mpmd.writing.phases import private_function
+from stablehlo_tools.mpmd.writing.phases import barred, private_function, unconverted
 from stablehlo_tools.mpmd.writing.plan import Plan
 
 _COMBINED_BY = {"rows": "add"}
@@ -23,6 +23,7 @@ class FinishFunction:
     """What a rank computes in a round: what it takes and gives of values that hang on the loop, and
     of fixed ones."""
 
+    rank: int
     name: str
     nodes: tuple[Node, ...]
     totals: tuple[tuple[int, tuple[Made, ...]], ...]  # sums that are combined, by carry
@@ -46,7 +47,10 @@ class FinishFunction:
         body = function.regions[0].blocks[0]
         arguments = list(body.arguments)
         point = ir.InsertionPoint(body)
-        made = dict(zip(self.takes, arguments, strict=False))
+        made = {
+            each: value if each.rank == self.rank or each.what == "part" else barred(value, point)
+            for each, value in zip(self.takes, arguments, strict=False)
+        }
         known = dict(zip(self.fixed, arguments[len(self.takes) :], strict=True))
         values = {each.number: value for each, value in made.items() if each.what == "value"}
         for carry, parts in self.totals:
@@ -55,7 +59,7 @@ class FinishFunction:
             )
         for node in self.nodes:
             _copy(plan, node, values, known, point)
-        returned = [values[each.number] for each in self.gives]
+        returned = unconverted([values[each.number] for each in self.gives], point)
         returned += [plan.fixed.write(key, known, point) for key in self.gives_fixed]
         ir.Operation.create("func.return", operands=returned, loc=place, ip=point)
 
@@ -95,6 +99,7 @@ def finish_function(
         return None
     leaves = plan.fixed.cone([*keys, *fixed_results], is_at_hand)
     return FinishFunction(
+        rank,
         f"{FINISH}_{number}",
         tuple(nodes),
         tuple(totals),

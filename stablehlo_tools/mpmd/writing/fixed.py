@@ -207,12 +207,15 @@ def _elements(value: ir.Value) -> int:
     return count
 
 
-def identity(kind: str, value: ir.Value) -> ir.Attribute:
-    """The constant that a reduction leaves other values as they are by, shaped as a value."""
-    element, shape = element_of(value), shape_of(value)
-    number = _identity_number(kind, element)
-    text = f"dense<{number}> : tensor<{'x'.join([*map(str, shape), str(element)])}>"
-    return ir.Attribute.parse(text, value.context)
+def identity(kind: str, value: ir.Value, place: ir.Location, point: ir.InsertionPoint) -> ir.Value:
+    """A constant that a reduction leaves other values as they are by, shaped as a value."""
+    number = _identity_number(kind, element_of(value))
+    attribute = f"value = dense<{number}> : {value.type}"
+    text = f'"stablehlo.constant"() <{{{attribute}}}> : () -> {value.type}'
+    with place:  # as text: the bindings have no attribute for complex elements
+        constant = ir.Operation.parse(text, context=place.context).operation
+    point.insert(constant)
+    return constant.results[0]
 
 
 def _identity_number(kind: str, element: ir.Type) -> str:

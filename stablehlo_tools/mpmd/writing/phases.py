@@ -12,6 +12,7 @@ from functools import cached_property
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.building import Builder, element_of
 from stablehlo_tools.ir.inline import copy_with
+from stablehlo_tools.ir.values import producer
 from stablehlo_tools.mpmd.names import function_of
 from stablehlo_tools.mpmd.staging.assignment import Assignment, Work
 from stablehlo_tools.mpmd.staging.dataflow import Node
@@ -147,7 +148,7 @@ class _Writer:
         for carry, link in phase.links:
             totals[carry] = self._link(carry, link, totals[carry])
         returned = [self._values[number] for number in phase.gives]
-        returned += [totals[carry] for carry in phase.accumulators]
+        returned += unconverted([totals[carry] for carry in phase.accumulators], self._point)
         ir.Operation.create("func.return", operands=returned, loc=place, ip=self._point)
         return function
 
@@ -195,6 +196,28 @@ class _Writer:
             count = build.op("convert", [count], initial.type)
         stride = build.splat(loop.counters[carry], [], element_of(initial))
         return build.same("add", start, build.same("multiply", count, stride))
+
+
+def unconverted(values: list[ir.Value], point: ir.InsertionPoint) -> list[ir.Value]:
+    """The values, what has been converted behind a barrier: a compiler would convert on the other
+    side of the message that it is sent in, whose two ends would then differ in type."""
+    return [barred(v, point) if _is_converted(v) else v for v in values]
+
+
+def _is_converted(value: ir.Value) -> bool:
+    maker = producer(value)
+    return maker is not None and maker.name == "stablehlo.convert"
+
+
+def barred(value: ir.Value, point: ir.InsertionPoint) -> ir.Value:
+    """A value behind a barrier: what is received is not converted by its sender."""
+    return ir.Operation.create(
+        "stablehlo.optimization_barrier",
+        results=[value.type],
+        operands=[value],
+        loc=value.location,
+        ip=point,
+    ).results[0]
 
 
 def private_function(

@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.ir.constants import splat_of
 from stablehlo_tools.mpmd.manifest import Transfer
 from stablehlo_tools.mpmd.staging.assignment import Assignment, Work
+from stablehlo_tools.mpmd.staging.microbatches import ROWS
 from stablehlo_tools.mpmd.staging.routing import (
     Messages,
     ends_of,
@@ -77,6 +80,24 @@ class Plan:
                     for carry in self.phase_of(action).accumulators:
                         found[carry].add(rank)
         return {carry: tuple(sorted(ranks)) for carry, ranks in found.items()}
+
+    def starts_on(self, carry: int) -> int | None:
+        """The rank whose sum of a carry starts from what the program starts it from; None where
+        nothing of that is left. Raises a located ToolError for rows of several ranks that are added
+        to others."""
+        accumulator = self.step.loop.accumulators[carry]
+        ranks = self.ranks_of[carry]
+        start = self.step.loop.op.operands[carry]
+        if accumulator.kind != ROWS or len(ranks) == 1 or splat_of(start) == 0:
+            return ranks[0]
+        if accumulator.replaced:
+            return None
+        raise ToolError(
+            f"expand-mpmd: ranks {', '.join(map(str, ranks))} write rows of carry {carry}, "
+            f"{start.type}, of which other rows stay as they are and are not zero, so that the "
+            "ranks' parts cannot be added up (P6)",
+            accumulator.links[0].op.location,
+        )
 
     @property
     def splits(self) -> bool:

@@ -16,8 +16,8 @@ from stablehlo_tools.mpmd.writing.plan import Plan
 
 
 class Start(NamedTuple):
-    """Where the sum of a carry begins on a rank: on the first of those that add to it, with what
-    the program starts it from."""
+    """Where the sum of a carry begins on a rank: `is_first` of those that add to it, with what the
+    program starts it from."""
 
     carry: int
     is_first: bool
@@ -32,13 +32,7 @@ class Start(NamedTuple):
             return plan.fixed.write(self.key(plan), known, point)
         result = plan.step.loop.op.results[self.carry]
         kind = plan.step.loop.accumulators[self.carry].kind
-        return ir.Operation.create(
-            "stablehlo.constant",
-            results=[result.type],
-            attributes={"value": identity(kind, result)},
-            loc=plan.step.loop.op.location,
-            ip=point,
-        ).results[0]
+        return identity(kind, result, plan.step.loop.op.location, point)
 
 
 def write_prepare(

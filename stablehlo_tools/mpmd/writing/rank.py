@@ -114,7 +114,7 @@ class RankWriter:
         keys = dict.fromkeys(key for phase in phases for key in phase.fixed)
         computed = [key for key in keys if plan.fixed.given(key) is None]
         starts = [
-            Start(carry, is_first=ranks[0] == self._rank)
+            Start(carry, is_first=plan.starts_on(carry) == self._rank)
             for carry, ranks in plan.ranks_of.items()
             if self._rank in ranks
         ]

@@ -108,9 +108,7 @@ def _is_kept(value: Value, stage: int) -> bool:
 
 def _is_for_weights(value: Value, stage: int) -> bool:
     """Whether a stage holds a value from its input gradient to its weight gradient."""
-    if Work(Kind.WEIGHT_GRADIENT, stage) not in value.read:
-        return False
-    return value.made.kind is not Kind.FORWARD or value.made.stage <= stage
+    return Work(Kind.WEIGHT_GRADIENT, stage) in value.read
 
 
 def _goes_up(value: Value, stage: int) -> bool:
