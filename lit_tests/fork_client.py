@@ -9,7 +9,9 @@ import _socket
 import marshal
 import posix
 import sys
+import time
 
+TRIES = 10  # to reach the server: under load some systems break a connection that they just made
 NO_ANSWER = 125  # a status that the commands themselves never have
 EXPORT = "/export_model.py"  # the one script whose imports are worth it
 PYTHON = ""  # the true one, which `forked_commands.py` writes here
@@ -23,18 +25,28 @@ def main() -> int:
     request = marshal.dumps((arguments, posix.getcwdb(), posix.environ))
     message = len(request).to_bytes(4, sys.byteorder) + request
     streams = b"".join(stream.to_bytes(4, sys.byteorder) for stream in (0, 1, 2))
-    server = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
-    try:
-        server.connect(f"{sys.argv[0]}.socket")
-        rights = (_socket.SOL_SOCKET, _socket.SCM_RIGHTS, streams)
-        sent = server.sendmsg([message], [rights])
-        server.sendall(message[sent:])
-        answer = server.recv(4)
-    except OSError:
-        answer = b""
+    answer, why = b"", ""
+    for _ in range(TRIES):
+        server = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+        try:
+            server.connect(f"{sys.argv[0]}.socket")
+            rights = (_socket.SOL_SOCKET, _socket.SCM_RIGHTS, streams)
+            sent = server.sendmsg([message], [rights])
+            server.sendall(message[sent:])
+        except OSError as error:  # a request that was not sent whole is not run
+            why = str(error)
+            time.sleep(0.1)
+            continue
+        try:
+            answer = server.recv(4)
+        except OSError as error:
+            why = str(error)
+        break
     if not answer:
-        message = "the fork server of the lit suite has ended; STABLEHLO_TOOLS_LIT_PLAIN=1 does "
-        print(f"{sys.argv[0]}: {message}without it", file=sys.stderr)
+        message = f"the fork server of the lit suite has ended ({why or 'no answer'}); "
+        print(
+            f"{sys.argv[0]}: {message}STABLEHLO_TOOLS_LIT_PLAIN=1 does without it", file=sys.stderr
+        )
         return NO_ANSWER
     return _status(int.from_bytes(answer, sys.byteorder))
 
