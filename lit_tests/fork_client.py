@@ -11,7 +11,7 @@ import posix
 import sys
 import time
 
-TRIES = 10  # to reach the server: under load some systems break a connection that they just made
+TRIES = 10  # some systems break, under load, a connection that they have just made
 NO_ANSWER = 125  # a status that the commands themselves never have
 EXPORT = "/export_model.py"  # the one script whose imports are worth it
 PYTHON = ""  # the true one, which `forked_commands.py` writes here
@@ -25,7 +25,7 @@ def main() -> int:
     request = marshal.dumps((arguments, posix.getcwdb(), posix.environ))
     message = len(request).to_bytes(4, sys.byteorder) + request
     streams = b"".join(stream.to_bytes(4, sys.byteorder) for stream in (0, 1, 2))
-    answer, why = b"", ""
+    answer, why = b"", "no answer"
     for _ in range(TRIES):
         server = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
         try:
@@ -33,22 +33,17 @@ def main() -> int:
             rights = (_socket.SOL_SOCKET, _socket.SCM_RIGHTS, streams)
             sent = server.sendmsg([message], [rights])
             server.sendall(message[sent:])
-        except OSError as error:  # a request that was not sent whole is not run
-            why = str(error)
-            time.sleep(0.1)
-            continue
-        try:
             answer = server.recv(4)
         except OSError as error:
             why = str(error)
-        break
-    if not answer:
-        message = f"the fork server of the lit suite has ended ({why or 'no answer'}); "
-        print(
-            f"{sys.argv[0]}: {message}STABLEHLO_TOOLS_LIT_PLAIN=1 does without it", file=sys.stderr
-        )
-        return NO_ANSWER
-    return _status(int.from_bytes(answer, sys.byteorder))
+        if answer:
+            return _status(int.from_bytes(answer, sys.byteorder))
+        server.close()  # the server ends what it may have begun for this connection
+        time.sleep(0.2)
+    ended = f"the fork server of the lit suite has ended ({why})"
+    advice = "STABLEHLO_TOOLS_LIT_PLAIN=1 does without it"
+    print(f"{sys.argv[0]}: {ended}; {advice}", file=sys.stderr)
+    return NO_ANSWER
 
 
 def _status(waited: int) -> int:
