@@ -9,9 +9,7 @@ import _socket
 import marshal
 import posix
 import sys
-import time
 
-TRIES = 10  # some systems break, under load, a connection that they have just made
 NO_ANSWER = 125  # a status that the commands themselves never have
 EXPORT = "/export_model.py"  # the one script whose imports are worth it
 PYTHON = ""  # the true one, which `forked_commands.py` writes here
@@ -25,25 +23,21 @@ def main() -> int:
     request = marshal.dumps((arguments, posix.getcwdb(), posix.environ))
     message = len(request).to_bytes(4, sys.byteorder) + request
     streams = b"".join(stream.to_bytes(4, sys.byteorder) for stream in (0, 1, 2))
-    answer, why = b"", "no answer"
-    for _ in range(TRIES):
-        server = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
-        try:
-            server.connect(f"{sys.argv[0]}.socket")
-            rights = (_socket.SOL_SOCKET, _socket.SCM_RIGHTS, streams)
-            sent = server.sendmsg([message], [rights])
+    server = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+    try:
+        server.connect(f"{sys.argv[0]}.socket")
+        rights = (_socket.SOL_SOCKET, _socket.SCM_RIGHTS, streams)
+        sent = server.sendmsg([message], [rights])
+        if sent < len(message):  # to send nothing fails where the answer is there already
             server.sendall(message[sent:])
-            answer = server.recv(4)
-        except OSError as error:
-            why = str(error)
-        if answer:
-            return _status(int.from_bytes(answer, sys.byteorder))
-        server.close()  # the server ends what it may have begun for this connection
-        time.sleep(0.2)
-    ended = f"the fork server of the lit suite has ended ({why})"
-    advice = "STABLEHLO_TOOLS_LIT_PLAIN=1 does without it"
-    print(f"{sys.argv[0]}: {ended}; {advice}", file=sys.stderr)
-    return NO_ANSWER
+        answer = server.recv(4)
+    except OSError:
+        answer = b""
+    if not answer:
+        message = "the fork server of the lit suite has ended; STABLEHLO_TOOLS_LIT_PLAIN=1 does "
+        print(f"{sys.argv[0]}: {message}without it", file=sys.stderr)
+        return NO_ANSWER
+    return _status(int.from_bytes(answer, sys.byteorder))
 
 
 def _status(waited: int) -> int:
