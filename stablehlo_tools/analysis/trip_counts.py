@@ -116,6 +116,19 @@ def constant_integer(value: ir.Value) -> int | None:
     return int(np.array(ir.DenseElementsAttr(maker.attributes["value"])).ravel()[0])
 
 
+def known_integer(value: ir.Value) -> tuple[int, ...] | None:
+    """A constant integer scalar as what `counted` asks for: once, for it is the same on all
+    devices."""
+    number = constant_integer(value)
+    return None if number is None else (number,)
+
+
+def constant_trips(loop: ir.Operation) -> int | None:
+    """How often a loop runs that counts from a constant to a constant; None for any other."""
+    found = counted(loop, known_integer)
+    return None if isinstance(found, str) else found.trips[0]
+
+
 def comparison_direction(compare: ir.Operation) -> str:
     """`LT`, `LE`, `GT`, `GE`, `EQ` or `NE`."""
     found = re.search(

@@ -14,7 +14,7 @@ from itertools import pairwise
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.loop_indices import LoopIndices
 from stablehlo_tools.analysis.loops import LoopBody
-from stablehlo_tools.analysis.trip_counts import constant_integer, counted
+from stablehlo_tools.analysis.trip_counts import counted, known_integer
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.building import shape_of
 from stablehlo_tools.ir.values import is_float, producer, unconstrained
@@ -123,7 +123,7 @@ def read_layer_loop(
 ) -> LayerLoop | None:
     """The loop as a loop over layers; None where it takes no slices of stacked weights, or, if
     layers may share their `weights`, neither reads nor writes rows."""
-    found = counted(loop, _constants)
+    found = counted(loop, known_integer)
     if isinstance(found, str) or len(set(found.trips)) != 1 or found.trips[0] < 2:
         return None
     reader = _Reader(loop, effects, found.trips[0])
@@ -137,17 +137,12 @@ def _covers(rows: Rows) -> bool:
     return sorted(taken) == list(range(rows.span))
 
 
-def _constants(value: ir.Value) -> tuple[int, ...] | None:
-    number = constant_integer(value)
-    return None if number is None else (number,)
-
-
 class _Reader:
     def __init__(self, loop: ir.Operation, effects: Effects, trips: int) -> None:
         self._loop = loop
         self._body = LoopBody(loop, effects)
         self._trips = trips
-        self._indices = LoopIndices(self._body, trips, _constants)
+        self._indices = LoopIndices(self._body, trips, known_integer)
         self._slopes: dict[tuple[int, bool], int] = {}  # of reads, and of writes, by carry
 
     def layer_loop(self) -> LayerLoop | None:

@@ -8,7 +8,7 @@ from stablehlo_tools.analysis.collectives import ModuleFacts
 from stablehlo_tools.analysis.device_values import DeviceValues
 from stablehlo_tools.analysis.pipelines.columns import Column
 from stablehlo_tools.analysis.pipelines.rank_tables import MeshAxis, RankTable, rank_table
-from stablehlo_tools.analysis.trip_counts import Counter, constant_integer, counted
+from stablehlo_tools.analysis.trip_counts import Counter, constant_integer, counted, known_integer
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.building import shape_of
 from stablehlo_tools.ir.carriers import terminator
@@ -40,7 +40,7 @@ class TickLoop:
 
 def tick_loop(op: ir.Operation, facts: ModuleFacts, known: DeviceValues) -> TickLoop | None:
     """A `while` as a loop over the ticks of one table or two; None for any other loop."""
-    count = counted(op, _constant)
+    count = counted(op, known_integer)
     if isinstance(count, str) or len(set(count.trips)) != 1 or count.starts[0] != 0:
         return None
     ticks = count.trips[0]
@@ -55,11 +55,6 @@ def tick_loop(op: ir.Operation, facts: ModuleFacts, known: DeviceValues) -> Tick
     if not 1 <= len(tables) <= 2 or len({table.axis for table in tables}) != 1:
         return None
     return TickLoop(op, ticks, tuple(tables), tuple(rows))
-
-
-def _constant(value: ir.Value) -> tuple[int, ...] | None:
-    known = constant_integer(value)
-    return None if known is None else (known,)
 
 
 def _row_of(op: ir.Operation, loop: ir.Operation, counter: Counter, ticks: int) -> ir.Value | None:

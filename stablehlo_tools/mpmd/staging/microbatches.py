@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.loop_indices import LoopIndices
 from stablehlo_tools.analysis.loops import LoopBody
-from stablehlo_tools.analysis.trip_counts import constant_integer, counted
+from stablehlo_tools.analysis.trip_counts import counted, known_integer
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, note
 from stablehlo_tools.ir.values import is_float, producer
@@ -105,14 +105,14 @@ def find_microbatch_loop(block: ir.Block, effects: Effects) -> MicrobatchLoop:
 
 def read_microbatch_loop(loop: ir.Operation, effects: Effects) -> MicrobatchLoop | ToolError:
     """The loop as one over microbatches, or why it is none."""
-    count = counted(loop, _constant)
+    count = counted(loop, known_integer)
     if isinstance(count, str) or len(set(count.trips)) != 1:
         why = count if isinstance(count, str) else "it differs by device"
         return _refused(f"how often this loop runs is not known: {why}", loop)
     if not heavy_ops(loop):
         return _refused("this loop computes too little to be one over microbatches", loop)
     body = LoopBody(loop, effects)
-    indices = LoopIndices(body, count.trips[0], _constant)
+    indices = LoopIndices(body, count.trips[0], known_integer)
     counters: dict[int, int] = {}
     accumulators: dict[int, Accumulator] = {}
     for carry, argument in enumerate(body.arguments):
@@ -142,11 +142,6 @@ def is_sum(end: ir.Value, argument: ir.Value) -> bool:
     """Whether iterations do nothing with a carry but add to it, in its own type."""
     links = _links(end, argument)
     return links is not None and all(_kind_of(link.op) == "add" for link in links)
-
-
-def _constant(value: ir.Value) -> tuple[int, ...] | None:
-    number = constant_integer(value)
-    return None if number is None else (number,)
 
 
 def _links(end: ir.Value, argument: ir.Value) -> list[Link] | None:

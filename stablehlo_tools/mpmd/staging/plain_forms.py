@@ -16,7 +16,7 @@ from __future__ import annotations
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.loop_indices import LoopIndices
 from stablehlo_tools.analysis.loops import LoopBody
-from stablehlo_tools.analysis.trip_counts import constant_integer, counted, is_integer_scalar
+from stablehlo_tools.analysis.trip_counts import constant_trips, is_integer_scalar, known_integer
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.building import Builder, element_of, shape_of
 from stablehlo_tools.ir.carriers import terminator
@@ -38,7 +38,7 @@ _CONCATENATE = "stablehlo.concatenate"
 def use_plain_forms(block: ir.Block, effects: Effects) -> None:
     """Rewrites the heavy loops of a block that run a known number of times, in place."""
     for loop in [view.operation for view in block.operations if view.operation.name == _WHILE]:
-        trips = _trips(loop)
+        trips = constant_trips(loop)
         if trips is None or not heavy_ops(loop):
             continue
         inside = loop.regions[1].blocks[0]
@@ -89,7 +89,7 @@ def _count_directly(loop: ir.Operation, trips: int, effects: Effects) -> None:
     if not reading:
         return
     body = LoopBody(loop, effects)
-    indices = LoopIndices(body, trips, _constant)
+    indices = LoopIndices(body, trips, known_integer)
     found = [(op, _counted_by(op, body, indices)) for op in reading]
     for op, index in found:
         if index is not None:
@@ -125,7 +125,7 @@ def _rewrite_scatters(loop: ir.Operation, trips: int, effects: Effects) -> None:
     writing = [op for op in scatters if _replaces(op)]
     if not writing:
         return
-    indices = LoopIndices(LoopBody(loop, effects), trips, _constant)
+    indices = LoopIndices(LoopBody(loop, effects), trips, known_integer)
     places = [_places(op, indices) for op in writing]
     for op, starts in zip(writing, places, strict=True):
         if starts is not None:
@@ -203,15 +203,3 @@ def _as_slice(op: ir.Operation, starts: list[ir.Value | None]) -> None:
     )
     op.results[0].replace_all_uses_with(written)
     op.erase()
-
-
-def _trips(loop: ir.Operation) -> int | None:
-    found = counted(loop, _constant)
-    if isinstance(found, str) or len(set(found.trips)) != 1:
-        return None
-    return found.trips[0]
-
-
-def _constant(value: ir.Value) -> tuple[int, ...] | None:
-    known = constant_integer(value)
-    return None if known is None else (known,)

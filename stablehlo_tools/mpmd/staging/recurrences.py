@@ -12,7 +12,7 @@ from __future__ import annotations
 from stablehlo_tools.analysis.collectives import classify_communication
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.loops import LoopBody
-from stablehlo_tools.analysis.trip_counts import constant_integer, counted
+from stablehlo_tools.analysis.trip_counts import constant_trips
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.building import element_of, shape_of
 from stablehlo_tools.ir.carriers import terminator
@@ -30,7 +30,7 @@ def stack_recurrences(block: ir.Block, effects: Effects) -> None:
     """Rewrites the heavy loops of a block that run a known number of times, in place."""
     loops = [view.operation for view in block.operations if view.operation.name == _WHILE]
     for loop in loops:
-        trips = _trips(loop)
+        trips = constant_trips(loop)
         if trips is not None and heavy_ops(loop):
             _Recurrences(loop, trips, effects).rewrite()
 
@@ -154,15 +154,3 @@ def _written(place: Place, stack: ir.Value, value: ir.Value, row: ir.Value) -> i
     return place.op(
         "dynamic_update_slice", [stack, place.reshape(value, [1, *sizes]), *starts], stack.type
     )
-
-
-def _trips(loop: ir.Operation) -> int | None:
-    found = counted(loop, _constant)
-    if isinstance(found, str) or len(set(found.trips)) != 1:
-        return None
-    return found.trips[0]
-
-
-def _constant(value: ir.Value) -> tuple[int, ...] | None:
-    known = constant_integer(value)
-    return None if known is None else (known,)

@@ -7,7 +7,7 @@ compilers fuse it with what it reads. What is launched and what is hidden plays 
 from __future__ import annotations
 
 from stablehlo_tools.analysis.tasks.op_work import bytes_of, op_work, short_name
-from stablehlo_tools.analysis.trip_counts import constant_integer, counted
+from stablehlo_tools.analysis.trip_counts import constant_trips
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.hardware import Hardware
 from stablehlo_tools.cost.kernels import kernel_ns
@@ -27,7 +27,7 @@ class Weigher:
         """Nanoseconds of an op; of a loop, of all its iterations; of branches, of the longest."""
         if op.name in _ENTERED:
             inside = [self._block(region.blocks[0]) for region in op.regions]
-            return max(inside) * (_trips(op) if op.name == "stablehlo.while" else 1)
+            return max(inside) * _times(op)
         work = op_work(op, short_name(op))
         written = sum(bytes_of(result) for result in op.results)
         if work.kind in _PRODUCTS and work.matmul is not None:
@@ -43,12 +43,7 @@ class Weigher:
         return sum(self.ns(view.operation) for view in list(block.operations)[:-1])
 
 
-def _trips(loop: ir.Operation) -> int:
-    """How often a loop runs; once where that is not known."""
-    found = counted(loop, _constant)
-    return 1 if isinstance(found, str) else max(found.trips)
-
-
-def _constant(value: ir.Value) -> tuple[int, ...] | None:
-    number = constant_integer(value)
-    return None if number is None else (number,)
+def _times(op: ir.Operation) -> int:
+    """How often the regions of an op run; of a loop of which that is not known, once."""
+    trips = constant_trips(op) if op.name == "stablehlo.while" else None
+    return 1 if trips is None else trips

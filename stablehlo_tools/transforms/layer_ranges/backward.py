@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.layer_loops.reading import LayerLoop, layer_loops
 from stablehlo_tools.analysis.loops import LoopBody
-from stablehlo_tools.analysis.trip_counts import Counted, constant_integer, counted
+from stablehlo_tools.analysis.trip_counts import Counted, counted, known_integer
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.values import key_of
 from stablehlo_tools.ir.walk import is_inside
@@ -63,7 +63,7 @@ def awaited_carries(
 
 
 def _backward(op: ir.Operation, loop: LayerLoop | None, effects: Effects) -> Backward | None:
-    count = counted(op, _constant)
+    count = counted(op, known_integer)
     if isinstance(count, str) or len(set(count.trips)) != 1 or not count.trips[0]:
         return None
     assert isinstance(count, Counted)
@@ -80,8 +80,3 @@ def _writers_of_rows(
         for op, carry in loops_ahead(operands)
         if key_of(op) in bodies and is_write(bodies[key_of(op)], carry)
     ]
-
-
-def _constant(value: ir.Value) -> tuple[int, ...] | None:
-    number = constant_integer(value)
-    return None if number is None else (number,)

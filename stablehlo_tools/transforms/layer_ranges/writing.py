@@ -10,6 +10,7 @@ from stablehlo_tools.analysis.trip_counts import (
     Counted,
     constant_integer,
     counted,
+    known_integer,
     wrap,
 )
 from stablehlo_tools.bindings import ir
@@ -60,7 +61,7 @@ class RangeWriter:
         self._loop = loop
         self._values = values  # what stands for values from outside that its regions use
         self._channels = channels
-        found = counted(loop.op, _constant)
+        found = counted(loop.op, known_integer)
         assert isinstance(found, Counted), "a loop over layers counts"
         self._counted = found
 
@@ -163,8 +164,3 @@ def _inside(op: ir.Operation) -> Iterator[ir.Operation]:
             for view in block.operations:
                 yield view.operation
                 yield from _inside(view.operation)
-
-
-def _constant(value: ir.Value) -> tuple[int, ...] | None:
-    number = constant_integer(value)
-    return None if number is None else (number,)
