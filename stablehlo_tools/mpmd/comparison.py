@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from stablehlo_tools.artifact import Artifact
 from stablehlo_tools.diagnostics import ToolError, naming
-from stablehlo_tools.mpmd.expansion import Request, time_stages
+from stablehlo_tools.mpmd.expansion import Request, prepare, time_stages
 from stablehlo_tools.schedules.comparison import (
     Candidate,
     Comparison,
@@ -31,9 +31,10 @@ def compare_schedules(
         candidates: dict[tuple[str, int], Candidate] = {}
         why: dict[str, str] = {}
         setting: Setting | None = None
+        prepared = prepare(artifact, request)
         for chunks in _chunks(request):
             try:
-                timed = time_stages(artifact, request, chunks * request.ranks)
+                timed = time_stages(prepared, request, chunks * request.ranks)
             except ToolError as error:
                 if setting is None:
                     raise

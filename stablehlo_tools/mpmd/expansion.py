@@ -32,6 +32,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.clock import Clock
 from stablehlo_tools.cost.hardware import Hardware
 from stablehlo_tools.diagnostics import Diagnostics, ToolError, naming
+from stablehlo_tools.ir.copying import copy_module
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.symbols import functions_by_name
 from stablehlo_tools.mpmd.devices import Devices, take_off_devices
@@ -69,6 +70,14 @@ class Request:
 
 
 @dataclass(frozen=True)
+class Prepared:
+    """A step that can be cut, as one device of a rank runs it, and the devices of a rank."""
+
+    module: ir.Module
+    devices: Devices
+
+
+@dataclass(frozen=True)
 class Timed:
     """A step that was cut into stages, and what these cost; `hop` is the time of a message."""
 
@@ -103,12 +112,13 @@ def expand_mpmd(artifact: Artifact, request: Request) -> Expansion:
     for so many ranks, chunks and microbatches.
     """
     with naming(artifact.name):
-        microbatches = read_step(prepared(artifact, request)[0]).loop.trips
+        prepared = prepare(artifact, request)
+        microbatches = read_step(prepared.module).loop.trips
         stages = _table(request, microbatches, unit_costs(request.ranks)).stages
-        timed = time_stages(artifact, request, stages)
+        timed = time_stages(prepared, request, stages)
         table = _table(request, microbatches, timed.costs)
         if table.stages != stages:  # a search takes another placement for these costs
-            timed = time_stages(artifact, request, table.stages)
+            timed = time_stages(prepared, request, table.stages)
             table = _table(request, microbatches, timed.costs)
         plan = Plan(
             timed.staged.step, timed.staged.assignment, with_communication(table, timed.costs)
@@ -116,7 +126,7 @@ def expand_mpmd(artifact: Artifact, request: Request) -> Expansion:
         return _written(artifact, request, plan, timed)
 
 
-def prepared(artifact: Artifact, request: Request) -> tuple[ir.Module, Devices]:
+def prepare(artifact: Artifact, request: Request) -> Prepared:
     """A copy of what one device of a rank does, with calls inlined and a loop over microbatches.
 
     Raises a located ToolError where there is none, or another one than was asked for.
@@ -140,12 +150,12 @@ def prepared(artifact: Artifact, request: Request) -> tuple[ir.Module, Devices]:
             )
         if own is None and wanted is not None:
             AccumulateGradientsPass(microbatches=wanted).run(module, Diagnostics())
-    return module, devices
+    return Prepared(module, devices)
 
 
-def time_stages(artifact: Artifact, request: Request, stages: int) -> Timed:
+def time_stages(prepared: Prepared, request: Request, stages: int) -> Timed:
     """A copy of the step, cut into so many stages. Raises a located ToolError."""
-    module, devices = prepared(artifact, request)
+    module, devices = copy_module(prepared.module), prepared.devices
     with module.context, ir.Location.unknown():
         staged = stage_step(module, stages, Clock(request.hardware, devices.count))
     costs = stage_costs(staged.step, staged.assignment, request.hardware, devices.count)
