@@ -38,6 +38,18 @@ def assignment(text: str) -> tuple[int, float]:
     return int(index), any_number(value)
 
 
+def add_set_argument(parser: argparse.ArgumentParser) -> None:
+    """`--set INDEX=VALUE`, as often as one likes."""
+    parser.add_argument(
+        "--set",
+        metavar="INDEX=VALUE",
+        type=assignment,
+        action="append",
+        default=[],
+        help="give input INDEX this value in every element, instead of random ones",
+    )
+
+
 def any_number(text: str) -> float:
     """A number; not finite ones too."""
     try:

@@ -22,7 +22,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from stablehlo_tools.cli.numbers import assignment, tolerance, whole_number
+from stablehlo_tools.cli.numbers import add_set_argument, tolerance, whole_number
 from stablehlo_tools.cli.timing import seconds
 
 if TYPE_CHECKING:
@@ -44,14 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--compile", choices=("gpu",), help="compile the ranks, and run nothing")
     parser.add_argument("--seed", type=whole_number, default=0, help="of the random inputs (0)")
-    parser.add_argument(
-        "--set",
-        metavar="INDEX=VALUE",
-        type=assignment,
-        action="append",
-        default=[],
-        help="give input INDEX this value in every element, instead of random ones",
-    )
+    add_set_argument(parser)
     parser.add_argument(
         "--rtol", type=tolerance, help="accept |difference| <= ATOL + RTOL * |original|"
     )

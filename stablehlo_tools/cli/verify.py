@@ -14,7 +14,13 @@ import math
 import sys
 from typing import TYPE_CHECKING
 
-from stablehlo_tools.cli.numbers import any_number, assignment, positive, tolerance, whole_number
+from stablehlo_tools.cli.numbers import (
+    add_set_argument,
+    any_number,
+    positive,
+    tolerance,
+    whole_number,
+)
 
 if TYPE_CHECKING:
     from stablehlo_tools.verify import Verification
@@ -36,14 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="mix NaNs, infinities, -0.0, denormals and integer extremes into the inputs",
     )
-    parser.add_argument(
-        "--set",
-        metavar="INDEX=VALUE",
-        type=assignment,
-        action="append",
-        default=[],
-        help="give input INDEX this value in every element, instead of random ones",
-    )
+    add_set_argument(parser)
     parser.add_argument(
         "--rtol", type=tolerance, help="accept |difference| <= ATOL + RTOL * |before|"
     )

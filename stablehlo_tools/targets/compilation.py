@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from stablehlo_tools.artifact import Artifact
-from stablehlo_tools.child_python import with_package
+from stablehlo_tools.child_python import wait_or_end, with_package
 from stablehlo_tools.diagnostics import Diagnostic, ToolError, note
 from stablehlo_tools.last_words import how_it_ended, last_words, shortened
 from stablehlo_tools.targets import compiler_process
@@ -174,12 +173,5 @@ def _run(directory: Path, machine: Topology, timeout: float) -> tuple[int | None
             env=variables,
             start_new_session=True,
         )
-        try:
-            code: int | None = process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            code = None
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+        code = wait_or_end(process, timeout)
     return code, said.read_text(errors="replace")

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from stablehlo_tools.artifact import Artifact
-from stablehlo_tools.child_python import with_package
+from stablehlo_tools.child_python import wait_or_end, with_package
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.verify.job import Answer, Request, Side, Stage, read_answer, read_stage
 
@@ -49,12 +49,7 @@ def run_child(
             stderr=errors,
             start_new_session=True,
         )
-        try:
-            code = child.wait(timeout)
-        except subprocess.TimeoutExpired:
-            code = None
-        finally:
-            _end(child)
+        code = wait_or_end(child, timeout)
     answer = read_answer(directory)
     if answer is not None and not answer.error:
         return answer
@@ -91,12 +86,6 @@ def _environment(devices: int, timeout: float, *, as_deployed: bool) -> dict[str
         "JAX_ENABLE_X64": "1",
         "TF_CPP_MIN_LOG_LEVEL": "2",
     }
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    if child.poll() is None:
-        os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
 
 
 def _about(stage: Stage | None, artifacts: Mapping[Side, Artifact], message: str) -> ToolError:

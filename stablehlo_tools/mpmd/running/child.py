@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -17,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from stablehlo_tools.child_python import with_package
+from stablehlo_tools.child_python import end_group, wait_or_end, with_package
 from stablehlo_tools.diagnostics import Diagnostic, ToolError, first_line, note
 from stablehlo_tools.last_words import how_it_ended, last_words
 
@@ -95,9 +94,7 @@ def ask(
             start_new_session=True,
         )
         try:
-            code: int | None = process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            code = None
+            code = wait_or_end(process, timeout)
         finally:
             end(process)
     if code is None:
@@ -130,10 +127,8 @@ def listen(told: Callable[[], None]) -> None:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Ends a process that leads a group of its own, if it runs."""
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    """Ends a process that leads a group of its own, if it runs, and what it is told things by."""
+    end_group(process)
     assert process.stdin is not None
     process.stdin.close()
 
