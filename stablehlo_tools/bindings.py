@@ -105,6 +105,18 @@ def serialize_portable_artifact(module: ir.Module, version: str | None = None) -
     return _jax.mlir.serialize_portable_artifact(module, version or export_version(), True)
 
 
+def dot_dimension_numbers(attribute: ir.Attribute) -> Any:
+    """The dimensions of a matrix product, of StableHLO's or MHLO's."""
+    own = stablehlo.DotDimensionNumbers.isinstance(attribute)
+    return (stablehlo if own else mhlo).DotDimensionNumbers(attribute)
+
+
+def conv_dimension_numbers(attribute: ir.Attribute) -> Any:
+    """The dimensions of a convolution, of StableHLO's or MHLO's."""
+    own = stablehlo.ConvDimensionNumbers.isinstance(attribute)
+    return (stablehlo if own else mhlo).ConvDimensionNumbers(attribute)
+
+
 def export_version() -> str:
     """The StableHLO version that jax.export targets."""
     return stablehlo.get_version_from_compatibility_requirement(

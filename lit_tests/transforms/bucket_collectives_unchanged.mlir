@@ -151,3 +151,24 @@ func.func @main(%x: tensor<4x2xf32>) -> (tensor<4x2xf32>) {
   return %a : tensor<4x2xf32>
 }
 }
+
+// -----
+
+// Shapes that are those of groups of two, in groups of four: no merged shape is right for both.
+// CHECK-LABEL: module @unlike_groups_and_shapes
+// CHECK-COUNT-2: "stablehlo.reduce_scatter"
+module @unlike_groups_and_shapes attributes {mhlo.num_partitions = 1 : i32, mhlo.num_replicas = 4 : i32} {
+func.func @main(%x: tensor<8xf32>, %y: tensor<8xf32>) -> (tensor<4xf32>, tensor<4xf32>) {
+  %a = "stablehlo.reduce_scatter"(%x) <{replica_groups = dense<[[0, 1, 2, 3]]> : tensor<1x4xi64>, scatter_dimension = 0 : i64}> ({
+  ^bb0(%l: tensor<f32>, %r: tensor<f32>):
+    %s = stablehlo.add %l, %r : tensor<f32>
+    stablehlo.return %s : tensor<f32>
+  }) : (tensor<8xf32>) -> tensor<4xf32>
+  %b = "stablehlo.reduce_scatter"(%y) <{replica_groups = dense<[[0, 1, 2, 3]]> : tensor<1x4xi64>, scatter_dimension = 0 : i64}> ({
+  ^bb0(%l: tensor<f32>, %r: tensor<f32>):
+    %s = stablehlo.add %l, %r : tensor<f32>
+    stablehlo.return %s : tensor<f32>
+  }) : (tensor<8xf32>) -> tensor<4xf32>
+  return %a, %b : tensor<4xf32>, tensor<4xf32>
+}
+}

@@ -59,6 +59,8 @@ _FOREIGN_COMMUNICATION = re.compile(
     r"sharded_to_unreduced|replicated_to_unreduced)"
     r"|mpmd\.\w+"
 )
+_QUANTIZED = re.compile(r"!quant\.uniform<[iu](\d+)[:<]")
+_INDEX_BITS = 64
 _KNOWN_DIALECTS = frozenset({"builtin", "func", "stablehlo", "chlo", "sdy", "mhlo", "shape"})
 
 
@@ -240,7 +242,9 @@ def _resolved_mesh(mesh: ir.Attribute, meshes: dict[str, DeviceMesh]) -> DeviceM
     if not isinstance(mesh, ir.FlatSymbolRefAttr):
         return _stablehlo_mesh(mesh)
     if mesh.value not in meshes:
-        raise ValueError(f"the module has no mesh @{mesh.value}")
+        raise ValueError(
+            f"the module has no mesh @{mesh.value}: a symbol in replica_groups names an sdy.mesh"
+        )
     return meshes[mesh.value]
 
 
@@ -252,7 +256,11 @@ def _inferred_grid(collectives: Sequence[Collective], meshes: dict[str, DeviceMe
         groups = collective.group_attribute("replica_groups")
         named = (groups, collective.inner.attributes.get("source_target_pairs"))
         if named not in counts:
-            counts[named] = _named_processes(collective, meshes)
+            try:
+                counts[named] = _named_processes(collective, meshes)
+            except ValueError as error:
+                name = collective.inner.name
+                raise ToolError(f"{name}: {error}", collective.op.location) from None
         count = counts[named]
         if mode is GroupMode.FLATTENED_IDS:
             processes = max(processes, count)
@@ -343,6 +351,11 @@ def element_bits(kind: ir.Type) -> int:
         return 2 * element_bits(kind.element_type)
     if isinstance(kind, ir.IntegerType | ir.FloatType):
         return kind.width
+    if isinstance(kind, ir.IndexType):
+        return _INDEX_BITS
+    stored = _QUANTIZED.match(str(kind))  # the bindings have no class for these
+    if stored is not None:
+        return int(stored.group(1))
     raise ToolError(f"the element type {kind} has no known size")
 
 

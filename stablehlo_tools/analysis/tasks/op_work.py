@@ -45,6 +45,9 @@ _RESHAPES = frozenset(
     {"reshape", "dynamic_reshape", "sdy.sharding_constraint", "sdy.propagation_barrier"}
 )
 _VIEWS = frozenset({"optimization_barrier", "tuple", "get_tuple_element"})
+_WITH_REGIONS = frozenset(  # of which the regions are a few operations for each element
+    ["custom_call", "map", "reduce", "reduce_window", "scatter", "select_and_scatter", "sort"]
+)
 _OWN_KERNELS = {
     "dot_general": WorkKind.MATMUL,
     "dot": WorkKind.MATMUL,
@@ -105,7 +108,16 @@ def bytes_of(value: ir.Value) -> float:
 
 
 def op_work(op: ir.Operation, name: str) -> OpWork:
-    """What an op without regions to enter computes."""
+    """What an op without regions to enter computes.
+
+    Raises a located ToolError for one that runs regions in a way that is not understood.
+    """
+    if len(op.regions) and name not in _WITH_REGIONS:
+        raise ToolError(
+            f"{op.name} cannot be timed: what runs in its regions, and how often, is not "
+            "understood; write it in StableHLO's control flow",
+            op.location,
+        )
     if name in _NOTHING:
         return OpWork(Role.NOTHING)
     if name == "constant":
@@ -173,8 +185,7 @@ def _reduction(op: ir.Operation, name: str, dtype: str) -> OpWork:
     each = sum(_per_element(short_name(inner.operation)) for inner in body[:-1])
     count = _elements(operand)
     if name == "reduce_window":
-        window = ir.DenseI64ArrayAttr(op.attributes["window_dimensions"])
-        each_place = math.prod(map(_steps, window))
+        each_place = math.prod(map(_steps, _integers(op.attributes["window_dimensions"])))
         count = _elements(ir.ShapedType(op.results[0].type)) * each_place
     return OpWork(Role.REDUCTION, WorkKind.REDUCTION, count * max(each, 1.0), None, dtype)
 
@@ -207,7 +218,7 @@ def _precision(op: ir.Operation, dtype: str) -> str:
 
 
 def _dot_general(op: ir.Operation, left: Sequence[int], right: Sequence[int]) -> Matmul:
-    dims = bindings.DotDimensionNumbers(op.attributes["dot_dimension_numbers"])
+    dims = bindings.dot_dimension_numbers(op.attributes["dot_dimension_numbers"])
     batch = math.prod(left[d] for d in dims.lhs_batching_dimensions)
     k = math.prod(left[d] for d in dims.lhs_contracting_dimensions)
     m = math.prod(left) // max(1, batch * k)
@@ -217,15 +228,22 @@ def _dot_general(op: ir.Operation, left: Sequence[int], right: Sequence[int]) ->
 
 def _convolution(op: ir.Operation, image: Sequence[int], kernel: Sequence[int]) -> Matmul:
     """As the product [batch and places, inputs x window] x [inputs x window, outputs]."""
-    dims = bindings.ConvDimensionNumbers(op.attributes["dimension_numbers"])
+    dims = bindings.conv_dimension_numbers(op.attributes["dimension_numbers"])
     groups = ir.IntegerAttr(op.attributes["feature_group_count"]).value
     outputs = kernel[dims.kernel_output_feature_dimension]
     result = ir.ShapedType(op.results[0].type).shape
     places = math.prod(result) // max(1, outputs)
     depth = math.prod(kernel) // max(1, outputs)
     if "lhs_dilation" in op.attributes:  # between its elements stand zeros, which are left out
-        depth = -(-depth // math.prod(ir.DenseI64ArrayAttr(op.attributes["lhs_dilation"])))
+        depth = -(-depth // math.prod(_integers(op.attributes["lhs_dilation"])))
     return Matmul(groups, places, outputs // max(1, groups), depth)
+
+
+def _integers(attribute: ir.Attribute) -> list[int]:
+    """Numbers that StableHLO keeps in an array and MHLO in a constant tensor."""
+    if isinstance(attribute, ir.DenseI64ArrayAttr):
+        return list(attribute)
+    return [int(number) for number in np.array(ir.DenseIntElementsAttr(attribute)).ravel()]
 
 
 def _elements(kind: ir.ShapedType) -> float:

@@ -29,6 +29,7 @@ from stablehlo_tools.ir.values import producer
 from stablehlo_tools.ir.walk import walk
 
 _BARRIER = "stablehlo.optimization_barrier"
+_NAMED_COMPUTATION = "sdy.named_computation"
 _WHILE = "stablehlo.while"
 _CHOICES = frozenset({"stablehlo.case", "stablehlo.if"})
 _ASYNC_DONE = "stablehlo.async_done"
@@ -124,6 +125,8 @@ class _Reader:
             self._call(op, values)
         elif name == MANUAL_COMPUTATION:
             self._manual(op, values)
+        elif name == _NAMED_COMPUTATION:
+            self._enter(op, op.regions[0].blocks[0], values, values)
         elif name == _WHILE:
             self._loop(op, values)
         elif name in _CHOICES:

@@ -7,8 +7,9 @@ Constraints, each named in the reason that is given where it fails:
   C3   Their operands have static shapes, of integers, floats or complex numbers; those that run
        along a dimension, which must not be empty, have elements. An all_to_all has one operand,
        since XLA takes several for the parts of one.
-  C4   They have the same process groups, equally large (the same pairs), with ids that count the
-       same, whatever attribute says so. The order of members counts, but for an all_reduce.
+  C4   They have the same process groups, equally large (the same pairs) and as large as the shapes
+       say, with ids that count the same, whatever attribute says so. The order of members counts,
+       but for an all_reduce.
   C5   They reduce alike, elements of one type.
   C6   Their other attributes are equal, `mhlo.frontend_attributes` among them; how their results
        are sharded, in Shardy's words, may differ.
@@ -97,6 +98,9 @@ def traits_of(collective: Collective, known: Groups) -> Traits | str:
         return reason or "its process groups are not known (C4)"
     if collective.kind != "collective_permute" and len({len(group) for group in groups}) != 1:
         return "its process groups are not equally large (C4)"
+    parts = _parts(collective)
+    if parts is not None and any(len(group) != parts for group in groups):
+        return f"its shapes are those of groups of {parts}, which its process groups are not (C4)"
     return Traits(
         collective.kind,
         collective.group_mode,
@@ -144,6 +148,19 @@ def _why_not_alone(collective: Collective) -> str | None:
     if _is_chained(op):
         return "it is in a token chain; tokens go in last (C8)"
     return None
+
+
+def _parts(collective: Collective) -> int | None:
+    """How large the groups are by the shapes; None where those do not depend on it."""
+    op = collective.op
+    if collective.kind == "all_to_all":
+        return ir.IntegerAttr(op.attributes["split_count"]).value
+    if collective.kind not in _ALONG:
+        return None
+    gathers = collective.kind == "all_gather"
+    dim = ir.IntegerAttr(op.attributes["all_gather_dim" if gathers else "scatter_dimension"]).value
+    small, large = shape_of(op.operands[0])[dim], shape_of(op.results[0])[dim]
+    return large // small if gathers else small // max(1, large)
 
 
 def _is_plain(kind: ir.Type) -> bool:

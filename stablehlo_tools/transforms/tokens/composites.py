@@ -54,7 +54,7 @@ class Decompositions:
         return self.names[key]
 
     def _create(self, collective: ir.Operation, kind: str) -> str:
-        stem = COMPOSITE_PREFIX + kind
+        stem = _composite_name(kind)
         while (symbol := f"{stem}.{self.next_number[stem]}") in self.taken:
             self.next_number[stem] += 1
         self.taken.add(symbol)
@@ -74,7 +74,7 @@ def to_composite(step: Step, token: ir.Value, decompositions: Decompositions) ->
         results=[*(result.type for result in op.results), token_type(context)],
         operands=[*op.operands, token],
         attributes={
-            "name": ir.StringAttr.get(COMPOSITE_PREFIX + kind, context),
+            "name": ir.StringAttr.get(_composite_name(kind), context),
             "decomposition": ir.FlatSymbolRefAttr.get(symbol, context),
             LINK: ir.UnitAttr.get(context),
         },
@@ -86,6 +86,11 @@ def to_composite(step: Step, token: ir.Value, decompositions: Decompositions) ->
         result.replace_all_uses_with(output)
     op.erase()
     return token_out
+
+
+def _composite_name(kind: str) -> str:
+    """A name that composites may have: cross-replica-sum has dashes, which those have not."""
+    return COMPOSITE_PREFIX + kind.replace("-", "_")
 
 
 def restore_collective(composite: ir.Operation, decomposition: ir.Operation) -> ir.Operation:
