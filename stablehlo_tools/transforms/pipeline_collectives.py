@@ -73,7 +73,7 @@ class PipelineCollectivesPass(Pass):
     `distance`: how many iterations ahead or late. `hardware`: the name or the file of the profile
     that `auto` predicts times for. `memory-limit`: the GiB that `auto` may need on a device;
     without it, what the device has. `explain`: a note for each collective of a loop, where it runs
-    and why it stays.
+    and why it stays; one, where no loop has any.
     """
 
     name: ClassVar[str] = "pipeline-collectives"

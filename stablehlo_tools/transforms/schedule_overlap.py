@@ -83,7 +83,8 @@ class ScheduleOverlapPass(Pass):
     plan may need on a device; without it, one more than the program's own order needs. `streams`:
     how many collectives may be in flight at a time, 0 for any number; XLA:GPU allows one unless it
     is told otherwise. `no-compute-reorder`: compute keeps its order. `explain`: a note for each
-    collective, whether it is hidden and why not, and for each block that is left as it is.
+    collective (one for many that are alike), whether it is hidden and why not, and for each block
+    that is left as it is.
     """
 
     name: ClassVar[str] = "schedule-overlap"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from stablehlo_tools.analysis.collectives import ModuleFacts
+from stablehlo_tools.analysis.collectives import ModuleFacts, find_collectives
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.loops import LoopBody
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.diagnostics import Diagnostic
+from stablehlo_tools.diagnostics import Diagnostic, Severity, to_place
 from stablehlo_tools.ir.symbols import functions_by_name
 from stablehlo_tools.transforms.pipelining.holding import hold_loop
 from stablehlo_tools.transforms.pipelining.marks import (
@@ -38,9 +38,12 @@ class LoopPipelining:
         """Rewrites what there is to rewrite."""
         facts = ModuleFacts.of(self.module)
         effects = Effects(functions_by_name(self.module))
-        for loop in loops_of(self.module):
-            if LoopBody(loop, effects).communicates(loop):
-                mark(loop, TO_PIPELINE)
+        loops = loops_of(self.module)
+        communicating = [loop for loop in loops if LoopBody(loop, effects).communicates(loop)]
+        for loop in communicating:
+            mark(loop, TO_PIPELINE)
+        if not communicating:
+            self.notes.append(_nothing_to_pipeline(self.module, len(loops)))
         while next_loop(self.module) is not None:
             one = OneLoop(self.module, self.wanted, facts)
             one.run()
@@ -57,3 +60,24 @@ class LoopPipelining:
             sunk.setdefault(op.block, []).append(op)
         for ops in sunk.values():
             merge_sunk(self.module, ops)
+
+
+def _nothing_to_pipeline(module: ir.Module, loops: int) -> Diagnostic:
+    """Why a program without a loop that communicates stays as it is, and what to do with it."""
+    collectives = find_collectives(module)
+    if not collectives:
+        message = "there is nothing to pipeline: the program has no collective"
+        return Diagnostic(Severity.NOTE, message, to_place(module.operation.location))
+    has = (
+        f"none of the program's {loops} loops has a collective"
+        if loops
+        else ("the program has no loop, as where its layers are unrolled")
+    )
+    return Diagnostic(
+        Severity.NOTE,
+        f"there is no loop to pipeline: {has}, and its {len(collectives)} communicating ops run "
+        "once each, the first of them here. Run alike layers in a loop (jax.lax.scan over stacked "
+        "weights) to have collectives move between iterations; a program without loops is for "
+        "bucket-collectives and schedule-overlap",
+        to_place(collectives[0].op.location),
+    )
