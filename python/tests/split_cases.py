@@ -20,10 +20,10 @@ from stablehlo_tools import artifact
 from stablehlo_tools.analysis.batch_dims.graph import Graph
 from stablehlo_tools.analysis.batch_dims.layout import Layout
 from stablehlo_tools.analysis.batch_dims.propagation import BatchDims, propagate
+from stablehlo_tools.analysis.channels import Channels
 from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.inline import inline_all_calls
-from stablehlo_tools.transforms.splitting.channels import Channels
 from stablehlo_tools.transforms.splitting.emission import Emission
 
 Array = np.ndarray[Any, Any]

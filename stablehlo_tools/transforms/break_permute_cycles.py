@@ -44,6 +44,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from stablehlo_tools.analysis.channels import Channels
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts, find_collectives
 from stablehlo_tools.analysis.permute_cycles import Cut, Pair, cut_cycles, cycle_text
 from stablehlo_tools.analysis.replica_groups import GroupMode
@@ -60,7 +61,6 @@ from stablehlo_tools.transforms.permutes.pairs import (
     pairs_of,
     why_left,
 )
-from stablehlo_tools.transforms.splitting.channels import Channels
 from stablehlo_tools.transforms.tokens.refusing import refuse_tokens
 
 _CHANNEL = "channel_handle"

@@ -49,6 +49,7 @@ from typing import ClassVar
 
 from stablehlo_tools.analysis.batch_dims.layout import Layout
 from stablehlo_tools.analysis.batch_dims.propagation import Meeting
+from stablehlo_tools.analysis.channels import Channels
 from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, ToolError, note
@@ -56,7 +57,6 @@ from stablehlo_tools.ir.copying import copy_module
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.symbols import functions_by_name
 from stablehlo_tools.passes import Pass
-from stablehlo_tools.transforms.splitting.channels import Channels
 from stablehlo_tools.transforms.splitting.emission import Emission
 from stablehlo_tools.transforms.splitting.peaks import peak_bytes
 from stablehlo_tools.transforms.splitting.regions import (

@@ -43,6 +43,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from stablehlo_tools.analysis.channels import Channels
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.bindings import ir
@@ -53,7 +54,6 @@ from stablehlo_tools.ir.unused import erase_unused
 from stablehlo_tools.passes import Pass
 from stablehlo_tools.transforms.layer_ranges.choosing import Chosen, choose
 from stablehlo_tools.transforms.layer_ranges.emission import RangeEmission
-from stablehlo_tools.transforms.splitting.channels import Channels
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from stablehlo_tools.analysis.batch_dims.graph import Node, captured
 from stablehlo_tools.analysis.batch_dims.propagation import BatchDims
+from stablehlo_tools.analysis.channels import Channels
 from stablehlo_tools.analysis.layer_loops.reading import LayerLoop
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.building import Builder, shape_of
@@ -17,7 +18,6 @@ from stablehlo_tools.transforms.layer_ranges.rows import (
     stacks,
 )
 from stablehlo_tools.transforms.layer_ranges.writing import RangeWriter, ranges
-from stablehlo_tools.transforms.splitting.channels import Channels
 from stablehlo_tools.transforms.splitting.emission import Emission
 from stablehlo_tools.transforms.splitting.pieces import concatenated, sliced
 

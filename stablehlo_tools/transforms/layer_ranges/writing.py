@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from stablehlo_tools.analysis.channels import Channels
 from stablehlo_tools.analysis.layer_loops.reading import LayerLoop, Rows
 from stablehlo_tools.analysis.trip_counts import (
     Counted,
@@ -20,7 +21,6 @@ from stablehlo_tools.ir.inline import copy_with
 from stablehlo_tools.ir.values import key_of, maker_of, unconstrained
 from stablehlo_tools.transforms.layer_ranges.marks import mark
 from stablehlo_tools.transforms.layer_ranges.rows import Key, stacks
-from stablehlo_tools.transforms.splitting.channels import Channels
 
 _CONSTRAINT = "sdy.sharding_constraint"
 _UPDATE = "stablehlo.dynamic_update_slice"

@@ -13,11 +13,11 @@ from stablehlo_tools.analysis.batch_dims.layout import Layout, Step
 from stablehlo_tools.analysis.batch_dims.propagation import BatchDims
 from stablehlo_tools.analysis.batch_dims.rules import BARRIER
 from stablehlo_tools.analysis.batch_dims.shape_rules import ELEMENTWISE
+from stablehlo_tools.analysis.channels import Channels
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.walk import is_inside
 from stablehlo_tools.transforms.reduce_scatter.rewriting import has_uses
-from stablehlo_tools.transforms.splitting.channels import Channels
 from stablehlo_tools.transforms.splitting.pieces import Pieces
 from stablehlo_tools.transforms.splitting.writing import (
     attributes,
