@@ -1,4 +1,8 @@
-"""Channels for the collectives that a rewrite adds."""
+"""Channels for the collectives that a rewrite adds or copies.
+
+Above 0, a channel makes the ids of groups and pairs count partitions or processes; 0, like no
+handle at all, lets them count replicas (`replica_groups`). So 0 stays 0.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +10,31 @@ from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import find_collectives
 from stablehlo_tools.bindings import ir
 
+_HANDLE = "channel_handle"
+_PAIRED = frozenset({"stablehlo.send", "stablehlo.recv"})  # a channel is what makes them meet
+
+
+def next_channel(module: ir.Module) -> int:
+    """A number above all that the module uses."""
+    return max((collective.channel_id for collective in find_collectives(module)), default=0) + 1
+
+
+def channel_number(op: ir.Operation) -> int:
+    """The number of an op's channel, 0 where it has none."""
+    handle = op.attributes.get(_HANDLE)
+    return 0 if handle is None else bindings.ChannelHandle(handle).handle
+
 
 class Channels:
-    """Hands out channel handles that no op of the module has."""
+    """Hands out channels that no op of the module has."""
 
     def __init__(self, module: ir.Module) -> None:
-        self._last = max((c.channel_id for c in find_collectives(module)), default=0)
+        self._next = next_channel(module)
 
-    def another(self, op: ir.Operation) -> ir.Attribute:
-        """A handle of the type of an op's own, with a new number."""
-        self._last += 1
-        own = bindings.ChannelHandle(op.attributes["channel_handle"])
-        return bindings.ChannelHandle.get(self._last, own.channel_type, op.context)
+    def renew(self, copy: ir.Operation) -> None:
+        """Gives a copy of an op a channel of its own where it has one; ids count what they did."""
+        if channel_number(copy) <= 0 or copy.name in _PAIRED:
+            return
+        kind = bindings.ChannelHandle(copy.attributes[_HANDLE]).channel_type
+        copy.attributes[_HANDLE] = bindings.ChannelHandle.get(self._next, kind, copy.context)
+        self._next += 1

@@ -63,7 +63,6 @@ from stablehlo_tools.transforms.permutes.pairs import (
 )
 from stablehlo_tools.transforms.tokens.refusing import refuse_tokens
 
-_CHANNEL = "channel_handle"
 _MOST_NAMED = 4  # cycles in a note
 
 
@@ -175,8 +174,8 @@ def _permuted(
     copy = permute.op.clone(ip=ir.InsertionPoint(permute.op))
     with permute.op.context:
         copy.attributes[PAIRS] = pairs_attribute(pairs)
-    if channels is not None and permute.channel_id > 0:
-        copy.attributes[_CHANNEL] = channels.another(permute.op)
+    if channels is not None:
+        channels.renew(copy)
     return copy.results[0]
 
 

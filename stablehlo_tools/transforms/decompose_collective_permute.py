@@ -75,6 +75,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from stablehlo_tools.analysis.channels import next_channel
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts, find_collectives
 from stablehlo_tools.analysis.permute_cycles import cycle_text, find_cycles
 from stablehlo_tools.analysis.replica_groups import GroupMode
@@ -125,7 +126,7 @@ class DecomposeCollectivePermutePass(Pass):
         chosen = [c for c in collectives if reasons.get(key_of(c.op), "other") is None]
         others = [c for c in collectives if reasons.get(key_of(c.op), "other") is not None]
         ordered = conflicting(chosen, others, facts)
-        channel = 1 + max((c.channel_id for c in collectives), default=0)
+        channel = next_channel(module)
         if self.explain and not (self.validity and self.form == _PERMUTES):  # all has been said
             diagnostics.collected += _explained(collectives, reasons, ordered, channel)
         if chosen:

@@ -44,6 +44,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from stablehlo_tools.analysis.channels import next_channel
 from stablehlo_tools.analysis.entry import ENTRY, entry_function, main_function
 from stablehlo_tools.analysis.tensor_shardings import MeshAxes, ValueShardings
 from stablehlo_tools.bindings import ir
@@ -64,7 +65,6 @@ from stablehlo_tools.transforms.partitioning.preparation import (
     check_shardy,
     has_inlined_meshes,
     is_partitioned,
-    next_channel,
     one_mesh,
     prepare,
     rename_meshes,

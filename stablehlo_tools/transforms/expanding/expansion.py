@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from stablehlo_tools.analysis.channels import next_channel
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.transforms.expanding.layouts import StackOrder
 from stablehlo_tools.transforms.expanding.ordering import put_in_order
@@ -14,7 +15,6 @@ from stablehlo_tools.transforms.expanding.stacks import Stacks
 from stablehlo_tools.transforms.expanding.state import How
 from stablehlo_tools.transforms.expanding.training import write_training
 from stablehlo_tools.transforms.expanding.writing import write_pipeline
-from stablehlo_tools.transforms.partitioning.preparation import next_channel
 
 
 class Expansion:

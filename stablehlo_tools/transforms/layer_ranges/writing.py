@@ -141,8 +141,7 @@ class RangeWriter:
 
     def _renumber(self, copy: ir.Operation) -> None:
         for op in _inside(copy):
-            if "channel_handle" in op.attributes:
-                op.attributes["channel_handle"] = self._channels.another(op)
+            self._channels.renew(op)
 
     def _builder(self, place: ir.Operation) -> Builder:
         return Builder(ir.InsertionPoint(place), self._loop.op.location)

@@ -343,8 +343,3 @@ def _at_border(
                 main.location,
             )
     return dims
-
-
-def next_channel(module: ir.Module) -> int:
-    """A channel handle above all that the module uses."""
-    return max((collective.channel_id for collective in find_collectives(module)), default=0) + 1

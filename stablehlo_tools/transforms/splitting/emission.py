@@ -125,8 +125,8 @@ class Emission:
         for result, layout in zip(copy.results, step.results, strict=True):
             result.set_type(self._type(result, layout, number))
         shrink(copy, step, self._dims.parts, self._sizes[number])
-        if number and "channel_handle" in copy.attributes:
-            copy.attributes["channel_handle"] = self._channels.another(copy)
+        if number:
+            self._channels.renew(copy)
         return list(copy.results)
 
     def _barriers(self, node: Node, step: Step) -> None:

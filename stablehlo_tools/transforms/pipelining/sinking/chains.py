@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from stablehlo_tools.analysis.channels import channel_number
 from stablehlo_tools.analysis.loops import LoopBody
 from stablehlo_tools.analysis.reducers import identity_of, is_identity_of, reducer_kind
 from stablehlo_tools.bindings import ir
@@ -60,15 +61,16 @@ def why_not_linear(
 
 
 def signature(step: Step) -> tuple[object, ...]:
-    """What two steps have in common that do the same; their types, and channels, may differ."""
+    """What two steps have in common that do the same; their types may differ, and their channels,
+    as long as ids count the same."""
     op = step.op
     attributes = [
         (name, str(value)) for name, value in op.attributes.items() if name != "channel_handle"
     ]
     others = [_described(value) for i, value in enumerate(op.operands) if i != step.through]
-    has_channel = "channel_handle" in op.attributes
+    in_partitions = channel_number(op) > 0
     shape = tuple(shape_of(op.results[0]))
-    return (op.name, step.through, tuple(sorted(attributes)), has_channel, tuple(others), shape)
+    return (op.name, step.through, tuple(sorted(attributes)), in_partitions, tuple(others), shape)
 
 
 def takes_number(op: ir.Operation) -> bool:
