@@ -1,17 +1,20 @@
-"""Eight virtual CPU devices for every test, set before anything imports jax, and programs that are
-compiled quickly.
+"""Eight virtual CPU devices for every test, set before anything imports jax, programs that are
+compiled quickly, and no deadlines.
 """
 
 import os
 import sys
 
 import pytest
+from unhurried import be_unhurried
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 _FLAG = "--xla_force_host_platform_device_count=8"
 if _FLAG not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAG}".strip()
+
+be_unhurried()
 
 
 @pytest.fixture(scope="session", autouse=True)

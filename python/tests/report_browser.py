@@ -27,6 +27,7 @@ OPTIONS = (
     "--disable-sync",
     "--no-first-run",
 )
+PATIENCE = 600_000.0  # milliseconds, for what only a hang reaches
 SPACE = "\u202f"  # between a figure and its unit
 
 
@@ -42,7 +43,7 @@ def browser() -> Iterator[Browser]:
         pytest.skip(f"none of {', '.join(NAMES)} is in PATH, and CHROMIUM names no browser")
     with sync_playwright() as playwright:
         started = playwright.chromium.launch(
-            executable_path=path, headless=True, args=list(OPTIONS)
+            executable_path=path, headless=True, args=list(OPTIONS), timeout=PATIENCE
         )
         yield started
         started.close()
@@ -146,6 +147,7 @@ Open = Callable[..., Opened]
 
 def watched(page: Page) -> Opened:
     opened = Opened(page, [])
+    page.set_default_timeout(PATIENCE)
     page.on("console", lambda message: opened.trouble.append(message.text))
     page.on("pageerror", lambda error: opened.trouble.append(str(error)))
     page.on("request", lambda request: opened.trouble.append(f"asked for {request.url}"))

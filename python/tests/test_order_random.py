@@ -79,44 +79,44 @@ def check_order_of_programs(programs: list[Program], order: list[int]) -> None:
     assert (again is Verdict.ORDERED) == (verdict is Verdict.ORDERED)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=300, suppress_health_check=SLOW)
 @given(program_sets())
 def test_ordered_never_hangs(programs: list[Program]):
     check_sound(programs)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=200, suppress_health_check=SLOW)
 @given(program_sets(KNOWN))
 def test_ordered_never_hangs_where_all_is_known(programs: list[Program]):
     check_sound(programs)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=200, suppress_health_check=SLOW)
 @given(program_sets(PAIRS))
 def test_ordered_never_hangs_in_long_cycles(programs: list[Program]):
     check_sound(programs)
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=400, suppress_health_check=SLOW)
 @given(program_sets())
 def test_confirmed_counterexamples_go_wrong(programs: list[Program]):
     check_replay(programs)
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=400, suppress_health_check=SLOW)
 @given(program_sets())
 def test_each_device_compiled_apart(programs: list[Program]):
     check_sound(programs, strict=True)
     check_replay(programs, strict=True)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=200, suppress_health_check=SLOW)
 @given(program_sets(ORDERED))
 def test_projections_of_one_sequence_are_ordered(programs: list[Program]):
     assert decide(programs).verdict is Verdict.ORDERED
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=200, suppress_health_check=SLOW)
 @given(program_sets(), st.permutations(range(4)))
 def test_order_of_programs_does_not_matter(programs: list[Program], order: list[int]):
     check_order_of_programs(programs, order)
@@ -127,35 +127,35 @@ def test_few_false_alarms():
 
 
 @pytest.mark.soak
-@settings(max_examples=40000, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=40000, suppress_health_check=SLOW)
 @given(program_sets())
 def test_ordered_never_hangs_soak(programs: list[Program]):
     check_sound(programs)
 
 
 @pytest.mark.soak
-@settings(max_examples=20000, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=20000, suppress_health_check=SLOW)
 @given(program_sets(KNOWN))
 def test_ordered_never_hangs_where_all_is_known_soak(programs: list[Program]):
     check_sound(programs)
 
 
 @pytest.mark.soak
-@settings(max_examples=20000, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=20000, suppress_health_check=SLOW)
 @given(program_sets(PAIRS))
 def test_ordered_never_hangs_in_long_cycles_soak(programs: list[Program]):
     check_sound(programs)
 
 
 @pytest.mark.soak
-@settings(max_examples=20000, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=20000, suppress_health_check=SLOW)
 @given(program_sets())
 def test_confirmed_counterexamples_go_wrong_soak(programs: list[Program]):
     check_replay(programs)
 
 
 @pytest.mark.soak
-@settings(max_examples=20000, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=20000, suppress_health_check=SLOW)
 @given(program_sets())
 def test_each_device_compiled_apart_soak(programs: list[Program]):
     check_sound(programs, strict=True)
@@ -163,14 +163,14 @@ def test_each_device_compiled_apart_soak(programs: list[Program]):
 
 
 @pytest.mark.soak
-@settings(max_examples=10000, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=10000, suppress_health_check=SLOW)
 @given(program_sets(ORDERED))
 def test_projections_of_one_sequence_are_ordered_soak(programs: list[Program]):
     assert decide(programs).verdict is Verdict.ORDERED
 
 
 @pytest.mark.soak
-@settings(max_examples=10000, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=10000, suppress_health_check=SLOW)
 @given(program_sets(), st.permutations(range(4)))
 def test_order_of_programs_does_not_matter_soak(programs: list[Program], order: list[int]):
     check_order_of_programs(programs, order)
@@ -187,7 +187,6 @@ def _precision(examples: int) -> float:
 
     @settings(
         max_examples=examples,
-        deadline=None,
         suppress_health_check=SLOW,
         derandomize=True,
         database=None,

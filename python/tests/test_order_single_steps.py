@@ -209,14 +209,14 @@ def check_sound(programs: list[Program], *, strict: bool) -> bool:
     return decided.finding is None
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(_sets(), st.booleans())
 def test_ordered_is_never_wrong(programs: list[Program], strict: bool):
     check_sound(programs, strict=strict)
 
 
 @pytest.mark.soak
-@settings(max_examples=20_000, deadline=None)
+@settings(max_examples=20_000)
 @given(_sets(), st.booleans())
 def test_ordered_is_never_wrong_soak(programs: list[Program], strict: bool):
     check_sound(programs, strict=strict)

@@ -82,7 +82,7 @@ def test_the_options_reach_the_scheduler(tmp_path: Path, capsys: pytest.CaptureF
     assert json.loads(capsys.readouterr().out)["total_ms"] == pytest.approx(120e-6)
     assert _run(graph, "-o", output, "--json", "--memory-limit", "4.5") == 0
     assert json.loads(capsys.readouterr().out)["limit_gib"] == 4.5
-    words = ("--no-compute-reorder", "--in-flight", "1", "--exact", "--time-limit", "20")
+    words = ("--no-compute-reorder", "--in-flight", "1", "--exact", "--time-limit", "600")
     assert _run(graph, "-o", output, "--json", *words) == 0
     facts = json.loads(capsys.readouterr().out)
     assert (facts["proven"], facts["buckets"]) == (True, 1)

@@ -70,14 +70,14 @@ def check(chosen: random.Random) -> None:
         assert run(before, text) == run(after, text), f"{direction} {options}\n{text}"
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=SLOW, derandomize=True)
+@settings(max_examples=6, suppress_health_check=SLOW, derandomize=True)
 @given(st.integers(0, 2**32))
 def test_random_loops_keep_their_values(seed: int):
     check(random.Random(seed))
 
 
 @pytest.mark.soak
-@settings(max_examples=1000, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=1000, suppress_health_check=SLOW)
 @given(st.integers(0, 2**32))
 def test_random_loops_keep_their_values_soak(seed: int):
     check(random.Random(seed))

@@ -83,13 +83,13 @@ def _executable(program: Artifact) -> Any:
     )
 
 
-@settings(max_examples=7, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=7, suppress_health_check=SLOW)
 @given(programs(variadic=True))
 def test_inverse_and_idempotent(source: str):
     check_structure(source)
 
 
-@settings(max_examples=2, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=2, suppress_health_check=SLOW)
 @given(programs(max_ops=3))
 def test_values(source: str):
     check_values(source)
@@ -101,14 +101,14 @@ def test_order(target: Target):
 
 
 @pytest.mark.soak
-@settings(max_examples=2000, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=2000, suppress_health_check=SLOW)
 @given(programs(variadic=True, max_ops=6))
 def test_inverse_and_idempotent_soak(source: str):
     check_structure(source)
 
 
 @pytest.mark.soak
-@settings(max_examples=150, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=150, suppress_health_check=SLOW)
 @given(programs())
 def test_values_soak(source: str):
     check_values(source)

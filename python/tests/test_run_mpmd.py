@@ -66,7 +66,7 @@ def written(directory: Path, case: Case, *, step: bool = False) -> Path:
 def ran(directory: Path, how: str = "sequential") -> Outcome:
     """What came of running a set against its step, in processes of their own."""
     original = artifact.load(directory / "step.jax_export")
-    options = Options(how=how, timeout=100)  # pyright: ignore[reportArgumentType]
+    options = Options(how=how, timeout=600)  # pyright: ignore[reportArgumentType]
     return run_set(rank_set.load(directory), original, options)
 
 
@@ -191,7 +191,7 @@ def test_ranks_that_wait_for_each_other_are_named(tmp_path: Path) -> None:
     assert "rank 0 waits in the send on channel 1 (0SEND_F0) for rank 1" in notes[0]
     assert "rank 1 waits in the receive on channel 2 (1RECV_F1) for rank 0" in notes[1]
     with pytest.raises(ToolError, match="wait for each other for ever"):
-        run_set(rank_set.load(tmp_path), None, Options(how="processes", timeout=100))
+        run_set(rank_set.load(tmp_path), None, Options(how="processes", timeout=600))
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ def check(drawn: tuple[str, int | None], merge: bool) -> None:
     assert same(run(before, values), run(after, values)), f"{text}\n{after.module}"
 
 
-@settings(max_examples=4, deadline=None, suppress_health_check=SLOW, derandomize=True)
+@settings(max_examples=4, suppress_health_check=SLOW, derandomize=True)
 @given(programs())
 def test_random_loops(drawn: tuple[str, int | None]):
     check(drawn, merge=False)
@@ -26,7 +26,7 @@ def test_random_loops(drawn: tuple[str, int | None]):
 
 @pytest.mark.soak
 @pytest.mark.parametrize("merge", [False, True])
-@settings(max_examples=400, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=400, suppress_health_check=SLOW)
 @given(programs())
 def test_random_loops_soak(merge: bool, drawn: tuple[str, int | None]):
     check(drawn, merge)

@@ -21,6 +21,7 @@ from stablehlo_tools.cli.main import main
 
 PAIR = Path(__file__).parent / "fixtures" / "torch_xla" / "deadlock_pair"
 RANKS = (0, 1)
+ENDS = 600.0  # seconds, for what hangs only if something is wrong
 
 
 def ordered(programs: Sequence[Path], directory: Path) -> list[Path]:
@@ -87,13 +88,13 @@ def processes_that_name(directory: Path) -> list[Path]:
 def test_the_same_pair_finishes_once_aligned(inputs: list[list[Array]], tmp_path: Path) -> None:
     aligned = ordered(pair("notoken"), tmp_path)
     assert check_order(aligned) == 0
-    workers = run_workers(aligned, inputs)
+    workers = run_workers(aligned, inputs, ENDS)
     assert_finished_with_right_values(workers, inputs)
 
 
 def test_the_pair_that_torch_xla_ordered_finishes(inputs: list[list[Array]]) -> None:
     assert check_order(pair("token")) == 0
-    assert_finished_with_right_values(run_workers(pair("token"), inputs), inputs)
+    assert_finished_with_right_values(run_workers(pair("token"), inputs, ENDS), inputs)
 
 
 def gathers(value: str) -> str:
@@ -118,14 +119,14 @@ def test_swapped_collectives_of_one_size_exchange_the_wrong_data(tmp_path: Path)
     (x0, y0), (x1, y1) = inputs
 
     assert check_order(programs) == 1
-    before = run_workers(programs, inputs)
+    before = run_workers(programs, inputs, ENDS)
     assert states(before) == [State.FINISHED] * 2  # and nobody notices
     assert_gathered(before[0], (x0, y1), (y0, np.sin(x1)))
     assert_gathered(before[1], (y0, np.sin(x1)), (x0, y1))
 
     aligned = ordered(programs, tmp_path / "aligned")
     assert check_order(aligned) == 0
-    after = run_workers(aligned, inputs)
+    after = run_workers(aligned, inputs, ENDS)
     assert states(after) == [State.FINISHED] * 2, [worker.errors for worker in after]
     for worker in after:
         assert_gathered(worker, (x0, np.sin(x1)), (y0, y1))
@@ -141,7 +142,7 @@ def test_a_program_that_fails_is_not_one_that_hangs(
 ) -> None:
     broken = tmp_path / "broken.mlir"
     broken.write_text("func.func @main() { nonsense }")
-    workers = run_workers([pair("token")[0], broken], inputs)
+    workers = run_workers([pair("token")[0], broken], inputs, ENDS)
     assert states(workers) == [State.STOPPED, State.FAILED]
     assert "nonsense" in workers[1].errors
 
@@ -154,5 +155,5 @@ def test_a_port_that_another_process_took_is_left_to_it(
         other.listen()
         ports = [other.getsockname()[1], run.free_port()]
         monkeypatch.setattr(run, "free_port", lambda: ports.pop(0))
-        assert_finished_with_right_values(run_workers(pair("token"), inputs), inputs)
+        assert_finished_with_right_values(run_workers(pair("token"), inputs, ENDS), inputs)
     assert not ports

@@ -43,7 +43,7 @@ Array = NDArray[Any]
 # Seconds after which a running worker counts as hung. Where a worker is 30 s late for the first
 # collective of a group, gloo gives up and those who wait fail; once connected, they wait on and on.
 TIMEOUT = 10.0
-START_TIMEOUT = 120.0  # seconds to start JAX, find the others and compile
+START_TIMEOUT = 600.0  # seconds to start JAX, find the others and compile
 ATTEMPTS = 3  # at a port that nobody else takes
 
 _ROOMS = Path(__file__).parents[1]

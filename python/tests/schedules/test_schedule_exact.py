@@ -29,7 +29,7 @@ from stablehlo_tools.schedules.simulator import peak_bytes, simulate
 from stablehlo_tools.schedules.table import Table, table_of
 from stablehlo_tools.schedules.validator import violations
 
-SECONDS = 30.0  # of the solver for a setting; most take a tenth of one
+SECONDS = 600.0  # of the solver for a setting; most take a tenth of one
 CLOSE = 1e-9
 # Of full gradients that take such a share of their two parts: the mean and the largest loss of the
 # search against the optimum that are allowed.

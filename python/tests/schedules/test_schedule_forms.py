@@ -119,7 +119,7 @@ def _tables(draw: st.DrawFn) -> Table:
 
 
 @given(_tables())
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 def test_any_rows_read_back(table: Table):
     _round_trips(table)
 
