@@ -3,7 +3,7 @@
 // RUN: diff %t.before.mlir %t.after.mlir
 // RUN: filecheck %s --input-file %t.after.mlir
 // RUN: stablehlo-tools opt %s -p 'bucket-collectives{explain}' --split-input-file 2>&1 >%t.explained.mlir | filecheck %s --check-prefix=EXPLAINED
-// EXPLAINED: note: all_gather is not merged: they differ in mhlo.frontend_attributes (C6)
+// EXPLAINED: note: all_gather is not merged: they differ in mhlo.frontend_attributes _scheduling_group_id (C6)
 // EXPLAINED: note: all_gather is not merged: copying its data takes {{.+}} us, more than its latency of {{.+}} us
 // EXPLAINED: note: all_reduce is not merged: a mesh axis is left free around it (C10)
 

@@ -143,7 +143,10 @@ REFUSED = {
     "C4 order": [gather("%x"), gather("%y", OTHER_GROUPS)],
     "C5": [reduce("%x"), reduce("%y", "maximum")],
     "C5 types": [reduce("%x"), reduce("%h", element="bf16")],
-    "C6": [gather("%x", GROUPS + ', mhlo.frontend_attributes = {a = "1"}'), gather("%y")],
+    "C6": [
+        gather("%x", GROUPS + ', mhlo.frontend_attributes = {combiner_key = "1"}'),
+        gather("%y"),
+    ],
     "C6 sharding": [gather("%x", GROUPS + ', mhlo.sharding = "{replicated}"'), gather("%y")],
     "C7": [gather("%x"), gather("%b", element="i1")],
 }

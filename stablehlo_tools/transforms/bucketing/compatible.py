@@ -11,8 +11,8 @@ Constraints, each named in the reason that is given where it fails:
        say, with ids that count the same, whatever attribute says so. The order of members counts,
        but for an all_reduce.
   C5   They reduce alike, elements of one type.
-  C6   Their other attributes are equal, `mhlo.frontend_attributes` among them; how their results
-       are sharded, in Shardy's words, may differ.
+  C6   Their other attributes are equal, and the frontend attributes that steer how XLA runs them;
+       how their results are sharded, in Shardy's words, or laid out in memory may differ.
   C7   What they exchange unreduced is of one type, or of types that fill whole bytes, which a
        bitcast brings to one; no bitcast takes booleans, complex numbers or less than a byte.
   C8   None of them is in a token chain already: tokens go in last.
@@ -31,6 +31,7 @@ from stablehlo_tools.analysis.reducers import reducer_kind
 from stablehlo_tools.analysis.replica_groups import GroupMode, ProcessGroups
 from stablehlo_tools.analysis.tensor_shardings import SHARDING
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.frontend_attributes import FRONTEND_ATTRIBUTES, LAYOUTS, steering
 from stablehlo_tools.ir.building import element_of, shape_of
 
 REDUCING = frozenset({"all_reduce", "reduce_scatter"})
@@ -42,6 +43,7 @@ _XLA_SHARDING = "mhlo.sharding"
 # What the constraints judge in a way of their own, or what merging changes.
 _JUDGED = frozenset(
     {"replica_groups", "source_target_pairs", "channel_handle", "use_global_device_ids", SHARDING}
+    | {FRONTEND_ATTRIBUTES, *LAYOUTS}
     | {"all_gather_dim", "scatter_dimension", "split_dimension", "concat_dimension", "split_count"}
 )
 
@@ -107,7 +109,7 @@ def traits_of(collective: Collective, known: Groups) -> Traits | str:
         groups,
         _reduction(collective.op),
         _element_class(collective),
-        tuple(sorted((n, str(a)) for n, a in collective.op.attributes.items() if n not in _JUDGED)),
+        _other_attributes(collective.op),
     )
 
 
@@ -129,6 +131,11 @@ def why_not_alike(one: Traits, other: Traits) -> str | None:
         names = {name for name, _ in set(one.attributes) ^ set(other.attributes)}
         return f"they differ in {', '.join(sorted(names))} (C6)"
     return None
+
+
+def _other_attributes(op: ir.Operation) -> tuple[tuple[str, str], ...]:
+    plain = [(name, str(value)) for name, value in op.attributes.items() if name not in _JUDGED]
+    return tuple(sorted([*plain, *((f"{FRONTEND_ATTRIBUTES} {n}", v) for n, v in steering(op))]))
 
 
 def _why_not_alone(collective: Collective) -> str | None:

@@ -15,6 +15,7 @@ from stablehlo_tools.analysis.collectives import Collective
 from stablehlo_tools.analysis.shardings import sharding_per_value
 from stablehlo_tools.analysis.tensor_shardings import SHARDING
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.frontend_attributes import FRONTEND_ATTRIBUTES, LAYOUTS, shared
 from stablehlo_tools.ir.building import Builder, element_of, shape_of
 from stablehlo_tools.ir.values import maker_of
 from stablehlo_tools.transforms.bucketing.elements import (
@@ -27,6 +28,7 @@ from stablehlo_tools.transforms.bucketing.exchange import Exchange, Joint, only_
 from stablehlo_tools.transforms.bucketing.placement import in_block_order
 
 SEVERAL_OPERANDS = frozenset({"all_reduce", "all_gather"})
+_OF_ONE = frozenset({SHARDING, FRONTEND_ATTRIBUTES, *LAYOUTS})  # not of what stands for several
 _DIMENSIONS = ("all_gather_dim", "scatter_dimension", "split_dimension", "concat_dimension")
 
 
@@ -82,6 +84,7 @@ class _Writer:
     def __init__(self, members: Sequence[Collective], point: ir.InsertionPoint) -> None:
         locations = list(dict.fromkeys(member.op.location for member in members))
         self.like = members[0].op
+        self.frontend = shared([member.op for member in members])
         self.reduces = len(self.like.regions) > 0  # to a type that its region may have promoted
         self.point = point
         self.builder = Builder(point, ir.Location.fused(locations, context=self.like.context))
@@ -93,12 +96,12 @@ class _Writer:
         changed: Mapping[str, ir.Attribute],
     ) -> ir.Operation:
         """The collective, with some attributes changed."""
-        kept = {name: a for name, a in self.like.attributes.items() if name != SHARDING}
+        kept = {name: a for name, a in self.like.attributes.items() if name not in _OF_ONE}
         new = ir.Operation.create(
             self.like.name,
             results=list(types),
             operands=list(operands),
-            attributes={**kept, **changed},
+            attributes={**kept, **self.frontend, **changed},
             regions=len(self.like.regions),
             loc=self.builder.location,
             ip=self.point,

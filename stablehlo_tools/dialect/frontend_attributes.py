@@ -1,0 +1,49 @@
+"""What XLA reads of an op beside its semantics: frontend attributes, and layouts of its results.
+
+Some frontend attributes steer how a collective runs: which others it is combined or scheduled with,
+on which stream, whether it overlaps at all. The rest describes the op, and says nothing of what
+becomes of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stablehlo_tools.bindings import ir
+
+FRONTEND_ATTRIBUTES = "mhlo.frontend_attributes"
+# How XLA's converter from HLO writes down layouts; of another shape they would be wrong.
+LAYOUTS = frozenset({"operand_layout", "result_layout", "xla_shape"})
+
+_XLA_OWN = "_"  # what names begin with that XLA keeps for itself: _scheduling_group_id, _xla_…
+_STEERING = frozenset(
+    {"async_collective_config", "collective_group_key", "combiner_key", "latency_metadata"}
+    | {"sync_collective"}
+)
+
+
+def steering(op: ir.Operation) -> tuple[tuple[str, str], ...]:
+    """The frontend attributes of an op that steer how it runs."""
+    return tuple(
+        (name, str(value))
+        for name, value in sorted(_entries(op).items())
+        if name.startswith(_XLA_OWN) or name in _STEERING
+    )
+
+
+def shared(ops: Sequence[ir.Operation]) -> dict[str, ir.Attribute]:
+    """The frontend attributes that all of some ops have alike, as an op's attributes."""
+    first, *others = [_entries(op) for op in ops]
+    kept = {
+        name: value
+        for name, value in first.items()
+        if all(other.get(name) == value for other in others)
+    }
+    return {FRONTEND_ATTRIBUTES: ir.DictAttr.get(kept, ops[0].context)} if kept else {}
+
+
+def _entries(op: ir.Operation) -> dict[str, ir.Attribute]:
+    attribute = op.attributes.get(FRONTEND_ATTRIBUTES)
+    if not isinstance(attribute, ir.DictAttr):
+        return {}
+    return {entry.name: entry.attr for entry in attribute}
