@@ -55,6 +55,12 @@ DotDimensionNumbers = stablehlo.DotDimensionNumbers
 TokenType = stablehlo.TokenType
 ChannelHandle = stablehlo.ChannelHandle
 
+_CALLBACKS = {
+    "debug_callback": "jax.debug.callback",
+    "debug_print": "jax.debug.print",
+    "io_callback": "jax.experimental.io_callback",
+    "pure_callback": "jax.pure_callback",
+}
 _PORTABLE_PRODUCER = re.compile(rb"StableHLO_v(\d+\.\d+\.\d+)\x00")
 
 
@@ -261,6 +267,32 @@ def key_implementation(dtype: Any) -> tuple[str, tuple[int, ...]] | None:
 def lowered_devices(lowered: Any) -> tuple[Any, ...]:
     """The devices, in their order, that a `jax.stages.Lowered` is meant for."""
     return tuple(lowered._lowering._device_list)
+
+
+def static_arguments(jitted: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """The static arguments of what `jax.jit` made, by position and by name, each inferred from the
+    other; a negative position counts from the last argument of a call."""
+    return jitted._jit_info.static_argnums, jitted._jit_info.static_argnames
+
+
+def python_callbacks(jaxpr: Any) -> list[tuple[str, str | None, int, str]]:
+    """The ops of a jaxpr that call Python when they run: what the user called, and the file, line
+    and function that it stands in."""
+    from jax._src import core, source_info_util
+
+    found: list[tuple[str, str | None, int, str]] = []
+    for equation in jaxpr.eqns:
+        name = equation.primitive.name
+        if name in _CALLBACKS:
+            frame = source_info_util.user_frame(equation.source_info.traceback)
+            called = _CALLBACKS[name]
+            if frame is None:
+                found.append((called, None, 0, ""))
+            else:
+                found.append((called, frame.file_name, frame.start_line, frame.function_name))
+        for inner in core.jaxprs_in_params(equation.params):
+            found += python_callbacks(inner)
+    return found
 
 
 def described_devices(platform: str, name: str, config: str = "") -> list[Any]:

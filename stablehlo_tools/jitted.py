@@ -1,9 +1,15 @@
-"""The callable behind `stablehlo_tools.jit`: one transformed artifact per kind of call."""
+"""The callable behind `stablehlo_tools.jit`: one transformed artifact per kind of call.
+
+Which calls are of one kind is for jax to say: those for which it has one jaxpr, by whatever its
+own cache looks at (types and values of static arguments, weak types, the configuration, meshes),
+on arguments that are committed to one sharding.
+"""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Hashable, Sequence
+from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import jax
@@ -12,6 +18,7 @@ from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from stablehlo_tools import api, bindings
+from stablehlo_tools.diagnostics import Place, ToolError, note
 from stablehlo_tools.passes import Pipeline
 from stablehlo_tools.program_mesh import program_mesh
 
@@ -22,34 +29,43 @@ class Jitted:
     """Exports a function for the arguments it is called with, transforms that, and calls it."""
 
     def __init__(self, function: _Call, pipeline: Pipeline, options: dict[str, Any]) -> None:
-        self.jitted = jax.jit(function, **options)
+        self.jitted: Any = jax.jit(function, **options)
         self.pipeline = pipeline
-        self.static_positions, self.static_names = _static_arguments(function, options)
+        self.static_positions, self.static_names = bindings.static_arguments(self.jitted)
         self.calls: dict[Hashable, _Call] = {}
         self.__wrapped__ = function
         self.__name__ = getattr(function, "__name__", "function")
         self.__doc__ = getattr(function, "__doc__", None)
 
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else MethodType(self, instance)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        dynamic = self._dynamic(args, kwargs)
-        leaves, tree = jax.tree.flatten(dynamic)
-        statics = (
-            tuple((i, args[i]) for i in sorted(self.static_positions) if i < len(args)),
-            tuple((n, kwargs[n]) for n in sorted(self.static_names) if n in kwargs),
-        )
-        key = (tree, statics, tuple(_kind(leaf) for leaf in leaves))
+        jaxpr = self.jitted.trace(*args, **kwargs).jaxpr
+        leaves, tree = jax.tree.flatten(self._dynamic(args, kwargs))
+        key = (jaxpr, tree, tuple(_placed(leaf) for leaf in leaves))
         if key not in self.calls:
             self.calls[key] = self._compile(args, kwargs, leaves)
         return self.calls[key](*leaves)
 
+    def clear_cache(self) -> None:
+        """Forgets all artifacts, and what jax traced for them."""
+        self.calls.clear()
+        self.jitted.clear_cache()
+
     def export(self, *args: Any, **kwargs: Any) -> export.Exported:
         """The transformed artifact for these arguments, to save or to inspect.
 
-        Arguments may be `jax.ShapeDtypeStruct`s. Warnings of passes become Python warnings.
+        Arguments may be `jax.ShapeDtypeStruct`s. Warnings of passes become Python warnings. Raises
+        ToolError for a program that a pass refuses, or that calls Python.
         """
         backend = jax.default_backend()
         platform = "cuda" if backend == "gpu" else backend
-        plain = export.export(self.jitted, platforms=[platform])(*args, **kwargs)
+        try:
+            plain = export.export(self.jitted, platforms=[platform])(*args, **kwargs)
+        except NotImplementedError as reason:
+            jaxpr = self.jitted.trace(*args, **kwargs).jaxpr
+            raise _named_callbacks(jaxpr, reason) or reason from None
         return api.transform(plain, self.pipeline)
 
     def _compile(self, args: Sequence[Any], kwargs: dict[str, Any], leaves: list[Any]) -> _Call:
@@ -75,28 +91,33 @@ class Jitted:
         )
 
     def _dynamic(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        positional = tuple(a for i, a in enumerate(args) if i not in self.static_positions)
+        static = {i + len(args) if i < 0 else i for i in self.static_positions}
+        positional = tuple(a for i, a in enumerate(args) if i not in static)
         return positional, {k: v for k, v in kwargs.items() if k not in self.static_names}
 
 
-def _static_arguments(function: _Call, options: dict[str, Any]) -> tuple[set[int], set[str]]:
-    """The static arguments by position and by name, each inferred from the other, as in jax."""
-    numbers, names = options.get("static_argnums"), options.get("static_argnames")
-    positions: set[int] = {numbers} if isinstance(numbers, int) else set(numbers or ())
-    named: set[str] = {names} if isinstance(names, str) else set(names or ())
-    try:
-        parameters = list(inspect.signature(function).parameters)
-    except (TypeError, ValueError):
-        return positions, named
-    positions = {i % len(parameters) if i < 0 else i for i in positions}
-    named |= {parameters[i] for i in positions if i < len(parameters)}
-    return positions | {i for i, name in enumerate(parameters) if name in named}, named
+def _named_callbacks(jaxpr: Any, reason: NotImplementedError) -> ToolError | None:
+    """What to say of a program that calls Python; None if it does not, and something else failed.
+
+    jax.export refuses such a program without saying where.
+    """
+    calls = [
+        (name, Place(file and Path(file).name, line, function=function))
+        for name, file, line, function in bindings.python_callbacks(jaxpr)
+    ]
+    if not calls:
+        return None
+    notes = tuple(note(f"{name} calls Python here too", place) for name, place in calls[1:])
+    return ToolError(
+        f"{calls[0][0]} calls Python, which an exported program cannot hold ({reason}): return the "
+        "value and print or use it outside of the function, or leave this function to jax.jit",
+        calls[0][1],
+        notes,
+    )
 
 
-def _kind(leaf: Any) -> Hashable:
-    aval = jax.typeof(leaf)
-    traced = isinstance(leaf, Tracer)
-    return aval.shape, aval.dtype, aval.weak_type, traced or _committed_sharding(leaf)
+def _placed(leaf: Any) -> Hashable:
+    return isinstance(leaf, Tracer) or _committed_sharding(leaf)
 
 
 def _committed_sharding(leaf: Any) -> Any:
