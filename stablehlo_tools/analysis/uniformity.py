@@ -71,7 +71,7 @@ class Uniformity:
         self.everywhere = Variation((0,) * len(self.devices))
         self.anywhere = Variation(tuple(range(len(self.devices))))
         self.env: dict[ir.Value, Variation] = {}
-        self.carries: dict[ir.Value, list[Variation]] = {}  # of a loop, by its first argument
+        self.carries: dict[ir.Block, list[Variation]] = {}  # of a loop, by its body
 
     def of(self, value: ir.Value) -> Variation:
         """What is known of a value; of one never met, nothing."""
@@ -163,7 +163,7 @@ class Uniformity:
 
     def bind_carries(self, loop: ir.Operation) -> None:
         """Sets the arguments of an evaluated loop's regions to what holds in every iteration."""
-        known = self.carries[loop.regions[1].blocks[0].arguments[0]]
+        known = self.carries[loop.regions[1].blocks[0]]
         for region in loop.regions:
             self.bind(list(region.blocks[0].arguments), known)
 
@@ -315,8 +315,7 @@ class Uniformity:
             if joined == known:
                 break
             known = joined
-        if body.arguments:
-            self.carries[body.arguments[0]] = known
+        self.carries[body] = known
         self.bind(list(op.results), known)
 
 
