@@ -69,6 +69,11 @@ PASSES: dict[str, Entry] = {
         "PipelineCollectivesPass",
         "collectives of a loop run an iteration ahead or late, or once behind it",
     ),
+    "reassociate-collectives": Entry(
+        "stablehlo_tools.transforms.reassociate_collectives",
+        "ReassociateCollectivesPass",
+        "sums of all_reduces or reduce_scatters become one of a sum",
+    ),
     "bucket-collectives": Entry(
         "stablehlo_tools.transforms.bucket_collectives",
         "BucketCollectivesPass",

@@ -189,8 +189,8 @@ func.func @main(%x: tensor<4x2xf32>, %y: tensor<4x2xf32>) -> (tensor<4x2xf32>, t
 // CHECK-NOT: "stablehlo.all_gather"
 module @described attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
 func.func @main(%x: tensor<4x2xf32>, %y: tensor<4x3xf32>) -> (tensor<8x2xf32>, tensor<8x3xf32>) {
-  %a = "stablehlo.all_gather"(%x) {mhlo.frontend_attributes = {layer = "0", group = "weights"}, result_layout = dense<[0, 1]> : tensor<2xindex>, xla_shape = "f32[8,2]{0,1}", all_gather_dim = 0 : i64, replica_groups = dense<[[0, 1]]> : tensor<1x2xi64>, channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, use_global_device_ids} : (tensor<4x2xf32>) -> tensor<8x2xf32>
-  %b = "stablehlo.all_gather"(%y) {mhlo.frontend_attributes = {layer = "1", group = "weights"}, all_gather_dim = 0 : i64, replica_groups = dense<[[0, 1]]> : tensor<1x2xi64>, channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, use_global_device_ids} : (tensor<4x3xf32>) -> tensor<8x3xf32>
+  %a = "stablehlo.all_gather"(%x) {mhlo.frontend_attributes = {layer = "0", early = "1", group = "weights"}, result_layout = dense<[0, 1]> : tensor<2xindex>, xla_shape = "f32[8,2]{0,1}", all_gather_dim = 0 : i64, replica_groups = dense<[[0, 1]]> : tensor<1x2xi64>, channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, use_global_device_ids} : (tensor<4x2xf32>) -> tensor<8x2xf32>
+  %b = "stablehlo.all_gather"(%y) {mhlo.frontend_attributes = {layer = "1", late = "1", group = "weights"}, all_gather_dim = 0 : i64, replica_groups = dense<[[0, 1]]> : tensor<1x2xi64>, channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, use_global_device_ids} : (tensor<4x3xf32>) -> tensor<8x3xf32>
   return %a, %b : tensor<8x2xf32>, tensor<8x3xf32>
 }
 }

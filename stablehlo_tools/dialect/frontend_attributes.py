@@ -37,7 +37,7 @@ def shared(ops: Sequence[ir.Operation]) -> dict[str, ir.Attribute]:
     kept = {
         name: value
         for name, value in first.items()
-        if all(other.get(name) == value for other in others)
+        if all(name in other and other[name] == value for other in others)
     }
     return {FRONTEND_ATTRIBUTES: ir.DictAttr.get(kept, ops[0].context)} if kept else {}
 

@@ -100,9 +100,6 @@ def traits_of(collective: Collective, known: Groups) -> Traits | str:
         return reason or "its process groups are not known (C4)"
     if collective.kind != "collective_permute" and len({len(group) for group in groups}) != 1:
         return "its process groups are not equally large (C4)"
-    parts = _parts(collective)
-    if parts is not None and any(len(group) != parts for group in groups):
-        return f"its shapes are those of groups of {parts}, which its process groups are not (C4)"
     return Traits(
         collective.kind,
         collective.group_mode,
@@ -111,6 +108,14 @@ def traits_of(collective: Collective, known: Groups) -> Traits | str:
         _element_class(collective),
         _other_attributes(collective.op),
     )
+
+
+def why_unfit(collective: Collective, traits: Traits) -> str | None:
+    """Why a collective's shapes are not those that its groups make; None where they are."""
+    parts = _parts(collective)
+    if parts is None or all(len(group) == parts for group in traits.groups):
+        return None
+    return f"its shapes are those of groups of {parts}, which its process groups are not (C4)"
 
 
 def why_not_alike(one: Traits, other: Traits) -> str | None:

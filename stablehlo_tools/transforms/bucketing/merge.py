@@ -55,6 +55,7 @@ from stablehlo_tools.transforms.bucketing.compatible import (
     Traits,
     traits_of,
     why_not_alike,
+    why_unfit,
 )
 from stablehlo_tools.transforms.bucketing.free_axes import FreeAxes
 from stablehlo_tools.transforms.bucketing.placement import (
@@ -95,8 +96,10 @@ class Merger:
         key = key_of(collective.op)
         if key not in self._traits:
             found = traits_of(collective, self._groups)
-            if not isinstance(found, str) and self._free_axes.around(collective.op):
-                found = "a mesh axis is left free around it (C10)"
+            if isinstance(found, Traits):
+                free = self._free_axes.around(collective.op)
+                axis = "a mesh axis is left free around it (C10)" if free else None
+                found = why_unfit(collective, found) or axis or found
             self._traits[key] = found
         return self._traits[key]
 

@@ -1,0 +1,1 @@
+"""What reassociate-collectives is made of."""
