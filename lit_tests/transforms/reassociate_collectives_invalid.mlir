@@ -12,8 +12,8 @@ func.func @mhlo_collective_p1(%x: tensor<2xf32>) -> tensor<2xf32> {
 // -----
 
 // P2: replica groups name processes that the module has.
-module @unknown_process_p2 attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
-func.func @main(%x: tensor<8xf32>, %y: tensor<8xf32>) -> (tensor<8xf32>) {
+module attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
+func.func @unknown_process_p2(%x: tensor<8xf32>, %y: tensor<8xf32>) -> (tensor<8xf32>) {
   // expected-error@+1 {{id 2 is outside the 2 flattened_ids processes of the module}}
   %a = "stablehlo.all_reduce"(%x) ({
   ^bb0(%l: tensor<f32>, %r: tensor<f32>):
@@ -33,8 +33,8 @@ func.func @main(%x: tensor<8xf32>, %y: tensor<8xf32>) -> (tensor<8xf32>) {
 // -----
 
 // P3: no op has a token yet.
-module @threaded_p3 attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
-func.func @main(%x: tensor<8xf32>) -> (tensor<8xf32>) {
+module attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
+func.func @threaded_p3(%x: tensor<8xf32>) -> (tensor<8xf32>) {
   // expected-error@+1 {{stablehlo.after_all has a token, which orders what reassociate-collectives is to interleave}}
   %t = stablehlo.after_all : !stablehlo.token
   %x1, %t1 = stablehlo.optimization_barrier %x, %t : tensor<8xf32>, !stablehlo.token
