@@ -7,29 +7,20 @@ convention it came in.
 
 from __future__ import annotations
 
-import enum
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stablehlo_tools import bindings, bytecode
+from stablehlo_tools import bindings
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.diagnostics import ToolError, captured, first_line, from_mlir_error
+from stablehlo_tools.diagnostics import ToolError, captured, first_line
 from stablehlo_tools.exported_shardings import restated
 from stablehlo_tools.files import read_input, write_atomically
+from stablehlo_tools.reading import Form, form_of, read_module
 
 if TYPE_CHECKING:
     from jax.export import Exported
-
-
-class Form(enum.Enum):
-    """The file formats of an artifact, by the suffix that selects each on output."""
-
-    TEXT = ".mlir"
-    BYTECODE = ".mlirbc"
-    PORTABLE = ".bc"
-    JAX_EXPORT = ".jax_export"
 
 
 @dataclass
@@ -75,26 +66,15 @@ def parse(data: bytes, name: str = "<bytes>") -> Artifact:
         form = form_of(data)
         if form is Form.JAX_EXPORT:
             return from_exported(_deserialize_exported(data), name)
-        return Artifact(name, form, _parse_module(data, form))
+        return Artifact(name, form, read_module(data, form))
     except ToolError as error:
         raise _named(name, error) from None
 
 
 def from_exported(exported: Exported, name: str | None = None) -> Artifact:
     """An artifact around an `Exported` in memory, named after its function."""
-    module = _parse_module(exported.mlir_module_serialized, Form.PORTABLE)
+    module = read_module(exported.mlir_module_serialized, Form.PORTABLE)
     return Artifact(name or exported.fun_name, Form.JAX_EXPORT, module, exported)
-
-
-def form_of(data: bytes) -> Form:
-    """Which form the bytes are in. Raises ToolError for what is none of the four."""
-    if not data.strip():
-        raise ToolError("the file is empty")
-    if data.startswith(bytecode.MAGIC):
-        return Form.PORTABLE if bindings.portable_version(data) else Form.BYTECODE
-    if b"\x00" in data:
-        return Form.JAX_EXPORT
-    return Form.TEXT
 
 
 def save(
@@ -134,46 +114,6 @@ def to_text(module: ir.Module, *, locations: bool = False) -> str:
     """The module as MLIR text, ending in a newline."""
     text = module.operation.get_asm(enable_debug_info=locations, assume_verified=True)
     return str(text).rstrip("\n") + "\n"
-
-
-def _parse_module(data: bytes, form: Form) -> ir.Module:
-    context = bindings.new_context()
-    if form is not Form.TEXT:
-        _check_whole(data)
-    if form is Form.PORTABLE:
-        return _parse_portable(data, context)
-    try:
-        return bindings.parse_module(data if form is Form.BYTECODE else _decoded(data), context)
-    except ir.MLIRError as error:
-        raise from_mlir_error(error) from None
-
-
-def _check_whole(data: bytes) -> None:
-    try:
-        bytecode.check_whole(data)
-    except ValueError as error:
-        raise ToolError(f"truncated MLIR bytecode: {error}") from None
-
-
-def _decoded(data: bytes) -> str:
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise ToolError(f"neither an artifact nor text: byte {error.start} is not UTF-8") from None
-
-
-def _parse_portable(data: bytes, context: ir.Context) -> ir.Module:
-    with captured(context) as reported:
-        try:
-            module = bindings.deserialize_portable_artifact(data, context)
-            module.operation.verify()
-            return module
-        except Exception as error:  # jaxlib raises several types here, none of them public
-            detail = reported[0].message if reported else first_line(str(error))
-            raise ToolError(
-                f"not a readable StableHLO portable artifact (truncated, or from a newer "
-                f"StableHLO than {bindings.current_version()}): {detail}"
-            ) from None
 
 
 def _portable(module: ir.Module) -> bytes:
