@@ -14,6 +14,8 @@ import sys
 from collections.abc import Sequence
 from types import FrameType, ModuleType
 
+from stablehlo_tools.cli.supervisor import BAD_INPUT, INTERRUPTED, supervised
+
 COMMANDS = {
     "opt": "run a pipeline of passes on an artifact",
     "inspect": "list the communicating ops of an artifact, and what they cost on a device",
@@ -33,17 +35,23 @@ COMMANDS = {
     "make-test": "turn an artifact and a pipeline into a lit test",
 }
 WITHOUT_MLIR = {"schedule", "overlap-graph"}  # the commands that read and write no program
-BAD_INPUT = 2
-INTERRUPTED = 130
 _DEEPEST_NESTING = 20_000  # regions and calls nest by recursion, in Python alone
 TRACEBACK = "STABLEHLO_TOOLS_TRACEBACK"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command; returns its exit code."""
+    """Runs one command; returns its exit code.
+
+    The arguments of the command line are run in a process that may die; others in this one.
+    """
+    if arguments is None:
+        return supervised(lambda: _command(sys.argv[1:]))
+    return _command(list(arguments))
+
+
+def _command(words: list[str]) -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     sys.setrecursionlimit(_DEEPEST_NESTING)
-    words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         return _run(words)
     except KeyboardInterrupt:

@@ -1,0 +1,81 @@
+"""What this process is busy with, told to the process that watches it.
+
+Native code can end a process, or never return, on bytes that it was not made for. So what a command
+does happens in a child; this is how its parent knows what to say of it, and how long to wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+from collections.abc import Generator
+from dataclasses import asdict, dataclass
+
+_BYTES_A_SECOND = 100_000  # a tenth of what the slowest of MLIR's readers does
+_LEAST_SECONDS = 10
+_WAIT_PER_CPU_SECOND = 6  # seconds that a machine with other work may take for one of its own
+
+
+@dataclass(frozen=True)
+class Activity:
+    """Who does what to which input, within how many seconds (0: any number)."""
+
+    actor: str
+    doing: str
+    input_name: str = ""
+    seconds: float = 0
+
+
+IDLE = Activity("the command", "running")
+_watcher: int | None = None  # the pipe to the process that watches this one
+_present = IDLE
+
+
+def tell(pipe: int) -> None:
+    """From now on, says on this pipe what this process does."""
+    global _watcher  # noqa: PLW0603
+    _watcher = pipe
+
+
+def is_watched() -> bool:
+    """Whether a parent explains it where native code ends this process."""
+    return _watcher is not None
+
+
+def told(line: bytes) -> Activity:
+    """What a line on the pipe says."""
+    return Activity(**json.loads(line))
+
+
+@contextlib.contextmanager
+def busy(actor: str, doing: str, input_name: str = "", size: int | None = None) -> Generator[None]:
+    """Tells who watches that this is done until the end of the block.
+
+    With a size in bytes, native code gets as much time as that may take. Without a watcher
+    nothing is limited: the process is not ours to end.
+    """
+    global _present  # noqa: PLW0603
+    if _watcher is None:
+        yield
+        return
+    seconds = 0 if size is None else _LEAST_SECONDS + size / _BYTES_A_SECOND
+    before, _present = (
+        _present,
+        Activity(actor, doing, input_name, seconds * _WAIT_PER_CPU_SECOND),
+    )
+    _say(_watcher, seconds)
+    try:
+        yield
+    finally:
+        _present = before
+        _say(_watcher, 0)
+
+
+def _say(pipe: int, cpu_seconds: float) -> None:
+    # Processor time, so that a busy machine changes nothing, and by a signal whose default is the
+    # end of the process, as a handler in Python would wait for the native code to return.
+    signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
+    with contextlib.suppress(OSError):  # it has gone
+        os.write(pipe, json.dumps(asdict(_present)).encode() + b"\n")

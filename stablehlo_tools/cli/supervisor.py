@@ -1,0 +1,162 @@
+"""Runs a command in a child of this process, and explains what ended the child.
+
+Native code can end its process on a damaged file, or never return. The child is forked before
+anything is loaded, which costs a few milliseconds, and does all of the work; this process waits,
+passes on signals and the exit code, and turns the child's death into one message.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import io
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import NoReturn
+
+from stablehlo_tools import activity
+from stablehlo_tools.activity import IDLE, Activity
+from stablehlo_tools.child_python import end_with_parent
+
+BAD_INPUT = 2
+INTERRUPTED = 130
+_GRACE = 10  # seconds that an interrupted command has to clean up
+_STACK = (
+    100 << 20
+)  # bytes; what lies below the stack is free that far, whatever its first limit was
+_STDERR = 2
+_FORWARDED = (signal.SIGINT, signal.SIGTERM)
+
+
+def supervised(command: Callable[[], int]) -> int:
+    """The exit code of a command that is run in a child process."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    told, telling = os.pipe()
+    said = os.memfd_create("stderr") if hasattr(os, "memfd_create") else None
+    parent = os.getpid()
+    signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
+    child = os.fork()
+    if child == 0:
+        os.close(told)
+        _become_child(command, parent, telling, said)
+    os.close(telling)
+    return _Supervisor(child, told, said).wait()
+
+
+class _Supervisor:
+    """The parent's side: one child, and what is known of it."""
+
+    def __init__(self, child: int, told: int, said: int | None) -> None:
+        self.child = child
+        self.told = told
+        self.said = said
+        self.interrupted = False
+        self.overdue = False
+        self.present = IDLE
+
+    def wait(self) -> int:
+        for number in _FORWARDED:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self._forward)
+        signal.signal(signal.SIGALRM, self._end)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
+        with os.fdopen(self.told, "rb") as lines:
+            for line in lines:
+                self._hear(activity.told(line))
+        _, status = os.waitpid(self.child, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        self._repeat_what_was_said(status)
+        code = os.waitstatus_to_exitcode(status)
+        if code >= 0:
+            return code
+        if self.interrupted:
+            return _print("stablehlo-tools: interrupted", INTERRUPTED)
+        return self._explain(code)
+
+    def _hear(self, present: Activity) -> None:
+        self.present = present
+        if not self.interrupted:
+            signal.setitimer(signal.ITIMER_REAL, present.seconds)
+
+    def _forward(self, number: int, _frame: FrameType | None) -> None:
+        """The first time the child is asked to end; the second time, or too late, it is ended."""
+        os.kill(self.child, signal.SIGKILL if self.interrupted else signal.SIGTERM)
+        self.interrupted = True
+        signal.setitimer(signal.ITIMER_REAL, _GRACE)
+
+    def _end(self, _number: int, _frame: FrameType | None) -> None:
+        self.overdue = not self.interrupted
+        os.kill(self.child, signal.SIGKILL)
+
+    def _repeat_what_was_said(self, status: int) -> None:
+        """What native code wrote to standard error; of a process that was ended, only why."""
+        if self.said is None or not os.WIFEXITED(status):
+            return
+        with contextlib.suppress(OSError):
+            os.lseek(self.said, 0, os.SEEK_SET)
+            while data := os.read(self.said, 1 << 16):
+                os.write(_STDERR, data)
+
+    def _explain(self, code: int) -> int:
+        from stablehlo_tools.watched_end import explained
+
+        error = explained(self.present, code, self.overdue, self.said)
+        return _print(error.diagnostic.render(error.input_name or "stablehlo-tools"), BAD_INPUT)
+
+
+def _print(message: str, code: int) -> int:
+    with contextlib.suppress(OSError):
+        print(message, file=sys.stderr, flush=True)
+    return code
+
+
+def _become_child(
+    command: Callable[[], int], parent: int, telling: int, said: int | None
+) -> NoReturn:
+    """Runs the command and ends with its exit code; never returns into what the parent goes on
+    with."""
+    end_with_parent(parent)
+    _enlarge_stack()
+    activity.tell(telling)
+    if said is not None:
+        _keep_native_stderr(said)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
+    code = 1
+    try:
+        code = command()
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    finally:
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+        # Not by way of sys.exit: taking down all that was loaded takes longer than the fork did.
+        os._exit(code)
+
+
+def _enlarge_stack() -> None:
+    """MLIR reads, checks and prints nested regions by recursion."""
+    _, most = resource.getrlimit(resource.RLIMIT_STACK)
+    wanted = _STACK if most == resource.RLIM_INFINITY else min(_STACK, most)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_STACK, (wanted, most))
+
+
+def _keep_native_stderr(said: int) -> None:
+    """Python goes on writing to standard error; what native code writes there goes to `said`."""
+    with contextlib.suppress(OSError, AttributeError):  # it is closed
+        sys.stderr.flush()
+        own = os.dup(_STDERR)
+        os.dup2(said, _STDERR)
+        sys.stderr = io.TextIOWrapper(
+            io.FileIO(own, "w"),
+            encoding=sys.stderr.encoding,
+            errors="backslashreplace",
+            write_through=True,
+        )
