@@ -13,9 +13,10 @@ import signal
 from collections.abc import Generator
 from dataclasses import asdict, dataclass
 
+READER = "the reader"
 _BYTES_A_SECOND = 100_000  # a tenth of what the slowest of MLIR's readers does
 _LEAST_SECONDS = 10
-_WAIT_PER_CPU_SECOND = 6  # seconds that a machine with other work may take for one of its own
+WAIT_PER_CPU_SECOND = 6  # seconds that a machine with other work may take for one of its own
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Activity:
 
 
 IDLE = Activity("the command", "running")
+_dispensable = False
 _watcher: int | None = None  # the pipe to the process that watches this one
 _present = IDLE
 
@@ -39,9 +41,15 @@ def tell(pipe: int) -> None:
     _watcher = pipe
 
 
-def is_watched() -> bool:
-    """Whether a parent explains it where native code ends this process."""
-    return _watcher is not None
+def trust_input() -> None:
+    """From now on this process itself reads whatever it is given, and ends where that ends it."""
+    global _dispensable  # noqa: PLW0603
+    _dispensable = True
+
+
+def may_end() -> bool:
+    """Whether native code may end this process: a parent explains it, or nobody minds."""
+    return _watcher is not None or _dispensable
 
 
 def told(line: bytes) -> Activity:
@@ -60,10 +68,10 @@ def busy(actor: str, doing: str, input_name: str = "", size: int | None = None) 
     if _watcher is None:
         yield
         return
-    seconds = 0 if size is None else _LEAST_SECONDS + size / _BYTES_A_SECOND
+    seconds = 0 if size is None else seconds_for(size)
     before, _present = (
         _present,
-        Activity(actor, doing, input_name, seconds * _WAIT_PER_CPU_SECOND),
+        Activity(actor, doing, input_name, seconds * WAIT_PER_CPU_SECOND),
     )
     _say(_watcher, seconds)
     try:
@@ -71,6 +79,11 @@ def busy(actor: str, doing: str, input_name: str = "", size: int | None = None) 
     finally:
         _present = before
         _say(_watcher, 0)
+
+
+def seconds_for(size: int) -> float:
+    """How many seconds of a processor reading so many bytes may take."""
+    return _LEAST_SECONDS + size / _BYTES_A_SECOND
 
 
 def _say(pipe: int, cpu_seconds: float) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stablehlo_tools import bindings
+from stablehlo_tools import bindings, reading
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, captured, first_line
 from stablehlo_tools.exported_shardings import restated
@@ -65,16 +65,18 @@ def parse(data: bytes, name: str = "<bytes>") -> Artifact:
     try:
         form = form_of(data)
         if form is Form.JAX_EXPORT:
+            reading.prepare()  # loading jax takes longer
             return from_exported(_deserialize_exported(data), name)
-        return Artifact(name, form, read_module(data, form))
+        return Artifact(name, form, read_module(data, form, name))
     except ToolError as error:
         raise _named(name, error) from None
 
 
 def from_exported(exported: Exported, name: str | None = None) -> Artifact:
     """An artifact around an `Exported` in memory, named after its function."""
-    module = read_module(exported.mlir_module_serialized, Form.PORTABLE)
-    return Artifact(name or exported.fun_name, Form.JAX_EXPORT, module, exported)
+    name = name or exported.fun_name
+    module = read_module(exported.mlir_module_serialized, Form.PORTABLE, name)
+    return Artifact(name, Form.JAX_EXPORT, module, exported)
 
 
 def save(
@@ -101,7 +103,9 @@ def encode(artifact: Artifact, form: Form, *, locations: bool = False) -> bytes:
     if form is Form.TEXT:
         return to_text(artifact.module, locations=locations).encode()
     if form is Form.BYTECODE:
-        return bindings.write_bytecode(artifact.module)
+        data = bindings.write_bytecode(artifact.module)
+        reading.vouch(data)
+        return data
     if form is Form.PORTABLE:
         return _portable(artifact.module)
     try:
@@ -119,7 +123,9 @@ def to_text(module: ir.Module, *, locations: bool = False) -> str:
 def _portable(module: ir.Module) -> bytes:
     with captured(module.context) as reported:
         try:
-            return bindings.serialize_portable_artifact(module)
+            data = bindings.serialize_portable_artifact(module)
+            reading.vouch(data)
+            return data
         except Exception as error:  # as above
             detail = reported[0] if reported else None
             raise ToolError(

@@ -40,6 +40,11 @@ def check_whole(data: bytes) -> None:
         raise ValueError(f"{len(missing)} of its sections are missing")
 
 
+def names_dialect(data: bytes, dialect: bytes) -> bool:
+    """Whether the name of a dialect is among the strings of the bytecode."""
+    return b"\x00" + dialect + b"\x00" in data
+
+
 def _variable_integer(data: bytes, position: int) -> tuple[int, int]:
     """A prefix-coded integer and the position after it: trailing zeros count the further bytes."""
     if position >= len(data):

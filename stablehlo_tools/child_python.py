@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import IO, Any
 
 _SEARCH_PATH = "PYTHONPATH"
 _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
@@ -56,3 +58,22 @@ def _watch(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(1)
     os._exit(1)
+
+
+def send(stream: IO[bytes], head: Any, data: bytes) -> None:
+    """Writes one message of a conversation over a pipe: what JSON can hold, and bytes."""
+    stream.write(json.dumps([head, len(data)]).encode() + b"\n")
+    stream.write(data)
+    stream.flush()
+
+
+def receive(stream: IO[bytes]) -> tuple[Any, bytes]:
+    """The next message. Raises EOFError where the other side ended before it had said all."""
+    line = stream.readline()
+    if not line:
+        raise EOFError
+    head, size = json.loads(line)
+    data = stream.read(size)
+    if len(data) != size:
+        raise EOFError
+    return head, data

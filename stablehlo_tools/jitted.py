@@ -17,7 +17,7 @@ from jax import export
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from stablehlo_tools import api, bindings
+from stablehlo_tools import api, bindings, reading
 from stablehlo_tools.diagnostics import Place, ToolError, note
 from stablehlo_tools.passes import Pipeline
 from stablehlo_tools.program_mesh import program_mesh
@@ -66,6 +66,7 @@ class Jitted:
         except NotImplementedError as reason:
             jaxpr = self.jitted.trace(*args, **kwargs).jaxpr
             raise _named_callbacks(jaxpr, reason) or reason from None
+        reading.vouch(plain.mlir_module_serialized)
         return api.transform(plain, self.pipeline)
 
     def _compile(self, args: Sequence[Any], kwargs: dict[str, Any], leaves: list[Any]) -> _Call:

@@ -8,15 +8,13 @@ The process reads MLIR bytecode and writes it back; `python -m stablehlo_tools.n
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import tempfile
-from typing import IO, Any
 
 from stablehlo_tools import bindings
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.child_python import with_package
+from stablehlo_tools.child_python import receive, send, with_package
 from stablehlo_tools.diagnostics import Place, ToolError
 from stablehlo_tools.last_words import how_it_ended, last_words
 
@@ -47,8 +45,8 @@ class NativePasses:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            _send(process.stdin, list(passes), bindings.write_bytecode(module))
-            answer, data = _receive(process.stdout)
+            send(process.stdin, list(passes), bindings.write_bytecode(module))
+            answer, data = receive(process.stdout)
         except (OSError, EOFError):
             raise self._ended(process.wait(), passes) from None
         if "error" in answer:
@@ -71,23 +69,6 @@ class NativePasses:
         return ToolError(f"the compiler's process {ended}", notes=last_words(said))
 
 
-def _send(stream: IO[bytes], head: Any, data: bytes) -> None:
-    stream.write(json.dumps([head, len(data)]).encode() + b"\n")
-    stream.write(data)
-    stream.flush()
-
-
-def _receive(stream: IO[bytes]) -> tuple[Any, bytes]:
-    line = stream.readline()
-    if not line:
-        raise EOFError
-    head, size = json.loads(line)
-    data = stream.read(size)
-    if len(data) != size:
-        raise EOFError
-    return head, data
-
-
 def main() -> None:
     """Serves requests until the other side closes."""
     from dataclasses import asdict
@@ -98,7 +79,7 @@ def main() -> None:
     context = bindings.new_context()
     while True:
         try:
-            passes, data = _receive(sys.stdin.buffer)
+            passes, data = receive(sys.stdin.buffer)
         except EOFError:
             return
         module = bindings.parse_module(data, context)
@@ -110,7 +91,7 @@ def main() -> None:
         except ToolError as error:
             place = asdict(error.diagnostic.place)
             answer, written = {"error": error.diagnostic.message, "place": place}, b""
-        _send(sys.stdout.buffer, answer, written)
+        send(sys.stdout.buffer, answer, written)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TextIO
 
 from stablehlo_tools import bindings
+from stablehlo_tools.activity import busy
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import (
     Diagnostics,
@@ -103,11 +104,6 @@ class Pipeline:
     def __str__(self) -> str:
         return ",".join(str(step) for step in self.passes)
 
-    @property
-    def runs_native_passes(self) -> bool:
-        """Whether a C++ pass is among them, which can end the process on what it does not know."""
-        return any(isinstance(step, RegisteredPass) for step in self.passes)
-
     def run(
         self, module: ir.Module, diagnostics: Diagnostics, instrumentation: Instrumentation | None
     ) -> None:
@@ -118,7 +114,11 @@ class Pipeline:
         observer = instrumentation or Instrumentation()
         _verify(module, "the input does not verify: ")
         for step in self.passes:
-            with observer.around(step, module), module.context:
+            with (
+                busy("the pipeline", f"running {step.name}"),
+                observer.around(step, module),
+                module.context,
+            ):
                 step.run(module, diagnostics)
             _verify(module, f"after {step.name} the module does not verify (a bug in it): ")
 

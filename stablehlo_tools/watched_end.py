@@ -6,22 +6,18 @@ import contextlib
 import os
 import signal
 
-from stablehlo_tools.activity import Activity
+from stablehlo_tools.activity import READER, Activity
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.last_words import how_it_ended, last_words
-
-READING = "the reader"
-_READ_ERROR = (
-    "damaged, or from a StableHLO that this jaxlib does not know: {how}. Write or export it again"
-)
 
 
 def explained(present: Activity, code: int, overdue: bool, said: int | None) -> ToolError:
     """The error to report where a process ended by a signal while it did this."""
     how = f"{present.actor} {_how(present, code, overdue)}"
-    message = (
-        _READ_ERROR.format(how=how) if present.actor == READING else f"{how}; no file was written"
-    )
+    if present.actor == READER:
+        message = f"damaged, or nested too deeply: {how}; write or export it again"
+    else:
+        message = f"{how}; no file was written"
     error = ToolError(message, notes=last_words(_text(said)))
     error.input_name = present.input_name or None
     return error

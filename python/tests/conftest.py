@@ -8,6 +8,8 @@ import sys
 import pytest
 from unhurried import be_unhurried
 
+from stablehlo_tools import activity
+
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 _FLAG = "--xla_force_host_platform_device_count=8"
@@ -15,6 +17,12 @@ if _FLAG not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAG}".strip()
 
 be_unhurried()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def read_in_process() -> None:
+    """Tests read what they wrote themselves: at once, and not in a process that may die."""
+    activity.trust_input()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -27,7 +27,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Writes the map. Raises ToolError on bad input, or where the pass refuses the program."""
     from stablehlo_tools import artifact, files
-    from stablehlo_tools.cli.isolation import isolated
     from stablehlo_tools.layer_order import find_layer_order
     from stablehlo_tools.passes import Pipeline
 
@@ -35,9 +34,6 @@ def run(arguments: argparse.Namespace) -> int:
     if to_file:
         files.check_writable(arguments.output)
     pipeline = Pipeline.parse(arguments.pipeline)
-    code = isolated(arguments.words, [pipeline], "file")
-    if code is not None:
-        return code
     text = find_layer_order(artifact.load(arguments.input), pipeline).to_json()
     if to_file:
         files.write_atomically(arguments.output, text.encode())

@@ -57,7 +57,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Runs the pipeline; 1 when expected diagnostics do not match. Raises ToolError."""
     from stablehlo_tools import artifact, files
-    from stablehlo_tools.cli.isolation import isolated
     from stablehlo_tools.passes import Instrumentation, Pipeline
 
     form, to_file = artifact.Form.TEXT, arguments.output not in (None, files.STDIN)
@@ -65,9 +64,6 @@ def run(arguments: argparse.Namespace) -> int:
         form = artifact.output_form(arguments.output)
         files.check_writable(arguments.output)
     pipeline = Pipeline(()) if arguments.pipeline is None else Pipeline.parse(arguments.pipeline)
-    code = isolated(arguments.words, [pipeline], "file")
-    if code is not None:
-        return code
     job = _Job(
         pipeline,
         Instrumentation(arguments.print_ir_after_all),

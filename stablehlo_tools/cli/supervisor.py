@@ -132,7 +132,7 @@ def _become_child(
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
     finally:
-        atexit._run_exitfuncs()
+        atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 stream.flush()

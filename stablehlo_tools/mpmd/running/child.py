@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from stablehlo_tools import activity
 from stablehlo_tools.child_python import end_group, wait_or_end, with_package
 from stablehlo_tools.diagnostics import Diagnostic, ToolError, first_line, note
 from stablehlo_tools.last_words import how_it_ended, last_words
@@ -105,6 +106,7 @@ def ask(
 def main(directory: Path, answer: Callable[[Path, dict[str, Any]], dict[str, Any]]) -> None:
     """Answers the request that lies in a directory; what goes wrong is an answer, too."""
     listen(lambda: None)
+    activity.trust_input()  # the parent has read it, and tells how this process ended
     request = json.loads((directory / REQUEST).read_text(encoding="utf-8"))
     try:
         found = answer(directory, request)
