@@ -1,4 +1,4 @@
-"""Damage to the bytes of artifacts: what disks, transfers, editors and other versions do to them."""
+"""Damage to the bytes of artifacts: what disks, transfers and editors do to them."""
 
 from __future__ import annotations
 

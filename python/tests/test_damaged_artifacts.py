@@ -50,7 +50,7 @@ def problem(code: int, said: str, output: Path | None) -> str | None:
 
 def check(directory: Path, seeds: range) -> None:
     """Every seed damages one artifact of one form, and one command is given the result."""
-    forms = {form: data for form, data in encoded().items()}
+    forms = encoded()
     commands: list[list[str]] = []
     outputs: list[Path | None] = []
     for seed in seeds:
