@@ -94,3 +94,13 @@ func.func @random_p5(%w: tensor<5x5xf32>, %x: tensor<4x5xf32>) -> tensor<4x5xf32
   }
   return %0#1 : tensor<4x5xf32>
 }
+
+// -----
+
+// P2: nor an edge of Shardy's propagation, whose value nothing else may use.
+func.func @edge_p2(%x: tensor<32x96xf32>, %w: tensor<96x96xf32>) -> tensor<32x96xf32> {
+  // expected-error@+1 {{sdy.data_flow_edge stands where accumulate-gradients may use a value once more: end Shardy's propagation with sdy-sink-data-flow-edges before accumulate-gradients (P2)}}
+  %0 = sdy.data_flow_edge %x : tensor<32x96xf32>
+  %1 = stablehlo.dot_general %0, %w, contracting_dims = [1] x [0] : (tensor<32x96xf32>, tensor<96x96xf32>) -> tensor<32x96xf32>
+  return %1 : tensor<32x96xf32>
+}

@@ -658,3 +658,35 @@ func.func @constants(%x: tensor<2x3xf32>) -> (tensor<2x12xf32>, tensor<8xi1>, te
   %2 = "stablehlo.collective_permute"(%seven) {channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, source_target_pairs = dense<[[0, 1], [1, 2], [2, 3], [3, 0]]> : tensor<4x2xi64>} : (tensor<2xi32>) -> tensor<2xi32>
   return %0, %1, %2 : tensor<2x12xf32>, tensor<8xi1>, tensor<2xi32>
 }
+
+// -----
+
+// A gather that is padded, and of which one device takes all: the operands go there, and nobody
+// holds what is padded. Devices are told apart by where their slice begins.
+// CHECK-LABEL: func.func @padded_for_one
+// CHECK-SAME: (%[[X:.+]]: tensor<2x3xf32>, %[[V:.+]]: tensor<f32>)
+// CHECK-NEXT: %[[X0:.+]] = "stablehlo.collective_permute"(%[[X]])
+// CHECK-SAME: source_target_pairs = dense<[[0, 2]]>
+// CHECK-NEXT: %[[X1:.+]] = "stablehlo.collective_permute"(%[[X]])
+// CHECK-SAME: source_target_pairs = dense<[[1, 2]]>
+// CHECK-NEXT: %[[X3:.+]] = "stablehlo.collective_permute"(%[[X]])
+// CHECK-SAME: source_target_pairs = dense<[[3, 2]]>
+// CHECK-NOT: stablehlo.all_gather
+// CHECK-NOT: stablehlo.pad
+// CHECK: %[[HERE:.+]] = stablehlo.compare EQ
+// CHECK: %[[WHOLE:.+]] = stablehlo.concatenate %{{.+}}, %[[X0]], %[[X1]], %[[X]], %[[X3]], %{{.+}}, dim = 0
+// CHECK-SAME: (tensor<1x3xf32>, tensor<2x3xf32>, tensor<2x3xf32>, tensor<2x3xf32>, tensor<2x3xf32>, tensor<3x3xf32>) -> tensor<12x3xf32>
+// CHECK: stablehlo.select %[[HERE]], %[[WHOLE]]
+module attributes {mhlo.num_partitions = 4 : i32} {
+func.func @padded_for_one(%x: tensor<2x3xf32>, %v: tensor<f32>) -> (tensor<12x3xf32>) {
+  %g = "stablehlo.all_gather"(%x) {all_gather_dim = 0 : i64, channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, replica_groups = dense<[[0, 1, 2, 3]]> : tensor<1x4xi64>, use_global_device_ids} : (tensor<2x3xf32>) -> tensor<8x3xf32>
+  %p = stablehlo.pad %g, %v, low = [13, 0], high = [27, 0], interior = [0, 0] : (tensor<8x3xf32>, tensor<f32>) -> tensor<48x3xf32>
+  %t = stablehlo.constant dense<[0, 24, 12, 36]> : tensor<4xi32>
+  %d = stablehlo.partition_id : tensor<ui32>
+  %r = stablehlo.dynamic_slice %t, %d, sizes = [1] : (tensor<4xi32>, tensor<ui32>) -> tensor<1xi32>
+  %s = stablehlo.reshape %r : (tensor<1xi32>) -> tensor<i32>
+  %z = stablehlo.constant dense<0> : tensor<i32>
+  %y = stablehlo.dynamic_slice %p, %s, %z, sizes = [12, 3] : (tensor<48x3xf32>, tensor<i32>, tensor<i32>) -> tensor<12x3xf32>
+  return %y : tensor<12x3xf32>
+}
+}

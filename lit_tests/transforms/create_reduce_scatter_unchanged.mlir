@@ -727,3 +727,71 @@ func.func @complex_constant() -> tensor<8xcomplex<f32>> {
   %1 = "stablehlo.all_gather"(%0) {all_gather_dim = 0 : i64, channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, replica_groups = dense<[[0, 1, 2, 3]]> : tensor<1x4xi64>, use_global_device_ids} : (tensor<2xcomplex<f32>>) -> tensor<8xcomplex<f32>>
   return %1 : tensor<8xcomplex<f32>>
 }
+
+// -----
+
+// Padded, and taken by two devices of a group.
+module attributes {mhlo.num_partitions = 4 : i32} {
+func.func @padded_for_two(%x: tensor<2x3xf32>, %v: tensor<f32>) -> (tensor<12x3xf32>) {
+  %g = "stablehlo.all_gather"(%x) {all_gather_dim = 0 : i64, channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, replica_groups = dense<[[0, 1, 2, 3]]> : tensor<1x4xi64>, use_global_device_ids} : (tensor<2x3xf32>) -> tensor<8x3xf32>
+  %p = stablehlo.pad %g, %v, low = [0, 0], high = [40, 0], interior = [0, 0] : (tensor<8x3xf32>, tensor<f32>) -> tensor<48x3xf32>
+  %t = stablehlo.constant dense<[0, 0, 12, 24]> : tensor<4xi32>
+  %d = stablehlo.partition_id : tensor<ui32>
+  %r = stablehlo.dynamic_slice %t, %d, sizes = [1] : (tensor<4xi32>, tensor<ui32>) -> tensor<1xi32>
+  %s = stablehlo.reshape %r : (tensor<1xi32>) -> tensor<i32>
+  %z = stablehlo.constant dense<0> : tensor<i32>
+  %y = stablehlo.dynamic_slice %p, %s, %z, sizes = [12, 3] : (tensor<48x3xf32>, tensor<i32>, tensor<i32>) -> tensor<12x3xf32>
+  return %y : tensor<12x3xf32>
+}
+}
+
+// -----
+
+// Padded, and cut in the midst of what was gathered.
+module attributes {mhlo.num_partitions = 4 : i32} {
+func.func @padded_cut(%x: tensor<2x3xf32>, %v: tensor<f32>) -> (tensor<4x3xf32>) {
+  %g = "stablehlo.all_gather"(%x) {all_gather_dim = 0 : i64, channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, replica_groups = dense<[[0, 1, 2, 3]]> : tensor<1x4xi64>, use_global_device_ids} : (tensor<2x3xf32>) -> tensor<8x3xf32>
+  %p = stablehlo.pad %g, %v, low = [0, 0], high = [8, 0], interior = [0, 0] : (tensor<8x3xf32>, tensor<f32>) -> tensor<16x3xf32>
+  %t = stablehlo.constant dense<[0, 4, 8, 12]> : tensor<4xi32>
+  %d = stablehlo.partition_id : tensor<ui32>
+  %r = stablehlo.dynamic_slice %t, %d, sizes = [1] : (tensor<4xi32>, tensor<ui32>) -> tensor<1xi32>
+  %s = stablehlo.reshape %r : (tensor<1xi32>) -> tensor<i32>
+  %z = stablehlo.constant dense<0> : tensor<i32>
+  %y = stablehlo.dynamic_slice %p, %s, %z, sizes = [4, 3] : (tensor<16x3xf32>, tensor<i32>, tensor<i32>) -> tensor<4x3xf32>
+  return %y : tensor<4x3xf32>
+}
+}
+
+// -----
+
+// Padded between the elements.
+module attributes {mhlo.num_partitions = 4 : i32} {
+func.func @padded_between(%x: tensor<2x3xf32>, %v: tensor<f32>) -> (tensor<18x3xf32>) {
+  %g = "stablehlo.all_gather"(%x) {all_gather_dim = 0 : i64, channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, replica_groups = dense<[[0, 1, 2, 3]]> : tensor<1x4xi64>, use_global_device_ids} : (tensor<2x3xf32>) -> tensor<8x3xf32>
+  %p = stablehlo.pad %g, %v, low = [0, 0], high = [3, 0], interior = [1, 0] : (tensor<8x3xf32>, tensor<f32>) -> tensor<18x3xf32>
+  %t = stablehlo.constant dense<[0, 1, 2, 3]> : tensor<4xi32>
+  %d = stablehlo.partition_id : tensor<ui32>
+  %r = stablehlo.dynamic_slice %t, %d, sizes = [1] : (tensor<4xi32>, tensor<ui32>) -> tensor<1xi32>
+  %s = stablehlo.reshape %r : (tensor<1xi32>) -> tensor<i32>
+  %z = stablehlo.constant dense<0> : tensor<i32>
+  %y = stablehlo.dynamic_slice %p, %s, %z, sizes = [18, 3] : (tensor<18x3xf32>, tensor<i32>, tensor<i32>) -> tensor<18x3xf32>
+  return %y : tensor<18x3xf32>
+}
+}
+
+// -----
+
+// What is padded is used whole, too.
+module attributes {mhlo.num_partitions = 4 : i32} {
+func.func @padded_used(%x: tensor<2x3xf32>, %v: tensor<f32>) -> (tensor<12x3xf32>, tensor<48x3xf32>) {
+  %g = "stablehlo.all_gather"(%x) {all_gather_dim = 0 : i64, channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, replica_groups = dense<[[0, 1, 2, 3]]> : tensor<1x4xi64>, use_global_device_ids} : (tensor<2x3xf32>) -> tensor<8x3xf32>
+  %p = stablehlo.pad %g, %v, low = [0, 0], high = [40, 0], interior = [0, 0] : (tensor<8x3xf32>, tensor<f32>) -> tensor<48x3xf32>
+  %t = stablehlo.constant dense<[0, 12, 24, 36]> : tensor<4xi32>
+  %d = stablehlo.partition_id : tensor<ui32>
+  %r = stablehlo.dynamic_slice %t, %d, sizes = [1] : (tensor<4xi32>, tensor<ui32>) -> tensor<1xi32>
+  %s = stablehlo.reshape %r : (tensor<1xi32>) -> tensor<i32>
+  %z = stablehlo.constant dense<0> : tensor<i32>
+  %y = stablehlo.dynamic_slice %p, %s, %z, sizes = [12, 3] : (tensor<48x3xf32>, tensor<i32>, tensor<i32>) -> tensor<12x3xf32>
+  return %y, %p : tensor<12x3xf32>, tensor<48x3xf32>
+}
+}

@@ -18,6 +18,8 @@ ops between the two are done on the part. Likewise
 - an all_gather of which each device takes its own part goes; one of which it takes a larger part,
   its own among them, gathers in smaller groups; one of which it takes another's part becomes a
   collective_permute;
+- an all_gather that is padded, and of which one device of each group then takes all and the others
+  nothing, becomes collective_permutes to that device (of groups of at most eight);
 - an all_to_all that undoes another goes, and layout ops between them stay;
 - an all_gather, all_to_all or collective_permute of a constant that is the same for all elements
   becomes a constant;
@@ -65,6 +67,7 @@ from stablehlo_tools.transforms.reduce_scatter.exchanges import (
     plan_inverse,
 )
 from stablehlo_tools.transforms.reduce_scatter.group_forms import GroupForms
+from stablehlo_tools.transforms.reduce_scatter.padded import Padded, plan_padded
 from stablehlo_tools.transforms.reduce_scatter.rewriting import drop_unused_results, erase_unused
 from stablehlo_tools.transforms.reduce_scatter.sharing import plan_sharing
 
@@ -112,7 +115,7 @@ class CreateReduceScatterPass(Pass):
             )
 
 
-Plan = Chunked | Inverse | Constant
+Plan = Chunked | Inverse | Constant | Padded
 
 
 def _plan(module: ir.Module) -> list[Plan]:
@@ -147,6 +150,8 @@ def _candidates(
         found.append(plan_constant(collective, forms))
     if collective.kind == "all_to_all":
         found.append(plan_inverse(collective, by_result, forms))
+    if collective.kind == "all_gather":
+        found.append(plan_padded(collective, forms, values))
     if collective.kind in _CHUNKED:
         positions = range(len(collective.op.results))
         found += [plan_chunked(collective, i, forms, values) for i in positions]

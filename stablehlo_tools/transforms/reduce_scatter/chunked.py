@@ -95,7 +95,7 @@ def plan_chunked(
         return None
     slices = find_slices(op.results[position], values)
     groups = forms.groups(collective) if slices.found else None
-    if not groups or _is_of_unsure_order(collective, forms):
+    if not groups or is_of_unsure_order(collective, forms):
         return None
     by_window: dict[Window, list[Slice]] = {}
     for found in slices.found:
@@ -182,7 +182,7 @@ class _Planner:
         return [Stage("stablehlo.collective_permute", changed, dropped)]
 
 
-def _is_of_unsure_order(collective: Collective, forms: GroupForms) -> bool:
+def is_of_unsure_order(collective: Collective, forms: GroupForms) -> bool:
     """Whether the specification and XLA number a group's members differently.
 
     Of several replicas and partitions in one group, the replicas vary first in the one, and the

@@ -24,7 +24,7 @@ from stablehlo_tools.transforms.reduce_scatter.windows import (
 
 _IDS = frozenset({"stablehlo.partition_id", "stablehlo.replica_id"})
 _ENDS = frozenset({"func.return", "sdy.return"})
-_PURE = COMPUTED | ELEMENTWISE | _IDS | _ENDS
+_PURE = COMPUTED | ELEMENTWISE | _IDS | _ENDS | {"stablehlo.pad"}
 
 
 def with_shape(kind: ir.Type, shape: Sequence[int]) -> ir.RankedTensorType:
