@@ -161,6 +161,44 @@ func.func @main(%rows0: tensor<4x8x8xf32>, %xs: tensor<4x8x8xf32>) -> (tensor<4x
 
 // -----
 
+// A row of the buffer is never written: those that are go into it behind the collective.
+// EXPLAINED: note: all_reduce runs once, behind the loop: on what all iterations send
+// CHECK-LABEL: module @rows_left
+// CHECK: stablehlo.while
+// CHECK-NOT: stablehlo.all_reduce
+// CHECK: stablehlo.dynamic_update_slice %{{.+}} : (tensor<4x8x8xf32>, tensor<1x8x8xf32>
+// CHECK: "stablehlo.all_reduce"
+// CHECK: (tensor<4x8x8xf32>) -> tensor<4x8x8xf32>
+// CHECK: stablehlo.dynamic_update_slice %arg0, %{{.+}} : (tensor<5x8x8xf32>, tensor<4x8x8xf32>
+module @rows_left attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
+func.func @main(%rows0: tensor<5x8x8xf32>, %xs: tensor<4x8x8xf32>) -> (tensor<5x8x8xf32>) {
+  %zero = stablehlo.constant dense<0> : tensor<i32>
+  %one = stablehlo.constant dense<1> : tensor<i32>
+  %bound = stablehlo.constant dense<4> : tensor<i32>
+  %r:2 = stablehlo.while(%i = %zero, %rows = %rows0) : tensor<i32>, tensor<5x8x8xf32>
+  cond {
+    %more = stablehlo.compare LT, %i, %bound : (tensor<i32>, tensor<i32>) -> tensor<i1>
+    stablehlo.return %more : tensor<i1>
+  } do {
+    %cut = stablehlo.dynamic_slice %xs, %i, %zero, %zero, sizes = [1, 8, 8] : (tensor<4x8x8xf32>, tensor<i32>, tensor<i32>, tensor<i32>) -> tensor<1x8x8xf32>
+    %x = stablehlo.reshape %cut : (tensor<1x8x8xf32>) -> tensor<8x8xf32>
+    %g = stablehlo.dot_general %x, %x, contracting_dims = [0] x [0] : (tensor<8x8xf32>, tensor<8x8xf32>) -> tensor<8x8xf32>
+    %sum = "stablehlo.all_reduce"(%g) ({
+    ^bb0(%l: tensor<f32>, %q: tensor<f32>):
+      %s = stablehlo.add %l, %q : tensor<f32>
+      stablehlo.return %s : tensor<f32>
+    }) {replica_groups = dense<[[0, 1]]> : tensor<1x2xi64>, channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, use_global_device_ids} : (tensor<8x8xf32>) -> tensor<8x8xf32>
+    %row = stablehlo.reshape %sum : (tensor<8x8xf32>) -> tensor<1x8x8xf32>
+    %next = stablehlo.dynamic_update_slice %rows, %row, %i, %zero, %zero : (tensor<5x8x8xf32>, tensor<1x8x8xf32>, tensor<i32>, tensor<i32>, tensor<i32>) -> tensor<5x8x8xf32>
+    %n = stablehlo.add %i, %one : tensor<i32>
+    stablehlo.return %n, %next : tensor<i32>, tensor<5x8x8xf32>
+  }
+  return %r#1 : tensor<5x8x8xf32>
+}
+}
+
+// -----
+
 // The gradients of sixteen parameters, in a loop over microbatches: one all_reduce, instead of 64.
 // EXPLAINED-COUNT-16: note: all_reduce runs once, behind the loop: on the sum of what it sends
 // EXPLAINED-NOT: note:

@@ -145,7 +145,8 @@ class _Planner:
             more = _bytes(value for value in plan.read if not self._body.carries_of(value))
             return _difference(more, _bytes(self._body.arguments[n] for n in set(plan.carries)))
         rows = _bytes(plan.read)
-        less = _bytes(self._body.arguments[store.carry] for store in plan.stores)
+        buffers = [self._body.arguments[store.carry] for store in plan.stores]
+        less = _bytes(value for value in buffers if shape_of(value)[0] == plan.trips)
         return _difference(None if rows is None else rows * plan.trips, less)
 
     def _extra_sum(self, plan: Accumulated) -> int | None:

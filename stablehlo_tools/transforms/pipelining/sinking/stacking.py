@@ -8,8 +8,9 @@
   and after the loop
     %rows = "stablehlo.all_reduce"(%all_x)                            // tensor<3x8x128xf32>
 
-For that every row is written once. Values are bitwise those of before, but for sums of floats that
-a compiler may take in another order for a larger operand.
+For that every row is written once, or of a higher buffer some that lie next to each other: they are
+put into it behind the collective, and the rest of it stays what it was. Values are bitwise those of
+before, but for sums of floats that a compiler may take in another order for a larger operand.
 """
 
 from __future__ import annotations
@@ -42,6 +43,11 @@ class Store:
     op: ir.Operation
     carry: int
     rows: tuple[int, ...]
+
+    @property
+    def first(self) -> int:
+        """The lowest row that is written; those that follow it are, too."""
+        return min(self.rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,21 +147,18 @@ def _with_rows(
     body: LoopBody,
     op: ir.Operation,
     carry: int,
-    first: ir.Value,
+    row: ir.Value,
     indices: LoopIndices,
     trips: int,
 ) -> Store | str:
     whole, part = shape_of(op.operands[0]), shape_of(op.operands[1])
     if part != [1, *whole[1:]]:
         return f"the {named(op)} does not write one whole row of the first dimension"
-    if whole[0] != trips:
-        return (
-            f"the loop runs {trips} times, but the {named(op)} writes into a buffer of {whole[0]} "
-            "rows"
-        )
-    rows = indices.of(first) if body.is_indexed(first) else None
+    rows = indices.of(row) if body.is_indexed(row) else None
     if rows is None:
         return f"the rows that the {named(op)} writes are not known before the run"
-    if sorted(rows) != list(range(trips)) or not is_monotonic(rows):
+    first = min(rows)
+    inside = first >= 0 and first + trips <= whole[0]
+    if not inside or sorted(rows) != list(range(first, first + trips)) or not is_monotonic(rows):
         return f"the {named(op)} does not go through the rows one after the other"
     return Store(op, carry, tuple(rows))

@@ -10,7 +10,7 @@ from stablehlo_tools.ir.building import Builder, element_of, shape_of
 from stablehlo_tools.ir.values import maker_of
 from stablehlo_tools.transforms.pipelining.sinking.opened import OpenedLoop, build_at
 from stablehlo_tools.transforms.pipelining.sinking.stacked_ops import captured_by, run_stacked
-from stablehlo_tools.transforms.pipelining.sinking.stacking import UPDATE, Stacked
+from stablehlo_tools.transforms.pipelining.sinking.stacking import UPDATE, Stacked, Store
 
 
 class RowsWriter:
@@ -48,17 +48,31 @@ class RowsWriter:
                 collectives.append(maker_of(known[op.results[0]]))
         results: dict[int, ir.Value] = {}
         for store in self._plan.stores:
-            shape = shape_of(store.op.results[0])
             builder = build_at(opened, store.op.location)
-            results[store.carry] = _reshaped(builder, known[store.op.operands[1]], shape)
+            results[store.carry] = self._stored(builder, store, known[store.op.operands[1]])
         return results, collectives
+
+    def _stored(self, builder: Builder, store: Store, rows: ir.Value) -> ir.Value:
+        """What a store's buffer is behind the loop, with all the rows that it wrote."""
+        whole = shape_of(store.op.results[0])
+        written = _reshaped(builder, rows, [self._plan.trips, *whole[1:]])
+        if whole[0] == self._plan.trips:
+            return written
+        index = element_of(store.op.operands[2])
+        starts = [builder.splat(n, [], index) for n in (store.first, *[0] * (len(whole) - 1))]
+        before = self._body.loop.operands[store.carry]
+        name = UPDATE.removeprefix("stablehlo.")
+        return builder.op(name, [before, written, *starts], before.type)
 
     def _with_row(self, opened: OpenedLoop, number: int, value: ir.Value) -> ir.Value:
         """A buffer with the value of this iteration in its place."""
-        store = self._plan.stores[0].op
-        builder = Builder(opened.inside, store.location)
+        store = self._plan.stores[0]
+        builder = Builder(opened.inside, store.op.location)
         row = _reshaped(builder, value, _row(value))
-        first = store.operands[2]
+        first = store.op.operands[2]
+        if store.first:
+            lowest = builder.splat(store.first, [], element_of(first))
+            first = builder.op("subtract", [first, lowest], first.type)
         rest = len(_row(value)) - 1
         starts = [first] + [builder.splat(0, [], element_of(first))] * rest
         buffer = opened.argument(number)
