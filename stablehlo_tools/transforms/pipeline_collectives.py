@@ -57,6 +57,7 @@ from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.diagnostics import Diagnostics, ToolError
 from stablehlo_tools.ir.copying import copy_module, take_over
 from stablehlo_tools.ir.inline import inline_all_calls
+from stablehlo_tools.ir.physical_forms import write_as_values
 from stablehlo_tools.passes import Pass
 from stablehlo_tools.transforms.pipelining.loops import LoopPipelining
 from stablehlo_tools.transforms.pipelining.wanted import Wanted
@@ -91,6 +92,7 @@ class PipelineCollectivesPass(Pass):
         limit = None if self.memory_limit is None else self.memory_limit * _GIB
         draft = copy_module(module)
         inline_all_calls(draft)
+        write_as_values(draft)
         work = LoopPipelining(
             draft, Wanted(self.direction, self.distance, hardware, limit, self.hold)
         )
