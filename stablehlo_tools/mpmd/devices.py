@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 
 from stablehlo_tools.analysis.collectives import ModuleFacts
 from stablehlo_tools.analysis.communication import MANUAL_COMPUTATION
@@ -17,6 +18,7 @@ from stablehlo_tools.analysis.shardings import sharding_axes, sharding_per_value
 from stablehlo_tools.analysis.tensor_shardings import SHARDING, Dims, MeshAxes, ValueShardings
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostics, ToolError
+from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.manual import dissolve, unwrap_body
 from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.transforms.create_reduce_scatter import CreateReduceScatterPass
@@ -101,6 +103,8 @@ def _forget_shardings(module: ir.Module) -> None:
     def visit(op: ir.Operation) -> ir.WalkResult:
         if SHARDING in op.attributes:
             del op.attributes[SHARDING]
+        if op.name == MANUAL_COMPUTATION:
+            _check_shares_nothing(op)
         if op.name in _SAYING or op.name == MANUAL_COMPUTATION:
             found.append(op)
         return ir.WalkResult.ADVANCE
@@ -112,3 +116,26 @@ def _forget_shardings(module: ir.Module) -> None:
         else:
             op.results[0].replace_all_uses_with(op.operands[0])
             op.erase()
+
+
+def _check_shares_nothing(computation: ir.Operation) -> None:
+    """Raises ToolError for work that several devices share in a program that counts one."""
+    inside = computation.regions[0].blocks[0]
+    sides = (
+        (computation.operands, inside.arguments),
+        (computation.results, terminator(inside).operands),
+    )
+    for whole, own in (pair for side in sides for pair in zip(*side, strict=True)):
+        if whole.type != own.type:
+            raise ToolError(
+                "expand-mpmd: the program says that it is for 1 device, and shares "
+                f"{whole.type} over {_ratio(whole.type, own.type)}: export it with its arguments "
+                "placed on the mesh (P8)",
+                computation.location,
+            )
+
+
+def _ratio(whole: ir.Type, own: ir.Type) -> int:
+    """Over how many devices."""
+    elements, share = (prod(ir.RankedTensorType(kind).shape) for kind in (whole, own))
+    return elements // max(share, 1)

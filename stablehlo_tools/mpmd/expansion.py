@@ -34,9 +34,10 @@ from stablehlo_tools.cost.hardware import Hardware
 from stablehlo_tools.diagnostics import Diagnostics, ToolError, naming
 from stablehlo_tools.ir.copying import copy_module
 from stablehlo_tools.ir.inline import inline_all_calls
-from stablehlo_tools.ir.symbols import functions_by_name
+from stablehlo_tools.ir.symbols import copy_referenced_symbols, functions_by_name, symbol_name
 from stablehlo_tools.mpmd.devices import Devices, take_off_devices
 from stablehlo_tools.mpmd.manifest import Entry, Manifest, Piece, Rank, Stage, costs_of_stages
+from stablehlo_tools.mpmd.names import is_reserved
 from stablehlo_tools.mpmd.paths import argument_paths, result_paths
 from stablehlo_tools.mpmd.reading import read_rank
 from stablehlo_tools.mpmd.staging.marks import dissolve_named, forget_marks
@@ -134,6 +135,7 @@ def prepare(artifact: Artifact, request: Request) -> Prepared:
     module = artifact.copy().module
     with module.context, ir.Location.unknown():
         inline_all_calls(module)
+        _free_reserved_names(module)
         dissolve_named(module)
         devices = take_off_devices(module)
         main = entry_function(module)
@@ -151,6 +153,18 @@ def prepare(artifact: Artifact, request: Request) -> Prepared:
         if own is None and wanted is not None:
             AccumulateGradientsPass(microbatches=wanted).run(module, Diagnostics())
     return Prepared(module, devices)
+
+
+def _free_reserved_names(module: ir.Module) -> None:
+    """Renames what the program calls as the functions of a rank will be called."""
+    names = {symbol_name(op) for op in module.body.operations}
+    for name in sorted(filter(is_reserved, names)):
+        free = next(new for n in range(len(names) + 1) if (new := f"own_{name}_{n}") not in names)
+        names.add(free)
+        ir.SymbolTable.replace_all_symbol_uses(name, free, module.operation)
+        for op in module.body.operations:
+            if symbol_name(op) == name:
+                op.operation.attributes["sym_name"] = ir.StringAttr.get(free)
 
 
 def time_stages(prepared: Prepared, request: Request, stages: int) -> Timed:
@@ -181,6 +195,7 @@ def _written(artifact: Artifact, request: Request, plan: Plan, timed: Timed) -> 
     for rank in range(request.ranks):
         modules.append(_empty(plan, request.ranks))
         written.append(RankWriter(plan, rank, modules[rank], timed.devices.count).write())
+        copy_referenced_symbols(timed.staged.module, modules[rank])
     shared = OnDevices(timed.devices, request.ranks, len(plan.transfers))
     for rank, (module, each) in enumerate(zip(modules, written, strict=True)):
         shared.write(module, rank, each.arguments, [part.rows for part in each.returned])

@@ -30,3 +30,9 @@ def phase_of(name: str) -> tuple[Kind, int] | None:
     if found is None or found[2] not in _KINDS:
         return None
     return _KINDS[found[2]], int(found[1])
+
+
+def is_reserved(name: str) -> bool:
+    """Whether the writer of a rank gives this name to a function of its own."""
+    finish = re.fullmatch(rf"{FINISH}_\d+", name) is not None
+    return name == PREPARE or finish or phase_of(name) is not None

@@ -10,7 +10,6 @@ Names and groups are those of the rank, so that functions which do the same are 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,11 +17,17 @@ import numpy as np
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts, find_collectives
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.ir.symbols import CALLS, FUNCTION, callee_name, functions_by_name
+from stablehlo_tools.ir.symbols import (
+    CALLS,
+    FUNCTION,
+    callee_name,
+    copy_referenced_symbols,
+    erase_unused_meshes,
+    functions_by_name,
+)
 from stablehlo_tools.ir.walk import walk
 
 _PARTITION_ID = "stablehlo.partition_id"
-_MESH = "sdy.mesh"
 
 
 def as_module(module: ir.Module, name: str, rank: int, devices: int) -> ir.Module:
@@ -36,17 +41,15 @@ def as_module(module: ir.Module, name: str, rank: int, devices: int) -> ir.Modul
     with module.context, ir.Location.unknown():
         result = ir.Module.create()
         end = ir.InsertionPoint(result.body)
-        for view in module.body.operations:
-            if view.operation.name == _MESH:
-                view.operation.clone(ip=end)
         for old in called:
             copy = functions[old].clone(ip=end)
             copy.attributes["sym_name"] = ir.StringAttr.get(new_names[old])
             visibility = "public" if old == name else "private"
             copy.attributes["sym_visibility"] = ir.StringAttr.get(visibility)
             _rename_calls(copy, new_names)
+        copy_referenced_symbols(module, result)
         _localise(module, result, rank, devices)
-        _erase_unused_meshes(result)
+        erase_unused_meshes(result)  # those of the ranks tell equal functions apart
         number = ir.IntegerType.get_signless(32)
         for what, count in (("partitions", devices), ("replicas", 1)):
             result.operation.attributes[f"mhlo.num_{what}"] = ir.IntegerAttr.get(number, count)
@@ -112,16 +115,6 @@ def _localise(whole: ir.Module, module: ir.Module, rank: int, devices: int) -> N
         if groups is not None:
             _set_groups(collective, groups, own)
     _offset_numbers(module, own.start)
-
-
-def _erase_unused_meshes(module: ir.Module) -> None:
-    """Constraints may name an empty mesh; those of the ranks tell equal functions apart."""
-    meshes = [view.operation for view in module.body.operations if view.operation.name == _MESH]
-    text = "".join(str(view) for view in module.body.operations if view.operation.name != _MESH)
-    for mesh in meshes:
-        name = ir.StringAttr(mesh.attributes["sym_name"]).value
-        if not re.search(rf"@\"?{re.escape(name)}\b", text):
-            mesh.erase()
 
 
 def _set_groups(collective: Collective, groups: Sequence[Sequence[int]], own: range) -> None:

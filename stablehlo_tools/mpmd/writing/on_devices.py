@@ -31,6 +31,7 @@ from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.ir.building import Builder
 from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.manual import wrap_body
+from stablehlo_tools.ir.symbols import MESH, erase_unused_meshes, symbol_name
 from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.mpmd.devices import Devices
 from stablehlo_tools.mpmd.transfers.local_permutes import gather_local_permutes
@@ -62,15 +63,20 @@ class OnDevices:
         self._extend_groups(module)
         _count_from(module, self._devices.count * rank)
         gather_local_permutes(module, self._ranks, self._devices.count)
+        erase_unused_meshes(module)  # groups that named axes of a mesh are lists of devices now
         if self._devices.mesh is None:
             return
         mesh = _over_ranks(self._devices.mesh, self._ranks)
         with module.context, ir.Location.unknown():
-            _write_mesh(module, mesh)
-            self._wrap(module, mesh, taken, given)
+            self._wrap(module, mesh, _write_mesh(module, mesh), taken, given)
 
     def _wrap(
-        self, module: ir.Module, mesh: DeviceMesh, taken: Sequence[Rows], given: Sequence[Rows]
+        self,
+        module: ir.Module,
+        mesh: DeviceMesh,
+        name: str,
+        taken: Sequence[Rows],
+        given: Sequence[Rows],
     ) -> None:
         main = entry_function(module)
         block = main.regions[0].blocks[0]
@@ -85,7 +91,7 @@ class OnDevices:
             ]
             for listed, values in sides
         )
-        shardings = ValueShardings(MeshAxes(mesh), _MESH)
+        shardings = ValueShardings(MeshAxes(mesh), name)
         borders = [shardings.per_value(listed, module.context) for listed, _ in sides]
         axes = [axis for axis, _ in mesh.axes]
         wrap_body(main, borders[0], borders[1], axes, (inside, outside))
@@ -140,17 +146,22 @@ def _over_ranks(mesh: DeviceMesh, ranks: int) -> DeviceMesh:
     return DeviceMesh(((name, ranks), *mesh.axes), tuple(ids))
 
 
-def _write_mesh(module: ir.Module, mesh: DeviceMesh) -> None:
+def _write_mesh(module: ir.Module, mesh: DeviceMesh) -> str:
+    """The name of the mesh of all ranks."""
+    taken = {symbol_name(op) for op in module.body.operations}
+    candidates = (_MESH, *(f"{_MESH}_{number}" for number in range(len(taken))))
+    name = next(candidate for candidate in candidates if candidate not in taken)
     axes = ", ".join(f'"{axis}"={size}' for axis, size in mesh.axes)
     ids = f", device_ids={list(mesh.device_ids)}" if mesh.device_ids else ""
     ir.Operation.create(
-        "sdy.mesh",
+        MESH,
         attributes={
-            "sym_name": ir.StringAttr.get(_MESH),
+            "sym_name": ir.StringAttr.get(name),
             "mesh": ir.Attribute.parse(f"#sdy.mesh<[{axes}]{ids}>"),
         },
         ip=ir.InsertionPoint.at_block_begin(module.body),
     )
+    return name
 
 
 def _write_groups(collective: Collective, groups: list[list[int]], channel: int) -> None:
