@@ -22,6 +22,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostics, ToolError
 from stablehlo_tools.exported_shardings import argument_leaves, result_leaves
 from stablehlo_tools.ir.carriers import terminator
+from stablehlo_tools.json_text import JsonValue
 from stablehlo_tools.passes import Pipeline
 
 if TYPE_CHECKING:
@@ -73,23 +74,32 @@ class LayerOrder:
     def from_json(text: str) -> LayerOrder:
         """The map from JSON text. Raises ToolError for what is none."""
         try:
-            read = json.loads(text)
-            stacks = tuple(
-                Stacks(
-                    int(each["layers"]),
-                    tuple(map(int, each["order"])),
-                    tuple(Stacked(**entry) for entry in each["arguments"]),
-                    tuple(Stacked(**entry) for entry in each["results"]),
-                )
-                for each in read["stacks"]
+            read = JsonValue.of(text).fields(("axis", "ranks", "repeats", "stacks"))
+            return LayerOrder(
+                read["axis"].string(),
+                read["ranks"].whole(1),
+                read["repeats"].whole(1),
+                tuple(map(_stacks, read["stacks"].items())),
             )
-            found = LayerOrder(read["axis"], int(read["ranks"]), int(read["repeats"]), stacks)
-        except (ValueError, KeyError, TypeError) as error:
-            raise ToolError(f"no map of layers as layer-order writes it: {error}") from None
-        for each in stacks:
-            if sorted(each.order) != list(range(each.layers)):
-                raise ToolError(f"the order of {each.layers} layers does not name each once")
-        return found
+        except ToolError as error:
+            said = f"no map of layers as layer-order writes it: {error.diagnostic.message}"
+            raise ToolError(said, error.diagnostic.place) from None
+
+
+def _stacks(value: JsonValue) -> Stacks:
+    read = value.fields(("layers", "order", "arguments", "results"))
+    layers, order = read["layers"].whole(), [place.whole() for place in read["order"].items()]
+    if len(order) != layers or set(order) != set(range(len(order))):
+        read["order"].refuse(f"the order of {layers} layers does not name each once")
+    arguments, results = (
+        tuple(map(_stacked, read[side].items())) for side in ("arguments", "results")
+    )
+    return Stacks(layers, tuple(order), arguments, results)
+
+
+def _stacked(value: JsonValue) -> Stacked:
+    read = value.fields(("number", "path", "dimension"))
+    return Stacked(read["number"].whole(), read["path"].string(), read["dimension"].whole())
 
 
 def find_layer_order(program: Exported | Artifact, pipeline: str | Pipeline) -> LayerOrder:

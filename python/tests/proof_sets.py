@@ -11,6 +11,7 @@ from rank_sets import write_set
 
 from stablehlo_tools import artifact
 from stablehlo_tools.mpmd import manifest as manifests
+from stablehlo_tools.mpmd.manifest_schema import decode
 from stablehlo_tools.mpmd.proof.findings import Rule
 from stablehlo_tools.mpmd.proof.proving import Proof
 from stablehlo_tools.mpmd.rank_set import RankSet
@@ -56,7 +57,7 @@ def files(case: Case, devices: int = 1) -> dict[str, str]:
 def by_hand(case: Case, devices: int = 1, change: Callable[[str], str] | None = None) -> RankSet:
     """Such a set, the program of its rank 0 changed."""
     texts = dict(files(case, devices))
-    manifest = manifests.decode(texts.pop(manifests.NAME))
+    manifest = decode(texts.pop(manifests.NAME))
     if change is not None:
         changed = change(texts["rank_0.mlir"])
         assert changed != texts["rank_0.mlir"]

@@ -63,8 +63,8 @@ def test_a_profile_of_another_program_is_refused(tmp_path: Path):
         ({"ops": {"dot.1": -1}}, "op 'dot.1' takes -1, and must take nanoseconds, 0 or more"),
         ({"ops": {"dot.1": "3 us"}}, "op 'dot.1' takes '3 us', and must take nanoseconds"),
         ({"ops": {"dot.1": True}}, "op 'dot.1' takes True, and must take nanoseconds"),
-        ({"ops": {"dot.1": float("nan")}}, "op 'dot.1' takes nan, and must take nanoseconds"),
-        ({"ops": {"dot.1": float("inf")}}, "op 'dot.1' takes inf, and must take nanoseconds"),
+        ({"ops": {"dot.1": float("nan")}}, "this is no JSON: NaN is no number in it"),
+        ({"ops": {"dot.1": float("inf")}}, "this is no JSON: Infinity is no number in it"),
         ({"unit": "ns"}, "'unit' is not known; a profile has 'schema', 'source' and 'ops'"),
     ],
 )
@@ -75,7 +75,7 @@ def test_a_mistake_is_named(tmp_path: Path, changes: dict[str, object], message:
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("{", "not JSON: "), ("[]", "not a measured profile"), ("é", "not JSON: ")],
+    [("{", "this is no JSON: "), ("[]", "not a measured profile"), ("é", "this is no JSON: ")],
 )
 def test_what_is_no_profile_is_refused(tmp_path: Path, text: str, message: str):
     path = tmp_path / "measured.json"
@@ -85,7 +85,7 @@ def test_what_is_no_profile_is_refused(tmp_path: Path, text: str, message: str):
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path):
-    with pytest.raises(ToolError, match=r"none\.json: error: cannot read this measured profile"):
+    with pytest.raises(ToolError, match=r"none\.json: error: cannot read the file: No such file"):
         MeasuredProfile.load(tmp_path / "none.json")
 
 
@@ -191,11 +191,17 @@ def test_a_trace_without_xla_ops_is_refused(tmp_path: Path):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (gzip.compress(b'{"traceEvents": []}', mtime=0)[:-9], "cannot read x.trace.json.gz"),
-        (b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03\xff\xff", "cannot read x.trace.json.gz"),
-        (gzip.compress(b"{", mtime=0), "x.trace.json.gz is no JSON"),
+        (
+            gzip.compress(b'{"traceEvents": []}', mtime=0)[:-9],
+            "x.trace.json.gz: cannot inflate the file",
+        ),
+        (
+            b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03\xff\xff",
+            "x.trace.json.gz: cannot inflate the file",
+        ),
+        (gzip.compress(b"{", mtime=0), "x.trace.json.gz: this is no JSON"),
         (gzip.compress(b"[]", mtime=0), "x.trace.json.gz has no 'traceEvents'"),
-        (b"", "x.trace.json.gz is no JSON"),
+        (b"", "x.trace.json.gz: this is no JSON"),
     ],
 )
 def test_a_broken_trace_is_refused(tmp_path: Path, data: bytes, message: str):

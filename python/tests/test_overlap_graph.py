@@ -149,7 +149,7 @@ def test_usage(words: list[str], message: str, tmp_path: Path, capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "is no task graph"),
+        ("", "this is no JSON"),
         ('{"nodes": [], "storages": null}', "the storages of a task graph are a list"),
         ("[]", "a task graph is an object with a list of nodes"),
         ('{"nodes": [{"id": 1, "kind": "input"}]}', "node 0 has id 1"),

@@ -24,6 +24,7 @@ from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.mpmd import manifest as manifests
 from stablehlo_tools.mpmd import rank_set
 from stablehlo_tools.mpmd.expansion import Request, expand_mpmd
+from stablehlo_tools.mpmd.manifest_schema import decode
 from stablehlo_tools.mpmd.running import sequential_process
 from stablehlo_tools.mpmd.running.arrays import cut_pieces, join_pieces
 from stablehlo_tools.mpmd.running.original import make_inputs
@@ -159,7 +160,7 @@ def test_what_expand_mpmd_writes_runs(
 
 def test_what_ranks_did_is_what_the_schedule_says(tmp_path: Path) -> None:
     _, _, answer = played(written(tmp_path, CASES[0]))
-    table = manifests.decode((tmp_path / manifests.NAME).read_text()).table
+    table = decode((tmp_path / manifests.NAME).read_text()).table
     for rank, row in zip(answer["ranks"], table.rows, strict=True):
         scheduled = [action for action in rank["actions"] if action[0].isdigit()]
         assert scheduled == [str(step) for step in row]

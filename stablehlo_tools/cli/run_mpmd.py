@@ -72,6 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps({"ranks": listed}) if arguments.json else _compilations(compiled))
         return 0 if all(found.is_right for found in compiled) else 1
     from stablehlo_tools import artifact
+    from stablehlo_tools.diagnostics import ToolError
     from stablehlo_tools.mpmd.running.outcome import Options, run_set
     from stablehlo_tools.verify import Rule
 
@@ -84,7 +85,10 @@ def run(arguments: argparse.Namespace) -> int:
         fixed=dict(arguments.set),
     )
     original = artifact.load(arguments.original) if arguments.original else None
-    found = run_set(ranks, original, options)
+    try:
+        found = run_set(ranks, original, options)
+    except MemoryError:
+        raise ToolError("this machine has too little memory for the arrays of this set") from None
     print(json.dumps(found.to_json()) if arguments.json else _outcome(found))
     vacuous = [o.path for o in found.outputs if o.comparison is not None and o.comparison.all_nan]
     if vacuous:

@@ -12,7 +12,6 @@ its nanoseconds on one device.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import cast
 
 from stablehlo_tools.diagnostics import ToolError, naming
+from stablehlo_tools.json_text import read_json
 
 SCHEMA = "stablehlo-tools/measured/1"
 
@@ -74,12 +74,7 @@ def measured_document(source: str, ops: Mapping[str, float]) -> dict[str, object
 
 
 def _document(path: Path) -> Mapping[str, object]:
-    try:
-        document: object = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ToolError(f"cannot read this measured profile: {error.strerror}") from None
-    except ValueError as error:  # of JSON as of UTF-8
-        raise ToolError(f"not JSON: {error}") from None
+    document = read_json(path)
     if not isinstance(document, dict):
         raise ToolError(f"not a measured profile: an object with 'schema': {SCHEMA!r} is awaited")
     found = cast("dict[str, object]", document)

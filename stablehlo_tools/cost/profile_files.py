@@ -18,6 +18,7 @@ from typing import cast
 
 from stablehlo_tools.cost.figures import Table, text
 from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.json_text import read_bounded
 
 _PROFILES = Path(__file__).parent / "profiles"
 
@@ -90,10 +91,10 @@ def _merged_networks(base: list[Table], over: list[Table]) -> list[Table]:
 def _read_toml(path: Path) -> Table:
     """The tables of a TOML file. Raises ToolError for one that cannot be read or is not TOML."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ToolError(f"cannot read this profile: {error.strerror}") from None
+        return tomllib.loads(read_bounded(path).decode())
     except UnicodeDecodeError:
         raise ToolError("not TOML: this profile is not UTF-8 text") from None
-    except tomllib.TOMLDecodeError as error:
+    except RecursionError:
+        raise ToolError("this profile nests lists or tables too deep to be read") from None
+    except ValueError as error:  # TOMLDecodeError is one, as is that of thousands of digits
         raise ToolError(f"not TOML: {error}") from None

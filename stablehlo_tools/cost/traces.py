@@ -14,11 +14,8 @@ event stands for all of them. A loop's time includes that of its body, whose ops
 
 from __future__ import annotations
 
-import gzip
-import json
 import math
 import statistics
-import zlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -27,6 +24,7 @@ from typing import cast
 
 from stablehlo_tools.cost.measured import measured_document
 from stablehlo_tools.diagnostics import ToolError, naming
+from stablehlo_tools.json_text import read_json
 
 _TRACE = ".trace.json.gz"
 _XPLANE = ".xplane.pb"
@@ -105,14 +103,9 @@ def _runs(file: Path) -> Iterator[_Run]:
 
 def _events(file: Path) -> list[_Json]:
     try:
-        data = file.read_bytes()
-        if data[:2] == b"\x1f\x8b":
-            data = gzip.decompress(data)
-        document: object = json.loads(data)
-    except (OSError, EOFError, zlib.error) as error:  # gzip's BadGzipFile is an OSError
-        raise ToolError(f"cannot read {file.name}: {error}") from None
-    except ValueError as error:
-        raise ToolError(f"{file.name} is no JSON: {error}") from None
+        document = read_json(file, repeated_keys=True)
+    except ToolError as error:
+        raise ToolError(f"{file.name}: {error.diagnostic.message}") from None
     events = cast("_Json", document).get("traceEvents") if isinstance(document, dict) else None
     if not isinstance(events, list):
         raise ToolError(f"{file.name} has no 'traceEvents', which a Chrome trace has")

@@ -45,7 +45,10 @@ def referenced_symbols(op: ir.Operation) -> set[str]:
 
     def visit(inner: ir.Operation) -> ir.WalkResult:
         for name in inner.attributes:
-            attribute = inner.attributes[name]
+            try:
+                attribute = inner.attributes[name]
+            except TypeError:  # complex elements, which Python has no class for: no symbols
+                continue
             if attribute not in known:
                 known.add(attribute)
                 found.update(_references(attribute))

@@ -206,7 +206,7 @@ def _written(artifact: Artifact, request: Request, plan: Plan, timed: Timed) -> 
     kind = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value)
     stages = timed.stages
     manifest = Manifest(
-        source=PurePath(artifact.name).name,
+        source=PurePath(artifact.name).name.encode(errors="replace").decode(),
         devices=timed.devices.count,
         form="pairs",
         table=plan.table,

@@ -1,4 +1,4 @@
-"""What belongs to a set of rank programs: `manifest.json`.
+"""What belongs to a set of rank programs: `manifest.json`; `manifest_schema` reads it.
 
 {"version": 1, "source": "step.jax_export", "devices": 1, "form": "pairs",
  "schedule": {"name": "1f1b", …},               // a table, as `schedule --format json` writes it
@@ -19,7 +19,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from stablehlo_tools.diagnostics import Place, ToolError
 from stablehlo_tools.schedules.costs import Costs, costs
 from stablehlo_tools.schedules.forms import json_form
 from stablehlo_tools.schedules.table import Table
@@ -27,7 +26,7 @@ from stablehlo_tools.schedules.table import Table
 NAME = "manifest.json"
 VERSION = 1
 FORMS = ("pairs", "both-ends", "permutes")
-_FINISH = "finish"
+FINISH = "finish"
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ class Transfer:
     @property
     def is_scheduled(self) -> bool:
         """Whether it belongs to an action of the schedule."""
-        return self.action != _FINISH
+        return self.action != FINISH
 
 
 @dataclass(frozen=True)
@@ -172,49 +171,6 @@ def encode(manifest: Manifest) -> str:
         "schedule": json_form.encode(manifest.table).strip(),
     }
     return "{" + ",\n".join(f'"{name}": {text}' for name, text in fields.items()) + "}\n"
-
-
-def decode(text: str) -> Manifest:
-    """The manifest in JSON text. Raises ToolError for what is none."""
-    try:
-        content = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
-        place = Place(line=getattr(error, "lineno", 1), column=getattr(error, "colno", 1))
-        raise ToolError(f"this is no manifest of rank programs: {error}", place) from None
-    if not isinstance(content, dict) or content.get("version") != VERSION:
-        raise ToolError(f"this is no manifest of rank programs of version {VERSION}")
-    try:
-        return _manifest(content)
-    except (KeyError, TypeError, ValueError) as error:
-        raise ToolError(f"this is no manifest of rank programs: {error!r}") from None
-
-
-def _manifest(content: dict[str, Any]) -> Manifest:
-    if content["form"] not in FORMS:
-        raise ValueError(f"form is {content['form']!r}, and not one of {', '.join(FORMS)}")
-    return Manifest(
-        source=str(content["source"]),
-        devices=int(content["devices"]),
-        form=content["form"],
-        table=json_form.decode(json.dumps(content["schedule"])),
-        ranks=tuple(map(_rank, content["ranks"])),
-        stages=tuple(Stage(**fields) for fields in content["stages"]),
-        hardware=str(content["hardware"]),
-        hop=float(content["hop"]),
-        inputs=tuple(map(_entry, content["inputs"])),
-        outputs=tuple(map(_entry, content["outputs"])),
-        transfers=tuple(Transfer(**fields) for fields in content["transfers"]),
-    )
-
-
-def _rank(fields: dict[str, Any]) -> Rank:
-    wiring = {str(name): tuple(taken) for name, taken in fields.get("wiring", {}).items()}
-    return Rank(str(fields["program"]), tuple(fields["stages"]), wiring)
-
-
-def _entry(fields: dict[str, Any]) -> Entry:
-    pieces = tuple(Piece(**piece) for piece in fields["pieces"])
-    return Entry(str(fields["path"]), str(fields["type"]), pieces)
 
 
 def _lines(items: Sequence[Any]) -> str:

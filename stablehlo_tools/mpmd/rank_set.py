@@ -15,11 +15,14 @@ from stablehlo_tools import artifact
 from stablehlo_tools.analysis.entry import main_function
 from stablehlo_tools.artifact import Artifact, Form
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.diagnostics import Place, ToolError, naming
-from stablehlo_tools.files import read_input, write_all_atomically
+from stablehlo_tools.diagnostics import ToolError, naming
+from stablehlo_tools.files import write_all_atomically
 from stablehlo_tools.ir.carriers import terminator
+from stablehlo_tools.json_text import read_bounded
 from stablehlo_tools.mpmd import manifest as manifests
 from stablehlo_tools.mpmd.manifest import Entry, Manifest, Piece
+from stablehlo_tools.mpmd.manifest_schema import decode
+from stablehlo_tools.mpmd.set_files import files_in, refusal_of_name
 
 
 @dataclass(frozen=True)
@@ -48,14 +51,13 @@ def load(directory: str | os.PathLike[str]) -> RankSet:
     Raises ToolError, about the file that is missing or odd.
     """
     root = Path(directory)
-    path = root / manifests.NAME
     if root.exists() and not root.is_dir():
         raise _about(ToolError("this is no directory of rank programs"), os.fspath(root))
-    data, name = read_input(path)
-    with naming(name):
-        manifest = manifests.decode(_text(data))
-        _check_manifest(manifest)
-    programs = tuple(artifact.load(root / rank.program) for rank in manifest.ranks)
+    (path,) = files_in(root, [manifests.NAME])
+    with naming(os.fspath(path)):
+        manifest = decode(read_bounded(path))
+    files = files_in(root, [rank.program for rank in manifest.ranks])
+    programs = tuple(map(artifact.load, files))
     loaded = RankSet(os.fspath(root), manifest, programs)
     for rank, program in enumerate(programs):
         with naming(program.name):
@@ -78,17 +80,24 @@ def check_writable(directory: str | os.PathLike[str]) -> None:
 def write(
     directory: str | os.PathLike[str], manifest: Manifest, modules: Sequence[ir.Module]
 ) -> None:
-    """Writes a set as text: all its files or none. The directory is made where it is missing."""
+    """Writes a set: all its files or none, each in the form that its suffix names. The directory is
+    made where it is missing."""
     root = Path(directory)
     try:
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ToolError(f"cannot write {os.fspath(root)!r}: {error.strerror}") from None
-    files: list[tuple[str | os.PathLike[str], bytes]] = [
-        (root / rank.program, artifact.encode(Artifact(rank.program, Form.TEXT, module), Form.TEXT))
-        for rank, module in zip(manifest.ranks, modules, strict=True)
+    names = [rank.program for rank in manifest.ranks]
+    refused = next(filter(None, map(refusal_of_name, names)), None)
+    if refused is not None:
+        raise ToolError(f"cannot write a program of a set: {refused}")
+    *files, listed = files_in(root, [*names, manifests.NAME])
+    written = [
+        artifact.encode(Artifact(name, Form.TEXT, module), artifact.output_form(name))
+        for name, module in zip(names, modules, strict=True)
     ]
-    write_all_atomically([*files, (root / manifests.NAME, manifests.encode(manifest).encode())])
+    content = manifests.encode(manifest).encode()
+    write_all_atomically([*zip(files, written, strict=True), (listed, content)])
 
 
 def piece_type(entry: Entry, piece: Piece) -> str:
@@ -109,33 +118,6 @@ def piece_type(entry: Entry, piece: Piece) -> str:
         )
     sizes[piece.dim] = str(piece.limit - piece.start)
     return "tensor<" + "x".join(sizes)
-
-
-def _check_manifest(manifest: Manifest) -> None:
-    count = len(manifest.ranks)
-    if count != manifest.table.ranks:
-        raise ToolError(
-            f"there are {count} programs for the {manifest.table.ranks} ranks of the schedule"
-        )
-    if manifest.devices < 1:
-        raise ToolError(f"a rank has {manifest.devices} devices")
-    channels: set[int] = set()
-    for transfer in manifest.transfers:
-        if transfer.channel in channels:
-            raise ToolError(f"channel {transfer.channel} has two transfers")
-        channels.add(transfer.channel)
-        if transfer.source == transfer.target or not (
-            0 <= transfer.source < count and 0 <= transfer.target < count
-        ):
-            raise ToolError(
-                f"channel {transfer.channel} goes from rank {transfer.source} to rank "
-                f"{transfer.target}, of {count}"
-            )
-    for what, entries in (("input", manifest.inputs), ("output", manifest.outputs)):
-        for entry in entries:
-            for piece in entry.pieces:
-                if not 0 <= piece.rank < count:
-                    raise ToolError(f"{what} {entry.path} is on rank {piece.rank}, of {count}")
 
 
 def _check_main(program: Artifact) -> None:
@@ -190,13 +172,6 @@ def _check_pieces(loaded: RankSet, rank: int) -> None:
                 f"{expected[number][0]}",
                 main.location,
             )
-
-
-def _text(data: bytes) -> str:
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise ToolError(f"this is no manifest: byte {error.start} is not UTF-8", Place()) from None
 
 
 def _about(error: ToolError, name: str) -> ToolError:

@@ -8,14 +8,13 @@ wait its start, an input whether it is persistent. Ids count from 0 in a legal o
 
 from __future__ import annotations
 
-import gzip
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.diagnostics import ToolError, naming
+from stablehlo_tools.json_text import read_json
 from stablehlo_tools.overlap.task_graph import Communication, Task, TaskGraph, TaskKind
 
 _REDUCTIONS = {"ag": "all_gather", "rs": "reduce_scatter", "ar": "all_reduce", "a2a": "all_to_all"}
@@ -23,17 +22,8 @@ _REDUCTIONS = {"ag": "all_gather", "rs": "reduce_scatter", "ar": "all_reduce", "
 
 def read_graph(path: str | Path) -> TaskGraph:
     """The graph in a .json or .json.gz file. Raises ToolError naming the node and the field."""
-    try:
-        data = Path(path).read_bytes()
-        text = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
-        content = json.loads(text)
-    except (OSError, EOFError, ValueError) as error:
-        raise ToolError(f"{path} is no task graph: {error}") from None
-    try:
-        return to_graph(content)
-    except ToolError as error:
-        error.input_name = str(path)
-        raise
+    with naming(str(path)):
+        return to_graph(read_json(path))
 
 
 def to_graph(content: Any) -> TaskGraph:

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.diagnostics import ToolError, naming
+from stablehlo_tools.json_text import read_json
 
 
 def encode_schedule(order: Sequence[int], buckets: Sequence[Sequence[int]]) -> bytes:
@@ -23,15 +24,17 @@ def encode_schedule(order: Sequence[int], buckets: Sequence[Sequence[int]]) -> b
 
 def read_schedule(path: str | Path) -> tuple[list[int], list[list[int]]]:
     """The order and the buckets in a file. Raises ToolError naming what is wrong."""
-    try:
-        content = json.loads(Path(path).read_bytes())
-    except (OSError, ValueError) as error:
-        raise ToolError(f"{path} is no schedule: {error}") from None
+    with naming(str(path)):
+        return _schedule(read_json(path))
+
+
+def _schedule(read: object) -> tuple[list[int], list[list[int]]]:
+    content: Any = read
     if not isinstance(content, dict) or not _is_list_of_ids(content.get("order")):
-        raise ToolError(f"{path} is no schedule: it needs an order, a list of task ids")
+        raise ToolError("this is no schedule: it needs an order, a list of task ids")
     buckets: Any = content.get("buckets", [])
     if not isinstance(buckets, list) or not all(_is_list_of_ids(bucket) for bucket in buckets):
-        raise ToolError(f"{path} is no schedule: its buckets are no lists of task ids")
+        raise ToolError("this is no schedule: its buckets are no lists of task ids")
     return content["order"], buckets
 
 

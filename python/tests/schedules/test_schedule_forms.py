@@ -364,8 +364,8 @@ def test_json_names_the_key(changes: dict[str, Any], said: str):
         ("[]", "a schedule is an object"),
         ("{}", "the schedule has no name and no microbatches"),
         ('{\n "name": x}', "t.csv:2:10: error: this is no JSON"),
-        ("[" * 100_000, "nests too deep"),
-        ('{"name": ' + "9" * 5000 + "}", "endless numbers"),
+        ("[" * 100_000, "nests deeper than 100"),
+        ('{"name": ' + "9" * 5000 + "}", "a number in this JSON has 5000 digits"),
     ],
     ids=["list", "empty", "syntax", "deep", "endless"],
 )

@@ -8,11 +8,11 @@ the model in order; numbers without a list are of as many slices as there are ra
 
 from __future__ import annotations
 
-import json
 from typing import Any, cast
 
-from stablehlo_tools.diagnostics import Place, ToolError, naming
-from stablehlo_tools.files import read_input
+from stablehlo_tools.diagnostics import ToolError, naming
+from stablehlo_tools.files import STDIN
+from stablehlo_tools.json_text import read_json
 from stablehlo_tools.schedules.costs import Costs, costs
 
 _NEEDED = ("forward", "input_gradient", "weight_gradient")
@@ -25,25 +25,8 @@ def read_costs(path: str, ranks: int, slices: int) -> Costs:
 
     Raises ToolError, with its name, for what is not in this form.
     """
-    data, shown = read_input(path)
-    with naming(shown):
-        try:
-            content = json.loads(data, object_pairs_hook=_unrepeated)
-        except json.JSONDecodeError as error:
-            place = Place(line=error.lineno, column=error.colno)
-            raise ToolError(f"this is no JSON: {error.msg}", place) from None
-        except (RecursionError, ValueError):
-            raise ToolError("this is no JSON in UTF-8") from None
-        return to_costs(content, ranks, slices)
-
-
-def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        repeated = next(key for key in keys if keys.count(key) > 1)
-        raise ToolError(f"the key {repeated!r} stands twice")
-    return found
+    with naming("<stdin>" if path == STDIN else path):
+        return to_costs(read_json(path), ranks, slices)
 
 
 def to_costs(content: Any, ranks: int, slices: int) -> Costs:

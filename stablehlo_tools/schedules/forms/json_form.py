@@ -16,7 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple, cast
 
-from stablehlo_tools.diagnostics import Place, ToolError
+from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.json_text import parse_json
 from stablehlo_tools.schedules.actions import Step
 from stablehlo_tools.schedules.forms.cells import step_of
 from stablehlo_tools.schedules.forms.checked import checked_table
@@ -79,15 +80,11 @@ def metrics(timeline: Timeline) -> dict[str, Any]:
 
 def decode(text: str) -> Table:
     """The table in JSON text, timed or not. Raises ToolError naming the key or the cell."""
-    try:
-        content = json.loads(text)
-    except json.JSONDecodeError as error:
-        place = Place(line=error.lineno, column=error.colno)
-        raise ToolError(f"this is no JSON: {error.msg}", place) from None
-    except (RecursionError, ValueError):  # ValueError: a number of thousands of digits
-        raise ToolError(
-            "this is no schedule: its JSON nests too deep, or has endless numbers"
-        ) from None
+    return to_table(parse_json(text))
+
+
+def to_table(content: object) -> Table:
+    """The table in parsed JSON. Raises ToolError naming the key or the cell."""
     if not isinstance(content, dict):
         raise ToolError("a schedule is an object with the keys " + ", ".join(_NEEDED))
     return _table(cast("dict[str, Any]", content))
