@@ -223,9 +223,9 @@ def test_pieces_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     for pieces, message in (
         (weights.pieces[1:], "does not say what argument 0"),
         ((replace(weights.pieces[0], limit=2), weights.pieces[1]), "manifest has it as"),
-        ((replace(weights.pieces[0], limit=7), weights.pieces[1]), "is of rows 0 to 7"),
+        ((replace(weights.pieces[0], limit=7), weights.pieces[1]), "rows 0 to 7 are none of the"),
         ((*weights.pieces, replace(weights.pieces[0], number=9)), "has no argument 9"),
-        ((*weights.pieces, replace(weights.pieces[0], rank=9)), "is on rank 9"),
+        ((*weights.pieces, replace(weights.pieces[0], rank=9)), "rank: 9 is not a whole number"),
     ):
         changed = replace(found, inputs=(replace(weights, pieces=pieces), *rest))
         (tmp_path / manifests.NAME).write_text(manifests.encode(changed))
