@@ -30,9 +30,7 @@ func.func @token_p2(%x: tensor<4x6xf32>) -> tensor<4x6xf32> {
 // -----
 
 // P3: some argument can be divided.
-// expected-error@+3 {{accumulate-gradients: no argument has a dimension that 2 microbatches divide and that most work with weights hangs on (P3): `arguments` and `dimension` can name the batch}}
-// expected-note@+2 {{argument 0 has 3 rows, which 2 do not divide}}
-// expected-note@+1 {{argument 1 has 5 rows, which 2 do not divide}}
+// expected-error@+1 {{accumulate-gradients: 2 microbatches do not divide the batch: argument 0 has 3 rows; take 3 microbatches, or a batch of a multiple of 2 (P3)}}
 func.func @odd_p3(%x: tensor<3x5xf32>, %w: tensor<5x7xf32>) -> tensor<3x7xf32> {
   %0 = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : (tensor<3x5xf32>, tensor<5x7xf32>) -> tensor<3x7xf32>
   return %0 : tensor<3x7xf32>
@@ -41,8 +39,6 @@ func.func @odd_p3(%x: tensor<3x5xf32>, %w: tensor<5x7xf32>) -> tensor<3x7xf32> {
 // -----
 
 // P4: the batch is independent; here activations are centred by their mean, and go on to a layer.
-// expected-note@+2 {{argument 0 has 5 rows, which 2 do not divide}}
-// expected-note@+1 {{argument 1 has 3 rows, which 2 do not divide}}
 func.func @centred_p4(%w: tensor<5x3xf32>, %v: tensor<3x7xf32>, %x: tensor<4x5xf32>) -> tensor<4x7xf32> {
   %zero = stablehlo.constant dense<0.0> : tensor<f32>
   %0 = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : (tensor<4x5xf32>, tensor<5x3xf32>) -> tensor<4x3xf32>
@@ -58,8 +54,6 @@ func.func @centred_p4(%w: tensor<5x3xf32>, %v: tensor<3x7xf32>, %x: tensor<4x5xf
 // -----
 
 // P4: nobody knows what a custom call does with each sample.
-// expected-note@+2 {{argument 0 has 5 rows, which 2 do not divide}}
-// expected-note@+1 {{argument 1 has 3 rows, which 2 do not divide}}
 func.func @opaque_p4(%w: tensor<5x3xf32>, %v: tensor<3x7xf32>, %x: tensor<4x5xf32>) -> tensor<4x7xf32> {
   %0 = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : (tensor<4x5xf32>, tensor<5x3xf32>) -> tensor<4x3xf32>
   // expected-error@+2 {{accumulate-gradients: stablehlo.custom_call takes samples of the batch (dimension 0 of argument 2), and nobody knows what it does with each, so that it cannot run on one microbatch (P4)}}

@@ -208,7 +208,7 @@ module attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
     %zero = stablehlo.constant dense<0> : tensor<i32>
     %one = stablehlo.constant dense<1> : tensor<i32>
     %layers = stablehlo.constant dense<5> : tensor<i32>
-    // expected-error@+1 {{no argument has a dimension that 2 microbatches divide}}
+    // expected-error@+1 {{expand-pipeline: 2 microbatches do not divide the batch: argument 1 has 3 rows; take 3 microbatches, or a batch of a multiple of 2 (P3)}}
     %loop:3 = stablehlo.while(%i = %zero, %ws = %w, %h = %x) : tensor<i32>, tensor<5x3x3xf32>, tensor<3x3xf32>
     cond {
       %0 = stablehlo.compare LT, %i, %layers : (tensor<i32>, tensor<i32>) -> tensor<i1>

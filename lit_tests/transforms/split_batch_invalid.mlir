@@ -51,7 +51,7 @@ func.func @token_p3(%x: tensor<4x6xf32>) -> tensor<4x6xf32> {
 // P4: some dimension can be divided.
 module attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
 // expected-error@+2 {{no argument has a dimension that 2 parts divide on a device (P4)}}
-// expected-note@+1 {{dimension 0 of argument 0 has 1 elements on a device, which 2 parts do not divide}}
+// expected-note@+1 {{argument 0 has 1 row, which 2 do not divide}}
 func.func @one_sample_p4(%x: tensor<1x5xi32>) -> tensor<1x5xi32> {
   %0 = "stablehlo.collective_permute"(%x) {
     channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, source_target_pairs = dense<[[0, 1], [1, 0]]> : tensor<2x2xi64>

@@ -320,6 +320,12 @@ def hardest_samples(weights: Any, x: Any, y: Any) -> Any:
     return jax.grad(loss)(weights)
 
 
-@_step(_MLP, _X[:7], _Y[:7], refused="argument 3 has 7 rows, which 4 do not divide")
+@_step(
+    _MLP,
+    _X[:7],
+    _Y[:7],
+    refused="4 microbatches do not divide the batch: x (argument 3) and y (argument 4) have 7 "
+    "rows; take 7 microbatches, or a batch of a multiple of 4",
+)
 def seven_samples(weights: Any, x: Any, y: Any) -> Any:
     return jax.grad(_squared)(weights, x, y)

@@ -178,11 +178,34 @@ def test_schedules_are_compared_with_the_stages_that_they_would_get():
     assert times[0] == min(times)
 
 
+@pytest.mark.parametrize("samples", [2, 1])
+def test_a_batch_of_another_size_is_told_in_numbers_of_all_devices(samples: int):
+    """Not as a weight that the microbatches happen to divide, nor in rows of one device."""
+    step = Step(accumulate="whole", microbatches=2, samples=samples, devices=2)
+    with pytest.raises(ToolError) as refused:
+        expand_mpmd(artifact.from_exported(step.export()), Request("1f1b", 2, HARDWARE, None, 4))
+    told = str(refused.value)
+    if samples == 2:
+        assert "4 microbatches do not divide the batch: batch (argument " in told
+        assert "has 4 rows, 2 on each of 2 devices; take 2 microbatches, or a batch of a " in told
+        assert "multiple of 8 (P3)" in told
+        assert "\n" not in told
+    else:
+        error, *notes = told.splitlines()
+        assert "no argument has a dimension that 4 microbatches divide" in error
+        assert "batch (argument " in notes[0]
+        assert "has 1 row, which 4 do not divide" in notes[0]
+
+
 @pytest.mark.parametrize(
     ("request_", "step", "reason"),
     [
         (Request("1f1b", 2, HARDWARE), Step(accumulate="whole"), "no loop over microbatches"),
-        (Request("1f1b", 2, HARDWARE, None, 3), Step(accumulate="whole"), "accumulate-gradients"),
+        (
+            Request("1f1b", 2, HARDWARE, None, 3),
+            Step(accumulate="whole"),
+            "3 microbatches do not divide the batch",
+        ),
         (Request("1f1b", 2, HARDWARE, None, 4), Step(), "loop over 5 microbatches of its own"),
         (Request("1f1b", 60, HARDWARE), Step(), "too few for 60 stages"),
         (Request("1f1b", 2, HARDWARE), Step(form="unrolled", scopes=3), "names stage_0, stage_1"),

@@ -52,6 +52,12 @@ class Devices:
         shape = [size * count for size, count in zip(local.shape, parts, strict=True)]
         return ir.RankedTensorType.get(shape, local.element_type, loc=place)
 
+    def whole_shape(self, kind: ir.Type, argument: int) -> tuple[int, ...]:
+        """The shape of an argument of the program, of which each device has `kind`."""
+        if self.mesh is not None:
+            kind = self.whole(kind, self.taken[argument], ir.Location.unknown(kind.context))
+        return tuple(ir.RankedTensorType(kind).shape)
+
 
 def take_off_devices(module: ir.Module) -> Devices:
     """Makes `main` what one device does, and says how several share the work.

@@ -151,7 +151,10 @@ def prepare(artifact: Artifact, request: Request) -> Prepared:
                 own.op.location,
             )
         if own is None and wanted is not None:
-            AccumulateGradientsPass(microbatches=wanted).run(module, Diagnostics())
+            taken = [argument.type for argument in main.regions[0].blocks[0].arguments]
+            AccumulateGradientsPass(microbatches=wanted).accumulate(
+                module, Diagnostics(), lambda place: devices.whole_shape(taken[place], place)
+            )
     return Prepared(module, devices)
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
+from stablehlo_tools.analysis.argument_names import path_of
 from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.artifact import Artifact
 from stablehlo_tools.bindings import ir
-
-_NAME = re.compile(r'"([^"]*)"(?!:\d)')  # of a place in a file a number follows
 
 
 def argument_paths(artifact: Artifact) -> list[str]:
@@ -22,7 +20,7 @@ def argument_paths(artifact: Artifact) -> list[str]:
         kept = artifact.exported.module_kept_var_idx
         chosen = [names[index] for index in kept]
         return [""] * (len(arguments) - len(chosen)) + chosen  # a platform's index comes first
-    return [_located(argument.location, f"argument {n}") for n, argument in enumerate(arguments)]
+    return [path_of(argument) or f"argument {n}" for n, argument in enumerate(arguments)]
 
 
 def result_paths(artifact: Artifact) -> list[str]:
@@ -46,8 +44,3 @@ def _paths(structure: Any, *, positional: bool) -> list[str]:
 def _of_arguments(name: str) -> str:
     """Without the first step, that of (arguments, keyword arguments)."""
     return name.removeprefix("[0]") if name.startswith("[0]") else name.removeprefix("[1]")
-
-
-def _located(place: ir.Location, otherwise: str) -> str:
-    found = _NAME.search(str(place))
-    return found[1] if found and found[1] else otherwise

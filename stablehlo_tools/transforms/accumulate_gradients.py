@@ -54,6 +54,7 @@ from typing import ClassVar
 
 from stablehlo_tools.analysis.batch_dims.graph import Graph
 from stablehlo_tools.analysis.batch_dims.seeds import try_seeds
+from stablehlo_tools.analysis.batch_dims.undivided import WholeShape
 from stablehlo_tools.analysis.collectives import ModuleFacts
 from stablehlo_tools.analysis.communication import MANUAL_COMPUTATION
 from stablehlo_tools.analysis.effects import Effects
@@ -94,13 +95,20 @@ class AccumulateGradientsPass(Pass):
 
     def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:
         """Rewrites the module in place."""
+        self.accumulate(module, diagnostics)
+
+    def accumulate(
+        self, module: ir.Module, diagnostics: Diagnostics, whole: WholeShape | None = None
+    ) -> None:
+        """The same; `whole` knows the shapes of arguments for all devices, where `main` is what one
+        of them runs."""
         self._check(module)
         copy = copy_module(module)
         inline_all_calls(copy)
         link_loops(copy)
         fold_reshapes(copy)
         erase_unused(copy.body)
-        division = self._division(copy)
+        division = self._division(copy, whole)
         _refuse_effects(division, copy)
         if self.explain:
             diagnostics.collected.append(explained(division))
@@ -124,7 +132,7 @@ class AccumulateGradientsPass(Pass):
             raise ToolError(f"accumulate-gradients: {wrong} (P1)", module.operation.location)
         refuse_tokens(module, "accumulate-gradients", "P2")
 
-    def _division(self, module: ir.Module) -> Division:
+    def _division(self, module: ir.Module, whole: WholeShape | None) -> Division:
         """What runs on each microbatch. Raises ToolError."""
         main = entry_function(module)
         block, entries = _work_of(main)
@@ -133,7 +141,7 @@ class AccumulateGradientsPass(Pass):
         if places:
             found = given_division(graph, places, self.dimension, self.microbatches, main.location)
         else:
-            found = find_division(graph, self.microbatches, main.location)
+            found = find_division(graph, self.microbatches, main.location, whole)
         if not free_whole_values(found):
             return found
         again = try_seeds(Graph.of(block), found.trial.seeds, self.microbatches, regroups=True)

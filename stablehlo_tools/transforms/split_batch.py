@@ -47,8 +47,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from stablehlo_tools.analysis.argument_names import argument_name
+from stablehlo_tools.analysis.batch_dims.graph import Graph
 from stablehlo_tools.analysis.batch_dims.layout import Layout
 from stablehlo_tools.analysis.batch_dims.propagation import Meeting
+from stablehlo_tools.analysis.batch_dims.seeds import find_seeds
+from stablehlo_tools.analysis.batch_dims.undivided import fewer_parts, sizes_undivided, undivided
 from stablehlo_tools.analysis.channels import Channels
 from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.bindings import ir
@@ -62,7 +66,6 @@ from stablehlo_tools.transforms.splitting.peaks import peak_bytes
 from stablehlo_tools.transforms.splitting.regions import (
     Chosen,
     Region,
-    argument_number,
     choose,
     find_regions,
 )
@@ -103,7 +106,7 @@ class SplitBatchPass(Pass):
             return
         before = peak_bytes(module) if self.explain else 0.0
         if self.explain:
-            diagnostics.collected += [self._account(c, module) for c in chosen]
+            diagnostics.collected += [self._account(c) for c in chosen]
         channels = Channels(module)
         with ir.Location.unknown(module.context):
             for each in chosen:
@@ -130,52 +133,47 @@ class SplitBatchPass(Pass):
         regions = find_regions(module)
         found = choose(module, regions, self.arguments, self.dimension, self.parts)
         if not found:
-            raise self._nothing(regions, module)
+            raise self._undivided(regions[0]) or self._nothing(regions)
         for each in found:
             if each.trial.dims.meetings and not self.join_mixed:
-                raise self._refusal(each, module)
+                undivided = None if self.arguments else self._undivided(each.region)
+                raise undivided or self._refusal(each)
         if self.arguments:
             return found
         return [each for each in found if each.trial.collectives]
 
-    def _nothing(self, regions: Sequence[Region], module: ir.Module) -> ToolError:
+    def _nothing(self, regions: Sequence[Region]) -> ToolError:
         return ToolError(
             f"no argument has a dimension that {self.parts} parts divide on a device (P4)",
             regions[0].op.location,
             tuple(
-                note(text, regions[0].op.location) for text in self._undivided(regions[0], module)
+                note(said, regions[0].op.location)
+                for said in sizes_undivided(Graph.of(regions[0].block), self.parts)
             ),
         )
 
-    def _undivided(self, region: Region, module: ir.Module) -> list[str]:
-        """What may be the batch, but cannot be cut: outermost dimensions of integers."""
-        main, found = entry_function(module), list[str]()
-        for number, argument in enumerate(region.block.arguments):
-            kind = argument.type
-            if not isinstance(kind, ir.RankedTensorType) or not kind.rank:
+    def _undivided(self, region: Region) -> ToolError | None:
+        """That the batch, as fewer parts find it, is of a size which so many do not divide."""
+        graph = Graph.of(region.block)
+        for fewer in fewer_parts(graph, self.parts):
+            trial = find_seeds(graph, fewer)
+            if trial is None or not trial.independent or not trial.collectives:
                 continue
-            if isinstance(kind.element_type, ir.IntegerType) and kind.shape[0] % self.parts:
-                name = argument_number(region, number, main)
-                found.append(
-                    f"dimension 0 of {name} has {kind.shape[0]} elements on a device, which "
-                    f"{self.parts} parts do not divide"
-                )
-        return found
+            said = undivided(graph, trial.seeds, self.parts, "parts")
+            return ToolError(f"split-batch: {said} (P4)", region.op.location) if said else None
+        return None
 
-    def _refusal(self, chosen: Chosen, module: ir.Module) -> ToolError:
+    def _refusal(self, chosen: Chosen) -> ToolError:
         """Names the op that mixes samples, and the one where the outcome meets samples again."""
         meeting: Meeting = chosen.trial.dims.meetings[0]
         location = meeting.mixed.op.location
-        seeds = _seeds_text(chosen, module)
-        notes = [note("it meets samples again here", meeting.used.op.location)]
-        if not self.arguments:
-            notes += [note(text, location) for text in self._undivided(chosen.region, module)]
+        seeds = _seeds_text(chosen)
         return ToolError(
             f"{meeting.mixed.name} mixes samples of the batch ({seeds}), and what it gives is used "
             "together with samples again: the parts would wait for each other (P5); join-mixed "
             "accepts that, `arguments` and `dimension` name another batch",
             location,
-            tuple(notes),
+            (note("it meets samples again here", meeting.used.op.location),),
         )
 
     def _leave(self, module: ir.Module, diagnostics: Diagnostics) -> None:
@@ -185,24 +183,23 @@ class SplitBatchPass(Pass):
             entry_function(module).location,
         )
 
-    def _account(self, chosen: Chosen, module: ir.Module) -> Diagnostic:
+    def _account(self, chosen: Chosen) -> Diagnostic:
         trial = chosen.trial
         combined = sum(step.combine is not None for step in trial.dims.steps.values())
         return note(
-            f"split-batch: the batch is {_seeds_text(chosen, module)}; {len(trial.dims.steps)} of "
+            f"split-batch: the batch is {_seeds_text(chosen)}; {len(trial.dims.steps)} of "
             f"{len(trial.dims.graph.nodes)} ops run in {self.parts} parts, {trial.collectives} "
             f"collectives among them; {combined} results are combined from the parts",
             chosen.region.op.location,
         )
 
 
-def _seeds_text(chosen: Chosen, module: ir.Module) -> str:
-    main, graph = entry_function(module), chosen.trial.dims.graph
-    texts: list[str] = []
-    for number, layout in sorted(chosen.trial.seeds.items()):
-        place = graph.root.arguments.index(number)
-        texts.append(f"{_dimension_text(layout)} of {argument_number(chosen.region, place, main)}")
-    return ", ".join(texts)
+def _seeds_text(chosen: Chosen) -> str:
+    values = chosen.trial.dims.graph.values
+    return ", ".join(
+        f"{_dimension_text(layout)} of {argument_name(values[number])}"
+        for number, layout in sorted(chosen.trial.seeds.items())
+    )
 
 
 def _dimension_text(layout: Layout) -> str:

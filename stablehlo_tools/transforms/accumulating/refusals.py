@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stablehlo_tools.analysis.argument_names import argument_name
 from stablehlo_tools.analysis.batch_dims.graph import Node
 from stablehlo_tools.analysis.batch_dims.seeds import Trial
 from stablehlo_tools.analysis.layer_loops.partial_sums import PartialSums
@@ -32,9 +33,9 @@ def mixing_refusal(terms: PartialSums, waits: Node, used: Node, trial: Trial) ->
 
 
 def seeds_text(trial: Trial) -> str:
-    """The dimensions that are cut, as arguments of the block are counted."""
-    arguments = trial.dims.graph.root.arguments
+    """The dimensions that are cut, of arguments as the caller of the program knows them."""
+    values = trial.dims.graph.values
     return ", ".join(
-        f"dimension {layout.dim} of argument {arguments.index(number)}"
+        f"dimension {layout.dim} of {argument_name(values[number])}"
         for number, layout in sorted(trial.seeds.items())
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from stablehlo_tools.analysis.batch_dims.graph import Graph, Node
 from stablehlo_tools.analysis.batch_dims.layout import Layout
@@ -15,37 +16,40 @@ from stablehlo_tools.analysis.batch_dims.seeds import (
     try_seeds,
     work_of,
 )
+from stablehlo_tools.analysis.batch_dims.undivided import (
+    WholeShape,
+    fewer_parts,
+    has_integers,
+    sizes_undivided,
+    undivided,
+)
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.diagnostics import ToolError, note
+from stablehlo_tools.diagnostics import Diagnostic, ToolError, note
 from stablehlo_tools.ir.values import is_float
 from stablehlo_tools.transforms.accumulating.division import Division, divide
 from stablehlo_tools.transforms.expanding.microbatches import strided
 from stablehlo_tools.transforms.expanding.phases import inputs_of, needed
 
 _MOST_DIVIDED = 32
-_MOST_TOLD = 3
 _LEAST_SHARE = 16  # of the contractions one in so many is in the loop; others are an optimizer's
 _MOST_FOLLOWED = 32  # arguments whose outermost dimension is followed past what mixes it
 
 
-def find_division(graph: Graph, parts: int, location: ir.Location) -> Division:
+def find_division(
+    graph: Graph, parts: int, location: ir.Location, whole: WholeShape | None = None
+) -> Division:
     """The division by the dimension of arguments that is the batch: one that puts most work, or
     half of it, into the loop, an outer one before inner ones.
 
     Integers are tried first, since tokens and labels are samples and weights are not. Raises a
-    located ToolError where there is none: the reason of the likeliest.
+    located ToolError where there is none: that the batch is of another size, which `whole` knows
+    for all devices, or the reason of the likeliest.
     """
-    arguments = graph.root.arguments
-    integers = [n for n in arguments if not is_float(graph.values[n].type)]
-    floats = [n for n in arguments if is_float(graph.values[n].type)]
-    search = _Search(graph, parts)
-    search.over(integers)
-    if not search.is_enough:
-        search.over(floats)
+    search = _Search.through(graph, parts)
     best = search.best
     if best is not None:
         return best
-    raise _told(search.refusal, graph, parts, location)
+    raise _undivided(search, whole, location) or _told(search, location)
 
 
 def given_division(
@@ -80,22 +84,41 @@ def given_division(
     return found
 
 
+class Refused(NamedTuple):
+    """What may be the batch, why it cannot be cut, and whether it is rather weights: the program
+    gives back what has their type."""
+
+    seeds: Seeds
+    why: ToolError
+    are_weights: bool
+
+
 class _Search:
     """Divisions that were found, and why others were not."""
 
     def __init__(self, graph: Graph, parts: int) -> None:
-        self._graph = graph
-        self._parts = parts
+        self.graph = graph
+        self.parts = parts
         self._origins = Origins(graph, parts, regroups=True)
         self._found: list[Division] = []
         self._refused: list[tuple[Trial, ToolError]] = []
         self._all_work = work_of(graph, [n for n in graph.nodes if n.name in CONTRACTIONS])
 
+    @staticmethod
+    def through(graph: Graph, parts: int) -> _Search:
+        """Over integers first, and floats where these are not enough."""
+        arguments = graph.root.arguments
+        search = _Search(graph, parts)
+        search.over([n for n in arguments if not is_float(graph.values[n].type)])
+        if not search.is_enough:
+            search.over([n for n in arguments if is_float(graph.values[n].type)])
+        return search
+
     def over(self, arguments: Sequence[int]) -> None:
         """Tries every dimension of some arguments."""
         trials: list[Trial] = []
         last = set(arguments[-_MOST_FOLLOWED:])  # the batch comes behind the weights
-        for seeds in candidates(self._graph, arguments, self._parts):
+        for seeds in candidates(self.graph, arguments, self.parts):
             likely = all(n in last and layout.dim == 0 for n, layout in seeds.items())
             trial = self._try(seeds, to_the_end=likely)
             if trial.work and (likely or trial.independent):
@@ -121,22 +144,25 @@ class _Search:
         return min(near, key=_outermost, default=None)
 
     @property
-    def refusal(self) -> ToolError | None:
-        """Why the likeliest trial came to nothing; one of arguments that the program gives back
+    def refused(self) -> Refused | None:
+        """The likeliest trial that came to nothing; one of arguments that the program gives back
         changed, weights, only where there is no other."""
         if not self._refused:
             return None
-        returned = {self._graph.values[n].type for n in self._graph.root.returned}
 
         def rank(refused: tuple[Trial, ToolError]) -> tuple[bool, float]:
-            kinds = {self._graph.values[n].type for n in refused[0].seeds}
-            return not kinds.isdisjoint(returned), _unlikeliness(refused[0])
+            return self._are_weights(refused[0]), _unlikeliness(refused[0])
 
-        return min(self._refused, key=rank)[1]
+        trial, why = min(self._refused, key=rank)
+        return Refused(trial.seeds, why, self._are_weights(trial))
+
+    def _are_weights(self, trial: Trial) -> bool:
+        returned = {self.graph.values[n].type for n in self.graph.root.returned}
+        return not returned.isdisjoint(self.graph.values[n].type for n in trial.seeds)
 
     def _try(self, seeds: Seeds, *, to_the_end: bool = True) -> Trial:
-        cut = strided(self._graph, seeds, self._parts)
-        return try_seeds(self._graph, cut, self._parts, to_the_end=to_the_end, regroups=True)
+        cut = strided(self.graph, seeds, self.parts)
+        return try_seeds(self.graph, cut, self.parts, to_the_end=to_the_end, regroups=True)
 
     def _divide(self, trial: Trial) -> None:
         try:
@@ -158,7 +184,7 @@ class _Search:
         tried = set(found.trial.seeds)
         while True:
             origins = self._origins.of(_missing(found.trial))
-            following = [n for n in self._graph.root.arguments if n in origins and n not in tried]
+            following = [n for n in self.graph.root.arguments if n in origins and n not in tried]
             if not following:
                 return found
             tried.add(following[0])
@@ -167,7 +193,7 @@ class _Search:
     def _with(self, found: Division, seeds: Seeds) -> Division:
         """The division with further seeds, where that is worth it."""
         together = {**found.trial.seeds, **seeds}
-        trial = try_seeds(self._graph, together, self._parts, regroups=True)
+        trial = try_seeds(self.graph, together, self.parts, regroups=True)
         kept = found.dims.steps.keys() <= trial.dims.steps.keys()
         if not kept or trial.work < found.trial.work:
             return found
@@ -215,23 +241,46 @@ def _outermost(division: Division) -> tuple[int, int]:
     return min(seed.dim for seed in division.trial.seeds.values()), -division.trial.work
 
 
-def _told(refusal: ToolError | None, graph: Graph, parts: int, location: ir.Location) -> ToolError:
-    """Why nothing was found, and which arguments could be the batch, but for their sizes."""
-    texts: list[str] = []
-    for place, number in enumerate(graph.root.arguments):
-        shape = graph.shape(number) or ()
-        if shape and shape[0] % parts:
-            texts.append(f"argument {place} has {shape[0]} rows, which {parts} do not divide")
-    notes = tuple(note(text, location) for text in texts[-_MOST_TOLD:])
-    if refusal is not None:
-        return ToolError(
-            refusal.diagnostic.message,
-            refusal.diagnostic.place,
-            (*refusal.diagnostic.notes, *notes),
-        )
+def _undivided(
+    search: _Search, whole: WholeShape | None, location: ir.Location
+) -> ToolError | None:
+    """That the batch, as fewer microbatches find it, is of a size which so many do not divide.
+
+    Where what may be the batch is refused for a reason of its own, only of integers: floats may be
+    features.
+    """
+    graph, parts = search.graph, search.parts
+    is_refused = search.refused is not None and not search.refused.are_weights
+    for fewer in fewer_parts(graph, parts):
+        other = _Search.through(graph, fewer)
+        best, refused = other.best, other.refused
+        notes: tuple[Diagnostic, ...] = ()
+        if best is not None:
+            seeds = best.trial.seeds
+        elif refused is not None and not refused.are_weights:
+            seeds, why = refused.seeds, refused.why.diagnostic
+            notes = (note(f"{fewer} microbatches are refused, too: {why.message}", why.place),)
+        else:
+            continue
+        said = undivided(graph, seeds, parts, "microbatches", whole)
+        if said and (not is_refused or has_integers(graph, seeds)):
+            return ToolError(f"accumulate-gradients: {said} (P3)", location, notes)
+    return None
+
+
+def _told(search: _Search, location: ir.Location) -> ToolError:
+    """Why nothing was found. What is said of a weight that was tried is no more than a note."""
+    refused = search.refused
+    if refused is not None and not refused.are_weights:
+        return refused.why
+    notes = [note(said, location) for said in sizes_undivided(search.graph, search.parts)]
+    if refused is not None:
+        why = refused.why.diagnostic
+        notes.append(note(f"the likeliest that has one is a weight: {why.message}", why.place))
     return ToolError(
-        f"accumulate-gradients: no argument has a dimension that {parts} microbatches divide and "
-        "that most work with weights hangs on (P3): `arguments` and `dimension` can name the batch",
+        f"accumulate-gradients: no argument has a dimension that {search.parts} microbatches "
+        "divide and that most work with weights hangs on (P3): `arguments` and `dimension` can "
+        "name the batch",
         location,
-        notes,
+        tuple(notes),
     )

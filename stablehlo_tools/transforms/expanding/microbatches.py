@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from stablehlo_tools.analysis.batch_dims.graph import Graph
 from stablehlo_tools.analysis.batch_dims.layout import Layout
@@ -14,6 +15,12 @@ from stablehlo_tools.analysis.batch_dims.seeds import (
     extended,
     try_seeds,
 )
+from stablehlo_tools.analysis.batch_dims.undivided import (
+    fewer_parts,
+    has_integers,
+    sizes_undivided,
+    undivided,
+)
 from stablehlo_tools.analysis.layer_loops.reading import LayerLoop
 from stablehlo_tools.diagnostics import ToolError, note
 from stablehlo_tools.ir.values import is_float
@@ -21,8 +28,6 @@ from stablehlo_tools.ir.walk import is_inside
 from stablehlo_tools.transforms.expanding.phases import Phase, plan_phase
 
 _MOST_PLANNED = 8
-_MOST_TOLD = 3
-_SAMPLES_RANK = 2  # of floats; labels may be a vector of integers
 
 
 @dataclass(frozen=True)
@@ -44,11 +49,7 @@ def find_cut(graph: Graph, loops: Sequence[LayerLoop], parts: int, given: Seeds 
         return _planned(try_seeds(graph, strided(graph, given, parts), parts), loops)
     refusals: list[ToolError] = []
     goes_over_samples = False
-    for group in _groups(graph):
-        trials = [
-            try_seeds(graph, strided(graph, seeds, parts), parts)
-            for seeds in candidates(graph, group, parts)
-        ]
+    for trials in _trials(graph, parts):
         goes_over_samples |= any(t.independent and not _over_layers(loops, t) for t in trials)
         for trial in _likely(loops, trials):
             try:
@@ -56,9 +57,38 @@ def find_cut(graph: Graph, loops: Sequence[LayerLoop], parts: int, given: Seeds 
             except ToolError as error:
                 if not _cuts_features(loops, trial):
                     refusals.append(error)
+    undivided_batch = _undivided(graph, loops, parts, are_refused=bool(refusals))
+    if undivided_batch is not None:
+        raise undivided_batch
     if refusals:
         raise refusals[0]
     raise _no_layers(loops) if goes_over_samples else _no_batch(graph, loops, parts)
+
+
+def _trials(graph: Graph, parts: int) -> Iterator[list[Trial]]:
+    """Every dimension of an argument that can be cut, of integers and then of floats."""
+    for group in _groups(graph):
+        yield [
+            try_seeds(graph, strided(graph, seeds, parts), parts)
+            for seeds in candidates(graph, group, parts)
+        ]
+
+
+def _undivided(
+    graph: Graph, loops: Sequence[LayerLoop], parts: int, *, are_refused: bool
+) -> ToolError | None:
+    """That the batch, as fewer microbatches find it, is of a size which so many do not divide.
+
+    Where others `are_refused` for a reason of their own, only of integers: floats may be features.
+    """
+    for fewer in fewer_parts(graph, parts):
+        likely = (_likely(loops, trials) for trials in _trials(graph, fewer))
+        for trial in chain.from_iterable(likely):
+            said = undivided(graph, trial.seeds, parts, "microbatches")
+            is_sure = not are_refused or has_integers(graph, trial.seeds)
+            if said and is_sure and trial.independent and not _cuts_features(loops, trial):
+                return ToolError(f"expand-pipeline: {said} (P3)", loops[0].op.location)
+    return None
 
 
 def _no_layers(loops: Sequence[LayerLoop]) -> ToolError:
@@ -70,18 +100,11 @@ def _no_layers(loops: Sequence[LayerLoop]) -> ToolError:
 
 
 def _no_batch(graph: Graph, loops: Sequence[LayerLoop], parts: int) -> ToolError:
-    """Says which arguments could be the batch, but for their sizes."""
-    undivided: list[str] = []
-    for number in [n for group in _groups(graph) for n in reversed(group)]:
-        kind, shape = graph.values[number].type, graph.shape(number) or ()
-        if shape and shape[0] % parts and not (is_float(kind) and len(shape) < _SAMPLES_RANK):
-            place = graph.root.arguments.index(number)
-            undivided.append(f"argument {place} has {shape[0]} rows, which {parts} do not divide")
     return ToolError(
         f"expand-pipeline: no argument has a dimension that {parts} microbatches divide and that "
         "every loop over layers carries from one layer to the next (P3)",
         loops[0].op.location,
-        tuple(note(text, loops[0].op.location) for text in undivided[:_MOST_TOLD]),
+        tuple(note(said, loops[0].op.location) for said in sizes_undivided(graph, parts)),
     )
 
 

@@ -81,14 +81,6 @@ def choose(
     return chosen
 
 
-def argument_number(region: Region, argument: int, main: ir.Operation) -> str:
-    """An argument of a region as the caller of the program counts it."""
-    entry = region.entries[argument]
-    if isinstance(entry.owner, ir.Block) and entry.owner == main.regions[0].blocks[0]:
-        return f"argument {ir.BlockArgument(entry).arg_number}"
-    return f"operand {argument} of the manual computation"
-
-
 def _given(module: ir.Module, arguments: Sequence[int]) -> dict[ir.Value, int]:
     main = entry_function(module)
     taken = list(main.regions[0].blocks[0].arguments)
