@@ -204,7 +204,7 @@ def test_a_batch_of_another_size_is_told_in_numbers_of_all_devices(samples: int)
         (
             Request("1f1b", 2, HARDWARE, None, 3),
             Step(accumulate="whole"),
-            "3 microbatches do not divide the batch",
+            "3 microbatches do not divide the batch: batch",
         ),
         (Request("1f1b", 2, HARDWARE, None, 4), Step(), "loop over 5 microbatches of its own"),
         (Request("1f1b", 60, HARDWARE), Step(), "too few for 60 stages"),
