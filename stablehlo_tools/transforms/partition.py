@@ -52,22 +52,23 @@ from stablehlo_tools.diagnostics import Diagnostics, ToolError
 from stablehlo_tools.ir.symbols import symbol_name
 from stablehlo_tools.native_passes import NativePasses
 from stablehlo_tools.passes import Pass
+from stablehlo_tools.transforms.partitioning.border import Border, Signature
 from stablehlo_tools.transforms.partitioning.choosing import choose_divisions
 from stablehlo_tools.transforms.partitioning.dividing import Divider
 from stablehlo_tools.transforms.partitioning.evening import make_even
 from stablehlo_tools.transforms.partitioning.folding import fold_reshards
 from stablehlo_tools.transforms.partitioning.localizing import Localizer
-from stablehlo_tools.transforms.partitioning.preparation import (
+from stablehlo_tools.transforms.partitioning.meshes import (
     MESH,
-    Border,
-    Signature,
+    has_inlined_meshes,
+    one_mesh,
+    rename_meshes,
+)
+from stablehlo_tools.transforms.partitioning.preparation import (
     check,
     check_shardy,
-    has_inlined_meshes,
     is_partitioned,
-    one_mesh,
     prepare,
-    rename_meshes,
 )
 from stablehlo_tools.transforms.partitioning.wider_rules import widen_rules
 
