@@ -167,51 +167,78 @@ func.func private @device() -> tensor<ui32> {
 
 // -----
 
-// P6: arguments, results and operands of manual computations divide evenly.
+// P6: it is clear of which sums a value is a part. Here a manual computation takes parts.
 sdy.mesh @mesh = <["x"=4, "y"=2]>
-// expected-error@+1 {{argument 0 of @main has a dimension of 31 that is divided by 4: partition needs equal parts (P6)}}
-func.func @uneven_argument_p6(%x: tensor<31x4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>}) -> tensor<31x4xf32> {
-  return %x : tensor<31x4xf32>
+func.func @operand_in_parts_p6(%x: tensor<8xf32> {sdy.sharding = #sdy.sharding<@mesh, [{}], unreduced={"x"}>}) -> tensor<8xf32> {
+  // expected-error@+1 {{a manual computation takes operand 0 in parts of a sum, #sdy.sharding<@mesh, [{}], unreduced={"x"}>, and what it does with them can depend on which part is where: partition needs the operand whole, and a sum of the parts where they are made (P6)}}
+  %0 = sdy.manual_computation(%x) in_shardings=[<@mesh, [{}], unreduced={"x"}>] out_shardings=[<@mesh, [{}], unreduced={"x"}>] manual_axes={"x"} (%a: tensor<8xf32>) {
+    %1 = stablehlo.abs %a : tensor<8xf32>
+    sdy.return %1 : tensor<8xf32>
+  } : (tensor<8xf32>) -> tensor<8xf32>
+  return %0 : tensor<8xf32>
 }
 
 // -----
 
-// A result.
-sdy.mesh @mesh = <["x"=4, "y"=2]>
-// expected-error@+1 {{result 0 of @main has a dimension of 31 that is divided by 2}}
-func.func @uneven_result_p6(%x: tensor<31x4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{}, {}]>}) -> (tensor<31x4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"y"}, {}]>}) {
-  return %x : tensor<31x4xf32>
+// The absolute value of each part is no part of an absolute value.
+sdy.mesh @mesh = <["x"=4]>
+func.func @not_linear_p6(%x: tensor<8xf32> {sdy.sharding = #sdy.sharding<@mesh, [{}], unreduced={"x"}>}) -> tensor<8xf32> {
+  // expected-error@+1 {{stablehlo.abs takes and gives parts of sums, and is not linear in them: which sum its result is a part of depends on what each device holds; partition needs the operand summed first, by a sharding constraint without unreduced axes (P6)}}
+  %0 = stablehlo.abs %x {sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{}], unreduced={"x"}>]>} : tensor<8xf32>
+  return %0 : tensor<8xf32>
 }
 
 // -----
 
-// P7: no value is left unreduced over an axis. Here a contraction, on request.
+// Nor is a part times a part one of a product.
+sdy.mesh @mesh = <["x"=4]>
+func.func @product_of_parts_p6(%x: tensor<8xf32> {sdy.sharding = #sdy.sharding<@mesh, [{}], unreduced={"x"}>}) -> tensor<8xf32> {
+  // expected-error@+1 {{stablehlo.multiply takes and gives parts of sums}}
+  %0 = stablehlo.multiply %x, %x {sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{}], unreduced={"x"}>]>} : tensor<8xf32>
+  return %0 : tensor<8xf32>
+}
+
+// -----
+
+// A collective of Shardy's sums along an axis of which a contraction has divided a part.
 sdy.mesh @mesh = <["x"=4, "y"=2]>
-func.func @unreduced_op_p7(%x: tensor<8x4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{}, {"x"}]>}, %w: tensor<4x2xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>}) -> (tensor<8x2xf32> {sdy.sharding = #sdy.sharding<@mesh, [{}, {}]>}) {
-  // expected-error@+1 {{a value is left unreduced, #sdy.sharding<@mesh, [{}, {}], unreduced={"x"}>: partition needs it summed (P7)}}
-  %0 = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] {sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{}, {}], unreduced={"x"}>]>} : (tensor<8x4xf32>, tensor<4x2xf32>) -> tensor<8x2xf32>
-  %1 = sdy.reshard %0 <@mesh, [{}, {}]> : tensor<8x2xf32>
+func.func @sums_more_than_is_divided_p6(%x: tensor<8x4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{}, {"x"}]>}, %w: tensor<4x2xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>}) -> tensor<8x2xf32> {
+  %0 = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] {sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{}, {}]>]>} : (tensor<8x4xf32>, tensor<4x2xf32>) -> tensor<8x2xf32>
+  // expected-error@+1 {{sdy.all_reduce sums a value of which the shardings do not say whether each device holds a part of the sum along all of its axes: partition needs that stated, by unreduced={"axis"} in its sharding (P6)}}
+  %1 = sdy.all_reduce {"x", "y"} %0 out_sharding=<@mesh, [{}, {}]> : tensor<8x2xf32>
   return %1 : tensor<8x2xf32>
 }
 
 // -----
 
-// An argument.
-sdy.mesh @mesh = <["x"=4, "y"=2]>
-// expected-error@+1 {{a value is left unreduced}}
-func.func @unreduced_argument_p7(%x: tensor<8x4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{}, {}], unreduced={"x"}>}) -> (tensor<8x4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{}, {}], unreduced={"x"}>}) {
-  return %x : tensor<8x4xf32>
+// It sums what a contraction may have divided: no operand says how.
+sdy.mesh @mesh = <["x"=4]>
+func.func @sums_what_nothing_states_p6(%x: tensor<8x4xf32>, %w: tensor<4x2xf32>) -> tensor<8x2xf32> {
+  %0 = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] {sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{}, {}]>]>} : (tensor<8x4xf32>, tensor<4x2xf32>) -> tensor<8x2xf32>
+  // expected-error@+1 {{sdy.all_reduce sums a value}}
+  %1 = sdy.all_reduce {"x"} %0 out_sharding=<@mesh, [{}, {}]> : tensor<8x2xf32>
+  return %1 : tensor<8x2xf32>
 }
 
 // -----
 
-// P8: a program for several platforms has no custom calls, which one of them alone may know.
+// Of complex values the multiple that a sum of equal ones is.
+sdy.mesh @mesh = <["x"=4]>
+func.func @sums_equal_complex_values_p6(%x: tensor<8xcomplex<f32>> {sdy.sharding = #sdy.sharding<@mesh, [{}]>}) -> tensor<8xcomplex<f32>> {
+  // expected-error@+1 {{sdy.all_reduce sums complex<f32> values, of which each device holds the same one: partition multiplies real numbers only (P6)}}
+  %0 = sdy.all_reduce {"x"} %x out_sharding=<@mesh, [{}]> : tensor<8xcomplex<f32>>
+  return %0 : tensor<8xcomplex<f32>>
+}
+
+// -----
+
+// P7: a program for several platforms has no custom calls, which one of them alone may know.
 sdy.mesh @mesh = <["x"=4, "y"=2]>
-func.func @custom_call_of_several_platforms_p8(
+func.func @custom_call_of_several_platforms_p7(
     %platform: tensor<i32> {jax.global_constant = "_platform_index"},
     %x: tensor<8x4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>}
 ) -> tensor<8x4xf32> {
-  // expected-error@+1 {{the program is for several platforms, and the custom call 'anything' for one of them may be unknown to the others: export for one platform (P8)}}
+  // expected-error@+1 {{the program is for several platforms, and the custom call 'anything' for one of them may be unknown to the others: export for one platform (P7)}}
   %0 = stablehlo.custom_call @anything(%x) : (tensor<8x4xf32>) -> tensor<8x4xf32>
   return %0 : tensor<8x4xf32>
 }

@@ -57,3 +57,35 @@ func.func @axis_of_one(
 ) -> (tensor<8x3xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>}) {
   return %x : tensor<8x3xf32>
 }
+
+// -----
+
+// Meshes that nothing names do not count, nor do those of a function that is not called.
+sdy.mesh @unused = <["x"=2, "y"=2]>
+sdy.mesh @mesh = <["x"=4]>
+sdy.mesh @other = <["z"=8]>
+// CHECK-LABEL: func.func public @main
+// CHECK: in_shardings=[<@mesh, [{"x"}]>] out_shardings=[<@mesh, [{"x"}]>] manual_axes={"x"} (%{{.+}}: tensor<2xf32>)
+// CHECK-LABEL: func.func private @not_called
+// CHECK-SAME: <@other, [{"z"}]>
+// CHECK-NEXT: stablehlo.negate %{{.+}} : tensor<8xf32>
+func.func private @not_called(%x: tensor<8xf32> {sdy.sharding = #sdy.sharding<@other, [{"z"}]>}) -> tensor<8xf32> {
+  %0 = stablehlo.negate %x : tensor<8xf32>
+  return %0 : tensor<8xf32>
+}
+func.func public @main(%x: tensor<8xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}]>}) -> tensor<8xf32> {
+  %0 = stablehlo.negate %x : tensor<8xf32>
+  return %0 : tensor<8xf32>
+}
+
+// -----
+
+// Meshes that stand in the shardings of ops.
+// CHECK-LABEL: func.func @inlined_mesh_of_an_op
+// CHECK: manual_axes={"x"} (%[[X:.+]]: tensor<2xf32>) {
+// CHECK-NEXT: stablehlo.negate %[[X]] : tensor<2xf32>
+sdy.mesh @mesh = <["x"=4]>
+func.func @inlined_mesh_of_an_op(%x: tensor<8xf32>) -> tensor<8xf32> {
+  %0 = stablehlo.negate %x {sdy.sharding = #sdy.sharding_per_value<[<mesh<["x"=4]>, [{"x"}]>]>} : tensor<8xf32>
+  return %0 : tensor<8xf32>
+}

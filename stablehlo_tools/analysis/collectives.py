@@ -155,11 +155,7 @@ class ModuleFacts:
             module.operation.attributes.get(f"mhlo.num_{name}")
             for name in ("replicas", "partitions")
         )
-        meshes = {
-            symbol_name(op): _sdy_mesh(op.attributes["mesh"])
-            for op in module.body.operations
-            if op.operation.name == "sdy.mesh"
-        }
+        meshes = meshes_of(module)
         if replicas is None and partitions is None:
             listed = find_collectives(module) if collectives is None else collectives
             grid = _inferred_grid(listed, meshes)
@@ -199,6 +195,15 @@ class ModuleFacts:
         # Positions in the mesh are device ids, in the mode's numbering like dense groups.
         mesh = _resolved_mesh(by_axes.mesh, self.meshes)
         return process_groups(mesh_axes_groups(mesh, axes), mode, self.grid)
+
+
+def meshes_of(module: ir.Module) -> dict[str, DeviceMesh]:
+    """The meshes of a module by their symbols, in the order of its text."""
+    return {
+        symbol_name(op): _sdy_mesh(op.attributes["mesh"])
+        for op in module.body.operations
+        if op.operation.name == "sdy.mesh"
+    }
 
 
 def find_collectives(module: ir.Module) -> list[Collective]:

@@ -155,8 +155,21 @@ class ValueShardings:
         """Raises a ToolError for a sharding, read before, that leaves sums of parts to be made."""
         if attribute in self._unreduced:
             raise ToolError(
-                f"a value is left unreduced, {attribute}: partition needs it summed (P7)", location
+                f"a value is left unreduced, {attribute}: partition needs it summed (P6)", location
             )
+
+    def unreduced(self, value: ir.Value) -> Axes:
+        """The axes along which each device holds a part only of the sum that a value is."""
+        attribute = self._attribute(value)
+        if attribute is None:
+            return ()
+        return self.unreduced_axes(attribute)
+
+    def unreduced_axes(self, attribute: ir.Attribute) -> Axes:
+        """The axes along which a sharding leaves parts of a sum."""
+        return self.axes.canonical(
+            map(_axis, bindings.TensorShardingAttr(attribute).unreduced_axes)
+        )
 
     def read(self, attribute: ir.Attribute) -> Dims:
         """The sharding that an attribute stands for."""
@@ -172,15 +185,36 @@ class ValueShardings:
             self._read[attribute] = found
         return found
 
-    def attribute(self, dims: Dims, context: ir.Context) -> ir.Attribute:
-        """The closed sharding attribute of axes for each dimension."""
-        listed = ", ".join("{" + ", ".join(map(axis_text, axes)) + "}" for axes in dims)
-        return ir.Attribute.parse(f"#sdy.sharding<@{self.mesh_name}, [{listed}]>", context)
+    def attribute(
+        self, dims: Dims, context: ir.Context, unreduced: Axes = (), reduction: str = "sum"
+    ) -> ir.Attribute:
+        """The closed sharding attribute of axes for each dimension, and of those along which the
+        devices hold parts of a sum, or of another reduction."""
+        text = f"@{self.mesh_name}, [{', '.join(map(axes_text, dims))}]"
+        if unreduced:
+            text += f", unreduced={reduction if reduction != 'sum' else ''}{axes_text(unreduced)}"
+        return ir.Attribute.parse(f"#sdy.sharding<{text}>", context)
 
     def per_value(self, shardings: Sequence[Dims], context: ir.Context) -> ir.Attribute:
         """The attribute that holds the shardings of several values."""
         each = [self.attribute(dims, context) for dims in shardings]
         return bindings.TensorShardingPerValueAttr.get(each, context)
+
+    def even(self, size: int, axes: Axes) -> Axes:
+        """The first axes, the last of them in part, that divide a dimension evenly: as XLA stores
+        arguments and results."""
+        kept: list[AxisRef] = []
+        for axis in axes:
+            extent = self.axes.size([axis])
+            divided = math.gcd(size, extent)
+            if divided > 1:
+                kept.append(
+                    axis if divided == extent else AxisRef(axis.name, axis.pre_size, divided)
+                )
+            if divided < extent:
+                break
+            size //= divided
+        return self.axes.canonical(kept)
 
     def local_shape(self, shape: Sequence[int], dims: Dims) -> list[int]:
         """What one device holds of a shape. Raises ValueError where it does not divide."""
@@ -245,6 +279,11 @@ def axis_text(axis: AxisRef) -> str:
     """An axis as Shardy writes it: `"x"` or `"x":(2)4`."""
     name = f'"{axis.name}"'
     return name if axis.size is None else f"{name}:({axis.pre_size}){axis.size}"
+
+
+def axes_text(axes: Iterable[AxisRef]) -> str:
+    """Axes as Shardy writes them: `{"x", "y":(2)4}`."""
+    return "{" + ", ".join(map(axis_text, axes)) + "}"
 
 
 def axes_in(text: str) -> Axes:

@@ -26,9 +26,10 @@ Preconditions:
   P4  The program runs as one replica of several partitions.
   P5  Outside of manual computations no op communicates, has a side effect, asks which device it
       runs on or draws random numbers of its own (`stablehlo.rng`).
-  P6  Arguments, results and operands of manual computations divide evenly.
-  P7  No value is left unreduced over an axis.
-  P8  A program for several platforms has no custom calls, which one of them alone may know.
+  P6  It is clear of which sums devices hold parts (`unreduced`): manual computations take no parts
+      along an axis of their own, what keeps parts is linear, and what Shardy's collectives reduce
+      says how it is divided.
+  P7  A program for several platforms has no custom calls, which one of them alone may know.
 
 Guarantees: signature, shapes, shardings and calling convention of `main` stay, so the artifact runs
 through jax.export as before; manual computations (shard_map) become part of the one body; without
@@ -41,6 +42,7 @@ names it. Calls and composites are inlined. Float sums over a divided dimension 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -49,14 +51,26 @@ from stablehlo_tools.analysis.entry import ENTRY, entry_function, main_function
 from stablehlo_tools.analysis.tensor_shardings import MeshAxes, ValueShardings
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostics, ToolError
-from stablehlo_tools.ir.symbols import symbol_name
+from stablehlo_tools.ir.inline import inline_all_calls
+from stablehlo_tools.ir.symbols import functions_by_name, symbol_name
+from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.native_passes import NativePasses
 from stablehlo_tools.passes import Pass
-from stablehlo_tools.transforms.partitioning.border import Border, Signature
+from stablehlo_tools.transforms.partitioning.border import (
+    Border,
+    Signature,
+    make_border_even,
+    warn_of_uneven,
+)
 from stablehlo_tools.transforms.partitioning.choosing import choose_divisions
 from stablehlo_tools.transforms.partitioning.dividing import Divider
 from stablehlo_tools.transforms.partitioning.evening import make_even
 from stablehlo_tools.transforms.partitioning.folding import fold_reshards
+from stablehlo_tools.transforms.partitioning.global_view import (
+    drop_barriers,
+    drop_propagation_notes,
+    restore_global_view,
+)
 from stablehlo_tools.transforms.partitioning.localizing import Localizer
 from stablehlo_tools.transforms.partitioning.meshes import (
     MESH,
@@ -70,13 +84,19 @@ from stablehlo_tools.transforms.partitioning.preparation import (
     is_partitioned,
     prepare,
 )
+from stablehlo_tools.transforms.partitioning.unreduced import (
+    UnreducedBorder,
+    check_sums,
+    sum_everywhere,
+)
 from stablehlo_tools.transforms.partitioning.wider_rules import widen_rules
 
 # Shardy's passes, and why each stands where it does.
 _LIFT_MESHES = "sdy-lift-inlined-meshes"  # first: every sharding names a mesh of the module
+_RULES = "sdy-populate-op-sharding-rules"  # says what fits each op, to check and to correct
 _PROPAGATION = (
     "sdy-propagation-pipeline",  # decides how every value is divided
-    "sdy-populate-op-sharding-rules",  # says what fits each op, to check and to correct
+    _RULES,
 )
 _RESHARDS = "sdy-insert-explicit-reshards{enable-full-version=true}"  # makes each op fit its rule
 _COLLECTIVES = "sdy-reshard-to-collectives"  # last: reshards that were added become collectives too
@@ -98,26 +118,40 @@ class PartitionPass(Pass):
         for ops that cannot run on parts."""
         with NativePasses(module.context) as native:
             if has_inlined_meshes(module):
+                drop_propagation_notes(module)
                 _replace(module, native.run(module, _LIFT_MESHES))
             main = entry_function(module)
             if not main.regions[0].blocks:
                 raise ToolError("the entry function has no body to partition", main.location)
             check_shardy(module)
-            mesh = one_mesh(module)
+            mesh = one_mesh(module, main)
             if mesh is None:
                 return
             shardings = ValueShardings(MeshAxes(mesh.mesh), mesh.name)
             if is_partitioned(main, shardings):
                 return
-            signature, channel = Signature.of(main), next_channel(module)
+            drop_propagation_notes(module)
+            signature, unreduced = Signature.of(main), UnreducedBorder.of(main, shardings)
             ir.SymbolTable.set_symbol_name(main, ENTRY)  # the name that Shardy knows
+            inline_all_calls(module)
+            apart = _set_apart(module, main)
             prepare(module, mesh)
+            restore_global_view(module, shardings, lambda each: native.run(each, _RULES))
+            check_sums(module, shardings)
+            sum_everywhere(module, shardings, next_channel(module))
             check(module, main, shardings)
+            warn_of_uneven(main, shardings, diagnostics)
+            channel = next_channel(module)
             propagated = native.run(module, *_PROPAGATION)
-            border = Border.of(_main_of(propagated), shardings)
+            drop_barriers(propagated)
+            make_border_even(_main_of(propagated), shardings)
+            border = Border.of(_main_of(propagated), shardings, unreduced)
             shardy = _Shardy(native, shardings, channel, diagnostics)
             local = self._local(module, propagated, shardy)
         _replace(module, local)
+        for op in apart:
+            module.body.append(op)
+        unreduced.cross(_main_of(module), shardings, next_channel(module))
         signature.wrap(_main_of(module), border, [name for name, _ in mesh.mesh.axes])
 
     def _local(self, module: ir.Module, propagated: ir.Module, shardy: _Shardy) -> ir.Module:
@@ -176,6 +210,20 @@ def _main_of(module: ir.Module) -> ir.Operation:
     main = main_function(module)
     assert main is not None, "Shardy keeps the entry function"
     return main
+
+
+def _set_apart(module: ir.Module, main: ir.Operation) -> list[ir.OpView]:
+    """Takes the functions that `main` does not name from the module, for Shardy not to see."""
+    named: set[str] = set()
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        if "called_computations" in op.attributes:
+            named.update(re.findall(r"@([\w$.-]+)", str(op.attributes["called_computations"])))
+        return ir.WalkResult.ADVANCE
+
+    walk(main, visit)
+    functions = functions_by_name(module).items()
+    return [op.detach_from_parent() for n, op in functions if op != main and n not in named]
 
 
 def _replace(module: ir.Module, other: ir.Module) -> None:

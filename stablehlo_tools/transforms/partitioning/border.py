@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stablehlo_tools import bindings
+from stablehlo_tools.analysis.shardings import sharding_per_value
 from stablehlo_tools.analysis.tensor_shardings import (
+    SHARDING,
     Dims,
     ValueShardings,
     function_sharding,
     rank_of,
 )
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.ir.carriers import terminator
+from stablehlo_tools.diagnostics import Diagnostics
+from stablehlo_tools.ir.building import Builder, shape_of
+from stablehlo_tools.ir.carriers import append_to_terminator, drop_from_terminator, terminator
 from stablehlo_tools.ir.manual import wrap_body
+from stablehlo_tools.transforms.partitioning.unreduced import UnreducedBorder
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,17 @@ class Signature:
 
     def wrap(self, main: ir.Operation, border: Border, axes: list[str]) -> None:
         """Puts the local body into one manual computation, and the signature back around it."""
-        wrap_body(main, border.arguments, border.results, axes, (self.arguments, self.results))
+        block, results, shardings = main.regions[0].blocks[0], list(self.results), border.results
+        if border.witness is not None:
+            build = Builder(ir.InsertionPoint(terminator(block)), main.location)
+            witness = build.splat(0, [], ir.IntegerType.get_signless(32, main.context))
+            append_to_terminator(block, [witness])
+            results.append(witness.type)
+            each = [*sharding_per_value(shardings), border.witness]
+            shardings = bindings.TensorShardingPerValueAttr.get(each, main.context)
+        wrap_body(main, border.arguments, shardings, axes, (self.arguments, results))
+        if border.witness is not None:
+            drop_from_terminator(block, 1)
         for name in ("arg_attrs", "res_attrs"):
             if name in main.attributes:
                 del main.attributes[name]
@@ -46,41 +61,93 @@ class Signature:
 
 @dataclass(frozen=True)
 class Border:
-    """The shardings of a function's arguments and results, as a manual computation lists them."""
+    """The shardings of a function's arguments and results, as a manual computation lists them.
+
+    `witness`: that of one more result, a number that nobody uses. XLA lets no op take parts of a
+    sum that does not give parts of one along the same axes (sdy-verify-unreduced-axes).
+    """
 
     arguments: ir.Attribute
     results: ir.Attribute
+    witness: ir.Attribute | None
 
     @staticmethod
-    def of(main: ir.Operation, shardings: ValueShardings) -> Border:
-        """How Shardy divided them. Raises a ToolError where one does not divide (P6)."""
-        block = main.regions[0].blocks[0]
+    def of(main: ir.Operation, shardings: ValueShardings, unreduced: UnreducedBorder) -> Border:
+        """How Shardy divided them, and what of them is in parts of a sum."""
         sides: list[ir.Attribute] = []
-        for kind, values in (
-            ("arg_attrs", list(block.arguments)),
-            ("res_attrs", list(terminator(block).operands)),
-        ):
-            found = [_at_border(main, kind, n, v, shardings) for n, v in enumerate(values)]
-            sides.append(shardings.per_value(found, main.context))
-        return Border(*sides)
+        for name, parts in (("arg_attrs", unreduced.arguments), ("res_attrs", unreduced.results)):
+            listed = [
+                shardings.attribute(
+                    _at_border(main, name, number, value, shardings),
+                    main.context,
+                    parts[number].axes,
+                    parts[number].reduction,
+                )
+                for number, value in enumerate(_values(main, name))
+            ]
+            sides.append(bindings.TensorShardingPerValueAttr.get(listed, main.context))
+        axes = shardings.axes.canonical(
+            dict.fromkeys(axis for parts in unreduced.arguments for axis in parts.axes)
+        )
+        witness = shardings.attribute((), main.context, axes) if axes else None
+        return Border(sides[0], sides[1], witness)
+
+
+def warn_of_uneven(main: ir.Operation, shardings: ValueShardings, diagnostics: Diagnostics) -> None:
+    """Says which arguments and results the program wants divided as they do not divide."""
+    for name, what in (("arg_attrs", "argument"), ("res_attrs", "result")):
+        for number, value in enumerate(_values(main, name)):
+            stated = _at_border(main, name, number, value, shardings)
+            for dim, axes in enumerate(stated):
+                size, parts = shape_of(value)[dim], shardings.axes.size(axes)
+                if size % parts:
+                    kept = shardings.axes.size(shardings.even(size, axes))
+                    diagnostics.warn(
+                        f"{what} {number} of @main has a dimension of {size} that is divided by "
+                        f"{parts}, which leaves uneven parts: it is "
+                        + (f"divided by {kept}" if kept > 1 else "whole on each device")
+                        + " instead, as XLA keeps it",
+                        main.location,
+                    )
+
+
+def make_border_even(main: ir.Operation, shardings: ValueShardings) -> None:
+    """Takes axes, or parts of them, from dimensions of arguments and results that they do not
+    divide evenly."""
+    for name in ("arg_attrs", "res_attrs"):
+        if name not in main.attributes:
+            continue
+        lists = [dict_of(each) for each in ir.ArrayAttr(main.attributes[name])]
+        for number, value in enumerate(_values(main, name)):
+            stated = _at_border(main, name, number, value, shardings)
+            even = even_dims(value, stated, shardings)
+            if even != stated:
+                lists[number][SHARDING] = shardings.attribute(even, main.context)
+        main.attributes[name] = ir.ArrayAttr.get(
+            [ir.DictAttr.get(each, main.context) for each in lists], main.context
+        )
+
+
+def even_dims(value: ir.Value, dims: Dims, shardings: ValueShardings) -> Dims:
+    """The axes that divide each dimension of a value evenly."""
+    if not any(dims):
+        return dims
+    shape = shape_of(value)
+    return tuple(shardings.even(size, axes) for size, axes in zip(shape, dims, strict=True))
+
+
+def dict_of(attribute: ir.Attribute) -> dict[str, ir.Attribute]:
+    """The entries of a dictionary attribute."""
+    return {entry.name: entry.attr for entry in ir.DictAttr(attribute)}
+
+
+def _values(main: ir.Operation, name: str) -> list[ir.Value]:
+    block = main.regions[0].blocks[0]
+    return list(block.arguments if name == "arg_attrs" else terminator(block).operands)
 
 
 def _at_border(
-    main: ir.Operation, kind: str, number: int, value: ir.Value, shardings: ValueShardings
+    main: ir.Operation, name: str, number: int, value: ir.Value, shardings: ValueShardings
 ) -> Dims:
-    attribute = function_sharding(main, kind, number)
-    dims = ((),) * rank_of(value)
-    if attribute is not None:
-        dims = shardings.read(attribute)
-        shardings.check_reduced(attribute, main.location)
-    shape = ir.RankedTensorType(value.type).shape
-    for size, axes in zip(shape, dims, strict=True):
-        parts = shardings.axes.size(axes)
-        if size % parts:
-            what = "argument" if kind == "arg_attrs" else "result"
-            raise ToolError(
-                f"{what} {number} of @main has a dimension of {size} that is divided by {parts}: "
-                "partition needs equal parts (P6)",
-                main.location,
-            )
-    return dims
+    attribute = function_sharding(main, name, number)
+    return ((),) * rank_of(value) if attribute is None else shardings.read(attribute)

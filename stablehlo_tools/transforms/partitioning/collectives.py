@@ -109,7 +109,7 @@ class CollectiveWriter:
             "collective_permute",
             [value],
             value.type,
-            source_target_pairs=_dense(pairs, build.context),
+            source_target_pairs=dense_groups(pairs, build.context),
             channel_handle=self._next_channel(build.context),
         )
 
@@ -123,7 +123,7 @@ class CollectiveWriter:
             "collective_permute",
             [value],
             value.type,
-            source_target_pairs=_dense(rows, build.context),
+            source_target_pairs=dense_groups(rows, build.context),
             channel_handle=self._next_channel(build.context),
         )
 
@@ -167,7 +167,7 @@ class CollectiveWriter:
 
     def _grouped(self, build: Builder, axes: Axes, *, flattened: bool) -> dict[str, ir.Attribute]:
         attributes: dict[str, ir.Attribute] = {
-            "replica_groups": _dense(self._axes.groups(axes), build.context),
+            "replica_groups": dense_groups(self._axes.groups(axes), build.context),
             "channel_handle": self._next_channel(build.context),
         }
         if flattened:
@@ -207,6 +207,25 @@ def _axis_lists(op: ir.Operation, name: str) -> list[Axes]:
     return [axes_in(text) for text in _LISTS.findall(str(op.attributes[name]))]
 
 
-def _dense(rows: ProcessGroups | Iterable[tuple[int, ...]], context: ir.Context) -> ir.Attribute:
+def all_reduce(
+    build: Builder, value: ir.Value, groups: ProcessGroups, kind: str, channel: int
+) -> ir.Value:
+    """A value of which each device of a group holds a part, combined by one op."""
+    combined = build.op(
+        "all_reduce",
+        [value],
+        value.type,
+        replica_groups=dense_groups(groups, build.context),
+        channel_handle=bindings.ChannelHandle.get(channel, 1, build.context),
+        use_global_device_ids=ir.UnitAttr.get(build.context),
+    )
+    write_reducer(kind, element_of(value), maker_of(combined).regions[0], build.location)
+    return combined
+
+
+def dense_groups(
+    rows: ProcessGroups | Iterable[tuple[int, ...]], context: ir.Context
+) -> ir.Attribute:
+    """Rows of device ids, as replica groups or pairs are written."""
     with context:
         return ir.DenseElementsAttr.get(np.asarray(list(rows), dtype=np.int64))

@@ -106,7 +106,7 @@ class Localizer:
         except ValueError as error:
             owner = value.owner
             location = None if isinstance(owner, ir.Block) else owner.operation.location
-            raise ToolError(f"partition needs equal parts (P6): {error}", location) from None
+            raise ToolError(f"partition needs equal parts: {error}", location) from None
         return ir.RankedTensorType.get(shape, kind.element_type, loc=self._body.owner.location)
 
     def replace(self, op: ir.Operation, value: ir.Value) -> None:

@@ -6,15 +6,15 @@ import itertools
 import re
 from dataclasses import dataclass
 
-from stablehlo_tools.analysis.collectives import ModuleFacts
+from stablehlo_tools.analysis.collectives import meshes_of
 from stablehlo_tools.analysis.replica_groups import DeviceMesh
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.ir.symbols import symbol_name
+from stablehlo_tools.diagnostics import ToolError, note, to_place
+from stablehlo_tools.ir.symbols import CALLS, callee_name, functions_by_name, symbol_name
 from stablehlo_tools.ir.walk import walk
 
 MESH = "sdy.mesh"
-_WITH_SHARDINGS = (
+WITH_SHARDINGS = (
     "sdy.sharding",
     "sharding",
     "in_shardings",
@@ -22,6 +22,10 @@ _WITH_SHARDINGS = (
     "arg_attrs",
     "res_attrs",
 )
+
+
+_INLINED = re.compile(r"<\s*mesh<")
+_SYMBOL = re.compile(r'@("[^"]*"|[\w$.-]+)')
 
 
 @dataclass(frozen=True)
@@ -32,23 +36,54 @@ class NamedMesh:
     mesh: DeviceMesh
 
 
-def one_mesh(module: ir.Module) -> NamedMesh | None:
-    """The mesh of the program's shardings; None where it runs on one device or shards nothing.
+def one_mesh(module: ir.Module, main: ir.Operation) -> NamedMesh | None:
+    """The mesh of the program's shardings, or of its module where it shards nothing; None where it
+    runs on one device.
 
-    Raises a ToolError where there are several that differ (P3).
+    Raises a ToolError where `main`, and what it calls, use several that differ (P3).
     """
-    meshes = {n: m for n, m in ModuleFacts.of(module).meshes.items() if m.size > 1}
+    all_meshes = meshes_of(module)
+    used = _named_meshes(module, main)
+    meshes = {n: m for n, m in all_meshes.items() if m.size > 1 and n in used}
+    if not meshes:
+        meshes = {n: m for n, m in all_meshes.items() if m.size > 1}
     if not meshes:
         return None
     first = next(iter(meshes))
     for name, mesh in meshes.items():
         if mesh != meshes[first]:
+            place = to_place(_mesh_op(module, name).location)
             raise ToolError(
                 f"the meshes @{first} and @{name} differ: partition needs one mesh, with the same "
                 "axes over the same devices (P3)",
-                _mesh_op(module, name).location,
+                place if place.line else main.location,
+                notes=tuple(
+                    note(f"@{each} is {_mesh_op(module, each).attributes['mesh']}")
+                    for each in (first, name)
+                ),
             )
     return NamedMesh(first, meshes[first])
+
+
+def _named_meshes(module: ir.Module, main: ir.Operation) -> set[str]:
+    """The symbols that the shardings and replica groups name, of a function and all it calls."""
+    functions = functions_by_name(module)
+    texts: dict[ir.Attribute, None] = {}
+    pending, seen = [main], {symbol_name(main)}
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        for name in (*WITH_SHARDINGS, "out_sharding", "replica_groups"):
+            attribute = op.attributes.get(name)
+            if attribute is not None:
+                texts[attribute] = None
+        if op.name in CALLS and callee_name(op) not in seen:
+            seen.add(callee_name(op))
+            pending.extend(filter(None, [functions.get(callee_name(op))]))
+        return ir.WalkResult.ADVANCE
+
+    while pending:
+        walk(pending.pop(), visit)
+    return {name.strip('"') for text in texts for name in _SYMBOL.findall(str(text))}
 
 
 def has_inlined_meshes(module: ir.Module) -> bool:
@@ -56,10 +91,10 @@ def has_inlined_meshes(module: ir.Module) -> bool:
     found: dict[ir.Attribute, bool] = {}
 
     def visit(op: ir.Operation) -> ir.WalkResult:
-        for name in _WITH_SHARDINGS:
+        for name in WITH_SHARDINGS:
             attribute = op.attributes.get(name)
             if attribute is not None and attribute not in found:
-                found[attribute] = "sharding<mesh<" in str(attribute)
+                found[attribute] = _INLINED.search(str(attribute)) is not None
         return ir.WalkResult.ADVANCE
 
     walk(module.operation, visit)
@@ -76,10 +111,10 @@ def unify_meshes(module: ir.Module, mesh: NamedMesh) -> None:
     if not others:
         return
     symbol = re.compile(r"@(" + "|".join(map(re.escape, others)) + r")\b")
-    known = ModuleFacts.of(module).meshes
+    known = meshes_of(module)
 
     def visit(op: ir.Operation) -> ir.WalkResult:
-        for name in _WITH_SHARDINGS:
+        for name in WITH_SHARDINGS:
             if name not in op.attributes:
                 continue
             text = str(op.attributes[name])

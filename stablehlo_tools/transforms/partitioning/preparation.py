@@ -15,9 +15,8 @@ from stablehlo_tools.analysis.tensor_shardings import (
 )
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.walk import walk
-from stablehlo_tools.transforms.partitioning.border import Border
+from stablehlo_tools.transforms.partitioning.border import even_dims
 from stablehlo_tools.transforms.partitioning.meshes import NamedMesh, unify_meshes
 from stablehlo_tools.transforms.partitioning.named_computations import dissolve_named_computations
 
@@ -39,16 +38,37 @@ def is_partitioned(main: ir.Operation, shardings: ValueShardings) -> bool:
     if not axes <= manual_axes(manual):
         return False
     taken, given = (list(filter(_is_tensor, side)) for side in (manual.operands, manual.results))
-    if taken != list(block.arguments) or list(end.operands) != given:
+    if taken != list(block.arguments) or list(end.operands) != given[: len(end.operands)]:
         return False
-    sides = (("arg_attrs", "in_shardings", taken), ("res_attrs", "out_shardings", given))
+    if any(list(witness.uses) for witness in given[len(end.operands) :]):
+        return False
+    sides = (
+        ("arg_attrs", "in_shardings", taken),
+        ("res_attrs", "out_shardings", given[: len(end.operands)]),
+    )
     for kind, border, values in sides:
         inside = sharding_per_value(manual.attributes[border])
         for number in range(len(values)):
             said = function_sharding(main, kind, number)
-            if said is not None and shardings.read(said) != shardings.read(inside[number]):
+            if said is not None and not _goes_on_as(
+                said, inside[number], values[number], shardings
+            ):
                 return False
     return True
+
+
+def _goes_on_as(
+    said: ir.Attribute, inside: ir.Attribute, value: ir.Value, shardings: ValueShardings
+) -> bool:
+    """Whether what the signature says of a value agrees with how a computation takes or gives it:
+    evenly, and divided further where the signature leaves that open."""
+    stated = bindings.TensorShardingAttr(said).dimension_shardings
+    wanted = even_dims(value, shardings.read(said), shardings)
+    for dim, outer, inner in zip(stated, wanted, shardings.read(inside), strict=True):
+        closed = bindings.SdyDimensionShardingAttr(dim).is_closed
+        if inner != outer and (closed or inner[: len(outer)] != outer):
+            return False
+    return shardings.unreduced_axes(said) == shardings.unreduced_axes(inside)
 
 
 def _handles_tokens_alone(op: ir.Operation) -> bool:
@@ -80,7 +100,7 @@ def check_shardy(module: ir.Module) -> None:
 
 
 def check(module: ir.Module, main: ir.Operation, shardings: ValueShardings) -> None:
-    """Raises a located ToolError for what P2, P4, P5, P6, P7 or P8 excludes."""
+    """Raises a located ToolError for what P2, P4, P5, P6 or P7 excludes."""
     attributes = module.operation.attributes
     replicas = attributes.get("mhlo.num_replicas")
     if replicas is not None and ir.IntegerAttr(replicas).value > 1:
@@ -97,7 +117,6 @@ def check(module: ir.Module, main: ir.Operation, shardings: ValueShardings) -> N
                 "without any (P5)",
                 main.location,
             )
-    Border.of(main, shardings)
 
     def visit(op: ir.Operation) -> ir.WalkResult:
         for result in op.results:
@@ -106,7 +125,7 @@ def check(module: ir.Module, main: ir.Operation, shardings: ValueShardings) -> N
         if several and _call_target(op):
             raise ToolError(
                 f"the program is for several platforms, and the custom call {_call_target(op)!r} "
-                "for one of them may be unknown to the others: export for one platform (P8)",
+                "for one of them may be unknown to the others: export for one platform (P7)",
                 op.location,
             )
         if op.name == MANUAL_COMPUTATION:
@@ -145,8 +164,7 @@ def _carries_token(op: ir.Operation) -> bool:
 
 
 def prepare(module: ir.Module, mesh: NamedMesh) -> None:
-    """Inlines every call and named computation, and gives all shardings the one mesh."""
-    inline_all_calls(module)
+    """Dissolves named computations, and gives all shardings the one mesh."""
     dissolve_named_computations(module)
     _drop_scalar_constraints(module)
     unify_meshes(module, mesh)
