@@ -58,6 +58,7 @@ class Diagnostic:
     message: str
     place: Place = Place()
     notes: tuple[Diagnostic, ...] = ()
+    settled_by: str = ""  # the pass that it asks for: no word of it where that runs later
 
     def render(self, input_name: str) -> str:
         """`PLACE: error: MESSAGE`, one line, and a line for each note."""
@@ -93,6 +94,10 @@ class Diagnostics:
     def warn(self, message: str, location: ir.Location | Place | None = None) -> None:
         """Records a warning at a location."""
         self.collected.append(Diagnostic(Severity.WARNING, message, to_place(location)))
+
+    def settle(self, name: str) -> None:
+        """Takes back what asked for the pass that has just run."""
+        self.collected[:] = [each for each in self.collected if each.settled_by != name]
 
 
 def note(message: str, location: ir.Location | Place | None = None) -> Diagnostic:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stablehlo_tools.analysis.collectives import ModuleFacts, find_collectives
-from stablehlo_tools.analysis.partitioner_work import leaves_work_to_the_partitioner
+from stablehlo_tools.analysis.partitioner_work import Annotation, left_to_the_partitioner
 from stablehlo_tools.analysis.pipelines.reading import find_pipelines
 from stablehlo_tools.analysis.tasks.graph import TracedGraph, traced_task_graph
 from stablehlo_tools.analysis.tasks.op_work import BY_BYTES_ALONE
@@ -16,13 +16,14 @@ from stablehlo_tools.artifact import Artifact
 from stablehlo_tools.cost.clock import Clock
 from stablehlo_tools.cost.hardware import Hardware, load_hardware
 from stablehlo_tools.cost.measured import MeasuredProfile
-from stablehlo_tools.diagnostics import Diagnostic, naming
+from stablehlo_tools.diagnostics import Diagnostic, ToolError, naming
 from stablehlo_tools.overlap.task_graph import TaskGraph
 from stablehlo_tools.report.document import ProgramReport
 from stablehlo_tools.report.pipeline_document import PipelineReport
 from stablehlo_tools.report.pipeline_rows import pipeline_report
 from stablehlo_tools.report.pipeline_times import pipeline_times
 from stablehlo_tools.report.programs import program_report
+from stablehlo_tools.targets.xla_partitioner import partition_with_xla
 
 AS_WRITTEN = "as-written"
 TARGETS = (AS_WRITTEN, "gpu", "tpu")
@@ -60,8 +61,8 @@ def exposure(artifacts: Sequence[Artifact], question: Question) -> list[ProgramR
     """A report for each artifact and each target, in the order asked for.
 
     A program that leaves its collectives to the compiler is partitioned first, to be timed as
-    written. Raises ToolError where it cannot be, where a compiler refuses, and where a measured
-    profile names nothing of the programs.
+    written; a note says so, or why they are not seen. Raises ToolError where a compiler refuses,
+    and where a measured profile names nothing of the programs.
     """
     reports: list[ProgramReport] = []
     for artifact in artifacts:
@@ -79,9 +80,36 @@ def exposure(artifacts: Sequence[Artifact], question: Question) -> list[ProgramR
 
 
 def explicit_collectives(artifact: Artifact) -> tuple[Artifact, tuple[str, ...]]:
-    """The artifact with its collectives in it, and what was done to get there."""
-    if not leaves_work_to_the_partitioner(artifact.module):
+    """The artifact with its collectives in it, and what was done to get there.
+
+    By `partition` for Shardy's shardings, by XLA's own partitioner for others and for what
+    `partition` refuses. Where neither can, the artifact as it is, and the reason.
+    """
+    left = left_to_the_partitioner(artifact.module)
+    if left is None:
         return artifact, ()
+    why = ""
+    if left.annotation is Annotation.SHARDY:
+        try:
+            return _partitioned(artifact)
+        except ToolError as error:
+            why = f"partition refused: {error.diagnostic.message}; "
+    try:
+        local = partition_with_xla(artifact.copy().module, left.partitions)
+    except ToolError as error:
+        return artifact, (
+            f"NOT SEEN: the communication that the program leaves to a compiler, by "
+            f"{left.annotation.value}: {why}{error.diagnostic.message}; --target gpu or tpu shows "
+            "what a compiler makes of it",
+        )
+    return replace(artifact, module=local), (
+        f"the program leaves its collectives to the compiler, by {left.annotation.value}: {why}it "
+        "was partitioned by XLA:CPU's partitioner to be timed; another compiler may partition "
+        "otherwise, which --target shows",
+    )
+
+
+def _partitioned(artifact: Artifact) -> tuple[Artifact, tuple[str, ...]]:
     from stablehlo_tools.api import run_pipeline
     from stablehlo_tools.passes import Pipeline
 

@@ -120,6 +120,7 @@ class Pipeline:
                 module.context,
             ):
                 step.run(module, diagnostics)
+            diagnostics.settle(step.name)
             _verify(module, f"after {step.name} the module does not verify (a bug in it): ")
 
 

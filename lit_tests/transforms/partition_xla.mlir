@@ -1,8 +1,6 @@
 // RUN: stablehlo-tools opt %s -p 'partition{partitioner=xla}' | filecheck %s
-// RUN: stablehlo-tools opt %s -p 'partition{partitioner=shardy-or-xla}' --verify-diagnostics | filecheck %s
 
-// What XLA's partitioner makes of a program, in the signature as it was: where that is asked for, and
-// where Shardy's way cannot be gone.
+// What XLA's partitioner makes of a program, in the signature as it was.
 // CHECK: sdy.mesh @mesh = <["x"=2]>
 // CHECK-LABEL: @main
 // CHECK-SAME: (%{{.+}}: tensor<4x8xf32> {sdy.sharding = #sdy.sharding<@mesh, [{}, {"x"}]>},
@@ -19,7 +17,6 @@ func.func public @main(
     %w: tensor<8x2xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>}
 ) -> (tensor<4x2xf32> {sdy.sharding = #sdy.sharding<@mesh, [{}, {}]>}) {
   %0 = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : (tensor<4x8xf32>, tensor<8x2xf32>) -> tensor<4x2xf32>
-  // expected-warning@+1 {{partition: sdy.propagation_barrier is not supported here; partitioned by XLA instead}}
   %1 = sdy.propagation_barrier %0 allowed_direction=BACKWARD : tensor<4x2xf32>
   return %1 : tensor<4x2xf32>
 }

@@ -102,6 +102,15 @@ def test_values_are_as_exact_as_before(run: Run):
     assert_close(compare(known, after(run)))
 
 
+@pytest.mark.parametrize(("then", "asked"), [("", True), (",partition", False)])
+def test_partition_is_asked_for_where_it_does_not_follow(then: str, asked: bool):
+    before = CASES["time-major-gradients"].build()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        stablehlo_tools.transform(before, f"expand-pipeline{{{ONE}}}{then}")
+    assert any("run partition after this pass" in str(each.message) for each in said) == asked
+
+
 @pytest.mark.parametrize(
     ("options", "kind"),
     [(GPIPE, AxisType.Auto), (INTERLEAVED, AxisType.Explicit)],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from typing import Any
+from unittest.mock import Mock
 
 import jax
 import numpy as np
@@ -16,8 +17,11 @@ from sharded_programs import MESHES, PROGRAMS, Constrain, ShardedProgram, compla
 
 import stablehlo_tools
 from stablehlo_tools.analysis.collectives import find_collectives
+from stablehlo_tools.api import run_pipeline
 from stablehlo_tools.artifact import from_exported
 from stablehlo_tools.diagnostics import Place, ToolError, to_place
+from stablehlo_tools.passes import Pipeline
+from stablehlo_tools.transforms import partition
 from stablehlo_tools.transforms.partitioning import indexed_ops
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -115,3 +119,18 @@ def test_shardings_of_gspmd_are_refused() -> None:
         jax.config.update("jax_use_shardy_partitioner", True)
     with pytest.raises(ToolError, match=r"\(P1\)"):
         stablehlo_tools.transform(exported, "partition")
+
+
+def test_what_shardys_way_refuses_goes_by_xla(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = """
+        sdy.mesh @mesh = <["x"=2]>
+        func.func @main(%x: tensor<4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}]>})
+            -> (tensor<4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{}]>}) {
+          return %x : tensor<4xf32>
+        }"""
+    refusal = ToolError("no way", Place(line=5, column=7))
+    monkeypatch.setattr(partition._Shardy, "local", Mock(side_effect=refusal))
+    loaded = stablehlo_tools.artifact.parse(text.encode(), "x.mlir")
+    said = run_pipeline(loaded, Pipeline.parse("partition{partitioner=shardy-or-xla}"))
+    assert [each.message for each in said.collected] == ["no way; partitioned by XLA instead"]
+    assert [c.kind for c in find_collectives(loaded.module)] == ["all_gather"]

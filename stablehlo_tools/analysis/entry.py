@@ -6,6 +6,7 @@ from stablehlo_tools.analysis.collectives import find_collectives
 from stablehlo_tools.analysis.communication import MANUAL_COMPUTATION
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.dialect.gspmd import begins_shard_map
 from stablehlo_tools.ir.symbols import CALL, COMPOSITE, callee_name, functions_by_name
 from stablehlo_tools.ir.walk import walk
 
@@ -42,27 +43,31 @@ def entry_function(module: ir.Module) -> ir.Operation:
 
 
 def is_per_device(module: ir.Module) -> bool:
-    """Whether `main` is what one device runs: it communicates outside manual computations."""
+    """Whether `main` is what one device runs: it communicates outside manual computations.
+
+    Between GSPMD's custom calls, which do not nest, nothing is told apart: with them it is not.
+    """
     communicating = {c.op for c in find_collectives(module) if c.kind not in _LEGAL_OUTSIDE}
     functions = functions_by_name(module)
     entries = [ENTRY] if ENTRY in functions else list(functions)
     pending, seen = entries, set(entries)
-    found = False
+    found = in_shard_map = False
 
     def visit(op: ir.Operation) -> ir.WalkResult:
-        nonlocal found
+        nonlocal found, in_shard_map
         if op.name == MANUAL_COMPUTATION:
             return ir.WalkResult.SKIP
+        if begins_shard_map(op):
+            in_shard_map = True
         if op.name == _PARTITION_ID or op in communicating:
             found = True
-            return ir.WalkResult.INTERRUPT
         if op.name in (CALL, COMPOSITE) and callee_name(op) not in seen:
             seen.add(callee_name(op))
             pending.append(callee_name(op))
         return ir.WalkResult.ADVANCE
 
-    while pending and not found:
+    while pending:
         function = functions.get(pending.pop())
         if function is not None:
             walk(function, visit)
-    return found
+    return found and not in_shard_map

@@ -21,6 +21,7 @@ from stablehlo_tools.analysis.collectives import ModuleFacts
 from stablehlo_tools.analysis.communication import MANUAL_COMPUTATION
 from stablehlo_tools.analysis.entry import is_per_device
 from stablehlo_tools.analysis.issued import Inlined, Issued, inline_module, read_issued
+from stablehlo_tools.analysis.partitioner_work import Annotation, left_to_the_partitioner
 from stablehlo_tools.analysis.replica_groups import ProcessGrid
 from stablehlo_tools.artifact import Artifact
 from stablehlo_tools.diagnostics import Diagnostic, Place, ToolError, naming
@@ -220,7 +221,18 @@ def _check_apart(inlined: Inlined, facts: ModuleFacts, issued: Issued, options: 
                 "program's; export with concrete shapes",
                 issued.ops[issue.id].op.location,
             )
-    if options.trust_partitioner or facts.grid.num_partitions == 1:
+    if options.trust_partitioner:
+        return
+    left = left_to_the_partitioner(inlined.module)
+    if left is not None and left.annotation is not Annotation.SHARDY:
+        raise ToolError(
+            f"the program leaves collectives to XLA's partitioner, by {left.annotation.value}, "
+            "which are not in it and may be in another order than another program's: export with "
+            "jax_use_shardy_partitioner and partition it first (or give --trust-partitioner, if "
+            "you know that it adds none)",
+            left.place,
+        )
+    if facts.grid.num_partitions == 1 and left is None:
         return
     op = None if is_per_device(inlined.module) else op_that_may_add(inlined.main)
     if op is not None:

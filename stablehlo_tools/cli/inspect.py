@@ -21,6 +21,7 @@ from stablehlo_tools.cli.timing import add_timing_arguments, question, tool_vers
 
 if TYPE_CHECKING:
     from stablehlo_tools.analysis.collectives import Collective, ModuleFacts
+    from stablehlo_tools.analysis.partitioner_work import LeftToCompiler
     from stablehlo_tools.artifact import Artifact
     from stablehlo_tools.report.pipeline_document import PipelineReport
 
@@ -36,6 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Prints the table. Raises ToolError on bad input."""
     from stablehlo_tools import artifact
     from stablehlo_tools.analysis.collectives import ModuleFacts, find_collectives
+    from stablehlo_tools.analysis.partitioner_work import left_to_the_partitioner
     from stablehlo_tools.diagnostics import ToolError
 
     loaded = artifact.load(arguments.input)
@@ -46,17 +48,39 @@ def run(arguments: argparse.Namespace) -> int:
         facts = ModuleFacts.of(loaded.module)
         rows = [_row(c, facts, loaded.name) for c in find_collectives(loaded.module)]
         pipelines = _pipelines(loaded)
+        left = left_to_the_partitioner(loaded.module)
     except ToolError as error:
         error.input_name = loaded.name
         raise
     if arguments.json:
         grid = {"replicas": facts.grid.num_replicas, "partitions": facts.grid.num_partitions}
-        found = {"pipelines": [each.to_json() for each in pipelines]} if pipelines else {}
-        print(json.dumps({**grid, "collectives": rows, **found}, indent=1))
+        more: dict[str, Any] = {}
+        if pipelines:
+            more["pipelines"] = [each.to_json() for each in pipelines]
+        if left is not None:
+            more["left_to_compiler"] = _unseen(left, loaded.name)
+        print(json.dumps({**grid, "collectives": rows, **more}, indent=1))
     else:
         print(_table(rows, facts, loaded.name))
+        if left is not None:
+            print(f"note: {_unseen(left, loaded.name)}")
         _print_pipelines(pipelines)
     return 0
+
+
+def _unseen(left: LeftToCompiler, name: str) -> str:
+    """What the table cannot show, and what shows it."""
+    from stablehlo_tools.analysis.partitioner_work import Annotation
+    from stablehlo_tools.diagnostics import to_place
+
+    ways = "--hardware and --target partition it first"
+    if left.annotation is Annotation.SHARDY:
+        ways = f"`partition` makes them explicit, {ways}"
+    place = to_place(left.place).render(name)
+    return (
+        f"not listed are the collectives that a compiler adds for {left.partitions} devices, by "
+        f"{left.annotation.value}{', first at ' + place if place != name else ''}: {ways}"
+    )
 
 
 def _pipelines(loaded: Artifact) -> list[PipelineReport]:

@@ -51,7 +51,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from stablehlo_tools.analysis.collectives import find_collectives
-from stablehlo_tools.analysis.partitioner_work import leaves_work_to_the_partitioner
+from stablehlo_tools.analysis.partitioner_work import left_to_the_partitioner
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.diagnostics import Diagnostics, ToolError
@@ -110,10 +110,11 @@ class PipelineCollectivesPass(Pass):
             raise ToolError(
                 "pipeline-collectives: memory-limit is a positive number of GiB (P4)", location
             )
-        if not find_collectives(module) and leaves_work_to_the_partitioner(module):
+        left = None if find_collectives(module) else left_to_the_partitioner(module)
+        if left is not None:
             raise ToolError(
-                "pipeline-collectives: the program leaves its collectives to the compiler: run "
-                "partition,create-reduce-scatter first (P1)",
+                f"pipeline-collectives: the program leaves its collectives to the compiler: "
+                f"{left.advice} (P1)",
                 location,
             )
         refuse_tokens(module, "pipeline-collectives", "P3")

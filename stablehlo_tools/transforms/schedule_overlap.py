@@ -47,7 +47,7 @@ from stablehlo_tools.analysis.collectives import ModuleFacts
 from stablehlo_tools.analysis.communication import MANUAL_COMPUTATION
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.entry import entry_function
-from stablehlo_tools.analysis.partitioner_work import leaves_work_to_the_partitioner
+from stablehlo_tools.analysis.partitioner_work import left_to_the_partitioner
 from stablehlo_tools.analysis.tasks.graph import TracedGraph, traced_task_graph
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.clock import Clock
@@ -147,10 +147,11 @@ class ScheduleOverlapPass(Pass):
             )
         if self.streams < 0:
             raise ToolError("schedule-overlap: streams is 0 (no limit) or more (P4)", location)
-        if leaves_work_to_the_partitioner(module):
+        left = left_to_the_partitioner(module)
+        if left is not None:
             raise ToolError(
-                "schedule-overlap: the program leaves its collectives to the compiler: run "
-                "partition,create-reduce-scatter first (P1)",
+                f"schedule-overlap: the program leaves its collectives to the compiler: "
+                f"{left.advice} (P1)",
                 location,
             )
         refuse_tokens(module, "schedule-overlap", "P3")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from stablehlo_tools.analysis.batch_dims.graph import Body, Graph
 from stablehlo_tools.analysis.batch_dims.layout import Layout
@@ -276,11 +276,12 @@ def _warnings(plan: Plan) -> Iterator[Diagnostic]:
             )
     heads = [each.work.head for each in plan.pipelines if isinstance(each.work, Training)]
     if any(node.name in _BY_INDEX for head in heads for node in head.nodes):
-        yield _warning(
+        told = _warning(
             "the head takes elements by index inside of the pipeline, which XLA's own partitioner "
             "may end the process over: run partition after this pass",
             plan.pipelines[-1],
         )
+        yield replace(told, settled_by="partition")
 
 
 def _warning(text: str, each: Pipelined) -> Diagnostic:

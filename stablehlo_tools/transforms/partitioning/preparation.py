@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import find_collectives
 from stablehlo_tools.analysis.communication import MANUAL_COMPUTATION
@@ -15,13 +13,12 @@ from stablehlo_tools.analysis.tensor_shardings import (
 )
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.dialect.gspmd import is_gspmd, is_round_trip
 from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.transforms.partitioning.border import even_dims
 from stablehlo_tools.transforms.partitioning.meshes import NamedMesh, unify_meshes
 from stablehlo_tools.transforms.partitioning.named_computations import dissolve_named_computations
 
-_GSPMD_CALLS = re.compile(r"Sharding|SPMDFullToShardShape|SPMDShardToFullShape")
-_GSPMD = "mhlo.sharding"
 _PLATFORM_INDEX = '"_platform_index"'  # what jax marks the argument with
 _ASKS = frozenset({"stablehlo.partition_id", "stablehlo.replica_id", "stablehlo.rng"})
 
@@ -81,20 +78,22 @@ def _is_tensor(value: ir.Value) -> bool:
 
 
 def check_shardy(module: ir.Module) -> None:
-    """Raises a located ToolError for a sharding of GSPMD's (P1)."""
+    """Raises a located ToolError for a sharding that is not Shardy's own (P1)."""
 
     def visit(op: ir.Operation) -> ir.WalkResult:
-        said = _GSPMD in op.attributes or any(
-            _GSPMD in str(op.attributes.get(name, "")) for name in ("arg_attrs", "res_attrs")
+        if op == module.operation:
+            return ir.WalkResult.ADVANCE
+        if is_gspmd(op):
+            what = "GSPMD's (mhlo.sharding)"
+        elif is_round_trip(op):
+            what = "in the form that Shardy's take through HLO (xla.sdy.sharding)"
+        else:
+            return ir.WalkResult.ADVANCE
+        raise ToolError(
+            f"the shardings are {what}, and partition reads Shardy's (sdy.sharding): export with "
+            "jax_use_shardy_partitioner, as jax does by default (P1)",
+            op.location,
         )
-        if said or _GSPMD_CALLS.fullmatch(_call_target(op)):
-            raise ToolError(
-                "the shardings are GSPMD's (mhlo.sharding), and partition reads Shardy's "
-                "(sdy.sharding): export with jax_use_shardy_partitioner, as jax does by default "
-                "(P1)",
-                op.location,
-            )
-        return ir.WalkResult.ADVANCE
 
     walk(module.operation, visit)
 
