@@ -104,7 +104,7 @@ def test_values_are_as_exact_as_before(run: Run):
 
 @pytest.mark.parametrize(("then", "asked"), [("", True), (",partition", False)])
 def test_partition_is_asked_for_where_it_does_not_follow(then: str, asked: bool):
-    before = CASES["time-major-gradients"].build()
+    before = CASES["time-major-gradients"].build(data=2)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         stablehlo_tools.transform(before, f"expand-pipeline{{{ONE}}}{then}")
