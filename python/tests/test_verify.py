@@ -502,9 +502,36 @@ def test_the_command_refuses_bad_input(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def test_nothing_shown_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    artifacts.save(constants("0x7FC00001"), tmp_path / "nan.mlir")
-    assert main(["verify", str(tmp_path / "nan.mlir"), str(tmp_path / "nan.mlir")]) == 0
-    assert "warning: 1 output, first output 0, NaN everywhere" in capsys.readouterr().err
+    path = tmp_path / "nan.mlir"
+    artifacts.save(constants("0x7FC00001"), path)
+    for words in ([], ["--json"]):
+        assert main(["verify", str(path), str(path), *words]) == 2
+        out, err = capsys.readouterr()
+        assert not out
+        assert "error: nothing was compared: 1 output, NaN or infinite everywhere" in err
+        assert "--set INDEX=VALUE" in err
+
+
+def test_what_was_not_compared_is_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = str(tmp_path / "partly.mlir")
+    body = """
+      %n = stablehlo.negate %a : tensor<4xf32>
+      %s = stablehlo.sqrt %a : tensor<4xf32>
+      %t = stablehlo.log %n : tensor<4xf32>
+      %u = stablehlo.add %s, %t : tensor<4xf32>
+      return %u, %a : tensor<4xf32>, tensor<4xf32>"""
+    artifacts.save(text(function(body, outputs="tensor<4xf32>, tensor<4xf32>")), path)
+    assert main(["verify", path, path]) == 0
+    out, err = capsys.readouterr()
+    assert out == (
+        "same: 1 of 2 outputs, 4 elements, bitwise, 3 trials, 1 device; "
+        "1 not compared: NaN or infinite everywhere in every trial\n"
+    )
+    assert "warning: 1 output, first output 0, NaN or infinite everywhere" in err
+    assert main(["verify", path, path, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["same"], answer["compared"], answer["vacuous"]) == (True, 1, [0])
+    assert [output["finite"] for output in answer["outputs"]] == [0, 4]
 
 
 def test_unsharded_inputs_are_placed_on_the_program_s_own_mesh() -> None:

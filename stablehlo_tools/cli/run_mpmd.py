@@ -90,11 +90,11 @@ def run(arguments: argparse.Namespace) -> int:
     except MemoryError:
         raise ToolError("this machine has too little memory for the arrays of this set") from None
     print(json.dumps(found.to_json()) if arguments.json else _outcome(found))
-    vacuous = [o.path for o in found.outputs if o.comparison is not None and o.comparison.all_nan]
+    vacuous = [o.path for o in found.outputs if o.comparison and o.comparison.shows_nothing]
     if vacuous:
         print(
-            f"warning: output {vacuous[0]}{' and others' * (len(vacuous) > 1)}, NaN everywhere: "
-            "nothing was shown about that; --set gives an input a value",
+            f"warning: output {vacuous[0]}{' and others' * (len(vacuous) > 1)}, NaN or infinite "
+            "everywhere: nothing was shown about that; --set gives an input a value",
             file=sys.stderr,
         )
     return 0 if found.same else 1

@@ -2,8 +2,11 @@
 
 Both run on the same inputs, on as many virtual CPU devices as they need, and every output is
 compared bit for bit on every device (the payload of a NaN and the sign of a zero count), or within
---rtol and --atol. Exit code 0: the same; 1: they differ, and where first; 2: they cannot be run or
-compared.
+--rtol and --atol. Inputs are put where a program wants them (no negative second moments, labels
+below their number of classes), and an input that is replicated is the same on all devices. An
+output that is NaN or infinite everywhere is not compared, and counted. Exit code 0: what was
+compared is the same; 1: it differs, and where first; 2: the programs cannot be run, or nothing of
+them could be compared.
 """
 
 from __future__ import annotations
@@ -86,6 +89,12 @@ def run(arguments: argparse.Namespace) -> int:
     )
     before, after = (artifact.load(path) for path in (arguments.before, arguments.after))
     found = verify_artifacts(before, after, options)
+    if found.same and not found.compared:
+        raise ToolError(
+            f"nothing was compared: {_number(len(found.vacuous), 'output')}, NaN or infinite "
+            "everywhere in both programs, in every trial: --set INDEX=VALUE gives an input a value "
+            "that the programs can live with, --seed draws others"
+        )
     if arguments.json:
         print(json.dumps(found.to_json()))
     else:
@@ -93,8 +102,8 @@ def run(arguments: argparse.Namespace) -> int:
     if found.same and found.vacuous:
         first = _title(found.outputs[found.vacuous[0]])
         print(
-            f"warning: {_number(len(found.vacuous), 'output')}, first {first}, NaN everywhere in "
-            "every trial: nothing was shown about that",
+            f"warning: {_number(len(found.vacuous), 'output')}, first {first}, NaN or infinite "
+            "everywhere in every trial: nothing was shown about that; --set gives an input a value",
             file=sys.stderr,
         )
     return 0 if found.same else 1
@@ -103,11 +112,14 @@ def run(arguments: argparse.Namespace) -> int:
 def render(found: Verification) -> str:
     """The answer in words: one line when the same, two for each output that differs."""
     if found.same:
+        compared = f"{len(found.compared)} of " if found.vacuous else ""
+        elements = sum(output.elements for output in found.compared)
+        skipped = f"{len(found.vacuous)} not compared: NaN or infinite everywhere in every trial"
         return (
-            f"same: {_number(len(found.outputs), 'output')}, "
-            f"{_number(found.elements, 'element')}, {found.rule}, "
+            f"same: {compared}{_number(len(found.outputs), 'output')}, "
+            f"{_number(elements, 'element')}, {found.rule}, "
             f"{_number(found.trials, 'trial')}, {_number(found.devices, 'device')}"
-        )
+        ) + (f"; {skipped}" if found.vacuous else "")
     differing = [output for output in found.outputs if output.differing]
     lines = [line for output in differing[:SHOWN_OUTPUTS] for line in _difference(output)]
     if len(differing) > SHOWN_OUTPUTS:
@@ -117,6 +129,7 @@ def render(found: Verification) -> str:
         lines.append("XLA:CPU needs its simplifier for these programs, and that moves rounding")
     if not found.before_repeats:
         lines.append("BEFORE differs from itself when run again: it is not deterministic")
+    lines += [f"hint: {hint}" for hint in found.steering]
     return "\n".join(lines)
 
 

@@ -71,14 +71,19 @@ class Difference:
 class OutputComparison:
     """How one output compares. `max_abs_difference` is over finite differing pairs, None without.
 
-    `all_nan`: every element of `before` is NaN, so that agreement shows little.
+    `finite`: how many elements are finite in both programs; of the others little is shown.
     """
 
     elements: int
     differing: int = 0
     max_abs_difference: float | int | None = None
     first: Difference | None = None
-    all_nan: bool = False
+    finite: int = 0
+
+    @property
+    def shows_nothing(self) -> bool:
+        """Whether there are elements, and all of them NaN or infinite."""
+        return self.elements > 0 and not self.finite
 
 
 def compare_output(
@@ -95,10 +100,12 @@ def compare_output(
     """
     instances = sorted({shard.instance for shard in before})
     masks = {instance: np.zeros(shape, np.bool_) for instance in instances}
+    finite = {instance: np.zeros(shape, np.bool_) for instance in instances}
     largest: float | int | None = None
     pairs = list(_pairs(element, shape, before, after))
     differing_pairs: list[tuple[Shard, Array, Array]] = []
     for shard, ours, theirs in pairs:
+        finite[shard.instance][shard.index] |= _finite(ours, element) & _finite(theirs, element)
         mask = differs(ours, theirs, element, rule)
         if not mask.any():
             continue
@@ -110,7 +117,7 @@ def compare_output(
         differing=sum(int(mask.sum()) for mask in masks.values()),
         max_abs_difference=largest,
         first=_first(masks, pairs, differing_pairs, element, rule),
-        all_nan=element.is_inexact and _all_nan(before),
+        finite=sum(int(mask.sum()) for mask in finite.values()),
     )
 
 
@@ -124,6 +131,11 @@ def differs(before: Array, after: Array, element: ElementType, rule: Rule) -> Ar
         wide = [_parts(values, part).reshape(mask.shape) for values in (before, after)]
         mask &= ~(np.isnan(wide[0]) & np.isnan(wide[1]))
     return np.asarray(mask.any(-1) if element.kind is Kind.COMPLEX else mask)
+
+
+def has_finite(values: Array, element: ElementType) -> bool:
+    """Whether any element is neither NaN nor infinite."""
+    return bool(_finite(values, element).any())
 
 
 def show(value: Array, element: ElementType) -> str:
@@ -249,9 +261,7 @@ def _larger(one: float | int | None, other: float | int | None) -> float | int |
     return other if one is None else one if other is None else max(one, other)
 
 
-def _all_nan(shards: Sequence[Shard]) -> bool:
-    def nan(values: Array) -> bool:
-        wide = values if values.dtype.kind == "c" else values.astype(np.float64)
-        return bool(np.isnan(wide).all())
-
-    return any(s.data.size for s in shards) and all(nan(s.data) for s in shards)
+def _finite(values: Array, element: ElementType) -> Array:
+    if not element.is_inexact:
+        return np.ones(values.shape, np.bool_)
+    return np.isfinite(_precise(values, element))

@@ -17,11 +17,23 @@ import numpy as np
 
 from stablehlo_tools import bindings
 from stablehlo_tools.diagnostics import first_line
-from stablehlo_tools.verify.comparison import OutputComparison, Shard, compare_output
+from stablehlo_tools.verify.comparison import (
+    OutputComparison,
+    Shard,
+    compare_output,
+    has_finite,
+)
 from stablehlo_tools.verify.element_types import Array, ElementType, element_type
 from stablehlo_tools.verify.execution import Program, load_program
 from stablehlo_tools.verify.job import SIDES, Answer, Request, Run, RunAnswer, Side, Stage
-from stablehlo_tools.verify.random_inputs import Specials, random_array, random_words
+from stablehlo_tools.verify.random_inputs import (
+    Specials,
+    Style,
+    put_in_range,
+    random_array,
+    random_words,
+    styled,
+)
 from stablehlo_tools.verify.signatures import Value
 
 
@@ -51,24 +63,45 @@ class _Worker:
         """Compiles both programs, then compares them until a trial differs."""
         programs, simplified = self._programs(run)
         seen: tuple[OutputComparison, ...] = ()
+        style, first = self._style(run, programs["before"])
         for trial in range(self.request.trials):
-            inputs = make_inputs(self.request, run, trial)
+            inputs = make_inputs(self.request, run, trial, style)
 
             def ran(side: Side, trial: int = trial, inputs: Instances = inputs) -> Shards:
-                self._enter(Stage("running", side, run.backend, trial))
-                return programs[side](inputs)
+                return self._ran(programs[side], Stage("running", side, run.backend, trial), inputs)
 
-            before = ran("before")
+            before = ran("before") if trial or first is None else first
             found = self._compared(run, before, ran("after"))
             if any(output.differing for output in found):
                 again = self._compared(run, before, ran("before"))
                 repeats = not any(output.differing for output in again)
-                return RunAnswer(found, trial + 1, repeats, simplified)
+                return RunAnswer(found, trial + 1, repeats, simplified, style.value)
             seen = tuple(
-                replace(new, all_nan=new.all_nan and (not seen or seen[i].all_nan))
+                replace(new, finite=max(new.finite, seen[i].finite if seen else 0))
                 for i, new in enumerate(found)
             )
-        return RunAnswer(seen, self.request.trials, simplified=simplified)
+        return RunAnswer(seen, self.request.trials, simplified=simplified, style=style.value)
+
+    def _style(self, run: Run, before: Program) -> tuple[Style, Shards | None]:
+        """The first style of which `before` makes finite values in the most outputs, and what it
+        makes of it in the first trial."""
+        if self.request.specials:
+            return Style.PLAIN, None
+        stage = Stage("running", "before", run.backend)
+        best: tuple[Style, Shards | None] = Style.PLAIN, None
+        most = -1
+        for style in Style:
+            made = self._ran(before, stage, make_inputs(self.request, run, 0, style))
+            shown = [_shows(value, shards) for value, shards in zip(run.outputs, made, strict=True)]
+            if sum(shown) > most:
+                best, most = (style, made), sum(shown)
+            if all(shown):
+                break
+        return best
+
+    def _ran(self, program: Program, stage: Stage, inputs: Instances) -> Shards:
+        self._enter(stage)
+        return program(inputs)
 
     def _programs(self, run: Run) -> tuple[dict[Side, Program], bool]:
         """Both programs, compiled alike, and whether XLA's simplifier had to run for that.
@@ -106,21 +139,30 @@ Instances = Sequence[Sequence[Array]]
 Shards = list[list[Shard]]
 
 
-def make_inputs(request: Request, run: Run, trial: int) -> Instances:
-    """The inputs of a trial, `[instance][input]`; the first trial keeps integers in [0, 8).
+def _shows(value: Value, shards: Sequence[Shard]) -> bool:
+    """Whether an output has something finite in it, or nothing at all."""
+    if value.role == "nothing" or not any(shard.data.size for shard in shards):
+        return True
+    element = _known(value)
+    return not element.is_inexact or any(has_finite(shard.data, element) for shard in shards)
+
+
+def make_inputs(request: Request, run: Run, trial: int, style: Style) -> Instances:
+    """The inputs of a trial, `[instance][input]`; the first trial keeps integers in [0, 8), and in
+    the range that the program wants.
 
     Special values, where asked for, are all kinds in every other trial, and tame ones in the rest.
     """
     return [
         [
-            _input(value, (request.seed, trial, i, instance), request, trial)
+            _input(value, (request.seed, trial, i, run.shared[i][instance]), request, trial, style)
             for i, value in enumerate(run.inputs)
         ]
         for instance in range(run.instances)
     ]
 
 
-def _input(value: Value, key: tuple[int, ...], request: Request, trial: int) -> Array:
+def _input(value: Value, key: tuple[int, ...], request: Request, trial: int, style: Style) -> Array:
     if value.role == "key":
         return random_words(value.shape, key)
     if value.role == "nothing":
@@ -133,7 +175,13 @@ def _input(value: Value, key: tuple[int, ...], request: Request, trial: int) -> 
     if request.specials:
         specials = Specials.TAME if trial % 2 else Specials.ALL
     wide = trial > 0 and specials is not Specials.TAME
-    return random_array(_known(value), value.shape, key, wide=wide, specials=specials)
+    element = _known(value)
+    values = random_array(element, value.shape, key, wide=wide, specials=specials)
+    if specials is not Specials.NONE:
+        return values
+    return put_in_range(
+        styled(values, element, style), element, value.sign, 0 if wide else value.below
+    )
 
 
 def _known(value: Value) -> ElementType:

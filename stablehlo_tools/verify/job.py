@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from stablehlo_tools.verify.comparison import Difference, OutputComparison, Rule
+from stablehlo_tools.verify.random_inputs import Style
 from stablehlo_tools.verify.signatures import Value
 
 REQUEST, ANSWER, STAGE = "request.json", "answer.json", "stage.json"
@@ -25,7 +26,8 @@ Form = Literal["exported", "partitioned", "per_device", "interpreter"]
 
 @dataclass(frozen=True)
 class Run:
-    """Both programs on one backend. Each of `instances` gets inputs of its own."""
+    """Both programs on one backend. Each of `instances` gets inputs of its own, but for those that
+    `shared` gives another instance's: by input and instance."""
 
     backend: str
     forms: Mapping[Side, Form]
@@ -34,6 +36,7 @@ class Run:
     replicas: int
     partitions: int
     instances: int
+    shared: tuple[tuple[int, ...], ...] = ()
 
     def program(self, side: Side) -> str:
         """The name of the file that holds a side's program."""
@@ -81,7 +84,8 @@ class Stage:
 
 @dataclass(frozen=True)
 class RunAnswer:
-    """How the outputs compared: in the first trial that differs, or over all trials.
+    """How the outputs compared: in the first trial that differs, or over all trials, on inputs of a
+    `style`.
 
     `before_repeats` is False where `before` gave other values when run again. `simplified` is True
     where XLA:CPU could compile the programs only with its simplifier.
@@ -91,6 +95,7 @@ class RunAnswer:
     trials: int
     before_repeats: bool = True
     simplified: bool = False
+    style: str = Style.PLAIN.value
 
     @property
     def same(self) -> bool:
@@ -122,6 +127,7 @@ def read_answer(directory: Path) -> Answer | None:
             run["trials"],
             run["before_repeats"],
             run["simplified"],
+            run["style"],
         )
         for run in fields["runs"]
     )
@@ -138,6 +144,7 @@ def read_stage(directory: Path) -> Stage | None:
 def _run(fields: dict[str, Any]) -> Run:
     for name in ("inputs", "outputs"):
         fields[name] = tuple(_value(value) for value in fields[name])
+    fields["shared"] = tuple(tuple(instances) for instances in fields["shared"])
     return Run(**fields)
 
 

@@ -6,10 +6,11 @@ modules are run below JAX.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from stablehlo_tools import bindings
+from stablehlo_tools.analysis.argument_ranges import Range, argument_ranges, steering_arguments
 from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.analysis.replica_groups import ProcessGrid
 from stablehlo_tools.artifact import Artifact
@@ -19,8 +20,10 @@ from stablehlo_tools.ir.symbols import symbol_name
 from stablehlo_tools.verify.device_grid import inferred_grid, is_partitioned, stated_grid
 from stablehlo_tools.verify.interpreter_program import interpreter_grid, interpreter_module
 from stablehlo_tools.verify.job import SIDES, Form, Run, Side
+from stablehlo_tools.verify.shared_inputs import shared_inputs
 from stablehlo_tools.verify.signatures import (
     Signature,
+    Value,
     check_agreement,
     exported_signature,
     module_signature,
@@ -35,10 +38,14 @@ _FORM_MEANINGS: Mapping[Form, str] = {
 
 @dataclass(frozen=True)
 class Plan:
-    """A run on one backend, and the bytes of its two programs."""
+    """A run on one backend, and the bytes of its two programs.
+
+    `steering` are the inputs, integer scalars, that decide what runs and how often.
+    """
 
     run: Run
     programs: Mapping[Side, bytes]
+    steering: tuple[int, ...] = ()
 
 
 def make_plan(artifacts: Mapping[Side, Artifact], backend: str) -> Plan:
@@ -66,8 +73,13 @@ def _plan_calls(artifacts: Mapping[Side, Artifact]) -> Plan:
     counts = _each(artifacts, lambda _, artifact: _device_count(artifact))
     _check_equal(artifacts, "number of devices", counts)
     forms: dict[Side, Form] = dict.fromkeys(SIDES, "exported")
-    run = Run("cpu", forms, signature.inputs, signature.outputs, 1, counts["before"], 1)
-    return Plan(run, _each(artifacts, lambda _, artifact: _flat_exported(artifact)))
+    shared = ((0,),) * len(signature.inputs)
+    before = artifacts["before"]
+    inputs = _in_range(signature.inputs, _ranges_of_calls(before, len(signature.inputs)))
+    run = Run("cpu", forms, inputs, signature.outputs, 1, counts["before"], 1, shared)
+    found = [_input_of_call(before, i) for i in steering_arguments(before.module)]
+    steering = tuple(index for index in found if index is not None)
+    return Plan(run, _each(artifacts, lambda _, artifact: _flat_exported(artifact)), steering)
 
 
 def _plan_modules(
@@ -87,13 +99,15 @@ def _plan_modules(
     run = Run(
         "cpu",
         forms,
-        signature.inputs,
+        _in_range(signature.inputs, argument_ranges(modules["before"])),
         signature.outputs,
         grid.num_replicas,
         grid.num_partitions,
         instances,
+        _shared(modules, signature, grid, instances),
     )
-    return Plan(run, {side: bindings.write_bytecode(m) for side, m in modules.items()})
+    programs: dict[Side, bytes] = {s: bindings.write_bytecode(m) for s, m in modules.items()}
+    return Plan(run, programs, tuple(steering_arguments(modules["before"])))
 
 
 def _plan_interpretation(
@@ -109,13 +123,56 @@ def _plan_interpretation(
     run = Run(
         "interpreter",
         forms,
-        signature.inputs,
+        _in_range(signature.inputs, argument_ranges(modules["before"])),
         signature.outputs,
         grid.num_replicas,
         grid.num_partitions,
         grid.size,
+        _shared(modules, signature, grid, grid.size),
     )
-    return Plan(run, {s: interpreter_module(m, signature, grid) for s, m in modules.items()})
+    steering = tuple(steering_arguments(modules["before"]))
+    programs: dict[Side, bytes] = {
+        s: interpreter_module(m, signature, grid) for s, m in modules.items()
+    }
+    return Plan(run, programs, steering)
+
+
+def _ranges_of_calls(artifact: Artifact, count: int) -> list[Range]:
+    """The range of each input of a jax.export artifact."""
+    ranges = [Range()] * count
+    for argument, found in enumerate(argument_ranges(artifact.module)):
+        index = _input_of_call(artifact, argument)
+        if index is not None:
+            ranges[index] = found
+    return ranges
+
+
+def _input_of_call(artifact: Artifact, argument: int) -> int | None:
+    """Which input an argument of the module is: it lacks those that are unused, and may begin with
+    the index of the platform, which is none."""
+    assert artifact.exported is not None
+    kept = artifact.exported.module_kept_var_idx
+    block = entry_function(artifact.module).regions[0].blocks[0]
+    position = argument - (len(block.arguments) - len(kept))
+    return kept[position] if position >= 0 else None
+
+
+def _in_range(inputs: Sequence[Value], ranges: Sequence[Range]) -> tuple[Value, ...]:
+    return tuple(
+        replace(value, sign=found.sign, below=found.below)
+        for value, found in zip(inputs, ranges, strict=True)
+    )
+
+
+def _shared(
+    modules: Mapping[Side, ir.Module], signature: Signature, grid: ProcessGrid, instances: int
+) -> tuple[tuple[int, ...], ...]:
+    """What either program says is the same on several devices is."""
+    sides = [shared_inputs(m, signature.inputs, grid, instances) for m in modules.values()]
+    return tuple(
+        tuple(min(one[i], other[i]) for i in range(instances))
+        for one, other in zip(*sides, strict=True)
+    )
 
 
 def _agreed(artifacts: Mapping[Side, Artifact], signatures: Mapping[Side, Signature]) -> Signature:

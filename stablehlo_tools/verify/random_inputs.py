@@ -11,9 +11,11 @@ import math
 import ml_dtypes
 import numpy as np
 
+from stablehlo_tools.analysis.argument_ranges import Sign
 from stablehlo_tools.verify.element_types import Array, ElementType, Kind, real_part
 
 SPECIAL_SHARE = 1 / 8
+_LEAST = 1 / 64  # of what must not be zero
 
 
 class Specials(enum.Enum):
@@ -57,6 +59,45 @@ def random_array(
         chosen.flat[rng.integers(chosen.size)] = True
     picked = table[rng.integers(len(table), size=shape)]
     return np.asarray(np.where(chosen, picked, values), element.dtype)
+
+
+class Style(enum.Enum):
+    """Where the floats of all inputs lie. One after another is tried, where a program makes nothing
+    but NaNs and infinities of the plain ones."""
+
+    PLAIN = "plain"
+    SMALL = "small"
+    POSITIVE = "positive"
+    NEAR_ONE = "near one"
+    SMALL_POSITIVE = "small and positive"
+
+
+def styled(values: Array, element: ElementType, style: Style) -> Array:
+    """Random values of a style; integers and complex numbers as they are."""
+    if style is Style.PLAIN or element.kind is not Kind.FLOAT:
+        return values
+    wide = values.astype(np.float64)
+    if style is Style.NEAR_ONE:
+        wide = 1 + wide / 16
+    if style in (Style.POSITIVE, Style.SMALL_POSITIVE):
+        wide = np.abs(wide)
+    if style in (Style.SMALL, Style.SMALL_POSITIVE):
+        wide = wide / 16
+    return np.asarray(wide).astype(element.dtype)
+
+
+def put_in_range(values: Array, element: ElementType, sign: Sign, below: int) -> Array:
+    """The nearest that random values have to those of a range; complex numbers stay as they are."""
+    if element.kind is Kind.FLOAT and sign != "any":
+        wide = np.abs(values.astype(np.float64))
+        wide = wide / (1 + wide) if sign == "unit" else wide
+        return np.asarray(wide + _LEAST).astype(element.dtype)
+    if element.kind not in (Kind.SIGNED, Kind.UNSIGNED):
+        return values
+    wide = values.astype(np.int64)
+    if sign != "any":
+        wide = np.maximum(np.abs(wide), 1)
+    return np.asarray(wide % below if below else wide).astype(element.dtype)
 
 
 def random_words(shape: tuple[int, ...], key: tuple[int, ...]) -> Array:

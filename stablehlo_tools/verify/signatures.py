@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from stablehlo_tools import bindings
+from stablehlo_tools.analysis.argument_ranges import Sign
 from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.artifact import Artifact
 from stablehlo_tools.bindings import ir
@@ -27,13 +28,18 @@ _PLATFORM_ARGUMENT = "_platform_index"
 
 @dataclass(frozen=True)
 class Value:
-    """One input or output. For a key, `element` and `shape` are those of its 32-bit words."""
+    """One input or output. For a key, `element` and `shape` are those of its 32-bit words.
+
+    `sign` and `below` are the range in which the program wants an input: see `argument_ranges`.
+    """
 
     element: str
     shape: tuple[int, ...]
     name: str = ""
     role: Role = "data"
     key: str = ""
+    sign: Sign = "any"
+    below: int = 0
 
     @property
     def dtype(self) -> str:

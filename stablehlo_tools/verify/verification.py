@@ -9,16 +9,16 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from stablehlo_tools.artifact import Artifact
-from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.diagnostics import ToolError, note
 from stablehlo_tools.verify.child_process import run_child
 from stablehlo_tools.verify.comparison import BITWISE, Difference, OutputComparison, Rule
 from stablehlo_tools.verify.job import Request, Run, RunAnswer, Side
-from stablehlo_tools.verify.plan import make_plan
+from stablehlo_tools.verify.plan import Plan, make_plan
 from stablehlo_tools.verify.signatures import Value
 
 Backend = Literal["cpu", "interpreter", "both"]
@@ -54,13 +54,15 @@ class Output:
     differing: int
     max_abs_difference: float | int | None
     first: Difference | None
+    finite: int
 
 
 @dataclass(frozen=True)
 class Verification:
     """The answer. `trials` counts those that were run; the last one differs where not `same`.
 
-    `vacuous` are outputs that were NaN everywhere in every trial, so that nothing was shown.
+    `vacuous` are outputs that were NaN or infinite everywhere in every trial: they were not
+    compared, for agreement shows nothing. `inputs` is the style of the random inputs.
     `before_repeats` is False where `before` did not even agree with itself. `simplified` is True
     where XLA:CPU has no form for the programs without its simplifier, which moves rounding.
     """
@@ -75,6 +77,13 @@ class Verification:
     vacuous: tuple[int, ...] = ()
     before_repeats: bool = True
     simplified: bool = False
+    inputs: str = "plain"
+    steering: tuple[str, ...] = ()
+
+    @property
+    def compared(self) -> tuple[Output, ...]:
+        """The outputs that agreement shows something about."""
+        return tuple(o for o in self.outputs if o.index not in self.vacuous)
 
     @property
     def elements(self) -> int:
@@ -90,7 +99,10 @@ class Verification:
             "backend": self.backend,
             "rule": str(self.rule),
             "outputs": [asdict(output) for output in self.outputs],
+            "compared": len(self.compared),
             "vacuous": list(self.vacuous),
+            "inputs": self.inputs,
+            "hints": list(self.steering),
             "before_repeats": self.before_repeats,
             "simplified": self.simplified,
             "seconds": round(self.seconds, 3),
@@ -126,14 +138,33 @@ def verify_artifacts(
         for plan in plans:
             for side, program in plan.programs.items():
                 (directory / plan.run.program(side)).write_bytes(program)
-        answer = run_child(directory, request, artifacts, options.timeout)
+        try:
+            answer = run_child(directory, request, artifacts, options.timeout)
+        except ToolError as error:
+            notes = tuple(note(hint) for hint in _steering(plans[0], options.fixed))
+            error.diagnostic = replace(error.diagnostic, notes=(*error.diagnostic.notes, *notes))
+            raise
     shown = len(answer.runs) - 1 if not answer.runs[-1].same else 0
+    hints = _steering(plans[shown], options.fixed)
     return _verification(
-        options, request.runs[shown], answer.runs[shown], time.monotonic() - started
+        options, request.runs[shown], answer.runs[shown], hints, time.monotonic() - started
     )
 
 
-def _verification(options: Options, run: Run, answer: RunAnswer, seconds: float) -> Verification:
+def _steering(plan: Plan, fixed: Mapping[int, float]) -> tuple[str, ...]:
+    """A hint for each input that decides how often a loop runs, and was drawn at random."""
+    return tuple(
+        f"input {index}{f' ({name})' if name else ''}, an integer, decides how often a loop runs "
+        f"or which branch does: --set {index}=VALUE gives it a value that it has in use"
+        for index in plan.steering
+        if index not in fixed
+        for name in [plan.run.inputs[index].name]
+    )
+
+
+def _verification(
+    options: Options, run: Run, answer: RunAnswer, hints: tuple[str, ...], seconds: float
+) -> Verification:
     outputs = tuple(
         _output(i, value, comparison)
         for i, (value, comparison) in enumerate(zip(run.outputs, answer.outputs, strict=True))
@@ -146,9 +177,11 @@ def _verification(options: Options, run: Run, answer: RunAnswer, seconds: float)
         devices=run.replicas * run.partitions,
         seconds=seconds,
         outputs=outputs,
-        vacuous=tuple(i for i, found in enumerate(answer.outputs) if found.all_nan),
+        vacuous=tuple(i for i, found in enumerate(answer.outputs) if found.shows_nothing),
         before_repeats=answer.before_repeats,
         simplified=answer.simplified,
+        inputs=answer.style,
+        steering=() if answer.same else hints,
     )
 
 
@@ -162,4 +195,5 @@ def _output(index: int, value: Value, found: OutputComparison) -> Output:
         found.differing,
         found.max_abs_difference,
         found.first,
+        found.finite,
     )

@@ -36,7 +36,7 @@ from stablehlo_tools.verify.comparison import BITWISE
 from stablehlo_tools.verify.element_types import Array, ElementType, Kind, element_type, real_part
 from stablehlo_tools.verify.job import Request
 from stablehlo_tools.verify.plan import Plan, cpu_index, make_plan
-from stablehlo_tools.verify.random_inputs import random_array, random_words
+from stablehlo_tools.verify.random_inputs import put_in_range, random_array, random_words
 from stablehlo_tools.verify.signatures import Value
 
 MOVED = 2  # runs on moved inputs
@@ -193,7 +193,8 @@ def _input(value: Value, key: tuple[int, ...], fixed: float | None) -> Array:
         return np.zeros(value.shape, element_of(value).dtype)
     if fixed is not None:
         return np.full(value.shape, fixed).astype(element_of(value).dtype)
-    return random_array(element_of(value), value.shape, key)
+    element = element_of(value)
+    return put_in_range(random_array(element, value.shape, key), element, value.sign, value.below)
 
 
 def _moved(array: Array, value: Value, finest: int, key: tuple[int, ...]) -> Array:

@@ -135,5 +135,5 @@ def _with_largest(comparison: OutputComparison, before: Array, after: Array) -> 
     finite = apart[np.isfinite(apart)]
     largest = float(finite.max()) if finite.size else None
     return OutputComparison(
-        comparison.elements, comparison.differing, largest, comparison.first, comparison.all_nan
+        comparison.elements, comparison.differing, largest, comparison.first, comparison.finite
     )

@@ -1,0 +1,254 @@
+"""In which range a program wants its arguments, by what it does with them.
+
+A second moment stands under a square root and must not be negative; a label is compared with the
+positions of a dimension and must be below its size. Found backwards from such ops, through what
+moves elements and through arithmetic that keeps a sign:
+
+    %v1 = add (multiply 0.9, %v), (multiply 0.1, (multiply %g, %g))      // %g may be anything
+    %s  = sqrt %v1                                            ==>  %v is positive
+
+It is a heuristic: an argument that is put in its range is one that the program can live with, and
+nothing follows from one that is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from stablehlo_tools.analysis.origins import Origins
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.ir.building import element_of, shape_of
+from stablehlo_tools.ir.constants import splat_of
+from stablehlo_tools.ir.copying import copy_module
+from stablehlo_tools.ir.inline import inline_all_calls
+from stablehlo_tools.ir.values import is_float, producer
+
+Sign = Literal["any", "positive", "unit"]  # unit: between 0 and 1
+_NARROWER: tuple[Sign, ...] = ("any", "positive", "unit")
+
+
+@dataclass(frozen=True)
+class Range:
+    """Of what numbers an argument is; integers are below `below`, if it is not 0."""
+
+    sign: Sign = "any"
+    below: int = 0
+
+    def narrowed(self, other: Range) -> Range:
+        """What is in both ranges."""
+        below = min((b for b in (self.below, other.below) if b), default=0)
+        return Range(_NARROWER[max(_NARROWER.index(r.sign) for r in (self, other))], below)
+
+
+ANY, POSITIVE, UNIT = Range(), Range("positive"), Range("unit")
+
+# Ops that are not numbers where their operand is out of range, and the range.
+_WANTED = {
+    **{f"stablehlo.{name}": POSITIVE for name in ("sqrt", "rsqrt", "log")},
+    **{f"chlo.{name}": POSITIVE for name in ("lgamma", "digamma", "zeta", "polygamma")},
+    **{f"chlo.{name}": UNIT for name in ("acos", "asin", "atanh", "erf_inv")},
+}
+_POWER = "stablehlo.power"
+_MULTIPLY, _NEGATE = "stablehlo.multiply", "stablehlo.negate"
+_INTEGER_DIVISION = frozenset({"stablehlo.divide", "stablehlo.remainder"})
+
+# Which operands the elements of a result are; of all others in a table, those in all places.
+_MOVED_FIRST = frozenset(
+    {"stablehlo.all_gather", "stablehlo.all_to_all", "stablehlo.broadcast_in_dim"}
+    | {"stablehlo.collective_broadcast", "stablehlo.collective_permute", "stablehlo.convert"}
+    | {"stablehlo.dynamic_slice", "stablehlo.gather", "stablehlo.real", "stablehlo.reshape"}
+    | {"stablehlo.reduce_precision", "stablehlo.reverse", "stablehlo.slice"}
+    | {"stablehlo.transpose", "sdy.sharding_constraint"}
+)
+_MOVED_FROM = {
+    "stablehlo.select": (1, 2),
+    "stablehlo.clamp": (1,),
+    "stablehlo.dynamic_update_slice": (0, 1),
+    "stablehlo.pad": (0, 1),
+    "stablehlo.scatter": (0, 2),
+}
+_BY_POSITION = frozenset(
+    {"stablehlo.all_reduce", "stablehlo.reduce", "stablehlo.reduce_window", "stablehlo.sort"}
+    | {"stablehlo.reduce_scatter"}
+)
+_ALL_MOVED = frozenset({"stablehlo.concatenate", "stablehlo.maximum", "stablehlo.minimum"})
+_SUMS = frozenset({"stablehlo.add", "stablehlo.divide"})  # positive where their operands are
+_ANNOTATIONS = ("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape")
+
+
+def argument_ranges(module: ir.Module) -> list[Range]:
+    """The range of each argument of the entry function."""
+    origins = Origins(_inlined(module))
+    found: dict[int, Range] = {}
+    pending = [wanted for op in origins.ops for wanted in _wanted(op)]
+    seen = set(pending)
+    while pending:
+        value, wanted = pending.pop()
+        number = origins.argument(value)
+        if number is not None:
+            found[number] = found.get(number, ANY).narrowed(wanted)
+            continue
+        handed = origins.handed(value)
+        sources = _sources(value, wanted) if handed is None else [(v, wanted) for v in handed]
+        fresh = [source for source in sources if source not in seen]
+        seen.update(fresh)
+        pending += fresh
+    return [found.get(number, ANY) for number in range(origins.arguments)]
+
+
+def _inlined(module: ir.Module) -> ir.Module:
+    """A copy without calls: a function that several call says nothing of any one's argument."""
+    copy = copy_module(module)
+    inline_all_calls(copy)
+    return copy
+
+
+def _wanted(op: ir.Operation) -> Iterator[tuple[ir.Value, Range]]:
+    """The operands of an op that it wants in a range."""
+    name = op.name
+    if name == "stablehlo.log_plus_one" and is_float(op.operands[0].type):
+        yield _above_minus_one(op.operands[0])
+    elif name in _WANTED and is_float(op.operands[0].type):
+        yield op.operands[0], _WANTED[name]
+    elif name == _POWER and is_float(op.operands[0].type):
+        exponent = splat_of(op.operands[1])
+        if not isinstance(exponent, float) or not exponent.is_integer():
+            yield op.operands[0], POSITIVE
+    elif name in _INTEGER_DIVISION and not is_float(op.operands[1].type):
+        yield op.operands[1], POSITIVE
+    elif name == "stablehlo.dynamic_slice":
+        sizes = shape_of(op.operands[0])
+        yield from _below(list(op.operands)[1:], sizes)
+    elif name == "stablehlo.dynamic_update_slice":
+        yield from _below(list(op.operands)[2:], shape_of(op.operands[0]))
+    elif name in ("stablehlo.gather", "stablehlo.scatter"):
+        yield from _indices(op)
+    elif name == "stablehlo.compare":
+        yield from _positions(op)
+
+
+def _above_minus_one(value: ir.Value) -> tuple[ir.Value, Range]:
+    """What has to be in which range for the logarithm of 1 + `value`: of 1 - p, a probability, and
+    of 1 - x * x, which functions like the inverse of erf take."""
+    maker = producer(value)
+    if maker is not None and maker.name == _NEGATE:
+        return maker.operands[0], UNIT
+    if maker is not None and maker.name == _MULTIPLY:
+        one, other = maker.operands
+        for factor, negated in ((one, other), (other, one)):
+            negate = producer(negated)
+            if negate is not None and negate.name == _NEGATE and negate.operands[0] == factor:
+                return factor, UNIT
+    return value, POSITIVE
+
+
+def _below(starts: Sequence[ir.Value], sizes: Sequence[int]) -> Iterator[tuple[ir.Value, Range]]:
+    for start, size in zip(starts, sizes, strict=True):
+        if size > 0:
+            yield start, Range(below=size)
+
+
+def _indices(op: ir.Operation) -> Iterator[tuple[ir.Value, Range]]:
+    """The indices of a gather or scatter: below the smallest dimension that they index."""
+    gathers = op.name == "stablehlo.gather"
+    number = 1 if gathers else len(op.results)
+    text = str(op.attributes["dimension_numbers" if gathers else "scatter_dimension_numbers"])
+    name = "start_index_map" if gathers else "scatter_dims_to_operand_dims"
+    _, _, listed = text.partition(f"{name} = [")
+    dims = [int(part) for part in listed.partition("]")[0].split(",") if part.strip()]
+    sizes = [shape_of(op.operands[0])[dim] for dim in dims]
+    if sizes and min(sizes) > 0:
+        yield op.operands[number], Range(below=min(sizes))
+
+
+def _positions(op: ir.Operation) -> Iterator[tuple[ir.Value, Range]]:
+    """What is compared with the positions of a dimension, as a label of one-hot vectors is."""
+    for one, other in ((0, 1), (1, 0)):
+        maker = producer(op.operands[other])
+        while maker is not None and maker.name in _MOVED_FIRST:
+            maker = producer(maker.operands[0])
+        if maker is None or maker.name != "stablehlo.iota":
+            continue
+        dimension = ir.IntegerAttr(maker.attributes["iota_dimension"]).value
+        size = shape_of(maker.results[0])[dimension]
+        if size > 0 and not is_float(op.operands[one].type):
+            yield op.operands[one], Range(below=size)
+
+
+def _sources(value: ir.Value, wanted: Range) -> list[tuple[ir.Value, Range]]:
+    """What has to be in which range for a computed value to be in one."""
+    op = producer(value)
+    assert op is not None, "an argument of a block is handed, not computed"
+    name, operands = op.name, list(op.operands)
+    if name in _MOVED_FIRST:
+        return [(operands[0], wanted)] if _is_number(operands[0], wanted) else []
+    if name in _MOVED_FROM:
+        return [(operands[place], wanted) for place in _MOVED_FROM[name] if place < len(operands)]
+    if name in _BY_POSITION:
+        return [(operands[ir.OpResult(value).result_number], wanted)]
+    if name in _ALL_MOVED:
+        return [(operand, wanted) for operand in operands]
+    if name == "stablehlo.custom_call":
+        target = ir.StringAttr(op.attributes["call_target_name"]).value
+        return [(operands[0], wanted)] if target in _ANNOTATIONS else []
+    return [] if wanted.sign == "any" else _arithmetic(op, replace(wanted, below=0))
+
+
+def _arithmetic(op: ir.Operation, wanted: Range) -> list[tuple[ir.Value, Range]]:
+    operands = list(op.operands)
+    if op.name == _MULTIPLY:
+        is_square = operands[0] == operands[1] and wanted == POSITIVE
+        return [] if is_square else [(operand, wanted) for operand in operands]
+    if op.name in _SUMS and wanted == POSITIVE:
+        return [(operand, wanted) for operand in operands]
+    if op.name in (_POWER, "stablehlo.sqrt"):
+        return [(operands[0], wanted)]
+    if op.name == "stablehlo.subtract":  # 1 - p, a probability or its complement
+        minuend = splat_of(operands[0])
+        return [(operands[1], UNIT)] if minuend == 1 and is_float(operands[0].type) else []
+    return []
+
+
+def _is_number(value: ir.Value, wanted: Range) -> bool:
+    """Whether a range says something of a value before it was converted."""
+    kind = element_of(value)
+    if isinstance(kind, ir.IntegerType):
+        return kind.width > 1 and wanted.sign != "unit"
+    return not wanted.below or isinstance(kind, ir.FloatType)
+
+
+def steering_arguments(module: ir.Module) -> list[int]:
+    """The arguments, integer scalars, that decide how often a loop runs or which branch does."""
+    origins = Origins(_inlined(module))
+    pending = [value for op in origins.ops for value in _deciding(op)]
+    seen, found = set(pending), set[int]()
+    while pending:
+        value = pending.pop()
+        number = origins.argument(value)
+        if number is not None:
+            found.add(number)
+            continue
+        op, handed = producer(value), origins.handed(value)
+        sources = handed if handed is not None else list(op.operands) if op is not None else []
+        fresh = [v for v in sources if v not in seen and _is_integer_scalar(v)]
+        seen.update(fresh)
+        pending += fresh
+    return sorted(found)
+
+
+def _deciding(op: ir.Operation) -> list[ir.Value]:
+    if op.name == "stablehlo.while":
+        condition = op.regions[0].blocks[0]
+        return [list(condition.operations)[-1].operation.operands[0]]
+    return [op.operands[0]] if op.name in ("stablehlo.if", "stablehlo.case") else []
+
+
+def _is_integer_scalar(value: ir.Value) -> bool:
+    kind = value.type
+    return (
+        isinstance(kind, ir.RankedTensorType)
+        and not kind.rank
+        and isinstance(kind.element_type, ir.IntegerType)
+    )
