@@ -2,14 +2,15 @@
 
 A communicating op is a collective (`all_gather` … `collective_broadcast`), a point-to-point or
 host transfer (`send`, `recv`, `infeed`, `outfeed`), or a `custom_call` with a side effect or a
-token. An `async_start` stands for the collective in its region.
+token. An `async_start` stands for the collective in its region, one of jax's explicit starts
+(`custom_call @"all-gather-start"`) for the collective that its configuration describes.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -28,13 +29,25 @@ from stablehlo_tools.analysis.replica_groups import (
     reduction_group_mode,
 )
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.ir.symbols import symbol_name
+from stablehlo_tools.diagnostics import ToolError, note
+from stablehlo_tools.dialect.custom_calls import (
+    ASYNC_STARTS,
+    CUSTOM_CALL,
+    MAY_COMMUNICATE,
+    RAGGED_ALL_TO_ALL,
+    is_annotation,
+    label,
+    start_of_done,
+    target_of,
+)
+from stablehlo_tools.ir.async_calls import detached_collective
+from stablehlo_tools.ir.symbols import functions_around, symbol_name
+from stablehlo_tools.ir.values import producer
 from stablehlo_tools.ir.walk import walk
+from stablehlo_tools.order.program import UNKNOWN_CALL
 
 REDUCTION_GROUPED = frozenset({"all_gather", "all_reduce", "reduce_scatter"})
 EXCHANGE_GROUPED = frozenset({"all_to_all", "collective_broadcast"})
-RAGGED_ALL_TO_ALL = "ragged_all_to_all"  # a custom_call of this name, as jax writes it
 TRANSFERS = frozenset({"send", "recv", "infeed", "outfeed"})
 _KINDS = {
     **{f"stablehlo.{kind}": kind for kind in REDUCTION_GROUPED | EXCHANGE_GROUPED | TRANSFERS},
@@ -42,13 +55,12 @@ _KINDS = {
     "stablehlo.cross-replica-sum": "cross-replica-sum",
 }
 _ASYNC_START = "stablehlo.async_start"
-_CUSTOM_CALL = "stablehlo.custom_call"
-_CANDIDATES = frozenset(_KINDS) | {_ASYNC_START, _CUSTOM_CALL}
+_CANDIDATES = frozenset(_KINDS) | {_ASYNC_START, CUSTOM_CALL}
 
-# Custom calls with a side-effect flag that only annotate the program and never run on a device.
-_ANNOTATIONS = re.compile(
-    r"shape_assertion|Sharding|SPMDFullToShardShape|SPMDShardToFullShape|LayoutConstraint|"
-    r"AssumeGatherIndicesInBound|annotate_device_placement|xla\.sdy\..*"
+# What may stand between a start and its done: it hands values on as they are.
+_MAY_HAND_ON = frozenset(
+    {"stablehlo.while", "stablehlo.if", "stablehlo.case", "stablehlo.optimization_barrier"}
+    | {"stablehlo.composite", "func.call", "sdy.manual_computation", "sdy.named_computation"}
 )
 
 # Communication of dialects this toolkit does not rewrite; nothing may pass it by silently.
@@ -68,18 +80,29 @@ _KNOWN_DIALECTS = frozenset({"builtin", "func", "stablehlo", "chlo", "sdy", "mhl
 class Collective:
     """A communicating op. `op` stands in the program; `inner` holds the attributes.
 
-    The two differ for an async pair only, where `op` is the `async_start` and `inner` the
-    collective in its region.
+    The two differ for an async pair only, where `op` is the start. `inner` is then the collective
+    in its region; of an explicit start of jax's one that stands nowhere and is to be read only.
     """
 
     op: ir.Operation
     inner: ir.Operation
     kind: str
+    holder: ir.Module | None = field(default=None, repr=False, compare=False)  # of such an inner
 
     @property
     def is_async(self) -> bool:
         """Whether this is the start of an async pair."""
-        return self.op.name == _ASYNC_START
+        return self.op.name == _ASYNC_START or self.is_async_call
+
+    @property
+    def is_async_call(self) -> bool:
+        """Whether this is one of jax's explicit starts, a custom call."""
+        return self.op.name == CUSTOM_CALL and self.kind in ASYNC_STARTS.values()
+
+    @property
+    def attributed(self) -> ir.Operation:
+        """The op of the program that an attribute for a compiler is put on."""
+        return self.op if self.is_async_call else self.inner
 
     @cached_property
     def channel_id(self) -> int:
@@ -230,7 +253,7 @@ def classify_communication(context: ir.Context) -> Callable[[ir.Operation], Coll
 
     It raises a located ToolError at the first op of a dialect that is not understood.
     """
-    token = bindings.TokenType.get(context)
+    custom_calls = _CustomCalls(bindings.TokenType.get(context))
     understood: set[str] = set()
 
     def classify(op: ir.Operation) -> Collective | None:
@@ -238,7 +261,7 @@ def classify_communication(context: ir.Context) -> Callable[[ir.Operation], Coll
         if name not in understood:
             _check_understood(op)
             understood.add(name)
-        return _collective(op, token) if name in _CANDIDATES else None
+        return _collective(op, custom_calls) if name in _CANDIDATES else None
 
     return classify
 
@@ -286,30 +309,64 @@ def _named_processes(collective: Collective, meshes: dict[str, DeviceMesh]) -> i
     return 1 + max((int(i) for i in ids), default=0)
 
 
-def is_annotation(op: ir.Operation) -> bool:
-    """Whether an op is a custom call that only says something of the value it hands on."""
-    if op.name != _CUSTOM_CALL:
-        return False
-    return bool(_ANNOTATIONS.fullmatch(ir.StringAttr(op.attributes["call_target_name"]).value))
+class _CustomCalls:
+    """Tells which custom calls communicate; the functions are asked for once, and only if any."""
+
+    def __init__(self, token: ir.Type) -> None:
+        self._token = token
+        self._functions: dict[str, ir.Operation] | None = None
+
+    def collective(self, op: ir.Operation) -> Collective | None:
+        """The collective that a custom call is, or None."""
+        target = target_of(op)
+        if target == RAGGED_ALL_TO_ALL:
+            return Collective(op, op, RAGGED_ALL_TO_ALL)
+        if target in ASYNC_STARTS:
+            return self._started(op, ASYNC_STARTS[target])
+        if (start := start_of_done(target)) is not None:
+            _check_done(op, start)
+            return None
+        if is_annotation(op):
+            return None
+        effect = op.attributes.get("has_side_effect")
+        if effect is not None and ir.BoolAttr(effect).value:
+            return Collective(op, op, "custom_call")
+        if any(value.type == self._token for value in (*op.operands, *op.results)):
+            return Collective(op, op, "custom_call")
+        return Collective(op, op, UNKNOWN_CALL) if MAY_COMMUNICATE in op.attributes else None
+
+    def _started(self, start: ir.Operation, kind: str) -> Collective:
+        if self._functions is None:
+            self._functions = functions_around(start)
+        inner, holder = detached_collective(start, self._functions)
+        return Collective(start, inner, kind, holder)
 
 
-def _collective(op: ir.Operation, token: ir.Type) -> Collective | None:
+def _check_done(done: ir.Operation, start: str) -> None:
+    """Refuses a done of what surely is no start; loops, branches, calls may hand one on."""
+    operand = done.operands[0] if len(done.operands) == 1 else None
+    maker = None if operand is None else producer(operand)
+    if operand is None or len(done.results) != 1 or operand.type != done.results[0].type:
+        raise ToolError(
+            f"{label(done)} does not hand on one operand as it is, as jax's does", done.location
+        )
+    if maker is None or maker.name in _MAY_HAND_ON:
+        return
+    if maker.name != CUSTOM_CALL or target_of(maker) != start:
+        raise ToolError(
+            f'{label(done)} waits for what {label(maker)} makes, and not for a @"{start}"',
+            done.location,
+            (note(f"the {maker.name} stands here", maker.location),),
+        )
+
+
+def _collective(op: ir.Operation, custom_calls: _CustomCalls) -> Collective | None:
     if op.name == _ASYNC_START:
         inner = op.regions[0].blocks[0].operations[0].operation
         return Collective(op, inner, _KINDS.get(str(inner.name)) or str(inner.name))
-    if op.name != _CUSTOM_CALL:
-        return Collective(op, op, _KINDS[op.name])
-    target = ir.StringAttr(op.attributes["call_target_name"]).value
-    if target == RAGGED_ALL_TO_ALL:
-        return Collective(op, op, RAGGED_ALL_TO_ALL)
-    if _ANNOTATIONS.fullmatch(target):
-        return None
-    effect = op.attributes.get("has_side_effect")
-    if effect is not None and ir.BoolAttr(effect).value:
-        return Collective(op, op, "custom_call")
-    if any(value.type == token for value in (*op.operands, *op.results)):
-        return Collective(op, op, "custom_call")
-    return None
+    if op.name == CUSTOM_CALL:
+        return custom_calls.collective(op)
+    return Collective(op, op, _KINDS[op.name])
 
 
 def _check_understood(op: ir.Operation) -> None:

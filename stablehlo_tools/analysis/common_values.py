@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from stablehlo_tools.analysis.collectives import Collective
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.custom_calls import is_async_done
 from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.constants import value_text
 from stablehlo_tools.order.program import Issue
@@ -121,6 +122,8 @@ class CommonValues:
         op = owner.operation
         if op.name == "stablehlo.constant":
             return f"constant({value_text(op)})"
+        if is_async_done(op):
+            return self._of(op.operands[0])
         if op.name == "stablehlo.optimization_barrier":
             return self._of(op.operands[ir.OpResult(value).result_number])
         if not _is_exact(op, value):

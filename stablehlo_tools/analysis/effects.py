@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from stablehlo_tools.analysis.collectives import is_annotation
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.custom_calls import CUSTOM_CALL, is_annotation
 from stablehlo_tools.ir.symbols import CALLS, callee_name
 from stablehlo_tools.ir.walk import walk
 
-_CUSTOM_CALL = "stablehlo.custom_call"
 _EFFECTS = frozenset(f"stablehlo.{name}" for name in ("send", "recv", "infeed", "outfeed", "rng"))
 _KNOWN_DIALECTS = frozenset({"stablehlo", "chlo", "sdy", "func"})
 
@@ -49,7 +48,7 @@ class Effects:
             return True
         if name in CALLS:
             return self._calls_effect(callee_name(op))
-        if name != _CUSTOM_CALL or is_annotation(op):
+        if name != CUSTOM_CALL or is_annotation(op):
             return False
         effect = op.attributes.get("has_side_effect")
         if effect is not None and ir.BoolAttr(effect).value:

@@ -9,10 +9,12 @@ from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.gspmd import begins_shard_map
 from stablehlo_tools.ir.symbols import CALL, COMPOSITE, callee_name, functions_by_name
 from stablehlo_tools.ir.walk import walk
+from stablehlo_tools.order.program import UNKNOWN_CALL
 
 ENTRY = "main"
 _PARTITION_ID = "stablehlo.partition_id"
-_LEGAL_OUTSIDE = frozenset({"custom_call", "infeed", "outfeed"})  # of a program for all devices
+# Of a program for all devices.
+_LEGAL_OUTSIDE = frozenset({"custom_call", UNKNOWN_CALL, "infeed", "outfeed"})
 
 
 def main_function(module: ir.Module) -> ir.Operation | None:

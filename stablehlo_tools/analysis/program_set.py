@@ -23,6 +23,7 @@ from stablehlo_tools.analysis.entry import is_per_device
 from stablehlo_tools.analysis.issued import Inlined, Issued, inline_module, read_issued
 from stablehlo_tools.analysis.partitioner_work import Annotation, left_to_the_partitioner
 from stablehlo_tools.analysis.replica_groups import ProcessGrid
+from stablehlo_tools.analysis.unknown_calls import unknown_calls_counted
 from stablehlo_tools.artifact import Artifact
 from stablehlo_tools.diagnostics import Diagnostic, Place, ToolError, naming
 from stablehlo_tools.ir.carriers import terminator
@@ -40,13 +41,15 @@ class Options:
 
     `devices[i]` are those of program i; empty for the rule of the module's docstring. `platform`
     names one of those that an artifact was exported for. `trust_partitioner` takes it for granted
-    that XLA adds no collective outside of manual computations.
+    that XLA adds no collective outside of manual computations. Custom calls
+    of the targets in `local` are taken to reach no other device.
     """
 
     devices: tuple[tuple[int, ...], ...] = ()
     separate: bool = False
     platform: str | None = None
     trust_partitioner: bool = False
+    local: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -153,8 +156,8 @@ def _placed(
 
 def _read(loaded: Artifact, part: _Part) -> _Read[Issued]:
     """Reads the program of a loaded artifact, and inlines its calls in place."""
-    with naming(loaded.name):
-        module, options = loaded.module, part.options
+    module, options = loaded.module, part.options
+    with naming(loaded.name), unknown_calls_counted(module, options.local):
         inlined = inline_module(module)
         # The pairs of separate programs' transfers name devices of the others.
         own = [c for c in inlined.collectives if not (options.separate and c.kind in _TRANSFERS)]

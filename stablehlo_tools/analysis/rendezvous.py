@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 from stablehlo_tools.analysis.collectives import (
     EXCHANGE_GROUPED,
-    RAGGED_ALL_TO_ALL,
     REDUCTION_GROUPED,
     Collective,
     ModuleFacts,
 )
 from stablehlo_tools.analysis.replica_groups import GroupMode
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.order.program import Rendezvous, Signature
+from stablehlo_tools.dialect.custom_calls import RAGGED_ALL_TO_ALL, stays_on_device, target_of
+from stablehlo_tools.order.program import UNKNOWN_CALL, Rendezvous, Signature
 
 _DIMENSIONS = {
     "all_gather": ("all_gather_dim",),
@@ -21,9 +21,8 @@ _DIMENSIONS = {
     "all_to_all": ("split_dimension", "concat_dimension", "split_count"),
 }
 _GROUPED = REDUCTION_GROUPED | EXCHANGE_GROUPED | {RAGGED_ALL_TO_ALL, "cross-replica-sum"}
+_CALLED = frozenset({"custom_call", UNKNOWN_CALL})
 TRANSFER = "transfer"  # the kind that a send and its recv share
-# Custom calls by which a device talks to its own host, or to nobody.
-_LOCAL_CUSTOM_CALLS = ("xla_python_", "xla_ffi_python_", "xla_ffi_partitioned_python_", "lapack_")
 
 
 class Rendezvousing:
@@ -70,7 +69,7 @@ class Rendezvousing:
             return self._cached(collective)
         if kind in ("send", "recv"):
             return self._transfer(collective)
-        if kind == "custom_call" and not is_local_custom_call(collective.inner):
+        if kind in _CALLED and not stays_on_device(collective.inner):
             return self._ours([Rendezvous(self.everyone, self.everyone)])
         return ()
 
@@ -116,8 +115,8 @@ class Rendezvousing:
             parts.append(reduction)
         if collective.kind == "collective_permute":
             parts.append(self._pairs(collective))
-        if collective.kind == "custom_call":
-            parts.append(ir.StringAttr(inner.attributes["call_target_name"]).value)
+        if collective.kind in _CALLED:
+            parts.append(target_of(inner))
         return ", ".join(parts)
 
     def _pairs(self, collective: Collective) -> str:
@@ -136,9 +135,3 @@ def is_host_transfer(collective: Collective) -> bool:
     """Whether a send or recv talks to the device's host."""
     flag = collective.inner.attributes.get("is_host_transfer")
     return flag is not None and ir.BoolAttr(flag).value
-
-
-def is_local_custom_call(op: ir.Operation) -> bool:
-    """Whether a custom call is known to reach no other device."""
-    target = ir.StringAttr(op.attributes["call_target_name"]).value
-    return target.startswith(_LOCAL_CUSTOM_CALLS)

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from stablehlo_tools.analysis.collectives import Collective
 from stablehlo_tools.analysis.replica_groups import GroupMode
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.custom_calls import is_async_done
 from stablehlo_tools.ir.values import producer
 
 
@@ -104,6 +105,8 @@ def _computed_from(value: ir.Value, groups: ir.Attribute | None) -> list[ir.Valu
 
 def _after(kind: str, value: ir.Value) -> str:
     user = _user(value)
+    while user is not None and is_async_done(user):
+        user = _user(user.results[0])
     if user is None:
         return ""
     if user.name == _CONVERT:

@@ -30,6 +30,7 @@ from stablehlo_tools.analysis.trip_counts import (
     wrap,
 )
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.custom_calls import is_async_done
 from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.symbols import CALLS
 
@@ -204,6 +205,8 @@ class Uniformity:
             return [self._collective(collective)] * count
         if name in ("stablehlo.partition_id", "stablehlo.replica_id"):
             return [self._ids(name)]
+        if is_async_done(op):
+            return [self.of(op.operands[0])]
         if name in _UNKNOWN:
             return [self.anywhere] * count
         if name == "stablehlo.constant":

@@ -46,6 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.separate,
         arguments.platform,
         arguments.trust_partitioner,
+        tuple(arguments.local),
     )
     directory = Path(arguments.output)
     names = _names(arguments.programs)

@@ -46,6 +46,13 @@ def add_device_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="take it that XLA adds no collectives outside of manual computations",
     )
+    parser.add_argument(
+        "--local",
+        metavar="TARGET",
+        action="append",
+        default=[],
+        help="custom calls of this target reach no other device",
+    )
 
 
 def device_list(text: str) -> tuple[int, ...]:
@@ -76,6 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.separate,
         arguments.platform,
         arguments.trust_partitioner,
+        tuple(arguments.local),
     )
     gc.disable()  # many small objects, all of which stay
     programs = read_programs(arguments.programs, options, workers=os.cpu_count() or 1)

@@ -31,10 +31,19 @@ def callee_name(call: ir.Operation) -> str:
 
 def functions_by_name(module: ir.Module) -> dict[str, ir.Operation]:
     """The module's functions, in the order of its text."""
+    return _functions_in(module.body)
+
+
+def functions_around(op: ir.Operation) -> dict[str, ir.Operation]:
+    """The functions of the module that an op stands in, in the order of its text."""
+    while (parent := op.parent) is not None:
+        op = parent.operation
+    return _functions_in(op.regions[0].blocks[0])
+
+
+def _functions_in(body: ir.Block) -> dict[str, ir.Operation]:
     return {
-        symbol_name(op): op.operation
-        for op in module.body.operations
-        if op.operation.name == FUNCTION
+        symbol_name(op): op.operation for op in body.operations if op.operation.name == FUNCTION
     }
 
 

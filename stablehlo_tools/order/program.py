@@ -15,6 +15,7 @@ from typing import overload
 from stablehlo_tools.diagnostics import Place
 
 NOWHERE = Place()
+UNKNOWN_CALL = "unknown custom_call"  # the kind of one that may communicate, or may not
 
 
 @dataclass(frozen=True)

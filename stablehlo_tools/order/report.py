@@ -7,7 +7,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from stablehlo_tools.order.findings import Actor, Finding, Verdict, at, devices_text, name
-from stablehlo_tools.order.program import Block, Issue, Loop, Program, blocks_of, issues_of
+from stablehlo_tools.order.program import (
+    UNKNOWN_CALL,
+    Block,
+    Issue,
+    Loop,
+    Program,
+    blocks_of,
+    issues_of,
+)
 from stablehlo_tools.order.simulation import Meeting
 from stablehlo_tools.order.verdict import Decided
 
@@ -19,7 +27,8 @@ def as_text(decided: Decided) -> str:
     """The verdict, then what shows it."""
     if decided.finding is not None:
         return finding_text(decided.programs, decided.finding)
-    return "\n".join([_headline(decided), *(f"  {line}" for line in _reasons(decided))])
+    lines = [*_reasons(decided), *_assumptions(decided.programs)]
+    return "\n".join([_headline(decided), *(f"  {line}" for line in lines)])
 
 
 def finding_text(programs: Sequence[Program], finding: Finding) -> str:
@@ -29,7 +38,23 @@ def finding_text(programs: Sequence[Program], finding: Finding) -> str:
     lines += _order_lines(programs, finding)
     if not finding.confirmed and finding.rule not in _CERTAIN:
         lines.append("  not replayed: this may be a false alarm (see docs/check-order.md)")
+    lines += [f"  {line}" for line in _assumptions(programs)]
     return "\n".join(lines)
+
+
+def _assumptions(programs: Sequence[Program]) -> list[str]:
+    """What is taken of custom calls that are not understood, one line for each target."""
+    first: dict[str, str] = {}
+    for program in programs:
+        for issue in issues_of(program.block):
+            if issue.signature.kind == UNKNOWN_CALL:
+                place = issue.place.render(program.name)
+                first.setdefault(issue.signature.details, place)
+    return [
+        f"custom_call @{target} at {place} is not understood, and taken to wait for all devices "
+        f"(--local {target}, if it reaches no other device)"
+        for target, place in first.items()
+    ]
 
 
 def as_json(decided: Decided) -> dict[str, Any]:
@@ -115,6 +140,8 @@ def _proof(decided: Decided) -> dict[str, Any]:
         )
     unordered = sum(_unordered(block) for p in decided.programs for block in blocks_of(p.block))
     steps.append({"step": "no-hazard", "unordered_neighbours": unordered})
+    if assumed := _assumptions(decided.programs):
+        steps.append({"step": "assumed", "custom_calls": assumed})
     return {"steps": steps}
 
 

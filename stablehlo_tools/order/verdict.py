@@ -38,6 +38,7 @@ from stablehlo_tools.order.findings import (
 from stablehlo_tools.order.hazards import Pair, flipped, hazardous_pairs
 from stablehlo_tools.order.nested import nested_doubt
 from stablehlo_tools.order.program import (
+    UNKNOWN_CALL,
     Issue,
     Loop,
     Node,
@@ -88,6 +89,26 @@ def decide(programs: Sequence[Program], *, strict: bool = False) -> Decided:
     With `strict`, each device counts as compiled apart. Raises UndecidedError for loops of unlike
     shape that would take too long to step through.
     """
+    decided = _decide(programs, strict=strict)
+    return replace(decided, finding=_doubted(decided.programs, decided.finding))
+
+
+def _doubted(programs: Sequence[Program], finding: Finding | None) -> Finding | None:
+    """A finding under the name of its cause where a custom call is not understood."""
+    if finding is None:
+        return None
+    issues = [{issue.id: issue for issue in issues_of(program.block)} for program in programs]
+    kinds = {
+        issues[actor.program][actor.issue].signature.kind
+        for actor in finding.actors
+        if actor.issue is not None and actor.issue in issues[actor.program]
+    }
+    if UNKNOWN_CALL not in kinds:
+        return finding
+    return replace(finding, verdict=Verdict.MAY_DEADLOCK, rule="not-understood", confirmed=False)
+
+
+def _decide(programs: Sequence[Program], *, strict: bool) -> Decided:
     judged, finding = pair_transfers(_split(programs) if strict else programs)
     finding = finding or find_divergence(judged) or find_missing_program(judged)
     if finding is not None:

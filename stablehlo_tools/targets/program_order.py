@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import islice
 
 from stablehlo_tools.analysis.communication import (
@@ -14,13 +15,16 @@ from stablehlo_tools.analysis.communication import (
 from stablehlo_tools.analysis.entry import ENTRY
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.ir.values import key_of
 from stablehlo_tools.targets.order import Branch, Issue, Item, Repeat, places
 
 _MOST_PLACES = 1_000_000
 
+type Ids = Mapping[ir.Value | ir.Operation, int]
 
-def program_order(module: ir.Module, ids: dict[ir.Operation, int]) -> tuple[Item, ...]:
-    """What `main` issues; `ids` numbers the collectives by their `inner` op.
+
+def program_order(module: ir.Module, ids: Ids) -> tuple[Item, ...]:
+    """What `main` issues; `ids` numbers the collectives by the keys of their ops.
 
     Raises a located ToolError where the program's order is not understood.
     """
@@ -39,7 +43,7 @@ def program_order(module: ir.Module, ids: dict[ir.Operation, int]) -> tuple[Item
 
 def _expand(
     function: CommunicatingFunction,
-    ids: dict[ir.Operation, int],
+    ids: Ids,
     expanded: dict[str, tuple[Item, ...]],
 ) -> tuple[Item, ...]:
     def items(sites: list[Site]) -> tuple[Item, ...]:
@@ -47,7 +51,7 @@ def _expand(
 
     def of_site(site: Site) -> tuple[Item, ...]:
         if site.collective is not None:
-            return (Issue(ids[site.collective.inner]),)
+            return (Issue(ids[key_of(site.collective.op)]),)
         if site.callee is not None:
             return expanded[site.callee]
         if site.op.name == WHILE:

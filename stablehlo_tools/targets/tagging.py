@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from stablehlo_tools.analysis.collectives import Collective, find_collectives
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Place, to_place
+from stablehlo_tools.ir.async_calls import FRONTEND_ATTRIBUTES
+from stablehlo_tools.ir.values import key_of
 from stablehlo_tools.targets.hlo_text import TAG, TAG_MARK
 from stablehlo_tools.targets.order import Item, program_ids, renumbered
 from stablehlo_tools.targets.program_order import program_order
-
-_FRONTEND_ATTRIBUTES = "mhlo.frontend_attributes"
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def tag_collectives(module: ir.Module) -> tuple[tuple[TaggedOp, ...], tuple[Item
     ToolError where the program's order is not understood.
     """
     found = find_collectives(module)
-    by_text = {collective.inner: number for number, collective in enumerate(found)}
+    by_text = {key_of(collective.op): number for number, collective in enumerate(found)}
     program = program_order(module, by_text)
     reached = program_ids(program)
     unreached = sorted(set(by_text.values()) - set(reached))
@@ -53,12 +53,12 @@ def tag_collectives(module: ir.Module) -> tuple[tuple[TaggedOp, ...], tuple[Item
 
 
 def _tag(collective: Collective, number: int) -> None:
-    op = collective.inner
-    present = op.attributes.get(_FRONTEND_ATTRIBUTES)
+    op = collective.attributed
+    present = op.attributes.get(FRONTEND_ATTRIBUTES)
     entries = {} if present is None else {e.name: e.attr for e in ir.DictAttr(present)}
     context = op.context
     entries[TAG] = ir.StringAttr.get(str(number), context)
-    op.attributes[_FRONTEND_ATTRIBUTES] = ir.DictAttr.get(entries, context)
+    op.attributes[FRONTEND_ATTRIBUTES] = ir.DictAttr.get(entries, context)
     for marked in {collective.op, op}:
         marked.location = _marked(marked.location, number)
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from stablehlo_tools.analysis.collectives import RAGGED_ALL_TO_ALL
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.custom_calls import RAGGED_ALL_TO_ALL
 from stablehlo_tools.ir.symbols import CALLS, FUNCTION, callee_name, functions_by_name, symbol_name
 from stablehlo_tools.ir.walk import walk
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from stablehlo_tools.analysis.issued import Issued
 from stablehlo_tools.analysis.liveness import live_values
 from stablehlo_tools.analysis.program_set import Job
+from stablehlo_tools.analysis.unknown_calls import unknown_calls_counted
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, Severity, naming, to_place
 from stablehlo_tools.ir.values import key_of
@@ -62,7 +63,8 @@ def align_order(job: Job, threading: ThreadTokensPass) -> Aligned:
         _reorder(part, programs[number], orders)
     for loaded in job.artifacts:
         diagnostics = Diagnostics()
-        with naming(loaded.name), loaded.module.context:
+        counted = unknown_calls_counted(loaded.module, job.options.local)
+        with naming(loaded.name), loaded.module.context, counted:
             threading.run(loaded.module, diagnostics)
         warnings += [(loaded.name, told) for told in diagnostics.collected]
     copies = tuple(loaded.copy() for loaded in job.artifacts)  # reading inlines composites

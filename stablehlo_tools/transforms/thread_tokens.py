@@ -29,7 +29,8 @@ Preconditions:
   P2  Communication stands in functions of one block and in structured control flow.
   P3  A function that communicates is not recursive; a public one is not called in the module.
   P4  A communicating op has an operand a token can enter beside, and a result it leaves beside.
-  P5  Nothing communicates between an async_start and its async_done, which share a block.
+  P5  Nothing communicates between an async_start and its async_done, which share a block. (Of
+      jax's explicit pairs the done is moved up to before what communicates, with a warning.)
   P6  No op that must carry the token has an `mhlo.sharding` (GSPMD) list of its values.
   P7  `minimal` is an option of the barrier form.
   P8  A manual computation that communicates takes an operand; where no token may enter it, an
@@ -44,6 +45,7 @@ a collective whose results nobody uses is warned about, because compilers delete
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -51,10 +53,11 @@ from stablehlo_tools.analysis.communication import MANUAL_COMPUTATION
 from stablehlo_tools.analysis.liveness import dead_collectives
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostics, ToolError
+from stablehlo_tools.dialect.custom_calls import label
 from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.passes import Pass
 from stablehlo_tools.transforms.tokens.composites import Decompositions
-from stablehlo_tools.transforms.tokens.plan import plan_chain
+from stablehlo_tools.transforms.tokens.plan import FunctionPlan, plan_chain
 from stablehlo_tools.transforms.tokens.stripping import strip_module
 from stablehlo_tools.transforms.tokens.threading import Threader
 
@@ -87,6 +90,7 @@ class ThreadTokensPass(Pass):
         functions = plan_chain(module, by_group=self.scope == "group", minimal=self.minimal)
         _warn_of_dead_collectives(module, diagnostics)
         _warn_of_unpartitioned(module, bool(functions), diagnostics)
+        _warn_of_moved_dones(functions, diagnostics)
         threader = Threader(Decompositions(module) if self.form == "composite" else None)
         for function in functions:
             threader.function(function)
@@ -99,6 +103,21 @@ def _warn_of_dead_collectives(module: ir.Module, diagnostics: Diagnostics) -> No
             "not; a device that skips it can leave the others waiting",
             collective.op.location,
         )
+
+
+def _warn_of_moved_dones(functions: Sequence[FunctionPlan], diagnostics: Diagnostics) -> None:
+    """Two explicit asynchronous collectives in flight together cannot be ordered by tokens."""
+    pending = [step for function in functions for step in function.steps]
+    while pending:
+        step = pending.pop(0)
+        pending[:0] = [inner for region in step.regions for inner in region]
+        if step.done is not None and step.done_moves_before is not None:
+            diagnostics.warn(
+                f"{label(step.done)} now stands before the {label(step.done_moves_before)} that "
+                "followed its start: a token leaves an asynchronous collective only beside its "
+                "result, so the two are in flight one after the other",
+                step.done.location,
+            )
 
 
 def _warn_of_unpartitioned(module: ir.Module, communicates: bool, diagnostics: Diagnostics) -> None:

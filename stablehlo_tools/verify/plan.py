@@ -16,6 +16,11 @@ from stablehlo_tools.analysis.replica_groups import ProcessGrid
 from stablehlo_tools.artifact import Artifact
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, first_line
+from stablehlo_tools.ir.async_calls import (
+    find_async_starts,
+    is_waited_for_beside,
+    lower_async_calls,
+)
 from stablehlo_tools.ir.symbols import symbol_name
 from stablehlo_tools.verify.device_grid import inferred_grid, is_partitioned, stated_grid
 from stablehlo_tools.verify.interpreter_program import interpreter_grid, interpreter_module
@@ -54,6 +59,7 @@ def make_plan(artifacts: Mapping[Side, Artifact], backend: str) -> Plan:
     Raises ToolError, with the name of the file that it is about, where they cannot be run or
     compared: signatures or device counts that differ, sizes or tokens that cannot be given.
     """
+    artifacts = _each(artifacts, lambda _, artifact: _with_plain_collectives(artifact, backend))
     if backend == "cpu" and all(artifact.exported for artifact in artifacts.values()):
         return _plan_calls(artifacts)
     platform = cpu_index(artifacts)
@@ -65,6 +71,19 @@ def make_plan(artifacts: Mapping[Side, Artifact], backend: str) -> Plan:
     if interpreted:
         return _plan_interpretation(artifacts, modules, signature, grid)
     return _plan_modules(artifacts, modules, signature, grid)
+
+
+def _with_plain_collectives(artifact: Artifact, backend: str) -> Artifact:
+    """The artifact without the explicit asynchronous collectives that the backend does not run.
+
+    XLA:CPU takes a start whose dones stand beside it; the interpreter knows none.
+    """
+    starts = find_async_starts(artifact.module)
+    if not starts or (backend == "cpu" and all(map(is_waited_for_beside, starts))):
+        return artifact
+    copy = artifact.copy()
+    lower_async_calls(copy.module)
+    return copy
 
 
 def _plan_calls(artifacts: Mapping[Side, Artifact]) -> Plan:

@@ -15,7 +15,6 @@ from stablehlo_tools.analysis.collectives import (
     Collective,
     ModuleFacts,
     classify_communication,
-    is_annotation,
 )
 from stablehlo_tools.analysis.demand.dimensions import Lane
 from stablehlo_tools.analysis.demand.exchanges import exchange_rule
@@ -27,6 +26,7 @@ from stablehlo_tools.analysis.demand.slots import BARRIER, Slots
 from stablehlo_tools.analysis.demand.zeros import SELECT, taken, window
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.custom_calls import is_annotation
 from stablehlo_tools.ir.symbols import CALLS, functions_by_name
 
 Needs = list[tuple[int, Need]]

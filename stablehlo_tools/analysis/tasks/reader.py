@@ -24,6 +24,7 @@ from stablehlo_tools.analysis.trip_counts import constant_integer, trip_count
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.work import WorkKind
 from stablehlo_tools.diagnostics import ToolError, to_place
+from stablehlo_tools.dialect.custom_calls import is_async_done
 from stablehlo_tools.ir.symbols import CALL, COMPOSITE, callee_name, functions_by_name
 from stablehlo_tools.ir.values import producer
 from stablehlo_tools.ir.walk import walk
@@ -32,7 +33,6 @@ _BARRIER = "stablehlo.optimization_barrier"
 _NAMED_COMPUTATION = "sdy.named_computation"
 _WHILE = "stablehlo.while"
 _CHOICES = frozenset({"stablehlo.case", "stablehlo.if"})
-_ASYNC_DONE = "stablehlo.async_done"
 _WEIGHTLESS = frozenset(
     {Role.INPUT, Role.OUTPUT, Role.NOTHING, Role.CHEAP, Role.VIEW, Role.RESHAPE, Role.DONE}
 )
@@ -131,7 +131,7 @@ class _Reader:
             self._loop(op, values)
         elif name in _CHOICES:
             self._choice(op, values)
-        elif name == _ASYNC_DONE:
+        elif is_async_done(op):
             self._done(op, values)
         else:
             self._plain(op, values)

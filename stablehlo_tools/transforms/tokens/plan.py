@@ -22,6 +22,8 @@ from stablehlo_tools.analysis.dataflow import depends_on
 from stablehlo_tools.analysis.liveness import has_effect, live_values
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, note
+from stablehlo_tools.dialect.custom_calls import CUSTOM_CALL, is_async_done, label
+from stablehlo_tools.ir.values import key_of
 from stablehlo_tools.transforms.tokens.chain import (
     is_refined_by_jax,
     may_decide_platform,
@@ -30,7 +32,6 @@ from stablehlo_tools.transforms.tokens.chain import (
 from stablehlo_tools.transforms.tokens.halves import Unit, in_units
 
 Chain = int
-ASYNC_DONE = "stablehlo.async_done"
 FUTURE = "!stablehlo.future"
 
 
@@ -53,6 +54,7 @@ class Step:
     token_operand: int | None = None
     token_result: int | None = None
     done: ir.Operation | None = None
+    done_moves_before: ir.Operation | None = None  # the next communication
     beside: Step | None = None  # the other half of a transfer, which no order is asked with
     is_sealed: bool = False  # a computation that no token may enter: tied by its tensors
 
@@ -149,7 +151,7 @@ class _Planner:
 
     def _block(self, sites: Sequence[Site], *, open_ended: bool) -> tuple[Step, ...]:
         """The steps of a block; one that is `open_ended` has communication around it."""
-        _check_async_pairs(sites)
+        moves = _done_moves(sites)
         units = list(in_units(sites))
         chains = [self._chains(unit[0]) for unit in units]
         needed = self._needed_links(units, chains, open_ended)
@@ -157,7 +159,10 @@ class _Planner:
             self._unit(unit, used, *link)
             for unit, used, link in zip(units, chains, needed, strict=True)
         ]
-        return tuple(steps)
+        return tuple(
+            replace(step, done_moves_before=moves.get(key_of(step.op))) if step.done else step
+            for step in steps
+        )
 
     def _unit(self, unit: Unit, chains: tuple[Chain, ...], enters: bool, leaves: bool) -> Step:
         first, *others = [self._step(site, chains, enters, leaves) for site in unit]
@@ -293,32 +298,47 @@ def _check_computation(site: Site, live: set[ir.Value] | None) -> None:
 
 
 def _async_done(start: ir.Operation) -> ir.Operation:
-    """The async_done of an async_start, which must stand in the same block."""
+    """What waits for an asynchronous start, which must stand in the same block."""
     users = [use.owner.operation for use in start.results[0].uses]
     done = users[0] if len(users) == 1 else None
-    if done is None or done.name != ASYNC_DONE or done.block != start.block:
+    if done is not None and is_async_done(done) and done.block == start.block:
+        return done
+    if start.name == CUSTOM_CALL:
         raise ToolError(
-            "async_start whose async_done does not stand in the same block: a token cannot "
-            "follow its future",
+            f"{label(start)} is not waited for by one done in the same block: a token cannot "
+            "follow it elsewhere (P5)",
             start.location,
         )
-    return done
+    raise ToolError(
+        "async_start whose async_done does not stand in the same block: a token cannot "
+        "follow its future",
+        start.location,
+    )
 
 
-def _check_async_pairs(sites: Sequence[Site]) -> None:
-    """Refuses communication between a start and its done: no token leaves an async_start."""
+def _done_moves(sites: Sequence[Site]) -> dict[ir.Value | ir.Operation, ir.Operation]:
+    """The explicit starts of jax's whose dones have to stand further up, and before which op.
+
+    No token leaves a start. Refuses communication between an async_start and its async_done.
+    """
+    moves: dict[ir.Value | ir.Operation, ir.Operation] = {}
     for site, following in _pairwise(sites):
         if site.collective is None or not site.collective.is_async:
             continue
         done = _async_done(site.op)
-        if following is not None and not done.is_before_in_block(following.op):
-            raise ToolError(
-                f"{following.op.name} between an async_start and its async_done: a future can "
-                "carry no token, so their order cannot be fixed; wait for the first before the "
-                "second, or thread tokens before making collectives asynchronous",
-                following.op.location,
-                (note("the async_start is here", site.op.location),),
-            )
+        if following is None or done.is_before_in_block(following.op):
+            continue
+        if site.collective.is_async_call:
+            moves[key_of(site.op)] = following.op
+            continue
+        raise ToolError(
+            f"{following.op.name} between an async_start and its async_done: a future can "
+            "carry no token, so their order cannot be fixed; wait for the first before the "
+            "second, or thread tokens before making collectives asynchronous",
+            following.op.location,
+            (note("the async_start is here", site.op.location),),
+        )
+    return moves
 
 
 def _pairwise(sites: Sequence[Site]) -> Iterator[tuple[Site, Site | None]]:

@@ -141,6 +141,8 @@ def _fits_composite(step: Step) -> bool:
 def _link(step: Step, tokens: Tokens) -> None:
     """Ties one communicating op into its chain, before and after, as the plan says."""
     (chain,) = step.chains
+    if step.done is not None and step.done_moves_before is not None:
+        step.done.move_before(step.done_moves_before)
     if step.beside is not None:
         tokens[chain] = _link_both(step, step.beside, tokens[chain])
         return

@@ -1,0 +1,62 @@
+"""Custom calls of which nobody knows whether they communicate, while programs are compared.
+
+A custom call without a side effect computes on its device as far as most passes are concerned. Of
+one whose target is not known that is a guess: a library of the user's may well call NCCL in it. So
+where an order is to be proved it counts as a collective of all devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Generator
+from contextlib import contextmanager
+
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.custom_calls import (
+    ASYNC_STARTS,
+    CUSTOM_CALL,
+    MAY_COMMUNICATE,
+    RAGGED_ALL_TO_ALL,
+    STAYS,
+    stays_on_device,
+    target_of,
+)
+from stablehlo_tools.ir.walk import walk
+
+
+@contextmanager
+def unknown_calls_counted(module: ir.Module, local: Collection[str]) -> Generator[None]:
+    """Counts what is not known to stay on its device as communication, for as long as it lasts.
+
+    The targets that are `local` are taken to stay on their device, whatever they say themselves.
+    """
+    for op in _custom_calls(module):
+        if target_of(op) in local:
+            op.attributes[STAYS] = ir.UnitAttr.get(module.context)
+        elif _is_unknown(op):
+            op.attributes[MAY_COMMUNICATE] = ir.UnitAttr.get(module.context)
+    try:
+        yield
+    finally:
+        for op in _custom_calls(module):
+            for mark in (STAYS, MAY_COMMUNICATE):
+                if mark in op.attributes:
+                    del op.attributes[mark]
+
+
+def _is_unknown(op: ir.Operation) -> bool:
+    """Whether nothing is known of a custom call; one without results is deleted by compilers."""
+    target = target_of(op)
+    is_collective = target in ASYNC_STARTS or target == RAGGED_ALL_TO_ALL
+    return bool(len(op.results)) and not is_collective and not stays_on_device(op)
+
+
+def _custom_calls(module: ir.Module) -> list[ir.Operation]:
+    found: list[ir.Operation] = []
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        if op.name == CUSTOM_CALL:
+            found.append(op)
+        return ir.WalkResult.ADVANCE
+
+    walk(module.operation, visit)
+    return found

@@ -1,0 +1,117 @@
+"""What is known of custom calls by their targets: which stay on their device, which communicate.
+
+jax 0.12 writes an explicit asynchronous collective as two of them, with the groups as JSON:
+
+    %f = stablehlo.custom_call @"all-gather-start"(%x)
+        {mhlo.frontend_attributes = {async_collective_config = "{"replica_groups": [[0, 1]], …}"}}
+    %y = stablehlo.custom_call @"all-gather-done"(%f)
+
+What both hand on has the type of the result, so it goes wherever a tensor goes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from stablehlo_tools.bindings import ir
+
+CUSTOM_CALL = "stablehlo.custom_call"
+RAGGED_ALL_TO_ALL = "ragged_all_to_all"  # as jax writes it
+_ASYNC_DONE = "stablehlo.async_done"
+
+# The collective that each of jax's explicit starts begins.
+ASYNC_STARTS = {
+    "all-gather-start": "all_gather",
+    "all-reduce-start": "all_reduce",
+    "all-to-all-start": "all_to_all",
+    "collective-permute-start": "collective_permute",
+    "reduce-scatter-start": "reduce_scatter",
+}
+_START_OF = {start.removesuffix("start") + "done": start for start in ASYNC_STARTS}
+
+# With a side-effect flag or without, these only annotate the program and never run on a device.
+_ANNOTATIONS = re.compile(
+    r"shape_assertion|Sharding|SPMDFullToShardShape|SPMDShardToFullShape|LayoutConstraint|"
+    r"AssumeGatherIndicesInBound|annotate_device_placement|xla\.sdy\..*"
+)
+
+# These compute on their device, or talk to its own host: jax's stable targets, the libraries that
+# XLA calls, ops that are custom calls in older artifacts, and callbacks.
+_STAYING = re.compile(
+    r"(cu|hip)(solver|sparse|blas)_\w+|(cu|hip)_(lu_pivots_to_permutation|threefry2x32\w*)|"
+    r"lapack_\w+|Eigh|LuDecomposition|Qr|QrDecompositionBlock|"
+    r"ProductOfElementaryHouseholderReflectors|ApproxTopK|PartialReduce|AggregateToTopK|TopK|"
+    r"(mhlo|chlo)\.(topk|top_k|erf|erfc|erf_inv|tan|a?(cos|sin|tan)h?|lgamma|digamma|polygamma|"
+    r"zeta|square|bessel_i1e|next_after|ragged_dot)|"
+    r"stablehlo\.dynamic_(approx_top_k|reduce_window|rng_bit_generator|top_k)|"
+    r"AllocateBuffer|CreateBuffer|Pin|Unpin|MoveToHost|MoveToDevice|PadToStatic|SliceToDynamic|"
+    r"SetBound|X64(Combine|SplitLow|SplitHigh)|Resize(Nearest|Bilinear)(Grad)?|"
+    r"__(cudnn|cublas|cusolver|cufft|cub|onednn)\$.*|__gpu\$xla\.gpu\.triton|triton_kernel_call|"
+    r"tf\.call_tf_function|xla_(ffi_)?(partitioned_)?(buffer_)?python_\w+"
+)
+# What is assumed of a custom call while programs are compared.
+MAY_COMMUNICATE = "stablehlo_tools.may_communicate"
+STAYS = "stablehlo_tools.stays_on_device"
+
+_TPU_KERNEL = "tpu_custom_call"
+_GPU_KERNEL = re.compile(r"mosaic_gpu\w*")
+# In the configuration or the code of a Mosaic GPU kernel that reaches other devices.
+_GPU_PEERS = re.compile(
+    r"nvshmem|xla_replica_ids|symmetric_memory_parameters|collective_metadata_used|"
+    r"uses_xla_collective_metadata = true"
+)
+
+
+def target_of(call: ir.Operation) -> str:
+    """The target of a custom call."""
+    return ir.StringAttr(call.attributes["call_target_name"]).value
+
+
+def label(op: ir.Operation) -> str:
+    """An op for a message: its name; of a custom call, also its target."""
+    return f'{op.name} @"{target_of(op)}"' if op.name == CUSTOM_CALL else op.name
+
+
+def is_annotation(op: ir.Operation) -> bool:
+    """Whether an op is a custom call that only says something of the value it hands on."""
+    return op.name == CUSTOM_CALL and bool(_ANNOTATIONS.fullmatch(target_of(op)))
+
+
+def is_async_done(op: ir.Operation) -> bool:
+    """Whether an op waits for an asynchronous collective and hands its result on as it is."""
+    if op.name == CUSTOM_CALL:
+        return target_of(op) in _START_OF
+    return op.name == _ASYNC_DONE
+
+
+def start_of_done(target: str) -> str | None:
+    """The target of the starts that a done of this target waits for; None for other targets."""
+    return _START_OF.get(target)
+
+
+def stays_on_device(call: ir.Operation) -> bool:
+    """Whether a custom call is known to reach no other device."""
+    target = target_of(call)
+    if STAYS in call.attributes or target in _START_OF:
+        return True
+    if _ANNOTATIONS.fullmatch(target) or _STAYING.fullmatch(target):
+        return True
+    if target == _TPU_KERNEL:
+        return not _tpu_kernel_communicates(call.attributes.get("backend_config"))
+    if _GPU_KERNEL.fullmatch(target):
+        config = call.attributes.get("mhlo.backend_config", call.attributes.get("backend_config"))
+        return config is not None and _GPU_PEERS.search(str(config)) is None
+    return False
+
+
+def _tpu_kernel_communicates(config: ir.Attribute | None) -> bool:
+    """What a Pallas kernel says of itself; one whose configuration cannot be read may do it."""
+    if not isinstance(config, ir.StringAttr):
+        return True
+    try:
+        read: Any = json.loads(config.value)
+        return bool(read["custom_call_config"].get("has_communication", False))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return True

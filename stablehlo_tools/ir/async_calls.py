@@ -1,0 +1,258 @@
+"""The collective behind one of jax's explicit asynchronous starts, as an op of its own.
+
+  stablehlo.custom_call @"all-gather-start"(%x) {… async_collective_config = "…"}
+==>
+  "stablehlo.all_gather"(%x) <{all_gather_dim = 0, replica_groups = …, channel_handle = …}>
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from stablehlo_tools import bindings
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import ToolError, from_mlir_error
+from stablehlo_tools.dialect.custom_calls import (
+    ASYNC_STARTS,
+    CUSTOM_CALL,
+    is_async_done,
+    label,
+    target_of,
+)
+from stablehlo_tools.ir.carriers import terminator
+from stablehlo_tools.ir.inline import copy_with
+from stablehlo_tools.ir.symbols import FUNCTION, functions_by_name
+from stablehlo_tools.ir.walk import walk
+
+CONFIG = "async_collective_config"
+FRONTEND_ATTRIBUTES = "mhlo.frontend_attributes"
+_DEVICE_TO_DEVICE = 1
+_GROUPS = "replica_groups"
+_PAIRS = "permutation"
+# What each configuration holds besides, and the name of it in StableHLO; all of them are integers.
+_DIMENSIONS = {
+    "all_gather": {"all_gather_dimension": "all_gather_dim"},
+    "all_reduce": {},
+    "all_to_all": {
+        "split_dimension": "split_dimension",
+        "concat_dimension": "concat_dimension",
+        "split_count": "split_count",
+    },
+    "collective_permute": {},
+    "reduce_scatter": {"scatter_dimension": "scatter_dimension"},
+}
+_REDUCING = frozenset({"all_reduce", "reduce_scatter"})
+_OPTIONAL = frozenset({"channel_id", "use_global_device_ids", "tiled"})
+_LARGEST = 2**63
+
+
+def detached_collective(
+    start: ir.Operation, functions: Mapping[str, ir.Operation]
+) -> tuple[ir.Operation, ir.Module]:
+    """The collective of a start, and a module of its own that has to outlive it.
+
+    Raises a located ToolError for a configuration that is not understood.
+    """
+    with start.location:
+        module = ir.Module.create()
+        point = ir.InsertionPoint(module.body)
+        stand_ins = ir.Operation.create(
+            "builtin.unrealized_conversion_cast",
+            results=[operand.type for operand in start.operands],
+            ip=point,
+        )
+        return _write_collective(start, list(stand_ins.results), functions, point), module
+
+
+def find_async_starts(module: ir.Module) -> list[ir.Operation]:
+    """jax's explicit asynchronous starts, in the order of the text."""
+    return _calls(module, lambda op: target_of(op) in ASYNC_STARTS)
+
+
+def is_waited_for_beside(start: ir.Operation) -> bool:
+    """Whether only dones in the start's own block use it, as compilers want it."""
+    users = [use.owner.operation for result in start.results for use in result.uses]
+    return all(is_async_done(user) and user.block == start.block for user in users)
+
+
+def lower_async_calls(module: ir.Module) -> None:
+    """Makes plain collectives of explicit asynchronous ones, in place.
+
+    Raises a located ToolError for a configuration that is not understood.
+    """
+    starts, dones = find_async_starts(module), _calls(module, is_async_done)
+    functions = functions_by_name(module)
+    for start in starts:
+        with start.location:
+            point = ir.InsertionPoint(start)
+            plain = _write_collective(start, list(start.operands), functions, point)
+        start.results[0].replace_all_uses_with(plain.results[0])
+        start.erase()
+    for done in dones:
+        done.results[0].replace_all_uses_with(done.operands[0])
+        done.erase()
+
+
+def _calls(module: ir.Module, is_wanted: Callable[[ir.Operation], bool]) -> list[ir.Operation]:
+    """The custom calls of a module that are wanted, in the order of the text."""
+    found: list[ir.Operation] = []
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        if op.name == CUSTOM_CALL and is_wanted(op):
+            found.append(op)
+        return ir.WalkResult.ADVANCE
+
+    walk(module.operation, visit)
+    return found
+
+
+def _write_collective(
+    start: ir.Operation,
+    operands: list[ir.Value],
+    functions: Mapping[str, ir.Operation],
+    point: ir.InsertionPoint,
+) -> ir.Operation:
+    kind = ASYNC_STARTS[target_of(start)]
+    if len(operands) != 1 or len(start.results) != 1:
+        raise ToolError(
+            f"{label(start)} takes {len(operands)} operands and has {len(start.results)} results, "
+            "where jax writes one of each",
+            start.location,
+        )
+    op = ir.Operation.create(
+        f"stablehlo.{kind}",
+        results=[start.results[0].type],
+        operands=operands,
+        attributes=_attributes(start, kind, _configuration(start)),
+        regions=int(kind in _REDUCING),
+        loc=start.location,
+        ip=point,
+    )
+    if kind in _REDUCING:
+        _copy_reducer(start, functions, op, ir.RankedTensorType(operands[0].type))
+    try:
+        op.verify()
+    except ir.MLIRError as error:
+        told = from_mlir_error(error).diagnostic.message
+        raise ToolError(f"{label(start)}: {told}", start.location) from None
+    return op
+
+
+def _configuration(start: ir.Operation) -> dict[str, Any]:
+    attributes = start.attributes.get(FRONTEND_ATTRIBUTES)
+    text = None
+    if isinstance(attributes, ir.DictAttr) and CONFIG in attributes:
+        text = attributes[CONFIG]
+    if not isinstance(text, ir.StringAttr):
+        raise ToolError(
+            f"{label(start)} has no {CONFIG} among its frontend attributes: its groups are not "
+            "known",
+            start.location,
+        )
+    try:
+        config: Any = json.loads(text.value)
+    except (ValueError, RecursionError) as error:
+        told = str(error) if isinstance(error, ValueError) else "nested too deep"
+        raise _malformed(start, f"is no JSON: {told}") from None
+    if not isinstance(config, dict):
+        raise _malformed(start, "is no JSON object")
+    return config  # pyright: ignore[reportUnknownVariableType]
+
+
+def _attributes(
+    start: ir.Operation, kind: str, config: Mapping[str, Any]
+) -> dict[str, ir.Attribute]:
+    is_permute = kind == "collective_permute"
+    dimensions = _DIMENSIONS[kind]
+    unknown = config.keys() - dimensions.keys() - {_PAIRS if is_permute else _GROUPS} - _OPTIONAL
+    if unknown:
+        raise _malformed(start, f"has {', '.join(sorted(unknown))}, which is not understood")
+    i64 = ir.IntegerType.get_signless(64)
+    attributes: dict[str, ir.Attribute] = {
+        name: ir.IntegerAttr.get(i64, _integer(start, config, key))
+        for key, name in dimensions.items()
+    }
+    if is_permute:
+        attributes["source_target_pairs"] = _table(start, config, _PAIRS, width=2)
+    else:
+        attributes["replica_groups"] = _table(start, config, _GROUPS)
+    channel = _integer(start, config, "channel_id") if "channel_id" in config else 0
+    if channel:
+        attributes["channel_handle"] = bindings.ChannelHandle.get(channel, _DEVICE_TO_DEVICE)
+    if config.get("use_global_device_ids") not in (None, False):
+        attributes["use_global_device_ids"] = ir.UnitAttr.get()
+    return attributes
+
+
+def _integer(start: ir.Operation, config: Mapping[str, Any], key: str) -> int:
+    value = config.get(key)
+    if type(value) is not int or not 0 <= value < _LARGEST:
+        raise _malformed(start, f"has no {key} that is a number from 0 on")
+    return value
+
+
+def _table(
+    start: ir.Operation, config: Mapping[str, Any], key: str, *, width: int | None = None
+) -> ir.Attribute:
+    """Rows of device ids; -1 fills short ones."""
+    rows = config.get(key)
+    if not isinstance(rows, list) or not all(_is_row(row, width) for row in rows):  # pyright: ignore[reportUnknownVariableType]
+        of = "pairs of ids" if width else "lists of ids"
+        raise _malformed(start, f"has no {key} that is a list of {of}")
+    widest = width or max((len(row) for row in rows), default=0)  # pyright: ignore[reportUnknownVariableType,reportUnknownArgumentType]
+    padded = [[*row, *[-1] * (widest - len(row))] for row in rows]  # pyright: ignore[reportUnknownVariableType,reportUnknownArgumentType]
+    return ir.DenseIntElementsAttr.get(np.array(padded, np.int64).reshape(len(padded), widest))
+
+
+def _is_row(row: Any, width: int | None) -> bool:
+    if not isinstance(row, list) or (width is not None and len(row) != width):  # pyright: ignore[reportUnknownArgumentType]
+        return False
+    return all(type(i) is int and 0 <= i < _LARGEST for i in row)  # pyright: ignore[reportUnknownVariableType]
+
+
+def _copy_reducer(
+    start: ir.Operation,
+    functions: Mapping[str, ir.Operation],
+    op: ir.Operation,
+    operand: ir.RankedTensorType,
+) -> None:
+    """Writes the body of the function that a start names into the collective's region."""
+    called = start.attributes.get("called_computations")
+    symbols = () if called is None else ir.ArrayAttr(called)
+    names = [ir.FlatSymbolRefAttr(symbol).value for symbol in symbols]
+    function = functions.get(names[0]) if len(names) == 1 else None
+    scalar = ir.RankedTensorType.get([], operand.element_type)
+    if function is None or not _combines(function, scalar):
+        raise ToolError(
+            f"{label(start)}: its called_computations do not name one function of two {scalar} "
+            "that returns one: what it reduces with is not known",
+            start.location,
+        )
+    body = function.regions[0].blocks[0]
+    block = op.regions[0].blocks.append(scalar, scalar)
+    values: dict[ir.Value, ir.Value] = dict(zip(body.arguments, block.arguments, strict=True))
+    point, end = ir.InsertionPoint(block), terminator(body)
+    for view in list(body.operations)[:-1]:
+        copy = copy_with(view.operation, values, point)
+        values.update(zip(view.operation.results, copy.results, strict=True))
+    ir.Operation.create(
+        "stablehlo.return",
+        operands=[values[value] for value in end.operands],
+        loc=end.location,
+        ip=point,
+    )
+
+
+def _combines(function: ir.Operation, scalar: ir.Type) -> bool:
+    if function.name != FUNCTION or len(function.regions[0].blocks) != 1:
+        return False
+    kind = ir.FunctionType(ir.TypeAttr(function.attributes["function_type"]).value)
+    return list(kind.inputs) == [scalar, scalar] and list(kind.results) == [scalar]
+
+
+def _malformed(start: ir.Operation, told: str) -> ToolError:
+    return ToolError(f"{label(start)}: its {CONFIG} {told}", start.location)
