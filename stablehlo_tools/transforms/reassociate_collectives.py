@@ -28,7 +28,7 @@ of maxima and minima, are as before. Sums of floats are taken in another order, 
 where a convert came before: of n numbers in all, over devices and terms, the result lies within
 2 (n - 1) u (|x1| + … + |xn|) of what it was, u the unit roundoff of the type that was summed in
 (2^-24 for f32), and of a mean within two more roundings. A product of n floats differs by a factor
-within 1 + 2 (n - 1) u.
+within 1 + 2 (n - 1) u. Both as long as nothing on the way overflows, one way or the other.
 
 Left as they are: terms that differ in kind, process groups, the dimension they scatter along, or
 what steers how XLA runs them (a `collective_group_key`; a `_scheduling_group_id` is dropped); a
