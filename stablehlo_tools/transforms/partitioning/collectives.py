@@ -74,9 +74,10 @@ class CollectiveWriter:
 
     def all_slice(self, build: Builder, value: ir.Value, lists: Sequence[Axes]) -> ir.Value:
         """A device's own part of a value, divided further along the axes of each dimension."""
-        sizes = [
-            size // self._axes.size(axes) for size, axes in zip(shape_of(value), lists, strict=True)
-        ]
+        try:
+            sizes = self._shardings.local_shape(shape_of(value), tuple(lists))
+        except ValueError as error:
+            raise ToolError(f"partition needs equal parts: {error}", build.location) from None
         starts = [
             self._offsets.start(axes, size) if axes else self._offsets.zero()
             for size, axes in zip(sizes, lists, strict=True)

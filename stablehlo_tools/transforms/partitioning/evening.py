@@ -16,17 +16,21 @@ from stablehlo_tools.analysis.tensor_shardings import (
 )
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.walk import walk
+from stablehlo_tools.transforms.partitioning.resharding import ALL_REDUCE, RESHARD
+
+# Ops that Shardy inserts, and where they say how their result is divided.
+_STATING = {RESHARD: "sharding", ALL_REDUCE: "out_sharding"}
 
 
 def make_even(module: ir.Module, shardings: ValueShardings) -> None:
-    """Changes the shardings of results and reshards, in place, not those of signatures."""
+    """Changes the shardings that ops state for results, in place, not those of signatures."""
 
     def visit(op: ir.Operation) -> ir.WalkResult:
-        if op.name == "sdy.reshard":
+        if op.name in _STATING:
             dims = shardings.of(op.results[0])
             even = _even(op.results[0], dims, shardings)
             if even != dims:
-                op.attributes["sharding"] = shardings.attribute(even, op.context)
+                op.attributes[_STATING[op.name]] = shardings.attribute(even, op.context)
         elif SHARDING in op.attributes and op.name != MANUAL_COMPUTATION:
             now = [shardings.of(result) for result in op.results]
             even_each = [_even(v, d, shardings) for v, d in zip(op.results, now, strict=True)]
