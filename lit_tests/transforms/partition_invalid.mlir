@@ -29,6 +29,15 @@ func.func @border_of_gspmd_p1(%x: tensor<8x4xf32>) -> tensor<2x2xf32> {
 
 // -----
 
+// Shardy's, in the form that older jax wrote them in; GSPMD's stand beside them.
+func.func @round_trip_p1(%x: tensor<8x4xf32> {mhlo.frontend_attributes = {xla.sdy.sharding = "#sdy.sharding<@mesh, [{}, {}]>"}, mhlo.sharding = "{devices=[4,2]<=[8]}"}) -> tensor<8x4xf32> {
+  // expected-error@-1 {{the shardings are XLA's frontend attributes (xla.sdy.sharding), and partition reads Shardy's (sdy.sharding): export again, with a jax that writes sdy.sharding (P1)}}
+  %0 = stablehlo.negate %x : tensor<8x4xf32>
+  return %0 : tensor<8x4xf32>
+}
+
+// -----
+
 // P2: shapes are static. Here one inside.
 sdy.mesh @mesh = <["x"=4, "y"=2]>
 func.func @symbolic_shape_p2(%n: tensor<1xi32>) -> tensor<i32> {

@@ -34,6 +34,13 @@ class Annotation(enum.Enum):
     GSPMD = "GSPMD's shardings (mhlo.sharding)"
     ROUND_TRIP = "Shardy's shardings as XLA's frontend attributes (xla.sdy.sharding)"
 
+    @property
+    def remedy(self) -> str:
+        """How to export the program, for it to have shardings that can be read."""
+        if self is Annotation.ROUND_TRIP:
+            return "again, with a jax that writes sdy.sharding"
+        return "with jax_use_shardy_partitioner, as jax does by default"
+
 
 @dataclass(frozen=True)
 class LeftToCompiler:
@@ -52,9 +59,8 @@ class LeftToCompiler:
         if self.annotation is Annotation.SHARDY:
             return "run partition,create-reduce-scatter first"
         return (
-            f"they follow {self.annotation.value}, which partition does not read: export with "
-            "jax_use_shardy_partitioner, as jax does by default, and run "
-            "partition,create-reduce-scatter first"
+            f"they follow {self.annotation.value}, which partition does not read: export "
+            f"{self.annotation.remedy}, and run partition,create-reduce-scatter first"
         )
 
 
@@ -95,7 +101,10 @@ def _partitions(module: ir.Module, annotation: Annotation) -> int:
 
 
 def _first_annotation(module: ir.Module) -> tuple[Annotation, ir.Operation] | None:
-    """Whose shardings a module has, and the first op with one; GSPMD's where it has both."""
+    """Whose shardings a module has, and the first op with one.
+
+    Older jax writes Shardy's and, beside them, GSPMD's of arguments.
+    """
     first: dict[Annotation, ir.Operation] = {}
 
     def visit(op: ir.Operation) -> ir.WalkResult:
@@ -104,7 +113,7 @@ def _first_annotation(module: ir.Module) -> tuple[Annotation, ir.Operation] | No
         return ir.WalkResult.ADVANCE
 
     walk(module.operation, visit)
-    order = (Annotation.GSPMD, Annotation.ROUND_TRIP, Annotation.SHARDY)
+    order = (Annotation.ROUND_TRIP, Annotation.GSPMD, Annotation.SHARDY)
     return next(((each, first[each]) for each in order if each in first), None)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import find_collectives
 from stablehlo_tools.analysis.communication import MANUAL_COMPUTATION
+from stablehlo_tools.analysis.partitioner_work import Annotation
 from stablehlo_tools.analysis.shardings import manual_axes, sharding_per_value
 from stablehlo_tools.analysis.tensor_shardings import (
     ValueShardings,
@@ -83,15 +84,15 @@ def check_shardy(module: ir.Module) -> None:
     def visit(op: ir.Operation) -> ir.WalkResult:
         if op == module.operation:
             return ir.WalkResult.ADVANCE
-        if is_gspmd(op):
-            what = "GSPMD's (mhlo.sharding)"
-        elif is_round_trip(op):
-            what = "in the form that Shardy's take through HLO (xla.sdy.sharding)"
+        if is_round_trip(op):
+            what, annotation = "XLA's frontend attributes (xla.sdy.sharding)", Annotation.ROUND_TRIP
+        elif is_gspmd(op):
+            what, annotation = "GSPMD's (mhlo.sharding)", Annotation.GSPMD
         else:
             return ir.WalkResult.ADVANCE
         raise ToolError(
-            f"the shardings are {what}, and partition reads Shardy's (sdy.sharding): export with "
-            "jax_use_shardy_partitioner, as jax does by default (P1)",
+            f"the shardings are {what}, and partition reads Shardy's (sdy.sharding): export "
+            f"{annotation.remedy} (P1)",
             op.location,
         )
 
