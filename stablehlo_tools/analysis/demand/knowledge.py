@@ -46,10 +46,11 @@ class TooMuchWorkError(Exception):
 
 
 class Budget:
-    """How many steps may still be taken."""
+    """How many steps may still be taken, and how many iterations of all loops together."""
 
-    def __init__(self, steps: int) -> None:
+    def __init__(self, steps: int, iterations: int) -> None:
         self.left = steps
+        self.iterations = iterations
 
     def spend(self, steps: int) -> None:
         """Raises TooMuchWorkError where that is more than there is left."""
@@ -57,12 +58,20 @@ class Budget:
         if self.left < 0:
             raise TooMuchWorkError
 
+    def iterate(self, steps: int) -> None:
+        """Spends the steps of one iteration, and the iteration."""
+        self.iterations -= 1
+        if self.iterations < 0:
+            raise TooMuchWorkError
+        self.spend(steps)
+
 
 class Knowledge:
     """What is known of each value now; `forward` brings the values of a block up to date.
 
     `walked` are the numbers of the loops that are followed, `histories` what each of them carried
-    into its iterations when it last ran; None where nobody knows how often it does.
+    into its iterations when it last ran; None where nobody knows how often it does. `endless` are
+    those that never end.
     """
 
     def __init__(
@@ -78,6 +87,7 @@ class Knowledge:
         self.now: list[Values | None] = [None] * len(program.types)
         self.zeros = ZeroTracking(program, module, facts, slots, self.of_devices)
         self.histories: dict[int, list[Carries] | None] = {}
+        self.endless: set[int] = set()
         self._program = program
         self._devices = facts.grid.size
         self._budget = budget
@@ -114,6 +124,7 @@ class Knowledge:
 
     def enter(self, body: Code, carries: Carries) -> None:
         """Brings a loop's body up to date in one iteration."""
+        self._budget.spend(len(self._listed(body)))
         self._bind(body.arguments, carries)
         self.forward(body)
 
@@ -176,6 +187,7 @@ class Knowledge:
             return None
         carries = self._handed(loop.operands, body.arguments)
         history: list[Carries] = []
+        steps = 1 + len(self._listed(condition)) + len(self._listed(body))
         while True:
             self._bind(condition.arguments, carries)
             self.forward(condition)
@@ -184,8 +196,11 @@ class Knowledge:
                 return None
             if not goes_on.all():
                 break
+            if history and _are_same_integers(history[-1], carries):
+                self.endless.add(loop.number)  # what goes on once goes on for ever
+                return None
             history.append(carries)
-            self._budget.spend(1 + len(self._listed(body)))
+            self._budget.iterate(steps)
             self._bind(body.arguments, carries)
             self.forward(body)
             carries = self._handed(body.ends, body.arguments)
@@ -259,6 +274,14 @@ class Knowledge:
             return None
         known = apply(op, [])
         return None if known is None else converted(known, dtype)
+
+
+def _are_same_integers(before: Carries, after: Carries) -> bool:
+    """Whether all that is known of the carries, as integers, is as it was an iteration before."""
+    return all(
+        one is other or (one is not None and other is not None and np.array_equal(one, other))
+        for (one, _), (other, _) in zip(before, after, strict=True)
+    )
 
 
 def chosen_region(predicate: Values | None, step: Step) -> Values | None:

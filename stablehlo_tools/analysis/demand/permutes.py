@@ -27,8 +27,12 @@ from stablehlo_tools.bindings import ir
 
 Ranges = tuple[tuple[int, int], ...]  # of iterations, first and last, sorted and apart
 
-MOST_STEPS = 2_000_000  # ops evaluated, loops iteration by iteration
-LONG = f"following its loops would take more than {MOST_STEPS:,} steps"
+MOST_STEPS = 250_000  # ops evaluated, loops iteration by iteration
+MOST_ITERATIONS = 10_000  # of all loops together
+LONG = (
+    f"following the loops would take more than {MOST_ITERATIONS:,} iterations, or {MOST_STEPS:,} "
+    "steps"
+)
 COUNTERLESS = "its loop carries no integer that grows by the same amount in each iteration"
 ELSEWHERE = "it stands in a function that the loop calls, or in another computation"
 PAIRLESS = "its pairs are not understood"
@@ -77,7 +81,7 @@ def permute_demand(module: ir.Module, facts: ModuleFacts) -> list[PermuteDemand]
     }
     if not records:
         return []
-    budget = Budget(MOST_STEPS)
+    budget = Budget(MOST_STEPS, MOST_ITERATIONS)
     classify = classify_communication(module.context)
     walked = walked_loops(program.main, lambda step: classify(step.op) is not None)
     same = crossing_values(program, facts)

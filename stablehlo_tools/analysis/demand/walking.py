@@ -28,6 +28,7 @@ from stablehlo_tools.analysis.trip_counts import trip_count
 _FREE_SIZE = 100_000  # devices times places that cost no more than few
 CHANGING = "its loop runs a different number of times for each iteration of a loop around it"
 UNKNOWN = "how often its loop runs is not known before the run, or differs by device"
+ENDLESS = "its loop never ends: what decides whether it goes on does not change"
 
 
 @dataclass(eq=False)
@@ -151,9 +152,10 @@ class Walk:
         """
         talks = self._communicates(loop)
         inside = [step for region in loop.regions for step in nested(region)]
+        reason = ENDLESS if loop.number in self._knowledge.endless else UNKNOWN
         for step in inside:
             if step.number in self._records:
-                self._records[step.number].reason = UNKNOWN
+                self._records[step.number].reason = reason
         runs = any(step.number in self._effects for step in inside) or not self._ends(loop)
         rows = [need.any(axis=1, keepdims=True) for need in needs if need is not None]
         if not rows and not runs:
