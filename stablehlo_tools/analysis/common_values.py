@@ -75,7 +75,7 @@ class CommonValues:
 
     def of_branch(self, branch: ir.Operation) -> str | None:
         """The symbol of what chooses a branch."""
-        return _short(self._of(branch.operands[0]))
+        return shortened(self._of(branch.operands[0]))
 
     def of_loop(self, loop: ir.Operation) -> str | None:
         """The symbol of how often a loop runs, whose regions were read."""
@@ -101,7 +101,7 @@ class CommonValues:
             known = len(parts)
             if not asked:
                 text = "|".join(_renumbered(part or "", numbers) for part in parts)
-                return _short(f"while({text})")
+                return shortened(f"while({text})")
             carry = asked.pop(0)
             parts += [self._before(loop.operands[carry]), self._of(ends[carry])]
         return None
@@ -149,10 +149,11 @@ def _applied(op: ir.Operation, value: ir.Value, operands: Sequence[str | None]) 
     text = f"{op.name}[{attributes}]({inside}):{value.type}"
     if len(text) < _LONGEST or _carries(text):
         return text
-    return _short(text) or ""
+    return shortened(text) or ""
 
 
-def _short(symbol: str | None) -> str | None:
+def shortened(symbol: str | None) -> str | None:
+    """A symbol of few characters that stands for one of many."""
     return None if symbol is None else hashlib.sha256(symbol.encode()).hexdigest()
 
 

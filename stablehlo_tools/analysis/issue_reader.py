@@ -11,7 +11,7 @@ from functools import reduce
 from operator import or_
 
 from stablehlo_tools.analysis.collectives import Collective
-from stablehlo_tools.analysis.common_values import CommonValues
+from stablehlo_tools.analysis.common_values import CommonValues, shortened
 from stablehlo_tools.analysis.communication import (
     BRANCHES,
     COMPUTATIONS,
@@ -37,7 +37,7 @@ from stablehlo_tools.analysis.levels import (
 from stablehlo_tools.analysis.liveness import Deletable, live_values
 from stablehlo_tools.analysis.rendezvous import Rendezvousing, is_host_transfer
 from stablehlo_tools.analysis.rewriting import Surroundings
-from stablehlo_tools.analysis.uniformity import Uniformity, Variation
+from stablehlo_tools.analysis.uniformity import Uniformity, Variation, number_classes
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import to_place
 from stablehlo_tools.ir.carriers import terminator
@@ -116,6 +116,7 @@ class IssueReader:
             to_place(collective.op.location),
             collective.kind if collective.kind in ("send", "recv") else "",
             self.surroundings.of(collective),
+            self.rendezvous.pairs(collective),
         )
         self.ops.append(collective)
         return issue
@@ -230,10 +231,7 @@ class IssueReader:
         self.next_bit = first
         chosen = self._of(op.operands[0]).whole
         branches = tuple(branch.block() for branch in levels)
-        symbol = None
-        if self.common is not None and choice.values is None:
-            symbol = self.common.of_branch(op)
-        node = Branch(self._decision(choice, op, symbol), branches, to_place(op.location))
+        node = Branch(self._decision(choice, op), branches, to_place(op.location))
         bit = 0
         if any(branch.nodes for branch in levels):
             bit = self._place(node, op, chosen | common_before(levels) & below(first), level)
@@ -264,10 +262,7 @@ class IssueReader:
             return
         leading = once if not chained else start
         foremost = [leading.condition] if leading.condition.nodes else [leading.body]
-        symbol = None
-        if self.common is not None and trips.values is None:
-            symbol = self.common.of_loop(op)
-        decision = self._decision(trips, op, symbol)
+        decision = self._decision(trips, op)
         node = Loop(decision, condition, body, to_place(op.location), is_chained=chained)
         bit = self._place(node, op, common_before(foremost) & below(first), level)
         ends = terminator(op.regions[1].blocks[0]).operands
@@ -362,12 +357,21 @@ class IssueReader:
         tested |= self._of(predicate).whole
         return needed & ~reduce(or_, afters, tested) == 0 and all(map(changed.__and__, afters))
 
-    def _decision(self, known: Variation, op: ir.Operation, symbol: str | None) -> Decision:
+    def _decision(self, known: Variation, op: ir.Operation) -> Decision:
+        assert self.uniformity is not None
+        assert self.common is not None
+        place = to_place(op.location)
         classes = dict(zip(self.devices, known.classes, strict=True))
-        values = None
         if known.values is not None:
-            values = dict(zip(self.devices, known.values, strict=True))
-        return Decision(classes, values, to_place(op.location), symbol)
+            return Decision(classes, dict(zip(self.devices, known.values, strict=True)), place)
+        series = self.uniformity.series(op)
+        if series is not None:
+            classes = dict(zip(self.devices, number_classes(series), strict=True))
+            told = [shortened(f"{op.name}{row}") or "" for row in series]
+            return Decision(classes, None, place, dict(zip(self.devices, told, strict=True)))
+        symbol = self.common.of_loop(op) if op.name == WHILE else self.common.of_branch(op)
+        symbols = {} if symbol is None else dict.fromkeys(self.devices, symbol)
+        return Decision(classes, None, place, symbols)
 
     def _of(self, value: ir.Value) -> Dependence:
         return self.known.get(value, NOTHING)

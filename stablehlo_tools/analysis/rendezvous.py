@@ -73,6 +73,16 @@ class Rendezvousing:
             return self._ours([Rendezvous(self.everyone, self.everyone)])
         return ()
 
+    def pairs(self, collective: Collective) -> tuple[tuple[int, ...], ...]:
+        """All pairs of a transfer between devices, whoever runs them."""
+        if (
+            collective.kind not in ("send", "recv")
+            or self.by_channel
+            or is_host_transfer(collective)
+        ):
+            return ()
+        return tuple(tuple(pair) for pair in self.facts.groups(collective) or ())
+
     def _cached(self, collective: Collective) -> tuple[Rendezvous, ...]:
         groups = collective.group_attribute("replica_groups")
         key = (collective.kind, groups, collective.group_mode)
@@ -95,11 +105,8 @@ class Rendezvousing:
         return [tuple(r * partitions + p for r in range(replicas)) for p in range(partitions)]
 
     def _transfer(self, collective: Collective) -> tuple[Rendezvous, ...]:
-        if self.by_channel or is_host_transfer(collective):
-            return ()
-        pairs = self.facts.groups(collective) or ()
         end = 0 if collective.kind == "send" else 1
-        return self._ours([Rendezvous(pair, (pair[end],)) for pair in pairs])
+        return self._ours([Rendezvous(p, (p[end],)) for p in self.pairs(collective)])
 
     def _ours(self, meetings: Sequence[Rendezvous]) -> tuple[Rendezvous, ...]:
         return tuple(m for m in meetings if not self.mine.isdisjoint(m.issuers))
@@ -110,7 +117,7 @@ class Rendezvousing:
             parts.append(f"{name} {ir.IntegerAttr(inner.attributes[name]).value}")
         reduction = collective.reduction
         if reduction == "custom":
-            reduction = f"reduction {inner.regions[0]}" if len(inner.regions) else None
+            reduction = f"reduction {_spelled(inner.regions[0])}" if len(inner.regions) else None
         if reduction is not None:
             parts.append(reduction)
         if collective.kind == "collective_permute":
@@ -129,6 +136,22 @@ class Rendezvousing:
         if kind not in self.texts:
             self.texts[kind] = str(kind)
         return self.texts[kind]
+
+
+def _spelled(region: ir.Region) -> str:
+    """A reduction that has no name: its ops, values numbered as they are made."""
+    (block,) = region.blocks
+    numbers: dict[ir.Value, int] = {value: i for i, value in enumerate(block.arguments)}
+    told: list[str] = []
+    for view in block.operations:
+        op = view.operation
+        operands = [str(numbers.get(value, value)) for value in op.operands]
+        attributes = [f"{name}={attribute}" for name, attribute in sorted(op.attributes.items())]
+        inside = [_spelled(inner) for inner in op.regions]
+        told.append(f"{op.name}({', '.join([*operands, *attributes, *inside])})")
+        for result in op.results:
+            numbers[result] = len(numbers)
+    return f"{{{'; '.join(told)}}}"
 
 
 def is_host_transfer(collective: Collective) -> bool:

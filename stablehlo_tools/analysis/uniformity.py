@@ -5,14 +5,18 @@ each device: two devices of one class hold equal values. Constants, replicated a
 values (those outside of manual computations) are equal everywhere; `partition_id`, sharded
 arguments and what is computed from them differ as far as they are known to; the result of an
 all_reduce or all_gather is equal within each replica group, and across groups whose inputs are
-equal. Integer scalars that follow from constants and device ids are computed for each device.
+equal. Small integer tensors that follow from constants and device ids are computed for each
+device: so devices that cut the same rows out of a table hold equal ones.
 """
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import numpy as np
 
 from stablehlo_tools.analysis.collectives import (
     Collective,
@@ -20,6 +24,8 @@ from stablehlo_tools.analysis.collectives import (
     classify_communication,
 )
 from stablehlo_tools.analysis.communication import BRANCHES, COMPUTATIONS, MANUAL_COMPUTATION, WHILE
+from stablehlo_tools.analysis.device_arithmetic import COMPUTED, Values, apply, element_dtype
+from stablehlo_tools.analysis.iteration_values import IterationValues, Series
 from stablehlo_tools.analysis.replica_groups import AxisRef, mesh_axes_groups
 from stablehlo_tools.analysis.scalars import scalar_function
 from stablehlo_tools.analysis.shardings import manual_axes, sharding_axes, sharding_per_value
@@ -39,14 +45,20 @@ _SAME_ON_GROUP = frozenset(
 )
 _BY_POSITION = frozenset({"reduce_scatter", "all_to_all", "ragged_all_to_all"})
 _UNKNOWN = CALLS | {"stablehlo.rng", "stablehlo.custom_call"}
+_LARGEST = 1 << 14  # elements of a tensor that is computed
+_LARGEST_ON_ALL = 1 << 18  # the same, all devices together
 
 
 @dataclass(frozen=True)
 class Variation:
-    """How a value differs over the devices: a class for each, and the values where known."""
+    """How a value differs over the devices: a class for each, and the values where known.
+
+    `tensor` is that of a value of some dimensions, with a row for each device or one for all.
+    """
 
     classes: tuple[int, ...]
     values: tuple[int, ...] | None = None
+    tensor: Values | None = field(default=None, compare=False)  # it follows from the others
 
 
 def join(parts: Sequence[Variation]) -> tuple[int, ...]:
@@ -73,6 +85,7 @@ class Uniformity:
         self.anywhere = Variation(tuple(range(len(self.devices))))
         self.env: dict[ir.Value, Variation] = {}
         self.carries: dict[ir.Block, list[Variation]] = {}  # of a loop, by its body
+        self._iterations = IterationValues(len(self.devices), self._known)
 
     def of(self, value: ir.Value) -> Variation:
         """What is known of a value; of one never met, nothing."""
@@ -147,6 +160,13 @@ class Uniformity:
             ]
         self.bind(list(computation.results), inside)
 
+    def series(self, op: ir.Operation) -> Series | None:
+        """What decides a branch or a loop inside of a loop, on each device in each iteration."""
+        return self._iterations.series(op)
+
+    def _known(self, value: ir.Value) -> Values | None:
+        return _array(value.type, self.of(value))
+
     def choice(self, branch: ir.Operation) -> Variation:
         """Which region of an `if` or `case` runs: its index where that is known."""
         known = self.of(branch.operands[0])
@@ -212,7 +232,8 @@ class Uniformity:
         if name == "stablehlo.constant":
             value = constant_integer(op.results[0])
             known = None if value is None else (value,) * len(self.devices)
-            return [Variation(self.everywhere.classes, known)]
+            tensor = self._tensor(op, []) if value is None else None
+            return [Variation(self.everywhere.classes, known, tensor)]
         if name == "stablehlo.optimization_barrier":
             return [self.of(value) for value in op.operands]
         operands = [self.of(value) for value in op.operands]
@@ -222,6 +243,9 @@ class Uniformity:
         values = self._scalar(op, operands) if count == 1 else None
         if values is not None:
             return [Variation(number_classes(values), values)]
+        tensor = self._tensor(op, operands) if name in COMPUTED else None
+        if tensor is not None:
+            return [self._of_tensor(tensor)]
         return [Variation(join(operands))] * count
 
     def _ids(self, name: str) -> Variation:
@@ -240,6 +264,33 @@ class Uniformity:
         if compute is None:
             return None
         return tuple(wrap(int(compute(*row)), kind) for row in rows)
+
+    def _tensor(self, op: ir.Operation, operands: Sequence[Variation]) -> Values | None:
+        """A small integer tensor on each device, if it can be computed."""
+        kind = op.results[0].type
+        dtype = element_dtype(kind)
+        if dtype is None or math.prod(ir.RankedTensorType(kind).shape) > _LARGEST:
+            return None
+        arrays: list[Values] = []
+        for value, known in zip(op.operands, operands, strict=True):
+            array = _array(value.type, known)
+            if array is None:
+                return None
+            arrays.append(array)
+        tensor = apply(op, arrays)
+        if tensor is None or tensor.size > _LARGEST_ON_ALL:
+            return None
+        return tensor.astype(dtype, copy=False)
+
+    def _of_tensor(self, tensor: Values) -> Variation:
+        """A computed tensor: equal on devices whose rows are; a scalar's values beside it."""
+        rows = np.broadcast_to(tensor, (len(self.devices), *tensor.shape[1:]))
+        if tensor.ndim == 1:
+            values = tuple(int(value) for value in rows)
+            return Variation(number_classes(values), values)
+        if len(tensor) == 1:
+            return Variation(self.everywhere.classes, None, tensor)
+        return Variation(number_classes([row.tobytes() for row in rows]), None, tensor)
 
     def _collective(self, collective: Collective) -> Variation:
         groups = self.facts.groups(collective)
@@ -320,6 +371,14 @@ class Uniformity:
             known = joined
         self.carries[body] = known
         self.bind(list(op.results), known)
+
+
+def _array(kind: ir.Type, known: Variation) -> Values | None:
+    """What is known of an operand as an array with a row for each device, or one for all."""
+    if known.values is None:
+        return known.tensor
+    dtype = element_dtype(kind)
+    return None if dtype is None else np.array(known.values).astype(dtype)
 
 
 def initial_of(initial: Sequence[Variation]) -> list[tuple[int, ...] | None]:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
 
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.symbols import CALLS, callee_name, functions_by_name
 from stablehlo_tools.ir.walk import walk
+
+# A module may become so many ops by inlining, or so many times as many as it has.
+MOST_UNFOLDED = 20_000
+MOST_GROWTH = 20
 
 
 def inline_call(call: ir.Operation, function: ir.Operation) -> list[ir.Operation]:
@@ -36,39 +41,97 @@ def inline_call(call: ir.Operation, function: ir.Operation) -> list[ir.Operation
 def inline_all_calls(module: ir.Module) -> None:
     """Inlines every call and composite of a function that has a body, and drops those functions.
 
-    Raises a located ToolError for a recursive call.
+    Raises a located ToolError for a recursive call, and for calls that would multiply the text:
+    a function that calls twice one that calls another twice, and so on.
     """
     functions = functions_by_name(module)
     if len(functions) < 2:
         return
-    called: set[str] = set()
-    rounds = 0
-    while calls := [call for call in _calls(module) if _has_body(functions, callee_name(call))]:
-        rounds += 1
-        if rounds > len(functions):
-            raise ToolError(f"@{callee_name(calls[0])} calls itself", calls[0].location)
-        for call in calls:
-            called.add(callee_name(call))
+    bodies = {name: _Body.of(function, functions) for name, function in functions.items()}
+    order = _callees_first(bodies)
+    called = {callee_name(call) for body in bodies.values() for call in body.calls}
+    dropped = {name for name in called if "sym_visibility" in functions[name].attributes}
+    _check_growth(bodies, order, dropped)
+    for name in order:
+        for call in bodies[name].calls:
             inline_call(call, functions[callee_name(call)])
-    for name in called:
-        if "sym_visibility" in functions[name].attributes:
+    for name in functions:
+        if name in dropped:
             functions[name].erase()
 
 
-def _calls(module: ir.Module) -> list[ir.Operation]:
-    """Every call and composite of the module."""
-    found: list[ir.Operation] = []
+@dataclass(frozen=True)
+class _Body:
+    """How many ops a function holds, and those of them that call a function with a body."""
 
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        if op.name in CALLS:
-            found.append(op)
-        return ir.WalkResult.ADVANCE
+    ops: int
+    calls: tuple[ir.Operation, ...]
 
-    walk(module.operation, visit)
-    return found
+    @staticmethod
+    def of(function: ir.Operation, functions: Mapping[str, ir.Operation]) -> _Body:
+        """Counts the ops of a function, in all its regions."""
+        calls: list[ir.Operation] = []
+        ops = 0
+
+        def visit(op: ir.Operation) -> ir.WalkResult:
+            nonlocal ops
+            ops += 1
+            if op.name in CALLS and _has_body(functions, callee_name(op)):
+                calls.append(op)
+            return ir.WalkResult.ADVANCE
+
+        walk(function, visit)
+        return _Body(ops, tuple(calls))
 
 
-def _has_body(functions: dict[str, ir.Operation], name: str) -> bool:
+def _callees_first(bodies: Mapping[str, _Body]) -> list[str]:
+    """The functions, each after those that it calls. Raises a located ToolError for a cycle."""
+    order: list[str] = []
+    finished: set[str] = set()
+    for start in bodies:
+        path = [(start, iter(bodies[start].calls))] if start not in finished else []
+        open_ = {start}
+        while path:
+            name, calls = path[-1]
+            call = next(calls, None)
+            if call is None:
+                path.pop()
+                open_.discard(name)
+                finished.add(name)
+                order.append(name)
+                continue
+            callee = callee_name(call)
+            if callee in open_:
+                raise ToolError(f"@{callee} calls itself", call.location)
+            if callee not in finished:
+                open_.add(callee)
+                path.append((callee, iter(bodies[callee].calls)))
+    return order
+
+
+def _check_growth(
+    bodies: Mapping[str, _Body], callees_first: Sequence[str], dropped: Set[str]
+) -> None:
+    """Raises a ToolError, located at a call, for calls that would unfold to too many ops."""
+    unfolded: dict[str, int] = {}
+    for name in callees_first:
+        inside = (unfolded[callee_name(call)] for call in bodies[name].calls)
+        unfolded[name] = bodies[name].ops + sum(inside)
+    whole = sum(ops for name, ops in unfolded.items() if name not in dropped)
+    written = sum(body.ops for body in bodies.values())
+    if whole <= max(MOST_UNFOLDED, MOST_GROWTH * written):
+        return
+    largest = max((name for name in unfolded if name not in dropped), key=unfolded.__getitem__)
+    call = max(bodies[largest].calls, key=lambda call: unfolded[callee_name(call)])
+    raise ToolError(
+        f"the calls under @{callee_name(call)} unfold {written:,} ops to {whole:,}, too many to "
+        "look at one by one: make a loop of what is called again and again, or call fewer levels "
+        "deep",
+        call.location,
+    )
+
+
+def _has_body(functions: Mapping[str, ir.Operation], name: str) -> bool:
     return name in functions and len(functions[name].regions[0].blocks) == 1
 
 

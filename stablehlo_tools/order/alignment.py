@@ -131,7 +131,7 @@ def _keys(node: Node, program: int) -> list[object]:
     if isinstance(node, Issue):
         return [(node.signature, meeting.members) for meeting in node.rendezvous]
     decision = decision_of(node)
-    if decision.values is None and decision.symbol is None:
+    if decision.values is None and not decision.symbols:
         return [(program, id(node))]  # nobody else's
     return [_form(node)]
 
@@ -142,7 +142,7 @@ def _form(node: Node) -> object:
         return node.signature
     inside = [Counter(_form(inner) for inner in block.nodes) for block in inner_blocks(node)]
     decision = decision_of(node)
-    often: object = decision.symbol
+    often: object = frozenset(decision.symbols.values())
     if decision.values is not None:
         often = frozenset(decision.values.values()) if isinstance(node, Loop) else ()
     return often, tuple(frozenset(counts.items()) for counts in inside), _reach(node)

@@ -32,23 +32,25 @@ def find_divergence(programs: Sequence[Program]) -> Finding | None:
 def find_foreign_decision(programs: Sequence[Program]) -> Finding | None:
     """A decision made at run time around a collective that another program takes part in.
 
-    One with a symbol is no such, where the other program has as many with the same.
+    One with a symbol is no such, where the other device has as many with the same.
     """
     program_of = {d: i for i, program in enumerate(programs) for d in program.devices}
-    symbols = [
-        Counter(decision_of(node).symbol for node in _undecided(program.block))
-        for program in programs
-    ]
+    symbols = {
+        device: Counter(decision_of(node).symbols.get(device) for node in nodes)
+        for program, nodes in ((p, list(_undecided(p.block))) for p in programs)
+        for device in program.devices
+    }
     for number, program in enumerate(programs):
         for node in _undecided(program.block):
-            symbol = decision_of(node).symbol
+            known = decision_of(node).symbols
             for meeting in sorted(footprint(node), key=lambda m: m.members):
                 own = next((d for d in meeting.issuers if program_of.get(d) == number), None)
                 for other in meeting.members:
                     theirs = program_of.get(other, number)
                     if own is None or theirs == number:
                         continue
-                    if symbol is None or symbols[number][symbol] != symbols[theirs][symbol]:
+                    symbol = known.get(own)
+                    if symbol is None or symbols[own][symbol] != symbols[other][symbol]:
                         return _foreign(programs, number, node, own, other, theirs)
     return None
 

@@ -144,9 +144,9 @@ def _met(one: Arrival, other: Arrival) -> bool:
         return one.node.signature == other.node.signature
     if isinstance(one.node, Issue) or isinstance(other.node, Issue):
         return False
-    symbol = decision_of(one.node).symbol
+    symbol = decision_of(one.node).symbols.get(one.device)
     return one.node is other.node or (
-        symbol is not None and symbol == decision_of(other.node).symbol
+        symbol is not None and symbol == decision_of(other.node).symbols.get(other.device)
     )
 
 

@@ -8,7 +8,7 @@ its collectives are issued while it runs. Devices are flattened ids, as in `repl
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import overload
 
@@ -62,6 +62,7 @@ class Issue:
     """A collective, and who waits for whom in it. `id` counts the program's collectives.
 
     `beside` tells what a compiler may rewrite together with it; alike where the texts are equal.
+    `pairs` are all that a transfer links, of other programs too; empty where only its own are known
     """
 
     id: int
@@ -70,6 +71,12 @@ class Issue:
     place: Place = NOWHERE
     transfer: str = ""  # `send` or `recv`
     beside: str = ""
+    pairs: tuple[tuple[int, ...], ...] = ()
+
+    @cached_property
+    def links(self) -> frozenset[tuple[int, ...]]:
+        """The pairs of devices that a transfer links, of all programs as far as they are known."""
+        return frozenset(self.pairs or (meeting.members for meeting in self.rendezvous))
 
     @cached_property
     def of_device(self) -> dict[int, Rendezvous]:
@@ -83,13 +90,13 @@ class Decision:
 
     `classes` gives a class to each of the program's devices, by device id: devices of one class
     surely decide alike. `values` are the values themselves, where they are known before the run.
-    Programs compiled apart decide alike where their `symbol` is the same.
+    Devices of programs compiled apart decide alike where their `symbols` are the same.
     """
 
     classes: dict[int, int]
     values: dict[int, int] | None = None
     place: Place = NOWHERE
-    symbol: str | None = None
+    symbols: dict[int, str] = field(default_factory=dict[int, str])
 
     def agree(self, devices: Sequence[int]) -> bool:
         """Whether the devices, those of them that run the program, surely decide alike."""
@@ -265,7 +272,8 @@ def renumbered(program: Program, first: int) -> Program:
             )
             for meeting in issue.rendezvous
         )
-        return replace(issue, rendezvous=tuple(meetings))
+        pairs = tuple(tuple(d + first for d in pair) for pair in issue.pairs)
+        return replace(issue, rendezvous=tuple(meetings), pairs=pairs)
 
     def decided(decision: Decision) -> Decision:
         values = decision.values
@@ -273,6 +281,7 @@ def renumbered(program: Program, first: int) -> Program:
             decision,
             classes={d + first: known for d, known in decision.classes.items()},
             values=None if values is None else {d + first: v for d, v in values.items()},
+            symbols={d + first: symbol for d, symbol in decision.symbols.items()},
         )
 
     return replace(

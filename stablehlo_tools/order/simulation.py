@@ -6,8 +6,8 @@ outcome does not depend on how fast each runs, because nobody ever has a choice:
 
 Loops that all their devices reach together are run once, apart from everything else: if one
 iteration ends, all do. Only loops that do not match are stepped through, iteration by iteration.
-A loop or branch that is decided at run time counts as one collective of all devices in it; they
-go on if what is inside of it ends by itself.
+A loop or branch that is decided at run time counts as one collective of all devices in it, those
+of other programs too that surely decide alike; they go on if what is inside of it ends by itself.
 """
 
 from __future__ import annotations
@@ -24,9 +24,12 @@ from stablehlo_tools.order.program import (
     Loop,
     Node,
     Program,
+    Signature,
+    blocks_of,
     decision_of,
     footprint,
     inner_blocks,
+    issues_of,
 )
 
 # The order of a block's nodes, by program and block, where it is not the text order.
@@ -111,6 +114,7 @@ class Simulator:
         self.programs = tuple(programs)
         self.program_of = {d: i for i, program in enumerate(programs) for d in program.devices}
         self._members: dict[Node, dict[int, Members]] = {}
+        self._alike = _decided_alike(programs)
         self._alone: dict[object, bool] = {}
         self._steps = 0
 
@@ -230,6 +234,9 @@ class Simulator:
                 continue
             values = decision_of(node).values
             if values is None:
+                symbol = decision_of(node).symbols.get(device)
+                if symbol is not None:
+                    members = self._alike[node, symbol][device]
                 yield Arrival(device, program, node, outer, members, iteration)
             elif isinstance(node, Branch):
                 branch = node.branches[values[device]]
@@ -251,12 +258,51 @@ class Simulator:
         return self._members[node].get(device, ())
 
 
+def _decided_alike(programs: Sequence[Program]) -> dict[tuple[Node, str], dict[int, Members]]:
+    """For each node that other programs surely decide alike: whom each device meets in all those.
+
+    Together are nodes of one symbol of which one issues what the other does.
+    """
+    together: dict[str, list[_Alike]] = {}
+    for block in dict.fromkeys(program.block for program in programs):
+        for node in (node for inner in blocks_of(block) for node in inner.nodes):
+            if isinstance(node, Issue):
+                continue
+            inside = {i.signature for inner in inner_blocks(node) for i in issues_of(inner)}
+            linked = {meeting.members for meeting in footprint(node)}
+            for symbol in set(decision_of(node).symbols.values()):
+                listed = together.setdefault(symbol, [])
+                joined = _Alike([node], set(inside), set(linked))
+                for other in [other for other in listed if not other.inside.isdisjoint(inside)]:
+                    listed.remove(other)
+                    joined.nodes += other.nodes
+                    joined.inside |= other.inside
+                    joined.linked |= other.linked
+                listed.append(joined)
+    found: dict[tuple[Node, str], dict[int, Members]] = {}
+    for symbol, listed in together.items():
+        for alike in listed:
+            parts = connected(sorted(alike.linked), ())
+            members = {device: part for part in parts for device in part}
+            found.update(((node, symbol), members) for node in alike.nodes)
+    return found
+
+
+@dataclass(eq=False)
+class _Alike:
+    """Nodes that are decided alike, what is issued inside of them, and whom that links."""
+
+    nodes: list[Node]
+    inside: set[Signature]
+    linked: set[Members]
+
+
 def _own_key(arrival: Arrival) -> object:
     """What those who meet have alike, besides the members."""
     node = arrival.node
     if isinstance(node, Issue):
         return node.signature
-    symbol = decision_of(node).symbol
+    symbol = decision_of(node).symbols.get(arrival.device)
     return (arrival.program, id(node)) if symbol is None else symbol
 
 

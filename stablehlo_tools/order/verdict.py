@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 
 from stablehlo_tools.order.agreement import find_disagreement, find_missing_program
 from stablehlo_tools.order.cycles import TooManyError, find_cycles
+from stablehlo_tools.order.device_classes import by_classes
 from stablehlo_tools.order.divergence import find_divergence, find_foreign_decision
 from stablehlo_tools.order.findings import (
     Actor,
@@ -255,6 +256,8 @@ def _of_pair(simulator: Simulator, pair: Pair) -> Finding:
 def _cyclic(simulator: Simulator, meetings: Sequence[Meeting]) -> Finding | None:
     """A deadlock through three or more devices that some schedule of each program allows."""
     programs = simulator.programs
+    if _is_ordered_by_classes(programs):
+        return None
     doubtful: Finding | None = None
     try:
         for count, cycle in enumerate(find_cycles(simulator, meetings)):
@@ -285,6 +288,15 @@ def _cyclic(simulator: Simulator, meetings: Sequence[Meeting]) -> Finding | None
     device = programs[number].devices[0]
     actors = tuple(actor_of(number, device, node) for node in nodes)
     return Finding(Verdict.MAY_DEADLOCK, "unordered", message, actors)
+
+
+def _is_ordered_by_classes(programs: Sequence[Program]) -> bool:
+    """Whether nothing goes wrong though devices that do the same wait for all of each other."""
+    classes = by_classes(programs)
+    try:
+        return classes is not None and decide(classes).finding is None
+    except UndecidedError:
+        return False
 
 
 def _is_ordered_in_single_steps(programs: Sequence[Program]) -> bool:
