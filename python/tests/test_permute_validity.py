@@ -20,6 +20,7 @@ from test_compile import TARGETS
 from stablehlo_tools import artifact, bindings
 from stablehlo_tools.analysis.collectives import ModuleFacts, find_collectives
 from stablehlo_tools.analysis.demand import PermuteDemand, permute_demand, permutes, walking
+from stablehlo_tools.analysis.demand.knowledge import Budget
 from stablehlo_tools.artifact import Artifact
 from stablehlo_tools.cli.main import main
 from stablehlo_tools.targets.compilation import compile_artifact
@@ -215,6 +216,61 @@ def test_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(permutes, "MOST_STEPS", 100)
     (demand,) = demands(artifact.from_exported(programs.forward(4, 8)))
     assert demand.reason == permutes.LONG
+
+
+def looping(step: int, trips: int = 100_000) -> str:
+    """A loop with a permute in it, of so many iterations; for ever where the step is 0."""
+    return f"""func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {{
+      %zero = stablehlo.constant dense<0> : tensor<i32>
+      %end:2 = stablehlo.while(%i = %zero, %a = %x) : tensor<i32>, tensor<4xf32>
+      cond {{
+        %n = stablehlo.constant dense<{trips}> : tensor<i32>
+        %on = stablehlo.compare LT, %i, %n : (tensor<i32>, tensor<i32>) -> tensor<i1>
+        stablehlo.return %on : tensor<i1>
+      }} do {{
+        %p = "stablehlo.collective_permute"(%a) {{
+          source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>,
+          channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>
+        }} : (tensor<4xf32>) -> tensor<4xf32>
+        %step = stablehlo.constant dense<{step}> : tensor<i32>
+        %next = stablehlo.add %i, %step : tensor<i32>
+        stablehlo.return %next, %p : tensor<i32>, tensor<4xf32>
+      }}
+      return %end#1 : tensor<4xf32>
+    }}"""
+
+
+def followed(text: str, monkeypatch: pytest.MonkeyPatch) -> tuple[PermuteDemand, int]:
+    """The demand on the one permute of a text, and how many iterations were followed for it."""
+    budgets: list[Budget] = []
+
+    def budget(steps: int, iterations: int) -> Budget:
+        budgets.append(Budget(steps, iterations))
+        return budgets[-1]
+
+    monkeypatch.setattr(permutes, "Budget", budget)
+    (demand,) = demands(artifact.parse(text.encode(), "looping"))
+    return demand, permutes.MOST_ITERATIONS - budgets[0].iterations
+
+
+def test_a_loop_that_never_ends_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    demand, iterations = followed(looping(0), monkeypatch)
+    assert demand.reason == walking.ENDLESS
+    assert iterations <= 1
+
+
+def test_a_long_loop_is_followed_only_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(permutes, "MOST_ITERATIONS", 100)
+    demand, iterations = followed(looping(1), monkeypatch)
+    assert demand.reason == permutes.LONG
+    assert iterations == 101
+    demand, iterations = followed(looping(1, trips=100), monkeypatch)
+    assert not demand.reason
+    assert iterations == 100
+
+
+def test_a_budget_of_iterations_bounds_any_loop() -> None:
+    assert permutes.MOST_ITERATIONS <= 10_000
 
 
 @cache
