@@ -360,3 +360,63 @@ def _partners(sequences: Sequences) -> dict[object, object]:
                 found[step.name] = names
                 position[step.device] += 1
     return found
+
+
+# XLA:GPU's communicators: opened before the start, by all that the text has, run or not.
+
+
+def all_open(programs: Sequence[Program], most: int = 300) -> bool:
+    """Whether every device opens all its communicators, whatever the schedules. Raises TooMany."""
+    written = [_opening(program, most) for program in programs]
+    if prod(map(len, written)) > most:
+        raise TooManyError
+    for parts in itertools.product(*written):
+        left = {device: list(listed) for part in parts for device, listed in part.items()}
+        while left:
+            ready = [
+                key
+                for key in {listed[0] for listed in left.values() if listed}
+                if all(left.get(d, [None])[:1] == [key] for d in key[0])
+            ]
+            for key in ready:
+                for device in key[0]:
+                    left[device].pop(0)
+            left = {device: listed for device, listed in left.items() if listed}
+            if left and not ready:
+                return False
+    return True
+
+
+type Opening = dict[int, list[tuple[tuple[int, ...], bool]]]
+
+
+def _opening(program: Program, most: int) -> list[Opening]:
+    """What each device opens, in order, for every schedule of a program."""
+    blocks = list(dict.fromkeys(_blocks(program.block)))
+    options = [_extensions(block.before, most) for block in blocks]
+    if prod(map(len, options)) > most:
+        raise TooManyError
+    found: list[Opening] = []
+    for orders in itertools.product(*options):
+        chosen = dict(zip(blocks, orders, strict=True))
+        opened: Opening = {device: [] for device in program.devices}
+        for issue in _in_text(program.block, chosen):
+            for meeting in () if issue.transfer else issue.rendezvous:
+                key = tuple(sorted(meeting.members)), issue.signature.kind == "collective_permute"
+                for device in meeting.members if len(meeting.members) > 1 else ():
+                    if key not in opened.get(device, [key]):
+                        opened[device].append(key)
+        for listed in opened.values():
+            listed.sort(key=lambda key: -len(key[0]))
+        if opened not in found:
+            found.append(opened)
+    return found
+
+
+def _in_text(block: Block, chosen: Mapping[Block, Order]) -> Iterator[Issue]:
+    for position in chosen[block]:
+        node = block.nodes[position]
+        if isinstance(node, Issue):
+            yield node
+        for inner in inner_blocks(node):
+            yield from _in_text(inner, chosen)

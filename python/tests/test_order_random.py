@@ -21,6 +21,9 @@ from stablehlo_tools.order.verdict import Decided, decide
 SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much)
 # Rules that may cry wolf, none of them confirmed: docs/check-order.md says when.
 IMPRECISE = {
+    "communicator-missing",  # right, but the oracle's devices open none
+    "communicator-order",
+    "communicator-split",
     "cyclic-wait",
     "decided-at-run-time",
     "divergent-control-flow",
@@ -194,6 +197,8 @@ def _precision(examples: int) -> float:
     @given(program_sets(KNOWN))
     def count(programs: list[Program]) -> None:
         finding = decide(programs).finding
+        if finding is not None and finding.rule.startswith("communicator"):
+            return  # of which the oracle knows nothing: see test_order_communicators.py
         if explored(programs).is_good:
             found["ordered" if finding is None else finding.rule] += 1
 

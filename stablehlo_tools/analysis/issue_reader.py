@@ -116,7 +116,7 @@ class IssueReader:
             to_place(collective.op.location),
             collective.kind if collective.kind in ("send", "recv") else "",
             self.surroundings.of(collective),
-            self.rendezvous.pairs(collective),
+            self.rendezvous.groups_of_all(collective),
         )
         self.ops.append(collective)
         return issue

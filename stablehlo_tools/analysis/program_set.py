@@ -32,6 +32,7 @@ from stablehlo_tools.order.program import Program, issues_of, renumbered
 _WORTH_A_POOL = 8  # programs
 _DEEPEST_NESTING = 20_000  # regions nest by recursion, in Python alone
 _TRANSFERS = frozenset({"send", "recv"})
+_GPU = ("cuda", "rocm", "gpu")
 _GRID = ("mhlo.num_replicas", "mhlo.num_partitions")
 
 
@@ -174,6 +175,9 @@ def _read(loaded: Artifact, part: _Part) -> _Read[Issued]:
         )
         if part.count > 1:
             _check_apart(inlined, facts, issued, options)
+        issued = replace(
+            issued, program=replace(issued.program, may_run_on_gpu=_may_run_on_gpu(loaded, options))
+        )
         return _Read(issued, size, is_stated)
 
 
@@ -213,6 +217,14 @@ def _platform(loaded: Artifact, part: _Part) -> int | None:
             "them to check"
         )
     return platforms.index(part.options.platform)
+
+
+def _may_run_on_gpu(loaded: Artifact, options: Options) -> bool:
+    """Whether XLA:GPU may compile an artifact, by the platforms that it was exported for."""
+    platforms = set() if loaded.exported is None else set(loaded.exported.platforms)
+    if options.platform is not None:
+        platforms &= {options.platform}
+    return not platforms or not platforms.isdisjoint(_GPU)
 
 
 def _check_apart(inlined: Inlined, facts: ModuleFacts, issued: Issued, options: Options) -> None:

@@ -35,6 +35,7 @@ class Rendezvousing:
         self.mine = frozenset(devices)
         self.by_channel = by_channel  # the pairs of a send or recv are not read
         self.groups: dict[tuple[object, ...], tuple[Rendezvous, ...]] = {}
+        self.whole: dict[object, tuple[tuple[int, ...], ...]] = {}
         self.texts: dict[ir.Type | ir.Attribute, str] = {}
         self.signatures: dict[Signature, Signature] = {}
         self.everyone = tuple(range(facts.grid.size))
@@ -73,15 +74,21 @@ class Rendezvousing:
             return self._ours([Rendezvous(self.everyone, self.everyone)])
         return ()
 
-    def pairs(self, collective: Collective) -> tuple[tuple[int, ...], ...]:
-        """All pairs of a transfer between devices, whoever runs them."""
-        if (
-            collective.kind not in ("send", "recv")
-            or self.by_channel
-            or is_host_transfer(collective)
-        ):
+    def groups_of_all(self, collective: Collective) -> tuple[tuple[int, ...], ...]:
+        """All groups of a collective, or all pairs of a transfer between devices.
+
+        Whoever runs them; none where that is not known.
+        """
+        if collective.kind in ("send", "recv"):
+            if self.by_channel or is_host_transfer(collective):
+                return ()
+            return tuple(tuple(pair) for pair in self.facts.groups(collective) or ())
+        if collective.kind not in _GROUPED:
             return ()
-        return tuple(tuple(pair) for pair in self.facts.groups(collective) or ())
+        key = collective.group_attribute("replica_groups"), collective.group_mode
+        if key not in self.whole:
+            self.whole[key] = tuple(tuple(group) for group in self.facts.groups(collective) or ())
+        return self.whole[key]
 
     def _cached(self, collective: Collective) -> tuple[Rendezvous, ...]:
         groups = collective.group_attribute("replica_groups")
@@ -106,7 +113,7 @@ class Rendezvousing:
 
     def _transfer(self, collective: Collective) -> tuple[Rendezvous, ...]:
         end = 0 if collective.kind == "send" else 1
-        return self._ours([Rendezvous(p, (p[end],)) for p in self.pairs(collective)])
+        return self._ours([Rendezvous(p, (p[end],)) for p in self.groups_of_all(collective)])
 
     def _ours(self, meetings: Sequence[Rendezvous]) -> tuple[Rendezvous, ...]:
         return tuple(m for m in meetings if not self.mine.isdisjoint(m.issuers))

@@ -85,13 +85,13 @@ def _transfer(issue: Issue, first: Mapping[int, int]) -> Issue | None:
         Rendezvous(_firsts(meeting.members, first), _firsts(meeting.issuers, first))
         for meeting in issue.rendezvous
     )
-    links = tuple(dict.fromkeys(_firsts(pair, first) for pair in issue.pairs))
+    links = tuple(dict.fromkeys(_firsts(pair, first) for pair in issue.groups))
     issuers = [device for meeting in meetings for device in meeting.issuers]
     if len(set(issuers)) < len(issuers) or any(one == other for one, other in links):
         return None
     if any(len(set(meeting.members)) < 2 for meeting in meetings):
         return None
-    return replace(issue, rendezvous=tuple(meetings), pairs=links)
+    return replace(issue, rendezvous=tuple(meetings), groups=links)
 
 
 def _firsts(devices: Sequence[int], first: Mapping[int, int]) -> tuple[int, ...]:

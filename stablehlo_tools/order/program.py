@@ -62,7 +62,8 @@ class Issue:
     """A collective, and who waits for whom in it. `id` counts the program's collectives.
 
     `beside` tells what a compiler may rewrite together with it; alike where the texts are equal.
-    `pairs` are all that a transfer links, of other programs too; empty where only its own are known
+    `groups` are all of the op, or the pairs of a transfer, those of other programs too; empty where
+    only its own are known.
     """
 
     id: int
@@ -71,12 +72,12 @@ class Issue:
     place: Place = NOWHERE
     transfer: str = ""  # `send` or `recv`
     beside: str = ""
-    pairs: tuple[tuple[int, ...], ...] = ()
+    groups: tuple[tuple[int, ...], ...] = ()
 
     @cached_property
     def links(self) -> frozenset[tuple[int, ...]]:
         """The pairs of devices that a transfer links, of all programs as far as they are known."""
-        return frozenset(self.pairs or (meeting.members for meeting in self.rendezvous))
+        return frozenset(self.groups or (meeting.members for meeting in self.rendezvous))
 
     @cached_property
     def of_device(self) -> dict[int, Rendezvous]:
@@ -177,13 +178,17 @@ class Block:
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """A compiled program: the devices that run it, what it issues, what compilers delete of it."""
+    """A compiled program: the devices that run it, what it issues, what compilers delete of it.
+
+    `may_run_on_gpu`: nothing says that it is for another platform.
+    """
 
     name: str
     devices: tuple[int, ...]
     block: Block
     dead: tuple[Issue, ...] = ()
     place: Place = NOWHERE
+    may_run_on_gpu: bool = True
 
 
 def inner_blocks(node: Node) -> tuple[Block, ...]:
@@ -272,8 +277,8 @@ def renumbered(program: Program, first: int) -> Program:
             )
             for meeting in issue.rendezvous
         )
-        pairs = tuple(tuple(d + first for d in pair) for pair in issue.pairs)
-        return replace(issue, rendezvous=tuple(meetings), pairs=pairs)
+        groups = tuple(tuple(d + first for d in group) for group in issue.groups)
+        return replace(issue, rendezvous=tuple(meetings), groups=groups)
 
     def decided(decision: Decision) -> Decision:
         values = decision.values

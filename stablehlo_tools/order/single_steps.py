@@ -155,5 +155,5 @@ def _step(end: Node, other: Node) -> Issue:
         signature=Signature(_KIND, end.signature.types, details),
         rendezvous=tuple(Rendezvous(chain, chain) for chain in chains),
         transfer="",
-        pairs=(),
+        groups=(),
     )

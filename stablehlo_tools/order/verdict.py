@@ -9,7 +9,8 @@ In this order, because each step leans on the one before:
 4. *one run*: with each program in its text order, all end;
 5. *pairs* that nothing orders and that share devices of two programs;
 6. *cycles* through three or more devices;
-7. *rewriting*: what a compiler may rewrite in one program, it may in the others.
+7. *rewriting*: what a compiler may rewrite in one program, it may in the others;
+8. *communicators*: XLA:GPU can open those of programs compiled apart.
 
 One program for all devices is compiled once, so all devices issue in one order: after the first
 step only transfers, whose two ends are two ops, can still go wrong. A verdict `ordered` is meant to
@@ -22,6 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from stablehlo_tools.order.agreement import find_disagreement, find_missing_program
+from stablehlo_tools.order.communicators import find_communicator_conflict
 from stablehlo_tools.order.cycles import TooManyError, find_cycles
 from stablehlo_tools.order.device_classes import by_classes
 from stablehlo_tools.order.divergence import find_divergence, find_foreign_decision
@@ -90,14 +92,14 @@ def decide(programs: Sequence[Program], *, strict: bool = False) -> Decided:
     With `strict`, each device counts as compiled apart. Raises UndecidedError for loops of unlike
     shape that would take too long to step through.
     """
-    decided = _decide(programs, strict=strict)
-    return replace(decided, finding=_doubted(decided.programs, decided.finding))
+    decided = _by_order(_split(programs) if strict else programs)
+    if decided.finding is not None:
+        return replace(decided, finding=_doubted(decided.programs, decided.finding))
+    return replace(decided, finding=find_communicator_conflict(decided.programs))
 
 
-def _doubted(programs: Sequence[Program], finding: Finding | None) -> Finding | None:
+def _doubted(programs: Sequence[Program], finding: Finding) -> Finding:
     """A finding under the name of its cause where a custom call is not understood."""
-    if finding is None:
-        return None
     issues = [{issue.id: issue for issue in issues_of(program.block)} for program in programs]
     kinds = {
         issues[actor.program][actor.issue].signature.kind
@@ -109,8 +111,9 @@ def _doubted(programs: Sequence[Program], finding: Finding | None) -> Finding | 
     return replace(finding, verdict=Verdict.MAY_DEADLOCK, rule="not-understood", confirmed=False)
 
 
-def _decide(programs: Sequence[Program], *, strict: bool) -> Decided:
-    judged, finding = pair_transfers(_split(programs) if strict else programs)
+def _by_order(programs: Sequence[Program]) -> Decided:
+    """The verdict by the order of the collectives alone."""
+    judged, finding = pair_transfers(programs)
     finding = finding or find_divergence(judged) or find_missing_program(judged)
     if finding is not None:
         return Decided(judged, finding)
@@ -294,7 +297,7 @@ def _is_ordered_by_classes(programs: Sequence[Program]) -> bool:
     """Whether nothing goes wrong though devices that do the same wait for all of each other."""
     classes = by_classes(programs)
     try:
-        return classes is not None and decide(classes).finding is None
+        return classes is not None and _by_order(classes).finding is None
     except UndecidedError:
         return False
 
@@ -306,7 +309,7 @@ def _is_ordered_in_single_steps(programs: Sequence[Program]) -> bool:
     """
     steps = in_single_steps(programs)
     try:
-        return steps is not None and decide(steps).finding is None
+        return steps is not None and _by_order(steps).finding is None
     except UndecidedError:
         return False
 
