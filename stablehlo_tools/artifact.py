@@ -14,9 +14,20 @@ from typing import TYPE_CHECKING
 
 from stablehlo_tools import bindings, reading
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.diagnostics import ToolError, captured, first_line
+from stablehlo_tools.diagnostics import (
+    Diagnostic,
+    Place,
+    ToolError,
+    captured,
+    first_line,
+    naming,
+    warning,
+)
 from stablehlo_tools.exported_shardings import restated
 from stablehlo_tools.files import read_input, write_atomically
+from stablehlo_tools.hlo_input.legalization import tiled_bitcast
+from stablehlo_tools.hlo_input.reading import read_hlo
+from stablehlo_tools.hlo_input.text import HloText
 from stablehlo_tools.reading import Form, form_of, read_module
 
 if TYPE_CHECKING:
@@ -27,13 +38,54 @@ if TYPE_CHECKING:
 class Artifact:
     """One module, where it came from, and what it is written back into.
 
-    `name` is used in messages only. `exported` is the untouched original.
+    `name` is used in messages only. `exported` is the untouched original, and `hlo` the text that
+    an artifact was read from which came as HLO.
     """
 
     name: str
     form: Form
     module: ir.Module
     exported: Exported | None = None
+    hlo: HloText | None = None
+
+    @property
+    def is_scheduled(self) -> bool:
+        """Whether a device issues the ops in the order in which they stand."""
+        return self.hlo is not None and self.hlo.is_scheduled
+
+    def check_values_known(self) -> None:
+        """Raises a located ToolError where HLO text does not say what the program computes."""
+        if self.hlo is None:
+            return
+        with naming(self.name):
+            line = self.hlo.elided_constant()
+            if line:
+                raise ToolError(
+                    "constant({...}): the text leaves the elements out; have XLA write them with "
+                    "--xla_dump_large_constants",
+                    Place(None, line, 1),
+                )
+            unclear = tiled_bitcast(self.module)
+            if unclear is not None:
+                raise ToolError(
+                    "a bitcast between tiled layouts, whose elements the text does not place: take "
+                    "the program before XLA:TPU has assigned layouts",
+                    unclear.location,
+                )
+
+    def left_behind(self) -> tuple[Diagnostic, ...]:
+        """What HLO text says that the module does not."""
+        if self.hlo is None:
+            return ()
+        told: list[Diagnostic] = []
+        if self.hlo.is_scheduled:
+            told.append(warning("the schedule of this text is left behind: compilers order anew"))
+        line = self.hlo.control_dependence()
+        if line:
+            told.append(
+                warning("control-predecessors are left behind", Place(None, line, 1)),
+            )
+        return tuple(told)
 
     def copy(self) -> Artifact:
         """An artifact whose module can be rewritten without touching this one's."""
@@ -56,7 +108,7 @@ class Artifact:
 
 
 def load(path: str | os.PathLike[str]) -> Artifact:
-    """Reads a file (`-`: standard input) in any of the four forms, told apart by content."""
+    """Reads a file (`-`: standard input) in any of the forms, told apart by content."""
     return parse(*read_input(path))
 
 
@@ -67,6 +119,9 @@ def parse(data: bytes, name: str = "<bytes>") -> Artifact:
         if form is Form.JAX_EXPORT:
             reading.prepare()  # loading jax takes longer
             return from_exported(_deserialize_exported(data), name)
+        if form is Form.HLO:
+            module, text = read_hlo(data, name, bindings.new_context())
+            return Artifact(name, form, module, hlo=text)
         return Artifact(name, form, read_module(data, form, name))
     except ToolError as error:
         raise _named(name, error) from None
@@ -92,14 +147,16 @@ def output_form(path: str | os.PathLike[str]) -> Form:
     suffix = Path(path).suffix
     if not suffix and Path(path).exists() and not Path(path).is_file():
         return Form.TEXT
-    if suffix not in {form.value for form in Form}:
-        known = ", ".join(form.value for form in Form)
+    written = [form.value for form in Form if form is not Form.HLO]
+    if suffix not in written:
+        known = ", ".join(written)
         raise ToolError(f"output {os.fspath(path)!r}: unknown suffix {suffix!r}; use {known}")
     return Form(suffix)
 
 
 def encode(artifact: Artifact, form: Form, *, locations: bool = False) -> bytes:
     """The artifact's bytes in a form; `locations` prints them in text (binary always has them)."""
+    artifact.check_values_known()
     if form is Form.TEXT:
         return to_text(artifact.module, locations=locations).encode()
     if form is Form.BYTECODE:

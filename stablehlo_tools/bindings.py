@@ -221,11 +221,21 @@ def run_on_devices(executable: Any, arguments: list[list[Any]], devices: list[An
 
 def hlo_text_to_stablehlo(text: str) -> bytes:
     """HLO text as a StableHLO module in MLIR bytecode. Raises an exception of XLA's choosing."""
-    from jax.extend.mlir import hlo_to_stablehlo
+    return hlo_proto_to_stablehlo(hlo_text_to_proto(text))
+
+
+def hlo_text_to_proto(text: str) -> bytes:
+    """HLO text as a serialized HloModuleProto. Raises an exception of XLA's choosing."""
     from jaxlib import _hlo  # pyright: ignore[reportAttributeAccessIssue]
 
-    proto = _hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto()
-    return hlo_to_stablehlo(proto)
+    return _hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto()
+
+
+def hlo_proto_to_stablehlo(module: bytes) -> bytes:
+    """A serialized HloModuleProto as a StableHLO module in MLIR bytecode. Raises as above."""
+    from jax.extend.mlir import hlo_to_stablehlo
+
+    return hlo_to_stablehlo(module)
 
 
 def input_shardings(executable: Any) -> list[Any] | None:

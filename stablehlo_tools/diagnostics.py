@@ -105,6 +105,11 @@ def note(message: str, location: ir.Location | Place | None = None) -> Diagnosti
     return Diagnostic(Severity.NOTE, message, to_place(location))
 
 
+def warning(message: str, location: ir.Location | Place | None = None) -> Diagnostic:
+    """A warning by itself."""
+    return Diagnostic(Severity.WARNING, message, to_place(location))
+
+
 def to_place(location: ir.Location | Place | None) -> Place:
     """Decodes an MLIR location; JAX's nest as name(callsite(name(file) at …))."""
     if location is None:

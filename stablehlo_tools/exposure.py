@@ -17,6 +17,7 @@ from stablehlo_tools.cost.clock import Clock
 from stablehlo_tools.cost.hardware import Hardware, load_hardware
 from stablehlo_tools.cost.measured import MeasuredProfile
 from stablehlo_tools.diagnostics import Diagnostic, ToolError, naming
+from stablehlo_tools.hlo_input.text import HloText
 from stablehlo_tools.overlap.task_graph import TaskGraph
 from stablehlo_tools.report.document import ProgramReport
 from stablehlo_tools.report.pipeline_document import PipelineReport
@@ -53,6 +54,8 @@ def hardware_for(artifact: Artifact, name: str | None, targets: Sequence[str] = 
     if len(compilers) == 1:
         return load_hardware(_COMPILED_FOR[compilers[0]])
     platforms = artifact.exported.platforms if artifact.exported is not None else ()
+    if artifact.hlo is not None and artifact.hlo.is_of_tpu:
+        platforms = ("tpu",)
     found = [_DEFAULT_HARDWARE[p] for p in platforms if p in _DEFAULT_HARDWARE]
     return load_hardware(found[0] if found else _OTHERWISE)
 
@@ -126,6 +129,8 @@ def _partitioned(artifact: Artifact) -> tuple[Artifact, tuple[str, ...]]:
 
 
 def _as_written(artifact: Artifact, question: Question) -> ProgramReport:
+    if artifact.hlo is not None and artifact.is_scheduled:
+        return _scheduled(artifact, artifact.hlo, question)
     explicit, notes = explicit_collectives(artifact)
     devices = ModuleFacts.of(explicit.module).grid.size
     clock = Clock(question.hardware, devices, question.measured)
@@ -142,6 +147,16 @@ def _pipelines(artifact: Artifact, traced: TracedGraph) -> tuple[PipelineReport,
         pipeline_report(each, artifact.name, pipeline_times(each, traced))
         for each in find_pipelines(artifact.module)
     )
+
+
+def _scheduled(artifact: Artifact, source: HloText, question: Question) -> ProgramReport:
+    """A program that was read as scheduled HLO text, as that says it."""
+    from stablehlo_tools.targets.hlo.tasks import hlo_task_graph
+
+    devices = ModuleFacts.of(artifact.module).grid.size
+    graph = hlo_task_graph(source.text, question.hardware, devices, question.measured)
+    notes = ["the text is scheduled: it is timed in its own order"]
+    return _report(artifact, graph, devices, "as scheduled", question, notes)
 
 
 def _compiled(artifact: Artifact, target: str, question: Question) -> ProgramReport:

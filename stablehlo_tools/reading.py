@@ -14,6 +14,7 @@ from collections import OrderedDict
 from stablehlo_tools import activity, bindings, bytecode
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, captured, first_line, from_mlir_error
+from stablehlo_tools.hlo_input.text import is_hlo_text
 
 _DEEPEST = 500  # levels of regions; programs have ten, and a stack of 8 MiB room for 2,000
 _REMEMBERED = 64 << 20  # bytes
@@ -26,10 +27,11 @@ class Form(enum.Enum):
     BYTECODE = ".mlirbc"
     PORTABLE = ".bc"
     JAX_EXPORT = ".jax_export"
+    HLO = ".hlo"  # read, not written
 
 
 def form_of(data: bytes) -> Form:
-    """Which form the bytes are in. Raises ToolError for what is none of the four."""
+    """Which form the bytes are in. Raises ToolError for what is none of them."""
     if not data.strip():
         raise ToolError("the file is empty")
     if data.startswith(bytecode.MAGIC):
@@ -37,7 +39,7 @@ def form_of(data: bytes) -> Form:
         return Form.PORTABLE if portable else Form.BYTECODE
     if b"\x00" in data:
         return Form.JAX_EXPORT
-    return Form.TEXT
+    return Form.HLO if is_hlo_text(data) else Form.TEXT
 
 
 def read_module(data: bytes, form: Form, name: str = "") -> ir.Module:

@@ -27,7 +27,14 @@ from stablehlo_tools.analysis.uniformity import Uniformity
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, to_place
 from stablehlo_tools.ir.inline import inline_all_calls
-from stablehlo_tools.order.program import Issue, Program, blocks_of, issues_of, rebuilt
+from stablehlo_tools.order.program import (
+    Issue,
+    Program,
+    blocks_of,
+    in_text_order,
+    issues_of,
+    rebuilt,
+)
 
 _PAIRS = "source_target_pairs"
 
@@ -78,16 +85,20 @@ def read_issued(
     *,
     platform: int | None = None,
     by_channel: bool = False,
+    is_scheduled: bool = False,
 ) -> Issued:
     """What `main` issues when it runs on the devices, some or all of the grid that `facts` states.
 
     `platform` is the index of the platform, in an artifact for several. `by_channel` pairs sends
-    and recvs by their channels alone, whatever pairs of devices they name. Raises a located
+    and recvs by their channels alone, whatever pairs of devices they name. What `is_scheduled`
+    issues all it says, in the order in which it stands. Raises a located
     ToolError for groups that name devices the grid does not have.
     """
     module, main, sites = inlined.module, inlined.main, inlined.sites
     live = live_paths(inlined.collectives)
-    deletable = None if live is not None else deletable_collectives(module, inlined.collectives)
+    deletable = None
+    if live is None and not is_scheduled:
+        deletable = deletable_collectives(module, inlined.collectives)
     uniformity = None
     if _has_control_flow(sites):
         uniformity = Uniformity(module, facts, devices)
@@ -110,6 +121,8 @@ def read_issued(
     )
     listed = blocks_of(program.block)
     sites_of = tuple(tuple(reader.site_of[node] for node in block.nodes) for block in listed)
+    if is_scheduled:
+        program = replace(program, block=in_text_order(program.block))
     if not by_channel:
         program = _without_ends_of_others(program, reader.ops)
     return Issued(program, tuple(reader.ops), sites_of)

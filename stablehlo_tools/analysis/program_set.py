@@ -171,9 +171,15 @@ def _read(loaded: Artifact, part: _Part) -> _Read[Issued]:
         devices = tuple(range(size)) if options.separate else _devices(part, size)
         platform, by_channel = _platform(loaded, part), options.separate
         issued = read_issued(
-            inlined, loaded.name, facts, devices, platform=platform, by_channel=by_channel
+            inlined,
+            loaded.name,
+            facts,
+            devices,
+            platform=platform,
+            by_channel=by_channel,
+            is_scheduled=loaded.is_scheduled,
         )
-        if part.count > 1:
+        if part.count > 1 and not loaded.is_scheduled:  # a schedule has all its collectives
             _check_apart(inlined, facts, issued, options)
         issued = replace(
             issued, program=replace(issued.program, may_run_on_gpu=_may_run_on_gpu(loaded, options))

@@ -7,7 +7,8 @@ bubble against its closed form, who runs what in which tick, what is permuted an
 docs/inspect.md describes the figures and the JSON. A program that leaves its collectives to the
 compiler is partitioned first.
 
-INPUT is MLIR text, MLIR bytecode, a portable artifact or a jax.export file; `-` is standard input.
+INPUT is MLIR text, MLIR bytecode, a portable artifact, a jax.export file or HLO text; `-` is
+standard input. The ops of a scheduled HLO text are listed in its order, and timed in it.
 Participants are flattened ids: replica * number of partitions + partition.
 """
 
@@ -55,13 +56,15 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         grid = {"replicas": facts.grid.num_replicas, "partitions": facts.grid.num_partitions}
         more: dict[str, Any] = {}
+        if loaded.hlo is not None:
+            more["scheduled"] = loaded.is_scheduled
         if pipelines:
             more["pipelines"] = [each.to_json() for each in pipelines]
         if left is not None:
             more["left_to_compiler"] = _unseen(left, loaded.name)
         print(json.dumps({**grid, "collectives": rows, **more}, indent=1))
     else:
-        print(_table(rows, facts, loaded.name))
+        print(_table(rows, facts, loaded.name, is_scheduled=loaded.is_scheduled))
         if left is not None:
             print(f"note: {_unseen(left, loaded.name)}")
         _print_pipelines(pipelines)
@@ -129,11 +132,11 @@ def _row(collective: Collective, facts: ModuleFacts, name: str) -> dict[str, Any
     }
 
 
-def _table(rows: list[dict[str, Any]], facts: ModuleFacts, name: str) -> str:
+def _table(rows: list[dict[str, Any]], facts: ModuleFacts, name: str, *, is_scheduled: bool) -> str:
     grid = facts.grid
     lines = [
         f"{name}: {len(rows)} communicating ops on {grid.num_replicas} x {grid.num_partitions} "
-        "(replicas x partitions)"
+        "(replicas x partitions)" + (", in the order of the schedule" if is_scheduled else "")
     ]
     if rows:
         lines.append(

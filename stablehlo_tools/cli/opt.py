@@ -1,8 +1,8 @@
 """Run a pipeline of passes on an artifact.
 
-INPUT is MLIR text, MLIR bytecode, a portable artifact or a jax.export file, told apart by content;
-`-` is standard input. OUTPUT's suffix picks the form: .mlir, .mlirbc, .bc (portable artifact) or
-.jax_export; without one, text goes to standard output.
+INPUT is MLIR text, MLIR bytecode, a portable artifact, a jax.export file or HLO text, told apart by
+content; `-` is standard input. OUTPUT's suffix picks the form: .mlir, .mlirbc, .bc (portable
+artifact) or .jax_export; without one, text goes to standard output.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class _Job:
         from stablehlo_tools.api import run_pipeline
 
         reported = run_pipeline(loaded, self.pipeline, instrumentation=self.instrumentation)
-        for diagnostic in reported.collected:
+        for diagnostic in (*loaded.left_behind(), *reported.collected):
             print(diagnostic.render(loaded.name), file=sys.stderr)
         return artifact.encode(loaded, form, locations=self.locations)
 

@@ -266,6 +266,23 @@ def rebuilt(
     return replace(block, nodes=tuple(of(node) for node in block.nodes))
 
 
+def in_text_order(block: Block) -> Block:
+    """The block of a program that is scheduled: what it issues, it issues in the order of the text.
+
+    No compiler looks at it again, so nothing is rewritten, moved or unrolled.
+    """
+
+    def of(node: Node) -> Node:
+        if isinstance(node, Issue):
+            return replace(node, beside="")
+        inner = [in_text_order(each) for each in inner_blocks(node)]
+        if isinstance(node, Loop):
+            return replace(node, condition=inner[0], body=inner[1], is_chained=True)
+        return replace(node, branches=tuple(inner))
+
+    return Block(tuple(of(node) for node in block.nodes), TextOrder(len(block.nodes)))
+
+
 def renumbered(program: Program, first: int) -> Program:
     """The program on other devices: its device 0 becomes device `first`, and so on."""
 

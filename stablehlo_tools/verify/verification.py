@@ -119,6 +119,8 @@ def verify_artifacts(
     options = options or Options()
     started = time.monotonic()
     artifacts: Mapping[Side, Artifact] = {"before": before, "after": after}
+    for artifact in artifacts.values():
+        artifact.check_values_known()
     backends = ("cpu", "interpreter") if options.backend == "both" else (options.backend,)
     plans = [make_plan(artifacts, backend) for backend in backends]
     for index in options.fixed:

@@ -1,0 +1,512 @@
+"""What XLA's converter leaves of HLO becomes StableHLO: one program that every pass takes.
+
+    %2 = "mhlo.fusion"(%0, %1) ({ ... })           the ops of its region
+    mhlo.copy, mhlo.domain, mhlo.add_dependency    their first operand
+    mhlo.bitcast                                   transpose, reshape, transpose, by the layouts
+    mhlo.async_start / async_done of a computation the computation, at the start
+    AsyncCollectiveStart / -Done (XLA:TPU)         stablehlo.async_start / async_done
+    stablehlo.dot                                  stablehlo.dot_general
+    mhlo.erf, mhlo.topk and others of CHLO         the op of CHLO
+
+Ops of MHLO that stand for something else stay: who does not know them refuses them by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import Place, ToolError, to_place
+from stablehlo_tools.hlo_input.marks import mark_of
+from stablehlo_tools.hlo_input.shardy_round_trip import restore_shardy, set_entry
+from stablehlo_tools.hlo_input.text import HloText
+from stablehlo_tools.ir.building import Builder, element_of, shape_of
+from stablehlo_tools.ir.carriers import terminator
+from stablehlo_tools.ir.inline import copy_with
+from stablehlo_tools.ir.symbols import functions_by_name
+from stablehlo_tools.ir.values import producer
+from stablehlo_tools.ir.walk import walk
+
+_HANDED_ON = frozenset({"mhlo.copy", "mhlo.domain", "mhlo.add_dependency"})
+_FUSION, _BITCAST = "mhlo.fusion", "mhlo.bitcast"
+_START, _UPDATE, _DONE = "mhlo.async_start", "mhlo.async_update", "mhlo.async_done"
+# Functions of which CHLO has the same op; HLO has them as opcodes, StableHLO has not.
+_IN_CHLO = {
+    f"mhlo.{name}": f"chlo.{name}"
+    for name in ("acos", "acosh", "asin", "asinh", "atanh", "cosh", "erf", "mulhi", "sinh")
+}
+_TOP_K = "mhlo.topk"
+_CUSTOM_CALL = "stablehlo.custom_call"
+_TPU_START, _TPU_DONE = "AsyncCollectiveStart", "AsyncCollectiveDone"
+_CHAIN = "chain_id"  # the frontend attribute that XLA:TPU ties the parts of such a pair by
+_FRONTEND = "mhlo.frontend_attributes"
+_OF_LAYOUTS = ("result_layout", "source_layout", "xla_shape", "output_operand_aliasing")
+_KEPT_OF_MODULE = frozenset({"sym_name", "mhlo.num_partitions", "mhlo.num_replicas"})
+_TILED = ":T("
+_ALIASES, _ALIASED = "mhlo.input_output_alias", "tf.aliasing_output"
+
+
+def legalize(module: ir.Module, source: HloText) -> None:
+    """Rewrites a marked module of the converter's in place; its locations lose their marks.
+
+    In a scheduled text's module the ops stand in the order of the schedule. Raises a ToolError, at
+    the line of the text, for what is not understood.
+    """
+    if source.is_scheduled:
+        _in_order_of_text(module)
+    _unmark(module, source)
+    rewrites: dict[str, Callable[[ir.Operation], None]] = {
+        _FUSION: _dissolve_fusion,
+        _BITCAST: _rewrite_bitcast,
+        "stablehlo.dot": _rewrite_dot,
+        _TOP_K: _rewrite_top_k,
+        **dict.fromkeys(_HANDED_ON, _hand_on),
+        **dict.fromkeys(_IN_CHLO, _rename),
+    }
+    for op in reversed(_ops(module, frozenset(rewrites))):  # what is nested in a fusion, first
+        rewrites[op.name](op)
+    _run_at_start(module)
+    restore_shardy(module)
+    _drop_unreachable(module)
+    for function in functions_by_name(module).values():
+        _pair_tpu_collectives(function)
+    _state_facts(module, source)
+
+
+def _ops(module: ir.Module, names: frozenset[str]) -> list[ir.Operation]:
+    found: list[ir.Operation] = []
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        if op.name in names:
+            found.append(op)
+        return ir.WalkResult.ADVANCE
+
+    walk(module.operation, visit)
+    return found
+
+
+# Locations and order
+
+
+def _mark(location: ir.Location) -> tuple[int, int] | None:
+    if isinstance(location, ir.NameLoc):
+        return mark_of(location.name_str)[1]
+    if isinstance(location, ir.FusedLoc):
+        marks = (_mark(part) for part in location.locations if isinstance(part, ir.Location))
+        return next((mark for mark in marks if mark is not None), None)
+    return None
+
+
+def _in_order_of_text(module: ir.Module) -> None:
+    """Sorts the ops of each block by their places in the text.
+
+    An op without a place, a constant that the converter made, comes where its operands are there.
+    """
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        for region in op.regions:
+            for block in region.blocks:
+                _sort(block)
+        return ir.WalkResult.ADVANCE
+
+    walk(module.operation, visit)
+
+
+def _sort(block: ir.Block) -> None:
+    ops = [view.operation for view in block.operations]
+    places: dict[ir.Value, int] = {}
+    keys: list[int] = []
+    for op in ops:
+        mark = _mark(op.location)
+        ready = max((places.get(value, -1) for value in op.operands), default=-1)
+        place = ready if mark is None else max(ready, mark[1])
+        places.update((result, place) for result in op.results)
+        keys.append(place)
+    body = ops[:-1]  # the terminator stays where it is
+    order = sorted(range(len(body)), key=lambda position: keys[position])
+    if order == list(range(len(body))):
+        return
+    end = ops[-1]
+    for position in order:
+        body[position].move_before(end)
+
+
+def _unmark(module: ir.Module, source: HloText) -> None:
+    """Gives each op the location that its instruction states, or else its line of the text."""
+    context = module.context
+
+    def plain(location: ir.Location) -> ir.Location:
+        mark = _mark(location)
+        if mark is None or not isinstance(location, ir.NameLoc):
+            return location
+        name = mark_of(location.name_str)[0]
+        inner = location.child_loc
+        if to_place(inner) != Place():
+            return ir.Location.name(name, inner, context=context) if name else inner
+        computation, line = source.place_of(*mark)
+        here = ir.Location.file(source.name, line, 1, context=context)
+        here = ir.Location.name(computation, here, context=context)  # the function, as jax has it
+        return ir.Location.name(name, here, context=context) if name else here
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        op.location = plain(op.location)
+        for region in op.regions:
+            for block in region.blocks:
+                for argument in block.arguments:
+                    argument.set_location(plain(argument.location))
+        for name in _OF_LAYOUTS:
+            if name in op.attributes and op.name != _BITCAST:
+                del op.attributes[name]
+        return ir.WalkResult.ADVANCE
+
+    walk(module.operation, visit)
+
+
+# Ops that stand for their operands, or for what is in their regions
+
+
+def _hand_on(op: ir.Operation) -> None:
+    op.results[0].replace_all_uses_with(op.operands[0])
+    op.erase()
+
+
+def _dissolve_fusion(fusion: ir.Operation) -> None:
+    inside = fusion.regions[0].blocks[0]
+    for argument, operand in zip(inside.arguments, fusion.operands, strict=True):
+        argument.replace_all_uses_with(operand)
+    end = terminator(inside)
+    for result, value in zip(fusion.results, end.operands, strict=True):
+        result.replace_all_uses_with(value)
+    for op in [view.operation for view in inside.operations][:-1]:
+        op.move_before(fusion)
+    fusion.erase()
+
+
+def _rewrite_dot(op: ir.Operation) -> None:
+    """`dot` contracts the last dimension of its first operand with the first of its second."""
+    last = len(shape_of(op.operands[0])) - 1
+    numbers = ir.Attribute.parse(
+        f"#stablehlo.dot<lhs_contracting_dimensions = [{last}], rhs_contracting_dimensions = [0]>",
+        op.context,
+    )
+    kept = {a: op.attributes[a] for a in ("precision_config", _FRONTEND) if a in op.attributes}
+    general = ir.Operation.create(
+        "stablehlo.dot_general",
+        results=[op.results[0].type],
+        operands=list(op.operands),
+        attributes={**kept, "dot_dimension_numbers": numbers},
+        loc=op.location,
+        ip=ir.InsertionPoint(op),
+    )
+    op.results[0].replace_all_uses_with(general.results[0])
+    op.erase()
+
+
+def _rename(op: ir.Operation) -> None:
+    """The same op of CHLO."""
+    renamed = ir.Operation.create(
+        _IN_CHLO[op.name],
+        results=[op.results[0].type],
+        operands=list(op.operands),
+        loc=op.location,
+        ip=ir.InsertionPoint(op),
+    )
+    op.results[0].replace_all_uses_with(renamed.results[0])
+    op.erase()
+
+
+def _rewrite_top_k(op: ir.Operation) -> None:
+    """The largest elements of the last dimension and where they stand; CHLO has no smallest."""
+    if not ir.BoolAttr(op.attributes["largest"]).value:
+        return
+    top = ir.Operation.create(
+        "chlo.top_k",
+        results=[value.type for value in op.results],
+        operands=list(op.operands),
+        attributes={"k": op.attributes["k"]},
+        loc=op.location,
+        ip=ir.InsertionPoint(op),
+    )
+    for result, new in zip(op.results, top.results, strict=True):
+        result.replace_all_uses_with(new)
+    op.erase()
+
+
+def _rewrite_bitcast(op: ir.Operation) -> None:
+    """The elements in the order of memory, in another shape.
+
+    Tiles are not written in MLIR. Where a tiled layout could put elements elsewhere than its order
+    of dimensions does, the op stays as it is.
+    """
+    given, result = op.operands[0], op.results[0]
+    source_order = _major_to_minor(op, "source_layout", len(shape_of(given)))
+    result_order = _major_to_minor(op, "result_layout", len(shape_of(result)))
+    in_memory = [shape_of(given)[dim] for dim in source_order]
+    wanted = [shape_of(result)[dim] for dim in result_order]
+    tiled = _TILED in str(op.attributes["xla_shape"]) if "xla_shape" in op.attributes else False
+    if tiled and not _same_tiles(in_memory, wanted):
+        return
+    build = Builder(ir.InsertionPoint(op), op.location)
+    value = _transposed(build, given, source_order)
+    element = element_of(result)
+    if element != element_of(given):
+        if _bits(element) != _bits(element_of(given)):
+            return
+        value = build.op("bitcast_convert", [value], build.tensor(in_memory, element))
+    if in_memory != wanted:
+        value = build.reshape(value, wanted)
+    inverse = [result_order.index(dim) for dim in range(len(result_order))]
+    result.replace_all_uses_with(_transposed(build, value, inverse))
+    op.erase()
+
+
+def tiled_bitcast(module: ir.Module) -> ir.Operation | None:
+    """A bitcast that stayed, since its tiles are not known; None: there is none."""
+    return next(iter(_ops(module, frozenset({_BITCAST}))), None)
+
+
+def _major_to_minor(op: ir.Operation, name: str, rank: int) -> list[int]:
+    if name not in op.attributes:
+        return list(range(rank))
+    minor_to_major = np.array(ir.DenseIntElementsAttr(op.attributes[name]))
+    return [int(dim) for dim in reversed(minor_to_major)]
+
+
+def _same_tiles(one: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether tiles of the two most minor dimensions hold the same elements in both shapes."""
+    if [size for size in one if size != 1] == [size for size in other if size != 1]:
+        return True
+    return len(one) > 1 and len(other) > 1 and list(one[-2:]) == list(other[-2:])
+
+
+def _transposed(build: Builder, value: ir.Value, order: Sequence[int]) -> ir.Value:
+    if list(order) == list(range(len(order))):
+        return value
+    kind = build.tensor([shape_of(value)[dim] for dim in order], element_of(value))
+    return build.op("transpose", [value], kind, permutation=build.integers(order))
+
+
+def _bits(element: ir.Type) -> int:
+    return element.width if isinstance(element, ir.IntegerType | ir.FloatType) else -1
+
+
+# Computations that run beside others
+
+
+def _run_at_start(module: ir.Module) -> None:
+    """Puts what an `mhlo.async_start` calls in its place.
+
+    Copies and slices for the most part: to run one early changes no value, and no order of
+    collectives, which XLA's converter writes as `stablehlo.async_start`.
+    """
+    functions = functions_by_name(module)
+    for start in _ops(module, frozenset({_START})):
+        body = functions[ir.FlatSymbolRefAttr(start.attributes["called_computation"]).value]
+        block = body.regions[0].blocks[0]
+        values: dict[ir.Value, ir.Value] = dict(zip(block.arguments, start.operands, strict=True))
+        end = terminator(block)
+        for view in block.operations:
+            if view.operation == end:
+                break
+            copy = copy_with(view.operation, values, ir.InsertionPoint(start))
+            values.update(zip(view.operation.results, copy.results, strict=True))
+        returned = [values.get(value, value) for value in end.operands]
+        _finish(start, returned)
+
+
+def _finish(start: ir.Operation, returned: Sequence[ir.Value]) -> None:
+    """Hands what was computed at the start to whoever takes it from the end of the pair."""
+    for use in list(start.results[0].uses):
+        user = use.owner.operation
+        if user.name == _UPDATE:
+            _finish(user, returned)
+        elif user.name == _DONE:
+            for result, value in zip(user.results, returned, strict=True):
+                result.replace_all_uses_with(value)
+            user.erase()
+        else:
+            raise ToolError(
+                f"{user.name} takes what {start.name} started: only its end is understood",
+                user.location,
+            )
+    start.erase()
+
+
+def _pair_tpu_collectives(function: ir.Operation) -> None:
+    """The fusions with which XLA:TPU runs a collective beside other ops become async pairs.
+
+    Every fusion of a pair repeats the collective, whose real place is the start; the start hands
+    on the operand, the buffer of the result and flags, of which only the operand means a value.
+    """
+    ends = _targets(function, _TPU_DONE)
+    for start in _targets(function, _TPU_START):
+        collective = producer(start.operands[0])
+        chain = None if collective is None else _chain_id(collective)
+        own = [end for end in ends if end.block == start.block and _chain_of(end) == chain]
+        if chain is None or collective is None or len(own) != 1:
+            raise ToolError(
+                f"{_TPU_START} without one {_TPU_DONE} of its chain in the same computation: "
+                "collectives that run on into another iteration are not read from HLO text; take "
+                "the program before XLA:TPU has scheduled it",
+                start.location,
+            )
+        ends = [end for end in ends if end is not own[0]]
+        future = _async_start(collective, start)
+        result = own[0].results[0]
+        done = ir.Operation.create(
+            "stablehlo.async_done",
+            results=[result.type],
+            operands=[future],
+            loc=own[0].location,
+            ip=ir.InsertionPoint(own[0]),
+        )
+        result.replace_all_uses_with(done.results[0])
+        for part in _elements(start):
+            if ir.IntegerAttr(part.attributes["index"]).value == 0:
+                part.results[0].replace_all_uses_with(collective.operands[0])
+        beside = [op for op in _with_chain(function, chain) if op.block == start.block]
+        repeated = [op for op in beside if op != collective]
+        for op in (own[0], *repeated, *_elements(start), start, collective):
+            if any(next(iter(value.uses), None) is not None for value in op.results):
+                raise ToolError(
+                    f"{op.name} of an asynchronous pair of XLA:TPU is used beside its end",
+                    op.location,
+                )
+            op.erase()
+
+
+def _elements(start: ir.Operation) -> list[ir.Operation]:
+    """The ops that take elements out of the tuple that a start hands on."""
+    users = [use.owner.operation for use in start.results[0].uses]
+    return [user for user in users if user.name == "stablehlo.get_tuple_element"]
+
+
+def _async_start(collective: ir.Operation, point: ir.Operation) -> ir.Value:
+    kind = ir.Type.parse(f"!stablehlo.future<{collective.results[0].type}>", collective.context)
+    start = ir.Operation.create(
+        "stablehlo.async_start",
+        results=[kind],
+        operands=list(collective.operands),
+        regions=1,
+        loc=collective.location,
+        ip=ir.InsertionPoint(point),
+    )
+    types = [value.type for value in collective.operands]
+    block = start.regions[0].blocks.append(*types, arg_locs=[collective.location] * len(types))
+    with ir.InsertionPoint(block):
+        inner = collective.clone()
+        for position, argument in enumerate(block.arguments):
+            inner.operands[position] = argument
+        ir.Operation.create(
+            "stablehlo.return", operands=[inner.results[0]], loc=collective.location
+        )
+    return start.results[0]
+
+
+def _targets(function: ir.Operation, target: str) -> list[ir.Operation]:
+    found: list[ir.Operation] = []
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        if op.name == _CUSTOM_CALL:
+            name = ir.StringAttr(op.attributes["call_target_name"]).value
+            if name == target:
+                found.append(op)
+        return ir.WalkResult.ADVANCE
+
+    walk(function, visit)
+    return found
+
+
+def _chain_of(end: ir.Operation) -> str | None:
+    owners = (producer(value) for value in end.operands)
+    chains = (_chain_id(owner) for owner in owners if owner is not None)
+    return next((chain for chain in chains if chain is not None), None)
+
+
+def _chain_id(op: ir.Operation) -> str | None:
+    if _FRONTEND not in op.attributes:
+        return None
+    attributes = ir.DictAttr(op.attributes[_FRONTEND])
+    return ir.StringAttr(attributes[_CHAIN]).value if _CHAIN in attributes else None
+
+
+def _with_chain(function: ir.Operation, chain: str) -> list[ir.Operation]:
+    found: list[ir.Operation] = []
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        inside = op.parent is not None and op.parent.name == "stablehlo.async_start"
+        if _chain_id(op) == chain and not inside:
+            found.append(op)
+        return ir.WalkResult.ADVANCE
+
+    walk(function, visit)
+    return found
+
+
+# The module
+
+
+def _drop_unreachable(module: ir.Module) -> None:
+    """Drops private functions that nothing reaches: XLA's converter writes every computation."""
+    functions = functions_by_name(module)
+    reached = {name for name, op in functions.items() if "sym_visibility" not in op.attributes}
+    pending = list(reached)
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        for name in _referenced(op):
+            if name in functions and name not in reached:
+                reached.add(name)
+                pending.append(name)
+        return ir.WalkResult.ADVANCE
+
+    while pending:
+        walk(functions[pending.pop()], visit)
+    for name, op in functions.items():
+        if name not in reached:
+            op.erase()
+
+
+def _referenced(op: ir.Operation) -> list[str]:
+    """The symbols that an op's attributes name."""
+    names: list[str] = []
+    pending: list[ir.Attribute] = [op.attributes[name] for name in op.attributes]
+    while pending:
+        attribute = pending.pop()
+        if isinstance(attribute, ir.FlatSymbolRefAttr):
+            names.append(attribute.value)
+        elif isinstance(attribute, ir.ArrayAttr):
+            pending += list(attribute)
+        elif isinstance(attribute, ir.DictAttr):
+            pending += [named.attr for named in attribute]
+    return names
+
+
+def _state_facts(module: ir.Module, source: HloText) -> None:
+    """Keeps of the module's attributes what an artifact states, in an artifact's words."""
+    op = module.operation
+    main = functions_by_name(module).get("main")
+    if main is not None and _ALIASES in op.attributes:
+        _state_aliases(main, ir.ArrayAttr(op.attributes[_ALIASES]))
+    for name in list(op.attributes):
+        if name not in _KEPT_OF_MODULE:
+            del op.attributes[name]
+    i32 = ir.IntegerType.get_signless(32, module.context)
+    counts = {"mhlo.num_replicas": source.replicas, "mhlo.num_partitions": source.partitions}
+    if any(count is not None for count in counts.values()):
+        for name, count in counts.items():
+            op.attributes[name] = ir.IntegerAttr.get(i32, count or 1)
+
+
+def _state_aliases(main: ir.Operation, aliases: ir.ArrayAttr) -> None:
+    """Says of each argument in whose memory a result lives, which result, as jax does."""
+    i32 = ir.IntegerType.get_signless(32, main.context)
+    for each in aliases:
+        entry = ir.DictAttr(each)
+        argument = ir.DictAttr(entry["alias"])
+        if len(ir.DenseI64ArrayAttr(argument["parameter_index"])):
+            continue  # part of a tuple, which a function of StableHLO does not take
+        number = ir.IntegerAttr(argument["parameter_number"]).value
+        result = list(ir.DenseI64ArrayAttr(entry["output_index"])) or [0]
+        set_entry(main, "arg_attrs", number, _ALIASED, ir.IntegerAttr.get(i32, result[0]))
