@@ -277,7 +277,7 @@ ENTRY e {
   ROOT t = (f32[4], f32[4], f32[2,4]) tuple(e0, e1, c1)
 }
 """
-MERGED = _filled(
+MERGED_TEXT = _filled(
     MERGED,
     DIM="dimensions={0}",
     ADD="to_apply=add",
@@ -316,7 +316,7 @@ BY_HAND = """module @m attributes {mhlo.num_partitions = 2 : i32, mhlo.num_repli
 """
 CHANNEL = "channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>"
 MEMBERS = f"replica_groups = dense<[[0, 1]]> : tensor<1x2xi64>, {CHANNEL}"
-BY_HAND = _filled(
+BY_HAND_TEXT = _filled(
     BY_HAND,
     GATHER=f"all_gather_dim = 0 : i64, {MEMBERS}, use_global_device_ids",
     SCATTER=f"scatter_dimension = 0 : i64, {MEMBERS}, use_global_device_ids",
@@ -331,9 +331,9 @@ def test_merged_collectives_are_divided(tmp_path: Path) -> None:
 
     By hand, the sum of what both devices gathered alike is twice that.
     """
-    read = _artifact(MERGED, tmp_path)
+    read = _artifact(MERGED_TEXT, tmp_path)
     kinds = [each.kind for each in find_collectives(read.module)]
     pairs = ("all_gather", "all_reduce", "reduce_scatter", "collective_permute")
     assert kinds == [kind for kind in pairs for _ in range(2)] + ["all_to_all"]
-    by_hand = artifact.parse(BY_HAND.encode(), "by_hand.mlir")
+    by_hand = artifact.parse(BY_HAND_TEXT.encode(), "by_hand.mlir")
     assert verify_artifacts(by_hand, read, CLOSE).same
