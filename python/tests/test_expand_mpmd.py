@@ -178,6 +178,16 @@ def test_schedules_are_compared_with_the_stages_that_they_would_get():
     assert times[0] == min(times)
 
 
+def test_a_set_that_is_slower_than_one_rank_is_told_with_both_times():
+    found = expanded("1f1b", 2, None, Step(accumulate="whole", microbatches=4))
+    (warning,) = found.warnings
+    makespan = simulate(found.manifest.table, found.manifest.costs).makespan
+    assert makespan > found.alone
+    assert f"{makespan * 1e3:.3f} ms a step predicted on 2 ranks, and " in warning.message
+    assert f"{found.alone * 1e3:.3f} ms for the step as it is on one" in warning.message
+    assert not expanded("1f1b", 1, None, Step()).warnings
+
+
 @pytest.mark.parametrize("samples", [2, 1])
 def test_a_batch_of_another_size_is_told_in_numbers_of_all_devices(samples: int):
     """Not as a weight that the microbatches happen to divide, nor in rows of one device."""

@@ -48,7 +48,8 @@ def data_parallel(*, placed: bool = True) -> Exported:
     def local(w: Any, x: Any, y: Any) -> Any:
         def loss(w: Any) -> Any:
             h, _ = lax.scan(lambda h, a: (jnp.tanh(h @ a), None), x, w)
-            return jnp.mean((h - y) ** 2)
+            count = lax.psum(jnp.sum(h > 2, 1).astype(jnp.float32), "data")  # in each microbatch
+            return jnp.mean((h - y) ** 2 * (1 + lax.stop_gradient(count)[:, None]))
 
         value, gradient = jax.value_and_grad(loss)(w)
         return w - 0.1 * lax.pmean(gradient, "data"), lax.pmean(value, "data")
@@ -124,7 +125,7 @@ def test_symbols_go_along_with_what_they_refer_to():
         )
         target.body.operations[1].operation.erase()
         assert referenced_symbols(target.operation) == {"outer"}
-        copy_referenced_symbols(source, target)
+        copy_referenced_symbols(source.operation, target)
         assert {symbol_name(op) for op in target.body.operations} == {
             "main",
             "outer",

@@ -10,6 +10,7 @@ every schedule is timed for this program. Exit code 0: done; 2: bad input.
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -79,7 +80,9 @@ def _write(arguments: argparse.Namespace, loaded: Artifact, request: Request) ->
     rank_set.check_writable(arguments.output)
     expansion = expand_mpmd(loaded, request)
     rank_set.write(arguments.output, expansion.manifest, expansion.modules)
-    found = summary(expansion.manifest)
+    found = summary(expansion.manifest, expansion.alone)
+    for warning in expansion.warnings:
+        print(warning.render(loaded.name), file=sys.stderr)
     print(json.dumps(found, indent=1) if arguments.json else summary_text(found))
     return 0
 

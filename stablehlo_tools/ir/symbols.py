@@ -67,10 +67,10 @@ def referenced_symbols(op: ir.Operation) -> set[str]:
     return found
 
 
-def copy_referenced_symbols(source: ir.Module, target: ir.Module) -> None:
-    """Copies to the front of `target` the symbols of `source` that its ops refer to and it lacks,
-    and what those refer to in turn."""
-    there = {symbol_name(op): op.operation for op in source.body.operations}
+def copy_referenced_symbols(source: ir.Operation, target: ir.Module) -> None:
+    """Copies to the front of `target` the symbols of the module `source` that its ops refer to and
+    it lacks, and what those refer to in turn."""
+    there = {symbol_name(op): op.operation for op in source.regions[0].blocks[0].operations}
     here = {symbol_name(op) for op in target.body.operations}
     wanted = referenced_symbols(target.operation)
     while missing := [name for name in there if name in wanted and name not in here]:

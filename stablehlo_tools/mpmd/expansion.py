@@ -27,11 +27,12 @@ from pathlib import PurePath
 
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.entry import entry_function
+from stablehlo_tools.analysis.tasks.graph import module_task_graph
 from stablehlo_tools.artifact import Artifact
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.clock import Clock
 from stablehlo_tools.cost.hardware import Hardware
-from stablehlo_tools.diagnostics import Diagnostics, ToolError, naming
+from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, ToolError, naming
 from stablehlo_tools.ir.copying import copy_module
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.symbols import copy_referenced_symbols, functions_by_name, symbol_name
@@ -40,11 +41,13 @@ from stablehlo_tools.mpmd.manifest import Entry, Manifest, Piece, Rank, Stage, c
 from stablehlo_tools.mpmd.names import is_reserved
 from stablehlo_tools.mpmd.paths import argument_paths, result_paths
 from stablehlo_tools.mpmd.reading import read_rank
+from stablehlo_tools.mpmd.staging.kernel_times import total_ns
 from stablehlo_tools.mpmd.staging.marks import dissolve_named, forget_marks
 from stablehlo_tools.mpmd.staging.plain_forms import use_plain_forms
 from stablehlo_tools.mpmd.staging.recurrences import stack_recurrences
 from stablehlo_tools.mpmd.staging.staging import Staged, own_loop, read_step, stage_step
 from stablehlo_tools.mpmd.staging.weights import Weigher
+from stablehlo_tools.mpmd.useless_cuts import useless_cut
 from stablehlo_tools.mpmd.wiring import wiring
 from stablehlo_tools.mpmd.writing.on_devices import OnDevices
 from stablehlo_tools.mpmd.writing.plan import Plan
@@ -54,6 +57,7 @@ from stablehlo_tools.schedules.communication import with_communication
 from stablehlo_tools.schedules.costs import Costs, unit_costs
 from stablehlo_tools.schedules.generators.catalogue import build
 from stablehlo_tools.schedules.setting import Setting
+from stablehlo_tools.schedules.simulator import simulate
 from stablehlo_tools.schedules.table import Table
 from stablehlo_tools.transforms.accumulate_gradients import AccumulateGradientsPass
 
@@ -72,10 +76,12 @@ class Request:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A step that can be cut, as one device of a rank runs it, and the devices of a rank."""
+    """A step that can be cut, as one device of a rank runs it, and the devices of a rank. `alone`:
+    the seconds that it takes on one rank as it is, not cut into stages or further microbatches."""
 
     module: ir.Module
     devices: Devices
+    alone: float
 
 
 @dataclass(frozen=True)
@@ -100,10 +106,13 @@ class Timed:
 
 @dataclass(frozen=True)
 class Expansion:
-    """The programs of the ranks, and what is known of them."""
+    """The programs of the ranks, and what is known of them; `alone`: the seconds of the step on one
+    rank, as it is."""
 
     modules: tuple[ir.Module, ...]
     manifest: Manifest
+    alone: float
+    warnings: tuple[Diagnostic, ...]
 
 
 def expand_mpmd(artifact: Artifact, request: Request) -> Expansion:
@@ -124,7 +133,7 @@ def expand_mpmd(artifact: Artifact, request: Request) -> Expansion:
         plan = Plan(
             timed.staged.step, timed.staged.assignment, with_communication(table, timed.costs)
         )
-        return _written(artifact, request, plan, timed)
+        return _written(artifact, request, plan, timed, prepared.alone)
 
 
 def prepare(artifact: Artifact, request: Request) -> Prepared:
@@ -138,6 +147,7 @@ def prepare(artifact: Artifact, request: Request) -> Prepared:
         _free_reserved_names(module)
         dissolve_named(module)
         devices = take_off_devices(module)
+        alone = _alone(module, request.hardware, devices)
         main = entry_function(module)
         effects = Effects(functions_by_name(module))
         use_plain_forms(main.regions[0].blocks[0], effects)
@@ -155,7 +165,13 @@ def prepare(artifact: Artifact, request: Request) -> Prepared:
             AccumulateGradientsPass(microbatches=wanted).accumulate(
                 module, Diagnostics(), lambda place: devices.whole_shape(taken[place], place)
             )
-    return Prepared(module, devices)
+    return Prepared(module, devices, alone)
+
+
+def _alone(module: ir.Module, hardware: Hardware, devices: Devices) -> float:
+    """The seconds of the kernels and collectives of a whole step, one after the other, as those of
+    the phases of stages are counted."""
+    return total_ns(module_task_graph(module, Clock(hardware, devices.count), "expand-mpmd")) / 1e9
 
 
 def _free_reserved_names(module: ir.Module) -> None:
@@ -192,13 +208,15 @@ def _table(request: Request, microbatches: int, costs: Costs) -> Table:
     return build(request.schedule, setting)
 
 
-def _written(artifact: Artifact, request: Request, plan: Plan, timed: Timed) -> Expansion:
+def _written(
+    artifact: Artifact, request: Request, plan: Plan, timed: Timed, alone: float
+) -> Expansion:
     modules: list[ir.Module] = []
     written: list[Written] = []
     for rank in range(request.ranks):
         modules.append(_empty(plan, request.ranks))
         written.append(RankWriter(plan, rank, modules[rank], timed.devices.count).write())
-        copy_referenced_symbols(timed.staged.module, modules[rank])
+        copy_referenced_symbols(timed.staged.module.operation, modules[rank])
     shared = OnDevices(timed.devices, request.ranks, len(plan.transfers))
     for rank, (module, each) in enumerate(zip(modules, written, strict=True)):
         shared.write(module, rank, each.arguments, [part.rows for part in each.returned])
@@ -221,7 +239,9 @@ def _written(artifact: Artifact, request: Request, plan: Plan, timed: Timed) -> 
         outputs=_entries(result_paths(artifact), kind.results, outputs),
         transfers=tuple(plan.transfers),
     )
-    return Expansion(tuple(modules), manifest)
+    makespan = simulate(plan.table, manifest.costs).makespan
+    slow = useless_cut(timed.staged, makespan, alone, request.ranks, request.hardware)
+    return Expansion(tuple(modules), manifest, alone, () if slow is None else (slow,))
 
 
 def _rank(plan: Plan, rank: int, module: ir.Module) -> Rank:

@@ -11,8 +11,9 @@ from stablehlo_tools.schedules.simulator import simulate
 _MILLI = 1e3
 
 
-def summary(manifest: Manifest) -> dict[str, Any]:
-    """Plain data: counts, predicted times in seconds, bytes for each rank."""
+def summary(manifest: Manifest, alone: float) -> dict[str, Any]:
+    """Plain data: counts, predicted times in seconds, bytes for each rank. `alone`: the seconds of
+    the step on one rank as it is."""
     timeline = simulate(manifest.table, manifest.costs)
     return {
         "schedule": manifest.table.name,
@@ -20,6 +21,7 @@ def summary(manifest: Manifest) -> dict[str, Any]:
         "devices": manifest.devices,
         "hardware": manifest.hardware,
         "makespan": timeline.makespan,
+        "one_rank": alone,
         "bubble": timeline.bubble,
         "messages": sum(transfer.is_scheduled for transfer in manifest.transfers),
         "finish_messages": sum(not transfer.is_scheduled for transfer in manifest.transfers),
@@ -43,7 +45,7 @@ def summary_text(found: dict[str, Any]) -> str:
         f"{found['schedule']}: {len(found['ranks'])} ranks, {found['microbatches']} microbatches, "
         f"{found['messages']} tensors sent, {found['finish_messages']} more at the end",
         f"predicted on {found['hardware']}: {found['makespan'] * _MILLI:.3f} ms a step, "
-        f"{found['bubble']:.1%} of it idle",
+        f"{found['bubble']:.1%} of it idle; {found['one_rank'] * _MILLI:.3f} ms on one rank",
     ]
     for rank in found["ranks"]:
         lines.append(

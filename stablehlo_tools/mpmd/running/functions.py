@@ -47,7 +47,7 @@ def as_module(module: ir.Module, name: str, rank: int, devices: int) -> ir.Modul
             visibility = "public" if old == name else "private"
             copy.attributes["sym_visibility"] = ir.StringAttr.get(visibility)
             _rename_calls(copy, new_names)
-        copy_referenced_symbols(module, result)
+        copy_referenced_symbols(module.operation, result)
         _localise(module, result, rank, devices)
         erase_unused_meshes(result)  # those of the ranks tell equal functions apart
         number = ir.IntegerType.get_signless(32)

@@ -6,6 +6,9 @@ compilers fuse it with what it reads. What is launched and what is hidden plays 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from stablehlo_tools.analysis.collectives import Collective, classify_communication
 from stablehlo_tools.analysis.tasks.op_work import bytes_of, op_work, short_name
 from stablehlo_tools.analysis.trip_counts import constant_trips
 from stablehlo_tools.bindings import ir
@@ -22,14 +25,17 @@ class Weigher:
 
     def __init__(self, hardware: Hardware) -> None:
         self.hardware = hardware
+        self._classify: Callable[[ir.Operation], Collective | None] | None = None
 
     def ns(self, op: ir.Operation) -> float:
         """Nanoseconds of an op; of a loop, of all its iterations; of branches, of the longest."""
         if op.name in _ENTERED:
             inside = [self._block(region.blocks[0]) for region in op.regions]
             return max(inside) * _times(op)
-        work = op_work(op, short_name(op))
         written = sum(bytes_of(result) for result in op.results)
+        if self._is_collective(op):  # its region says how two numbers are put together
+            return written / self.hardware.memory_rate
+        work = op_work(op, short_name(op))
         if work.kind in _PRODUCTS and work.matmul is not None:
             return kernel_ns(
                 Work(work.kind, written, work.vector_flops, (work.matmul,), work.dtype),
@@ -38,6 +44,11 @@ class Weigher:
         return max(
             written / self.hardware.memory_rate, work.vector_flops / self.hardware.vector_flops
         )
+
+    def _is_collective(self, op: ir.Operation) -> bool:
+        if self._classify is None:
+            self._classify = classify_communication(op.context)
+        return self._classify(op) is not None
 
     def _block(self, block: ir.Block) -> float:
         return sum(self.ns(view.operation) for view in list(block.operations)[:-1])

@@ -11,6 +11,7 @@ from stablehlo_tools.cost.clock import Clock
 from stablehlo_tools.cost.collectives import transfer_time
 from stablehlo_tools.cost.hardware import Hardware
 from stablehlo_tools.cost.work import Transfer
+from stablehlo_tools.ir.symbols import copy_referenced_symbols
 from stablehlo_tools.mpmd.manifest import Stage
 from stablehlo_tools.mpmd.staging.assignment import Assignment, Work
 from stablehlo_tools.mpmd.staging.kernel_times import total_ns
@@ -64,9 +65,17 @@ def _seconds(writer: Phases, phase: Phase, step: Step, clock: Clock) -> float:
     with ir.Location.unknown(context):
         module = ir.Module.create()
         function = writer.write(phase, module.body)
+        copy_referenced_symbols(_module_of(step.loop.op), module)
         ir.SymbolTable.set_symbol_name(function, "main")
         graph = module_task_graph(module, clock, phase.name)
     return total_ns(graph) * _SECONDS
+
+
+def _module_of(op: ir.Operation) -> ir.Operation:
+    outer = op
+    while outer.parent is not None:
+        outer = outer.parent.operation
+    return outer
 
 
 def _stage(
