@@ -6,6 +6,7 @@ import pytest
 
 from stablehlo_tools import api, artifact
 from stablehlo_tools.analysis.program_set import Job, Options
+from stablehlo_tools.analysis.tasks.reader import read_program
 from stablehlo_tools.artifact import Artifact
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.ir import inline
@@ -83,6 +84,11 @@ def test_check_order_refuses_too() -> None:
     with pytest.raises(ToolError, match="the calls under @f0 unfold") as raised:
         Job((chain(DEEP, PERMUTE),), Options()).read()
     assert raised.value.diagnostic.place.line is not None
+
+
+def test_what_times_a_program_refuses_too() -> None:
+    with pytest.raises(ToolError, match="the calls under @f0 unfold"):
+        read_program(chain(DEEP, TANH).module, "chain")
 
 
 def test_a_few_levels_are_inlined() -> None:

@@ -49,8 +49,7 @@ def inline_all_calls(module: ir.Module) -> None:
         return
     bodies = {name: _Body.of(function, functions) for name, function in functions.items()}
     order = _callees_first(bodies)
-    called = {callee_name(call) for body in bodies.values() for call in body.calls}
-    dropped = {name for name in called if "sym_visibility" in functions[name].attributes}
+    dropped = _dropped(bodies, functions)
     _check_growth(bodies, order, dropped)
     for name in order:
         for call in bodies[name].calls:
@@ -58,6 +57,19 @@ def inline_all_calls(module: ir.Module) -> None:
     for name in functions:
         if name in dropped:
             functions[name].erase()
+
+
+def check_unfolding(module: ir.Module) -> None:
+    """Raises what `inline_all_calls` would, for those who follow each call by itself."""
+    functions = functions_by_name(module)
+    bodies = {name: _Body.of(function, functions) for name, function in functions.items()}
+    _check_growth(bodies, _callees_first(bodies), _dropped(bodies, functions))
+
+
+def _dropped(bodies: Mapping[str, _Body], functions: Mapping[str, ir.Operation]) -> set[str]:
+    """The functions that nobody needs once their calls are inlined."""
+    called = {callee_name(call) for body in bodies.values() for call in body.calls}
+    return {name for name in called if "sym_visibility" in functions[name].attributes}
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.work import WorkKind
 from stablehlo_tools.diagnostics import ToolError, to_place
 from stablehlo_tools.dialect.custom_calls import is_async_done
+from stablehlo_tools.ir.inline import check_unfolding
 from stablehlo_tools.ir.symbols import CALL, COMPOSITE, callee_name, functions_by_name
 from stablehlo_tools.ir.values import producer
 from stablehlo_tools.ir.walk import walk
@@ -48,12 +49,13 @@ type _Values = dict[ir.Value, Ref]
 def read_program(module: ir.Module, input_name: str) -> Body:
     """The nodes of a module's entry function, as one device runs it.
 
-    Raises a located ToolError for a call without a body and for communication that is not
-    understood.
+    Raises a located ToolError for a call without a body, for calls that multiply the text, and for
+    communication that is not understood.
     """
     function = entry_function(module)
     if not len(function.regions[0].blocks):
         raise ToolError("the entry function has no body to time", function.location)
+    check_unfolding(module)
     block = function.regions[0].blocks[0]
     reader = _Reader(module, input_name)
     values: _Values = {}
