@@ -16,15 +16,20 @@ from jax.sharding import PartitionSpec as P
 
 from stablehlo_tools import api, artifact
 from stablehlo_tools.analysis.collectives import ModuleFacts, find_collectives
-from stablehlo_tools.analysis.liveness import dead_collectives
+from stablehlo_tools.analysis.liveness import dead_collectives, live_values
 from stablehlo_tools.analysis.program_set import Options, read_programs
 from stablehlo_tools.artifact import Artifact, Form
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.ir.async_calls import lower_async_calls
+from stablehlo_tools.ir.async_calls import (
+    find_async_starts,
+    is_waited_for_beside,
+    lower_async_calls,
+)
 from stablehlo_tools.order.findings import Finding
 from stablehlo_tools.order.verdict import decide
 from stablehlo_tools.targets.compilation import compile_artifact
 from stablehlo_tools.targets.topologies import Target, missing_package
+from stablehlo_tools.transforms.keep_alive import keep_alive
 
 each_target = pytest.mark.parametrize(
     "target",
@@ -209,3 +214,43 @@ def test_compilers_schedule_what_is_the_programs_own(target: Target) -> None:
     ids = [event.ids for event in compiled.schedule.events if event.issues]
     assert ids == [(0,), (1,), (2,)]
     assert compiled.order.same_order
+
+
+def test_no_pass_puts_a_barrier_on_a_future() -> None:
+    """Compilers end their process at one; the done is what may wait."""
+    loaded = read(scheduled_late())
+    rewritten = api.transform(loaded, "schedule-overlap")
+    barriers = [line for line in str(rewritten.module).splitlines() if "_barrier" in line]
+    futures = [line.split()[0] for line in str(rewritten.module).splitlines() if '-start"' in line]
+    assert barriers
+    assert not any(future + "," in line for line in barriers for future in futures)
+
+
+def scheduled_late() -> str:
+    """Matrix products first, then the collectives that they could hide."""
+    large = "tensor<4096x4096xf32>"
+
+    def product(result: str, one: str, other: str) -> str:
+        dims = "contracting_dims = [1] x [0]"
+        return (
+            f"{result} = stablehlo.dot_general {one}, {other}, {dims} "
+            f": ({large}, {large}) -> {large}"
+        )
+
+    lines = [product("%m", "%y", "%y"), product("%n", "%m", "%y"), product("%o", "%n", "%y")]
+    lines += [start("all-reduce", "%f", "%x"), done("all-reduce", "%d", "%f")]
+    lines += [product("%q", "%o", "%d"), start("collective-permute", "%g", "%x")]
+    lines += [done("collective-permute", "%e", "%g"), product("%r", "%q", "%e")]
+    text = module("\n".join(lines), "%r", "tensor<2x4xf32>")
+    return text.replace("tensor<2x4xf32>", large)
+
+
+def test_a_use_is_made_of_the_done_and_not_of_the_future() -> None:
+    lines = [start("all-reduce", "%f", "%x"), done("all-reduce", "%unused", "%f")]
+    lines += ["%s = stablehlo.add %x, %y : tensor<2x4xf32>"]
+    loaded = read(module("\n".join(lines), "%s", "tensor<2x4xf32>"))
+    (dead,) = dead_collectives(loaded.module)
+    keep_alive(dead, live_values(loaded.module))
+    (start_op,) = find_async_starts(loaded.module)
+    assert is_waited_for_beside(start_op)
+    assert not dead_collectives(loaded.module)

@@ -86,6 +86,19 @@ def is_async_done(op: ir.Operation) -> bool:
     return op.name == _ASYNC_DONE
 
 
+def is_future(value: ir.Value) -> bool:
+    """Whether a tensor is what an explicit start hands to its done.
+
+    Compilers end their process at a barrier on one. It is seen beside a start or a done; what a
+    loop hands from the one to the other stands beside one of them.
+    """
+    maker = None if isinstance(value.owner, ir.Block) else value.owner.operation
+    if maker is not None and maker.name == CUSTOM_CALL and target_of(maker) in ASYNC_STARTS:
+        return True
+    users = (use.owner.operation for use in value.uses)
+    return any(user.name == CUSTOM_CALL and is_async_done(user) for user in users)
+
+
 def start_of_done(target: str) -> str | None:
     """The target of the starts that a done of this target waits for; None for other targets."""
     return _START_OF.get(target)

@@ -23,6 +23,7 @@ from stablehlo_tools.analysis.communication import MANUAL_COMPUTATION
 from stablehlo_tools.analysis.vanishing import OPAQUE
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.dialect.custom_calls import is_async_done, is_future
 from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.symbols import FUNCTION
 
@@ -36,7 +37,7 @@ def keep_alive(collective: Collective, live: Set[ir.Value]) -> None:
     """
     op = collective.op
     owner = op.block.owner.operation
-    element = _first_tensor(op)
+    element = _first_tensor(_waiting(collective))
     if owner.name not in (FUNCTION, MANUAL_COMPUTATION) or element is None:
         raise ToolError(
             f"{collective.inner.name}: nobody uses its results and nothing beside it can be made "
@@ -55,10 +56,19 @@ def keep_alive(collective: Collective, live: Set[ir.Value]) -> None:
         end.operands[chosen] = _guarded(end.operands[chosen], _always_true(element))
 
 
+def _waiting(collective: Collective) -> ir.Operation:
+    """The op that has the collective's results: of an asynchronous one its done, if any."""
+    uses = [use for result in collective.op.results for use in result.uses]
+    dones = [use.owner.operation for use in uses if is_async_done(use.owner.operation)]
+    return dones[0] if collective.is_async and dones else collective.op
+
+
 def _first_tensor(op: ir.Operation) -> ir.Value | None:
     for result in op.results:
         kind = result.type
-        if isinstance(kind, ir.RankedTensorType) and kind.has_static_shape and 0 not in kind.shape:
+        if not isinstance(kind, ir.RankedTensorType) or is_future(result):
+            continue
+        if kind.has_static_shape and 0 not in kind.shape:
             return result
     return None
 

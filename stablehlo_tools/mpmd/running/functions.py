@@ -17,6 +17,7 @@ import numpy as np
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts, find_collectives
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.dialect.custom_calls import label
 from stablehlo_tools.ir.symbols import (
     CALLS,
     FUNCTION,
@@ -123,6 +124,11 @@ def _set_groups(collective: Collective, groups: Sequence[Sequence[int]], own: ra
         raise ToolError(
             f"{collective.inner.name} in a function goes from one rank to another; only sends and "
             "recvs in @main do that",
+            collective.op.location,
+        )
+    if collective.is_async_call:
+        raise ToolError(
+            f"{label(collective.op)} in a function: its groups cannot be counted anew for a rank",
             collective.op.location,
         )
     is_permute = collective.kind == "collective_permute"

@@ -28,6 +28,7 @@ from stablehlo_tools.analysis.replica_groups import DeviceMesh, GroupMode
 from stablehlo_tools.analysis.tensor_shardings import Dims, MeshAxes, ValueShardings
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.dialect.custom_calls import label
 from stablehlo_tools.ir.building import Builder
 from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.manual import wrap_body
@@ -115,9 +116,9 @@ class OnDevices:
         _set_partitions(module, count)
         facts = ModuleFacts.of(module, found)
         for channel, collective in enumerate(found, self._channels + 1):
-            if collective.kind not in _GROUPED:
+            if collective.kind not in _GROUPED or collective.is_async_call:
                 raise ToolError(
-                    f"expand-mpmd: the devices that {collective.inner.name} names cannot be "
+                    f"expand-mpmd: the devices that {label(collective.op)} names cannot be "
                     "written for several ranks (P8)",
                     collective.op.location,
                 )

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from stablehlo_tools.analysis.tasks.op_work import bytes_of
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.custom_calls import is_future
 from stablehlo_tools.ir.values import key_of, producer
 from stablehlo_tools.transforms.overlapping.block_plan import BlockPlan, Places
 
@@ -101,7 +102,7 @@ def _ready_last(op: ir.Operation, levels: Places, places: Places) -> list[int]:
     ranked = sorted(
         (_level(operand, levels), _place(operand, places), number)
         for number, operand in enumerate(op.operands)
-        if isinstance(operand.type, ir.RankedTensorType)
+        if isinstance(operand.type, ir.RankedTensorType) and not is_future(operand)
     )
     return [number for level, _, number in ranked if level] or [n for _, _, n in ranked[-1:]]
 

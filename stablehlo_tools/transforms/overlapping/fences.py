@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.custom_calls import is_future
 from stablehlo_tools.ir.values import key_of, producer
 from stablehlo_tools.transforms.overlapping.anchors import Anchor
 from stablehlo_tools.transforms.overlapping.block_plan import BlockPlan, Places
@@ -119,7 +120,8 @@ class _Anchored:
         for value in pending:
             users = [use.owner.operation for use in value.uses]
             before = [user for user in users if self._stands_before(user, place)]
-            if len(before) < len(users) and isinstance(value.type, ir.RankedTensorType):
+            can_wait = isinstance(value.type, ir.RankedTensorType) and not is_future(value)
+            if len(before) < len(users) and can_wait:
                 return [value]
             for user in before:
                 fresh = [result for result in user.results if result not in seen]

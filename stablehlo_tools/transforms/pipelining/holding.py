@@ -17,6 +17,7 @@ from stablehlo_tools.analysis.tasks.graph import TracedGraph, traced_task_graph
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.clock import Clock
 from stablehlo_tools.cost.hardware import Hardware
+from stablehlo_tools.dialect.custom_calls import is_future
 from stablehlo_tools.ir.symbols import functions_by_name
 from stablehlo_tools.ir.values import key_of, maker_of, producer, stand_in
 from stablehlo_tools.overlap.memory import memory_profile
@@ -69,6 +70,7 @@ def keep_back(ends: Sequence[ir.Value]) -> None:
     `ends` are what its last iterations make; only what does not follow from them has to wait.
     """
     made = [value for value in ends if producer(value) is not None and _is_used(value)]
+    made = [value for value in made if not is_future(value)]
     if not made:
         return
     anchor = in_block_order([maker_of(value) for value in made])[-1]
