@@ -24,6 +24,28 @@ func.func @one_part_p1(%x: tensor<4x6xf32>, %w: tensor<6x3xf32>) -> tensor<4x3xf
 
 // -----
 
+// P4: three rows of tokens on each device are the batch, of 24 in all.
+module attributes {mhlo.num_partitions = 8 : i32, mhlo.num_replicas = 1 : i32} {
+  sdy.mesh @mesh = <["x"=8]>
+  func.func @odd_p4(%w: tensor<5x5xf32>, %tokens: tensor<24x5xi32>) -> tensor<24x5xf32> {
+    // expected-error@+1 {{split-batch: 2 parts do not divide the batch: argument 1 has 24 rows, 3 on each of 8 devices; take 3 parts, or a batch of a multiple of 16 (P4)}}
+    %0 = sdy.manual_computation(%w, %tokens) in_shardings=[<@mesh, [{}, {}]>, <@mesh, [{"x"}, {}]>] out_shardings=[<@mesh, [{"x"}, {}]>] manual_axes={"x"} (%wi: tensor<5x5xf32>, %ti: tensor<3x5xi32>) {
+      %f = stablehlo.convert %ti : (tensor<3x5xi32>) -> tensor<3x5xf32>
+      %h = stablehlo.dot_general %f, %wi, contracting_dims = [1] x [0] : (tensor<3x5xf32>, tensor<5x5xf32>) -> tensor<3x5xf32>
+      %r = "stablehlo.all_reduce"(%h) <{channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, replica_groups = dense<[[0, 1, 2, 3, 4, 5, 6, 7]]> : tensor<1x8xi64>, use_global_device_ids}> ({
+      ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+        %s = stablehlo.add %a, %b : tensor<f32>
+        stablehlo.return %s : tensor<f32>
+      }) : (tensor<3x5xf32>) -> tensor<3x5xf32>
+      %m = stablehlo.dot_general %r, %wi, contracting_dims = [1] x [0] : (tensor<3x5xf32>, tensor<5x5xf32>) -> tensor<3x5xf32>
+      sdy.return %m : tensor<3x5xf32>
+    } : (tensor<5x5xf32>, tensor<24x5xi32>) -> tensor<24x5xf32>
+    return %0 : tensor<24x5xf32>
+  }
+}
+
+// -----
+
 // P2: what one device does is explicit.
 // expected-error@+1 {{the program says nothing about what one device does: main itself has no manual computation and no collective; run partition first (P2)}}
 func.func @main_p2(%x: tensor<4x6xf32>, %w: tensor<6x3xf32>) -> tensor<4x3xf32> {
