@@ -1,14 +1,16 @@
 """Which collectives must be over before a value can exist, whatever a compiler simplifies.
 
-For each value two sets of collectives are kept, as bits: those that *each* element depends on, and
-those that the *whole* does (one element of it at least). One more bit, `VARIES`, says that the
-value surely depends on what is known only at run time, so that no compiler makes it a constant.
+For each value sets of collectives are kept, as bits: those that *each* element depends on, those
+that the elements of a *part* do, and those that the *whole* does (one element of it at least). One
+more bit, `VARIES`, says that the value surely depends on what is known only at run time, so that no
+compiler makes it a constant.
 
-An op hands them on from its operands to its results where it is listed here, and where no identity
-may take the dependence away: `x * 0`, `x - x` and `(x + y) - x` of integers, `pow(x, 0)`, a select
-on a constant or by its predicate alone, the part of a concatenation that a slice leaves out, an
-index, an element of a barrier that nobody uses. Float `x * 0` and `x - x` stay: XLA keeps NaN.
-Sound against XLA's simplifier, not complete: what is left out can only lead to a false alarm.
+Ops that move elements hand on what the elements depend on that are left (`elements.moves`): what is
+overwritten, sliced off or not selected is gone. Other ops hand dependences on where they are listed
+here, and where no identity may take the dependence away: `x * 0`, `x - x` and `(x + y) - x` of
+integers, `pow(x, 0)`, `max(min(x, y), y)`, a select by its predicate alone, an index, an element of
+a barrier that nobody uses. Float `x * 0` and `x - x` stay: XLA keeps NaN. Sound against XLA's
+simplifier, not complete: what is left out can only lead to a false alarm.
 """
 
 from __future__ import annotations
@@ -17,45 +19,24 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from operator import and_, or_
-from typing import NamedTuple
 
 import numpy as np
 
+from stablehlo_tools import bindings
+from stablehlo_tools.analysis.collectives import is_annotation
+from stablehlo_tools.analysis.dependence import NOTHING, VARIES, Dependence, joined
+from stablehlo_tools.analysis.elements.boxes import Box, shape_of, whole_box
+from stablehlo_tools.analysis.elements.computed import link_of
+from stablehlo_tools.analysis.elements.links import Link, identity
+from stablehlo_tools.analysis.elements.moves import moves_of, scattered
+from stablehlo_tools.analysis.elements.windows import OF_CONVOLUTION, OF_REDUCE_WINDOW, reach_of
 from stablehlo_tools.analysis.trip_counts import MIRRORED, comparison_direction
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.carriers import terminator
-from stablehlo_tools.ir.constants import value_of
-from stablehlo_tools.ir.values import is_float
+from stablehlo_tools.ir.constants import splat_of, value_of
+from stablehlo_tools.ir.values import is_float, producer
 
 BARRIER = "stablehlo.optimization_barrier"
-VARIES = 1  # the lowest bit: no collective's
-
-
-class Dependence(NamedTuple):
-    """Sets of collectives as bits, and `VARIES`; `each` is part of `whole`."""
-
-    each: int = 0
-    whole: int = 0
-
-    def common(self, other: Dependence) -> Dependence:
-        """What holds of a value that is the one or the other."""
-        return Dependence(self.each & other.each, self.whole & other.whole)
-
-    def both(self, other: Dependence) -> Dependence:
-        """What holds of a value that is computed from the two."""
-        return Dependence(self.each | other.each, self.whole | other.whole)
-
-    def without(self, bits: int) -> Dependence:
-        """All but some."""
-        return Dependence(self.each & ~bits, self.whole & ~bits)
-
-    def with_all(self, bits: int) -> Dependence:
-        """With collectives that every element depends on besides."""
-        return Dependence(self.each | bits, self.whole | bits)
-
-
-NOTHING = Dependence()
-GIVEN = Dependence(VARIES, VARIES)  # a value that comes from outside of the program
 Known = Mapping[ir.Value, Dependence]
 
 
@@ -67,11 +48,9 @@ def _names(text: str) -> frozenset[str]:
 _RULES = {
     **dict.fromkeys(
         _names(
-            "abs after_all async_done bitcast_convert broadcast_in_dim cbrt ceil cholesky convert "
-            "cosine count_leading_zeros custom_call dynamic_broadcast_in_dim dynamic_reshape "
-            "exponential exponential_minus_one fft floor log log_plus_one logistic negate not "
-            "popcnt reduce_precision reshape reverse rng_bit_generator round_nearest_afz "
-            "round_nearest_even rsqrt sign sine sqrt tan tanh transpose triangular_solve"
+            "abs after_all async_done cbrt ceil convert cosine count_leading_zeros "
+            "exponential exponential_minus_one floor log log_plus_one logistic negate not popcnt "
+            "reduce_precision round_nearest_afz round_nearest_even rsqrt sign sine sqrt tan tanh"
         )
         | {"sdy.sharding_constraint", "sdy.reshard", "sdy.propagation_barrier"}
         | {f"chlo.{name}" for name in ("erf", "erfc", "erf_inv", "square", "lgamma", "digamma")}
@@ -80,16 +59,23 @@ _RULES = {
         "all",
     ),
     **dict.fromkeys(
+        _names("cholesky custom_call fft rng_bit_generator triangular_solve"),
+        "mixing",
+    ),
+    **dict.fromkeys(_names("dynamic_broadcast_in_dim dynamic_reshape"), "first"),
+    **dict.fromkeys(
         _names("add and atan2 divide dot dot_general multiply or remainder subtract xor"),
         "arithmetic",
     ),
     **dict.fromkeys(
-        _names("clamp maximum minimum power shift_left shift_right_arithmetic shift_right_logical"),
-        "limiting",
+        _names("power shift_left shift_right_arithmetic shift_right_logical"), "limiting"
     ),
-    **dict.fromkeys(_names("slice dynamic_slice gather"), "slice"),
-    **dict.fromkeys(_names("real imag"), "part"),
-    **dict.fromkeys(_names("concatenate pad complex scatter dynamic_update_slice"), "assembly"),
+    **dict.fromkeys(_names("clamp maximum minimum"), "bounding"),
+    **dict.fromkeys(_names("broadcast_in_dim reshape reverse transpose"), "order"),
+    **dict.fromkeys(_names("complex concatenate dynamic_update_slice imag pad real"), "assembly"),
+    **dict.fromkeys(_names("dynamic_slice gather slice"), "slice"),
+    "stablehlo.bitcast_convert": "bitcast",
+    "stablehlo.scatter": "scatter",
     "stablehlo.compare": "compare",
     "stablehlo.convolution": "convolution",
     "stablehlo.reduce": "reduction",
@@ -97,12 +83,19 @@ _RULES = {
     "stablehlo.select": "select",
     "stablehlo.sort": "own",
 }
-_UPDATE = "stablehlo.dynamic_update_slice"
 _REDUCERS = _names("add and maximum minimum multiply or")
+_BOUNDING = _names("clamp maximum minimum")
 _HANDS_ON = _names("broadcast_in_dim reshape convert transpose reverse negate")
 _DEEPEST_CONSTANT = 8
 # Comparisons with a constant on the right that hold, or fail, for no range that XLA knows.
 _OPEN = frozenset({"EQ", "NE", "GT", "LE"})
+_LAYOUT = _names("broadcast_in_dim convert reshape reverse transpose")
+_MIXING = _names("concatenate dynamic_update_slice gather pad scatter select")
+_COMPUTED = frozenset(
+    name for name, rule in _RULES.items() if rule in ("all", "arithmetic", "bounding", "limiting")
+) - _names("after_all async_done dot dot_general")
+_SMALL = 100  # a whole number that every type but those of single bits has
+_MOST_LOOKED_AT = 64  # ops before a reduction
 
 
 def rule_of(name: str) -> str | None:
@@ -128,8 +121,8 @@ class Transfer:
             return self.of_elements(op, self._barrier(op, operands))
         rule = _RULES.get(name)
         if rule == "own":  # one sorted list for each operand
-            return operands
-        result = NOTHING if rule is None else self._ordinary(op, name, rule, operands)
+            return [Dependence(part.each, part.whole) for part in operands]
+        result = NOTHING if rule is None else _ordinary(op, rule, operands)
         return self.of_elements(op, [result] * len(op.results))
 
     def of_elements(self, op: ir.Operation, found: Sequence[Dependence]) -> list[Dependence]:
@@ -157,73 +150,135 @@ class Transfer:
             self.live = self.find_live()
         return value in self.live
 
-    def _ordinary(
-        self, op: ir.Operation, name: str, rule: str, operands: Sequence[Dependence]
-    ) -> Dependence:
-        if rule == "all":
-            return reduce(Dependence.both, operands)
-        if rule == "slice":  # an index may be clamped, or all elements may be alike
-            return Dependence(operands[0].each, operands[0].each)
-        if rule == "part":
-            is_complex = _is_complex(op.operands[0].type)
-            return Dependence(operands[0].each, operands[0].each) if is_complex else NOTHING
-        if rule == "assembly":
-            return self._assembled(op, name, operands)
-        if rule == "select":
-            return _selected(op, operands)
-        if rule == "convolution":
-            return NOTHING if _may_read_padding_only(op) else _computed(op, operands)
-        if rule == "reduction":
-            whole = len(op.results) == 1 and _is_plain_reduction(op)
-            return operands[0] if whole and not _may_read_padding_only(op) else NOTHING
-        if rule == "compare":
-            return NOTHING if _is_decided(op, operands) else _unrelated(operands)
-        if rule == "limiting" and _may_limit(op, name, operands):
-            return NOTHING
-        return _computed(op, operands)
-
-    def _assembled(self, op: ir.Operation, name: str, operands: Sequence[Dependence]) -> Dependence:
-        """Each element comes from one of the operands."""
-        values = list(op.operands)
-        if name == _UPDATE:  # all but the indices
-            values, operands = values[:2], operands[:2]
-            if values[0].type == values[1].type:
-                return operands[1]
-        parts = [
-            part
-            for part, value in zip(operands, values, strict=True)
-            if not self._is_empty(value.type)
-        ]
-        each = reduce(and_, (part.each for part in parts), -1) if parts else 0
-        drops = name == "stablehlo.pad" and _crops(op)
-        whole = each if drops else reduce(or_, (part.whole for part in parts), 0)
-        return Dependence(each, whole)
-
     def _is_empty(self, kind: ir.Type) -> bool:
         if kind not in self.empty:
             self.empty[kind] = has_no_elements(kind)
         return self.empty[kind]
 
 
-def _computed(op: ir.Operation, operands: Sequence[Dependence]) -> Dependence:
-    """Of arithmetic: of floats, all operands; of integers, what cannot cancel or be absorbed."""
+def _ordinary(op: ir.Operation, rule: str, operands: Sequence[Dependence]) -> Dependence:
+    """What the result of an op depends on, by its rule."""
+    first = operands[0]
+    if rule == "order":
+        return _moved(op, operands) if first.parts else first
+    if rule == "slice" and not first.parts:  # wherever it begins
+        return Dependence(first.each, first.each)
+    if rule in ("assembly", "slice"):
+        return _moved(op, operands)
+    if rule == "select":
+        return _selected(op, operands)
+    if rule == "scatter":
+        return _scattered(op, operands)
+    if rule == "first":
+        return Dependence(first.each, first.whole)
+    if rule == "bitcast":  # to more elements: some of them may be padding
+        rank = len(shape_of(op.operands[0].type) or ())
+        is_split = len(shape_of(op.results[0].type) or ()) > rank
+        return Dependence(0 if is_split else first.each, first.whole)
+    if rule == "mixing" and not is_annotation(op):
+        each = reduce(or_, (part.each for part in operands))
+        return Dependence(each, each)
+    if rule == "convolution":
+        return _convolved(op, operands)
+    if rule == "reduction":
+        return _reduced(op, operands)
+    if rule in ("arithmetic", "bounding", "compare", "limiting"):
+        return _computed(op, operands, _surviving(op, rule, operands))
+    return _computed(op, operands, -1)
+
+
+def _surviving(op: ir.Operation, rule: str, operands: Sequence[Dependence]) -> int:
+    """What no identity takes away of all that the operands depend on."""
+    if rule == "compare":
+        return 0 if _is_decided(op, operands) else _unrelated(operands)
+    if rule == "bounding":
+        return 0 if _may_bound(op, operands) else _lattice(operands)
+    if rule == "limiting" and not all(part.whole & VARIES for part in operands):
+        return 0  # an exponent or a distance may be one that leaves nothing open
     if is_float(op.operands[-1].type):
-        return reduce(Dependence.both, operands)
+        return -1
+    if "dot" in op.name and any(_is_mixed(value, op.name) for value in op.operands):
+        return 0
     for value, part in zip(op.operands, operands, strict=True):
-        if not part.whole & VARIES and _may_absorb(op.name, constant_elements(value)):
-            return NOTHING
+        if not part.whole & VARIES and _may_absorb(op, value):
+            return 0
     return _unrelated(operands)
 
 
-def _unrelated(operands: Sequence[Dependence]) -> Dependence:
-    """All operands, but for what two of them have in common: `x - x`."""
-    one, *others = operands
-    result = one
-    for other in others:
-        shared = one.whole & other.whole
-        result = result.without(shared).both(other.without(shared))
-        one = one.both(other)
-    return result
+def _unrelated(operands: Sequence[Dependence]) -> int:
+    """All but what two operands have in common: `x - x`."""
+    seen = shared = 0
+    for part in operands:
+        shared |= seen & part.whole
+        seen |= part.whole
+    return seen & ~shared
+
+
+def _lattice(operands: Sequence[Dependence]) -> int:
+    """What remains of a minimum or maximum: `max(min(x, y), y)` is y, whatever x is."""
+    seen = shared = 0
+    for part in operands:
+        shared |= seen & part.whole
+        seen |= part.whole
+    return shared if shared & ~VARIES else seen
+
+
+def _computed(op: ir.Operation, operands: Sequence[Dependence], surviving: int) -> Dependence:
+    """What survives of all operands, element by element where they lie side by side."""
+    if len(operands) == 1 and not operands[0].parts and surviving == -1:
+        first = operands[0]
+        is_part = _is_complex(op.operands[0].type) and op.name == "stablehlo.convert"
+        return Dependence(first.each, first.each) if is_part else first
+    each = reduce(or_, (part.each for part in operands)) & surviving
+    whole = reduce(or_, (part.whole for part in operands)) & surviving
+    if not any(part.parts for part in operands):
+        return Dependence(each, whole)
+    links = [(i, link_of(op, i)) for i, part in enumerate(operands) if part.parts]
+    parts = _pushed(op, [(i, link) for i, link in links if link is not None], operands)
+    return Dependence(each, whole, parts.only(surviving & ~each).parts)
+
+
+def _moved(op: ir.Operation, operands: Sequence[Dependence]) -> Dependence:
+    """What the elements that are left depend on, wherever they are."""
+    moves = moves_of(op)
+    if moves is None:
+        return _moved_somewhere(op, operands)
+    each = reduce(and_, (operands[i].each for i in moves.sources), -1) if moves.sources else 0
+    whole = reduce(or_, (operands[i].whole for i in moves.kept), each)
+    whole |= reduce(or_, (operands[i].each for i in moves.left), 0)
+    return _pushed(op, moves.links, operands).both(Dependence(each, whole))
+
+
+def _moved_somewhere(op: ir.Operation, operands: Sequence[Dependence]) -> Dependence:
+    """Of an op on shapes that are not known."""
+    rule, name = rule_of(op.name), op.name.removeprefix("stablehlo.")
+    if rule == "order":
+        return Dependence(operands[0].each, operands[0].whole)
+    if name in ("imag", "real"):
+        return NOTHING
+    count = {"dynamic_update_slice": 2, "slice": 1, "dynamic_slice": 1, "gather": 1}
+    each = reduce(and_, (part.each for part in operands[: count.get(name, len(operands))]))
+    return Dependence(each, each)
+
+
+def _pushed(
+    op: ir.Operation, links: Sequence[tuple[int, Link]], operands: Sequence[Dependence]
+) -> Dependence:
+    """What elements of the result depend on by links."""
+    shape = shape_of(op.results[0].type)
+    assert shape is not None, "of every op that has links"
+    parts: list[tuple[Box, int]] = []
+    for position, link in links:
+        part, given = operands[position], shape_of(op.operands[position].type)
+        each = [(whole_box(given), part.each)] if part.each and given is not None else []
+        for box, bits in [*part.parts, *each]:
+            pushed = link.push(box)
+            if pushed is not None:
+                parts.append((pushed, bits))
+    each, everything = 0, whole_box(shape)
+    for box, bits in parts:
+        each |= bits if box == everything else 0
+    return Dependence(each, reduce(or_, (bits for _, bits in parts), 0), joined(parts, each))
 
 
 def _selected(op: ir.Operation, operands: Sequence[Dependence]) -> Dependence:
@@ -231,33 +286,216 @@ def _selected(op: ir.Operation, operands: Sequence[Dependence]) -> Dependence:
 
     The predicate itself does not count: the two sides may be the same.
     """
-    _, one, other = operands
-    nested = any(_producer_name(value) == op.name for value in list(op.operands)[1:])
-    if operands[0].each & VARIES and not nested:
-        return one.both(other)
-    return one.common(other)
+    if not operands[0].each & VARIES:
+        moves = moves_of(op)
+        if moves is not None:
+            return _moved(op, operands)
+        return operands[1].common(operands[2])
+    sides = list(op.operands)[1:]
+    if any(_is_made_by(value, frozenset({op.name})) for value in sides):
+        return operands[1].common(operands[2])
+    return _computed(op, [NOTHING, *operands[1:]], -1)
 
 
-def _may_limit(op: ir.Operation, name: str, operands: Sequence[Dependence]) -> bool:
-    """Whether what is no run-time value may be a bound or an exponent that leaves nothing open."""
-    fixed = [
-        constant_elements(v)
-        for v, p in zip(op.operands, operands, strict=True)
-        if not p.whole & VARIES
-    ]
-    if name == "stablehlo.power" or "shift" in name:
-        return bool(fixed)
-    if name == "stablehlo.clamp":
-        return len(fixed) > 1
-    if not is_float(op.operands[0].type):
-        return False  # as other integers
-    return any(constant is None or not np.isfinite(constant).all() for constant in fixed)
+def _scattered(op: ir.Operation, operands: Sequence[Dependence]) -> Dependence:
+    """What is overwritten is gone; a sum of floats is of both."""
+    if moves_of(op) is not None:
+        return _moved(op, operands)
+    shapes = [shape_of(value.type) for value in op.operands]
+    known = [shape for shape in shapes if shape is not None]
+    if len(known) != len(shapes) or len(known) != 3 or not _is_sum_of_floats(op):
+        return NOTHING
+    written = scattered(op, known)
+    links: list[tuple[int, Link]] = [(0, identity(known[0]))]
+    links += [] if written is None else written[0]
+    return _pushed(op, links, operands).both(Dependence(operands[0].each, operands[0].whole))
 
 
-def _may_absorb(name: str, constant: np.ndarray | None) -> bool:
-    """Whether an integer constant, or one not known, may take the other's influence away."""
+def _convolved(op: ir.Operation, operands: Sequence[Dependence]) -> Dependence:
+    """Both operands, where every window holds an element: padding alone is zero."""
+    shapes = [shape_of(value.type) for value in op.operands]
+    if None in shapes or not is_float(op.results[0].type):
+        return NOTHING
+    numbers = bindings.ConvDimensionNumbers(op.attributes["dimension_numbers"])
+    sizes = [(shapes[0] or ())[d] for d in numbers.input_spatial_dimensions]
+    windows = [(shapes[1] or ())[d] for d in numbers.kernel_spatial_dimensions]
+    reach = reach_of(op, sizes, windows, OF_CONVOLUTION)
+    one, other = operands
+    each = one.each | other.each if reach.every_window else 0
+    whole = one.whole if reach.every_element else 0
+    return Dependence(each, each | whole | (other.whole if reach.every_place else 0))
+
+
+def _reduced(op: ir.Operation, operands: Sequence[Dependence]) -> Dependence:
+    """What is reduced, where the region loses none of it."""
+    first, shape = operands[0], shape_of(op.operands[0].type)
+    reducer = _reducer(op) if len(op.results) == 1 else None
+    if reducer is None or shape is None:
+        return NOTHING
+    value, initial = op.operands[0], op.operands[1]
+    is_sum = is_float(value.type) and reducer in ("stablehlo.add", "stablehlo.multiply")
+    if not is_sum and (_may_end(reducer, initial) or _is_mixed(value, reducer)):
+        return NOTHING
+    if op.name == "stablehlo.reduce":
+        return _computed(op, [first, NOTHING], -1)
+    windows = list(ir.DenseI64ArrayAttr(op.attributes["window_dimensions"]))
+    reach = reach_of(op, list(shape), windows, OF_REDUCE_WINDOW)
+    each = first.each if reach.every_window else 0
+    return Dependence(each, each | (first.whole if reach.every_element else 0))
+
+
+def _reducer(op: ir.Operation) -> str | None:
+    """The op by which the region combines its two arguments, if it loses neither."""
+    body = op.regions[0].blocks[0]
+    combined = producer(terminator(body).operands[0])
+    if combined is None or combined.name not in _REDUCERS:
+        return None
+    return combined.name if set(combined.operands) == set(body.arguments) else None
+
+
+def _may_end(reducer: str, initial: ir.Value) -> bool:
+    """Whether a reduction may begin with what decides how it ends."""
+    if reducer == "stablehlo.add":
+        return False
+    number = _number(initial)
+    if number is None:
+        return True
+    low, high = _limits(initial.type)
+    if reducer == "stablehlo.maximum":
+        return not number < high
+    if reducer == "stablehlo.minimum":
+        return not number > low
+    if reducer == "stablehlo.multiply":
+        return number % 2 == 0
+    is_none = number == 0
+    return is_none if reducer == "stablehlo.and" else not is_none
+
+
+def _is_mixed(value: ir.Value, reducer: str) -> bool:
+    """Whether elements that are reduced may have to do with one another, or decide all.
+
+    Of floats, of which only the least or greatest is asked: whether some may be infinite.
+    """
+    of_floats = is_float(value.type)
+    pending, seen, is_mixture = [value], {value}, False
+    while pending:
+        op = producer(pending.pop())
+        if op is None:
+            continue
+        if len(seen) > _MOST_LOOKED_AT:
+            return True
+        rule = rule_of(op.name)
+        if op.name in _MIXING or (op.name == "stablehlo.broadcast_in_dim" and not of_floats):
+            if not of_floats:
+                return True
+            is_mixture = True
+        elif rule not in ("order", "slice") and op.name not in _COMPUTED:
+            continue
+        constants = [constant_elements(operand) for operand in op.operands]
+        if of_floats and is_mixture:
+            if op.name in _COMPUTED and not any(constant is None for constant in constants):
+                return True  # a constant that is computed
+            known = [constant for constant in constants if constant is not None]
+            if op.name in _MIXING and any(map(_is_final(reducer), known)):
+                return True
+        for operand, constant in zip(op.operands, constants, strict=True):
+            if constant is None and operand not in seen:
+                seen.add(operand)
+                pending.append(operand)
+    return False
+
+
+def _is_final(reducer: str) -> Callable[[np.ndarray], bool]:
+    """Whether a constant has an element that is the least or greatest for ever."""
+    harmless = -math.inf if reducer == "stablehlo.maximum" else math.inf
+
+    def asked(constant: np.ndarray) -> bool:
+        if constant.dtype.kind not in "fiub":
+            return True
+        return bool((~np.isfinite(constant) & (constant != harmless)).any())
+
+    return asked
+
+
+def _is_sum_of_floats(scatter: ir.Operation) -> bool:
+    return is_float(scatter.results[0].type) and _reducer(scatter) in (
+        "stablehlo.add",
+        "stablehlo.multiply",
+    )
+
+
+def _may_bound(op: ir.Operation, operands: Sequence[Dependence]) -> bool:
+    """Whether a minimum or maximum may be one of its bounds, whatever the other operand is."""
+    values = list(op.operands)
+    for value in values:
+        inner = _made_of(value)
+        if inner is None or inner.name not in _BOUNDING or inner.name == op.name:
+            continue
+        if set(inner.operands) & set(values):
+            return True  # `max(min(x, y), y)`
+    if len(set(values)) < len(values):
+        return op.name == "stablehlo.clamp"
+    if all(part.whole & VARIES for part in operands):
+        return False
+    interval = _interval(op)
+    return interval is None or not interval[0] < interval[1]
+
+
+def _interval(op: ir.Operation) -> tuple[float, float] | None:
+    """Between which constants a value is held, those it was held between before included."""
+    low, high = _limits(op.results[0].type)
+    below = {"stablehlo.maximum": (0, 1), "stablehlo.clamp": (0,)}.get(op.name, ())
+    above = {"stablehlo.minimum": (0, 1), "stablehlo.clamp": (2,)}.get(op.name, ())
+    for position, value in enumerate(op.operands):
+        number = _number(value)
+        inner = _made_of(value)
+        if number is None and inner is not None and inner.name in _BOUNDING:
+            within = _interval(inner)
+            if within is None:
+                return None
+            low, high = max(low, within[0]), min(high, within[1])
+        elif number is None and constant_elements(value) is not None:
+            return None
+        elif number is not None:
+            if math.isnan(number):
+                return None
+            low = max(low, number) if position in below else low
+            high = min(high, number) if position in above else high
+    return low, high
+
+
+def _number(value: ir.Value) -> float | int | None:
+    """The number that all elements of a constant are; where types differ on the way, a small one
+    that all of them hold.
+    """
+    op = producer(value)
+    is_converted = False
+    while op is not None and op.name in _LAYOUT:
+        is_converted |= op.name == "stablehlo.convert"
+        op = producer(op.operands[0])
+    number = None if op is None else splat_of(op.results[0])
+    if number is None or isinstance(number, complex):
+        return None
+    is_small = abs(number) <= _SMALL and number == int(number)
+    return number if is_small or not is_converted else None
+
+
+def _limits(kind: ir.Type) -> tuple[float, float]:
+    """The least and the greatest number of a tensor's element type."""
+    element = ir.ShapedType(kind).element_type
+    if not isinstance(element, ir.IntegerType):
+        return -math.inf, math.inf
+    if element.is_unsigned or element.width == 1:
+        return 0, 2**element.width - 1
+    return -(2 ** (element.width - 1)), 2 ** (element.width - 1) - 1
+
+
+def _may_absorb(op: ir.Operation, value: ir.Value) -> bool:
+    """Whether an integer that is no run-time value may take the other's influence away."""
+    name = op.name
     if name in ("stablehlo.add", "stablehlo.subtract", "stablehlo.xor"):
         return False
+    constant = constant_elements(value)
     if (
         constant is None
         or constant.dtype == object
@@ -266,13 +504,12 @@ def _may_absorb(name: str, constant: np.ndarray | None) -> bool:
         return True
     if name == "stablehlo.multiply":  # a product of odd numbers never overflows to zero
         return bool((constant % 2 == 0).any())
-    if name == "stablehlo.divide":
-        return bool((constant == 0).any())
+    if value == op.operands[0]:
+        return True
+    if name == "stablehlo.divide":  # by two again and again nothing is left
+        return bool((abs(constant) != 1).any())
     if name == "stablehlo.remainder":
         return bool((abs(constant) < 2).any())
-    if name in ("stablehlo.maximum", "stablehlo.minimum"):
-        limits = np.iinfo(constant.dtype)
-        return bool(np.isin(constant, (limits.min, limits.max)).any())
     return True
 
 
@@ -285,8 +522,11 @@ def _is_decided(compare: ir.Operation, operands: Sequence[Dependence]) -> bool:
     name = comparison_direction(compare)
     constant = constant_elements(right)
     if constant is None:
-        name, constant = MIRRORED[name], constant_elements(left)
+        left, right = right, left
+        name, constant = MIRRORED[name], constant_elements(right)
     if constant is None or name not in _OPEN or not np.isfinite(constant).all():
+        return True
+    if _is_made_by(left, _BOUNDING):
         return True
     if not np.issubdtype(constant.dtype, np.integer) or name in ("EQ", "NE"):
         return False
@@ -294,38 +534,31 @@ def _is_decided(compare: ir.Operation, operands: Sequence[Dependence]) -> bool:
     return bool(np.isin(constant, (limits.min, limits.max)).any())
 
 
-def _is_plain_reduction(op: ir.Operation) -> bool:
-    """Whether the region combines its two arguments in one op that loses neither."""
-    body = op.regions[0].blocks[0]
-    end = terminator(body).operands[0]
-    combined = _producer_name(end) in _REDUCERS
-    return combined and set(end.owner.operation.operands) == set(body.arguments)
+def _made_of(value: ir.Value) -> ir.Operation | None:
+    """The op that a value is the result of, but for its layout and type."""
+    op = producer(value)
+    while op is not None and op.name in _LAYOUT:
+        op = producer(op.operands[0])
+    return op
 
 
-def _may_read_padding_only(op: ir.Operation) -> bool:
-    """Whether a window op crops what it reads."""
-    padding = op.attributes.get("padding")
-    return padding is not None and bool((np.array(ir.DenseIntElementsAttr(padding)) < 0).any())
-
-
-def _producer_name(value: ir.Value) -> str:
-    return "" if isinstance(value.owner, ir.Block) else value.owner.operation.name
+def _is_made_by(value: ir.Value, names: frozenset[str]) -> bool:
+    op = _made_of(value)
+    return op is not None and op.name in names
 
 
 def constant_elements(value: ir.Value, depth: int = 0) -> np.ndarray | None:
     """The elements, or some of the same values, of a value made of constants alone."""
-    owner = value.owner
-    if isinstance(owner, ir.Block):
+    op = producer(value)
+    if op is None:
         return None
-    op = owner.operation
     if op.name == "stablehlo.constant":
         return _elements(value_of(op))
     if op.name == "stablehlo.iota":
         return np.arange(2)
     if op.name not in _HANDS_ON or depth == _DEEPEST_CONSTANT:
         return None
-    inner = constant_elements(op.operands[0], depth + 1)
-    return None if inner is None else inner
+    return constant_elements(op.operands[0], depth + 1)
 
 
 def _elements(attribute: ir.Attribute | None) -> np.ndarray:
@@ -342,11 +575,6 @@ def _elements(attribute: ir.Attribute | None) -> np.ndarray:
         return np.array(math.inf)
     # An element type without a NumPy counterpart comes as an object.
     return np.array(math.inf) if elements.dtype == object else elements
-
-
-def _crops(pad: ir.Operation) -> bool:
-    edges = (pad.attributes[name] for name in ("edge_padding_low", "edge_padding_high"))
-    return any(amount < 0 for edge in edges for amount in ir.DenseI64ArrayAttr(edge))
 
 
 def _is_complex(kind: ir.Type) -> bool:

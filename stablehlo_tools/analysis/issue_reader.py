@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from functools import reduce
 from operator import or_
 
+from stablehlo_tools.analysis.carries import MOVING, is_counter, stays_a_loop
 from stablehlo_tools.analysis.collectives import Collective
 from stablehlo_tools.analysis.common_values import CommonValues, shortened
 from stablehlo_tools.analysis.communication import (
@@ -18,14 +19,8 @@ from stablehlo_tools.analysis.communication import (
     WHILE,
     Site,
 )
-from stablehlo_tools.analysis.forced_dependence import (
-    GIVEN,
-    NOTHING,
-    VARIES,
-    Dependence,
-    Transfer,
-    has_no_elements,
-)
+from stablehlo_tools.analysis.dependence import GIVEN, NOTHING, VARIES, Dependence
+from stablehlo_tools.analysis.forced_dependence import Transfer, has_no_elements
 from stablehlo_tools.analysis.levels import (
     Iteration,
     Level,
@@ -34,7 +29,7 @@ from stablehlo_tools.analysis.levels import (
     either,
     from_outside,
 )
-from stablehlo_tools.analysis.liveness import Deletable, live_values
+from stablehlo_tools.analysis.liveness import Deletable, surviving_values
 from stablehlo_tools.analysis.rendezvous import Rendezvousing, is_host_transfer
 from stablehlo_tools.analysis.rewriting import Surroundings
 from stablehlo_tools.analysis.uniformity import Uniformity, Variation, number_classes
@@ -49,7 +44,8 @@ from stablehlo_tools.order.program import (
     Node,
 )
 
-_DEVICE_IDS = frozenset({"stablehlo.partition_id", "stablehlo.replica_id"})
+_REPLICA_ID = "stablehlo.replica_id"
+_DEVICE_IDS = frozenset({"stablehlo.partition_id", _REPLICA_ID})
 _TERMINATORS = frozenset({"func.return", "stablehlo.return", "sdy.return"})
 
 
@@ -75,12 +71,13 @@ class IssueReader:
         self.rendezvous = rendezvous
         self.surroundings = Surroundings(() if deletable is None else deletable.folded)
         self.transfer = Transfer(
-            lambda: live_values(module) if deletable is None else deletable.live
+            lambda: surviving_values(module) if deletable is None else deletable.live
         )
         self.known: dict[ir.Value, Dependence] = {}
         self.ops: list[Collective] = []
         self.site_of: dict[Node, ir.Operation] = {}
         self.next_bit = VARIES.bit_length()
+        self.moved = 0  # the bit of what is computed by ops that nothing undoes, while it is asked
         self.rereading = uniformity is not None  # loops are read several times
         self.common = CommonValues(rendezvous.facts.grid.size) if uniformity is not None else None
 
@@ -146,13 +143,17 @@ class IssueReader:
             ends = [self._region(region.blocks[0], [], level) for region in op.regions]
             self._bind(op.results, [either(parts) for parts in zip(*ends, strict=True)])
         elif name in _DEVICE_IDS:
-            self._bind(op.results, [GIVEN])
+            counts = self.rendezvous.facts.grid
+            count = counts.num_replicas if name == _REPLICA_ID else counts.num_partitions
+            self._bind(op.results, [GIVEN if count > 1 else NOTHING])
         else:
             self._hand_on(op, name)
 
     def _hand_on(self, op: ir.Operation, name: str) -> None:
         """Dependences through an op that neither communicates nor controls."""
         found = self.transfer.results(op, name, self.known)
+        if self.moved and name in MOVING:
+            found = [part.with_all(self.moved) for part in found or [NOTHING] * len(op.results)]
         if found is not None:
             self._bind(op.results, found)
         elif self.rereading:
@@ -253,7 +254,7 @@ class IssueReader:
         kept = self.ops[mark:]
         last = max((bit.bit_length() for part in once.levels() for bit in part.bits), default=first)
         is_known = trips.values is not None
-        chained = self._is_chained(op, sites, steady, once, last, level, is_known=is_known)
+        chained, changing = self._chained(op, sites, steady, once, last, level, is_known=is_known)
         self.ops[mark:] = kept
         self.next_bit = first
         condition, body = (part.block() for part in once.levels())
@@ -265,20 +266,15 @@ class IssueReader:
         decision = self._decision(trips, op)
         node = Loop(decision, condition, body, to_place(op.location), is_chained=chained)
         bit = self._place(node, op, common_before(foremost) & below(first), level)
-        ends = terminator(op.regions[1].blocks[0]).operands
-        arguments = _arguments(op)
         results: list[Dependence] = []
         for position, outside in enumerate(steady):
-            hands_on = ends[position] == arguments[position]
             inside = once.ends[position]
-            if trips.values is None and not hands_on:  # the loop is one op, and must have ended
+            if position in changing:  # the loop is one op, and must have ended
                 inside = inside.with_all(once.all_bits())
             covered = NOTHING
-            if chained and not hands_on:
+            if chained:
                 covered = from_outside(inside, once.all_bits(), bit, first)
-            results.append(
-                Dependence(outside.each | covered.each & bit, outside.whole | covered.whole & bit)
-            )
+            results.append(outside.both(covered.only(bit)))
         self._bind(op.results, self.transfer.of_elements(op, results))
 
     def _steady(
@@ -319,7 +315,7 @@ class IssueReader:
             ends.append(self._region(region.blocks[0], inner, level))
         return Iteration(*levels, ends[1])
 
-    def _is_chained(
+    def _chained(
         self,
         op: ir.Operation,
         sites: Sequence[Sequence[Site]],
@@ -329,33 +325,53 @@ class IssueReader:
         around: Level,
         *,
         is_known: bool,
-    ) -> bool:
+    ) -> tuple[bool, set[int]]:
         """Whether every collective of an iteration comes after all of the iteration before.
 
         Of a loop of unknown length, which is not unrolled: whether each depends on a carry that
         changes, and is needed by the next iteration, or to know whether there is one. What is
-        invariant, or only added up, compilers move out of the loop.
+        invariant, or only added up, compilers move out of the loop. Also those carries: each is
+        only known once the loop has ended.
         """
         predicate = terminator(op.regions[0].blocks[0]).operands[0]
         tested = self._of(predicate).whole
-        changed = 0 if is_known else 1 << last
-        self.next_bit = last + 1
-        carries = [
-            Dependence(outside.each | end.each, outside.whole | end.whole)
-            for outside, end in zip(steady, once.ends, strict=True)
-        ]
-        ends, arguments = terminator(op.regions[1].blocks[0]).operands, _arguments(op)
-        carries = [
-            part if end == argument else part.with_all(changed)
-            for part, end, argument in zip(carries, ends, arguments, strict=True)
-        ]
-        following = self._iteration(op, sites, carries, around)
+        self.next_bit = last + 2
+        carries = [outside.both(end) for outside, end in zip(steady, once.ends, strict=True)]
         needed = once.all_bits()
-        afters = [after for part in following.levels() for after in part.after]
         if is_known:
-            return all(needed & ~after == 0 for after in afters)
+            following = self._iteration(op, sites, carries, around)
+            return all(needed & ~after == 0 for after in _afters(following)), set()
+        changed, moved = 1 << last, 1 << last + 1
+        changing: set[int] = set()
+        while True:
+            self.next_bit = last + 2
+            outer, self.moved = self.moved, self.moved | moved
+            given = [
+                part.with_all(changed) if position in changing else part
+                for position, part in enumerate(carries)
+            ]
+            following = self._iteration(op, sites, given, around)
+            self.moved = outer
+            inside = needed | following.all_bits() | changed | moved
+            found = self._changing(op, following, inside)
+            if found <= changing:
+                break
+            changing |= found
         tested |= self._of(predicate).whole
-        return needed & ~reduce(or_, afters, tested) == 0 and all(map(changed.__and__, afters))
+        afters = _afters(following)
+        chained = needed & ~reduce(or_, afters, tested) == 0 and all(map(changed.__and__, afters))
+        is_open = stays_a_loop(op, lambda value: self._of(value).whole & below(last), changing)
+        return chained, changing if is_open else set()
+
+    def _changing(self, op: ir.Operation, iteration: Iteration, bits: int) -> set[int]:
+        """The carries that surely change: by what moves them, or by a constant."""
+        ends = terminator(op.regions[1].blocks[0]).operands
+        return {
+            position
+            for position, argument in enumerate(_arguments(op))
+            if ends[position] != argument
+            and (iteration.ends[position].whole & bits or is_counter(ends[position], argument))
+        }
 
     def _decision(self, known: Variation, op: ir.Operation) -> Decision:
         assert self.uniformity is not None
@@ -387,6 +403,11 @@ class IssueReader:
 def _arguments(loop: ir.Operation) -> ir.BlockArgumentList:
     """The carries, in the body."""
     return loop.regions[1].blocks[0].arguments
+
+
+def _afters(iteration: Iteration) -> list[int]:
+    """What each collective of an iteration must come after."""
+    return [after for part in iteration.levels() for after in part.after]
 
 
 def _computes_nothing(op: ir.Operation) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import reduce
 from operator import and_, or_
 
-from stablehlo_tools.analysis.forced_dependence import Dependence
+from stablehlo_tools.analysis.dependence import Dependence
 from stablehlo_tools.order.program import Block, Issue, Node, Signature, TextOrder
 
 
@@ -78,9 +78,7 @@ def below(bit: int) -> int:
 def from_outside(part: Dependence, inner: int, bit: int, first: int) -> Dependence:
     """A dependence as the outside sees it: `bit` in place of all the `inner` bits."""
     outside = below(first)
-    each = part.each & outside | (bit if inner & ~part.each == 0 else 0)
-    whole = part.whole & outside | (bit if inner & ~part.whole == 0 else 0)
-    return Dependence(each, whole)
+    return part.mapped(lambda bits: bits & outside | (bit if inner & ~bits == 0 else 0))
 
 
 def either(parts: Sequence[Dependence]) -> Dependence:

@@ -18,7 +18,17 @@ from stablehlo_tools.analysis.collectives import (
     find_collectives,
 )
 from stablehlo_tools.analysis.communication import BRANCHES, COMPUTATIONS, WHILE, is_public
-from stablehlo_tools.analysis.vanishing import may_vanish, surviving_operands
+from stablehlo_tools.analysis.elements.folding import folded
+from stablehlo_tools.analysis.trip_counts import constant_trips
+from stablehlo_tools.analysis.vanishing import (
+    ALL,
+    Demand,
+    grown,
+    may_vanish,
+    needed_operands,
+    puts_together,
+    takes_part,
+)
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.symbols import CALLS, FUNCTION, callee_name, symbol_name
@@ -45,7 +55,7 @@ def dead_collectives(module: ir.Module) -> list[Collective]:
 @dataclass(frozen=True)
 class Deletable:
     """Collectives whose results nobody uses, those used only by what compilers fold away, and
-    every live value of the module.
+    every value of the module that is used otherwise.
     """
 
     dead: tuple[Collective, ...]
@@ -55,10 +65,15 @@ class Deletable:
 
 def deletable_collectives(module: ir.Module, collectives: Sequence[Collective]) -> Deletable:
     """Which of the module's collectives a compiler may delete."""
-    liveness, surviving = _Liveness(module), _Liveness(module, surviving_operands)
+    liveness, surviving = _Liveness(module), _Surviving(module)
     dead = [c for c in collectives if not liveness.is_live(c)]
     folded = [c for c in collectives if liveness.is_live(c) and not surviving.is_live(c)]
-    return Deletable(tuple(dead), tuple(folded), liveness.live)
+    return Deletable(tuple(dead), tuple(folded), surviving.live)
+
+
+def surviving_values(module: ir.Module) -> set[ir.Value]:
+    """Every value that an output or an effect depends on by more than what compilers fold away."""
+    return _Surviving(module).live
 
 
 def has_effect(collective: Collective) -> bool:
@@ -86,7 +101,7 @@ def live_paths(collectives: Sequence[Collective]) -> set[ir.Value] | None:
     """
     live: set[ir.Value] = set()
     for collective in reversed(collectives):
-        if not has_effect(collective) and not reaches_an_output(collective.op.results, live):
+        if not has_effect(collective) and not _reaches(collective.op.results, live, whole=True):
             return None
     return live
 
@@ -96,23 +111,60 @@ def reaches_an_output(values: Iterable[ir.Value], live: set[ir.Value]) -> bool:
 
     Sound, not complete.
     """
+    return _reaches(values, live, whole=False)
+
+
+def _reaches(values: Iterable[ir.Value], live: set[ir.Value], *, whole: bool) -> bool:
+    """With `whole`, a value that we begin with is live as a whole once a part of it is used.
+
+    Of what lies before a part that is taken, only that is used: it is not added to `live`. And what
+    was put together on the way may lose again what we begin with, if a part is taken of it.
+    """
     came_from: dict[ir.Value, ir.Value | None] = dict.fromkeys(values)
     pending: list[ir.Value] = list(came_from)
+    joined: set[ir.Value] = set()
+    parts: set[ir.Value] = set()
     while pending and len(came_from) < _LONGEST_SEARCH:
         value = pending.pop()
         for use in value.uses:
-            following = _following(use.owner.operation, use.operand_number)
+            user, position = use.owner.operation, use.operand_number
+            following = _following(user, position)
+            is_part = bool(following) and takes_part(user, position)
+            if is_part and value in joined:
+                continue
             if following is None or not live.isdisjoint(following):
-                step: ir.Value | None = value
-                while step is not None:
-                    live.add(step)
-                    step = came_from[step]
+                live.update(_path(value, came_from, parts, is_part=is_part, whole=whole))
                 return True
+            is_joined = bool(following) and (value in joined or puts_together(user))
             for reached in following:
                 if reached not in came_from:
                     came_from[reached] = value
                     pending.append(reached)
+                    if is_part:
+                        parts.add(reached)
+                    if is_joined:
+                        joined.add(reached)
     return False
+
+
+def _path(
+    value: ir.Value,
+    came_from: dict[ir.Value, ir.Value | None],
+    parts: set[ir.Value],
+    *,
+    is_part: bool,
+    whole: bool,
+) -> list[ir.Value]:
+    """The values that led to one, and it, as far as all of each is used."""
+    path: list[ir.Value] = []
+    step: ir.Value | None = value
+    while step is not None:
+        before = came_from[step]
+        if not is_part or (whole and before is None):
+            path.append(step)
+        is_part = is_part or step in parts
+        step = before
+    return path
 
 
 def _following(user: ir.Operation, position: int) -> Sequence[ir.Value] | None:
@@ -130,6 +182,10 @@ def _following(user: ir.Operation, position: int) -> Sequence[ir.Value] | None:
         return None if is_public(parent) else []
     if parent.name == WHILE and user.block == parent.regions[0].blocks[0]:
         return []  # a predicate
+    if parent.name in BRANCHES:
+        taken = _taken(parent)
+        if taken is not None and user.block != parent.regions[taken].blocks[0]:
+            return []
     return [parent.results[position]] if parent.name in _CARRIERS else []
 
 
@@ -145,18 +201,19 @@ class _Liveness:
         self.functions: dict[str, ir.Operation] = {}
         self.calls: defaultdict[str, list[ir.Operation]] = defaultdict(list)
         self.collectives: list[Collective] = []
-        self.live: set[ir.Value] = set()
+        self.wanted: dict[ir.Value, Demand] = {}
         self.kept: set[ir.Value | ir.Operation] = set()  # see `key_of`: ops that run
         self.entered: set[ir.Block] = set()  # blocks of such ops: the ops around them run too
         self.pending: list[ir.Value] = []
         self._collect(module)
         while self.pending:
             self._visit(self.pending.pop())
+        self.live = set(self.wanted)
 
     def is_live(self, collective: Collective) -> bool:
         """Whether the op runs for an effect, or one of its results is used."""
         return key_of(collective.op) in self.kept or any(
-            r in self.live for r in collective.op.results
+            r in self.wanted for r in collective.op.results
         )
 
     def _collect(self, module: ir.Module) -> None:
@@ -185,11 +242,18 @@ class _Liveness:
             self._keep(op)
             self._mark(op.operands)
 
-    def _mark(self, values: Sequence[ir.Value]) -> None:
+    def _mark(self, values: Iterable[ir.Value], demand: Demand = ALL) -> None:
         for value in values:
-            if value not in self.live:
-                self.live.add(value)
-                self.pending.append(value)
+            if value not in self.wanted:
+                self.wanted[value] = demand
+            elif self.wanted[value] is ALL:
+                continue
+            else:
+                more = grown(self.wanted[value], demand, value.type)
+                if more == self.wanted[value]:
+                    continue
+                self.wanted[value] = more
+            self.pending.append(value)
 
     def _keep(self, op: ir.Operation) -> None:
         """Records that an op runs, with what decides whether it does."""
@@ -215,55 +279,95 @@ class _Liveness:
         self._keep(parent)
 
     def _visit(self, value: ir.Value) -> None:
-        owner = value.owner
+        owner, demand = value.owner, self.wanted[value]
         if isinstance(owner, ir.Block):
-            self._visit_argument(ir.BlockArgument(value), owner)
+            self._visit_argument(ir.BlockArgument(value), owner, demand)
             return
         op = owner.operation
         name = op.name
         if name in _CARRIERS:
-            position = ir.OpResult(value).result_number
-            if name == WHILE and _hands_on(op, position):
-                self._mark([op.operands[position]])  # whether the loop runs or not
-                return
-            self._keep(op)
-            self._visit_carrier(op, position)
+            self._visit_carrier(op, ir.OpResult(value).result_number, demand)
             return
         self._enter(op)
         if name == _BARRIER:
-            self._mark([op.operands[ir.OpResult(value).result_number]])
+            self._mark([op.operands[ir.OpResult(value).result_number]], demand)
             return
-        self._mark(self.operands_of(value))
+        self._visit_ordinary(value, demand)
         for region in op.regions:  # values that a reduction or a sort captures from outside
             for block in region.blocks:
                 for inner in block.operations:
                     self._mark(inner.operation.operands)
 
-    def _visit_carrier(self, op: ir.Operation, position: int) -> None:
+    def _visit_ordinary(self, value: ir.Value, demand: Demand) -> None:
+        """All operands of an op are needed, of every element."""
+        del demand
+        self._mark(self.operands_of(value))
+
+    def _visit_carrier(self, op: ir.Operation, position: int, demand: Demand) -> None:
+        if op.name == WHILE and _hands_on(op, position):
+            self._mark([op.operands[position]], demand)  # whether the loop runs or not
+            return
+        self._keep(op)
         if op.name == WHILE:
-            self._mark([op.operands[position]])
-            self._mark([terminator(op.regions[1].blocks[0]).operands[position]])
+            self._mark([op.operands[position]], demand)
+            self._mark([terminator(op.regions[1].blocks[0]).operands[position]], demand)
         elif op.name in CALLS:
             callee = self.functions.get(callee_name(op))
             if callee is None or not len(callee.regions[0].blocks):  # declared only: uses anything
                 self._mark(op.operands)
             else:
-                self._mark([terminator(callee.regions[0].blocks[0]).operands[position]])
+                self._mark([terminator(callee.regions[0].blocks[0]).operands[position]], demand)
         else:
             for region in op.regions:
-                self._mark([terminator(region.blocks[0]).operands[position]])
+                self._mark([terminator(region.blocks[0]).operands[position]], demand)
 
-    def _visit_argument(self, argument: ir.BlockArgument, block: ir.Block) -> None:
+    def _visit_argument(self, argument: ir.BlockArgument, block: ir.Block, demand: Demand) -> None:
         op, position = block.owner.operation, argument.arg_number
         if op.name == WHILE:
-            self._mark([op.operands[position]])
-            self._mark([op.results[position]])
-            self._mark([terminator(op.regions[1].blocks[0]).operands[position]])
+            self._mark([op.operands[position]], demand)
+            self._mark([op.results[position]], demand)
+            self._mark([terminator(op.regions[1].blocks[0]).operands[position]], demand)
         elif op.name in COMPUTATIONS:
-            self._mark([op.operands[position]])
+            self._mark([op.operands[position]], demand)
         elif op.name == FUNCTION:
             for call in self.calls[symbol_name(op)]:
-                self._mark([call.operands[position]])
+                self._mark([call.operands[position]], demand)
+
+
+class _Surviving(_Liveness):
+    """Marks values of which some element is surely needed, whatever compilers fold away."""
+
+    def _visit_ordinary(self, value: ir.Value, demand: Demand) -> None:
+        for operand, needed in needed_operands(value, demand):
+            self._mark([operand], needed)
+
+    def _visit_carrier(self, op: ir.Operation, position: int, demand: Demand) -> None:
+        if op.name in BRANCHES:
+            taken = _taken(op)
+            regions = list(op.regions) if taken is None else [op.regions[taken]]
+            ends = [terminator(region.blocks[0]).operands[position] for region in regions]
+            if len(set(ends)) == 1:  # whatever decides
+                self._mark(ends[:1], demand)
+                return
+        runs = constant_trips(op) if op.name == WHILE and not _hands_on(op, position) else None
+        if runs is None:
+            super()._visit_carrier(op, position, demand)
+        elif runs:  # what a loop surely overwrites is needed only if the loop reads it
+            self._keep(op)
+            self._mark([terminator(op.regions[1].blocks[0]).operands[position]], demand)
+        else:
+            self._mark([op.operands[position]], demand)
+
+
+def _taken(branch: ir.Operation) -> int | None:
+    """The number of the region that a branch surely enters."""
+    chosen = folded(branch.operands[0])
+    if chosen is None:
+        return None
+    if branch.name == "stablehlo.if":
+        return 0 if chosen else 1
+    count = len(branch.regions)
+    return int(chosen) if 0 <= int(chosen) < count else count - 1
 
 
 def _hands_on(loop: ir.Operation, position: int) -> bool:

@@ -1,0 +1,237 @@
+"""Sets of elements of a tensor: boxes, one range for each dimension.
+
+A complex number counts as two elements: its tensor has one dimension more, of size 2, for the real
+and the imaginary part. Ranges ascend, and none of a box is empty. Where a set is no box, a box in
+it stands for it: what is said of all elements of a set stays true.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stablehlo_tools.bindings import ir
+
+Shape = tuple[int, ...]
+Box = tuple[range, ...]
+
+_MOST_RUNS = 4  # boxes that a mask is told by
+
+
+def shape_of(kind: ir.Type) -> Shape | None:
+    """The sizes of a tensor type, the parts of complex numbers included; None where unknown."""
+    if not isinstance(kind, ir.RankedTensorType) or not kind.has_static_shape:
+        return None
+    parts = (2,) if isinstance(kind.element_type, ir.ComplexType) else ()
+    return (*kind.shape, *parts)
+
+
+def whole_box(shape: Shape) -> Box:
+    """All elements."""
+    return tuple(map(range, shape))
+
+
+def size_of(box: Box) -> int:
+    """How many elements a box has."""
+    return math.prod(map(len, box))
+
+
+def meet(one: Box, other: Box) -> Box | None:
+    """The elements of both; None where there are none."""
+    ranges = tuple(common_range(a, b) for a, b in zip(one, other, strict=True))
+    return ranges if all(ranges) else None
+
+
+def contains(outer: Box, inner: Box) -> bool:
+    """Whether a box has all elements of another."""
+    return meet(outer, inner) == inner
+
+
+def common_range(one: range, other: range) -> range:
+    """The numbers of both of two ascending ranges."""
+    if one == other:
+        return one
+    stop = min(one.stop, other.stop)
+    if one.step == other.step == 1:
+        return canonical(range(max(one.start, other.start), stop))
+    shared = math.gcd(one.step, other.step)
+    apart = other.start - one.start
+    if apart % shared:
+        return range(0)
+    period = other.step // shared
+    turns = apart // shared * pow(one.step // shared, -1, period) % period if period > 1 else 0
+    first, step = one.start + turns * one.step, one.step * period
+    missing = max(one.start, other.start) - first
+    first += max(0, -(-missing // step)) * step
+    return canonical(range(first, stop, step))
+
+
+def canonical(numbers: range) -> range:
+    """The same numbers, ascending, written in the one way in which equal sets are equal."""
+    if len(numbers) == 1:
+        return range(numbers[0], numbers[0] + 1)
+    if numbers.step < 0:
+        numbers = numbers[::-1]
+    return range(numbers.start, numbers[-1] + 1, numbers.step) if numbers else range(0)
+
+
+def moved_range(numbers: range, source: range, target: range) -> range:
+    """Numbers that are all in `source`, as those at the same positions of `target`."""
+    first = source.index(numbers[0])
+    step = source.index(numbers[1]) - first if len(numbers) > 1 else 1
+    start = target[first]
+    step *= target.step
+    return canonical(range(start, start + step * len(numbers), step))
+
+
+def boxes_of(mask: NDArray[Any]) -> list[Box]:
+    """Boxes of elements that are true: all of them where few boxes are enough."""
+    if not mask.any():
+        return []
+    if mask.all():
+        return [whole_box(mask.shape)]
+    for dimension in range(mask.ndim):
+        profile = np.moveaxis(mask, dimension, 0).reshape(mask.shape[dimension], -1)
+        if (profile == profile[:, :1]).all():
+            runs = _runs(profile[:, 0])
+            return [_along(mask.shape, dimension, run) for run in runs[:_MOST_RUNS]]
+    corner = tuple(int(places[0]) for places in np.nonzero(mask))
+    last = next(run for run in _runs(mask[corner[:-1]]) if corner[-1] in run)
+    return [(*(range(i, i + 1) for i in corner[:-1]), last)]
+
+
+def boxes_outside(shape: Shape, covered: Sequence[Box]) -> list[Box]:
+    """Boxes of elements that are in none of some boxes."""
+    if not covered:
+        return [whole_box(shape)]
+    outside: list[Box] = []
+    for dimension, size in enumerate(shape):
+        free = np.ones(size, np.bool_)
+        for box in covered:
+            free[box[dimension].start : box[dimension].stop : box[dimension].step] = False
+        outside += [_along(shape, dimension, run) for run in _runs(free)[:_MOST_RUNS]]
+    return outside
+
+
+def _along(shape: Shape, dimension: int, numbers: range) -> Box:
+    return tuple(numbers if d == dimension else range(size) for d, size in enumerate(shape))
+
+
+def _runs(profile: NDArray[Any]) -> list[range]:
+    """The places that are true, in a row each; the longest first."""
+    places = np.flatnonzero(profile)
+    apart = groupby(enumerate(places.tolist()), key=lambda pair: pair[1] - pair[0])
+    rows = [[place for _, place in group] for _, group in apart]
+    evenly = range(*_bounds(places.tolist())) if len(places) else range(0)
+    if len(rows) > 1 and places.tolist() == list(evenly):
+        return [canonical(evenly)]
+    return sorted((range(row[0], row[-1] + 1) for row in rows), key=len, reverse=True)
+
+
+def _bounds(places: list[int]) -> tuple[int, int, int]:
+    step = places[1] - places[0] if len(places) > 1 else 1
+    return places[0], places[-1] + 1, step
+
+
+def reshaped(box: Box, before: Shape, after: Shape) -> Box:
+    """Elements of a box as they lie in another shape of as many: all of them, or a box of some."""
+    found: list[range] = []
+    for outer, inner in _groups(before, after):
+        ranges = [box[d] for d in outer]
+        sizes = [before[d] for d in outer]
+        found += _unflattened(_flattened(ranges, sizes), [after[d] for d in inner])
+    return tuple(found)
+
+
+def _groups(before: Shape, after: Shape) -> Iterator[tuple[range, range]]:
+    """Dimensions of the two shapes that hold the same elements, the fewest in a row."""
+    i = j = 0
+    while i < len(before) or j < len(after):
+        first, second = i, j
+        one = other = 1
+        while True:
+            if one == other and (i > first or j > second):
+                # Dimensions of size 1 go with those before them.
+                while i < len(before) and before[i] == 1:
+                    i += 1
+                while j < len(after) and after[j] == 1:
+                    j += 1
+                break
+            if one <= other and i < len(before):
+                one *= before[i]
+                i += 1
+            else:
+                other *= after[j]
+                j += 1
+        yield range(first, i), range(second, j)
+
+
+def _flattened(ranges: Sequence[range], sizes: Sequence[int]) -> range:
+    """The places of elements in a row; of some of them where all are not evenly apart."""
+    places, inner = range(1), 1
+    for numbers, size in zip(reversed(ranges), reversed(sizes), strict=True):
+        if len(numbers) == 1:
+            places = range(
+                numbers[0] * inner + places[0], numbers[0] * inner + places[-1] + 1, places.step
+            )
+        elif len(places) == 1:
+            first, step = numbers[0] * inner + places[0], numbers.step * inner
+            places = range(first, numbers[-1] * inner + places[0] + 1, step)
+        elif numbers.step == 1 and places.step * len(places) == inner:
+            first = numbers[0] * inner + places[0]
+            places = range(first, numbers[-1] * inner + places[-1] + 1, places.step)
+        elif len(places) >= len(numbers):
+            start = numbers[0] * inner
+            places = range(start + places[0], start + places[-1] + 1, places.step)
+        else:
+            places = range(
+                numbers[0] * inner + places[0],
+                numbers[-1] * inner + places[0] + 1,
+                numbers.step * inner,
+            )
+        inner *= size
+    return places
+
+
+def _unflattened(places: range, sizes: Sequence[int]) -> list[range]:
+    """Elements in a row as a box; a box of some of them where all are none."""
+    found: list[range] = []
+    inner = math.prod(sizes)
+    for size in sizes:
+        inner //= size
+        first, last = places[0] // inner, places[-1] // inner
+        if first == last:
+            found.append(range(first, first + 1))
+        elif places.step % inner == 0:
+            found.append(range(first, last + 1, places.step // inner))
+            places = places[:1]
+        elif rows := _full_rows(places, inner):
+            found.append(rows)
+            start = rows[0] * inner
+            places = _between(places, start, start + inner)
+        else:
+            one, other = (_between(places, row * inner, (row + 1) * inner) for row in (first, last))
+            row, places = (first, one) if len(one) >= len(other) else (last, other)
+            found.append(range(row, row + 1))
+        start = found[-1][0] * inner
+        places = range(places[0] - start, places[-1] - start + 1, places.step)
+    return [canonical(numbers) for numbers in found]
+
+
+def _full_rows(places: range, inner: int) -> range:
+    """The rows of `inner` elements that have all that evenly apart elements may have of one."""
+    if inner % places.step:
+        return range(0)
+    before = places[0] % places.step
+    first = -(-(places[0] - before) // inner)
+    last = (places[-1] + places.step - before) // inner
+    return range(first, last)
+
+
+def _between(places: range, start: int, stop: int) -> range:
+    return common_range(canonical(places), range(start, stop))
