@@ -27,6 +27,7 @@ from typing import Any
 from tempting_programs import DEVICES, tempting_program, with_other_constant
 
 from stablehlo_tools.targets.order import Branch, Issue, Item, Repeat
+from stablehlo_tools.targets.preparation import PreparedModule
 from stablehlo_tools.targets.scheduled_hlo import Choice, Event, Loop, Node, Schedule
 from stablehlo_tools.targets.topologies import Target, environment, topology
 
@@ -55,30 +56,9 @@ class Compiler:
 
     def compile(self, text: str) -> Compiled:
         """What becomes of a program. Raises RefusedError."""
-        import jax
-
-        from stablehlo_tools import artifact, bindings
-        from stablehlo_tools.targets.combined import read_combined
         from stablehlo_tools.targets.order import compare_order
-        from stablehlo_tools.targets.preparation import prepare
-        from stablehlo_tools.targets.scheduled_hlo import parse_schedule
 
-        prepared = prepare(artifact.parse(text.encode()), self.target)
-        module = bindings.parse_module(prepared.bytecode, bindings.new_context())
-        shutil.rmtree(self.dump, ignore_errors=True)
-        self.dump.mkdir()
-        grid = prepared.grid
-        try:
-            compiled, _ = bindings.compile_ahead_of_time(
-                module,
-                grid.num_replicas,
-                grid.num_partitions,
-                self.devices,
-                tuple_arguments=False,
-            )
-        except jax.errors.JaxRuntimeError as error:
-            raise RefusedError(str(error)[:60]) from None
-        schedule = parse_schedule(compiled, read_combined(self.dump))
+        prepared, schedule = self._scheduled(text)
         meeting = _meeting(text)
         schedule = Schedule(tuple(_kept(schedule.nodes, meeting)), schedule.events)
         events = [e for e in schedule.events if e.issues and not {*e.ids} - meeting]
@@ -98,6 +78,42 @@ class Compiler:
             if event.kind != kinds[i].replace("_", "-")
         ]
         return Compiled(tuple(found), tuple(map(_form, events)))
+
+    def deleted(self, text: str) -> set[int]:
+        """The collectives, by text order, that are not in the schedule. Raises RefusedError."""
+        from stablehlo_tools.targets.order import compare_order
+
+        prepared, schedule = self._scheduled(text)
+        return {*compare_order(tuple(prepared.program), schedule).deleted}
+
+    def issues(self, text: str) -> bool:
+        """Whether any collective is left, in whatever form. Raises RefusedError."""
+        return bool(self._scheduled(text)[1].events)
+
+    def _scheduled(self, text: str) -> tuple[PreparedModule, Schedule]:
+        import jax
+
+        from stablehlo_tools import artifact, bindings
+        from stablehlo_tools.targets.combined import read_combined
+        from stablehlo_tools.targets.preparation import prepare
+        from stablehlo_tools.targets.scheduled_hlo import parse_schedule
+
+        prepared = prepare(artifact.parse(text.encode()), self.target)
+        module = bindings.parse_module(prepared.bytecode, bindings.new_context())
+        shutil.rmtree(self.dump, ignore_errors=True)
+        self.dump.mkdir()
+        grid = prepared.grid
+        try:
+            compiled, _ = bindings.compile_ahead_of_time(
+                module,
+                grid.num_replicas,
+                grid.num_partitions,
+                self.devices,
+                tuple_arguments=False,
+            )
+        except jax.errors.JaxRuntimeError as error:
+            raise RefusedError(str(error)[:60]) from None
+        return prepared, parse_schedule(compiled, read_combined(self.dump))
 
 
 def run(compiler: Compiler, count: int, seed: int, directory: Path | None) -> dict[str, Any]:

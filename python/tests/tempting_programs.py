@@ -484,9 +484,9 @@ class Builder:
         name = self.rng.choice(("add", "multiply", "maximum"))
         return self.emit(scope, _I, f"stablehlo.{name} {value.name}, {three.name} : {value.kind}")
 
-    def step(self, scope: Scope, value: Value) -> Value:
-        """Some op that continues the value."""
-        makers: list[Callable[[Scope, Value], Value]] = [
+    def makers(self) -> list[Callable[[Scope, Value], Value]]:
+        """What continues a value: those listed twice are drawn twice as often."""
+        return [
             self.unary,
             self.binary,
             self.binary,
@@ -509,9 +509,12 @@ class Builder:
             self.sort,
             self.window,
         ]
+
+    def step(self, scope: Scope, value: Value) -> Value:
+        """Some op that continues the value."""
         if self.rng.random() < self.simple:
             return self.plain(scope, value)
-        return self.rng.choice(makers)(scope, value)
+        return self.rng.choice(self.makers())(scope, value)
 
     # Collectives.
 

@@ -358,6 +358,19 @@ class _Surviving(_Liveness):
         else:
             self._mark([op.operands[position]], demand)
 
+    def _visit_argument(self, argument: ir.BlockArgument, block: ir.Block, demand: Demand) -> None:
+        op, position = block.owner.operation, argument.arg_number
+        trips = constant_trips(op) if op.name == WHILE and not _hands_on(op, position) else None
+        if trips is None:
+            super()._visit_argument(argument, block, demand)
+            return
+        end = terminator(op.regions[1].blocks[0]).operands[position]
+        if trips > 1:
+            self._mark([end], demand)
+        # A carry that is another one in the next iteration may not be asked of the first.
+        if trips == 1 or not isinstance(end.owner, ir.Block):
+            self._mark([op.operands[position]], demand)
+
 
 def _taken(branch: ir.Operation) -> int | None:
     """The number of the region that a branch surely enters."""
