@@ -21,12 +21,16 @@ WAIT_PER_CPU_SECOND = 6  # seconds that a machine with other work may take for o
 
 @dataclass(frozen=True)
 class Activity:
-    """Who does what to which input, within how many seconds (0: any number)."""
+    """Who does what to which input, within how many seconds (0: any number).
+
+    `reason` is why it may fail, where that is known.
+    """
 
     actor: str
     doing: str
     input_name: str = ""
     seconds: float = 0
+    reason: str = ""
 
 
 IDLE = Activity("the command", "running")
@@ -58,7 +62,9 @@ def told(line: bytes) -> Activity:
 
 
 @contextlib.contextmanager
-def busy(actor: str, doing: str, input_name: str = "", size: int | None = None) -> Generator[None]:
+def busy(
+    actor: str, doing: str, input_name: str = "", size: int | None = None, reason: str = ""
+) -> Generator[None]:
     """Tells who watches that this is done until the end of the block.
 
     With a size in bytes, native code gets as much time as that may take. Without a watcher
@@ -69,10 +75,8 @@ def busy(actor: str, doing: str, input_name: str = "", size: int | None = None) 
         yield
         return
     seconds = 0 if size is None else seconds_for(size)
-    before, _present = (
-        _present,
-        Activity(actor, doing, input_name, seconds * WAIT_PER_CPU_SECOND),
-    )
+    before = _present
+    _present = Activity(actor, doing, input_name, seconds * WAIT_PER_CPU_SECOND, reason)
     _say(_watcher, seconds)
     try:
         yield

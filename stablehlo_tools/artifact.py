@@ -14,24 +14,31 @@ from typing import TYPE_CHECKING
 
 from stablehlo_tools import bindings, reading
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.diagnostics import (
-    Diagnostic,
-    Place,
-    ToolError,
-    captured,
-    first_line,
-    naming,
-    warning,
-)
+from stablehlo_tools.diagnostics import Diagnostic, Place, ToolError, first_line, naming, warning
+from stablehlo_tools.exported_files import check_fits, deserialize_exported, module_of
 from stablehlo_tools.exported_shardings import restated
 from stablehlo_tools.files import read_input, write_atomically
 from stablehlo_tools.hlo_input.legalization import tiled_bitcast
 from stablehlo_tools.hlo_input.reading import read_hlo
 from stablehlo_tools.hlo_input.text import HloText
 from stablehlo_tools.reading import Form, form_of, read_module
+from stablehlo_tools.writing import to_text, write_module
 
 if TYPE_CHECKING:
     from jax.export import Exported
+
+__all__ = [
+    "Artifact",
+    "Form",
+    "encode",
+    "form_of",
+    "from_exported",
+    "load",
+    "output_form",
+    "parse",
+    "save",
+    "to_text",
+]
 
 
 @dataclass
@@ -101,36 +108,41 @@ class Artifact:
             )
         return replace(
             self.exported,
-            mlir_module_serialized=_portable(self.module),
+            mlir_module_serialized=write_module(self.module, Form.PORTABLE),
             _get_vjp=None,
             **restated(self.exported, self.module),
         )
 
 
-def load(path: str | os.PathLike[str]) -> Artifact:
-    """Reads a file (`-`: standard input) in any of the forms, told apart by content."""
-    return parse(*read_input(path))
+def load(path: str | os.PathLike[str], *, module_only: bool = False) -> Artifact:
+    """Reads a file (`-`: standard input) in any of the forms, told apart by content.
+
+    With `module_only`, of a jax.export file no more than its module, which every jax can read.
+    """
+    return parse(*read_input(path), module_only=module_only)
 
 
-def parse(data: bytes, name: str = "<bytes>") -> Artifact:
+def parse(data: bytes, name: str = "<bytes>", *, module_only: bool = False) -> Artifact:
     """Builds an artifact from a file's bytes. Raises ToolError naming what is wrong, and where."""
-    try:
+    with naming(name):
         form = form_of(data)
-        if form is Form.JAX_EXPORT:
-            reading.prepare()  # loading jax takes longer
-            return from_exported(_deserialize_exported(data), name)
         if form is Form.HLO:
             module, text = read_hlo(data, name, bindings.new_context())
             return Artifact(name, form, module, hlo=text)
-        return Artifact(name, form, read_module(data, form, name))
-    except ToolError as error:
-        raise _named(name, error) from None
+        if form is not Form.JAX_EXPORT:
+            return Artifact(name, form, read_module(data, form, name))
+        reading.prepare()  # loading jax takes longer
+        if not module_only:
+            return from_exported(deserialize_exported(data), name)
+        return Artifact(name, Form.PORTABLE, read_module(module_of(data), Form.PORTABLE, name))
 
 
 def from_exported(exported: Exported, name: str | None = None) -> Artifact:
     """An artifact around an `Exported` in memory, named after its function."""
     name = name or exported.fun_name
     module = read_module(exported.mlir_module_serialized, Form.PORTABLE, name)
+    with naming(name):
+        check_fits(exported, module)
     return Artifact(name, Form.JAX_EXPORT, module, exported)
 
 
@@ -157,53 +169,10 @@ def output_form(path: str | os.PathLike[str]) -> Form:
 def encode(artifact: Artifact, form: Form, *, locations: bool = False) -> bytes:
     """The artifact's bytes in a form; `locations` prints them in text (binary always has them)."""
     artifact.check_values_known()
-    if form is Form.TEXT:
-        return to_text(artifact.module, locations=locations).encode()
-    if form is Form.BYTECODE:
-        data = bindings.write_bytecode(artifact.module)
-        reading.vouch(data)
-        return data
-    if form is Form.PORTABLE:
-        return _portable(artifact.module)
     try:
-        return bytes(artifact.to_exported().serialize())
+        with naming(artifact.name):
+            if form is not Form.JAX_EXPORT:
+                return write_module(artifact.module, form, locations=locations)
+            return bytes(artifact.to_exported().serialize())
     except ValueError as error:
         raise ToolError(f"jax.export cannot serialize this: {first_line(str(error))}") from None
-
-
-def to_text(module: ir.Module, *, locations: bool = False) -> str:
-    """The module as MLIR text, ending in a newline."""
-    text = module.operation.get_asm(enable_debug_info=locations, assume_verified=True)
-    return str(text).rstrip("\n") + "\n"
-
-
-def _portable(module: ir.Module) -> bytes:
-    with captured(module.context) as reported:
-        try:
-            data = bindings.serialize_portable_artifact(module)
-            reading.vouch(data)
-            return data
-        except Exception as error:  # as above
-            detail = reported[0] if reported else None
-            raise ToolError(
-                f"cannot be written as a StableHLO {bindings.export_version()} artifact: "
-                f"{detail.message if detail else first_line(str(error))}",
-                detail.place if detail else None,
-            ) from None
-
-
-def _deserialize_exported(data: bytes) -> Exported:
-    from jax import export
-
-    try:
-        return export.deserialize(bytearray(data))
-    except Exception as error:  # flatbuffers raises whatever the damaged bytes lead it to
-        raise ToolError(
-            "neither MLIR text, MLIR bytecode nor a readable jax.export file (truncated?): "
-            f"{first_line(str(error) or type(error).__name__)}"
-        ) from None
-
-
-def _named(name: str, error: ToolError) -> ToolError:
-    error.input_name = error.input_name or name
-    return error

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jaxlib._jax as _jax
@@ -79,6 +80,16 @@ def new_context() -> ir.Context:
         register(context)
     context.allow_unregistered_dialects = False
     return context
+
+
+def load_quantized_types(context: ir.Context) -> None:
+    """Makes `!quant.…` types known to the context.
+
+    No binding registers their dialect, and jaxlib's parser crashes on some of them without it; the
+    reader of portable artifacts loads it into any context that it is given.
+    """
+    empty = serialize_portable_artifact(parse_module("module {}", context))
+    deserialize_portable_artifact(empty, context)
 
 
 def portable_version(data: bytes) -> str | None:
@@ -156,6 +167,37 @@ def register_interpreter_dialect(context: ir.Context) -> None:
 def eval_module(module: ir.Module, arguments: list[Any]) -> list[Any]:
     """Runs a module in the StableHLO reference interpreter."""
     return stablehlo.eval_module(module, arguments)
+
+
+@dataclass(frozen=True)
+class ExportedEnvelope:
+    """What a jax.export file says of itself, whether this jax reads the rest of it or not."""
+
+    serialization_version: int
+    jax_version: str
+    before_0_8_2: bool
+    module: bytes
+
+
+def exported_envelope(data: bytes) -> ExportedEnvelope:
+    """Reads no more than the envelope. Raises whatever damaged bytes lead flatbuffers to."""
+    from jax._src.export import serialization_generated
+
+    exported = serialization_generated.Exported.GetRootAsExported(bytearray(data))
+    return ExportedEnvelope(
+        exported.SerializationVersion(),
+        (exported.JaxVersion() or b"").decode(),
+        # The number of devices has had 32 bits, in another field, since that release.
+        exported.NrDevices() == 0 and exported.NrDevicesShort() > 0,
+        exported.MlirModuleSerializedAsNumpy().tobytes(),
+    )
+
+
+def newest_serialization_version() -> int:
+    """The newest format of jax.export files that this jax reads."""
+    from jax._src.export import serialization
+
+    return serialization._SERIALIZATION_VERSION
 
 
 # Passes of XLA:CPU that move an op into another kernel, or rewrite it into one that rounds

@@ -13,6 +13,7 @@ _HAS_ALIGNMENT = 0x80
 # Strings, dialects, attributes and types, their offsets, IR; properties since version 5.
 _REQUIRED_SECTIONS = frozenset({0, 1, 2, 3, 4})
 _PROPERTIES_SECTION, _PROPERTIES_SINCE = 8, 5
+_STRING_SECTION = 0
 _PADDING = 0xCB
 
 
@@ -38,6 +39,35 @@ def check_whole(data: bytes) -> None:
         raise ValueError(f"its last section is {position - len(data)} bytes short")
     if missing:
         raise ValueError(f"{len(missing)} of its sections are missing")
+
+
+def holds_text_only(data: bytes) -> bool:
+    """Whether all strings of whole bytecode are UTF-8."""
+    _, position = _variable_integer(data, len(MAGIC))
+    position = data.find(b"\x00", position) + 1
+    while position < len(data):
+        flags = data[position]
+        length, position = _variable_integer(data, position + 1)
+        if flags & _HAS_ALIGNMENT:
+            _, position = _variable_integer(data, position)
+            while position < len(data) and data[position] == _PADDING:
+                position += 1
+        if flags & ~_HAS_ALIGNMENT == _STRING_SECTION:
+            return _is_text(data[position : position + length])
+        position += length
+    return False
+
+
+def _is_text(section: bytes) -> bool:
+    """Whether a string section, lengths before strings, has strings of UTF-8."""
+    count, position = _variable_integer(section, 0)
+    for _ in range(min(count, len(section))):
+        _, position = _variable_integer(section, position)
+    try:
+        section[position:].decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def names_dialect(data: bytes, dialect: bytes) -> bool:

@@ -121,6 +121,7 @@ def _read_in_fork(
     form: Form, data: bytes, answer: IO[bytes], said: IO[bytes]
 ) -> tuple[dict[str, Any], bytes]:
     """The answer of a fork, or why it ended without one."""
+    from stablehlo_tools import reading
     from stablehlo_tools.watched_end import explained
 
     seconds = activity.seconds_for(len(data))
@@ -137,7 +138,7 @@ def _read_in_fork(
         answer.seek(0)
         return receive(answer)
     code = os.waitstatus_to_exitcode(status)
-    present = activity.Activity(activity.READER, "reading it")
+    present = activity.Activity(activity.READER, "reading it", reason=reading.too_new(data))
     error = explained(present, code, code == -signal.SIGKILL, said.fileno())
     return {"error": _plain(error.diagnostic)}, b""
 

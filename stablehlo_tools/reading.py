@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
+import re
 from collections import OrderedDict
 
 from stablehlo_tools import activity, bindings, bytecode
@@ -18,6 +19,11 @@ from stablehlo_tools.hlo_input.text import is_hlo_text
 
 _DEEPEST = 500  # levels of regions; programs have ten, and a stack of 8 MiB room for 2,000
 _REMEMBERED = 64 << 20  # bytes
+
+# How text writes a byte that is not ASCII, and a string that is no backend's configuration.
+_ESCAPED = re.compile(rb"\\[89A-Fa-f][0-9A-Fa-f]")
+_ESCAPED_BYTE = re.compile(rb"\\([0-9A-Fa-f]{2})")
+_STRING = re.compile(rb'(backend_config = )?"((?:[^"\\]|\\.)*)"')
 
 
 class Form(enum.Enum):
@@ -48,11 +54,27 @@ def read_module(data: bytes, form: Form, name: str = "") -> ir.Module:
     No bytes end this process, unless it is a command's child, which is there for that.
     """
     if activity.may_end():
-        with activity.busy(activity.READER, "reading it", name, len(data)):
+        with activity.busy(activity.READER, "reading it", name, len(data), too_new(data)):
             return parse_module(data, form)
     if _own.holds(data):
         return parse_module(data, form)
     return parse_module(_read_outside(data, form), Form.BYTECODE)
+
+
+def too_new(data: bytes) -> str:
+    """Why these bytes are not readable where they are of a StableHLO after this jaxlib's; empty
+    for others. Some are readable: an op's form changes with its own version only."""
+    version, newest = bindings.portable_version(data), bindings.current_version()
+    if version is None or _numbers(version) <= _numbers(newest):
+        return ""
+    return (
+        f"an artifact of StableHLO {version}, and this jaxlib knows StableHLO up to {newest}: "
+        "install a newer jaxlib, or write the artifact for an older StableHLO"
+    )
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in version.split(".")]
 
 
 def prepare() -> None:
@@ -73,15 +95,15 @@ def parse_module(data: bytes, form: Form) -> ir.Module:
     context = bindings.new_context()
     if form is not Form.TEXT:
         _check_whole(data)
+    if b"quant" in data:
+        bindings.load_quantized_types(context)
     if form is Form.PORTABLE:
         module = _parse_portable(data, context)
     else:
-        try:
-            text = data if form is Form.BYTECODE else _decoded(data)
-            module = bindings.parse_module(text, context)
-        except ir.MLIRError as error:
-            raise from_mlir_error(error) from None
+        module = _parse_plain(data if form is Form.BYTECODE else _decoded(data), context)
     _check_depth(module)
+    if _ESCAPED.search(data) if form is Form.TEXT else not bytecode.holds_text_only(data):
+        _check_names(module)
     return module
 
 
@@ -133,6 +155,15 @@ def _decoded(data: bytes) -> str:
         raise ToolError(f"neither an artifact nor text: byte {error.start} is not UTF-8") from None
 
 
+def _parse_plain(data: bytes | str, context: ir.Context) -> ir.Module:
+    try:
+        return bindings.parse_module(data, context)
+    except ir.MLIRError as error:
+        raise from_mlir_error(error) from None
+    except (ValueError, RuntimeError) as error:  # of the C++ library: too long, out of range
+        raise ToolError(f"damaged: {first_line(str(error))}") from None
+
+
 def _parse_portable(data: bytes, context: ir.Context) -> ir.Module:
     with captured(context) as reported:
         try:
@@ -141,10 +172,8 @@ def _parse_portable(data: bytes, context: ir.Context) -> ir.Module:
             return module
         except Exception as error:  # jaxlib raises several types here, none of them public
             detail = reported[0].message if reported else first_line(str(error))
-            raise ToolError(
-                f"not a readable StableHLO portable artifact (truncated, or from a newer "
-                f"StableHLO than {bindings.current_version()}): {detail}"
-            ) from None
+            why = too_new(data) or "not a readable StableHLO portable artifact"
+            raise ToolError(f"{why}: {detail}") from None
 
 
 def _check_depth(module: ir.Module) -> None:
@@ -165,3 +194,15 @@ def _check_depth(module: ir.Module) -> None:
         "a loop that calls a function nests in no other",
         level[0].location,
     )
+
+
+def _check_names(module: ir.Module) -> None:
+    """Refuses names and locations that are not UTF-8: jaxlib has no Python string for them, and may
+    end the process over one. What a backend is told may be any bytes."""
+    text = module.operation.get_asm(enable_debug_info=True, assume_verified=True)
+    for is_configuration, string in _STRING.findall(str(text).encode()):
+        try:
+            _ESCAPED_BYTE.sub(lambda byte: bytes.fromhex(byte[1].decode()), string).decode()
+        except UnicodeDecodeError:
+            if not is_configuration:
+                raise ToolError(f"damaged: a name that is not UTF-8: {string.decode()!r}") from None

@@ -14,7 +14,9 @@ from stablehlo_tools.last_words import how_it_ended, last_words
 def explained(present: Activity, code: int, overdue: bool, said: int | None) -> ToolError:
     """The error to report where a process ended by a signal while it did this."""
     how = f"{present.actor} {_how(present, code, overdue)}"
-    if present.actor == READER:
+    if present.reason:
+        message = f"{present.reason} ({how})"
+    elif present.actor == READER:
         message = f"damaged, or nested too deeply: {how}; write or export it again"
     else:
         message = f"{how}; no file was written"

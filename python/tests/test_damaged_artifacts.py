@@ -7,9 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from artifact_mutations import encoded, mutated
-
-from stablehlo_tools.artifact import Form
+from artifact_mutations import FORMS, encoded, mutated
 
 HERE = Path(__file__).parent
 SEARCHED = os.pathsep.join(str(HERE.parents[1] / name) for name in ("lit_tests", "."))
@@ -54,15 +52,15 @@ def check(directory: Path, seeds: range) -> None:
     commands: list[list[str]] = []
     outputs: list[Path | None] = []
     for seed in seeds:
-        form = list(Form)[seed % len(Form)]
+        form = FORMS[seed % len(FORMS)]
         programs = forms[form]
         path = directory / f"{seed}{form.value}"
-        path.write_bytes(mutated(programs[seed // len(Form) % len(programs)], seed))
+        path.write_bytes(mutated(programs[seed // len(FORMS) % len(programs)], seed))
         command = COMMANDS[seed // 3 % len(COMMANDS)]
         output = None
         words = [command[0], str(path), *command[1:]]
         if command[0] == "opt":
-            output = directory / f"{seed}.out{list(Form)[seed // 5 % 3].value}"
+            output = directory / f"{seed}.out{FORMS[seed // 5 % 3].value}"
             words += ["-o", str(output)]
         commands.append(words)
         outputs.append(output)

@@ -49,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--print-ir-after-all": "print the module after each pass, on standard error",
         "--time-passes": "print a table of times, on standard error",
         "--print-locations": "print locations in text output",
+        "--module-only": "read no more than the module of a jax.export file, as of an old jax",
     }
     for flag, text in flags.items():
         parser.add_argument(flag, action="store_true", help=text)
@@ -76,7 +77,8 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.input, arguments.split_input_file, arguments.verify_diagnostics
         )
     else:
-        data = job.transform(artifact.load(arguments.input), form)
+        loaded = artifact.load(arguments.input, module_only=arguments.module_only)
+        data = job.transform(loaded, form)
     if arguments.time_passes:
         print(job.instrumentation.time_report(), file=sys.stderr)
     if data is None:
