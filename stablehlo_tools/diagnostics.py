@@ -16,7 +16,22 @@ from typing import TYPE_CHECKING, cast
 if TYPE_CHECKING:
     from stablehlo_tools.bindings import ir
 
+# Controls but for tab and newline, and what turns the direction of the text around it.
+_STEERING = {
+    code: f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+    for code in (
+        *(code for code in (*range(0x20), *range(0x7F, 0xA0)) if code not in (9, 10)),
+        *(0x061C, 0x200E, 0x200F, 0x2028, 0x2029),
+        *range(0x202A, 0x202F),
+        *range(0x2066, 0x206A),
+    )
+}
 _TEXT_BUFFER = "-"  # the file name MLIR gives to text parsed from memory
+
+
+def printable(text: str) -> str:
+    """The text with escapes in place of characters that steer a terminal, or hide what it says."""
+    return text.translate(_STEERING)
 
 
 class Severity(enum.Enum):
@@ -65,7 +80,7 @@ class Diagnostic:
         place = self.place.render(input_name)
         lines = [f"{place}: {self.severity.value}: {self.message}"]
         lines += [note.render(input_name) for note in self.notes]
-        return "\n".join(lines)
+        return printable("\n".join(lines))
 
 
 class ToolError(Exception):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import tempfile
@@ -11,6 +12,7 @@ from pathlib import Path
 from stablehlo_tools.diagnostics import ToolError
 
 STDIN = "-"
+_NAME_BYTES = 200  # of a file's name, of which a file system takes 255
 
 
 def read_input(path: str | os.PathLike[str]) -> tuple[bytes, str]:
@@ -29,6 +31,11 @@ def read_input(path: str | os.PathLike[str]) -> tuple[bytes, str]:
 def check_writable(path: str | os.PathLike[str]) -> None:
     """Raises early where `write_atomically` would fail later, before minutes of work."""
     target = Path(os.path.realpath(path))
+    try:
+        target.lstat()
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR):  # a name that is too long, say
+            raise ToolError(f"cannot write {os.fspath(path)!r}: {error.strerror}") from None
     if target.is_dir():
         raise ToolError(f"cannot write {os.fspath(path)!r}: it is a directory")
     if not target.parent.is_dir():
@@ -56,7 +63,7 @@ def write_all_atomically(files: Sequence[tuple[str | os.PathLike[str], bytes]]) 
                 target.write_bytes(data)
                 continue
             mode = target.stat().st_mode & 0o777 if target.exists() else 0o666 & ~_umask()
-            descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+            descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=_prefix(target))
             staged.append((Path(temporary), target))
             with os.fdopen(descriptor, "wb") as file:
                 file.write(data)
@@ -68,6 +75,11 @@ def write_all_atomically(files: Sequence[tuple[str | os.PathLike[str], bytes]]) 
     finally:
         for temporary, _ in staged:
             temporary.unlink(missing_ok=True)
+
+
+def _prefix(target: Path) -> str:
+    """What the name of a temporary file begins with: no longer than leaves room for the rest."""
+    return os.fsdecode(b"." + os.fsencode(target.name)[:_NAME_BYTES] + b".")
 
 
 def _umask() -> int:

@@ -27,6 +27,7 @@ from stablehlo_tools.diagnostics import (
     first_line,
     from_mlir_error,
 )
+from stablehlo_tools.native_stderr import native_stderr
 from stablehlo_tools.pipeline_text import PassText, parse_pipeline_text
 
 
@@ -78,10 +79,12 @@ class RegisteredPass(Pass):
     def _manager(self, context: ir.Context) -> bindings.PassManager:
         failures: list[str] = []
         for anchor in ("builtin.module({})", "builtin.module(func.func({}))"):
-            try:
-                return bindings.parse_pass_pipeline(anchor.format(self), context)
-            except ValueError as error:
-                failures.append(str(error))
+            with native_stderr() as said:  # MLIR's parser of options writes there
+                try:
+                    return bindings.parse_pass_pipeline(anchor.format(self), context)
+                except ValueError as error:
+                    refused = error
+            failures.append(said.text() or str(refused))
         told = next((text for text in failures if "no such option" in text), failures[0])
         if "does not refer to a registered pass" in told:
             from stablehlo_tools.registry import unknown_pass_message
@@ -267,4 +270,6 @@ def _option_text(name: str, value: object) -> str:
 
 
 def _cleaned(text: str) -> str:
-    return first_line(text.replace("MLIR Textual PassPipeline Parser:", "")).rstrip(",")
+    for speaker in ("MLIR Textual PassPipeline Parser:", "<Pass-Options-Parser>:"):
+        text = text.replace(speaker, "")
+    return first_line(text).strip(":, ")

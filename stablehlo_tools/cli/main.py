@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from types import FrameType, ModuleType
 
+from stablehlo_tools.cli import streams
 from stablehlo_tools.cli.supervisor import BAD_INPUT, INTERRUPTED, supervised
 
 COMMANDS = {
@@ -35,6 +36,7 @@ COMMANDS = {
     "make-test": "turn an artifact and a pipeline into a lit test",
 }
 WITHOUT_MLIR = {"schedule", "overlap-graph"}  # the commands that read and write no program
+_UNTIL_INTERRUPTED_AGAIN = 2.0  # seconds, for what is on its way out to clean up
 _DEEPEST_NESTING = 20_000  # regions and calls nest by recursion, in Python alone
 TRACEBACK = "STABLEHLO_TOOLS_TRACEBACK"
 
@@ -45,21 +47,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     The arguments of the command line are run in a process that may die; others in this one.
     """
     if arguments is None:
+        streams.prepare()
         return supervised(lambda: _command(sys.argv[1:]))
     return _command(list(arguments))
 
 
 def _command(words: list[str]) -> int:
     signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGALRM, _interrupt)
     sys.setrecursionlimit(_DEEPEST_NESTING)
     try:
         return _run(words)
     except KeyboardInterrupt:
+        signal.setitimer(signal.ITIMER_REAL, 0)
         print("stablehlo-tools: interrupted", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:  # whoever reads the output has gone
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
 
 
 def _run(words: list[str]) -> int:
@@ -81,8 +83,6 @@ def _run(words: list[str]) -> int:
     except ToolError as error:
         print(error.diagnostic.render(error.input_name or "stablehlo-tools"), file=sys.stderr)
         return BAD_INPUT
-    except BrokenPipeError:
-        raise
     except OSError as error:  # of standard output: files have messages of their own
         print(f"stablehlo-tools: error: cannot write the output: {error.strerror}", file=sys.stderr)
         return BAD_INPUT
@@ -144,6 +144,9 @@ class _Version(argparse.Action):
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:
+    """Interrupts the command, again and again until that is heard: native code that calls back
+    may drop what is raised in a callback."""
+    signal.setitimer(signal.ITIMER_REAL, _UNTIL_INTERRUPTED_AGAIN)
     raise KeyboardInterrupt
 
 

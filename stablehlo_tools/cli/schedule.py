@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from stablehlo_tools.cli.schedule_options import (
     add_setting_arguments,
-    amount,
     count,
     count_or_zero,
+    positive_amount,
     setting,
     slice_costs,
 )
@@ -62,13 +62,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     searching = parser.add_argument_group("auto")
     searching.add_argument(
-        "--effort", metavar="X", type=amount, help="search X times as long as by default"
+        "--effort", metavar="X", type=positive_amount, help="search X times as long as by default"
     )
     searching.add_argument(
         "--exact", action="store_true", help="look for the best with a solver; small settings only"
     )
     searching.add_argument(
-        "--time-limit", metavar="S", type=amount, help="of the solver, in seconds; 60 by default"
+        "--time-limit",
+        metavar="S",
+        type=positive_amount,
+        help="of the solver, in seconds; 60 by default",
     )
     add_output_arguments(parser)
 

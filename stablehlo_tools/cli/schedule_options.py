@@ -143,6 +143,14 @@ def amount(text: str) -> float:
     return abs(value)
 
 
+def positive_amount(text: str) -> float:
+    """A finite number above 0, for argparse."""
+    value = amount(text)
+    if not value:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
+    return value
+
+
 def _cost(text: str) -> tuple[float, float, float, float]:
     figures = [amount(part) for part in text.split(",")]
     if len(figures) not in (3, 4):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import io
 import os
 import resource
 import signal
@@ -21,6 +20,7 @@ from typing import NoReturn
 from stablehlo_tools import activity
 from stablehlo_tools.activity import IDLE, Activity
 from stablehlo_tools.child_python import end_with_parent
+from stablehlo_tools.cli.streams import text_output
 
 BAD_INPUT = 2
 INTERRUPTED = 130
@@ -125,12 +125,19 @@ def _become_child(
     activity.tell(telling)
     if said is not None:
         _keep_native_stderr(said)
+    # A terminal interrupts the parent, too, which passes it on: once is enough.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
     code = 1
     try:
         code = command()
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+        code = BAD_INPUT
     finally:
         atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
         for stream in (sys.stdout, sys.stderr):
@@ -154,9 +161,4 @@ def _keep_native_stderr(said: int) -> None:
         sys.stderr.flush()
         own = os.dup(_STDERR)
         os.dup2(said, _STDERR)
-        sys.stderr = io.TextIOWrapper(
-            io.FileIO(own, "w"),
-            encoding=sys.stderr.encoding,
-            errors="backslashreplace",
-            write_through=True,
-        )
+        sys.stderr = text_output(own)

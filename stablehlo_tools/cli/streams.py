@@ -1,0 +1,95 @@
+"""Standard streams that hold whatever becomes of them: closed, without a reader, or a terminal.
+
+Set up once, before anything is opened or forked. A stream that is closed is neither taken by the
+next file nor a crash: reading and writing it fail as for any file that cannot be had.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from stablehlo_tools.diagnostics import printable
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+_STDIN, _STDOUT, _STDERR = 0, 1, 2
+
+
+def prepare() -> None:
+    """Makes the standard streams of this process such streams."""
+    _fill(_STDIN, os.O_WRONLY)  # what is closed cannot be read
+    _fill(_STDOUT, os.O_RDONLY)
+    _fill(_STDERR, os.O_WRONLY)  # nowhere to complain
+    if sys.stdin is None:  # pyright: ignore[reportUnnecessaryComparison]
+        sys.stdin = io.TextIOWrapper(io.BufferedReader(_Input()))
+    sys.stdout = text_output(_STDOUT)
+    sys.stderr = text_output(_STDERR)
+
+
+def text_output(descriptor: int) -> io.TextIOWrapper:
+    """A stream of text to a descriptor; what is written to the terminal shows at once."""
+    output = _Output(descriptor)
+    return _Printed(
+        io.BufferedWriter(output),
+        encoding="utf-8",
+        errors="backslashreplace",
+        line_buffering=descriptor != _STDOUT or output.isatty(),
+    )
+
+
+def _fill(descriptor: int, mode: int) -> None:
+    """Puts the null device where a descriptor is closed, or the next file would get its number."""
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        null = os.open(os.devnull, mode)
+        if null != descriptor:
+            os.dup2(null, descriptor)
+            os.close(null)
+
+
+class _Input(io.RawIOBase):
+    """Standard input that was closed."""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, _buffer: object) -> int:
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+
+
+class _Output(io.RawIOBase):
+    """A descriptor to write to. Once its reader has gone, what is written is dropped: the exit code
+    of the command stays that of its answer."""
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__()
+        self._descriptor = descriptor
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def isatty(self) -> bool:
+        return os.isatty(self._descriptor)
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        try:
+            return os.write(self._descriptor, data)
+        except BrokenPipeError:
+            return memoryview(data).nbytes
+
+
+class _Printed(io.TextIOWrapper):
+    """Text without what would steer a terminal: names come from files that nobody vouched for."""
+
+    def write(self, text: str, /) -> int:
+        super().write(printable(text))
+        return len(text)
