@@ -19,6 +19,7 @@ from stablehlo_tools.analysis.collectives import ModuleFacts, find_collectives
 from stablehlo_tools.analysis.liveness import dead_collectives, live_values
 from stablehlo_tools.analysis.program_set import Options, read_programs
 from stablehlo_tools.artifact import Artifact, Form
+from stablehlo_tools.cli.main import main
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.ir.async_calls import (
     find_async_starts,
@@ -214,6 +215,15 @@ def test_compilers_schedule_what_is_the_programs_own(target: Target) -> None:
     ids = [event.ids for event in compiled.schedule.events if event.issues]
     assert ids == [(0,), (1,), (2,)]
     assert compiled.order.same_order
+
+
+def test_generated_tests_show_them(tmp_path: Path) -> None:
+    program, test = tmp_path / "program.mlir", tmp_path / "test.mlir"
+    program.write_text(pairs("all-gather"))
+    assert main(["make-test", str(program), "-p", "thread-tokens", "-o", str(test)]) == 0
+    checks = [line for line in test.read_text().splitlines() if line.startswith("// CHECK")]
+    assert any("all-gather-start" in line for line in checks)
+    assert any("all-gather-done" in line for line in checks)
 
 
 def test_no_pass_puts_a_barrier_on_a_future() -> None:

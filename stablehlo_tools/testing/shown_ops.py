@@ -10,7 +10,12 @@ import re
 from dataclasses import dataclass
 
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.custom_calls import RAGGED_ALL_TO_ALL
+from stablehlo_tools.dialect.custom_calls import (
+    ASYNC_STARTS,
+    RAGGED_ALL_TO_ALL,
+    is_async_done,
+    target_of,
+)
 from stablehlo_tools.ir.symbols import CALLS, FUNCTION, callee_name, functions_by_name, symbol_name
 from stablehlo_tools.ir.walk import walk
 
@@ -132,7 +137,7 @@ def _is_effectful_call(op: ir.Operation) -> bool:
     effect = op.attributes.get("has_side_effect")
     if effect is not None and ir.BoolAttr(effect).value:
         return True
-    return ir.StringAttr(op.attributes["call_target_name"]).value == RAGGED_ALL_TO_ALL
+    return target_of(op) in (RAGGED_ALL_TO_ALL, *ASYNC_STARTS) or is_async_done(op)
 
 
 def _visibility(function: ir.Operation) -> str:
