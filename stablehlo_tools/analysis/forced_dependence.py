@@ -227,7 +227,7 @@ def _computed(op: ir.Operation, operands: Sequence[Dependence], surviving: int) 
     """What survives of all operands, element by element where they lie side by side."""
     if len(operands) == 1 and not operands[0].parts and surviving == -1:
         first = operands[0]
-        is_part = _is_complex(op.operands[0].type) and op.name == "stablehlo.convert"
+        is_part = op.name == "stablehlo.convert" and _is_complex(op.operands[0].type)
         return Dependence(first.each, first.each) if is_part else first
     each = reduce(or_, (part.each for part in operands)) & surviving
     whole = reduce(or_, (part.whole for part in operands)) & surviving
