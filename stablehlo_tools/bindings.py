@@ -189,7 +189,7 @@ def exported_envelope(data: bytes) -> ExportedEnvelope:
         (exported.JaxVersion() or b"").decode(),
         # The number of devices has had 32 bits, in another field, since that release.
         exported.NrDevices() == 0 and exported.NrDevicesShort() > 0,
-        exported.MlirModuleSerializedAsNumpy().tobytes(),
+        bytes(memoryview(exported.MlirModuleSerializedAsNumpy())),
     )
 
 

@@ -88,7 +88,8 @@ def normalized(text: str) -> tuple[str, tuple[int, ...]]:
             written = _of_one_type(line, shapes)
         lines += written
         origins += [number] * len(written)
-    return "\n".join(lines) + "\n", tuple(origins)
+    end = "\n" if text.endswith("\n") else ""  # XLA tells where it stopped
+    return "\n".join(lines) + end, tuple(origins)
 
 
 def _of_one_type(line: str, shapes: dict[str, tuple[str, str]]) -> list[str]:
