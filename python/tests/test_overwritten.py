@@ -219,3 +219,18 @@ def test_boxes_hold_no_element_that_is_not_meant() -> None:
         for inside in boxes_of(meant):
             assert not (mask_of(inside, before) & ~meant).any()
     assert exact > 350
+
+
+def test_tokens_read_op_by_op() -> None:
+    """A token that only `after_all` hands on orders, beside values that are taken apart."""
+    body = f"""%t = stablehlo.after_all : !stablehlo.token
+        {all_reduce("%a", "%x", T)}
+        %b:2 = stablehlo.optimization_barrier %a, %t : {T}, !stablehlo.token
+        %u = stablehlo.after_all %b#1 : !stablehlo.token
+        %c = stablehlo.concatenate %b#0, %y, dim = 0 : ({T}, {T}) -> tensor<16xf32>
+        %e = stablehlo.slice %c [0:8] : (tensor<16xf32>) -> {T}
+        %d:2 = stablehlo.optimization_barrier %y, %u : {T}, !stablehlo.token
+        {all_reduce("%f", "%d#0", T)}
+        return %e, %f : {T}, {T}"""
+    text = main(body, arguments=f"%x: {T}, %y: {T}", results=f"{T}, {T}")
+    assert rule(verdict(read(text, text))) == "ordered"
