@@ -189,7 +189,8 @@ def exported_envelope(data: bytes) -> ExportedEnvelope:
         (exported.JaxVersion() or b"").decode(),
         # The number of devices has had 32 bits, in another field, since that release.
         exported.NrDevices() == 0 and exported.NrDevicesShort() > 0,
-        bytes(memoryview(exported.MlirModuleSerializedAsNumpy())),
+        # An array, or the number 0 where there is none, as flatbuffers has it.
+        bytes(exported.MlirModuleSerializedAsNumpy()),  # pyright: ignore[reportArgumentType]
     )
 
 
