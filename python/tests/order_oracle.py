@@ -23,6 +23,7 @@ from stablehlo_tools.order.program import (
     Node,
     Program,
     Rendezvous,
+    compiled_blocks,
     inner_blocks,
 )
 
@@ -418,5 +419,5 @@ def _in_text(block: Block, chosen: Mapping[Block, Order]) -> Iterator[Issue]:
         node = block.nodes[position]
         if isinstance(node, Issue):
             yield node
-        for inner in inner_blocks(node):
+        for inner in compiled_blocks(node):
             yield from _in_text(inner, chosen)

@@ -86,7 +86,8 @@ def partly(*nodes: Node, pairs: Sequence[tuple[int, int]] = ()) -> Block:
 
 def same(devices: Sequence[int], value: int) -> Decision:
     """All devices decide alike, and it is known how."""
-    return Decision(dict.fromkeys(devices, 0), dict.fromkeys(devices, value))
+    values = dict.fromkeys(devices, value)
+    return Decision(dict.fromkeys(devices, 0), values, is_constant=True)
 
 
 def each(values: dict[int, int]) -> Decision:

@@ -23,7 +23,7 @@ from order_strategies import (
 )
 
 from stablehlo_tools.analysis.program_set import Options
-from stablehlo_tools.order.program import Block, Branch, Issue, Node, Program, Signature
+from stablehlo_tools.order.program import Block, Branch, Issue, Loop, Node, Program, Signature
 from stablehlo_tools.order.verdict import decide
 
 SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much)
@@ -54,8 +54,13 @@ def test_what_is_not_run_is_opened() -> None:
         found(program([0], chain(skipped(0, collective([0, 1])))), silent) == "communicator-missing"
     )
     assert found(program([0], chain(skipped(0, collective([0])))), silent) == "ordered"
-    never = repeat([0], 0, chain(collective([0, 1])))
+    never = Loop(each({0: 0}), Block(), chain(collective([0, 1])))
     assert found(program([0], chain(never)), silent) == "communicator-missing"
+
+
+def test_what_compilers_delete_is_not_opened() -> None:
+    never = repeat([0], 0, chain(collective([0, 1])))
+    assert found(program([0], chain(never)), program([1], chain())) == "ordered"
 
 
 def test_it_is_enough_that_the_other_opens_it_too() -> None:

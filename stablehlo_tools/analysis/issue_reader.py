@@ -32,6 +32,7 @@ from stablehlo_tools.analysis.levels import (
 from stablehlo_tools.analysis.liveness import Deletable, surviving_values
 from stablehlo_tools.analysis.rendezvous import Rendezvousing, is_host_transfer
 from stablehlo_tools.analysis.rewriting import Surroundings
+from stablehlo_tools.analysis.trip_counts import constant_trips
 from stablehlo_tools.analysis.uniformity import Uniformity, Variation, number_classes
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import to_place
@@ -379,7 +380,9 @@ class IssueReader:
         place = to_place(op.location)
         classes = dict(zip(self.devices, known.classes, strict=True))
         if known.values is not None:
-            return Decision(classes, dict(zip(self.devices, known.values, strict=True)), place)
+            values = dict(zip(self.devices, known.values, strict=True))
+            is_constant = op.name == WHILE and constant_trips(op) is not None
+            return Decision(classes, values, place, is_constant=is_constant)
         series = self.uniformity.series(op)
         if series is not None:
             classes = dict(zip(self.devices, number_classes(series), strict=True))

@@ -30,7 +30,14 @@ from stablehlo_tools.order.findings import (
     devices_text,
     name,
 )
-from stablehlo_tools.order.program import UNKNOWN_CALL, Block, Issue, Program, inner_blocks
+from stablehlo_tools.order.program import (
+    UNKNOWN_CALL,
+    Block,
+    Issue,
+    Program,
+    compiled_blocks,
+    inner_blocks,
+)
 
 _PERMUTE = "collective_permute"
 _OTHERS = frozenset({"custom_call", UNKNOWN_CALL, "transfer"})
@@ -118,7 +125,7 @@ def _uses(block: Block, path: tuple[tuple[Block, int], ...]) -> Iterator[_Use]:
         here = (*path, (block, position))
         if isinstance(node, Issue):
             yield _Use(node, here)
-        for inner in inner_blocks(node):
+        for inner in compiled_blocks(node):
             yield from _uses(inner, here)
 
 

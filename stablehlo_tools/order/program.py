@@ -92,12 +92,14 @@ class Decision:
     `classes` gives a class to each of the program's devices, by device id: devices of one class
     surely decide alike. `values` are the values themselves, where they are known before the run.
     Devices of programs compiled apart decide alike where their `symbols` are the same.
+    `is_constant`: compilers know it, the text has it without a device's id.
     """
 
     classes: dict[int, int]
     values: dict[int, int] | None = None
     place: Place = NOWHERE
     symbols: dict[int, str] = field(default_factory=dict[int, str])
+    is_constant: bool = False
 
     def agree(self, devices: Sequence[int]) -> bool:
         """Whether the devices, those of them that run the program, surely decide alike."""
@@ -196,6 +198,13 @@ def inner_blocks(node: Node) -> tuple[Block, ...]:
     if isinstance(node, Loop):
         return (node.condition, node.body)
     return node.branches if isinstance(node, Branch) else ()
+
+
+def compiled_blocks(node: Node) -> tuple[Block, ...]:
+    """The blocks that a compiled program has: compilers delete a body that never runs."""
+    if isinstance(node, Loop) and node.trips.is_constant:
+        return reached_blocks(node)
+    return inner_blocks(node)
 
 
 def issues_of(block: Block) -> Iterator[Issue]:
