@@ -15,16 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Place, ToolError, to_place
 from stablehlo_tools.hlo_input.marks import mark_of
 from stablehlo_tools.hlo_input.shardy_round_trip import restore_shardy, set_entry
 from stablehlo_tools.hlo_input.text import HloText
-from stablehlo_tools.ir.building import Builder, element_of, shape_of
-from stablehlo_tools.ir.carriers import terminator
-from stablehlo_tools.ir.inline import copy_with
+from stablehlo_tools.ir.building import element_of, shape_of
+from stablehlo_tools.ir.inline import copy_body
+from stablehlo_tools.ir.manual import dissolve
+from stablehlo_tools.ir.physical_forms import major_first, reread
 from stablehlo_tools.ir.symbols import functions_by_name
 from stablehlo_tools.ir.values import producer
 from stablehlo_tools.ir.walk import walk
@@ -173,15 +172,7 @@ def _hand_on(op: ir.Operation) -> None:
 
 
 def _dissolve_fusion(fusion: ir.Operation) -> None:
-    inside = fusion.regions[0].blocks[0]
-    for argument, operand in zip(inside.arguments, fusion.operands, strict=True):
-        argument.replace_all_uses_with(operand)
-    end = terminator(inside)
-    for result, value in zip(fusion.results, end.operands, strict=True):
-        result.replace_all_uses_with(value)
-    for op in [view.operation for view in inside.operations][:-1]:
-        op.move_before(fusion)
-    fusion.erase()
+    dissolve(fusion)
 
 
 def _rewrite_dot(op: ir.Operation) -> None:
@@ -241,24 +232,14 @@ def _rewrite_bitcast(op: ir.Operation) -> None:
     of dimensions does, the op stays as it is.
     """
     given, result = op.operands[0], op.results[0]
-    source_order = _major_to_minor(op, "source_layout", len(shape_of(given)))
-    result_order = _major_to_minor(op, "result_layout", len(shape_of(result)))
-    in_memory = [shape_of(given)[dim] for dim in source_order]
-    wanted = [shape_of(result)[dim] for dim in result_order]
-    tiled = _TILED in str(op.attributes["xla_shape"]) if "xla_shape" in op.attributes else False
-    if tiled and not _same_tiles(in_memory, wanted):
+    if element_of(given) != element_of(result):
         return
-    build = Builder(ir.InsertionPoint(op), op.location)
-    value = _transposed(build, given, source_order)
-    element = element_of(result)
-    if element != element_of(given):
-        if _bits(element) != _bits(element_of(given)):
+    if "xla_shape" in op.attributes and _TILED in str(op.attributes["xla_shape"]):
+        in_memory = _in_memory(op, "source_layout", shape_of(given))
+        wanted = _in_memory(op, "result_layout", shape_of(result))
+        if not _same_tiles(in_memory, wanted):
             return
-        value = build.op("bitcast_convert", [value], build.tensor(in_memory, element))
-    if in_memory != wanted:
-        value = build.reshape(value, wanted)
-    inverse = [result_order.index(dim) for dim in range(len(result_order))]
-    result.replace_all_uses_with(_transposed(build, value, inverse))
+    result.replace_all_uses_with(reread(op))
     op.erase()
 
 
@@ -267,11 +248,9 @@ def tiled_bitcast(module: ir.Module) -> ir.Operation | None:
     return next(iter(_ops(module, frozenset({_BITCAST}))), None)
 
 
-def _major_to_minor(op: ir.Operation, name: str, rank: int) -> list[int]:
-    if name not in op.attributes:
-        return list(range(rank))
-    minor_to_major = np.array(ir.DenseIntElementsAttr(op.attributes[name]))
-    return [int(dim) for dim in reversed(minor_to_major)]
+def _in_memory(op: ir.Operation, layout: str, shape: Sequence[int]) -> list[int]:
+    """The sizes of the dimensions, the most major first."""
+    return [shape[dimension] for dimension in major_first(op, layout, len(shape))]
 
 
 def _same_tiles(one: Sequence[int], other: Sequence[int]) -> bool:
@@ -279,17 +258,6 @@ def _same_tiles(one: Sequence[int], other: Sequence[int]) -> bool:
     if [size for size in one if size != 1] == [size for size in other if size != 1]:
         return True
     return len(one) > 1 and len(other) > 1 and list(one[-2:]) == list(other[-2:])
-
-
-def _transposed(build: Builder, value: ir.Value, order: Sequence[int]) -> ir.Value:
-    if list(order) == list(range(len(order))):
-        return value
-    kind = build.tensor([shape_of(value)[dim] for dim in order], element_of(value))
-    return build.op("transpose", [value], kind, permutation=build.integers(order))
-
-
-def _bits(element: ir.Type) -> int:
-    return element.width if isinstance(element, ir.IntegerType | ir.FloatType) else -1
 
 
 # Computations that run beside others
@@ -305,14 +273,7 @@ def _run_at_start(module: ir.Module) -> None:
     for start in _ops(module, frozenset({_START})):
         body = functions[ir.FlatSymbolRefAttr(start.attributes["called_computation"]).value]
         block = body.regions[0].blocks[0]
-        values: dict[ir.Value, ir.Value] = dict(zip(block.arguments, start.operands, strict=True))
-        end = terminator(block)
-        for view in block.operations:
-            if view.operation == end:
-                break
-            copy = copy_with(view.operation, values, ir.InsertionPoint(start))
-            values.update(zip(view.operation.results, copy.results, strict=True))
-        returned = [values.get(value, value) for value in end.operands]
+        _, returned = copy_body(block, list(start.operands), ir.InsertionPoint(start))
         _finish(start, returned)
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.ir.carriers import terminator
-from stablehlo_tools.ir.inline import copy_with
+from stablehlo_tools.ir.inline import copy_body
 from stablehlo_tools.ir.symbols import callee_name, functions_by_name
 from stablehlo_tools.ir.values import producer
 from stablehlo_tools.ir.walk import walk
@@ -206,17 +206,11 @@ def _fill(manual: ir.Operation, body: ir.Operation) -> None:
     types = [argument.type for argument in source.arguments]
     locations = [argument.location for argument in source.arguments]
     block = manual.regions[0].blocks.append(*types, arg_locs=locations)
-    values: dict[ir.Value, ir.Value] = dict(zip(source.arguments, block.arguments, strict=True))
-    end = terminator(source)
-    for view in source.operations:
-        if view.operation == end:
-            break
-        copy = copy_with(view.operation, values, ir.InsertionPoint(block))
-        values.update(zip(view.operation.results, copy.results, strict=True))
+    _, returned = copy_body(source, list(block.arguments), ir.InsertionPoint(block))
     ir.Operation.create(
         "sdy.return",
-        operands=[values[value] for value in end.operands],
-        loc=end.location,
+        operands=returned,
+        loc=terminator(source).location,
         ip=ir.InsertionPoint(block),
     )
 

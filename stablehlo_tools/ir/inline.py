@@ -22,20 +22,31 @@ def inline_call(call: ir.Operation, function: ir.Operation) -> list[ir.Operation
     Values that the body returns take the place of the call's results. Returns the top-level ops
     that were copied, which keep their own locations.
     """
-    body = function.regions[0].blocks[0]
-    values: dict[ir.Value, ir.Value] = dict(zip(body.arguments, call.operands, strict=True))
+    body, point = function.regions[0].blocks[0], ir.InsertionPoint(call)
+    copies, returned = copy_body(body, list(call.operands), point)
+    for result, value in zip(call.results, returned, strict=True):
+        result.replace_all_uses_with(value)
+    call.erase()
+    return copies
+
+
+def copy_body(
+    body: ir.Block, operands: Sequence[ir.Value], point: ir.InsertionPoint
+) -> tuple[list[ir.Operation], list[ir.Value]]:
+    """Copies the ops of a block to a place, where the operands stand for its arguments.
+
+    Returns the top-level ops that were copied, and what stands for the values it ends with.
+    """
+    values: dict[ir.Value, ir.Value] = dict(zip(body.arguments, operands, strict=True))
     copies: list[ir.Operation] = []
     end = terminator(body)
     for op in body.operations:
         if op.operation == end:
             break
-        copy = copy_with(op.operation, values, ir.InsertionPoint(call))
+        copy = copy_with(op.operation, values, point)
         values.update(zip(op.operation.results, copy.results, strict=True))
         copies.append(copy)
-    for result, returned in zip(call.results, end.operands, strict=True):
-        result.replace_all_uses_with(values[returned])
-    call.erase()
-    return copies
+    return copies, [values.get(value, value) for value in end.operands]
 
 
 def inline_all_calls(module: ir.Module) -> None:

@@ -33,7 +33,7 @@ def write_as_values(module: ir.Module) -> None:
 
     walk(module.operation, visit)
     for op in listed:
-        value = op.operands[0] if op.name == _COPY else _reread(op)
+        value = op.operands[0] if op.name == _COPY else reread(op)
         op.results[0].replace_all_uses_with(value)
         op.erase()
 
@@ -45,17 +45,18 @@ def _is_plain(op: ir.Operation) -> bool:
     return element_of(op.operands[0]) == element_of(op.results[0])
 
 
-def _reread(op: ir.Operation) -> ir.Value:
+def reread(op: ir.Operation) -> ir.Value:
     """What a bitcast gives, from the most to the least major dimension and back."""
     value, wanted = op.operands[0], shape_of(op.results[0])
     build = Builder(ir.InsertionPoint(op), op.location)
-    lying = _transposed(build, value, _major_first(op, "source_layout", len(shape_of(value))))
-    order = _major_first(op, "result_layout", len(wanted))
-    reread = build.reshape(lying, [wanted[dimension] for dimension in order])
-    return _transposed(build, reread, [order.index(d) for d in range(len(order))])
+    lying = _transposed(build, value, major_first(op, "source_layout", len(shape_of(value))))
+    order = major_first(op, "result_layout", len(wanted))
+    shape = [wanted[dimension] for dimension in order]
+    read = lying if shape_of(lying) == shape else build.reshape(lying, shape)
+    return _transposed(build, read, [order.index(d) for d in range(len(order))])
 
 
-def _major_first(op: ir.Operation, name: str, rank: int) -> list[int]:
+def major_first(op: ir.Operation, name: str, rank: int) -> list[int]:
     """The dimensions of a layout, which lists the most minor first; by default it is the last."""
     layout = op.attributes.get(name)
     if layout is None:
