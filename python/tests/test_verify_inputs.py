@@ -25,7 +25,7 @@ from stablehlo_tools.cli.main import main
 from stablehlo_tools.verify import Options, verify_artifacts
 from stablehlo_tools.verify.element_types import element_type
 from stablehlo_tools.verify.plan import make_plan
-from stablehlo_tools.verify.random_inputs import put_in_range
+from stablehlo_tools.verify.random_inputs import put_about_zero, put_in_range
 from stablehlo_tools.verify.shared_inputs import shared_inputs
 from stablehlo_tools.verify.signatures import module_signature
 
@@ -260,3 +260,45 @@ def test_the_values_of_a_range() -> None:
     numbers = np.array([-128, -1, 0, 127], np.int8)
     assert put_in_range(numbers, whole, "any", 5).tolist() == [2, 4, 0, 2]
     assert (put_in_range(numbers[1:], whole, "positive", 0) >= 1).all()
+    indices = np.array([0, 1, 6, 7], np.int8)
+    assert put_about_zero(indices, whole, 4).tolist() == [0, -3, 2, -1]
+    assert put_about_zero(drawn, element, 0).tolist() == drawn.tolist()
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        pytest.param(
+            lambda x: jnp.where(x > 0, jnp.log(x), -x),
+            lambda x: jnp.where(x > 0, jnp.log(x), -2 * x),
+            id="behind a select",
+        ),
+        pytest.param(
+            lambda x: (jnp.sqrt(x), jnp.tanh(x)),
+            lambda x: (jnp.sqrt(x), jnp.abs(jnp.tanh(x))),
+            id="in another output",
+        ),
+        pytest.param(
+            lambda x: jnp.where(jnp.abs(x) < 1, jnp.arctanh(x), 2 * x),
+            lambda x: jnp.where(jnp.abs(x) < 1, jnp.arctanh(x), 3 * x),
+            id="outside of an interval",
+        ),
+    ],
+)
+def test_what_differs_for_negative_numbers_alone_is_found(
+    before: Callable[[Any], Any], after: Callable[[Any], Any]
+) -> None:
+    """A range is a heuristic: it must not hide what a program does out of it."""
+    assert not verify_artifacts(exported(before, spec(64)), exported(after, spec(64))).same
+
+
+def test_what_differs_for_negative_indices_alone_is_found() -> None:
+    specs = spec(8, 4), spec(dtype=jnp.int32)
+    counted = exported(lambda x, i: x[i], *specs)
+    clamped = exported(lambda x, i: x[jnp.maximum(i, 0)], *specs)
+    assert not verify_artifacts(counted, clamped).same
+
+
+def test_gradients_are_of_any_sign() -> None:
+    assert ranges(lambda g, v: jnp.sqrt(v + 0.1 * g * g), spec(4), spec(4)) == [ANY, POSITIVE]
+    assert ranges(lambda x: jnp.sqrt(jnp.maximum(x, 0.0)), spec(4)) == [ANY]

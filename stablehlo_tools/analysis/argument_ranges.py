@@ -188,6 +188,8 @@ def _sources(value: ir.Value, wanted: Range) -> list[tuple[ir.Value, Range]]:
         return [(operands[place], wanted) for place in _MOVED_FROM[name] if place < len(operands)]
     if name in _BY_POSITION:
         return [(operands[ir.OpResult(value).result_number], wanted)]
+    if name == "stablehlo.maximum" and wanted.sign == "positive" and _is_bounded_below(operands):
+        return []
     if name in _ALL_MOVED:
         return [(operand, wanted) for operand in operands]
     if name == "stablehlo.custom_call":
@@ -199,7 +201,7 @@ def _sources(value: ir.Value, wanted: Range) -> list[tuple[ir.Value, Range]]:
 def _arithmetic(op: ir.Operation, wanted: Range) -> list[tuple[ir.Value, Range]]:
     operands = list(op.operands)
     if op.name == _MULTIPLY:
-        is_square = operands[0] == operands[1] and wanted == POSITIVE
+        is_square = wanted.sign == "positive" and _is_square(operands)
         return [] if is_square else [(operand, wanted) for operand in operands]
     if op.name in _SUMS and wanted == POSITIVE:
         return [(operand, wanted) for operand in operands]
@@ -209,6 +211,28 @@ def _arithmetic(op: ir.Operation, wanted: Range) -> list[tuple[ir.Value, Range]]
         minuend = splat_of(operands[0])
         return [(operands[1], UNIT)] if minuend == 1 and is_float(operands[0].type) else []
     return []
+
+
+def _is_square(factors: Sequence[ir.Value]) -> bool:
+    """Whether a product is that of a value and itself, or of a constant's multiple of it."""
+    one, other = (_without_constant(factor) for factor in factors)
+    return one == other
+
+
+def _without_constant(value: ir.Value) -> ir.Value:
+    op = producer(value)
+    if op is not None and op.name == _MULTIPLY:
+        for factor, constant in ((0, 1), (1, 0)):
+            number = splat_of(op.operands[constant])
+            if isinstance(number, float) and number > 0:
+                return op.operands[factor]
+    return value
+
+
+def _is_bounded_below(operands: Sequence[ir.Value]) -> bool:
+    """Whether a maximum is not negative whatever its other operand is."""
+    numbers = [splat_of(operand) for operand in operands]
+    return any(isinstance(number, float) and number >= 0 for number in numbers)
 
 
 def _is_number(value: ir.Value, wanted: Range) -> bool:

@@ -3,10 +3,10 @@
 Both run on the same inputs, on as many virtual CPU devices as they need, and every output is
 compared bit for bit on every device (the payload of a NaN and the sign of a zero count), or within
 --rtol and --atol. Inputs are put where a program wants them (no negative second moments, labels
-below their number of classes), and an input that is replicated is the same on all devices. An
-output that is NaN or infinite everywhere is not compared, and counted. Exit code 0: what was
-compared is the same; 1: it differs, and where first; 2: the programs cannot be run, or nothing of
-them could be compared.
+below their number of classes) in every trial but the second, the fourth and so on, and an input
+that is replicated is the same on all devices. An output that is NaN or infinite everywhere is not
+compared, and counted. Exit code 0: what was compared is the same; 1: it differs, and where first;
+2: the programs cannot be run, or nothing of them could be compared.
 """
 
 from __future__ import annotations

@@ -29,6 +29,7 @@ from stablehlo_tools.verify.job import SIDES, Answer, Request, Run, RunAnswer, S
 from stablehlo_tools.verify.random_inputs import (
     Specials,
     Style,
+    put_about_zero,
     put_in_range,
     random_array,
     random_words,
@@ -148,10 +149,12 @@ def _shows(value: Value, shards: Sequence[Shard]) -> bool:
 
 
 def make_inputs(request: Request, run: Run, trial: int, style: Style) -> Instances:
-    """The inputs of a trial, `[instance][input]`; the first trial keeps integers in [0, 8), and in
-    the range that the program wants.
+    """The inputs of a trial, `[instance][input]`; the first trial keeps integers in [0, 8).
 
-    Special values, where asked for, are all kinds in every other trial, and tame ones in the rest.
+    Inputs are in the range that the program wants, but for every other trial from the second on:
+    an op that wants no negative number may stand in a branch, or behind a select, and what the
+    program does with negative ones is seen there alone. Special values, where asked for, are all
+    kinds in every other trial, and tame ones in the rest.
     """
     return [
         [
@@ -179,6 +182,8 @@ def _input(value: Value, key: tuple[int, ...], request: Request, trial: int, sty
     values = random_array(element, value.shape, key, wide=wide, specials=specials)
     if specials is not Specials.NONE:
         return values
+    if trial % 2:
+        return put_about_zero(values, element, value.below)
     return put_in_range(
         styled(values, element, style), element, value.sign, 0 if wide else value.below
     )

@@ -100,6 +100,15 @@ def put_in_range(values: Array, element: ElementType, sign: Sign, below: int) ->
     return np.asarray(wide % below if below else wide).astype(element.dtype)
 
 
+def put_about_zero(values: Array, element: ElementType, below: int) -> Array:
+    """Random values on both sides of zero; where a range has an end, the integers that count from
+    either end of it, as negative indices do."""
+    if element.kind is not Kind.SIGNED or not below:
+        return values
+    wide = values.astype(np.int64)
+    return np.asarray(wide % below - np.where(wide % 2, below, 0)).astype(element.dtype)
+
+
 def random_words(shape: tuple[int, ...], key: tuple[int, ...]) -> Array:
     """Uniform 32-bit words, which is what PRNG keys are made of."""
     return np.random.default_rng(key).integers(2**32, size=shape, dtype=np.uint32)
