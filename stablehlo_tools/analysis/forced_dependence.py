@@ -86,6 +86,7 @@ _RULES = {
 _REDUCERS = _names("add and maximum minimum multiply or")
 _BOUNDING = _names("clamp maximum minimum")
 _HANDS_ON = _names("broadcast_in_dim reshape convert transpose reverse negate")
+_CONSTANT = _names("constant iota")
 _DEEPEST_CONSTANT = 8
 # Comparisons with a constant on the right that hold, or fail, for no range that XLA knows.
 _OPEN = frozenset({"EQ", "NE", "GT", "LE"})
@@ -547,18 +548,27 @@ def _is_made_by(value: ir.Value, names: frozenset[str]) -> bool:
     return op is not None and op.name in names
 
 
-def constant_elements(value: ir.Value, depth: int = 0) -> np.ndarray | None:
+def is_made_of_constants(value: ir.Value) -> bool:
+    """Whether `constant_elements` knows a value: without reading its elements."""
+    return _constant_before(value) is not None
+
+
+def constant_elements(value: ir.Value) -> np.ndarray | None:
     """The elements, or some of the same values, of a value made of constants alone."""
-    op = producer(value)
+    op = _constant_before(value)
     if op is None:
         return None
-    if op.name == "stablehlo.constant":
-        return _elements(value_of(op))
-    if op.name == "stablehlo.iota":
-        return np.arange(2)
-    if op.name not in _HANDS_ON or depth == _DEEPEST_CONSTANT:
-        return None
-    return constant_elements(op.operands[0], depth + 1)
+    return _elements(value_of(op)) if op.name == "stablehlo.constant" else np.arange(2)
+
+
+def _constant_before(value: ir.Value) -> ir.Operation | None:
+    """The constant or the iota that a value is, but for its layout, type and sign."""
+    op = producer(value)
+    for _ in range(_DEEPEST_CONSTANT):
+        if op is None or op.name not in _HANDS_ON:
+            break
+        op = producer(op.operands[0])
+    return op if op is not None and op.name in _CONSTANT else None
 
 
 def _elements(attribute: ir.Attribute | None) -> np.ndarray:

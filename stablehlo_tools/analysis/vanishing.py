@@ -17,7 +17,12 @@ from stablehlo_tools.analysis.elements.computed import link_of
 from stablehlo_tools.analysis.elements.folding import folded
 from stablehlo_tools.analysis.elements.links import Link
 from stablehlo_tools.analysis.elements.moves import Links, Moved, moves_of, scattered
-from stablehlo_tools.analysis.forced_dependence import Transfer, constant_elements, rule_of
+from stablehlo_tools.analysis.forced_dependence import (
+    Transfer,
+    has_no_elements,
+    is_made_of_constants,
+    rule_of,
+)
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.values import is_float, maker_of
 
@@ -33,6 +38,8 @@ _NEVER_FOLDING = frozenset({"all", "bitcast", "convolution", "first", "mixing"})
 def needed_operands(result: ir.Value, demand: Demand) -> list[tuple[ir.Value, Demand]]:
     """What elements of an op's operands are surely needed, where some of its result's are."""
     op = maker_of(result)
+    if demand is None and _is_reordered(op):
+        return [(op.operands[0], ALL)]
     moves = _moves(op)
     if moves is not None:
         return _moved(op, moves, demand)
@@ -40,9 +47,9 @@ def needed_operands(result: ir.Value, demand: Demand) -> list[tuple[ir.Value, De
     if written is not None:
         found: list[tuple[ir.Value, Demand]] = [(op.operands[0], demand)]
         return found + _pulled(op, written, demand)
+    survivors = _computed_survivors(result)
     if demand is None:
-        return [(value, ALL) for value in surviving_operands(result)]
-    survivors = set(surviving_operands(result))
+        return [(value, ALL) for value in survivors]
     found = []
     for position, value in enumerate(op.operands):
         if value not in survivors:
@@ -52,6 +59,11 @@ def needed_operands(result: ir.Value, demand: Demand) -> list[tuple[ir.Value, De
         boxes = [box for box in pulled if box is not None]
         found.append((value, tuple(boxes) if boxes else ALL))
     return found
+
+
+def _is_reordered(op: ir.Operation) -> bool:
+    """Whether an op's result has all elements of its first operand, and no others."""
+    return rule_of(op.name) == "order" and not has_no_elements(op.results[0].type)
 
 
 def _moves(op: ir.Operation) -> Moved | None:
@@ -69,8 +81,8 @@ def _moved(op: ir.Operation, moves: Moved, demand: Demand) -> list[tuple[ir.Valu
 
 
 def _written(op: ir.Operation) -> Links | None:
-    """The updates that a scatter combines with what is there; None where that is not known."""
-    if rule_of(op.name) != "scatter" or _moves(op) is not None:
+    """The updates that a scatter which computes combines with what is there; None if not known."""
+    if rule_of(op.name) != "scatter":
         return None
     shapes = [shape_of(value.type) for value in op.operands]
     known = [shape for shape in shapes if shape is not None]
@@ -105,22 +117,28 @@ def grown(known: Demand, more: Demand, kind: ir.Type) -> Demand:
     return ALL if is_whole else tuple(boxes)
 
 
-def surviving_operands(result: ir.Value) -> Sequence[ir.Value]:
+def _survivors(result: ir.Value) -> Sequence[ir.Value]:
     """The operands of an op's result that it still depends on once compilers have simplified it."""
     op = maker_of(result)
-    if rule_of(op.name) == "own":
-        return _sorted_by(op, ir.OpResult(result).result_number)
-    if not _may_fold(op):
-        return op.operands
-    operands = list(op.operands)
     moves = _moves(op)
     if moves is not None:
         used = {position for position, _ in moves.links}
         used = moves.sources.union(moves.steering) if moves.steering else used
-        return [operands[position] for position in sorted(used)]
+        return [op.operands[position] for position in sorted(used)]
     written = _written(op)
     if written is not None:
-        return [operands[0], *(operands[position] for position, _ in written)]
+        return [op.operands[0], *(op.operands[position] for position, _ in written)]
+    return _computed_survivors(result)
+
+
+def _computed_survivors(result: ir.Value) -> Sequence[ir.Value]:
+    """The same of an op that computes, or of which it is not known what it moves."""
+    op = maker_of(result)
+    if rule_of(op.name) == "own":
+        return _sorted_by(op, ir.OpResult(result).result_number)
+    operands = list(op.operands)
+    if not _may_fold(op):
+        return operands
     computed = [value for value in operands if not _is_constant(value)]
     known: dict[ir.Value, Dependence] = {}
     for position, value in enumerate(computed):
@@ -136,10 +154,10 @@ def surviving_operands(result: ir.Value) -> Sequence[ir.Value]:
 
 def may_vanish(op: ir.Operation) -> bool:
     """Whether some computed operand's use may be folded away."""
-    if not _may_fold(op):
+    if not _may_fold(op) or _is_reordered(op):
         return False
     computed = {value for value in op.operands if not _is_constant(value)}
-    return any(computed.difference(surviving_operands(result)) for result in op.results)
+    return any(computed.difference(_survivors(result)) for result in op.results)
 
 
 def takes_part(op: ir.Operation, position: int) -> bool:
@@ -189,4 +207,4 @@ def _steering(op: ir.Operation, operands: list[ir.Value]) -> list[ir.Value]:
 
 
 def _is_constant(value: ir.Value) -> bool:
-    return constant_elements(value) is not None or folded(value) is not None
+    return is_made_of_constants(value) or folded(value) is not None
