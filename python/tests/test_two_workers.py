@@ -137,6 +137,59 @@ def assert_gathered(worker: Worker, *expected: tuple[Array, Array]) -> None:
         np.testing.assert_allclose(output, np.concatenate(parts), rtol=1e-6, atol=1e-6)
 
 
+def sum_and_gather(link: str) -> str:
+    """`s = psum(tanh(a) @ ones)`, and an all_gather of `%v`, which a link makes of it and of b."""
+    groups = "replica_groups = dense<[[0, 1]]> : tensor<1x2xi64>"
+    kind = "tensor<8xf32>"
+    return f"""
+        func.func @main(%a: tensor<8x64xf32>, %b: {kind}) -> ({kind}, tensor<16xf32>) {{
+          %tanh = stablehlo.tanh %a : tensor<8x64xf32>
+          %ones = stablehlo.constant dense<1.0> : tensor<64xf32>
+          %row = stablehlo.dot_general %tanh, %ones, contracting_dims = [1] x [0]
+              : (tensor<8x64xf32>, tensor<64xf32>) -> {kind}
+          %s = "stablehlo.all_reduce"(%row) <{{{groups}}}> ({{
+            ^bb0(%l: tensor<f32>, %r: tensor<f32>):
+              %t = stablehlo.add %l, %r : tensor<f32>
+              stablehlo.return %t : tensor<f32>
+            }}) : ({kind}) -> {kind}
+          {link}
+          %g = "stablehlo.all_gather"(%v) <{{all_gather_dim = 0 : i64, {groups}}}>
+              : ({kind}) -> tensor<16xf32>
+          return %s, %g : {kind}, tensor<16xf32>
+        }}"""
+
+
+OVERWRITTEN = """%zero = stablehlo.constant dense<0> : tensor<1xi32>
+          %v = "stablehlo.scatter"(%s, %zero, %b) <{scatter_dimension_numbers =
+              #stablehlo.scatter<update_window_dims = [0], scatter_dims_to_operand_dims = [0]>}> ({
+            ^bb0(%l: tensor<f32>, %r: tensor<f32>):
+              stablehlo.return %r : tensor<f32>
+            }) : (tensor<8xf32>, tensor<1xi32>, tensor<8xf32>) -> tensor<8xf32>"""
+ADDED = "%v = stablehlo.add %s, %b : tensor<8xf32>"
+
+
+def test_an_order_that_rests_on_what_is_overwritten_is_none(tmp_path: Path) -> None:
+    """Both say the sum first; XLA drops what worker 0 overwrites, and gathers first there."""
+    programs = [tmp_path / f"overwritten_r{rank}.mlir" for rank in RANKS]
+    for program, link in zip(programs, (OVERWRITTEN, ADDED), strict=True):
+        program.write_text(sum_and_gather(link))
+    inputs = [[a.reshape(8, 64), b] for a, b in (numbers(rank, 512, 8) for rank in RANKS)]
+
+    assert check_order(programs) == 1
+    assert states(run_workers(programs, inputs)) == [State.HUNG] * 2
+
+    aligned = ordered(programs, tmp_path / "aligned")
+    assert check_order(aligned) == 0
+    after = run_workers(aligned, inputs, ENDS)
+    assert states(after) == [State.FINISHED] * 2, [worker.errors for worker in after]
+    (a0, b0), (a1, b1) = inputs
+    total = (np.tanh(a0) + np.tanh(a1)).sum(1)
+    for worker in after:
+        found, gathered = worker.outputs
+        np.testing.assert_allclose(found, total, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(gathered, np.concatenate([b0, b1 + total]), rtol=1e-5, atol=1e-5)
+
+
 def test_a_program_that_fails_is_not_one_that_hangs(
     inputs: list[list[Array]], tmp_path: Path
 ) -> None:
