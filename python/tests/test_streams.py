@@ -158,3 +158,55 @@ def test_an_interrupt_that_is_dropped_is_repeated() -> None:
         [sys.executable, "-c", DROPPED], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stderr) == (130, "stablehlo-tools: interrupted\n")
+
+
+UNRAISABLE = """
+import os, signal, sys
+from stablehlo_tools.cli import main
+
+class Collected:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+        signal.sigtimedwait([], 0.1)
+
+def deaf(_parsed):
+    Collected()
+    while True:
+        signal.pause()
+
+main._run = deaf
+sys.exit(main._command([]))
+"""
+
+AT_THE_END = """
+import atexit, os, signal, sys
+from stablehlo_tools.cli import main
+from stablehlo_tools.cli.supervisor import supervised
+
+def interrupted():
+    os.kill(os.getpid(), signal.SIGTERM)
+    signal.sigtimedwait([], 0.1)
+
+def done(_parsed):
+    atexit.register(interrupted)
+    return 1
+
+main._run = done
+code = supervised(lambda: main._command([]))
+os.kill(os.getpid(), signal.SIGINT)
+sys.exit(code)
+"""
+
+
+def test_an_interrupt_that_python_drops_is_told_once() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", UNRAISABLE], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (130, "stablehlo-tools: interrupted\n")
+
+
+def test_an_interrupt_that_comes_too_late_changes_nothing() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", AT_THE_END], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (1, "")

@@ -13,9 +13,13 @@ import signal
 import sys
 from collections.abc import Sequence
 from types import FrameType, ModuleType
+from typing import TYPE_CHECKING
 
 from stablehlo_tools.cli import streams
 from stablehlo_tools.cli.supervisor import BAD_INPUT, INTERRUPTED, supervised
+
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
 
 COMMANDS = {
     "opt": "run a pipeline of passes on an artifact",
@@ -56,6 +60,7 @@ def _command(words: list[str]) -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     signal.signal(signal.SIGALRM, _interrupt)
     sys.setrecursionlimit(_DEEPEST_NESTING)
+    sys.unraisablehook = _dropped
     try:
         return _run(words)
     except KeyboardInterrupt:
@@ -148,6 +153,12 @@ def _interrupt(_signal: int, _frame: FrameType | None) -> None:
     may drop what is raised in a callback."""
     signal.setitimer(signal.ITIMER_REAL, _UNTIL_INTERRUPTED_AGAIN)
     raise KeyboardInterrupt
+
+
+def _dropped(raised: UnraisableHookArgs) -> None:
+    """Says nothing of an interrupt that a callback dropped: it is repeated, and told once."""
+    if raised.exc_type is not KeyboardInterrupt:
+        sys.__unraisablehook__(raised)
 
 
 if __name__ == "__main__":

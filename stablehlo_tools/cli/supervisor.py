@@ -69,6 +69,8 @@ class _Supervisor:
             for line in lines:
                 self._hear(activity.told(line))
         _, status = os.waitpid(self.child, 0)
+        # What is sent from now on comes too late: there is no child to pass it on to.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
         signal.setitimer(signal.ITIMER_REAL, 0)
         self._repeat_what_was_said(status)
         code = os.waitstatus_to_exitcode(status)
@@ -139,6 +141,7 @@ def _become_child(
         traceback.print_exc()
         code = BAD_INPUT
     finally:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGALRM})  # it is ending
         atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError, AttributeError):
