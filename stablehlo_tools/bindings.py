@@ -226,7 +226,10 @@ def compile_for_devices(
     """
     import numpy as np
     from jax._src.compiler import get_compile_options
+    from jax._src.lax.linalg import initialize_lapack
 
+    if b"lapack_" in code:  # these kernels are null pointers until jax has lowered one itself
+        initialize_lapack()
     # Ids need not be 0, 1, 2 …: not where the devices are spread over processes.
     assignment = np.array([device.id for device in devices]).reshape(replicas, partitions)
     options = get_compile_options(replicas, partitions, assignment)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -337,3 +339,41 @@ def test_merged_collectives_are_divided(tmp_path: Path) -> None:
     assert kinds == [kind for kind in pairs for _ in range(2)] + ["all_to_all"]
     by_hand = artifact.parse(BY_HAND_TEXT.encode(), "by_hand.mlir")
     assert verify_artifacts(by_hand, read, CLOSE).same
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        pytest.param(lambda x: jnp.fft.fft(x + 1j * x), id="complex constants"),
+        pytest.param(lambda x: (jnp.sort(x, 0), lax.top_k(x, 2)), id="bits in a comparison"),
+    ],
+)
+def test_what_xla_makes_of_elements(function: Callable[[Any], Any], tmp_path: Path) -> None:
+    lowered = jax.jit(function).lower(jax.ShapeDtypeStruct((4, 8), jnp.float32))
+    read = [
+        _artifact(text, tmp_path) for text in (lowered.as_text("hlo"), lowered.compile().as_text())
+    ]
+    assert verify_artifacts(*read, CLOSE).same
+
+
+RETYPED = """HloModule retyped, entry_computation_layout={(f32[2,3]{0,1})->s32[6]{0}}
+
+ENTRY main {
+  a = f32[2,3]{0,1} parameter(0)
+  ROOT b = s32[6]{0} bitcast(a)
+}
+"""
+RETYPED_BY_HAND = """module {
+  func.func @main(%a: tensor<2x3xf32>) -> tensor<6xi32> {
+    %t = stablehlo.transpose %a, dims = [1, 0] : (tensor<2x3xf32>) -> tensor<3x2xf32>
+    %b = stablehlo.bitcast_convert %t : (tensor<3x2xf32>) -> tensor<3x2xi32>
+    %r = stablehlo.reshape %b : (tensor<3x2xi32>) -> tensor<6xi32>
+    return %r : tensor<6xi32>
+  }
+}
+"""
+
+
+def test_a_bitcast_to_another_type(tmp_path: Path) -> None:
+    by_hand = artifact.parse(RETYPED_BY_HAND.encode(), "by_hand.mlir")
+    assert verify_artifacts(by_hand, _artifact(RETYPED, tmp_path), VerifyOptions(trials=1)).same

@@ -547,3 +547,11 @@ def test_unsharded_inputs_are_placed_on_the_program_s_own_mesh() -> None:
     exported = export.export(jax.jit(mapped))(jax.ShapeDtypeStruct((8, 8), jnp.float32))
     artifact = artifacts.from_exported(exported)
     assert verify_artifacts(artifact, artifact, Options(trials=1)).same
+
+
+def test_modules_that_call_lapack_are_run() -> None:
+    """A bare module is run below JAX, which otherwise hands LAPACK's functions to its kernels."""
+    spec = jax.ShapeDtypeStruct((4, 4), jnp.float32)
+    exported = export.export(jax.jit(lambda x: jnp.linalg.qr(x @ x.T + jnp.eye(4))[1]))(spec)
+    module = artifacts.parse(exported.mlir_module().encode(), "qr.mlir")
+    assert verify_artifacts(module, module, Options(trials=1)).same

@@ -21,6 +21,7 @@ from stablehlo_tools.hlo_input.marks import mark_of
 from stablehlo_tools.hlo_input.shardy_round_trip import restore_shardy, set_entry
 from stablehlo_tools.hlo_input.text import HloText
 from stablehlo_tools.ir.building import element_of, shape_of
+from stablehlo_tools.ir.constants import CONSTANTS
 from stablehlo_tools.ir.inline import copy_body
 from stablehlo_tools.ir.manual import dissolve
 from stablehlo_tools.ir.physical_forms import major_first, reread
@@ -233,7 +234,9 @@ def _rewrite_bitcast(op: ir.Operation) -> None:
     """
     given, result = op.operands[0], op.results[0]
     if element_of(given) != element_of(result):
-        return
+        if not _are_as_wide(element_of(given), element_of(result)):
+            return
+        given = op.operands[0] = _with_the_bits_of(op, given)
     if "xla_shape" in op.attributes and _TILED in str(op.attributes["xla_shape"]):
         in_memory = _in_memory(op, "source_layout", shape_of(given))
         wanted = _in_memory(op, "result_layout", shape_of(result))
@@ -241,6 +244,28 @@ def _rewrite_bitcast(op: ir.Operation) -> None:
             return
     result.replace_all_uses_with(reread(op))
     op.erase()
+
+
+def _are_as_wide(one: ir.Type, other: ir.Type) -> bool:
+    """Whether an element of one type has the bits of just one of the other."""
+    return (
+        isinstance(one, ir.FloatType | ir.IntegerType)
+        and isinstance(other, ir.FloatType | ir.IntegerType)
+        and one.width == other.width
+    )
+
+
+def _with_the_bits_of(op: ir.Operation, given: ir.Value) -> ir.Value:
+    """The operand of a bitcast, its elements taken for those of the result."""
+    with op.location:
+        converted = ir.RankedTensorType.get(shape_of(given), element_of(op.results[0]))
+    return ir.Operation.create(
+        "stablehlo.bitcast_convert",
+        results=[converted],
+        operands=[given],
+        loc=op.location,
+        ip=ir.InsertionPoint(op),
+    ).results[0]
 
 
 def tiled_bitcast(module: ir.Module) -> ir.Operation | None:
@@ -431,6 +456,8 @@ def _drop_unreachable(module: ir.Module) -> None:
 
 def _referenced(op: ir.Operation) -> list[str]:
     """The symbols that an op's attributes name."""
+    if op.name in CONSTANTS:  # of complex numbers, their value is not to be had
+        return []
     names: list[str] = []
     pending: list[ir.Attribute] = [op.attributes[name] for name in op.attributes]
     while pending:
