@@ -350,11 +350,9 @@ def test_merged_collectives_are_divided(tmp_path: Path) -> None:
 )
 def test_what_xla_makes_of_elements(function: Callable[[Any], Any], tmp_path: Path) -> None:
     lowered = jax.jit(function).lower(jax.ShapeDtypeStruct((4, 8), jnp.float32))
-    read = [
-        _artifact(text, tmp_path)
-        for text in (lowered.as_text(dialect="hlo"), lowered.compile().as_text() or "")
-    ]
-    assert verify_artifacts(*read, CLOSE).same
+    given = _artifact(lowered.as_text(dialect="hlo"), tmp_path)
+    compiled = _artifact(lowered.compile().as_text() or "", tmp_path)
+    assert verify_artifacts(given, compiled, CLOSE).same
 
 
 RETYPED = """HloModule retyped, entry_computation_layout={(f32[2,3]{0,1})->s32[6]{0}}
