@@ -27,19 +27,23 @@ MOVING = _names("convolution cosine dot dot_general erf logistic rsqrt sine tan 
     "chlo.square",
 }
 _STEPS = _names("add subtract")
+_FACTORS = _names("multiply")  # of floats: integers run into zero and stay there
 _CONNECTIVES = _names("and or not")
 _COMPARE = "stablehlo.compare"
 _MOST_LOOKED_AT = 64  # ops of a condition
 
 
 def is_counter(end: ir.Value, argument: ir.Value) -> bool:
-    """Whether a carry grows or shrinks by a constant that is not zero."""
+    """Whether a carry grows or shrinks by a constant: one added that is not zero, or a factor that
+    is neither zero nor one."""
     op = producer(end)
-    if op is None or op.name not in _STEPS or argument not in list(op.operands):
+    if op is None or op.name not in _STEPS | _FACTORS or argument not in list(op.operands):
         return False
     position = 1 if op.operands[0] == argument else 0
     step = constant_elements(op.operands[position])
-    return step is not None and step.dtype.kind in "iuf" and bool((step != 0).all())
+    if step is None or step.dtype.kind not in "iuf" or not (step != 0).all():
+        return False
+    return op.name in _STEPS or (step.dtype.kind == "f" and bool((step != 1).all()))
 
 
 def stays_a_loop(loop: ir.Operation, known: Callable[[ir.Value], int], changing: set[int]) -> bool:
