@@ -12,6 +12,7 @@ import pytest
 from jax import export, lax
 from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
+from soaking import first
 
 from stablehlo_tools import artifact as artifacts
 from stablehlo_tools.analysis.argument_ranges import (
@@ -125,7 +126,7 @@ def euler(time: Any, end: Any, step: Any, state: Any) -> Any:
     return jax.tree.map(lambda v: v * jnp.sqrt(end - time + 2.0), taken)
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", first(1, [0, 1]))
 @pytest.mark.parametrize(
     ("function", "specs"),
     [
