@@ -26,7 +26,7 @@ define MAKE_VENV
 }
 endef
 
-.PHONY: help setup demo test lint types lit pytest soak bench docs lock clean
+.PHONY: help setup demo test lint types lit pytest soak golden bench docs lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-8s %s\n", $$1, $$2 }' Makefile
@@ -74,6 +74,9 @@ pytest: setup ## the pytest tests; PYTEST_ARGS are passed on
 
 soak: setup ## the long randomised tests
 	@$(PY) -m pytest -m soak $(PYTEST_ARGS)
+
+golden: setup ## the same bytes out as at the commit BASE; GOLDEN_ARGS are passed on
+	@$(PY) python/golden/run.py $(if $(BASE),--base $(BASE)) $(GOLDEN_ARGS)
 
 bench: setup ## every benchmark
 	@for file in python/benchmarks/*.py; do echo "--- $$file"; $(PY) "$$file" || exit 1; done

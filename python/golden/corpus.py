@@ -1,0 +1,221 @@
+"""The cases: what is run on both trees, each with a stable id and a digest of its inputs."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from golden.trees import ROOT, Tree
+
+VERSION = "1"  # goes up when records of earlier runs of this harness are no longer good
+LIT = ROOT / "lit_tests"
+MODELS = ROOT / "python" / "models"
+NEEDED = re.compile(r"%S/([\w./-]+)")
+
+# The large models at sizes that take no minutes, and what the zoo has no defaults for.
+RESIZED = {"unrolled": ("--layers=24",), "wide": ("--count=400",)}
+VARIANTS = (
+    ("decoder-2d-scan-step", "--layers=4", "--stage=2", "--fsdp=2"),
+    ("decoder-2d-scan-step", "--fsdp=8", "--model=1", "--remat=true"),
+    ("llama", "--layers=4", "--scan-layers=true", "--remat=true"),
+)
+# Beside the default options, those that do something else altogether.
+PIPELINES = (
+    *("thread-tokens{minimal}", "thread-tokens{scope=group form=composite}"),
+    "expand-pipeline{microbatches=2}",
+    "accumulate-gradients{microbatches=2}",
+    *(f"pipeline-collectives{{direction={way}}}" for way in ("prefetch", "delay", "sink")),
+    "schedule-overlap{hardware=tpu-v5e}",
+    "decompose-collective-permute{form=collective-permute validity}",
+)
+SHAPES = ((2, 4), (4, 8), (4, 6))
+RANKS = (
+    *(("llama", schedule, 2) for schedule in ("gpipe", "1f1b", "zb-h1")),
+    *(("decoder-2d-step", schedule, 2) for schedule in ("1f1b", "interleaved-1f1b", "zb-v")),
+    *(("decoder-2d-scan-step", schedule, 2) for schedule in ("1f1b", "zb-h2")),
+    ("llama-scan", "1f1b", 2),
+    *((name, "1f1b", 2) for name in ("vit-step", "moe-step", "convnet-step", "nnx-llama-step")),
+    *((name, "1f1b", 2) for name in ("mamba-scan-step", "encoder-decoder-step")),
+)
+
+
+@dataclass(frozen=True)
+class LitFile:
+    """A lit test. Each of its RUN lines is a case: `id:1`, `id:2`, ..."""
+
+    id: str
+    path: Path  # below lit_tests
+    digest: str
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command of the tool. Of a case that it writes to, OUT in an argument is a path."""
+
+    id: str
+    arguments: tuple[str, ...]
+    digest: str
+
+
+OUT = "OUT"
+Unit = LitFile | Command
+
+
+def units(tree: Tree, only: Iterable[str] = ()) -> list[Unit]:
+    """The cases of the working tree whose ids have one of these parts; all without any."""
+    wanted = [word.rpartition(":")[0] if re.search(r":\d+$", word) else word for word in only]
+    every = [*_lit_files(), *_commands(tree)]
+    return [unit for unit in every if not wanted or any(word in unit.id for word in wanted)]
+
+
+def models_directory(cache: Path) -> Path:
+    """Where what these models export is kept."""
+    return cache / "inputs" / _models_digest()[:16]
+
+
+def export(cache: Path, chosen: Iterable[Unit]) -> None:
+    """Export the models that these cases read and that have not been before, in one process."""
+    directory = models_directory(cache)
+    directory.mkdir(parents=True, exist_ok=True)
+    read = {word for unit in chosen if isinstance(unit, Command) for word in unit.arguments}
+    missing = [
+        [file_name(words, suffix), *words]
+        for words, suffix in _models()
+        if f"inputs/{file_name(words, suffix)}" in read
+        and not (directory / file_name(words, suffix)).exists()
+    ]
+    if missing:
+        lines = "\n".join(shlex.join(words) for words in missing)
+        subprocess.run(
+            [sys.executable, Path(__file__).with_name("exporting.py"), directory],
+            input=lines,
+            text=True,
+            check=True,
+        )
+
+
+def file_name(words: Iterable[str], suffix: str) -> str:
+    """The file of a model exported with these arguments; `python_client.py` has the same rule."""
+    joined = "_".join(words)
+    return "".join(c if c.isalnum() or c in "-=.," else "_" for c in joined) + suffix
+
+
+def _lit_files() -> Iterator[LitFile]:
+    shared = _digest(*_contents(LIT / "Inputs"))
+    for path in sorted(LIT.rglob("*")):
+        below = path.relative_to(LIT)
+        if path.suffix not in (".mlir", ".test") or "Inputs" in below.parts:
+            continue
+        text = path.read_text()
+        needed = sorted(path.parent / name for name in NEEDED.findall(text))
+        models = _models_digest() if "%{models}" in text else ""
+        near = [part for each in needed for part in _contents(each)]
+        near += _contents(path.parent / "Inputs")
+        yield LitFile(f"lit/{below}", below, _digest(text.encode(), shared, *near, models))
+
+
+def _commands(tree: Tree) -> Iterator[Command]:
+    passes, pipelines, schedules = vocabulary(tree)
+    every = (*passes, *pipelines, *PIPELINES)
+    for words, suffix in _models():
+        name, file = ",".join(words), f"inputs/{file_name(words, suffix)}"
+        model = f"zoo/{name}"
+        for pipeline in every:
+            yield _command(f"{model}/opt/{pipeline}", "opt", file, "-p", pipeline, "-o", _BYTECODE)
+            if name in _plain_jits() and not pipeline.startswith("partition"):
+                both = f"partition,{pipeline}"
+                yield _command(f"{model}/opt/{both}", "opt", file, "-p", both, "-o", _BYTECODE)
+        yield _command(f"{model}/inspect", "inspect", file, "--json")
+        yield _command(f"{model}/inspect-h100", "inspect", file, "--json", "--hardware", "h100")
+        yield _command(f"{model}/check-order", "check-order", file, "--json")
+    for schedule in schedules:
+        for ranks, microbatches in SHAPES:
+            counts = ("--stages", str(ranks), "--microbatches", str(microbatches))
+            yield _command(
+                f"schedule/{schedule}/{ranks}x{microbatches}",
+                *("schedule", schedule, *counts, "--format", "json", "--transfers"),
+            )
+    for name, schedule, ranks in RANKS:
+        words = ("--ranks", str(ranks), "--microbatches", "2", "--schedule", schedule)
+        yield _command(
+            f"mpmd/{name}/{schedule}-{ranks}",
+            *("expand-mpmd", f"inputs/{file_name([name], '.jax_export')}", *words),
+            *("-o", OUT, "--json"),
+        )
+
+
+_BYTECODE = f"{OUT}.mlirbc"
+
+
+def _command(identity: str, *arguments: str) -> Command:
+    models = _models_digest() if any(word.startswith("inputs/") for word in arguments) else ""
+    return Command(identity, arguments, _digest(*arguments, models))
+
+
+def vocabulary(tree: Tree) -> tuple[list[str], list[str], list[str]]:
+    """The passes, named pipelines and schedules that the command itself says it has."""
+    text = _said(tree, "opt", "--help")
+    own, _, rest = text.partition("\npasses:\n")[2].partition("\n  and every C++ pass")
+    pipelines = rest.partition("\nnamed pipelines:\n")[2]
+    names = [re.findall(r"^  ([a-z][\w-]*) ", part, re.MULTILINE) for part in (own, pipelines)]
+    known = _said(tree, "schedule", "no such schedule").rpartition("known are: ")[2].strip()
+    schedules = [name for name in known.split(", ") if name]
+    if not all((*names, schedules)):
+        raise ValueError(f"no passes, pipelines or schedules in what {tree.name} says of itself")
+    return names[0], names[1], schedules
+
+
+def _said(tree: Tree, *arguments: str) -> str:
+    program = f"import sys; from {tree.module} import main; sys.exit(main())"
+    finished = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        env={"PYTHONPATH": str(tree.directory), "COLUMNS": "200", "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return finished.stdout + finished.stderr
+
+
+def _models() -> list[tuple[tuple[str, ...], str]]:
+    """Every model, as arguments of export_model.py, and the suffix of its file."""
+    names = re.findall(r'(?:Model|_zoo)\(\s*"([\w-]+)"', (MODELS / "zoo.py").read_text())
+    plain = [((name, *RESIZED.get(name, ())), _suffix(name)) for name in names]
+    return plain + [(words, ".jax_export") for words in VARIANTS]
+
+
+def _suffix(name: str) -> str:
+    return ".mlir" if name == "wide" else ".jax_export"
+
+
+def _plain_jits() -> set[str]:
+    """The models that a partitioner has yet to split: `partition` comes before other passes."""
+    names = re.findall(r'_zoo\(\s*"([\w-]+)"', (MODELS / "zoo.py").read_text())
+    return {name for name in names if "shard-map" not in name} | {",".join(v) for v in VARIANTS[:2]}
+
+
+@cache
+def _models_digest() -> str:
+    return _digest(*(path.read_bytes() for path in sorted(MODELS.glob("*.py"))))
+
+
+def _contents(path: Path) -> list[bytes]:
+    if path.is_dir():
+        return [part for file in sorted(path.iterdir()) for part in _contents(file)]
+    return [path.name.encode(), path.read_bytes()] if path.is_file() else []
+
+
+def _digest(*parts: Any) -> str:
+    digest = hashlib.sha256(VERSION.encode())
+    for part in parts:
+        data = part if isinstance(part, bytes) else str(part).encode()
+        digest.update(len(data).to_bytes(8, "little") + data)
+    return digest.hexdigest()
