@@ -8,11 +8,12 @@
 
 A case is one RUN line of a lit test (`lit/transforms/partition.mlir:1`, counted from 1), or one
 command on a model of the zoo (`zoo/llama/opt/partition`), on a schedule (`schedule/1f1b/4x8`) or on
-a training step that becomes a set of rank programs (`mpmd/llama/1f1b-2`). Its record has the
-standard output, the standard error, the exit code and every file written, of each command of the
-tool: bytecode with its locations, text without what differs by nature (directories, memory
-addresses, times). The records of one tree must be equal under all seeds of Python's hashes, and
-those of the two trees to each other; `differences.toml` lists what may differ, and why.
+a training step that becomes a set of rank programs (`mpmd/llama/1f1b-2`). Its record has, of each
+command of the tool, the standard output, the standard error, the exit code and every file written:
+bytecode, which has the locations; text without what differs by nature (directories, memory
+addresses), and once more as the tool prints it with locations. The records of one tree must be
+equal under all seeds of Python's hashes, and those of the two trees to each other;
+`differences.toml` lists what may differ, and why.
 
 Inputs are those of the working tree for both: its lit tests, and its models, exported once. So only
 `stablehlo_tools` differs. Of that a copy is taken, and records are kept by what is in it, in

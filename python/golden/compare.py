@@ -72,7 +72,7 @@ def different_parts(before: Record | None, after: Record | None) -> list[str]:
         place = f" of command {number}" if len(ours) > 1 else ""
         parts += [
             f"{name}{place}"
-            for name in ("arguments", "status", "stdout", "stderr", "joined")
+            for name in ("arguments", "status", "stdout", "stderr", "joined", "locations")
             if one.get(name) != other.get(name)
         ]
     names = before["files"].keys() | after["files"].keys()
@@ -96,7 +96,7 @@ def shown(before: Record, after: Record, blobs: Blobs, tree: Tree) -> Iterator[s
         yield f"command {number}: {' '.join(other['arguments'])}"
         if one.get("status") != other.get("status"):
             yield f"exit status {one.get('status')} became {other.get('status')}"
-        for name in ("stdout", "stderr"):
+        for name in ("stdout", "stderr", "locations"):
             yield from _diff(name, one.get(name), other.get(name), blobs, tree)
     for name in sorted(before["files"].keys() | after["files"].keys()):
         one, other = before["files"].get(name), after["files"].get(name)

@@ -82,28 +82,51 @@ def watch(request: Request, environment: dict[bytes, bytes]) -> NoReturn:
         os._exit(0)
     reader, *writers = request.streams
     captured = captures(writers, base)
+    clean = {n: v for n, v in environment.items() if n not in (RECORD, SKIPPED, LIMIT)}
     start = time.monotonic()
     child = os.fork()
     if child == 0:
-        own_environment = {
-            n: v for n, v in environment.items() if n not in (RECORD, SKIPPED, LIMIT)
-        }
         streams = (reader, *(os.dup(file) for file in captured))
         # The command's own are closed as it ends, not when this process does.
         for stream in {*writers, *captured}:
             os.close(stream)
-        forked_process.run(
-            COMMAND, Request(request.arguments, request.directory, own, streams), own_environment
-        )
+        become(Request(request.arguments, request.directory, own, streams), clean)
     os.close(reader)
     status, late = await_end(child, limit)
     record["seconds"] = round(time.monotonic() - start, 3)
     record["status"] = "late" if late else status
     record["joined"] = captured[0] == captured[1]
+    located = located_arguments(request.arguments, f"{base}.mlir")
+    if status == 0 and located:
+        if os.fork() == 0:
+            nothing = os.open(os.devnull, os.O_RDWR)
+            output = os.open(f"{base}.loc", os.O_WRONLY | os.O_CREAT, 0o644)
+            streams = (nothing, output, os.dup(nothing))
+            become(Request(located, request.directory, own, streams), clean)
+        os.wait()
     write(f"{base}.json", record)
-    for stream, file in dict(zip(writers, captured, strict=True)).items():
-        hand_on(file, stream)
+    hand_on(captured[0], writers[0])
+    if not record["joined"]:
+        hand_on(captured[1], writers[1])
     os._exit(status if status >= 0 else 128 - status)
+
+
+def become(request: Request, environment: dict[bytes, bytes]) -> NoReturn:
+    """In a fork: run the command, and end as it does."""
+    forked_process.run(COMMAND, request, environment)
+
+
+def located_arguments(arguments: list[str], path: str) -> list[str]:
+    """The same command with the locations that its text leaves out; empty if it cannot be."""
+    plain = arguments[:1] == ["opt"] and not {"-", "--verify-diagnostics"}.intersection(arguments)
+    if not plain or "--print-locations" in arguments:
+        return []
+    if "-o" not in arguments[:-1]:
+        return [*arguments, "--print-locations"]
+    output = arguments.index("-o") + 1
+    if not arguments[output].endswith(".mlir"):
+        return []
+    return [*arguments[:output], path, *arguments[output + 1 :], "--print-locations"]
 
 
 def captures(writers: list[int], base: str) -> list[int]:

@@ -165,6 +165,11 @@ class Session:
             output = path.with_suffix(suffix)
             if output.exists():
                 said[name] = self._keep(output.read_bytes())
+        # The command ran once more, to print the locations, into one of these.
+        for suffix in (".mlir", ".loc"):
+            output = path.with_suffix(suffix)
+            if output.exists() and output.stat().st_size:
+                said["locations"] = self._keep(output.read_bytes())
         return said
 
     def _kept(self, path: Path) -> str:
