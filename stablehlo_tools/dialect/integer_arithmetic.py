@@ -1,0 +1,154 @@
+"""What elementwise ops compute of integers and booleans, exactly, on NumPy arrays of their type.
+
+Results wrap around as in StableHLO. It leaves to the implementation what a division by zero is, a
+division that overflows (the least integer by -1), and a shift by the width or more. What is asked
+for must hold for every compiler, so those are not computed, unless `Undefined.AS_XLA` is asked for:
+that is what XLA's compilers agree on for divisions, where a caller has always relied on it.
+
+Operands have the shape of the result or are scalars that broadcast to it; the caller sees to that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import Enum, auto
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+type Integers = NDArray[Any]
+
+
+class Undefined(Enum):
+    """What to answer where StableHLO leaves the result of a division to the implementation."""
+
+    UNKNOWN = auto()  # nothing, for the whole array
+    AS_XLA = auto()  # x / 0 has all bits set, x % 0 is x, and an overflow wraps around
+
+
+COMPARISONS: dict[str, Callable[[Integers, Integers], Integers]] = {
+    "EQ": np.equal,
+    "NE": np.not_equal,
+    "LT": np.less,
+    "LE": np.less_equal,
+    "GT": np.greater,
+    "GE": np.greater_equal,
+}
+MIRRORED = {"LT": "GT", "LE": "GE", "GT": "LT", "GE": "LE", "EQ": "EQ", "NE": "NE"}
+HOLD_OF_EQUALS = frozenset({"EQ", "GE", "LE"})
+
+
+def integer_dtype(width: int, *, signed: bool) -> np.dtype[Any] | None:
+    """The NumPy type of a boolean (width 1) or of an integer of whole bytes; None for others."""
+    if width == 1:
+        return np.dtype(np.bool_)
+    return np.dtype(f"{'' if signed else 'u'}int{width}") if width in (8, 16, 32, 64) else None
+
+
+def computed(
+    name: str, operands: Sequence[Integers], undefined: Undefined = Undefined.UNKNOWN
+) -> Integers | None:
+    """The result of an op of COMPUTED; None where nothing defines it."""
+    with np.errstate(all="ignore"):
+        if name in _DIVISIONS:
+            dividend, divisor = operands
+            return _divided(_DIVISIONS[name], dividend, divisor, undefined)
+        return _COMPUTED[name](*operands)
+
+
+def compared(direction: str, one: Integers, other: Integers) -> Integers:
+    """The booleans of a comparison."""
+    return COMPARISONS[direction](one, other)
+
+
+def converted(values: Integers, dtype: np.dtype[Any]) -> Integers:
+    """Integers as another type: cut to its bits, and of booleans whether they are not zero."""
+    return values.astype(dtype)
+
+
+def bitcast(values: Integers, dtype: np.dtype[Any]) -> Integers | None:
+    """The same bits as another type of the same width; None for booleans and other widths."""
+    if dtype.itemsize != values.dtype.itemsize or "b" in (dtype.kind, values.dtype.kind):
+        return None
+    return np.ascontiguousarray(values).view(dtype)
+
+
+def _divided(
+    compute: Callable[[Integers, Integers], Integers],
+    a: Integers,
+    b: Integers,
+    undefined: Undefined,
+) -> Integers | None:
+    if a.dtype.kind == "b":
+        return None
+    if undefined is Undefined.UNKNOWN and (not b.all() or _overflows(a, b)):
+        return None
+    return compute(a, b)
+
+
+def _overflows(a: Integers, b: Integers) -> bool:
+    if a.dtype.kind != "i":
+        return False
+    return bool(((a == np.iinfo(a.dtype).min) & (b == -1)).any())
+
+
+def _quotient(a: Integers, b: Integers) -> Integers:
+    """Towards zero, where NumPy rounds down."""
+    floor = a // b
+    inexact = (floor * b != a) & ((a < 0) != (b < 0))
+    return np.where(b == 0, ~np.zeros_like(a), floor + inexact).astype(a.dtype)
+
+
+def _remainder(a: Integers, b: Integers) -> Integers:
+    return np.where(b == 0, a, np.fmod(a, b)).astype(a.dtype)
+
+
+def _shifted(compute: Callable[[Integers, Integers], Integers]) -> Callable[..., Integers | None]:
+    def shift(x: Integers, by: Integers) -> Integers | None:
+        if x.dtype.kind == "b" or (by < 0).any() or (by >= 8 * x.dtype.itemsize).any():
+            return None
+        return compute(x, by)
+
+    return shift
+
+
+def _shift_right_logical(x: Integers, by: Integers) -> Integers:
+    bits = np.dtype(f"uint{8 * x.dtype.itemsize}")
+    return np.right_shift(x.view(bits), by.view(bits)).view(x.dtype)
+
+
+def _shift_right_arithmetic(x: Integers, by: Integers) -> Integers:
+    bits = np.dtype(f"int{8 * x.dtype.itemsize}")
+    return np.right_shift(x.view(bits), by.view(bits)).view(x.dtype)
+
+
+def _clamp(low: Integers, x: Integers, high: Integers) -> Integers:
+    return np.minimum(np.maximum(x, low), high)
+
+
+_DIVISIONS: dict[str, Callable[[Integers, Integers], Integers]] = {
+    "stablehlo.divide": _quotient,
+    "stablehlo.remainder": _remainder,
+}
+_COMPUTED: dict[str, Callable[..., Integers | None]] = {
+    "stablehlo.abs": np.abs,
+    "stablehlo.add": np.add,
+    "stablehlo.and": np.bitwise_and,
+    "stablehlo.clamp": _clamp,
+    "stablehlo.maximum": np.maximum,
+    "stablehlo.minimum": np.minimum,
+    "stablehlo.multiply": np.multiply,
+    "stablehlo.negate": np.negative,
+    "stablehlo.not": np.invert,
+    "stablehlo.or": np.bitwise_or,
+    "stablehlo.select": np.where,
+    "stablehlo.shift_left": _shifted(np.left_shift),
+    "stablehlo.shift_right_arithmetic": _shifted(_shift_right_arithmetic),
+    "stablehlo.shift_right_logical": _shifted(_shift_right_logical),
+    "stablehlo.sign": np.sign,
+    "stablehlo.subtract": np.subtract,
+    "stablehlo.xor": np.bitwise_xor,
+}
+
+COMPUTED = frozenset(_COMPUTED) | frozenset(_DIVISIONS)

@@ -1,0 +1,69 @@
+"""The ops that reducers are made of, and the elements that they leave alone or give way to.
+
+A reducer is associative and commutative, so that a compiler may combine elements in any order. Its
+identity is where a reduction starts from; an absorbing element decides the result by itself.
+"""
+
+from __future__ import annotations
+
+from stablehlo_tools.dialect.traits import Trait, ops_with, short_names
+
+REDUCERS = short_names(ops_with(Trait.COMMUTATIVE | Trait.ASSOCIATIVE))
+
+# Of a sum -0.0, which unlike 0.0 keeps -0.0. Bits are not combined, floats have no last number.
+_OF_FLOATS = {
+    "add": -0.0,
+    "multiply": 1.0,
+    "maximum": float("-inf"),
+    "minimum": float("inf"),
+}
+_OF_COMPLEX = {"add": 0j, "multiply": 1 + 0j}
+
+
+def float_identity(reducer: str) -> float | None:
+    """The float that leaves every other as it is; None for a reducer of bits."""
+    return _OF_FLOATS.get(reducer)
+
+
+def complex_identity(reducer: str) -> complex | None:
+    """The complex number that leaves every other as it is, but for the signs of zeros."""
+    return _OF_COMPLEX.get(reducer)
+
+
+def integer_identity(reducer: str, width: int, *, signed: bool) -> int:
+    """The integer that leaves every other as it is; booleans are integers of width 1."""
+    low, high = integer_bounds(width, signed=signed)
+    if reducer in ("maximum", "minimum"):
+        return low if reducer == "maximum" else high
+    if reducer == "and":
+        return all_ones(width, signed=signed)
+    return int(reducer == "multiply")
+
+
+def absorbing_integer(name: str, width: int, *, signed: bool) -> tuple[int, int] | None:
+    """The operand that decides an op by itself, and what the result then is.
+
+    `x * 0` is 0; of `power` and `remainder` only the operand on the right decides: `x ** 0` is 1,
+    and `x % 1` is 0. None for an op without one.
+    """
+    low, high = integer_bounds(width, signed=signed)
+    ones = all_ones(width, signed=signed)
+    if name in ("power", "remainder"):
+        return (0, 1) if name == "power" else (1, 0)
+    if name in ("and", "multiply"):
+        return 0, 0
+    if name in ("maximum", "minimum"):
+        return (high, high) if name == "maximum" else (low, low)
+    return (ones, ones) if name == "or" else None
+
+
+def integer_bounds(width: int, *, signed: bool) -> tuple[int, int]:
+    """The least and the greatest integer of a type; one bit is a boolean, 0 or 1."""
+    if width == 1 or not signed:
+        return 0, (1 << width) - 1
+    return -(1 << width - 1), (1 << width - 1) - 1
+
+
+def all_ones(width: int, *, signed: bool) -> int:
+    """The integer of which all bits are set."""
+    return -1 if signed and width > 1 else (1 << width) - 1
