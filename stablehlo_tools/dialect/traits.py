@@ -2,8 +2,10 @@
 
 A trait is a claim about an op whatever its operands are, and no trait is no claim (only `EFFECT`
 and `MAY_FAIL` are complete): who asks for a set treats every op outside of it as one of which
-nothing is known. So an op of which nobody has thought yet, such as `chlo.mulhi`, has an empty row. A client that needs a set which differs from the traits (because a compiler does
-something of its own, or because a rule is not written for an op) says so where it uses it:
+nothing is known. So an op of which nobody has thought yet, such as `chlo.mulhi`, has an empty row.
+
+A client that needs a set which differs from the traits (because a compiler does something of its
+own, or because a rule is not written for an op) says so where it uses it:
 
     _COPIED = ops_with(Trait.LAYOUT) - {BROADCAST} | {CONVERT}  # a broadcast makes more of it
 
@@ -286,33 +288,37 @@ func.return                    terminator
 """  # noqa: E501
 
 
-def _row(line: str) -> tuple[str, Trait]:
+def _row(line: str) -> tuple[str, int]:
     name, *traits = line.split()
-    row = Trait(0)
+    row = 0
     for trait in traits:
-        row |= Trait[trait.upper()]
+        row |= _VALUES[trait]
     return name, row
 
 
-_TRAITS = dict(_row(line) for line in _TABLE.splitlines() if line)
-KNOWN = frozenset(_TRAITS)  # the ops that have a row
+# In plain integers: to combine members of a Flag takes microseconds each, at every start.
+_VALUES = {trait.name.lower(): trait.value for trait in Trait if trait.name is not None}
+_ROWS = dict(_row(line) for line in _TABLE.splitlines() if line)
+KNOWN = frozenset(_ROWS)  # the ops that have a row
 
 
 def traits_of(name: str) -> Trait:
     """All that is claimed of an op; of one without a row, nothing."""
-    return _TRAITS.get(name, Trait(0))
+    return Trait(_ROWS.get(name, 0))
 
 
 @cache
 def ops_with(traits: Trait) -> frozenset[str]:
     """The ops that have every one of some traits, by their full names."""
-    return frozenset(name for name, row in _TRAITS.items() if traits in row)
+    asked = traits.value
+    return frozenset(name for name, row in _ROWS.items() if row & asked == asked)
 
 
 @cache
 def ops_with_any(traits: Trait) -> frozenset[str]:
     """The ops that have at least one of some traits, by their full names."""
-    return frozenset(name for name, row in _TRAITS.items() if traits & row)
+    asked = traits.value
+    return frozenset(name for name, row in _ROWS.items() if row & asked)
 
 
 def short_names(names: Iterable[str]) -> frozenset[str]:
