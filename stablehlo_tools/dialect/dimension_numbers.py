@@ -1,0 +1,178 @@
+"""What the dimension numbers of dots, convolutions, gathers and scatters say, as plain integers.
+
+Whoever needs them asks here: the bindings' own classes hand out lists that are made anew for each
+question, and know nothing of the dimensions that the numbers leave out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stablehlo_tools import bindings
+from stablehlo_tools.bindings import ir
+
+Dims = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DotNumbers:
+    """Of a dot_general; `lhs_batching[i]` belongs to `rhs_batching[i]`, likewise the contracting.
+
+    The result has the batching dimensions, then the free ones of lhs, then those of rhs.
+    """
+
+    lhs_batching: Dims
+    rhs_batching: Dims
+    lhs_contracting: Dims
+    rhs_contracting: Dims
+
+    def lhs_free(self, rank: int) -> Dims:
+        """The dimensions of lhs that are neither batching nor contracting."""
+        return _others(rank, (*self.lhs_batching, *self.lhs_contracting))
+
+    def rhs_free(self, rank: int) -> Dims:
+        """The dimensions of rhs that are neither batching nor contracting."""
+        return _others(rank, (*self.rhs_batching, *self.rhs_contracting))
+
+
+@dataclass(frozen=True, slots=True)
+class ConvNumbers:
+    """Of a convolution; spatial dimension i of the input, the kernel and the output belong
+    together."""
+
+    input_batch: int
+    input_feature: int
+    input_spatial: Dims
+    kernel_input_feature: int
+    kernel_output_feature: int
+    kernel_spatial: Dims
+    output_batch: int
+    output_feature: int
+    output_spatial: Dims
+
+
+@dataclass(frozen=True, slots=True)
+class GatherNumbers:
+    """Of a gather, or a dynamic_gather. `index_map[k]` is the operand's dimension that component k
+    of an index is for; `operand_batching[i]` belongs to `indices_batching[i]`."""
+
+    offset_dims: Dims
+    collapsed: Dims
+    operand_batching: Dims
+    indices_batching: Dims
+    index_map: Dims
+    index_vector: int
+
+    def window_dims(self, operand_rank: int) -> Dims:
+        """The operand's dimensions that slices have: `offset_dims[i]` of the result is
+        `window_dims[i]` of the operand."""
+        return _others(operand_rank, (*self.collapsed, *self.operand_batching))
+
+    def batch_dims(self, result_rank: int) -> Dims:
+        """The result's dimensions that say which slice: `batch_dims[i]` of the result is
+        `index_dims[i]` of the indices."""
+        return _others(result_rank, self.offset_dims)
+
+    def index_dims(self, indices_rank: int) -> Dims:
+        """The dimensions of the indices but for that of their components."""
+        return _others(indices_rank, (self.index_vector,))
+
+
+@dataclass(frozen=True, slots=True)
+class ScatterNumbers:
+    """Of a scatter. `index_map[k]` is the operand's dimension that component k of an index is for;
+    `operand_batching[i]` belongs to `indices_batching[i]`."""
+
+    update_window_dims: Dims
+    inserted: Dims
+    operand_batching: Dims
+    indices_batching: Dims
+    index_map: Dims
+    index_vector: int
+
+    def window_dims(self, operand_rank: int) -> Dims:
+        """The operand's dimensions that windows have: `update_window_dims[i]` of the updates is
+        `window_dims[i]` of the operand."""
+        return _others(operand_rank, (*self.inserted, *self.operand_batching))
+
+    def batch_dims(self, update_rank: int) -> Dims:
+        """The updates' dimensions that say which window: `batch_dims[i]` of the updates is
+        `index_dims[i]` of the indices."""
+        return _others(update_rank, self.update_window_dims)
+
+    def index_dims(self, indices_rank: int) -> Dims:
+        """The dimensions of the indices but for that of their components."""
+        return _others(indices_rank, (self.index_vector,))
+
+
+def dot_numbers(op: ir.Operation) -> DotNumbers:
+    """Of a `dot_general` of StableHLO or MHLO."""
+    return _dot(op.attributes["dot_dimension_numbers"])
+
+
+def conv_numbers(op: ir.Operation) -> ConvNumbers:
+    """Of a `convolution` of StableHLO or MHLO."""
+    return _conv(op.attributes["dimension_numbers"])
+
+
+def gather_numbers(op: ir.Operation) -> GatherNumbers:
+    """Of a `gather` or a `dynamic_gather`."""
+    return _gather(op.attributes["dimension_numbers"])
+
+
+def scatter_numbers(op: ir.Operation) -> ScatterNumbers:
+    """Of a `scatter`."""
+    return _scatter(op.attributes["scatter_dimension_numbers"])
+
+
+def _others(rank: int, dims: Dims) -> Dims:
+    return tuple(dim for dim in range(rank) if dim not in dims)
+
+
+def _dot(attribute: ir.Attribute) -> DotNumbers:
+    dims = bindings.dot_dimension_numbers(attribute)
+    return DotNumbers(
+        tuple(dims.lhs_batching_dimensions),
+        tuple(dims.rhs_batching_dimensions),
+        tuple(dims.lhs_contracting_dimensions),
+        tuple(dims.rhs_contracting_dimensions),
+    )
+
+
+def _conv(attribute: ir.Attribute) -> ConvNumbers:
+    dims = bindings.conv_dimension_numbers(attribute)
+    return ConvNumbers(
+        dims.input_batch_dimension,
+        dims.input_feature_dimension,
+        tuple(dims.input_spatial_dimensions),
+        dims.kernel_input_feature_dimension,
+        dims.kernel_output_feature_dimension,
+        tuple(dims.kernel_spatial_dimensions),
+        dims.output_batch_dimension,
+        dims.output_feature_dimension,
+        tuple(dims.output_spatial_dimensions),
+    )
+
+
+def _gather(attribute: ir.Attribute) -> GatherNumbers:
+    dims = bindings.GatherDimensionNumbers(attribute)
+    return GatherNumbers(
+        tuple(dims.offset_dims),
+        tuple(dims.collapsed_slice_dims),
+        tuple(dims.operand_batching_dims),
+        tuple(dims.start_indices_batching_dims),
+        tuple(dims.start_index_map),
+        int(dims.index_vector_dim),
+    )
+
+
+def _scatter(attribute: ir.Attribute) -> ScatterNumbers:
+    dims = bindings.ScatterDimensionNumbers(attribute)
+    return ScatterNumbers(
+        tuple(dims.update_window_dims),
+        tuple(dims.inserted_window_dims),
+        tuple(dims.input_batching_dims),
+        tuple(dims.scatter_indices_batching_dims),
+        tuple(dims.scattered_dims_to_operand_dims),
+        int(dims.index_vector_dim),
+    )

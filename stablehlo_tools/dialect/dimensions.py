@@ -1,0 +1,784 @@
+"""The one relation of dimensions: for each op, which dimension goes with which, and how.
+
+    relation = dimensions_of(op)        # OpDimensions; None for ops that have none
+
+`factors.py` says what it consists of. Three ways to ask:
+
+1. Where does a dimension of an operand go (a batch, followed forwards)?
+
+       for link in relation.of_operand(0, dim):
+           if link.role is FactorRole.KEPT:
+               follow(op.results[link.result.tensor], link.result.dim)
+               others = link.factor.operands          # operands that must be cut beside it
+
+2. Which elements of an operand are those of a result (a demand, a window, a box, backwards)?
+
+       for link in relation.of_result(0, dim):
+           if link.role in (FactorRole.KEPT, FactorRole.MOVED):
+               taken = link.operand.positions(link.factor.size)    # a range, e.g. of a slice
+               put = link.result.positions(link.factor.size)       # the range that it becomes
+
+   A slice takes a range of the operand; a pad and a concatenate put one among others; a reverse
+   takes a descending one. A dynamic_slice takes one whose `start` is None.
+
+3. What must be whole, or alike (a sharding, a rewrite at another size)?
+
+       whole = [f for f in relation.factors if f.role not in PASSED_THROUGH]
+       alike = all(f.role is FactorRole.REPEATED for f in relation.along_result(0, dim))
+
+There is no relation for control flow and calls, whose clients walk their regions; for custom calls,
+composites and random numbers; for tensors with dimensions that are not static; and for ops that
+have another value than tensors. A client that treats fewer ops than these says which, and why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.dimension_numbers import (
+    conv_numbers,
+    dot_numbers,
+    gather_numbers,
+    scatter_numbers,
+)
+from stablehlo_tools.dialect.factors import (
+    Along,
+    Factor,
+    FactorRole,
+    OpDimensions,
+    Shape,
+)
+from stablehlo_tools.dialect.reshapes import DimPart, reshape_factors
+
+Rule = Callable[[ir.Operation, tuple[Shape, ...], tuple[Shape, ...]], OpDimensions | None]
+
+_STABLEHLO = (
+    "abs add and atan2 cbrt ceil clamp compare complex convert cosine count_leading_zeros divide "
+    "exponential exponential_minus_one floor imag is_finite log log_plus_one logistic maximum "
+    "minimum multiply negate not or popcnt power real reduce_precision remainder round_nearest_afz "
+    "round_nearest_even rsqrt select shift_left shift_right_arithmetic shift_right_logical sign "
+    "sine sqrt subtract tan tanh xor"
+)
+_CHLO = (
+    "acos acosh asin asinh atan atanh bessel_i1e conj cosh digamma erf erf_inv erfc is_inf "
+    "is_neg_inf is_pos_inf lgamma next_after polygamma sinh square tan zeta"
+)
+ELEMENTWISE = frozenset(f"stablehlo.{name}" for name in _STABLEHLO.split()) | frozenset(
+    f"chlo.{name}" for name in _CHLO.split()
+)
+
+
+def dimensions_of(op: ir.Operation) -> OpDimensions | None:
+    """The relation of an op's dimensions; None where there is none (see above)."""
+    rule = _RULES.get(op.name)
+    if rule is None:
+        return None
+    operands, results = static_shapes(op.operands), static_shapes(op.results)
+    if operands is None or results is None:
+        return None
+    return rule(op, operands, results)
+
+
+def static_shapes(values: Iterable[ir.Value]) -> tuple[Shape, ...] | None:
+    """The shapes of tensors; None where one is no tensor, or has a dimension that is not static."""
+    shapes: list[Shape] = []
+    for value in values:
+        shape = static_shape(value.type)
+        if shape is None:
+            return None
+        shapes.append(shape)
+    return tuple(shapes)
+
+
+def static_shape(type_: ir.Type) -> Shape | None:
+    """The shape of a tensor type; None for a dynamic one, and for what is no tensor."""
+    if not isinstance(type_, ir.RankedTensorType) or not type_.has_static_shape:
+        return None
+    return tuple(type_.shape)
+
+
+# What the rules read of an op.
+
+
+def integers(op: ir.Operation, name: str, default: Sequence[int] = ()) -> tuple[int, ...]:
+    """An attribute that is a list of integers, or a table of them row by row; the default where
+    the op has none."""
+    if name not in op.attributes:
+        return tuple(default)
+    attribute = op.attributes[name]
+    if isinstance(attribute, ir.DenseIntElementsAttr):
+        return tuple(int(number) for number in np.array(attribute).reshape(-1))
+    return tuple(ir.DenseI64ArrayAttr(attribute))
+
+
+def integer(op: ir.Operation, name: str, default: int = 0) -> int:
+    """An attribute that is an integer; the default where the op has none."""
+    if name not in op.attributes:
+        return default
+    return ir.IntegerAttr(op.attributes[name]).value
+
+
+# Elements one by one. The functions that take no op are pure, and shared by all ops of one shape.
+
+
+def _kept(size: int, operands: Iterable[tuple[int, int]], *results: tuple[int, int]) -> Factor:
+    return _factor(size, FactorRole.KEPT, operands, *results)
+
+
+def _factor(
+    size: int,
+    role: FactorRole,
+    operands: Iterable[tuple[int, int]],
+    *results: tuple[int, int],
+) -> Factor:
+    """A factor that is all of every dimension that it is along: pairs of tensor and dimension."""
+    return Factor(
+        size,
+        role,
+        tuple(Along(tensor, dim) for tensor, dim in operands),
+        tuple(Along(tensor, dim) for tensor, dim in results),
+    )
+
+
+def _elementwise(
+    op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]
+) -> OpDimensions | None:
+    return _same_places(operands, results)
+
+
+@lru_cache(maxsize=4096)
+def _same_places(operands: tuple[Shape, ...], results: tuple[Shape, ...]) -> OpDimensions | None:
+    """Operands of the result's shape, and scalars beside them."""
+    (shape,) = results
+    if any(operand not in (shape, ()) for operand in operands):
+        return None
+    whole = [i for i, operand in enumerate(operands) if operand]
+    factors = [_kept(size, ((i, d) for i in whole), (0, d)) for d, size in enumerate(shape)]
+    return OpDimensions(operands, results, tuple(factors))
+
+
+def _each_by_itself(
+    op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]
+) -> OpDimensions | None:
+    return _pairs(operands, results)
+
+
+@lru_cache(maxsize=1024)
+def _pairs(operands: tuple[Shape, ...], results: tuple[Shape, ...]) -> OpDimensions | None:
+    """Result i is of operand i, and both have the same shape."""
+    if operands != results:
+        return None
+    factors = [
+        _kept(size, [(i, d)], (i, d))
+        for i, shape in enumerate(operands)
+        for d, size in enumerate(shape)
+    ]
+    return OpDimensions(operands, results, tuple(factors))
+
+
+def _constant(
+    op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]
+) -> OpDimensions:
+    """One number all over is alike along all dimensions."""
+    value = op.attributes["value"]
+    is_splat = isinstance(value, ir.DenseElementsAttr) and value.is_splat
+    role = FactorRole.REPEATED if is_splat else FactorRole.WHOLE
+    factors = [_factor(size, role, (), (0, d)) for d, size in enumerate(results[0])]
+    return OpDimensions(operands, results, tuple(factors))
+
+
+def _iota(
+    op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]
+) -> OpDimensions:
+    counted = integer(op, "iota_dimension")
+    factors = [
+        _factor(size, FactorRole.WHOLE if d == counted else FactorRole.REPEATED, (), (0, d))
+        for d, size in enumerate(results[0])
+    ]
+    return OpDimensions(operands, results, tuple(factors))
+
+
+# Dimensions in another order, in other sizes, or new ones.
+
+
+def _transpose(
+    op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]
+) -> OpDimensions:
+    return _permuted(integers(op, "permutation"), operands, results)
+
+
+@lru_cache(maxsize=1024)
+def _permuted(
+    order: tuple[int, ...], operands: tuple[Shape, ...], results: tuple[Shape, ...]
+) -> OpDimensions:
+    factors = [_kept(results[0][r], [(0, d)], (0, r)) for r, d in enumerate(order)]
+    return OpDimensions(operands, results, tuple(factors))
+
+
+def _broadcast_in_dim(
+    op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]
+) -> OpDimensions:
+    return _broadcast_to(integers(op, "broadcast_dimensions"), operands, results)
+
+
+def _broadcast(
+    op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]
+) -> OpDimensions:
+    added = len(results[0]) - len(operands[0])
+    return _broadcast_to(tuple(range(added, len(results[0]))), operands, results)
+
+
+@lru_cache(maxsize=1024)
+def _broadcast_to(
+    dims: tuple[int, ...], operands: tuple[Shape, ...], results: tuple[Shape, ...]
+) -> OpDimensions:
+    """A dimension of one element may become a longer one, all of that element."""
+    source = {result: dim for dim, result in enumerate(dims)}
+    factors: list[Factor] = []
+    for result, size in enumerate(results[0]):
+        dim = source.get(result)
+        if dim is None:
+            factors.append(_factor(size, FactorRole.REPEATED, (), (0, result)))
+        elif operands[0][dim] == size:
+            factors.append(_kept(size, [(0, dim)], (0, result)))
+        else:
+            one = Along(0, dim, 0, 0)
+            factors.append(Factor(size, FactorRole.REPEATED, (one,), (Along(0, result),)))
+    return OpDimensions(operands, results, tuple(factors))
+
+
+def _reshape(
+    op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]
+) -> OpDimensions:
+    return _reshaped(operands, results)
+
+
+@lru_cache(maxsize=4096)
+def _reshaped(operands: tuple[Shape, ...], results: tuple[Shape, ...]) -> OpDimensions:
+    """Factors that one shape alone has must be whole; dimensions of one element have none."""
+    before, after = operands[0], results[0]
+    if 0 in before:
+        factors = [_factor(n, FactorRole.WHOLE, [(0, d)]) for d, n in enumerate(before)]
+        factors += [_factor(n, FactorRole.WHOLE, (), (0, d)) for d, n in enumerate(after)]
+        return OpDimensions(operands, results, tuple(factors))
+    factors: list[Factor] = []
+    for factor in reshape_factors(before, after):
+        one, other = factor.before, factor.after
+        if one is None or other is None:
+            role = FactorRole.WHOLE
+        else:
+            role = _part_role(before[one.dim] == factor.size, after[other.dim] == factor.size)
+        factors.append(Factor(factor.size, role, _part(one), _part(other)))
+    return OpDimensions(operands, results, tuple(factors))
+
+
+def _part(part: DimPart | None) -> tuple[Along, ...]:
+    return () if part is None else (Along(0, part.dim, 0, part.step),)
+
+
+def _part_role(fills_operand: bool, fills_result: bool) -> FactorRole:
+    """Of a factor each position of which is by itself, but which shares dimensions with others."""
+    if fills_operand:
+        return FactorRole.KEPT if fills_result else FactorRole.MERGED
+    return FactorRole.SPLIT if fills_result else FactorRole.REGROUPED
+
+
+def _bitcast_convert(
+    op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]
+) -> OpDimensions:
+    """Bits as another type; where its elements have another width, one of the shapes has a last
+    dimension of the pieces."""
+    before, after = operands[0], results[0]
+    shared = min(len(before), len(after))
+    factors = [_kept(before[d], [(0, d)], (0, d)) for d in range(shared)]
+    factors += [_factor(n, FactorRole.WHOLE, [(0, shared)]) for n in before[shared:]]
+    factors += [_factor(n, FactorRole.WHOLE, (), (0, shared)) for n in after[shared:]]
+    return OpDimensions(operands, results, tuple(factors))
+
+
+# Elements that go to another place.
+
+
+def _slice(
+    op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]
+) -> OpDimensions:
+    starts, strides = integers(op, "start_indices"), integers(op, "strides")
+    factors: list[Factor] = []
+    for d, (before, after) in enumerate(zip(operands[0], results[0], strict=True)):
+        if before == after:
+            factors.append(_kept(after, [(0, d)], (0, d)))
+            continue
+        taken = Along(0, d, starts[d], strides[d])
+        factors.append(Factor(after, FactorRole.MOVED, (taken,), (Along(0, d),)))
+    return OpDimensions(operands, results, tuple(factors))
+
+
+def _pad(op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]) -> OpDimensions:
+    """What negative padding cuts off is in no factor; nor is what is padded, in the result."""
+    names = ("edge_padding_low", "edge_padding_high", "interior_padding")
+    edges = zip(*(integers(op, name) for name in names), strict=True)
+    factors: list[Factor] = []
+    for d, (low, high, interior) in enumerate(edges):
+        size, padded = operands[0][d], results[0][d]
+        if not (low or high or interior):
+            factors.append(_kept(size, [(0, d)], (0, d)))
+            continue
+        step = 1 + interior
+        first = -(min(low, 0) // step)
+        put = range(low + first * step, min(low + size * step, padded), step)
+        count = max(min(len(put), size - first), 0)
+        taken, put = Along(0, d, first), Along(0, d, low + first * step, step)
+        factors.append(Factor(count, FactorRole.MOVED, (taken,), (put,)))
+    return OpDimensions(operands, results, tuple(factors))
+
+
+def _concatenate(
+    op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]
+) -> OpDimensions:
+    joined = integer(op, "dimension")
+    factors: list[Factor] = []
+    for d, size in enumerate(results[0]):
+        if d != joined:
+            factors.append(_kept(size, ((i, d) for i in range(len(operands))), (0, d)))
+            continue
+        start = 0
+        for i, shape in enumerate(operands):
+            put = Along(0, d, start)
+            factors.append(Factor(shape[d], FactorRole.MOVED, (Along(i, d),), (put,)))
+            start += shape[d]
+    return OpDimensions(operands, results, tuple(factors))
+
+
+def _reverse(
+    op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]
+) -> OpDimensions:
+    flipped = integers(op, "dimensions")
+    factors = [
+        Factor(size, FactorRole.MOVED, (Along(0, d, size - 1, -1),), (Along(0, d),))
+        if d in flipped
+        else _kept(size, [(0, d)], (0, d))
+        for d, size in enumerate(results[0])
+    ]
+    return OpDimensions(operands, results, tuple(factors))
+
+
+# Elements that go to a place known when the program runs.
+
+
+def _dynamic_slice(
+    op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]
+) -> OpDimensions:
+    """The start along a dimension that is taken whole is clamped to 0."""
+    factors = [
+        _kept(after, [(0, d)], (0, d))
+        if before == after
+        else Factor(after, FactorRole.INDEXED, (Along(0, d, None),), (Along(0, d),))
+        for d, (before, after) in enumerate(zip(operands[0], results[0], strict=True))
+    ]
+    return OpDimensions(operands, results, tuple(factors))
+
+
+def _dynamic_update_slice(
+    op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]
+) -> OpDimensions:
+    factors: list[Factor] = []
+    for d, (whole, part) in enumerate(zip(operands[0], operands[1], strict=True)):
+        if whole == part:
+            factors.append(_kept(whole, [(0, d), (1, d)], (0, d)))
+            continue
+        factors.append(_factor(whole, FactorRole.INDEXED, [(0, d)], (0, d)))
+        factors.append(Factor(part, FactorRole.INDEXED, (Along(1, d),), (Along(0, d, None),)))
+    return OpDimensions(operands, results, tuple(factors))
+
+
+def _gather(
+    op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]
+) -> OpDimensions:
+    """The slices' sizes are read off the result, so that a dynamic_gather has the same rule."""
+    numbers = gather_numbers(op)
+    (operand, indices, *_), (result,) = operands, results
+    factors: list[Factor] = []
+    batching = dict(zip(numbers.indices_batching, numbers.operand_batching, strict=True))
+    batch_dims = numbers.batch_dims(len(result))
+    for index_dim, dim in zip(numbers.index_dims(len(indices)), batch_dims, strict=True):
+        beside = [(0, batching[index_dim])] if index_dim in batching else []
+        factors.append(_kept(result[dim], [*beside, (1, index_dim)], (0, dim)))
+    window_dims = numbers.window_dims(len(operand))
+    for dim, offset in zip(window_dims, numbers.offset_dims, strict=True):
+        size = result[offset]
+        if size == operand[dim]:  # its start is clamped to 0
+            factors.append(_kept(size, [(0, dim)], (0, offset)))
+            continue
+        is_indexed = dim in numbers.index_map
+        role = FactorRole.INDEXED if is_indexed else FactorRole.MOVED
+        taken = Along(0, dim, None if is_indexed else 0)
+        factors.append(Factor(size, role, (taken,), (Along(0, offset),)))
+    for dim in numbers.collapsed:
+        is_indexed = dim in numbers.index_map
+        role = FactorRole.INDEXED if is_indexed else FactorRole.MOVED
+        factors.append(Factor(1, role, (Along(0, dim, None if is_indexed else 0),), ()))
+    if numbers.index_vector < len(indices):
+        size = indices[numbers.index_vector]
+        factors.append(_factor(size, FactorRole.WHOLE, [(1, numbers.index_vector)]))
+    if len(operands) > 2:  # the slice sizes of a dynamic_gather
+        factors.append(_factor(operands[2][0], FactorRole.WHOLE, [(2, 0)]))
+    return OpDimensions(operands, results, tuple(factors))
+
+
+def _scatter(
+    op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]
+) -> OpDimensions:
+    """Windows of updates that reach outside of an operand are left out whole, so that a window
+    dimension with an index is INDEXED even where it is as long as the operand's."""
+    numbers = scatter_numbers(op)
+    count = len(results)
+    operand, indices, update = operands[0], operands[count], operands[count + 1]
+    inputs, updates = range(count), range(count + 1, 2 * count + 1)
+    factors: list[Factor] = []
+    batching = dict(zip(numbers.indices_batching, numbers.operand_batching, strict=True))
+    batch_dims = numbers.batch_dims(len(update))
+    for index_dim, dim in zip(numbers.index_dims(len(indices)), batch_dims, strict=True):
+        beside = [(count, index_dim), *((i, dim) for i in updates)]
+        if index_dim not in batching:
+            factors.append(_factor(update[dim], FactorRole.REDUCED, beside))
+            continue
+        own = batching[index_dim]
+        along = [(i, own) for i in inputs]
+        factors.append(_kept(operand[own], [*along, *beside], *along))
+    window_dims = numbers.window_dims(len(operand))
+    for dim, window in zip(window_dims, numbers.update_window_dims, strict=True):
+        is_indexed = dim in numbers.index_map
+        along = [(i, dim) for i in inputs]
+        if operand[dim] == update[window] and not is_indexed:
+            factors.append(_kept(operand[dim], [*along, *((i, window) for i in updates)], *along))
+            continue
+        factors.append(_factor(operand[dim], FactorRole.INDEXED, along, *along))
+        put = tuple(Along(i, dim, None if is_indexed else 0) for i in inputs)
+        taken = tuple(Along(i, window) for i in updates)
+        role = FactorRole.INDEXED if is_indexed else FactorRole.MOVED
+        factors.append(Factor(update[window], role, taken, put))
+    for dim in numbers.inserted:
+        along = [(i, dim) for i in inputs]
+        factors.append(_factor(operand[dim], FactorRole.INDEXED, along, *along))
+    if numbers.index_vector < len(indices):
+        size = indices[numbers.index_vector]
+        factors.append(_factor(size, FactorRole.WHOLE, [(count, numbers.index_vector)]))
+    return OpDimensions(operands, results, tuple(factors))
+
+
+# Sums and other reductions.
+
+
+def _dot_general(
+    op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]
+) -> OpDimensions:
+    numbers = dot_numbers(op)
+    lhs, rhs = operands
+    batching = list(zip(numbers.lhs_batching, numbers.rhs_batching, strict=True))
+    standing = [[(0, one), (1, other)] for one, other in batching]
+    standing += [[(0, d)] for d in numbers.lhs_free(len(lhs))]
+    standing += [[(1, d)] for d in numbers.rhs_free(len(rhs))]
+    factors = [_kept(results[0][r], along, (0, r)) for r, along in enumerate(standing)]
+    factors += [
+        _factor(lhs[one], FactorRole.CONTRACTED, [(0, one), (1, other)])
+        for one, other in zip(numbers.lhs_contracting, numbers.rhs_contracting, strict=True)
+    ]
+    return OpDimensions(operands, results, tuple(factors))
+
+
+def _dot(op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]) -> OpDimensions:
+    lhs, rhs = operands
+    summed = len(lhs) - 1
+    standing = [[(0, d)] for d in range(summed)] + [[(1, d)] for d in range(1, len(rhs))]
+    factors = [_kept(results[0][r], along, (0, r)) for r, along in enumerate(standing)]
+    factors.append(_factor(lhs[summed], FactorRole.CONTRACTED, [(0, summed), (1, 0)]))
+    return OpDimensions(operands, results, tuple(factors))
+
+
+def _convolution(
+    op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]
+) -> OpDimensions:
+    """With groups, features and batches have the number of the group as their outer factor. Spatial
+    dimensions are WINDOWED, also where the kernel has one element along them."""
+    numbers = conv_numbers(op)
+    (image, kernel), (result,) = operands, results
+    batch_groups = integer(op, "batch_group_count", 1)
+    feature_groups = integer(op, "feature_group_count", 1)
+    batch, features = numbers.input_batch, numbers.input_feature
+    made, outputs = numbers.kernel_output_feature, numbers.output_feature
+    groups = batch_groups * feature_groups
+    each_batch = image[batch] // batch_groups
+    each_input = image[features] // feature_groups
+    each_output = kernel[made] // groups
+    factors: list[Factor] = []
+    if groups > 1:
+        dim, step = (batch, each_batch) if batch_groups > 1 else (features, each_input)
+        factors.append(
+            Factor(
+                groups,
+                FactorRole.REGROUPED,
+                (Along(0, dim, 0, step), Along(1, made, 0, each_output)),
+                (Along(0, outputs, 0, each_output),),
+            )
+        )
+    of_batch = _part_role(batch_groups == 1, True)
+    of_outputs = _part_role(groups == 1, groups == 1)
+    factors.append(_factor(each_batch, of_batch, [(0, batch)], (0, numbers.output_batch)))
+    factors.append(_factor(each_output, of_outputs, [(1, made)], (0, outputs)))
+    summed = [(0, features), (1, numbers.kernel_input_feature)]
+    factors.append(_factor(each_input, FactorRole.CONTRACTED, summed))
+    rank = len(numbers.input_spatial)
+    strides = integers(op, "window_strides", [1] * rank)
+    padding = integers(op, "padding", [0] * (2 * rank))
+    spread = integers(op, "lhs_dilation", [1] * rank)
+    apart = integers(op, "rhs_dilation", [1] * rank)
+    for i, (one, window, other) in enumerate(
+        zip(numbers.input_spatial, numbers.kernel_spatial, numbers.output_spatial, strict=True)
+    ):
+        start = -padding[2 * i] if spread[i] == 1 else None
+        places = Along(0, one, start, strides[i])
+        within = Along(0, one, 0 if spread[i] == 1 else None, apart[i])
+        factors.append(Factor(result[other], FactorRole.WINDOWED, (places,), (Along(0, other),)))
+        factors.append(Factor(kernel[window], FactorRole.WINDOWED, (within, Along(1, window)), ()))
+    return OpDimensions(operands, results, tuple(factors))
+
+
+def _reduce(
+    op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]
+) -> OpDimensions:
+    return _reduced(integers(op, "dimensions"), operands, results)
+
+
+@lru_cache(maxsize=1024)
+def _reduced(
+    dims: tuple[int, ...], operands: tuple[Shape, ...], results: tuple[Shape, ...]
+) -> OpDimensions:
+    """Half of the operands are initial values, without dimensions."""
+    count = len(results)
+    factors: list[Factor] = []
+    left = 0
+    for d, size in enumerate(operands[0]):
+        along = [(i, d) for i in range(count)]
+        if d in dims:
+            factors.append(_factor(size, FactorRole.REDUCED, along))
+            continue
+        factors.append(_kept(size, along, *((i, left) for i in range(count))))
+        left += 1
+    return OpDimensions(operands, results, tuple(factors))
+
+
+def _reduce_window(
+    op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]
+) -> OpDimensions:
+    count = len(results)
+    windows = _windows(op, len(operands[0]))
+    factors: list[Factor] = []
+    for d, window in enumerate(windows):
+        size, places = operands[0][d], results[0][d]
+        if window.is_element:
+            along = [(i, d) for i in range(count)]
+            factors.append(_kept(size, along, *along))
+            continue
+        put = tuple(Along(i, d) for i in range(count))
+        taken = tuple(Along(i, d, window.start, window.stride) for i in range(count))
+        factors.append(Factor(places, FactorRole.WINDOWED, taken, put))
+        inside = tuple(Along(i, d, window.origin, window.dilation) for i in range(count))
+        factors.append(Factor(window.size, FactorRole.WINDOWED, inside, ()))
+    return OpDimensions(operands, results, tuple(factors))
+
+
+def _select_and_scatter(
+    op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]
+) -> OpDimensions:
+    """Operand 1 has an element for each window of operand 0, which the result puts at one place of
+    the window."""
+    factors: list[Factor] = []
+    for d, window in enumerate(_windows(op, len(operands[0]))):
+        size, places = operands[0][d], operands[1][d]
+        if window.is_element:
+            factors.append(_kept(size, [(0, d), (1, d)], (0, d)))
+            continue
+        taken = Along(0, d, window.start, window.stride)
+        inside = Along(0, d, window.origin, window.dilation)
+        factors.append(Factor(places, FactorRole.WINDOWED, (taken, Along(1, d)), (taken,)))
+        factors.append(Factor(window.size, FactorRole.WINDOWED, (inside,), (inside,)))
+    return OpDimensions(operands, results, tuple(factors))
+
+
+class _Window:
+    """A window op along one dimension."""
+
+    def __init__(self, size: int, stride: int, low: int, high: int, spread: int, apart: int):
+        self.size = size
+        self.stride = stride
+        self.dilation = apart
+        self.start = -low if spread == 1 else None  # between elements that are spread lies nothing
+        self.origin = 0 if spread == 1 else None
+        self.is_element = size == stride == spread == apart == 1 and not (low or high)
+
+
+def _windows(op: ir.Operation, rank: int) -> list[_Window]:
+    ones = [1] * rank
+    padding = integers(op, "padding", [0] * (2 * rank))
+    rows = zip(
+        integers(op, "window_dimensions", ones),
+        integers(op, "window_strides", ones),
+        padding[0::2],
+        padding[1::2],
+        integers(op, "base_dilations", ones),
+        integers(op, "window_dilations", ones),
+        strict=True,
+    )
+    return [_Window(*row) for row in rows]
+
+
+# Ops of matrices and rows, which need them whole.
+
+
+def _sort(
+    op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]
+) -> OpDimensions:
+    rank = len(operands[0])
+    sorted_dim = integer(op, "dimension", -1) % rank if rank else 0
+    return _but(frozenset({sorted_dim}), operands, results)
+
+
+def _last(count: int) -> Rule:
+    """Each matrix (2) or row (1) of the last dimensions by itself."""
+
+    def rule(
+        op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]
+    ) -> OpDimensions | None:
+        rank = len(operands[0])
+        return _but(frozenset(range(rank - count, rank)), operands, results)
+
+    return rule
+
+
+def _fft(
+    op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]
+) -> OpDimensions | None:
+    return _last(len(integers(op, "fft_length")))(op, operands, results)
+
+
+@lru_cache(maxsize=1024)
+def _but(
+    whole: frozenset[int], operands: tuple[Shape, ...], results: tuple[Shape, ...]
+) -> OpDimensions:
+    """Each position by itself but along some dimensions, which may change their sizes."""
+    ranked = range(len(operands))
+    factors = [
+        _factor(
+            size,
+            FactorRole.WHOLE if d in whole else FactorRole.KEPT,
+            ((i, d) for i in ranked),
+            *((i, d) for i in range(len(results))),
+        )
+        for d, size in enumerate(operands[0])
+    ]
+    return OpDimensions(operands, results, tuple(factors))
+
+
+def _batch_norm(
+    op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]
+) -> OpDimensions:
+    """Statistics have one dimension, the features'. Inference computes each element by itself, the
+    others need the statistics of all."""
+    features = integer(op, "feature_index")
+    by_element = op.name.endswith("inference")
+    rank = len(operands[0])
+    factors: list[Factor] = []
+    for d, size in enumerate(operands[0]):
+        if d == features:
+            one = [(i, d if len(shape) == rank and i in (0, 4) else 0)
+                   for i, shape in enumerate(operands)]  # fmt: skip
+            other = [(i, d if not i else 0) for i in range(len(results))]
+            factors.append(_kept(size, one, *other))
+            continue
+        full = [i for i, shape in enumerate(operands) if i in (0, 4) and shape == operands[0]]
+        role = FactorRole.KEPT if by_element else FactorRole.WHOLE
+        factors.append(_factor(size, role, ((i, d) for i in full), (0, d)))
+    return OpDimensions(operands, results, tuple(factors))
+
+
+# Collectives: of each device's part.
+
+
+def _all_gather(
+    op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]
+) -> OpDimensions:
+    return _exchanged(frozenset({integer(op, "all_gather_dim")}), operands, results)
+
+
+def _reduce_scatter(
+    op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]
+) -> OpDimensions:
+    return _exchanged(frozenset({integer(op, "scatter_dimension")}), operands, results)
+
+
+def _all_to_all(
+    op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]
+) -> OpDimensions:
+    dims = frozenset({integer(op, "split_dimension"), integer(op, "concat_dimension")})
+    return _exchanged(dims, operands, results)
+
+
+@lru_cache(maxsize=1024)
+def _exchanged(
+    dims: frozenset[int], operands: tuple[Shape, ...], results: tuple[Shape, ...]
+) -> OpDimensions:
+    factors = [
+        _factor(size, FactorRole.EXCHANGED if d in dims else FactorRole.KEPT, [(i, d)], (i, d))
+        for i, shape in enumerate(operands)
+        for d, size in enumerate(shape)
+    ]
+    return OpDimensions(operands, results, tuple(factors))
+
+
+_RULES: dict[str, Rule] = {
+    **dict.fromkeys(ELEMENTWISE, _elementwise),
+    "chlo.top_k": _last(1),
+    "sdy.sharding_constraint": _elementwise,
+    "stablehlo.all_gather": _all_gather,
+    "stablehlo.all_reduce": _each_by_itself,
+    "stablehlo.all_to_all": _all_to_all,
+    "stablehlo.batch_norm_grad": _batch_norm,
+    "stablehlo.batch_norm_inference": _batch_norm,
+    "stablehlo.batch_norm_training": _batch_norm,
+    "stablehlo.bitcast_convert": _bitcast_convert,
+    "stablehlo.broadcast": _broadcast,
+    "stablehlo.broadcast_in_dim": _broadcast_in_dim,
+    "stablehlo.cholesky": _last(2),
+    "stablehlo.collective_broadcast": _each_by_itself,
+    "stablehlo.collective_permute": _each_by_itself,
+    "stablehlo.concatenate": _concatenate,
+    "stablehlo.constant": _constant,
+    "stablehlo.convolution": _convolution,
+    "stablehlo.cross-replica-sum": _each_by_itself,
+    "stablehlo.dot": _dot,
+    "stablehlo.dot_general": _dot_general,
+    "stablehlo.dynamic_gather": _gather,
+    "stablehlo.dynamic_slice": _dynamic_slice,
+    "stablehlo.dynamic_update_slice": _dynamic_update_slice,
+    "stablehlo.fft": _fft,
+    "stablehlo.gather": _gather,
+    "stablehlo.iota": _iota,
+    "stablehlo.map": _elementwise,
+    "stablehlo.optimization_barrier": _each_by_itself,
+    "stablehlo.pad": _pad,
+    "stablehlo.reduce": _reduce,
+    "stablehlo.reduce_scatter": _reduce_scatter,
+    "stablehlo.reduce_window": _reduce_window,
+    "stablehlo.reshape": _reshape,
+    "stablehlo.reverse": _reverse,
+    "stablehlo.scatter": _scatter,
+    "stablehlo.select_and_scatter": _select_and_scatter,
+    "stablehlo.slice": _slice,
+    "stablehlo.sort": _sort,
+    "stablehlo.transpose": _transpose,
+    "stablehlo.triangular_solve": _last(2),
+}
