@@ -12,29 +12,30 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from stablehlo_tools.api import jit, transform
-    from stablehlo_tools.artifact import Artifact, load, save
-    from stablehlo_tools.diagnostics import ToolError
-    from stablehlo_tools.layer_order import (
+    from stablehlo_tools.api.jitted import jit
+    from stablehlo_tools.api.layer_order import (
         LayerOrder,
         find_layer_order,
         to_layer_order,
         to_pipeline_order,
     )
-    from stablehlo_tools.passes import Pipeline
+    from stablehlo_tools.api.transforming import transform
+    from stablehlo_tools.artifacts.artifact import Artifact, load, save
+    from stablehlo_tools.diagnostics import ToolError
+    from stablehlo_tools.passes.pipeline import Pipeline
 
 _HOMES = {
-    "Artifact": "artifact",
-    "LayerOrder": "layer_order",
-    "Pipeline": "passes",
+    "Artifact": "artifacts.artifact",
+    "LayerOrder": "api.layer_order",
+    "Pipeline": "passes.pipeline",
     "ToolError": "diagnostics",
-    "find_layer_order": "layer_order",
-    "jit": "api",
-    "load": "artifact",
-    "save": "artifact",
-    "to_layer_order": "layer_order",
-    "to_pipeline_order": "layer_order",
-    "transform": "api",
+    "find_layer_order": "api.layer_order",
+    "jit": "api.jitted",
+    "load": "artifacts.artifact",
+    "save": "artifacts.artifact",
+    "to_layer_order": "api.layer_order",
+    "to_pipeline_order": "api.layer_order",
+    "transform": "api.transforming",
 }
 
 __all__ = [
@@ -53,6 +54,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "activity":  # `stablehlo_tools.activity.trust_input()`
+        return importlib.import_module("stablehlo_tools.processes.activity")
     if name not in _HOMES:
         raise AttributeError(f"module 'stablehlo_tools' has no attribute {name!r}")
     return getattr(importlib.import_module(f"stablehlo_tools.{_HOMES[name]}"), name)

@@ -23,8 +23,6 @@ from jaxlib.mlir.dialects import chlo, mhlo, sdy, stablehlo
 from jaxlib.mlir.passmanager import PassManager
 from jaxlib.version import __version__ as jaxlib_version
 
-from stablehlo_tools import bytecode
-
 MINIMUM_JAXLIB = (0, 12)
 
 if tuple(int(part) for part in jaxlib_version.split(".")[:2]) < MINIMUM_JAXLIB:
@@ -62,6 +60,7 @@ _CALLBACKS = {
     "io_callback": "jax.experimental.io_callback",
     "pure_callback": "jax.pure_callback",
 }
+BYTECODE_MAGIC = b"ML\xefR"
 _PORTABLE_PRODUCER = re.compile(rb"StableHLO_v(\d+\.\d+\.\d+)\x00")
 
 
@@ -94,7 +93,7 @@ def load_quantized_types(context: ir.Context) -> None:
 
 def portable_version(data: bytes) -> str | None:
     """The StableHLO version of a portable artifact, or None for any other bytes."""
-    if not data.startswith(bytecode.MAGIC):
+    if not data.startswith(BYTECODE_MAGIC):
         return None
     # The producer string follows the magic and the bytecode version, a short varint.
     match = _PORTABLE_PRODUCER.search(data[:64])

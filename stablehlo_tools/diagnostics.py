@@ -8,9 +8,11 @@ the name, and prints them as `model.py:11 in layer (mlp/psum)`.
 from __future__ import annotations
 
 import enum
+import importlib
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
@@ -206,3 +208,17 @@ def captured(context: ir.Context) -> Generator[list[Diagnostic]]:
         yield collected
     finally:
         handler.detach()
+
+
+def solver_module(name: str) -> ModuleType:
+    """A module that imports OR-Tools, the extra `solver`, loaded only where it is asked for.
+
+    Raises ToolError, saying what to do, without it.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ToolError(
+            "an exact schedule needs OR-Tools, the extra `solver`: "
+            f"pip install 'stablehlo-tools[solver]' ({error})"
+        ) from None

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import export, lax
 
-from stablehlo_tools import artifact
+from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.mpmd.expansion import Expansion, Request, expand_mpmd
 from stablehlo_tools.schedules.actions import actions_of

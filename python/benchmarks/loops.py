@@ -32,19 +32,19 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for `models`
 from loops_compiled import Compiled, compiled
 from models.zoo import MODELS
 
-from stablehlo_tools import artifact
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.loops import FORMATTING, LoopBody
-from stablehlo_tools.api import run_pipeline
-from stablehlo_tools.artifact import Artifact
+from stablehlo_tools.api.transforming import run_pipeline
+from stablehlo_tools.artifacts import artifact
+from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.ir.copying import copy_module
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.symbols import functions_by_name
 from stablehlo_tools.ir.values import producer
-from stablehlo_tools.passes import Pipeline
-from stablehlo_tools.transforms.pipelining.survey import loops_of
+from stablehlo_tools.passes.pipeline import Pipeline
+from stablehlo_tools.transforms.parts.pipeline_collectives.survey import loops_of
 
 EXPLICIT = "partition,create-reduce-scatter"
 PLANNED_FOR = {"gpu": "h100", "tpu": "tpu-v5e", "cpu": "h100"}

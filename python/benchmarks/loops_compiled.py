@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from stablehlo_tools.artifact import Artifact
+from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.overlap.bounds import iterations
 from stablehlo_tools.overlap.simulator import Run, simulate

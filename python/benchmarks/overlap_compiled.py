@@ -30,15 +30,15 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for `models`
 
 from models.zoo import ZOO
 
-from stablehlo_tools import artifact
-from stablehlo_tools.api import run_pipeline
-from stablehlo_tools.artifact import Artifact
+from stablehlo_tools.api.transforming import run_pipeline
+from stablehlo_tools.artifacts import artifact
+from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.diagnostics import Diagnostics, ToolError
 from stablehlo_tools.overlap.bounds import floor
 from stablehlo_tools.overlap.memory import memory_profile
 from stablehlo_tools.overlap.simulator import simulate
-from stablehlo_tools.passes import Pipeline
+from stablehlo_tools.passes.pipeline import Pipeline
 from stablehlo_tools.targets.compilation import compile_artifact
 from stablehlo_tools.targets.hlo.tasks import hlo_task_graph
 

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for `models`
 
 from models.zoo import ZOO
 
-from stablehlo_tools import artifact
+from stablehlo_tools.artifacts import artifact
 
 PIPELINES = ("partition", "partition,create-reduce-scatter,thread-tokens")
 LAYERS = (8, 16, 32, 64)

@@ -19,8 +19,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for `models`
 
 from models.zoo import MODELS, ZOO
 
-from stablehlo_tools import api, artifact
-from stablehlo_tools.artifact import Artifact
+from stablehlo_tools.api import transforming
+from stablehlo_tools.artifacts import artifact
+from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.targets.compilation import compile_artifact
 from stablehlo_tools.targets.volume import volume
 
@@ -58,7 +59,7 @@ def rows(name: str, target: str) -> list[list[str]]:
     before = artifact.from_exported(exported, name)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        after = api.transform(before, PIPELINE)
+        after = transforming.transform(before, PIPELINE)
     xla, ours = (_volume(program, target, model.devices) for program in (before, after))
     ratio = f"{ours.total() / xla.total():.3f}" if xla.total() else "-"
     return [

@@ -36,7 +36,7 @@ from jax.sharding import PartitionSpec as P
 from models.zoo import MODELS
 
 import stablehlo_tools
-from stablehlo_tools.program_mesh import program_mesh
+from stablehlo_tools.artifacts.program_mesh import program_mesh
 
 RANKS, LAYERS = 4, 16
 _TOOL = "from stablehlo_tools.cli.main import main; main()"

@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for `models`
 
 from models.zoo import ZOO
 
-from stablehlo_tools import artifact
+from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.cost.kernels import kernel_ns
 from stablehlo_tools.targets.compilation import compile_artifact

@@ -20,9 +20,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from stablehlo_tools.passes import Pass
-from stablehlo_tools.pipelines import NAMED, NamedStep
-from stablehlo_tools.registry import PASSES, Entry
+from stablehlo_tools.passes.base import Pass
+from stablehlo_tools.passes.named_pipelines import NAMED, NamedStep
+from stablehlo_tools.passes.registry import PASSES, Entry
 
 PAGE = Path(__file__).parents[2] / "docs" / "passes.md"
 HEAD = """# Passes

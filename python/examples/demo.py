@@ -31,10 +31,10 @@ import jax  # isort: skip
 
 import stablehlo_tools
 from stablehlo_tools.analysis.collectives import find_collectives
-from stablehlo_tools.artifact import from_exported
+from stablehlo_tools.artifacts.artifact import from_exported
 from stablehlo_tools.cost.hardware import load_hardware
-from stablehlo_tools.exposure import Question, exposure
 from stablehlo_tools.report.document import Document
+from stablehlo_tools.report.exposure import Question, exposure
 from stablehlo_tools.report.html import render_page
 from stablehlo_tools.report.units import duration
 from stablehlo_tools.targets.compilation import Compilation, compile_artifact
@@ -44,7 +44,7 @@ from stablehlo_tools.verify import Options, Rule, verify_artifacts
 if TYPE_CHECKING:
     from jax.export import Exported
 
-    from stablehlo_tools.artifact import Artifact
+    from stablehlo_tools.artifacts.artifact import Artifact
 
 COLUMNS = 10  # of the schedules that are shown
 MODEL = "decoder-2d-step"

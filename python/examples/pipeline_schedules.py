@@ -25,9 +25,9 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import stablehlo_tools
-from stablehlo_tools.api import run_pipeline
-from stablehlo_tools.artifact import from_exported
-from stablehlo_tools.passes import Pipeline
+from stablehlo_tools.api.transforming import run_pipeline
+from stablehlo_tools.artifacts.artifact import from_exported
+from stablehlo_tools.passes.pipeline import Pipeline
 from stablehlo_tools.verify import Options, Rule, verify_artifacts
 
 LAYERS, STAGES, MICROBATCHES = 8, 4, 4

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from jax import export
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from stablehlo_tools import artifact as artifacts
-from stablehlo_tools.artifact import Form
+from stablehlo_tools.artifacts import artifact as artifacts
+from stablehlo_tools.artifacts.artifact import Form
 
 Mutation = Callable[[bytearray, random.Random], None]
 

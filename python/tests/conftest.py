@@ -8,7 +8,7 @@ import sys
 import pytest
 from unhurried import be_unhurried
 
-from stablehlo_tools import activity
+from stablehlo_tools.processes import activity
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

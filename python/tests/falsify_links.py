@@ -87,8 +87,8 @@ def program(drawn: list[Drawn], *, follow: bool) -> str:
 
 def ordered(drawn: list[Drawn]) -> list[bool]:
     """Of each link, whether what follows it must come after its gather."""
-    from stablehlo_tools import artifact
     from stablehlo_tools.analysis.program_set import Job, Options
+    from stablehlo_tools.artifacts import artifact
     from stablehlo_tools.order.program import Issue
 
     loaded = artifact.parse(program(drawn, follow=True).encode())
@@ -101,9 +101,9 @@ def ordered(drawn: list[Drawn]) -> list[bool]:
 
 def used(drawn: list[Drawn]) -> list[bool]:
     """Of each link, whether its gather surely stays where only the link is returned."""
-    from stablehlo_tools import artifact
     from stablehlo_tools.analysis.collectives import find_collectives
     from stablehlo_tools.analysis.liveness import live_paths, surviving_values
+    from stablehlo_tools.artifacts import artifact
 
     module = artifact.parse(program(drawn, follow=False).encode()).module
     collectives = find_collectives(module)

@@ -93,7 +93,8 @@ class Compiler:
     def _scheduled(self, text: str) -> tuple[PreparedModule, Schedule]:
         import jax
 
-        from stablehlo_tools import artifact, bindings
+        from stablehlo_tools import bindings
+        from stablehlo_tools.artifacts import artifact
         from stablehlo_tools.targets.combined import read_combined
         from stablehlo_tools.targets.preparation import prepare
         from stablehlo_tools.targets.scheduled_hlo import parse_schedule
@@ -151,8 +152,8 @@ def run(compiler: Compiler, count: int, seed: int, directory: Path | None) -> di
 
 def judged(texts: Sequence[str]) -> str:
     """The rule that check-order says is broken; one program is compiled apart for each device."""
-    from stablehlo_tools import artifact
     from stablehlo_tools.analysis.program_set import Job, Options
+    from stablehlo_tools.artifacts import artifact
     from stablehlo_tools.order.simulation import UndecidedError
     from stablehlo_tools.order.verdict import decide
 
@@ -169,9 +170,9 @@ def _issued(text: str, *, unknown_loops: bool = False) -> set[int]:
 
     With `unknown_loops`, only what stands in a loop of unknown length.
     """
-    from stablehlo_tools import artifact
     from stablehlo_tools.analysis.collectives import find_collectives
     from stablehlo_tools.analysis.program_set import Job, Options
+    from stablehlo_tools.artifacts import artifact
     from stablehlo_tools.order import program
 
     loaded = artifact.parse(text.encode())
@@ -197,8 +198,8 @@ def _issued(text: str, *, unknown_loops: bool = False) -> set[int]:
 
 def _meeting(text: str) -> set[int]:
     """The ids, by text order, of all collectives but those on groups of one device."""
-    from stablehlo_tools import artifact
     from stablehlo_tools.analysis.collectives import ModuleFacts, find_collectives
+    from stablehlo_tools.artifacts import artifact
 
     module = artifact.parse(text.encode()).module
     facts = ModuleFacts.of(module)

@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from widened import is_float, wide, widened
 
-from stablehlo_tools.program_mesh import program_mesh
+from stablehlo_tools.artifacts.program_mesh import program_mesh
 
 Array = np.ndarray[Any, Any]
 # What takes most of a run is compiling, so XLA leaves out what makes programs fast.

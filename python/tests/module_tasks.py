@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from stablehlo_tools.analysis.tasks.graph import module_task_graph
-from stablehlo_tools.artifact import parse
+from stablehlo_tools.artifacts.artifact import parse
 from stablehlo_tools.cost.clock import Clock
 from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.overlap.task_graph import Task, TaskGraph, TaskKind

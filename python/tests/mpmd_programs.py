@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from stablehlo_tools import artifact
-from stablehlo_tools.artifact import Artifact
+from stablehlo_tools.artifacts import artifact
+from stablehlo_tools.artifacts.artifact import Artifact
 
 WIDTH, MICROBATCHES, ROWS = 8, 4, 2
 Tree = Any

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 from jax.export import Exported
 
-from stablehlo_tools import api, artifact
 from stablehlo_tools.analysis.program_set import Job, Options
-from stablehlo_tools.artifact import Artifact
+from stablehlo_tools.api import transforming
+from stablehlo_tools.artifacts import artifact
+from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.order.verdict import Decided, decide
-from stablehlo_tools.passes import Pipeline
+from stablehlo_tools.passes.pipeline import Pipeline
 
 DEFAULTS = Options()
 SUM = """({
@@ -47,7 +48,7 @@ def copies(exported: Exported, count: int, pipeline: str = "") -> tuple[Artifact
     for i in range(count):
         loaded = artifact.from_exported(exported, f"worker{i}")
         if pipeline:
-            api.run_pipeline(loaded, Pipeline.parse(pipeline))
+            transforming.run_pipeline(loaded, Pipeline.parse(pipeline))
         made.append(loaded)
     return tuple(made)
 

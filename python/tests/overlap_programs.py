@@ -8,7 +8,7 @@ from pathlib import Path
 
 from stablehlo_tools.analysis.collectives import ModuleFacts
 from stablehlo_tools.analysis.tasks.graph import module_task_graph
-from stablehlo_tools.artifact import Artifact
+from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.clock import Clock
 from stablehlo_tools.cost.hardware import load_hardware
@@ -17,7 +17,7 @@ from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.overlap.memory import memory_profile
 from stablehlo_tools.overlap.simulator import simulate
 from stablehlo_tools.overlap.task_graph import TaskGraph
-from stablehlo_tools.passes import Pipeline
+from stablehlo_tools.passes.pipeline import Pipeline
 
 PROFILE = str(Path(__file__).parents[2] / "lit_tests" / "Inputs" / "slow.toml")
 

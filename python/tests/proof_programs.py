@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from stablehlo_tools import artifact
-from stablehlo_tools.artifact import Artifact
+from stablehlo_tools.artifacts import artifact
+from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.mpmd import rank_set
 from stablehlo_tools.mpmd.expansion import Request, expand_mpmd

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 from rank_sets import write_set
 
-from stablehlo_tools import artifact
+from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.mpmd import manifest as manifests
 from stablehlo_tools.mpmd.manifest_schema import decode
 from stablehlo_tools.mpmd.proof.findings import Rule

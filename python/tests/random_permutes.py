@@ -11,9 +11,10 @@ import jax
 import ml_dtypes
 import numpy as np
 
-from stablehlo_tools import artifact, bindings
+from stablehlo_tools import bindings
 from stablehlo_tools.analysis.permute_cycles import Pair
-from stablehlo_tools.artifact import Artifact
+from stablehlo_tools.artifacts import artifact
+from stablehlo_tools.artifacts.artifact import Artifact
 
 DEVICES = 8
 TYPES: dict[str, Any] = {

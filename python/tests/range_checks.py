@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from jax.export import Exported
 from layer_scan_zoo import Case
 
-from stablehlo_tools import artifact
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.analysis.layer_loops.reading import layer_loops
+from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.symbols import functions_by_name

@@ -8,14 +8,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from stablehlo_tools import artifact, bindings
+from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import ModuleFacts
-from stablehlo_tools.artifact import Artifact
+from stablehlo_tools.artifacts import artifact
+from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.ir.inline import inline_all_calls
-from stablehlo_tools.transforms.pipelining.sinking.merging import merge_sunk
-from stablehlo_tools.transforms.pipelining.sinking.plan import Sinking, sinkings
-from stablehlo_tools.transforms.pipelining.sinking.writing import write_sinkings
-from stablehlo_tools.transforms.pipelining.survey import Survey, loops_of, survey
+from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.merging import merge_sunk
+from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.plan import Sinking, sinkings
+from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.writing import write_sinkings
+from stablehlo_tools.transforms.parts.pipeline_collectives.survey import Survey, loops_of, survey
 
 DEVICES = 8
 Array = np.ndarray[Any, Any]

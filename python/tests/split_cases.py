@@ -16,15 +16,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import export, lax
 
-from stablehlo_tools import artifact
-from stablehlo_tools.analysis.batch_dims.graph import Graph
-from stablehlo_tools.analysis.batch_dims.layout import Layout
-from stablehlo_tools.analysis.batch_dims.propagation import BatchDims, propagate
 from stablehlo_tools.analysis.channels import Channels
+from stablehlo_tools.analysis.dimension_propagation.graph import Graph
+from stablehlo_tools.analysis.dimension_propagation.layout import Layout
+from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims, propagate
 from stablehlo_tools.analysis.entry import entry_function
+from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.inline import inline_all_calls
-from stablehlo_tools.transforms.splitting.emission import Emission
+from stablehlo_tools.transforms.parts.split_batch.emission import Emission
 
 Array = np.ndarray[Any, Any]
 

@@ -13,10 +13,10 @@ from models.zoo import SMALL
 from order_cases import all_reduce, copies, main, read, rule, verdict
 from order_models import DEVICES
 
-from stablehlo_tools import artifact
 from stablehlo_tools.analysis.collectives import find_collectives
 from stablehlo_tools.analysis.program_set import Job, Options
-from stablehlo_tools.artifact import Artifact
+from stablehlo_tools.artifacts import artifact
+from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.cli.main import main as run
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.targets.compilation import compile_artifact

@@ -11,8 +11,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import stablehlo_tools
+from stablehlo_tools.api.jitted import Jitted
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.jitted import Jitted
 
 X = np.arange(32, dtype=np.float32).reshape(8, 4)
 

@@ -13,10 +13,11 @@ from jax import export
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import stablehlo_tools
-from stablehlo_tools import artifact as artifacts
-from stablehlo_tools import bindings, files
-from stablehlo_tools.artifact import Form
+from stablehlo_tools import bindings
+from stablehlo_tools.artifacts import artifact as artifacts
+from stablehlo_tools.artifacts.artifact import Form
 from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.files import atomic
 
 
 def exported_sum() -> export.Exported:
@@ -137,7 +138,7 @@ def test_writes_are_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(Path, "replace", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        files.write_atomically(target, b"new")
+        atomic.write_atomically(target, b"new")
     assert target.read_bytes() == b"old"
     assert [path.name for path in tmp_path.iterdir()] == ["out.mlir"]
 
@@ -147,14 +148,14 @@ def test_writes_follow_links_and_keep_modes(tmp_path: Path):
     real.write_bytes(b"old")
     real.chmod(0o640)
     link.symlink_to(real)
-    files.write_atomically(link, b"new")
+    atomic.write_atomically(link, b"new")
     assert link.is_symlink()
     assert real.read_bytes() == b"new"
     assert stat.S_IMODE(real.stat().st_mode) == 0o640
 
 
 def test_devices_are_written_to_not_replaced():
-    files.write_atomically("/dev/null", b"anything")
+    atomic.write_atomically("/dev/null", b"anything")
     assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
 
 

@@ -14,11 +14,12 @@ from jax._src.lax import parallel
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from stablehlo_tools import api, artifact
 from stablehlo_tools.analysis.collectives import ModuleFacts, find_collectives
 from stablehlo_tools.analysis.liveness import dead_collectives, live_values
 from stablehlo_tools.analysis.program_set import Options, read_programs
-from stablehlo_tools.artifact import Artifact, Form
+from stablehlo_tools.api import transforming
+from stablehlo_tools.artifacts import artifact
+from stablehlo_tools.artifacts.artifact import Artifact, Form
 from stablehlo_tools.cli.main import main
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.ir.async_calls import (
@@ -211,7 +212,7 @@ def test_a_done_has_a_start_of_its_kind() -> None:
 def test_compilers_schedule_what_is_the_programs_own(target: Target) -> None:
     text = pairs("collective-permute", "all-gather", "all-reduce")
     loaded = read(text.replace("4xf32", "1024xf32"))
-    compiled = compile_artifact(api.transform(loaded, "thread-tokens"), target)
+    compiled = compile_artifact(transforming.transform(loaded, "thread-tokens"), target)
     ids = [event.ids for event in compiled.schedule.events if event.issues]
     assert ids == [(0,), (1,), (2,)]
     assert compiled.order.same_order
@@ -229,7 +230,7 @@ def test_generated_tests_show_them(tmp_path: Path) -> None:
 def test_no_pass_puts_a_barrier_on_a_future() -> None:
     """Compilers end their process at one; the done is what may wait."""
     loaded = read(scheduled_late())
-    rewritten = api.transform(loaded, "schedule-overlap")
+    rewritten = transforming.transform(loaded, "schedule-overlap")
     barriers = [line for line in str(rewritten.module).splitlines() if "_barrier" in line]
     futures = [line.split()[0] for line in str(rewritten.module).splitlines() if '-start"' in line]
     assert barriers

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from split_cases import INDEPENDENT, MIXING, Case, split, values
 
-from stablehlo_tools.analysis.batch_dims.layout import Layout
+from stablehlo_tools.analysis.dimension_propagation.layout import Layout
 
 
 def seeds_of(case: Case) -> dict[int, Layout]:

@@ -17,12 +17,13 @@ import random_buckets
 from random_buckets import DEVICES, Program, arguments, random_program
 from soaking import first
 
-from stablehlo_tools import artifact, bindings
+from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import find_collectives
-from stablehlo_tools.artifact import Artifact
+from stablehlo_tools.artifacts import artifact
+from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.transforms.bucketing.candidates import candidates
-from stablehlo_tools.transforms.bucketing.merge import Merger
+from stablehlo_tools.transforms.parts.bucket_collectives.candidates import candidates
+from stablehlo_tools.transforms.parts.bucket_collectives.merge import Merger
 
 
 def merged(program: Artifact, *, several_operands: bool = True) -> Artifact:

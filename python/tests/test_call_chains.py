@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from stablehlo_tools import api, artifact
 from stablehlo_tools.analysis.program_set import Job, Options
 from stablehlo_tools.analysis.tasks.reader import read_program
-from stablehlo_tools.artifact import Artifact
+from stablehlo_tools.api import transforming
+from stablehlo_tools.artifacts import artifact
+from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.ir import inline
 from stablehlo_tools.order.verdict import decide
-from stablehlo_tools.passes import Pipeline
+from stablehlo_tools.passes.pipeline import Pipeline
 
 KIND = "tensor<8x8xf32>"
 DEEP = 40  # 2^40 leaves
@@ -64,7 +65,7 @@ def _calls(callee: int, count: int) -> str:
 
 
 def run(program: Artifact, pipeline: str) -> None:
-    api.run_pipeline(program, Pipeline.parse(pipeline))
+    transforming.run_pipeline(program, Pipeline.parse(pipeline))
 
 
 @pytest.mark.parametrize("leaf", [TANH, PERMUTE], ids=["silent", "communicating"])

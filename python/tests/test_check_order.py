@@ -12,10 +12,10 @@ from models.zoo import SMALL, Model
 from order_cases import copies, read, rule, verdict
 from order_models import DEVICES
 
-from stablehlo_tools import artifact
 from stablehlo_tools.analysis.liveness import dead_collectives
 from stablehlo_tools.analysis.program_set import Options
-from stablehlo_tools.artifact import Artifact
+from stablehlo_tools.artifacts import artifact
+from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.order.findings import Verdict
 from stablehlo_tools.targets.compilation import compile_artifact

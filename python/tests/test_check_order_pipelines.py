@@ -23,8 +23,8 @@ from rank_sets import write_set
 from test_run_mpmd import table_of
 
 import stablehlo_tools
-from stablehlo_tools import artifact
 from stablehlo_tools.analysis.program_set import Options
+from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.order import cycles
 
 ACROSS_DATA = Options(devices=((0, 2), (1, 3)))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stablehlo_tools.bytecode import check_whole
+from stablehlo_tools.artifacts.bytecode import check_whole
 
 TOOL = [sys.executable, "-m", "stablehlo_tools.cli.main"]
 GATHER = (

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 from models import collectives as models
 
-from stablehlo_tools import api, artifact
-from stablehlo_tools.artifact import Artifact
+from stablehlo_tools.api import transforming
+from stablehlo_tools.artifacts import artifact
+from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.cli.main import main
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.passes import Pipeline
+from stablehlo_tools.passes.pipeline import Pipeline
 from stablehlo_tools.targets import compilation
 from stablehlo_tools.targets.compilation import Compilation, compile_artifact
 from stablehlo_tools.targets.preparation import prepare
@@ -68,7 +69,7 @@ def test_every_collective_of_a_plain_program_is_found_again(target: Target) -> N
 @each_target
 def test_a_token_chain_keeps_the_program_order(target: Target) -> None:
     threaded = artifact.from_exported(models.independent())
-    api.run_pipeline(threaded, Pipeline.parse("thread-tokens"))
+    transforming.run_pipeline(threaded, Pipeline.parse("thread-tokens"))
     compiled = compile_artifact(threaded, target)
     assert issued(compiled) == [0, 1, 2]
     assert compiled.order.same_order

@@ -13,14 +13,16 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from models.devices import mesh
 
-from stablehlo_tools import api, artifact, bindings
+from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import ModuleFacts
 from stablehlo_tools.analysis.device_values import DeviceValues
-from stablehlo_tools.artifact import Artifact
+from stablehlo_tools.api import transforming
+from stablehlo_tools.artifacts import artifact
+from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.symbols import functions_by_name
-from stablehlo_tools.passes import Pipeline
-from stablehlo_tools.transforms.reduce_scatter.plan import (
+from stablehlo_tools.passes.pipeline import Pipeline
+from stablehlo_tools.transforms.parts.create_reduce_scatter.plan import (
     Chunks,
     GatherPlan,
     Scatter,
@@ -278,7 +280,7 @@ def test_what_shardy_leaves_in_a_training_step():
         out_shardings=tuple(NamedSharding(devices, spec) for spec in specs[1:]),
     )
     before = artifact.parse(export.export(step)(*inputs).mlir_module().encode())
-    api.run_pipeline(before, Pipeline.parse(SHARDY))
+    transforming.run_pipeline(before, Pipeline.parse(SHARDY))
     assert "stablehlo.partition_id" in artifact.to_text(before.module)
     after = rewritten(before)
     assert collectives(after).count("reduce_scatter") == 2
@@ -309,7 +311,7 @@ def exported(function: Any, devices: jax.sharding.Mesh) -> tuple[Artifact, Artif
 
 def rewritten(program: Artifact) -> Artifact:
     result = program.copy()
-    api.run_pipeline(result, Pipeline.parse("create-reduce-scatter"))
+    transforming.run_pipeline(result, Pipeline.parse("create-reduce-scatter"))
     return result
 
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from stablehlo_tools import artifact
 from stablehlo_tools.analysis.collectives import ModuleFacts
 from stablehlo_tools.analysis.device_values import DeviceValues
+from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.symbols import functions_by_name
 

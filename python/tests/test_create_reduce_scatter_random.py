@@ -14,14 +14,16 @@ from soaking import first
 from test_create_reduce_scatter_offsets import DEVICES, Module
 from test_create_reduce_scatter_programs import random_module
 
-from stablehlo_tools import api, artifact, bindings
-from stablehlo_tools.artifact import Artifact
-from stablehlo_tools.passes import Pipeline
+from stablehlo_tools import bindings
+from stablehlo_tools.api import transforming
+from stablehlo_tools.artifacts import artifact
+from stablehlo_tools.artifacts.artifact import Artifact
+from stablehlo_tools.passes.pipeline import Pipeline
 
 
 def after(program: Artifact) -> Artifact:
     result = program.copy()
-    api.run_pipeline(result, Pipeline.parse("create-reduce-scatter"))
+    transforming.run_pipeline(result, Pipeline.parse("create-reduce-scatter"))
     return result
 
 

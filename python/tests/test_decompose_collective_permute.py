@@ -15,16 +15,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_permutes import permute
 
-from stablehlo_tools import artifact
 from stablehlo_tools.analysis.collectives import ModuleFacts, find_collectives
 from stablehlo_tools.analysis.permute_cycles import Pair
-from stablehlo_tools.artifact import Artifact
+from stablehlo_tools.artifacts import artifact
+from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.cli.main import main
 from stablehlo_tools.diagnostics import Diagnostics, ToolError
-from stablehlo_tools.passes import Pipeline
+from stablehlo_tools.passes.pipeline import Pipeline
 from stablehlo_tools.targets.compilation import compile_artifact
 from stablehlo_tools.targets.topologies import Target, missing_package
-from stablehlo_tools.transforms.permutes.conflicts import conflicting
+from stablehlo_tools.transforms.parts.decompose_collective_permute.conflicts import conflicting
 from stablehlo_tools.verify.verification import Options, verify_artifacts
 
 KIND = "tensor<4x2xf32>"

@@ -9,7 +9,7 @@ import pytest
 from mpmd_steps import Step
 from soaking import one_in
 
-from stablehlo_tools import artifact
+from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.mpmd import rank_set

@@ -17,7 +17,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from mpmd_programs import program
 
-from stablehlo_tools import artifact
+from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.bindings import ir, new_context
 from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.diagnostics import ToolError

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from layer_scan_zoo import CASES
 
 import stablehlo_tools
-from stablehlo_tools.artifact import from_exported
+from stablehlo_tools.artifacts.artifact import from_exported
 from stablehlo_tools.targets.compilation import Compilation, compile_artifact
 from stablehlo_tools.targets.topologies import Target, missing_package
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from stablehlo_tools.artifact import parse
-from stablehlo_tools.passes import Diagnostics, Pipeline
+from stablehlo_tools.artifacts.artifact import parse
+from stablehlo_tools.passes.pipeline import Diagnostics, Pipeline
 
 SUM = """({
   ^bb0(%a: tensor<f32>, %b: tensor<f32>):

@@ -8,9 +8,9 @@ from __future__ import annotations
 import pytest
 from order_cases import all_reduce, main, read, rule, verdict
 
-from stablehlo_tools import artifact
-from stablehlo_tools.api import run_pipeline
-from stablehlo_tools.passes import Pipeline
+from stablehlo_tools.api.transforming import run_pipeline
+from stablehlo_tools.artifacts import artifact
+from stablehlo_tools.passes.pipeline import Pipeline
 from stablehlo_tools.targets.compilation import compile_artifact
 from stablehlo_tools.targets.topologies import Target, missing_package
 

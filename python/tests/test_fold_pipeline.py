@@ -20,11 +20,11 @@ from jax.export import Exported
 
 import stablehlo_tools
 from stablehlo_tools.analysis.trip_counts import constant_integer, counted
-from stablehlo_tools.artifact import from_exported
+from stablehlo_tools.artifacts.artifact import from_exported
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.ir.walk import walk
-from stablehlo_tools.transforms.unpipelining.boxes import (
+from stablehlo_tools.transforms.parts.fold_pipeline.boxes import (
     Box,
     Reshape,
     Transpose,

@@ -6,7 +6,7 @@ import pytest
 from order_cases import read, verdict
 from simplified_ops import KEPT, LOST, Case, program
 
-from stablehlo_tools import artifact
+from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.order.verdict import Decided
 from stablehlo_tools.targets.compilation import compile_artifact
 from stablehlo_tools.targets.topologies import Target, missing_package

@@ -6,10 +6,10 @@ import pytest
 from module_tasks import kernels, tasks_of
 
 from stablehlo_tools.analysis.collectives import tensor_bytes
-from stablehlo_tools.artifact import Form, encode, parse
+from stablehlo_tools.artifacts.artifact import Form, encode, parse
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.passes import Diagnostics, Pipeline
+from stablehlo_tools.passes.pipeline import Diagnostics, Pipeline
 
 _CONVOLUTION = """
   func.func @main(%x: tensor<8x32x32x64xf32>, %k: tensor<3x3x64x64xf32>)

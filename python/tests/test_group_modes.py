@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from stablehlo_tools import api, artifact
 from stablehlo_tools.analysis.collectives import find_collectives
-from stablehlo_tools.artifact import Artifact
+from stablehlo_tools.api import transforming
+from stablehlo_tools.artifacts import artifact
+from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.verify import Options, verify_artifacts
 
 HANDLE = ", channel_handle = #stablehlo.channel_handle<handle = {}, type = 0>"
@@ -98,7 +99,7 @@ def modes(program: Artifact) -> set[tuple[str, object]]:
 @pytest.mark.parametrize("pipeline", KEEPING)
 def test_a_copy_counts_what_the_collective_did(pipeline: str, handle: str) -> None:
     program = loop(handle) if pipeline in (SINK, LAYERS) else batch(handle)
-    after = api.transform(program, pipeline)
+    after = transforming.transform(program, pipeline)
     assert str(after.module) != str(program.module)
     assert modes(after) == modes(program)
 
@@ -106,7 +107,7 @@ def test_a_copy_counts_what_the_collective_did(pipeline: str, handle: str) -> No
 @pytest.mark.parametrize("pipeline", [SINK, LAYERS, f"{SPLIT},break-permute-cycles"])
 def test_values_stay_on_replicas_of_partitions(pipeline: str) -> None:
     program = loop(ZERO) if pipeline in (SINK, LAYERS) else batch(ZERO)
-    after = api.transform(program, pipeline)
+    after = transforming.transform(program, pipeline)
     assert verify_artifacts(program, after, Options(trials=1)).same
 
 
@@ -119,7 +120,7 @@ def test_a_create_reduce_scatter_keeps_what_ids_count() -> None:
     %at = stablehlo.add %number, %number : tensor<i32>
     %part = stablehlo.dynamic_slice %sum, %at, sizes = [2] : ({kind}, tensor<i32>) -> {half}"""
     program = module(body, f"%x: {kind}", ["%part"], [half])
-    after = api.transform(program, "create-reduce-scatter")
+    after = transforming.transform(program, "create-reduce-scatter")
     assert {mode for _, mode in modes(after)} == {mode for _, mode in modes(program)}
     assert [each.kind for each in find_collectives(after.module)] == ["reduce_scatter"]
     assert verify_artifacts(program, after, Options(trials=1)).same

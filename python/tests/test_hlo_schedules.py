@@ -14,7 +14,7 @@ from hlo_graphs import (
 )
 from models.zoo import ZOO
 
-from stablehlo_tools import artifact
+from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.overlap.memory import memory_profile
 from stablehlo_tools.overlap.simulator import simulate
 from stablehlo_tools.overlap.task_graph import TaskKind

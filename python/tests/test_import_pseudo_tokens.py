@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from stablehlo_tools import artifact as artifacts
 from stablehlo_tools.analysis.collectives import find_collectives
 from stablehlo_tools.analysis.liveness import dead_collectives
-from stablehlo_tools.api import run_pipeline
-from stablehlo_tools.artifact import Artifact
+from stablehlo_tools.api.transforming import run_pipeline
+from stablehlo_tools.artifacts import artifact as artifacts
+from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.ir.walk import walk
-from stablehlo_tools.passes import Pipeline
-from stablehlo_tools.transforms.tokens.chain import AFTER_ALL, BARRIER
+from stablehlo_tools.passes.pipeline import Pipeline
+from stablehlo_tools.transforms.parts.thread_tokens.chain import AFTER_ALL, BARRIER
 from stablehlo_tools.verify import Options, verify_artifacts
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -290,7 +290,7 @@ def test_user_reading_the_root_refutes_it():
 
 
 def test_api_warns_of_what_was_taken_for_zero():
-    from stablehlo_tools.api import transform
+    from stablehlo_tools.api.transforming import transform
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

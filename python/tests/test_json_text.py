@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from stablehlo_tools import json_text
 from stablehlo_tools.cli import main as command_line
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.json_text import JsonValue, parse_json, position_of, read_json
+from stablehlo_tools.files import json_text
+from stablehlo_tools.files.json_text import JsonValue, parse_json, position_of, read_json
 
 DEEP = "[" * 100_000 + "]" * 100_000
 DEEP_BELOW = '{"a": ' * 3_000 + "1" + "}" * 3_000  # which Python's reader takes

@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from stablehlo_tools import artifact, exposure
 from stablehlo_tools.analysis.collectives import find_collectives
 from stablehlo_tools.analysis.entry import is_per_device
 from stablehlo_tools.analysis.partitioner_work import Annotation, left_to_the_partitioner
-from stablehlo_tools.artifact import Artifact
+from stablehlo_tools.artifacts import artifact
+from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.cli.main import main
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.exposure import explicit_collectives
+from stablehlo_tools.report import exposure
+from stablehlo_tools.report.exposure import explicit_collectives
 
 _TILED = '{mhlo.sharding = "{devices=[1,2]<=[2]}"}'
 _ROWS = '{mhlo.sharding = "{devices=[2,1]<=[2]}"}'

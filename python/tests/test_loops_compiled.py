@@ -18,10 +18,10 @@ from jax import export, lax
 from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from stablehlo_tools import artifact
-from stablehlo_tools.api import run_pipeline
-from stablehlo_tools.artifact import Artifact
-from stablehlo_tools.passes import Pipeline
+from stablehlo_tools.api.transforming import run_pipeline
+from stablehlo_tools.artifacts import artifact
+from stablehlo_tools.artifacts.artifact import Artifact
+from stablehlo_tools.passes.pipeline import Pipeline
 from stablehlo_tools.targets.topologies import Target, missing_package
 
 DEVICES, LAYERS, WIDTH, ROWS = 8, 6, 4096, 8192

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 from lint_directives import lint
 
-from stablehlo_tools.artifact import parse, to_text
+from stablehlo_tools.artifacts.artifact import parse, to_text
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cli.main import main
 from stablehlo_tools.diagnostics import Diagnostics, ToolError
-from stablehlo_tools.passes import Pass, Pipeline
-from stablehlo_tools.registry import PASSES
+from stablehlo_tools.passes.base import Pass
+from stablehlo_tools.passes.pipeline import Pipeline
+from stablehlo_tools.passes.registry import PASSES
 from stablehlo_tools.testing.check_lines import check_lines
 from stablehlo_tools.testing.filecheck_run import mismatch
 from stablehlo_tools.testing.generated_test import generated_test, verify

@@ -14,9 +14,9 @@ from models.llama import LlamaConfig, example_arguments, export_train_step, inpu
 from models.zoo import MODELS, SMALL, ZOO
 
 import stablehlo_tools
-from stablehlo_tools import artifact
 from stablehlo_tools.analysis.collectives import find_collectives
 from stablehlo_tools.analysis.liveness import dead_collectives
+from stablehlo_tools.artifacts import artifact
 
 
 def losses(config: LlamaConfig, steps: int = 4) -> list[float]:

@@ -16,7 +16,7 @@ from proof_programs import write_expanded
 from proof_sets import SCHEDULES, Case, by_hand, findings, name_of
 from soaking import first
 
-from stablehlo_tools import artifact
+from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.ir import carriers

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from stablehlo_tools.passes import Pass, Pipeline
-from stablehlo_tools.pipelines import NAMED
-from stablehlo_tools.registry import PASSES, find_pass
+from stablehlo_tools.passes.base import Pass
+from stablehlo_tools.passes.named_pipelines import NAMED
+from stablehlo_tools.passes.pipeline import Pipeline
+from stablehlo_tools.passes.registry import PASSES, find_pass
 
 LIT_TESTS = Path(__file__).parents[2] / "lit_tests"
 HEAVY = ("jax", "jaxlib", "numpy")

@@ -2,9 +2,9 @@
 
 import pytest
 
-from stablehlo_tools import artifact
+from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.native_passes import NativePasses
+from stablehlo_tools.passes.native_passes import NativePasses
 
 SHARDED = """
 sdy.mesh @mesh = <["x"=2]>

@@ -23,9 +23,9 @@ from kept_values import Known, assert_kept
 from models.zoo import ZOO
 
 import stablehlo_tools
-from stablehlo_tools import artifact
 from stablehlo_tools.analysis.collectives import find_collectives
 from stablehlo_tools.analysis.entry import main_function
+from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.targets.compilation import compile_artifact

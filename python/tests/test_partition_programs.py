@@ -17,12 +17,12 @@ from sharded_programs import MESHES, PROGRAMS, Constrain, ShardedProgram, compla
 
 import stablehlo_tools
 from stablehlo_tools.analysis.collectives import find_collectives
-from stablehlo_tools.api import run_pipeline
-from stablehlo_tools.artifact import from_exported
+from stablehlo_tools.api.transforming import run_pipeline
+from stablehlo_tools.artifacts.artifact import from_exported
 from stablehlo_tools.diagnostics import Place, ToolError, to_place
-from stablehlo_tools.passes import Pipeline
+from stablehlo_tools.passes.pipeline import Pipeline
 from stablehlo_tools.transforms import partition
-from stablehlo_tools.transforms.partitioning import indexed_ops
+from stablehlo_tools.transforms.parts.partition import indexed_ops
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -130,7 +130,7 @@ def test_what_shardys_way_refuses_goes_by_xla(monkeypatch: pytest.MonkeyPatch) -
         }"""
     refusal = ToolError("no way", Place(line=5, column=7))
     monkeypatch.setattr(partition._Shardy, "local", Mock(side_effect=refusal))
-    loaded = stablehlo_tools.artifact.parse(text.encode(), "x.mlir")
+    loaded = stablehlo_tools.artifacts.artifact.parse(text.encode(), "x.mlir")
     said = run_pipeline(loaded, Pipeline.parse("partition{partitioner=shardy-or-xla}"))
     assert [each.message for each in said.collected] == ["no way; partitioned by XLA instead"]
     assert [c.kind for c in find_collectives(loaded.module)] == ["all_gather"]

@@ -17,17 +17,22 @@ import random_pipelines
 from jax.export import Exported
 from test_compile import TARGETS
 
-from stablehlo_tools import artifact, bindings
+from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import ModuleFacts, find_collectives
 from stablehlo_tools.analysis.demand import PermuteDemand, permute_demand, permutes, walking
 from stablehlo_tools.analysis.demand.knowledge import Budget
-from stablehlo_tools.artifact import Artifact
+from stablehlo_tools.artifacts import artifact
+from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.cli.main import main
 from stablehlo_tools.targets.compilation import compile_artifact
 from stablehlo_tools.targets.topologies import Target
-from stablehlo_tools.transforms.permutes.validity import planning
-from stablehlo_tools.transforms.permutes.validity.planning import Strategy, describe, plan
-from stablehlo_tools.transforms.permutes.validity.writing import write
+from stablehlo_tools.transforms.parts.decompose_collective_permute.validity import planning
+from stablehlo_tools.transforms.parts.decompose_collective_permute.validity.planning import (
+    Strategy,
+    describe,
+    plan,
+)
+from stablehlo_tools.transforms.parts.decompose_collective_permute.validity.writing import write
 
 Array = np.ndarray[Any, Any]
 STRATEGIES: list[Strategy] = ["edges", "edges", "edges", "edges", "whole"]

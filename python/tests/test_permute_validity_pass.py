@@ -17,12 +17,12 @@ from models.devices import mesh
 from test_compile import TARGETS
 
 import stablehlo_tools
-from stablehlo_tools import artifact
 from stablehlo_tools.analysis.collectives import find_collectives
-from stablehlo_tools.artifact import Artifact
+from stablehlo_tools.artifacts import artifact
+from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.cli.main import main
 from stablehlo_tools.diagnostics import Diagnostics
-from stablehlo_tools.passes import Pipeline
+from stablehlo_tools.passes.pipeline import Pipeline
 from stablehlo_tools.targets.compilation import compile_artifact
 from stablehlo_tools.targets.topologies import Target
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from stablehlo_tools import bindings
-from stablehlo_tools.artifact import parse
+from stablehlo_tools.artifacts.artifact import parse
 from stablehlo_tools.ir.physical_forms import write_as_values
 
 

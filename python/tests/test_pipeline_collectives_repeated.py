@@ -18,8 +18,8 @@ from models.zoo import ZOO
 from sink_programs import surveyed
 
 import stablehlo_tools
-from stablehlo_tools import artifact
 from stablehlo_tools.analysis.collectives import find_collectives
+from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.values import key_of

@@ -25,7 +25,7 @@ from jax.export import Exported
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from numpy.typing import NDArray
 
-from stablehlo_tools import artifact, transform
+from stablehlo_tools import transform
 from stablehlo_tools.analysis.pipelines.bubbles import (
     CUSTOM,
     LEAST_OF_BOTH,
@@ -36,11 +36,12 @@ from stablehlo_tools.analysis.pipelines.bubbles import (
 from stablehlo_tools.analysis.pipelines.columns import Column
 from stablehlo_tools.analysis.pipelines.playing import is_consistent
 from stablehlo_tools.analysis.pipelines.reading import find_pipelines
-from stablehlo_tools.artifact import Artifact
+from stablehlo_tools.artifacts import artifact
+from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.cli.main import main
 from stablehlo_tools.cost.hardware import load_hardware
-from stablehlo_tools.exposure import Question, exposure
 from stablehlo_tools.report.document import Document
+from stablehlo_tools.report.exposure import Question, exposure
 from stablehlo_tools.report.html import render_page
 from stablehlo_tools.report.pipeline_document import PipelineReport
 from stablehlo_tools.report.pipeline_rows import pipeline_report
@@ -51,7 +52,7 @@ from stablehlo_tools.schedules.lockstep import (
     forward_lockstep,
     training_lockstep,
 )
-from stablehlo_tools.transforms.expanding.tables import Row
+from stablehlo_tools.transforms.parts.expand_pipeline.tables import Row
 
 LAYERS, BATCH, WIDTH, HIDDEN = 8, 8, 16, 32
 MICROBATCHES = 4

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.passes import Pipeline
-from stablehlo_tools.pipeline_text import PassText, parse_pipeline_text
+from stablehlo_tools.passes.parser import PassText, parse_pipeline_text
+from stablehlo_tools.passes.pipeline import Pipeline
 
 
 def test_splits_passes_and_options():

@@ -13,9 +13,10 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 from soaking import one_in
 
-from stablehlo_tools import api, artifact
 from stablehlo_tools.analysis.program_set import Job, Options
-from stablehlo_tools.artifact import Artifact
+from stablehlo_tools.api import transforming
+from stablehlo_tools.artifacts import artifact
+from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.order.verdict import decide
 from stablehlo_tools.targets.compilation import compile_artifact
 from stablehlo_tools.targets.topologies import Target
@@ -72,7 +73,7 @@ def test_jax_orders_by_barriers() -> None:
 def test_every_pass_keeps_order_and_values(pipeline: str) -> None:
     loaded = exported()
     was_ordered = is_ordered(loaded)
-    rewritten = api.transform(exported(), pipeline)
+    rewritten = transforming.transform(exported(), pipeline)
     assert (
         artifact.to_text(rewritten.module).count(BARRIER)
         >= artifact.to_text(loaded.module).count(BARRIER)

@@ -12,11 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from random_loops import random_loop_program
 
-from stablehlo_tools import artifact, bindings
-from stablehlo_tools.artifact import Artifact
+from stablehlo_tools import bindings
+from stablehlo_tools.artifacts import artifact
+from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.diagnostics import Diagnostics
-from stablehlo_tools.passes import Pipeline
-from stablehlo_tools.transforms.pipelining import holding
+from stablehlo_tools.passes.pipeline import Pipeline
+from stablehlo_tools.transforms.parts.pipeline_collectives import holding
 
 SLOW = (HealthCheck.too_slow, HealthCheck.function_scoped_fixture)
 SHAPES = ((8, 4), (8, 4), (6, 8, 4), (6, 8, 4))

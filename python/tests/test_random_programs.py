@@ -17,9 +17,11 @@ from hypothesis import given, settings
 from random_order import PIPELINES
 from random_programs import DEVICES, SLOW, programs
 
-from stablehlo_tools import api, artifact, bindings
-from stablehlo_tools.artifact import Artifact
-from stablehlo_tools.passes import Pipeline
+from stablehlo_tools import bindings
+from stablehlo_tools.api import transforming
+from stablehlo_tools.artifacts import artifact
+from stablehlo_tools.artifacts.artifact import Artifact
+from stablehlo_tools.passes.pipeline import Pipeline
 from stablehlo_tools.targets.topologies import Target, missing_package
 
 HERE = Path(__file__).parent
@@ -28,7 +30,7 @@ HERE = Path(__file__).parent
 def after(program: Artifact, pipeline: str) -> Artifact:
     """A copy of the program after a pipeline."""
     result = program.copy()
-    api.run_pipeline(result, Pipeline.parse(pipeline))
+    transforming.run_pipeline(result, Pipeline.parse(pipeline))
     return result
 
 

@@ -15,8 +15,8 @@ from artifact_mutations import encoded, mutated
 from jax import export
 from jax._src.export import serialization_generated
 
-from stablehlo_tools import artifact as artifacts
-from stablehlo_tools.artifact import Form
+from stablehlo_tools.artifacts import artifact as artifacts
+from stablehlo_tools.artifacts.artifact import Form
 from stablehlo_tools.diagnostics import ToolError
 
 TOOL = [sys.executable, "-m", "stablehlo_tools.cli.main"]
@@ -127,7 +127,8 @@ def test_a_users_program_outlives_what_it_loads(tmp_path: Path):
 
 
 def test_what_was_written_here_is_read_at_once(monkeypatch: pytest.MonkeyPatch):
-    from stablehlo_tools import activity, outside_reader
+    from stablehlo_tools.artifacts import outside_reader
+    from stablehlo_tools.processes import activity
 
     def refuse(*_: object) -> bytes:
         raise AssertionError("read in another process")
@@ -142,7 +143,7 @@ def test_what_was_written_here_is_read_at_once(monkeypatch: pytest.MonkeyPatch):
 
 def portable_without_reading() -> bytes:
     from stablehlo_tools import bindings
-    from stablehlo_tools.writing import write_module
+    from stablehlo_tools.artifacts.writing import write_module
 
     module = bindings.parse_module("module {}", bindings.new_context())
     return write_module(module, Form.PORTABLE)

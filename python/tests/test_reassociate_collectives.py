@@ -13,8 +13,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import stablehlo_tools
-from stablehlo_tools import artifact
 from stablehlo_tools.analysis.collectives import find_collectives
+from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.verify.comparison import Rule
 from stablehlo_tools.verify.verification import Options, verify_artifacts
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import pytest
 from order_cases import all_reduce, main, read, rule, verdict
 
-from stablehlo_tools import api, artifact
-from stablehlo_tools.passes import Pipeline
+from stablehlo_tools.api import transforming
+from stablehlo_tools.artifacts import artifact
+from stablehlo_tools.passes.pipeline import Pipeline
 from stablehlo_tools.targets.compilation import compile_artifact
 from stablehlo_tools.targets.topologies import Target, missing_package
 
@@ -99,7 +100,7 @@ def _module(body: str) -> str:
 
 def _threaded(text: str) -> str:
     loaded = artifact.parse(text.encode())
-    api.run_pipeline(loaded, Pipeline.parse("thread-tokens"))
+    transforming.run_pipeline(loaded, Pipeline.parse("thread-tokens"))
     return artifact.to_text(loaded.module, locations=False)
 
 

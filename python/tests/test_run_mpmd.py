@@ -17,7 +17,7 @@ import pytest
 from rank_sets import RATE, ROWS, WIDTH, step_of, write_set, write_step
 from soaking import first
 
-from stablehlo_tools import artifact
+from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.cli import main as command_line
 from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.diagnostics import ToolError

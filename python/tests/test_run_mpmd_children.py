@@ -21,7 +21,7 @@ from rank_sets import write_set
 from soaking import first
 from test_run_mpmd import SMALL, table_of
 
-from stablehlo_tools import artifact
+from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.bindings import new_context, parse_module
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.mpmd import rank_set

@@ -10,8 +10,9 @@ import pytest
 from overlap_programs import PROFILE, counts, fenced, peak, total, with_profile
 from random_overlap import DEVICES, random_arguments, random_program
 
-from stablehlo_tools import artifact, bindings
-from stablehlo_tools.artifact import Artifact
+from stablehlo_tools import bindings
+from stablehlo_tools.artifacts import artifact
+from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.transforms import schedule_overlap
 
 # By seed: what a barrier cannot hold (15), ops without results (220, 231), what a reduction itself

@@ -22,7 +22,7 @@ from models.zoo import ZOO
 from overlap_programs import PROFILE, counts, peak, total
 
 import stablehlo_tools
-from stablehlo_tools import artifact
+from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.overlap.simulator import simulate

@@ -17,9 +17,9 @@ from jax.sharding import PartitionSpec as P
 from kept_values import assert_kept, compared
 from sink_programs import Sinking, sinkings, sunk, surveyed
 
-from stablehlo_tools import artifact
 from stablehlo_tools.analysis.collectives import find_collectives
-from stablehlo_tools.artifact import Artifact
+from stablehlo_tools.artifacts import artifact
+from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.ir.inline import inline_all_calls
 
 MICROBATCHES, BATCH, WIDTH = 4, 8, 16

@@ -20,8 +20,8 @@ from kept_values import assert_kept, compared
 from models.zoo import ZOO
 
 import stablehlo_tools
-from stablehlo_tools import artifact
 from stablehlo_tools.analysis.collectives import find_collectives
+from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.diagnostics import ToolError
 
 PARTITIONING = "partition,create-reduce-scatter"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from stablehlo_tools import artifact
 from stablehlo_tools.analysis.collectives import ModuleFacts
 from stablehlo_tools.analysis.entry import is_per_device, main_function
 from stablehlo_tools.analysis.uniformity import Uniformity, Variation
+from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.walk import walk

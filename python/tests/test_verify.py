@@ -15,8 +15,8 @@ import pytest
 from jax import export
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from stablehlo_tools import artifact as artifacts
-from stablehlo_tools.artifact import Artifact
+from stablehlo_tools.artifacts import artifact as artifacts
+from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.cli.main import main
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.verify import Options, Rule, Verification, verify_artifacts

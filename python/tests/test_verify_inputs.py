@@ -14,14 +14,14 @@ from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 from soaking import first
 
-from stablehlo_tools import artifact as artifacts
 from stablehlo_tools.analysis.argument_ranges import (
     Range,
     argument_ranges,
     steering_arguments,
 )
 from stablehlo_tools.analysis.replica_groups import ProcessGrid
-from stablehlo_tools.artifact import Artifact
+from stablehlo_tools.artifacts import artifact as artifacts
+from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.cli.main import main
 from stablehlo_tools.verify import Options, verify_artifacts
 from stablehlo_tools.verify.element_types import element_type

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from random_permutes import permute
 
-from stablehlo_tools import artifact
-from stablehlo_tools.artifact import Artifact
+from stablehlo_tools.artifacts import artifact
+from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.diagnostics import Diagnostics
-from stablehlo_tools.passes import Pipeline
+from stablehlo_tools.passes.pipeline import Pipeline
 from stablehlo_tools.verify.verification import Options, verify_artifacts
 
 # A kind of each number by default; the other widths for `make soak`.

@@ -6,8 +6,8 @@ import pytest
 from models.zoo import ZOO
 
 import stablehlo_tools
-from stablehlo_tools import artifact
-from stablehlo_tools.artifact import Artifact
+from stablehlo_tools.artifacts import artifact
+from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.targets.compilation import compile_artifact
 from stablehlo_tools.targets.scheduled_hlo import parse_schedule
 from stablehlo_tools.targets.volume import group_size, shape_bytes, volume

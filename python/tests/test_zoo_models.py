@@ -13,8 +13,8 @@ from jax import export
 from models import devices, export_model
 from models.zoo import MODELS, ZOO, Model
 
-from stablehlo_tools import artifact
 from stablehlo_tools.analysis.collectives import find_collectives
+from stablehlo_tools.artifacts import artifact
 
 # Ways to write or to divide a step that others here are one of; they take long to trace.
 LONG = (

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.export import Exported
 
-from stablehlo_tools import artifact
+from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.values import maker_of
 from stablehlo_tools.ir.walk import walk

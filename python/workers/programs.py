@@ -12,8 +12,9 @@ from jax import export
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 from numpy.typing import NDArray
 
-from stablehlo_tools import artifact, bindings
-from stablehlo_tools.program_mesh import program_mesh
+from stablehlo_tools import bindings
+from stablehlo_tools.artifacts import artifact
+from stablehlo_tools.artifacts.program_mesh import program_mesh
 
 Array = NDArray[Any]
 Run = Callable[[], list[Array]]

@@ -19,7 +19,7 @@ from typing import Literal
 
 from stablehlo_tools.analysis.origins import Origins
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.ir.building import element_of, shape_of
+from stablehlo_tools.ir.builder import element_of, shape_of
 from stablehlo_tools.ir.constants import splat_of
 from stablehlo_tools.ir.copying import copy_module
 from stablehlo_tools.ir.inline import inline_all_calls

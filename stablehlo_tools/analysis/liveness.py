@@ -18,9 +18,7 @@ from stablehlo_tools.analysis.collectives import (
     find_collectives,
 )
 from stablehlo_tools.analysis.communication import BRANCHES, COMPUTATIONS, WHILE, is_public
-from stablehlo_tools.analysis.elements.folding import folded
-from stablehlo_tools.analysis.trip_counts import constant_trips
-from stablehlo_tools.analysis.vanishing import (
+from stablehlo_tools.analysis.dead_uses import (
     ALL,
     Demand,
     grown,
@@ -29,6 +27,8 @@ from stablehlo_tools.analysis.vanishing import (
     puts_together,
     takes_part,
 )
+from stablehlo_tools.analysis.elements.folding import folded
+from stablehlo_tools.analysis.trip_counts import constant_trips
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.symbols import CALLS, FUNCTION, callee_name, symbol_name

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from typing import Any
 
-from stablehlo_tools import artifact
 from stablehlo_tools.analysis.added_collectives import op_that_may_add
 from stablehlo_tools.analysis.collectives import ModuleFacts
 from stablehlo_tools.analysis.communication import MANUAL_COMPUTATION
@@ -24,7 +23,8 @@ from stablehlo_tools.analysis.issued import Inlined, Issued, inline_module, read
 from stablehlo_tools.analysis.partitioner_work import Annotation, left_to_the_partitioner
 from stablehlo_tools.analysis.replica_groups import ProcessGrid
 from stablehlo_tools.analysis.unknown_calls import unknown_calls_counted
-from stablehlo_tools.artifact import Artifact
+from stablehlo_tools.artifacts import artifact
+from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.diagnostics import Diagnostic, Place, ToolError, naming
 from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.order.program import Program, issues_of, renumbered

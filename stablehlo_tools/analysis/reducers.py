@@ -8,7 +8,7 @@ import numpy as np
 
 from stablehlo_tools import bindings
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.ir.building import element_of
+from stablehlo_tools.ir.builder import element_of
 from stablehlo_tools.ir.constants import CONSTANTS, copy_constant, splat_of
 from stablehlo_tools.ir.values import producer
 

@@ -35,8 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Writes the programs. Raises ToolError on bad input."""
-    from stablehlo_tools import artifact, files
     from stablehlo_tools.analysis.program_set import Job, Options
+    from stablehlo_tools.artifacts import artifact
+    from stablehlo_tools.files import atomic
     from stablehlo_tools.order.report import finding_text
     from stablehlo_tools.transforms.align_order import align_order
     from stablehlo_tools.transforms.thread_tokens import ThreadTokensPass
@@ -62,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
         (directory / n, artifact.encode(a, a.form)) for n, a in zip(names, loaded, strict=True)
     ]
     _make(directory)
-    files.write_all_atomically(programs)
+    atomic.write_all_atomically(programs)
     print("\n".join(str(path) for path, _ in programs))
     return 0
 

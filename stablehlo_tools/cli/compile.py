@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Compiles and prints; always 0. Raises ToolError."""
-    from stablehlo_tools import artifact
+    from stablehlo_tools.artifacts import artifact
     from stablehlo_tools.targets import report
     from stablehlo_tools.targets.compilation import compile_artifact
 

@@ -14,7 +14,7 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from stablehlo_tools.artifact import Artifact
+    from stablehlo_tools.artifacts.artifact import Artifact
     from stablehlo_tools.mpmd.expansion import Request
 
 
@@ -46,10 +46,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Writes the set, or compares. Raises ToolError on bad input."""
-    from stablehlo_tools import artifact
+    from stablehlo_tools.artifacts import artifact
     from stablehlo_tools.diagnostics import ToolError
-    from stablehlo_tools.exposure import hardware_for
     from stablehlo_tools.mpmd.expansion import Request
+    from stablehlo_tools.report.exposure import hardware_for
 
     if arguments.compare == (arguments.output is not None):
         raise ToolError("give -o DIR to write the programs, or --compare to time every schedule")

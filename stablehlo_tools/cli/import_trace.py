@@ -25,16 +25,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Writes the profile. Raises ToolError, and then nothing is written."""
-    from stablehlo_tools import files
     from stablehlo_tools.cost.traces import profile_from_trace
+    from stablehlo_tools.files import atomic
 
-    to_file = arguments.output not in (None, files.STDIN)
+    to_file = arguments.output not in (None, atomic.STDIN)
     if to_file:
-        files.check_writable(arguments.output)
+        atomic.check_writable(arguments.output)
     profile = profile_from_trace(Path(arguments.trace), arguments.module)
     text = json.dumps(profile, indent=1) + "\n"
     if to_file:
-        files.write_atomically(arguments.output, text.encode())
+        atomic.write_atomically(arguments.output, text.encode())
     else:
         print(text, end="")
     return 0

@@ -23,7 +23,7 @@ from stablehlo_tools.cli.timing import add_timing_arguments, question, tool_vers
 if TYPE_CHECKING:
     from stablehlo_tools.analysis.collectives import Collective, ModuleFacts
     from stablehlo_tools.analysis.partitioner_work import LeftToCompiler
-    from stablehlo_tools.artifact import Artifact
+    from stablehlo_tools.artifacts.artifact import Artifact
     from stablehlo_tools.report.pipeline_document import PipelineReport
 
 
@@ -36,9 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints the table. Raises ToolError on bad input."""
-    from stablehlo_tools import artifact
     from stablehlo_tools.analysis.collectives import ModuleFacts, find_collectives
     from stablehlo_tools.analysis.partitioner_work import left_to_the_partitioner
+    from stablehlo_tools.artifacts import artifact
     from stablehlo_tools.diagnostics import ToolError
 
     loaded = artifact.load(arguments.input)
@@ -101,8 +101,8 @@ def _print_pipelines(pipelines: list[PipelineReport]) -> None:
 
 
 def _timed(arguments: argparse.Namespace, loaded: Artifact) -> int:
-    from stablehlo_tools.exposure import exposure
     from stablehlo_tools.report.document import Document
+    from stablehlo_tools.report.exposure import exposure
     from stablehlo_tools.report.text import to_text
 
     programs = exposure([loaded], question(arguments, loaded, timeline=False))

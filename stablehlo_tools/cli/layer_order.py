@@ -26,17 +26,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Writes the map. Raises ToolError on bad input, or where the pass refuses the program."""
-    from stablehlo_tools import artifact, files
-    from stablehlo_tools.layer_order import find_layer_order
-    from stablehlo_tools.passes import Pipeline
+    from stablehlo_tools.api.layer_order import find_layer_order
+    from stablehlo_tools.artifacts import artifact
+    from stablehlo_tools.files import atomic
+    from stablehlo_tools.passes.pipeline import Pipeline
 
-    to_file = arguments.output not in (None, files.STDIN)
+    to_file = arguments.output not in (None, atomic.STDIN)
     if to_file:
-        files.check_writable(arguments.output)
+        atomic.check_writable(arguments.output)
     pipeline = Pipeline.parse(arguments.pipeline)
     text = find_layer_order(artifact.load(arguments.input), pipeline).to_json()
     if to_file:
-        files.write_atomically(arguments.output, text.encode())
+        atomic.write_atomically(arguments.output, text.encode())
     else:
         sys.stdout.write(text)
     return 0

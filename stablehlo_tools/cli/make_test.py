@@ -68,8 +68,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _make(arguments: argparse.Namespace, recipe: Recipe) -> int:
-    from stablehlo_tools import artifact, files
-    from stablehlo_tools.passes import Pipeline
+    from stablehlo_tools.artifacts import artifact
+    from stablehlo_tools.files import atomic
+    from stablehlo_tools.passes.pipeline import Pipeline
     from stablehlo_tools.testing.generated_test import generated_test, verify
     from stablehlo_tools.testing.minimised import minimised
     from stablehlo_tools.testing.producer import produced
@@ -83,26 +84,26 @@ def _make(arguments: argparse.Namespace, recipe: Recipe) -> int:
         data = minimised(artifact.load(arguments.inputs[0]), pipeline).encode()
     test = generated_test(recipe, arguments.output, data)
     verify(test, recipe, data)
-    files.write_atomically(arguments.output, test.text.encode())
+    atomic.write_atomically(arguments.output, test.text.encode())
     return 0
 
 
 def _update(arguments: argparse.Namespace) -> int:
-    from stablehlo_tools import files
     from stablehlo_tools.diagnostics import ToolError, naming
-    from stablehlo_tools.passes import Pipeline
+    from stablehlo_tools.files import atomic
+    from stablehlo_tools.passes.pipeline import Pipeline
     from stablehlo_tools.testing.recipe import recipe_of
     from stablehlo_tools.testing.regenerated import difference, regenerated
 
     if not arguments.inputs:
         raise ToolError("--update needs a test")
-    texts = {path: files.read_input(path)[0].decode() for path in arguments.inputs}
+    texts = {path: atomic.read_input(path)[0].decode() for path in arguments.inputs}
     for path, text in texts.items():  # all of them, before the first is shown or changed
         Pipeline.parse(recipe_of(text, path).pipeline)
     changed: list[tuple[str | os.PathLike[str], bytes]] = []
     for path, text in texts.items():
         if not arguments.check:
-            files.check_writable(path)
+            atomic.check_writable(path)
         with naming(path):
             anew = regenerated(text, path)
         if anew != text:
@@ -110,5 +111,5 @@ def _update(arguments: argparse.Namespace) -> int:
             changed.append((path, anew.encode()))
     if arguments.check:
         return 1 if changed else 0
-    files.write_all_atomically(changed)
+    atomic.write_all_atomically(changed)
     return 0

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING
 from stablehlo_tools.diagnostics import ToolError
 
 if TYPE_CHECKING:
-    from stablehlo_tools.artifact import Artifact, Form
+    from stablehlo_tools.artifacts.artifact import Artifact, Form
     from stablehlo_tools.diagnostics import Diagnostic
-    from stablehlo_tools.passes import Instrumentation, Pipeline
+    from stablehlo_tools.passes.pipeline import Instrumentation, Pipeline
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `opt`."""
-    from stablehlo_tools.pipelines import NAMED
-    from stablehlo_tools.registry import PASSES
+    from stablehlo_tools.passes.named_pipelines import NAMED
+    from stablehlo_tools.passes.registry import PASSES
 
     passes = "\n".join(f"  {name:18s} {entry.summary}" for name, entry in PASSES.items())
     pipelines = "\n".join(
@@ -57,13 +57,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the pipeline; 1 when expected diagnostics do not match. Raises ToolError."""
-    from stablehlo_tools import artifact, files
-    from stablehlo_tools.passes import Instrumentation, Pipeline
+    from stablehlo_tools.artifacts import artifact
+    from stablehlo_tools.files import atomic
+    from stablehlo_tools.passes.pipeline import Instrumentation, Pipeline
 
-    form, to_file = artifact.Form.TEXT, arguments.output not in (None, files.STDIN)
+    form, to_file = artifact.Form.TEXT, arguments.output not in (None, atomic.STDIN)
     if to_file:
         form = artifact.output_form(arguments.output)
-        files.check_writable(arguments.output)
+        atomic.check_writable(arguments.output)
     pipeline = Pipeline(()) if arguments.pipeline is None else Pipeline.parse(arguments.pipeline)
     job = _Job(
         pipeline,
@@ -84,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
     if data is None:
         return 1
     if to_file:
-        files.write_atomically(arguments.output, data)
+        atomic.write_atomically(arguments.output, data)
     else:
         sys.stdout.buffer.write(data)
     return 0
@@ -100,8 +101,8 @@ class _Job:
 
     def transform(self, loaded: Artifact, form: Form) -> bytes:
         """Runs the pipeline on one artifact; what passes warn of goes to standard error."""
-        from stablehlo_tools import artifact
-        from stablehlo_tools.api import run_pipeline
+        from stablehlo_tools.api.transforming import run_pipeline
+        from stablehlo_tools.artifacts import artifact
 
         reported = run_pipeline(loaded, self.pipeline, instrumentation=self.instrumentation)
         for diagnostic in (*loaded.left_behind(), *reported.collected):
@@ -110,8 +111,8 @@ class _Job:
 
     def test_text(self, path: str, split: bool, verify: bool) -> bytes | None:
         """Runs on each part of a text; None when the diagnostics are not those expected."""
-        from stablehlo_tools.artifact import Form, parse
-        from stablehlo_tools.files import read_input
+        from stablehlo_tools.artifacts.artifact import Form, parse
+        from stablehlo_tools.files.atomic import read_input
         from stablehlo_tools.testing.expected_diagnostics import mismatches
         from stablehlo_tools.testing.split_input import join_parts, split_input
 
@@ -132,8 +133,8 @@ class _Job:
 
     def _checked(self, part: str, name: str) -> tuple[str, list[Diagnostic]]:
         """The output of one part, empty when it was refused, and all that was reported."""
-        from stablehlo_tools.api import run_pipeline
-        from stablehlo_tools.artifact import parse, to_text
+        from stablehlo_tools.api.transforming import run_pipeline
+        from stablehlo_tools.artifacts.artifact import parse, to_text
         from stablehlo_tools.diagnostics import Diagnostics
 
         diagnostics = Diagnostics()

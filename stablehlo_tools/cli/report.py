@@ -38,10 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Writes the page or the trace. Raises ToolError, and then nothing is written."""
-    from stablehlo_tools import artifact, files
+    from stablehlo_tools.artifacts import artifact
     from stablehlo_tools.diagnostics import ToolError
-    from stablehlo_tools.exposure import exposure
+    from stablehlo_tools.files import atomic
     from stablehlo_tools.report.document import Document
+    from stablehlo_tools.report.exposure import exposure
 
     _check_output(arguments)
     if Path(arguments.input).is_dir():
@@ -53,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     programs = exposure(loaded, asked)
     title = arguments.title or " and ".join(dict.fromkeys(p.name for p in programs))
     document = Document(title, tool_version(), tuple(programs))
-    files.write_atomically(arguments.output, _encoded(document, arguments.output))
+    atomic.write_atomically(arguments.output, _encoded(document, arguments.output))
     return 0
 
 
@@ -68,8 +69,8 @@ def _encoded(document: Document, output: str) -> bytes:
 
 def _check_output(arguments: argparse.Namespace) -> None:
     """Raises ToolError for an output of another form, or one that cannot be written."""
-    from stablehlo_tools import files
     from stablehlo_tools.diagnostics import ToolError
+    from stablehlo_tools.files import atomic
 
     if arguments.output is None:
         return
@@ -78,13 +79,13 @@ def _check_output(arguments: argparse.Namespace) -> None:
             f"{arguments.output}: the output is a page, NAME.html, or a trace for Perfetto, "
             "NAME.json"
         )
-    files.check_writable(arguments.output)
+    atomic.check_writable(arguments.output)
 
 
 def _report_set(arguments: argparse.Namespace) -> int:
     """Draws a set of rank programs, or prints it."""
-    from stablehlo_tools import files
     from stablehlo_tools.diagnostics import ToolError
+    from stablehlo_tools.files import atomic
     from stablehlo_tools.mpmd.proof.proving import prove
     from stablehlo_tools.mpmd.proof.summary import set_report
     from stablehlo_tools.mpmd.rank_set import load
@@ -102,7 +103,7 @@ def _report_set(arguments: argparse.Namespace) -> int:
     if arguments.output is None:
         print(to_page(report, shutil.get_terminal_size((_COLUMNS, 24)).columns), end="")
     elif PurePath(arguments.output).suffix == ".html":
-        files.write_atomically(arguments.output, render_set(report).encode())
+        atomic.write_atomically(arguments.output, render_set(report).encode())
     else:
-        files.write_atomically(arguments.output, json.dumps(set_trace(report)).encode())
+        atomic.write_atomically(arguments.output, json.dumps(set_trace(report)).encode())
     return 0

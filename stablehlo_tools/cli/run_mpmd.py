@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
         listed = [found.to_json() for found in compiled]
         print(json.dumps({"ranks": listed}) if arguments.json else _compilations(compiled))
         return 0 if all(found.is_right for found in compiled) else 1
-    from stablehlo_tools import artifact
+    from stablehlo_tools.artifacts import artifact
     from stablehlo_tools.diagnostics import ToolError
     from stablehlo_tools.mpmd.running.outcome import Options, run_set
     from stablehlo_tools.verify import Rule

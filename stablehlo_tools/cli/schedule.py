@@ -81,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
     from stablehlo_tools.schedules.generators.catalogue import entries
 
     if to_file(arguments):
-        from stablehlo_tools.files import check_writable
+        from stablehlo_tools.files.atomic import check_writable
 
         check_writable(arguments.output)
     known = [entry.name for entry in entries()]

@@ -90,7 +90,7 @@ def put(arguments: argparse.Namespace, text: str) -> int:
     if not to_file(arguments):
         sys.stdout.write(text)
         return 0
-    from stablehlo_tools.files import write_atomically
+    from stablehlo_tools.files.atomic import write_atomically
 
     write_atomically(arguments.output, text.encode())
     return 0

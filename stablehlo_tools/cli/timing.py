@@ -7,8 +7,8 @@ import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from stablehlo_tools.artifact import Artifact
-    from stablehlo_tools.exposure import Question
+    from stablehlo_tools.artifacts.artifact import Artifact
+    from stablehlo_tools.report.exposure import Question
 
 _TARGETS = ("as-written", "gpu", "tpu")
 
@@ -45,7 +45,7 @@ def add_timing_arguments(parser: argparse.ArgumentParser, otherwise: str) -> Non
 def question(arguments: argparse.Namespace, artifact: Artifact, *, timeline: bool) -> Question:
     """What the arguments ask of an artifact. Raises ToolError."""
     from stablehlo_tools.cost.measured import MeasuredProfile
-    from stablehlo_tools.exposure import AS_WRITTEN, Question, hardware_for
+    from stablehlo_tools.report.exposure import AS_WRITTEN, Question, hardware_for
 
     return Question(
         hardware=hardware_for(artifact, arguments.hardware, arguments.target or ()),

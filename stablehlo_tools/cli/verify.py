@@ -71,11 +71,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints the answer; 0 when the values are the same, 1 when they differ."""
-    from stablehlo_tools import artifact, files
+    from stablehlo_tools.artifacts import artifact
     from stablehlo_tools.diagnostics import ToolError
+    from stablehlo_tools.files import atomic
     from stablehlo_tools.verify import Options, Rule, verify_artifacts
 
-    if arguments.before == arguments.after == files.STDIN:
+    if arguments.before == arguments.after == atomic.STDIN:
         raise ToolError("only one of BEFORE and AFTER can be standard input")
     options = Options(
         seed=arguments.seed,

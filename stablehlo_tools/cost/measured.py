@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import cast
 
 from stablehlo_tools.diagnostics import ToolError, naming
-from stablehlo_tools.json_text import read_json
+from stablehlo_tools.files.json_text import read_json
 
 SCHEMA = "stablehlo-tools/measured/1"
 

@@ -18,7 +18,7 @@ from typing import cast
 
 from stablehlo_tools.cost.figures import Table, text
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.json_text import read_bounded
+from stablehlo_tools.files.json_text import read_bounded
 
 _PROFILES = Path(__file__).parent / "profiles"
 

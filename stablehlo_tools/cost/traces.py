@@ -24,7 +24,7 @@ from typing import cast
 
 from stablehlo_tools.cost.measured import measured_document
 from stablehlo_tools.diagnostics import ToolError, naming
-from stablehlo_tools.json_text import read_json
+from stablehlo_tools.files.json_text import read_json
 
 _TRACE = ".trace.json.gz"
 _XPLANE = ".xplane.pb"

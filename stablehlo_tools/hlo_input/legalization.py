@@ -20,7 +20,7 @@ from stablehlo_tools.diagnostics import Place, ToolError, to_place
 from stablehlo_tools.hlo_input.marks import mark_of
 from stablehlo_tools.hlo_input.shardy_round_trip import restore_shardy, set_entry
 from stablehlo_tools.hlo_input.text import HloText
-from stablehlo_tools.ir.building import element_of, shape_of
+from stablehlo_tools.ir.builder import element_of, shape_of
 from stablehlo_tools.ir.constants import CONSTANTS
 from stablehlo_tools.ir.inline import copy_body
 from stablehlo_tools.ir.manual import dissolve

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.ir.building import element_of
+from stablehlo_tools.ir.builder import element_of
 from stablehlo_tools.ir.values import producer
 
 CONSTANTS = frozenset({"stablehlo.constant", "sdy.constant"})

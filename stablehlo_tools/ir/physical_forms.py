@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.ir.building import Builder, element_of, shape_of
+from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.walk import walk
 
 _COPY, _BITCAST = "mhlo.copy", "mhlo.bitcast"

@@ -5,7 +5,7 @@ Schedules with more stages cut the step anew: what a stage costs is not what its
 
 from __future__ import annotations
 
-from stablehlo_tools.artifact import Artifact
+from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.diagnostics import ToolError, naming
 from stablehlo_tools.mpmd.expansion import Request, prepare, time_stages
 from stablehlo_tools.schedules.comparison import (

@@ -28,7 +28,7 @@ from pathlib import PurePath
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.analysis.tasks.graph import module_task_graph
-from stablehlo_tools.artifact import Artifact
+from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.clock import Clock
 from stablehlo_tools.cost.hardware import Hardware

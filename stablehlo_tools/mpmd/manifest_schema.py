@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.json_text import JsonValue
+from stablehlo_tools.files.json_text import JsonValue
 from stablehlo_tools.mpmd.manifest import (
     FINISH,
     FORMS,

@@ -6,7 +6,7 @@ from typing import Any
 
 from stablehlo_tools.analysis.argument_names import path_of
 from stablehlo_tools.analysis.entry import entry_function
-from stablehlo_tools.artifact import Artifact
+from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.bindings import ir
 
 

@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stablehlo_tools import artifact
 from stablehlo_tools.analysis.entry import main_function
-from stablehlo_tools.artifact import Artifact, Form
+from stablehlo_tools.artifacts import artifact
+from stablehlo_tools.artifacts.artifact import Artifact, Form
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, naming
-from stablehlo_tools.files import write_all_atomically
+from stablehlo_tools.files.atomic import write_all_atomically
+from stablehlo_tools.files.json_text import read_bounded
 from stablehlo_tools.ir.carriers import terminator
-from stablehlo_tools.json_text import read_bounded
 from stablehlo_tools.mpmd import manifest as manifests
 from stablehlo_tools.mpmd.manifest import Entry, Manifest, Piece
 from stablehlo_tools.mpmd.manifest_schema import decode

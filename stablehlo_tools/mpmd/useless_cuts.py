@@ -8,7 +8,7 @@ from stablehlo_tools.cost.hardware import Hardware
 from stablehlo_tools.diagnostics import Diagnostic, Severity, note, to_place
 from stablehlo_tools.mpmd.staging.staging import Staged
 from stablehlo_tools.mpmd.staging.weights import Weigher
-from stablehlo_tools.transforms.layer_ranges.marks import range_of
+from stablehlo_tools.transforms.parts.split_layers.marks import range_of
 
 _LOOP = "stablehlo.while"
 _MILLI = 1e3

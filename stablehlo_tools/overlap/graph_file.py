@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from stablehlo_tools.diagnostics import ToolError, naming
-from stablehlo_tools.json_text import read_json
+from stablehlo_tools.files.json_text import read_json
 from stablehlo_tools.overlap.task_graph import Communication, Task, TaskGraph, TaskKind
 
 _REDUCTIONS = {"ag": "all_gather", "rs": "reduce_scatter", "ar": "all_reduce", "a2a": "all_to_all"}

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from stablehlo_tools.diagnostics import ToolError, naming
-from stablehlo_tools.json_text import read_json
+from stablehlo_tools.files.json_text import read_json
 
 
 def encode_schedule(order: Sequence[int], buckets: Sequence[Sequence[int]]) -> bytes:

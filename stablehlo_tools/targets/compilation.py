@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stablehlo_tools.artifact import Artifact
-from stablehlo_tools.child_python import wait_or_end, with_package
+from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.diagnostics import Diagnostic, ToolError, note
-from stablehlo_tools.last_words import how_it_ended, last_words, shortened
+from stablehlo_tools.processes.child_python import wait_or_end, with_package
+from stablehlo_tools.processes.last_words import how_it_ended, last_words, shortened
 from stablehlo_tools.targets import compiler_process
 from stablehlo_tools.targets.combined import read_combined
 from stablehlo_tools.targets.host_transfers import read_host_transfers

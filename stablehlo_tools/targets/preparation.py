@@ -8,7 +8,7 @@ from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts, find_collectives
 from stablehlo_tools.analysis.entry import is_per_device, main_function
 from stablehlo_tools.analysis.replica_groups import GroupMode, ProcessGrid
-from stablehlo_tools.artifact import Artifact
+from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.targets.order import Item, program_ids
@@ -16,7 +16,7 @@ from stablehlo_tools.targets.per_device import make_manual
 from stablehlo_tools.targets.platform_index import fix_platform
 from stablehlo_tools.targets.tagging import TaggedOp, tag_collectives
 from stablehlo_tools.targets.topologies import DEVICES_PER_HOST, Target
-from stablehlo_tools.transforms.tokens.composites import inline_composites
+from stablehlo_tools.transforms.parts.thread_tokens.composites import inline_composites
 
 _GRID = ("replicas", "partitions")
 

@@ -15,7 +15,7 @@ from itertools import product
 from pathlib import Path
 
 from stablehlo_tools.diagnostics import Diagnostic, ToolError
-from stablehlo_tools.passes import Pipeline
+from stablehlo_tools.passes.pipeline import Pipeline
 from stablehlo_tools.testing.brief_lines import LINK, link_count
 from stablehlo_tools.testing.check_patterns import escaped
 from stablehlo_tools.testing.expected_diagnostics import mismatches

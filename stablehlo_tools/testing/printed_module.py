@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from stablehlo_tools.artifact import to_text
+from stablehlo_tools.artifacts.artifact import to_text
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from stablehlo_tools.diagnostics import ToolError, first_line
-from stablehlo_tools.files import read_input
+from stablehlo_tools.files.atomic import read_input
 from stablehlo_tools.testing.recipe import Recipe
 
 

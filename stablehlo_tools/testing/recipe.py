@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.files import check_writable, read_input
+from stablehlo_tools.files.atomic import check_writable, read_input
 
 MADE_BY = "Made by: stablehlo-tools make-test "
 UPDATED_BY = "After a wanted change: stablehlo-tools make-test --update "

@@ -52,29 +52,32 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from stablehlo_tools.analysis.batch_dims.graph import Graph
-from stablehlo_tools.analysis.batch_dims.seeds import try_seeds
-from stablehlo_tools.analysis.batch_dims.undivided import WholeShape
 from stablehlo_tools.analysis.collectives import ModuleFacts
 from stablehlo_tools.analysis.communication import MANUAL_COMPUTATION
+from stablehlo_tools.analysis.dimension_propagation.graph import Graph
+from stablehlo_tools.analysis.dimension_propagation.seeds import try_seeds
+from stablehlo_tools.analysis.dimension_propagation.undivided import WholeShape
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostics, ToolError
 from stablehlo_tools.ir.copying import copy_module, take_over
+from stablehlo_tools.ir.dce import erase_unused
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.loop_links import link_loops
 from stablehlo_tools.ir.reshapes import fold_reshapes
 from stablehlo_tools.ir.symbols import functions_by_name
-from stablehlo_tools.ir.unused import erase_unused
-from stablehlo_tools.passes import Pass
-from stablehlo_tools.transforms.accumulating.barriers import free_whole_values
-from stablehlo_tools.transforms.accumulating.division import Division, divide
-from stablehlo_tools.transforms.accumulating.explanation import explained
-from stablehlo_tools.transforms.accumulating.searching import find_division, given_division
-from stablehlo_tools.transforms.accumulating.uneven import uneven_arguments
-from stablehlo_tools.transforms.accumulating.writing import needed_later, write_loop
-from stablehlo_tools.transforms.tokens.refusing import refuse_tokens
+from stablehlo_tools.passes.base import Pass
+from stablehlo_tools.transforms.parts.accumulate_gradients.barriers import free_whole_values
+from stablehlo_tools.transforms.parts.accumulate_gradients.division import Division, divide
+from stablehlo_tools.transforms.parts.accumulate_gradients.explanation import explained
+from stablehlo_tools.transforms.parts.accumulate_gradients.searching import (
+    find_division,
+    given_division,
+)
+from stablehlo_tools.transforms.parts.accumulate_gradients.uneven import uneven_arguments
+from stablehlo_tools.transforms.parts.accumulate_gradients.writing import needed_later, write_loop
+from stablehlo_tools.transforms.parts.thread_tokens.refusing import refuse_tokens
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,8 @@ from stablehlo_tools.order.simulation import Choice, Simulator
 from stablehlo_tools.order.transfers import pair_transfers
 from stablehlo_tools.order.verdict import decide
 from stablehlo_tools.transforms.keep_alive import keep_alive
+from stablehlo_tools.transforms.parts.thread_tokens.stripping import strip_module
 from stablehlo_tools.transforms.thread_tokens import ThreadTokensPass
-from stablehlo_tools.transforms.tokens.stripping import strip_module
 
 
 @dataclass(frozen=True)

@@ -50,10 +50,10 @@ from stablehlo_tools.analysis.permute_cycles import Cut, Pair, cut_cycles, cycle
 from stablehlo_tools.analysis.replica_groups import GroupMode
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, Severity, ToolError, to_place
-from stablehlo_tools.ir.building import Builder
-from stablehlo_tools.passes import Pass
-from stablehlo_tools.transforms.permutes.membership import Membership
-from stablehlo_tools.transforms.permutes.pairs import (
+from stablehlo_tools.ir.builder import Builder
+from stablehlo_tools.passes.base import Pass
+from stablehlo_tools.transforms.parts.decompose_collective_permute.membership import Membership
+from stablehlo_tools.transforms.parts.decompose_collective_permute.pairs import (
     PAIRS,
     PERMUTE,
     check_min_bytes,
@@ -61,7 +61,7 @@ from stablehlo_tools.transforms.permutes.pairs import (
     pairs_of,
     why_left,
 )
-from stablehlo_tools.transforms.tokens.refusing import refuse_tokens
+from stablehlo_tools.transforms.parts.thread_tokens.refusing import refuse_tokens
 
 _MOST_NAMED = 4  # cycles in a note
 

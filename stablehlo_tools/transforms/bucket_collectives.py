@@ -1,7 +1,7 @@
 """Merges collectives that are alike into one where that saves more latency than overlap.
 
 What goes together is the plan of the overlap scheduler, made on the program's own graph; merging
-shows in `stablehlo_tools/transforms/bucketing/merge.py`.
+shows in `stablehlo_tools/transforms/parts/bucket_collectives/merge.py`.
 
     %a = "stablehlo.all_reduce"(%x)                            // tensor<4x2xf32>
     %b = "stablehlo.all_reduce"(%y)                            // tensor<4x3xf32>
@@ -37,8 +37,13 @@ from typing import ClassVar
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, Severity, ToolError, note
-from stablehlo_tools.passes import Pass
-from stablehlo_tools.transforms.bucketing.planning import Plan, apply_buckets, plan_buckets, us
+from stablehlo_tools.passes.base import Pass
+from stablehlo_tools.transforms.parts.bucket_collectives.planning import (
+    Plan,
+    apply_buckets,
+    plan_buckets,
+    us,
+)
 
 _GIB = 2.0**30
 

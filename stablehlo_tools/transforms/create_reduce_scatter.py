@@ -58,18 +58,21 @@ from stablehlo_tools.analysis.device_values import DeviceValues
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostics, ToolError
 from stablehlo_tools.ir.symbols import functions_by_name
-from stablehlo_tools.passes import Pass
-from stablehlo_tools.transforms.reduce_scatter.chunked import Chunked, plan_chunked
-from stablehlo_tools.transforms.reduce_scatter.exchanges import (
+from stablehlo_tools.passes.base import Pass
+from stablehlo_tools.transforms.parts.create_reduce_scatter.chunked import Chunked, plan_chunked
+from stablehlo_tools.transforms.parts.create_reduce_scatter.exchanges import (
     Constant,
     Inverse,
     plan_constant,
     plan_inverse,
 )
-from stablehlo_tools.transforms.reduce_scatter.group_forms import GroupForms
-from stablehlo_tools.transforms.reduce_scatter.padded import Padded, plan_padded
-from stablehlo_tools.transforms.reduce_scatter.rewriting import drop_unused_results, erase_unused
-from stablehlo_tools.transforms.reduce_scatter.sharing import plan_sharing
+from stablehlo_tools.transforms.parts.create_reduce_scatter.group_forms import GroupForms
+from stablehlo_tools.transforms.parts.create_reduce_scatter.padded import Padded, plan_padded
+from stablehlo_tools.transforms.parts.create_reduce_scatter.rewriting import (
+    drop_unused_results,
+    erase_unused,
+)
+from stablehlo_tools.transforms.parts.create_reduce_scatter.sharing import plan_sharing
 
 _CHUNKED = frozenset({"all_reduce", "all_gather"})
 _COPYING = frozenset({"all_gather", "all_to_all", "collective_permute"})

@@ -64,18 +64,18 @@ from typing import ClassVar, Literal
 
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostics, ToolError
-from stablehlo_tools.ir.common import share_common
 from stablehlo_tools.ir.copying import copy_module, take_over
+from stablehlo_tools.ir.cse import share_common
+from stablehlo_tools.ir.dce import erase_unused
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.loop_links import link_loops
 from stablehlo_tools.ir.reshapes import fold_reshapes
-from stablehlo_tools.ir.unused import erase_unused
-from stablehlo_tools.passes import Pass
-from stablehlo_tools.transforms.expanding.expansion import Expansion
-from stablehlo_tools.transforms.expanding.explanation import exchanged, explained
-from stablehlo_tools.transforms.expanding.ordering import StackOrders, orders_of
-from stablehlo_tools.transforms.expanding.planning import Options, plan_expansion
-from stablehlo_tools.transforms.tokens.refusing import refuse_tokens
+from stablehlo_tools.passes.base import Pass
+from stablehlo_tools.transforms.parts.expand_pipeline.expansion import Expansion
+from stablehlo_tools.transforms.parts.expand_pipeline.explanation import exchanged, explained
+from stablehlo_tools.transforms.parts.expand_pipeline.ordering import StackOrders, orders_of
+from stablehlo_tools.transforms.parts.expand_pipeline.planning import Options, plan_expansion
+from stablehlo_tools.transforms.parts.thread_tokens.refusing import refuse_tokens
 
 
 @dataclass(frozen=True)

@@ -61,13 +61,12 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, ToolError, note
 from stablehlo_tools.ir.copying import copy_module, take_over
 from stablehlo_tools.ir.inline import inline_all_calls
-from stablehlo_tools.passes import Pass
-from stablehlo_tools.transforms.tokens.refusing import refuse_tokens
-from stablehlo_tools.transforms.unpipelining.chains import SameStageError
-from stablehlo_tools.transforms.unpipelining.hoisting import hoist_slices
-from stablehlo_tools.transforms.unpipelining.items import UnresolvedError
-from stablehlo_tools.transforms.unpipelining.loop_region import LoopRegion, Ranks
-from stablehlo_tools.transforms.unpipelining.recognition import (
+from stablehlo_tools.passes.base import Pass
+from stablehlo_tools.transforms.parts.fold_pipeline.chains import SameStageError
+from stablehlo_tools.transforms.parts.fold_pipeline.hoisting import hoist_slices
+from stablehlo_tools.transforms.parts.fold_pipeline.items import UnresolvedError
+from stablehlo_tools.transforms.parts.fold_pipeline.loop_region import LoopRegion, Ranks
+from stablehlo_tools.transforms.parts.fold_pipeline.recognition import (
     axis_of,
     backward_of,
     loops_of,
@@ -75,8 +74,9 @@ from stablehlo_tools.transforms.unpipelining.recognition import (
     may_be_pipeline,
     region_of,
 )
-from stablehlo_tools.transforms.unpipelining.replacing import fold
-from stablehlo_tools.transforms.unpipelining.tidying import erase_open_constraints
+from stablehlo_tools.transforms.parts.fold_pipeline.replacing import fold
+from stablehlo_tools.transforms.parts.fold_pipeline.tidying import erase_open_constraints
+from stablehlo_tools.transforms.parts.thread_tokens.refusing import refuse_tokens
 
 
 @dataclass(frozen=True)

@@ -55,20 +55,20 @@ from stablehlo_tools.analysis.collectives import Collective
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostics, ToolError
 from stablehlo_tools.ir.walk import walk
-from stablehlo_tools.passes import Pass
-from stablehlo_tools.transforms.pseudo_tokens.acceptance import accepted_chains
-from stablehlo_tools.transforms.pseudo_tokens.partial_order import (
+from stablehlo_tools.passes.base import Pass
+from stablehlo_tools.transforms.parts.import_pseudo_tokens.acceptance import accepted_chains
+from stablehlo_tools.transforms.parts.import_pseudo_tokens.partial_order import (
     PartialOrder,
     partial_order,
     thread_partial_order,
 )
-from stablehlo_tools.transforms.pseudo_tokens.planning import ImportPlan, plan_import
-from stablehlo_tools.transforms.pseudo_tokens.program import Program
-from stablehlo_tools.transforms.pseudo_tokens.rewriting import take_out
-from stablehlo_tools.transforms.pseudo_tokens.signature import drop_token_arguments
-from stablehlo_tools.transforms.tokens.chain import is_link
-from stablehlo_tools.transforms.tokens.plan import plan_chain
-from stablehlo_tools.transforms.tokens.threading import Threader
+from stablehlo_tools.transforms.parts.import_pseudo_tokens.planning import ImportPlan, plan_import
+from stablehlo_tools.transforms.parts.import_pseudo_tokens.program import Program
+from stablehlo_tools.transforms.parts.import_pseudo_tokens.rewriting import take_out
+from stablehlo_tools.transforms.parts.import_pseudo_tokens.signature import drop_token_arguments
+from stablehlo_tools.transforms.parts.thread_tokens.chain import is_link
+from stablehlo_tools.transforms.parts.thread_tokens.plan import plan_chain
+from stablehlo_tools.transforms.parts.thread_tokens.threading import Threader
 
 
 @dataclass(frozen=True)

@@ -54,42 +54,42 @@ from stablehlo_tools.diagnostics import Diagnostics, ToolError
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.symbols import functions_by_name, symbol_name
 from stablehlo_tools.ir.walk import walk
-from stablehlo_tools.native_passes import NativePasses
-from stablehlo_tools.passes import Pass
-from stablehlo_tools.transforms.partitioning.border import (
+from stablehlo_tools.passes.base import Pass
+from stablehlo_tools.passes.native_passes import NativePasses
+from stablehlo_tools.transforms.parts.partition.border import (
     Border,
     Signature,
     make_border_even,
     warn_of_uneven,
 )
-from stablehlo_tools.transforms.partitioning.choosing import choose_divisions
-from stablehlo_tools.transforms.partitioning.dividing import Divider
-from stablehlo_tools.transforms.partitioning.evening import make_even
-from stablehlo_tools.transforms.partitioning.folding import fold_reshards
-from stablehlo_tools.transforms.partitioning.global_view import (
+from stablehlo_tools.transforms.parts.partition.choosing import choose_divisions
+from stablehlo_tools.transforms.parts.partition.dividing import Divider
+from stablehlo_tools.transforms.parts.partition.evening import make_even
+from stablehlo_tools.transforms.parts.partition.folding import fold_reshards
+from stablehlo_tools.transforms.parts.partition.global_view import (
     drop_barriers,
     drop_propagation_notes,
     restore_global_view,
 )
-from stablehlo_tools.transforms.partitioning.localizing import Localizer
-from stablehlo_tools.transforms.partitioning.meshes import (
+from stablehlo_tools.transforms.parts.partition.localizing import Localizer
+from stablehlo_tools.transforms.parts.partition.meshes import (
     MESH,
     has_inlined_meshes,
     one_mesh,
     rename_meshes,
 )
-from stablehlo_tools.transforms.partitioning.preparation import (
+from stablehlo_tools.transforms.parts.partition.preparation import (
     check,
     check_shardy,
     is_partitioned,
     prepare,
 )
-from stablehlo_tools.transforms.partitioning.unreduced import (
+from stablehlo_tools.transforms.parts.partition.unreduced import (
     UnreducedBorder,
     check_sums,
     sum_everywhere,
 )
-from stablehlo_tools.transforms.partitioning.wider_rules import widen_rules
+from stablehlo_tools.transforms.parts.partition.wider_rules import widen_rules
 
 # Shardy's passes, and why each stands where it does.
 _LIFT_MESHES = "sdy-lift-inlined-meshes"  # first: every sharding names a mesh of the module

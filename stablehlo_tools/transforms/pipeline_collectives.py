@@ -58,10 +58,10 @@ from stablehlo_tools.diagnostics import Diagnostics, ToolError
 from stablehlo_tools.ir.copying import copy_module, take_over
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.physical_forms import write_as_values
-from stablehlo_tools.passes import Pass
-from stablehlo_tools.transforms.pipelining.loops import LoopPipelining
-from stablehlo_tools.transforms.pipelining.wanted import Wanted
-from stablehlo_tools.transforms.tokens.refusing import refuse_tokens
+from stablehlo_tools.passes.base import Pass
+from stablehlo_tools.transforms.parts.pipeline_collectives.loops import LoopPipelining
+from stablehlo_tools.transforms.parts.pipeline_collectives.wanted import Wanted
+from stablehlo_tools.transforms.parts.thread_tokens.refusing import refuse_tokens
 
 _GIB = 2.0**30
 

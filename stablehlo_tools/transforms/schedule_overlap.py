@@ -57,17 +57,17 @@ from stablehlo_tools.ir.copying import copy_module, take_over
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.symbols import functions_by_name
 from stablehlo_tools.overlap.memory import memory_profile
-from stablehlo_tools.passes import Pass
+from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.report.units import duration
-from stablehlo_tools.transforms.overlapping.explanation import explain
-from stablehlo_tools.transforms.overlapping.scheduled_block import (
+from stablehlo_tools.transforms.partition import PartitionPass
+from stablehlo_tools.transforms.parts.schedule_overlap.explanation import explain
+from stablehlo_tools.transforms.parts.schedule_overlap.scheduled_block import (
     ScheduledBlock,
     Wanted,
     schedule_block,
 )
-from stablehlo_tools.transforms.overlapping.writing import write_fences, write_order
-from stablehlo_tools.transforms.partition import PartitionPass
-from stablehlo_tools.transforms.tokens.refusing import refuse_tokens
+from stablehlo_tools.transforms.parts.schedule_overlap.writing import write_fences, write_order
+from stablehlo_tools.transforms.parts.thread_tokens.refusing import refuse_tokens
 
 _GIB = 2.0**30
 _HEADROOM = _GIB  # bytes that a plan may need more than the program's own order

@@ -48,28 +48,32 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from stablehlo_tools.analysis.argument_names import argument_name
-from stablehlo_tools.analysis.batch_dims.graph import Graph
-from stablehlo_tools.analysis.batch_dims.layout import Layout
-from stablehlo_tools.analysis.batch_dims.propagation import Meeting
-from stablehlo_tools.analysis.batch_dims.seeds import find_seeds
-from stablehlo_tools.analysis.batch_dims.undivided import fewer_parts, sizes_undivided, undivided
 from stablehlo_tools.analysis.channels import Channels
+from stablehlo_tools.analysis.dimension_propagation.graph import Graph
+from stablehlo_tools.analysis.dimension_propagation.layout import Layout
+from stablehlo_tools.analysis.dimension_propagation.propagation import Meeting
+from stablehlo_tools.analysis.dimension_propagation.seeds import find_seeds
+from stablehlo_tools.analysis.dimension_propagation.undivided import (
+    fewer_parts,
+    sizes_undivided,
+    undivided,
+)
 from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, ToolError, note
 from stablehlo_tools.ir.copying import copy_module
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.symbols import functions_by_name
-from stablehlo_tools.passes import Pass
-from stablehlo_tools.transforms.splitting.emission import Emission
-from stablehlo_tools.transforms.splitting.peaks import peak_bytes
-from stablehlo_tools.transforms.splitting.regions import (
+from stablehlo_tools.passes.base import Pass
+from stablehlo_tools.transforms.parts.split_batch.emission import Emission
+from stablehlo_tools.transforms.parts.split_batch.peaks import peak_bytes
+from stablehlo_tools.transforms.parts.split_batch.regions import (
     Chosen,
     Region,
     choose,
     find_regions,
 )
-from stablehlo_tools.transforms.tokens.refusing import refuse_tokens
+from stablehlo_tools.transforms.parts.thread_tokens.refusing import refuse_tokens
 
 
 @dataclass(frozen=True)

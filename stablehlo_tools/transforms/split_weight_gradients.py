@@ -38,17 +38,17 @@ from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, ToolError, note
+from stablehlo_tools.ir.dce import erase_unused
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.symbols import functions_by_name
-from stablehlo_tools.ir.unused import erase_unused
-from stablehlo_tools.passes import Pass
-from stablehlo_tools.transforms.layer_ranges.backward import (
+from stablehlo_tools.passes.base import Pass
+from stablehlo_tools.transforms.parts.split_layers.backward import (
     awaited_carries,
     backward_loops,
     layer_chains,
 )
-from stablehlo_tools.transforms.layer_ranges.divided_writing import write_division
-from stablehlo_tools.transforms.layer_ranges.division import Backward, Division, divide
+from stablehlo_tools.transforms.parts.split_layers.divided_writing import write_division
+from stablehlo_tools.transforms.parts.split_layers.division import Backward, Division, divide
 
 
 @dataclass(frozen=True)

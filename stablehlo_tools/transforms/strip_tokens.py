@@ -23,8 +23,8 @@ from typing import ClassVar
 
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostics
-from stablehlo_tools.passes import Pass
-from stablehlo_tools.transforms.tokens.stripping import strip_module
+from stablehlo_tools.passes.base import Pass
+from stablehlo_tools.transforms.parts.thread_tokens.stripping import strip_module
 
 
 @dataclass(frozen=True)

@@ -55,11 +55,11 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostics, ToolError
 from stablehlo_tools.dialect.custom_calls import label
 from stablehlo_tools.ir.walk import walk
-from stablehlo_tools.passes import Pass
-from stablehlo_tools.transforms.tokens.composites import Decompositions
-from stablehlo_tools.transforms.tokens.plan import FunctionPlan, plan_chain
-from stablehlo_tools.transforms.tokens.stripping import strip_module
-from stablehlo_tools.transforms.tokens.threading import Threader
+from stablehlo_tools.passes.base import Pass
+from stablehlo_tools.transforms.parts.thread_tokens.composites import Decompositions
+from stablehlo_tools.transforms.parts.thread_tokens.plan import FunctionPlan, plan_chain
+from stablehlo_tools.transforms.parts.thread_tokens.stripping import strip_module
+from stablehlo_tools.transforms.parts.thread_tokens.threading import Threader
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from jax import export
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from stablehlo_tools import bindings
+from stablehlo_tools.artifacts.program_mesh import program_mesh
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.program_mesh import program_mesh
 from stablehlo_tools.verify.comparison import Shard
 from stablehlo_tools.verify.element_types import (
     Array,

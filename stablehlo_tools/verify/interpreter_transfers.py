@@ -19,7 +19,7 @@ from stablehlo_tools.analysis.collectives import Collective, ModuleFacts
 from stablehlo_tools.analysis.rendezvous import is_host_transfer
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.ir.building import Builder
+from stablehlo_tools.ir.builder import Builder
 from stablehlo_tools.verify.element_types import Kind, element_type
 
 _DEVICE_TO_DEVICE = 1

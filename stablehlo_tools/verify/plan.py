@@ -13,7 +13,7 @@ from stablehlo_tools import bindings
 from stablehlo_tools.analysis.argument_ranges import Range, argument_ranges, steering_arguments
 from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.analysis.replica_groups import ProcessGrid
-from stablehlo_tools.artifact import Artifact
+from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, first_line
 from stablehlo_tools.ir.async_calls import (

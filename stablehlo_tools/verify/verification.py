@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from stablehlo_tools.artifact import Artifact
+from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.diagnostics import ToolError, note
 from stablehlo_tools.verify.child_process import run_child
 from stablehlo_tools.verify.comparison import BITWISE, Difference, OutputComparison, Rule

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from stablehlo_tools.analysis.batch_dims.shape_rules import ELEMENTWISE
+from stablehlo_tools.analysis.dimension_propagation.shape_rules import ELEMENTWISE
 from stablehlo_tools.bindings import ir
 
 WHOLE = slice(None)

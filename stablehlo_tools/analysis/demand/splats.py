@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stablehlo_tools.analysis.batch_dims.shape_rules import ELEMENTWISE
 from stablehlo_tools.analysis.demand.program import Step
 from stablehlo_tools.analysis.device_arithmetic import apply, clamped_starts
+from stablehlo_tools.analysis.dimension_propagation.shape_rules import ELEMENTWISE
 
 Values = NDArray[Any]
 

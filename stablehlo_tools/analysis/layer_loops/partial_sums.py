@@ -16,13 +16,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from stablehlo_tools.analysis.batch_dims.graph import BRANCHES, WHILE, Node
-from stablehlo_tools.analysis.batch_dims.layout import Step
-from stablehlo_tools.analysis.batch_dims.propagation import BatchDims
-from stablehlo_tools.analysis.batch_dims.rules import BARRIER
+from stablehlo_tools.analysis.dimension_propagation.graph import BRANCHES, WHILE, Node
+from stablehlo_tools.analysis.dimension_propagation.layout import Step
+from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims
+from stablehlo_tools.analysis.dimension_propagation.rules import BARRIER
 from stablehlo_tools.analysis.reducers import is_identity_of, reducer_kind
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.ir.building import element_of
+from stablehlo_tools.ir.builder import element_of
 from stablehlo_tools.ir.constants import splat_of
 from stablehlo_tools.ir.values import producer
 

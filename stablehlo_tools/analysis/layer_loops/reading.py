@@ -16,7 +16,7 @@ from stablehlo_tools.analysis.loop_indices import LoopIndices
 from stablehlo_tools.analysis.loops import LoopBody
 from stablehlo_tools.analysis.trip_counts import counted, known_integer
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.ir.building import shape_of
+from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.values import is_float, producer, unconstrained
 from stablehlo_tools.ir.walk import is_inside
 

@@ -7,7 +7,7 @@ from math import prod
 from stablehlo_tools.analysis.pipelines.columns import Column
 from stablehlo_tools.analysis.pipelines.tick_loops import TickLoop
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.ir.building import shape_of
+from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.values import producer
 
 _SLICE = "stablehlo.dynamic_slice"

@@ -20,7 +20,7 @@ from stablehlo_tools.analysis.replica_groups import AxisRef, DeviceMesh, mesh_ax
 from stablehlo_tools.analysis.shardings import sharding_axes, sharding_per_value
 from stablehlo_tools.analysis.trip_counts import constant_integer
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.ir.building import element_of, shape_of
+from stablehlo_tools.ir.builder import element_of, shape_of
 from stablehlo_tools.ir.constants import CONSTANTS, value_of
 from stablehlo_tools.ir.values import producer
 

@@ -10,7 +10,7 @@ from stablehlo_tools.analysis.pipelines.columns import Column
 from stablehlo_tools.analysis.pipelines.rank_tables import MeshAxis, RankTable, rank_table
 from stablehlo_tools.analysis.trip_counts import Counter, constant_integer, counted, known_integer
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.ir.building import shape_of
+from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.values import producer
 from stablehlo_tools.ir.walk import is_inside

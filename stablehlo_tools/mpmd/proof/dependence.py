@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from stablehlo_tools.analysis.batch_dims.graph import captured
+from stablehlo_tools.analysis.dimension_propagation.graph import captured
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.symbols import CALLS, callee_name, functions_by_name

@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from stablehlo_tools import bindings
-from stablehlo_tools.artifact import to_text
+from stablehlo_tools.artifacts.artifact import to_text
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.verify.element_types import Array
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from stablehlo_tools.artifact import Artifact
+from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.mpmd.rank_set import RankSet
 from stablehlo_tools.mpmd.running.arrays import cut_pieces, element_of, join_pieces, value_of
 from stablehlo_tools.mpmd.running.events import Played

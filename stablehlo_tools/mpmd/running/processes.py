@@ -17,13 +17,13 @@ from typing import Any
 from stablehlo_tools import bindings
 from stablehlo_tools.diagnostics import ToolError, naming
 from stablehlo_tools.ir.carriers import terminator
-from stablehlo_tools.last_words import how_it_ended, last_words
 from stablehlo_tools.mpmd.rank_set import RankSet
 from stablehlo_tools.mpmd.running import child
 from stablehlo_tools.mpmd.running.arrays import read_arrays, write_arrays
 from stablehlo_tools.mpmd.running.localisation import LocalProgram, localised
 from stablehlo_tools.mpmd.running.sequential import Run
 from stablehlo_tools.mpmd.transfers.permutes import FORM, with_permutes
+from stablehlo_tools.processes.last_words import how_it_ended, last_words
 from stablehlo_tools.verify.element_types import Array
 
 ATTEMPTS = 3  # at a port that nobody else takes

@@ -16,7 +16,7 @@ from stablehlo_tools.ir.manual import dissolve
 from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.mpmd.staging.dataflow import Node
 from stablehlo_tools.mpmd.staging.step import Forward, Step, staged_inputs
-from stablehlo_tools.transforms.layer_ranges.marks import range_of
+from stablehlo_tools.transforms.parts.split_layers.marks import range_of
 
 _OWN = "stablehlo_tools."
 STAGES = f"{_OWN}stages"

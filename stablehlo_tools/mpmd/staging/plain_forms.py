@@ -18,7 +18,7 @@ from stablehlo_tools.analysis.loop_indices import LoopIndices
 from stablehlo_tools.analysis.loops import LoopBody
 from stablehlo_tools.analysis.trip_counts import constant_trips, is_integer_scalar, known_integer
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.ir.building import Builder, element_of, shape_of
+from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.values import producer
 from stablehlo_tools.mpmd.staging.microbatches import heavy_ops

@@ -14,14 +14,14 @@ from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.loops import LoopBody
 from stablehlo_tools.analysis.trip_counts import constant_trips
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.ir.building import element_of, shape_of
+from stablehlo_tools.ir.builder import element_of, shape_of
 from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.inline import copy_with
 from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.mpmd.staging.dataflow import Dataflow, Node
 from stablehlo_tools.mpmd.staging.microbatches import heavy_ops, is_accumulated
-from stablehlo_tools.transforms.expanding.counted import CountedLoop, number
-from stablehlo_tools.transforms.splitting.pieces import Place
+from stablehlo_tools.transforms.parts.expand_pipeline.counted import CountedLoop, number
+from stablehlo_tools.transforms.parts.split_batch.pieces import Place
 
 _WHILE = "stablehlo.while"
 

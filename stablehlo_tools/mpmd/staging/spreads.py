@@ -6,7 +6,7 @@ from __future__ import annotations
 from math import prod
 
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.ir.building import shape_of
+from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.values import key_of, producer
 
 _SPREAD = "stablehlo.broadcast_in_dim"

@@ -16,9 +16,9 @@ accumulated, the one part would travel with every microbatch; accumulated apart,
 from __future__ import annotations
 
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.ir.building import Builder, element_of, shape_of
+from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.carriers import terminator
-from stablehlo_tools.ir.unused import erase_unused
+from stablehlo_tools.ir.dce import erase_unused
 from stablehlo_tools.ir.values import is_float
 from stablehlo_tools.mpmd.staging.assignment import Assignment
 from stablehlo_tools.mpmd.staging.dataflow import Node

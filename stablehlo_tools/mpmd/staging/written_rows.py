@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from stablehlo_tools.analysis.loop_indices import LoopIndices, written_positions
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.ir.building import shape_of
+from stablehlo_tools.ir.builder import shape_of
 
 
 class WrittenRows(NamedTuple):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.ir.building import Builder
+from stablehlo_tools.ir.builder import Builder
 from stablehlo_tools.ir.inline import copy_with
 from stablehlo_tools.mpmd.names import FINISH
 from stablehlo_tools.mpmd.staging.dataflow import Node

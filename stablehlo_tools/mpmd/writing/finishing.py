@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 from stablehlo_tools.analysis.tasks.op_work import bytes_of
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.ir.building import shape_of
+from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.values import producer, unconstrained
 from stablehlo_tools.mpmd.staging.dataflow import Node
 from stablehlo_tools.mpmd.staging.spreads import is_spread

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Literal, NamedTuple
 
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.ir.building import Builder, element_of, shape_of
+from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.constants import CONSTANTS
 from stablehlo_tools.ir.inline import copy_with
 from stablehlo_tools.mpmd.staging.dataflow import Dataflow, Node

@@ -29,7 +29,7 @@ from stablehlo_tools.analysis.tensor_shardings import Dims, MeshAxes, ValueShard
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.custom_calls import label
-from stablehlo_tools.ir.building import Builder
+from stablehlo_tools.ir.builder import Builder
 from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.manual import wrap_body
 from stablehlo_tools.ir.symbols import MESH, erase_unused_meshes, symbol_name

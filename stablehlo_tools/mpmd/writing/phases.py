@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.ir.building import Builder, element_of
+from stablehlo_tools.ir.builder import Builder, element_of
 from stablehlo_tools.ir.inline import copy_with
 from stablehlo_tools.ir.values import producer
 from stablehlo_tools.mpmd.names import function_of

@@ -20,7 +20,7 @@ from stablehlo_tools.mpmd.staging.step import Step
 from stablehlo_tools.mpmd.writing.fixed import Fixed
 from stablehlo_tools.mpmd.writing.phases import Phase, Phases
 from stablehlo_tools.schedules.actions import Kind
-from stablehlo_tools.transforms.layer_ranges.marks import range_of
+from stablehlo_tools.transforms.parts.split_layers.marks import range_of
 
 _SECONDS = 1e-9  # in a nanosecond
 _GRADIENTS = (Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.diagnostics import ToolError, solver_module
 from stablehlo_tools.overlap.bounds import floor
 from stablehlo_tools.overlap.scheduling.least_memory import gib
 from stablehlo_tools.overlap.scheduling.problem import Problem, problem_of
@@ -18,7 +18,6 @@ from stablehlo_tools.overlap.scheduling.reserve import Plan
 from stablehlo_tools.overlap.scheduling.scheduler import Limits, Schedule, schedule
 from stablehlo_tools.overlap.scheduling.timing import time_order
 from stablehlo_tools.overlap.task_graph import TaskGraph
-from stablehlo_tools.solver import solver_module
 
 if TYPE_CHECKING:
     from stablehlo_tools.overlap.scheduling.exact_model import Answer

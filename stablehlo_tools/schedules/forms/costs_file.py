@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import Any, cast
 
 from stablehlo_tools.diagnostics import ToolError, naming
-from stablehlo_tools.files import STDIN
-from stablehlo_tools.json_text import read_json
+from stablehlo_tools.files.atomic import STDIN
+from stablehlo_tools.files.json_text import read_json
 from stablehlo_tools.schedules.costs import Costs, costs
 
 _NEEDED = ("forward", "input_gradient", "weight_gradient")

@@ -17,7 +17,7 @@ from dataclasses import asdict
 from typing import Any, NamedTuple, cast
 
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.json_text import parse_json
+from stablehlo_tools.files.json_text import parse_json
 from stablehlo_tools.schedules.actions import Step
 from stablehlo_tools.schedules.forms.cells import step_of
 from stablehlo_tools.schedules.forms.checked import checked_table

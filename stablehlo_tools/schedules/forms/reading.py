@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from stablehlo_tools.diagnostics import ToolError, naming
-from stablehlo_tools.files import STDIN, read_input
+from stablehlo_tools.files.atomic import STDIN, read_input
 from stablehlo_tools.schedules.forms import csv_form, json_form, text
 from stablehlo_tools.schedules.table import Table
 

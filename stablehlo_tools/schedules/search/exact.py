@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+from stablehlo_tools.diagnostics import solver_module
 from stablehlo_tools.schedules.actions import Action, Pair
 from stablehlo_tools.schedules.placement import Placement, loop, v_shape
 from stablehlo_tools.schedules.search.auto import find_best
@@ -20,7 +21,6 @@ from stablehlo_tools.schedules.search.bounds import lower_bound
 from stablehlo_tools.schedules.setting import Setting
 from stablehlo_tools.schedules.simulator import Timeline, simulate
 from stablehlo_tools.schedules.table import Table, table_of
-from stablehlo_tools.solver import solver_module
 
 if TYPE_CHECKING:
     from stablehlo_tools.schedules.search.exact_model import Answer

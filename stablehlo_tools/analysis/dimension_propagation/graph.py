@@ -1,0 +1,144 @@
+"""A block and the blocks in it, read once: values as numbers, ops as nodes.
+
+The analysis runs many times, from different arguments; it must not ask the bindings each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from stablehlo_tools.analysis.dimension_propagation.rules import shapes_of
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.ir.carriers import terminator
+from stablehlo_tools.ir.values import is_float
+
+WHILE = "stablehlo.while"
+BRANCHES = frozenset({"stablehlo.if", "stablehlo.case"})
+
+
+@dataclass(eq=False)
+class Body:
+    """A block: its arguments, its ops without the terminator, and what the terminator returns."""
+
+    block: ir.Block
+    arguments: tuple[int, ...]
+    nodes: tuple[Node, ...]
+    returned: tuple[int, ...]
+
+
+@dataclass(eq=False)
+class Node:
+    """An op. `captures` are values from outside that its regions use; those of control flow have
+    their regions in `bodies`, and no captures of their own."""
+
+    op: ir.Operation
+    name: str
+    operands: tuple[int, ...]
+    results: tuple[int, ...]
+    captures: tuple[int, ...] = ()
+    bodies: tuple[Body, ...] = ()
+    inputs: tuple[int, ...] = field(init=False)  # operands and captures
+
+    def __post_init__(self) -> None:
+        self.inputs = (*self.operands, *self.captures)
+
+
+@dataclass
+class Graph:
+    """All of a block. `values[n]` is value number n; `data` are the numbers of those that depend on
+    an argument of floats."""
+
+    root: Body = field(init=False)
+    values: list[ir.Value] = field(default_factory=list[ir.Value])
+    numbers: dict[ir.Value, int] = field(default_factory=dict[ir.Value, int])
+    nodes: list[Node] = field(default_factory=list[Node])
+    data: set[int] = field(default_factory=set[int])
+
+    @staticmethod
+    def of(block: ir.Block) -> Graph:
+        """The graph of a block, all blocks in it included."""
+        graph = Graph()
+        graph.root = graph._body(block)
+        floats = {n for n in graph.root.arguments if is_float(graph.values[n].type)}
+        while graph.data != floats:
+            graph.data = set(floats)
+            _spread(graph.root, floats)
+        return graph
+
+    def number(self, value: ir.Value) -> int:
+        """The number of a value, a new one where it has none yet."""
+        found = self.numbers.get(value)
+        if found is None:
+            found = self.numbers[value] = len(self.values)
+            self.values.append(value)
+        return found
+
+    def shape(self, number: int) -> tuple[int, ...] | None:
+        """The shape of a value; None where it is no static tensor."""
+        shapes = shapes_of([self.values[number]])
+        return None if shapes is None else shapes[0]
+
+    def _body(self, block: ir.Block) -> Body:
+        arguments = self._numbers(block.arguments)
+        end = terminator(block)
+        ops = [op.operation for op in block.operations][:-1]
+        nodes = tuple(self._node(op) for op in ops)
+        return Body(block, arguments, nodes, self._numbers(end.operands))
+
+    def _node(self, op: ir.Operation) -> Node:
+        operands, name = self._numbers(op.operands), op.name
+        bodies: tuple[Body, ...] = ()
+        captures: tuple[int, ...] = ()
+        if name == WHILE or name in BRANCHES:
+            bodies = tuple(self._body(region.blocks[0]) for region in op.regions)
+        elif len(op.regions):
+            captures = self._numbers(captured(op))
+        node = Node(op, name, operands, self._numbers(op.results), captures, bodies)
+        self.nodes.append(node)
+        return node
+
+    def _numbers(self, values: Sequence[ir.Value]) -> tuple[int, ...]:
+        return tuple(self.number(value) for value in values)
+
+
+def captured(op: ir.Operation) -> list[ir.Value]:
+    """The values from outside that the regions of an op use, in the order of the text."""
+    inside: set[ir.Value] = set()
+    used: dict[ir.Value, None] = {}
+
+    def visit(block: ir.Block) -> None:
+        inside.update(block.arguments)
+        for view in block.operations:
+            used.update(dict.fromkeys(view.operation.operands))
+            for region in view.operation.regions:
+                for inner in region.blocks:
+                    visit(inner)
+            inside.update(view.operation.results)
+
+    for region in op.regions:
+        for block in region.blocks:
+            visit(block)
+    return [value for value in used if value not in inside]
+
+
+def _spread(body: Body, found: set[int]) -> None:
+    for node in body.nodes:
+        if node.name == WHILE:
+            condition, inner = node.bodies
+            for place, operand in enumerate(node.operands):
+                if {operand, inner.returned[place], condition.returned[0]} & found:
+                    found |= {
+                        node.results[place],
+                        inner.arguments[place],
+                        condition.arguments[place],
+                    }
+        for inner in node.bodies:
+            _spread(inner, found)
+        if node.name in BRANCHES:
+            for place, result in enumerate(node.results):
+                returned = {inner.returned[place] for inner in node.bodies}
+                if (returned | {node.operands[0]}) & found:
+                    found.add(result)
+        elif node.name != WHILE and not found.isdisjoint(node.inputs):
+            found.update(node.results)

@@ -1,0 +1,1 @@
+"""What a program calls: transform an `Exported`, jit by way of one, weights in pipeline order."""

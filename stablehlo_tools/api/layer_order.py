@@ -1,0 +1,239 @@
+"""Which layer lies where in a program with layout=pipeline, for those who keep checkpoints.
+
+    order = stablehlo_tools.find_layer_order(exported, "expand-pipeline{repeats=2 …}")
+    given = stablehlo_tools.to_pipeline_order(arguments, order)
+    results = stablehlo_tools.to_layer_order(pipeline.call(*given), order, of="results")
+
+The order hangs on the ranks of the axis, the chunks on each, and the number of layers, on nothing
+else: a checkpoint in the order of the layers fits every layout.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from stablehlo_tools.analysis.entry import entry_function
+from stablehlo_tools.artifacts import artifact as artifacts
+from stablehlo_tools.artifacts.artifact import Artifact
+from stablehlo_tools.artifacts.exported_shardings import argument_leaves, result_leaves
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import Diagnostics, ToolError
+from stablehlo_tools.files.json_text import JsonValue
+from stablehlo_tools.ir.carriers import terminator
+from stablehlo_tools.passes.pipeline import Pipeline
+
+if TYPE_CHECKING:
+    from jax.export import Exported
+
+Side = Literal["arguments", "results"]
+_RESULT_NAME = "jax.result_info"
+
+
+@dataclass(frozen=True)
+class Stacked:
+    """An argument or a result that holds layers.
+
+    `number` counts the leaves of the call's arguments or results from 0, or those of `main` for a
+    program that is no `Exported`; `path` names it as jax does, empty where nothing says its name.
+    The layers lie along `dimension`, each in as many rows as any other.
+    """
+
+    number: int
+    path: str
+    dimension: int
+
+
+@dataclass(frozen=True)
+class Stacks:
+    """All arguments and results with as many layers: at place i lies layer `order[i]`."""
+
+    layers: int
+    order: tuple[int, ...]
+    arguments: tuple[Stacked, ...]
+    results: tuple[Stacked, ...]
+
+
+@dataclass(frozen=True)
+class LayerOrder:
+    """Where each layer lies: rank r of `ranks` on `axis` holds the r-th part of each order, in
+    `repeats` chunks."""
+
+    axis: str
+    ranks: int
+    repeats: int
+    stacks: tuple[Stacks, ...]
+
+    def to_json(self) -> str:
+        """The map as JSON text."""
+        return json.dumps(asdict(self), indent=1) + "\n"
+
+    @staticmethod
+    def from_json(text: str) -> LayerOrder:
+        """The map from JSON text. Raises ToolError for what is none."""
+        try:
+            read = JsonValue.of(text).fields(("axis", "ranks", "repeats", "stacks"))
+            return LayerOrder(
+                read["axis"].string(),
+                read["ranks"].whole(1),
+                read["repeats"].whole(1),
+                tuple(map(_stacks, read["stacks"].items())),
+            )
+        except ToolError as error:
+            said = f"no map of layers as layer-order writes it: {error.diagnostic.message}"
+            raise ToolError(said, error.diagnostic.place) from None
+
+
+def _stacks(value: JsonValue) -> Stacks:
+    read = value.fields(("layers", "order", "arguments", "results"))
+    layers, order = read["layers"].whole(), [place.whole() for place in read["order"].items()]
+    if len(order) != layers or set(order) != set(range(len(order))):
+        read["order"].refuse(f"the order of {layers} layers does not name each once")
+    arguments, results = (
+        tuple(map(_stacked, read[side].items())) for side in ("arguments", "results")
+    )
+    return Stacks(layers, tuple(order), arguments, results)
+
+
+def _stacked(value: JsonValue) -> Stacked:
+    read = value.fields(("number", "path", "dimension"))
+    return Stacked(read["number"].whole(), read["path"].string(), read["dimension"].whole())
+
+
+def find_layer_order(program: Exported | Artifact, pipeline: str | Pipeline) -> LayerOrder:
+    """Where `expand-pipeline`, with these options and layout=pipeline, puts a program's layers.
+
+    `pipeline` has that pass once; passes in front of it are run, those behind it are not. The
+    program stays as it is. Raises ToolError where the pass refuses it.
+    """
+    from stablehlo_tools.transforms.expand_pipeline import ExpandPipelinePass
+
+    given = program.copy() if isinstance(program, Artifact) else artifacts.from_exported(program)
+    steps = (pipeline if isinstance(pipeline, Pipeline) else Pipeline.parse(pipeline)).passes
+    places = [i for i, step in enumerate(steps) if isinstance(step, ExpandPipelinePass)]
+    if len(places) != 1:
+        raise ToolError(f"layer-order needs a pipeline with one expand-pipeline, not {len(places)}")
+    expand = steps[places[0]]
+    assert isinstance(expand, ExpandPipelinePass)
+    try:
+        Pipeline(tuple(steps[: places[0]])).run(given.module, Diagnostics(), None)
+        planned = expand.stack_orders(given.module)
+    except ToolError as error:
+        error.input_name = error.input_name or given.name
+        raise
+    named = _Named(given)
+    found = tuple(
+        Stacks(
+            each.chunks.trips,
+            tuple(each.order),
+            tuple(named.arguments(each.arguments)),
+            tuple(named.results(each.results)),
+        )
+        for each in planned.orders
+    )
+    return LayerOrder(planned.axis.name, planned.axis.size, expand.repeats, found)
+
+
+class _Named:
+    """How callers know the arguments and results of `main`."""
+
+    def __init__(self, given: Artifact) -> None:
+        self._main = entry_function(given.module)
+        block = self._main.regions[0].blocks[0]
+        self._arguments = list(block.arguments)
+        count = len(terminator(block).operands)
+        self._taken = {i: i for i in range(len(self._arguments))}
+        self._given = {i: i for i in range(count)}
+        if given.exported is not None:
+            self._taken = argument_leaves(given.exported, self._main)
+            self._given = result_leaves(given.exported, count)
+
+    def arguments(self, places: dict[int, int]) -> Iterator[Stacked]:
+        for number, dimension in sorted(places.items()):
+            location = self._arguments[number].location
+            path = location.name_str if isinstance(location, ir.NameLoc) else ""
+            yield Stacked(self._taken[number], path, dimension)
+
+    def results(self, places: dict[int, int]) -> Iterator[Stacked]:
+        attributes = self._main.attributes
+        entries = list(ir.ArrayAttr(attributes["res_attrs"])) if "res_attrs" in attributes else []
+        for number, dimension in sorted(places.items()):
+            entry = ir.DictAttr(entries[number]) if entries else {}
+            path = ir.StringAttr(entry[_RESULT_NAME]).value if _RESULT_NAME in entry else ""
+            yield Stacked(self._given[number], path, dimension)
+
+
+def to_pipeline_order(
+    values: Any, order: LayerOrder, *, of: Side = "arguments", at: str | None = None
+) -> Any:
+    """Arrays in the order of the layers, put in that of the ranks: what the pipeline takes.
+
+    `values` is a pytree of NumPy or jax arrays: all arguments, or results, of the program in its
+    order; or with `at` the part of it whose path begins so, such as `at="p"` for the argument `p`.
+    Arrays that hold no layers stay as they are. Raises ToolError where the tree does not fit.
+    """
+    return _ordered(values, order, of, at, inverse=False)
+
+
+def to_layer_order(
+    values: Any, order: LayerOrder, *, of: Side = "arguments", at: str | None = None
+) -> Any:
+    """The reverse of `to_pipeline_order`, of arguments or of results."""
+    return _ordered(values, order, of, at, inverse=True)
+
+
+def _ordered(values: Any, order: LayerOrder, of: Side, at: str | None, *, inverse: bool) -> Any:
+    import jax
+
+    paths, structure = jax.tree_util.tree_flatten_with_path(values)
+    leaves = [leaf for _, leaf in paths]
+    names = [jax.tree_util.keystr(path) for path, _ in paths]
+    found = 0
+    for stacks in order.stacks:
+        places = _inverse(stacks.order) if inverse else stacks.order
+        for entry in stacks.arguments if of == "arguments" else stacks.results:
+            place = _place(entry, names, at)
+            if place is None:
+                continue
+            leaves[place] = _permuted(leaves[place], entry, places)
+            found += 1
+    if at is not None and not found:
+        raise ToolError(f"no {of} with layers have a path that begins with {at!r} in these values")
+    return structure.unflatten(leaves)
+
+
+def _place(entry: Stacked, names: Sequence[str], at: str | None) -> int | None:
+    """Which of the leaves it is; None where `at` names other ones."""
+    if at is None:
+        if entry.number >= len(names):
+            raise ToolError(
+                f"array {entry.number}{f', {entry.path},' if entry.path else ''} holds layers, and "
+                f"there are {len(names)}: give all of them, or say with `at` which part this is"
+            )
+        return entry.number
+    matching = [place for place, name in enumerate(names) if at + name == entry.path]
+    return matching[0] if matching else None
+
+
+def _permuted(array: Any, entry: Stacked, places: Sequence[int]) -> Any:
+    import numpy as np
+
+    shape: tuple[int, ...] = tuple(getattr(array, "shape", ()))
+    fits = entry.dimension < len(shape) and shape[entry.dimension] % len(places) == 0
+    if not fits or not shape[entry.dimension]:
+        raise ToolError(
+            f"array {entry.number}{f', {entry.path},' if entry.path else ''} is to hold "
+            f"{len(places)} layers along dimension {entry.dimension}, and is {list(shape)}"
+        )
+    inner = shape[entry.dimension] // len(places)
+    rows = (np.array(places)[:, None] * inner + np.arange(inner)).reshape(-1)
+    return array[(slice(None),) * entry.dimension + (rows,)]
+
+
+def _inverse(order: Sequence[int]) -> list[int]:
+    found = [0] * len(order)
+    for place, layer in enumerate(order):
+        found[layer] = place
+    return found

@@ -1,0 +1,57 @@
+"""Transforms an `Exported` or an artifact by a pipeline."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, overload
+
+from stablehlo_tools.artifacts import artifact as artifacts
+from stablehlo_tools.artifacts.artifact import Artifact
+from stablehlo_tools.diagnostics import Diagnostics, ToolError
+from stablehlo_tools.passes.pipeline import Instrumentation, Pipeline
+
+if TYPE_CHECKING:
+    from jax.export import Exported
+
+
+def run_pipeline(
+    artifact: Artifact,
+    pipeline: Pipeline,
+    diagnostics: Diagnostics | None = None,
+    instrumentation: Instrumentation | None = None,
+) -> Diagnostics:
+    """Runs a pipeline on an artifact's module, in place; returns what the passes reported.
+
+    Raises ToolError, naming the artifact, when a pass refuses. The module is then not to be used.
+    """
+    collected = diagnostics or Diagnostics()
+    try:
+        pipeline.run(artifact.module, collected, instrumentation)
+    except ToolError as error:
+        error.input_name = error.input_name or artifact.name
+        raise
+    return collected
+
+
+@overload
+def transform(program: Exported, pipeline: str | Pipeline) -> Exported: ...
+@overload
+def transform(program: Artifact, pipeline: str | Pipeline) -> Artifact: ...
+def transform(program: Exported | Artifact, pipeline: str | Pipeline) -> Exported | Artifact:
+    """The program after a pipeline; the given one stays as it is.
+
+    The calling convention, shapes and shardings stay; the VJP that an `Exported` may have carried
+    is dropped, since it would differentiate the old program. Raises ToolError. What the passes
+    warn of is issued as Python warnings.
+    """
+    given_artifact = isinstance(program, Artifact)
+    artifact = program.copy() if given_artifact else artifacts.from_exported(program)
+    reported = run_pipeline(artifact, parsed(pipeline))
+    for diagnostic in reported.collected:
+        warnings.warn(diagnostic.render(artifact.name), stacklevel=2)
+    return artifact if given_artifact else artifact.to_exported()
+
+
+def parsed(pipeline: str | Pipeline) -> Pipeline:
+    """A pipeline that is given as text or as such. Raises ToolError on the first mistake."""
+    return pipeline if isinstance(pipeline, Pipeline) else Pipeline.parse(pipeline)

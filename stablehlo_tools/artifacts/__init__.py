@@ -1,0 +1,1 @@
+"""Artifacts: `jax.export` files, MLIR text, bytecode and portable artifacts, read by content."""

@@ -1,0 +1,180 @@
+"""Artifacts: read by content, replace the module, write atomically.
+
+An artifact is one StableHLO module and, where it came from `jax.export`, the `Exported` around it.
+Passes edit `Artifact.module` in place; `to_exported` puts the edited module back into the calling
+convention it came in.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stablehlo_tools import bindings
+from stablehlo_tools.artifacts import reading
+from stablehlo_tools.artifacts.exported_files import check_fits, deserialize_exported, module_of
+from stablehlo_tools.artifacts.exported_shardings import restated
+from stablehlo_tools.artifacts.parsing import Form, form_of
+from stablehlo_tools.artifacts.reading import read_module
+from stablehlo_tools.artifacts.writing import to_text, write_module
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import Diagnostic, Place, ToolError, first_line, naming, warning
+from stablehlo_tools.files.atomic import read_input, write_atomically
+from stablehlo_tools.hlo_input.legalization import tiled_bitcast
+from stablehlo_tools.hlo_input.reading import read_hlo
+from stablehlo_tools.hlo_input.text import HloText
+
+if TYPE_CHECKING:
+    from jax.export import Exported
+
+__all__ = [
+    "Artifact",
+    "Form",
+    "encode",
+    "form_of",
+    "from_exported",
+    "load",
+    "output_form",
+    "parse",
+    "save",
+    "to_text",
+]
+
+
+@dataclass
+class Artifact:
+    """One module, where it came from, and what it is written back into.
+
+    `name` is used in messages only. `exported` is the untouched original, and `hlo` the text that
+    an artifact was read from which came as HLO.
+    """
+
+    name: str
+    form: Form
+    module: ir.Module
+    exported: Exported | None = None
+    hlo: HloText | None = None
+
+    @property
+    def is_scheduled(self) -> bool:
+        """Whether a device issues the ops in the order in which they stand."""
+        return self.hlo is not None and self.hlo.is_scheduled
+
+    def check_values_known(self) -> None:
+        """Raises a located ToolError where HLO text does not say what the program computes."""
+        if self.hlo is None:
+            return
+        with naming(self.name):
+            line = self.hlo.elided_constant()
+            if line:
+                raise ToolError(
+                    "constant({...}): the text leaves the elements out; have XLA write them with "
+                    "--xla_dump_large_constants",
+                    Place(None, line, 1),
+                )
+            unclear = tiled_bitcast(self.module)
+            if unclear is not None:
+                raise ToolError(
+                    "a bitcast between tiled layouts, whose elements the text does not place: take "
+                    "the program before XLA:TPU has assigned layouts",
+                    unclear.location,
+                )
+
+    def left_behind(self) -> tuple[Diagnostic, ...]:
+        """What HLO text says that the module does not."""
+        if self.hlo is None:
+            return ()
+        told: list[Diagnostic] = []
+        if self.hlo.is_scheduled:
+            told.append(warning("the schedule of this text is left behind: compilers order anew"))
+        line = self.hlo.control_dependence()
+        if line:
+            told.append(
+                warning("control-predecessors are left behind", Place(None, line, 1)),
+            )
+        return tuple(told)
+
+    def copy(self) -> Artifact:
+        """An artifact whose module can be rewritten without touching this one's."""
+        data = bindings.write_bytecode(self.module)
+        return replace(self, module=bindings.parse_module(data, self.module.context))
+
+    def to_exported(self) -> Exported:
+        """The original `Exported` around the present module, without the stale VJP."""
+        if self.exported is None:
+            raise ToolError(
+                f"only an artifact of jax.export can become one, and this is {self.form.value}: "
+                "write .mlir, .mlirbc or .bc, or start from the .jax_export file"
+            )
+        return replace(
+            self.exported,
+            mlir_module_serialized=write_module(self.module, Form.PORTABLE),
+            _get_vjp=None,
+            **restated(self.exported, self.module),
+        )
+
+
+def load(path: str | os.PathLike[str], *, module_only: bool = False) -> Artifact:
+    """Reads a file (`-`: standard input) in any of the forms, told apart by content.
+
+    With `module_only`, of a jax.export file no more than its module, which every jax can read.
+    """
+    return parse(*read_input(path), module_only=module_only)
+
+
+def parse(data: bytes, name: str = "<bytes>", *, module_only: bool = False) -> Artifact:
+    """Builds an artifact from a file's bytes. Raises ToolError naming what is wrong, and where."""
+    with naming(name):
+        form = form_of(data)
+        if form is Form.HLO:
+            module, text = read_hlo(data, name, bindings.new_context())
+            return Artifact(name, form, module, hlo=text)
+        if form is not Form.JAX_EXPORT:
+            return Artifact(name, form, read_module(data, form, name))
+        reading.prepare()  # loading jax takes longer
+        if not module_only:
+            return from_exported(deserialize_exported(data), name)
+        return Artifact(name, Form.PORTABLE, read_module(module_of(data), Form.PORTABLE, name))
+
+
+def from_exported(exported: Exported, name: str | None = None) -> Artifact:
+    """An artifact around an `Exported` in memory, named after its function."""
+    name = name or exported.fun_name
+    module = read_module(exported.mlir_module_serialized, Form.PORTABLE, name)
+    with naming(name):
+        check_fits(exported, module)
+    return Artifact(name, Form.JAX_EXPORT, module, exported)
+
+
+def save(
+    program: Artifact | Exported, path: str | os.PathLike[str], *, locations: bool = False
+) -> None:
+    """Writes a program in the form that the suffix names: whole, or not at all."""
+    artifact = program if isinstance(program, Artifact) else from_exported(program)
+    write_atomically(path, encode(artifact, output_form(path), locations=locations))
+
+
+def output_form(path: str | os.PathLike[str]) -> Form:
+    """The form that an output path's suffix asks for; text for a device such as /dev/null."""
+    suffix = Path(path).suffix
+    if not suffix and Path(path).exists() and not Path(path).is_file():
+        return Form.TEXT
+    written = [form.value for form in Form if form is not Form.HLO]
+    if suffix not in written:
+        known = ", ".join(written)
+        raise ToolError(f"output {os.fspath(path)!r}: unknown suffix {suffix!r}; use {known}")
+    return Form(suffix)
+
+
+def encode(artifact: Artifact, form: Form, *, locations: bool = False) -> bytes:
+    """The artifact's bytes in a form; `locations` prints them in text (binary always has them)."""
+    artifact.check_values_known()
+    try:
+        with naming(artifact.name):
+            if form is not Form.JAX_EXPORT:
+                return write_module(artifact.module, form, locations=locations)
+            return bytes(artifact.to_exported().serialize())
+    except ValueError as error:
+        raise ToolError(f"jax.export cannot serialize this: {first_line(str(error))}") from None

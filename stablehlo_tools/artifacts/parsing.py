@@ -1,0 +1,145 @@
+"""A file's bytes become a module, in this process: told apart by content, parsed and verified.
+
+MLIR's readers can end the process on damaged bytes, or never return: `reading.read_module` is what
+decides which process calls this.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+
+from stablehlo_tools import bindings
+from stablehlo_tools.artifacts import bytecode
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import ToolError, captured, first_line, from_mlir_error
+from stablehlo_tools.hlo_input.text import is_hlo_text
+
+_DEEPEST = 500  # levels of regions; programs have ten, and a stack of 8 MiB room for 2,000
+
+# How text writes a byte that is not ASCII, and a string that is no backend's configuration.
+_ESCAPED = re.compile(rb"\\[89A-Fa-f][0-9A-Fa-f]")
+_ESCAPED_BYTE = re.compile(rb"\\([0-9A-Fa-f]{2})")
+_STRING = re.compile(rb'(backend_config = )?"((?:[^"\\]|\\.)*)"')
+
+
+class Form(enum.Enum):
+    """The file formats of an artifact, by the suffix that selects each on output."""
+
+    TEXT = ".mlir"
+    BYTECODE = ".mlirbc"
+    PORTABLE = ".bc"
+    JAX_EXPORT = ".jax_export"
+    HLO = ".hlo"  # read, not written
+
+
+def form_of(data: bytes) -> Form:
+    """Which form the bytes are in. Raises ToolError for what is none of them."""
+    if not data.strip():
+        raise ToolError("the file is empty")
+    if data.startswith(bindings.BYTECODE_MAGIC):
+        portable = bindings.portable_version(data) or bytecode.names_dialect(data, b"vhlo")
+        return Form.PORTABLE if portable else Form.BYTECODE
+    if b"\x00" in data:
+        return Form.JAX_EXPORT
+    return Form.HLO if is_hlo_text(data) else Form.TEXT
+
+
+def parse_module(data: bytes, form: Form) -> ir.Module:
+    """Parses and verifies the module here, whatever may come of it. Raises ToolError."""
+    context = bindings.new_context()
+    if form is not Form.TEXT:
+        _check_whole(data)
+    if b"quant" in data:
+        bindings.load_quantized_types(context)
+    if form is Form.PORTABLE:
+        module = _parse_portable(data, context)
+    else:
+        module = _parse_plain(data if form is Form.BYTECODE else _decoded(data), context)
+    _check_depth(module)
+    if _ESCAPED.search(data) if form is Form.TEXT else not bytecode.holds_text_only(data):
+        _check_names(module)
+    return module
+
+
+def too_new(data: bytes) -> str:
+    """Why these bytes are not readable where they are of a StableHLO after this jaxlib's; empty
+    for others. Some are readable: an op's form changes with its own version only."""
+    version, newest = bindings.portable_version(data), bindings.current_version()
+    if version is None or _numbers(version) <= _numbers(newest):
+        return ""
+    return (
+        f"an artifact of StableHLO {version}, and this jaxlib knows StableHLO up to {newest}: "
+        "install a newer jaxlib, or write the artifact for an older StableHLO"
+    )
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in version.split(".")]
+
+
+def _check_whole(data: bytes) -> None:
+    try:
+        bytecode.check_whole(data)
+    except ValueError as error:
+        raise ToolError(f"truncated MLIR bytecode: {error}") from None
+
+
+def _decoded(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise ToolError(f"neither an artifact nor text: byte {error.start} is not UTF-8") from None
+
+
+def _parse_plain(data: bytes | str, context: ir.Context) -> ir.Module:
+    try:
+        return bindings.parse_module(data, context)
+    except ir.MLIRError as error:
+        raise from_mlir_error(error) from None
+    except (ValueError, RuntimeError) as error:  # of the C++ library: too long, out of range
+        raise ToolError(f"damaged: {first_line(str(error))}") from None
+
+
+def _parse_portable(data: bytes, context: ir.Context) -> ir.Module:
+    with captured(context) as reported:
+        try:
+            module = bindings.deserialize_portable_artifact(data, context)
+            module.operation.verify()
+            return module
+        except Exception as error:  # jaxlib raises several types here, none of them public
+            detail = reported[0].message if reported else first_line(str(error))
+            why = too_new(data) or "not a readable StableHLO portable artifact"
+            raise ToolError(f"{why}: {detail}") from None
+
+
+def _check_depth(module: ir.Module) -> None:
+    """Refuses what MLIR, which goes through regions by recursion, may not come back from."""
+    level = [module.operation]
+    for _ in range(_DEEPEST):
+        level = [
+            op.operation
+            for parent in level
+            for region in parent.regions
+            for block in region.blocks
+            for op in block.operations
+        ]
+        if not level:
+            return
+    raise ToolError(
+        f"regions nest more than {_DEEPEST} deep, as no program does: "
+        "a loop that calls a function nests in no other",
+        level[0].location,
+    )
+
+
+def _check_names(module: ir.Module) -> None:
+    """Refuses names and locations that are not UTF-8: jaxlib has no Python string for them, and may
+    end the process over one. What a backend is told may be any bytes."""
+    text = module.operation.get_asm(enable_debug_info=True, assume_verified=True)
+    for is_configuration, string in _STRING.findall(str(text).encode()):
+        try:
+            _ESCAPED_BYTE.sub(lambda byte: bytes.fromhex(byte[1].decode()), string).decode()
+        except UnicodeDecodeError:
+            if not is_configuration:
+                raise ToolError(f"damaged: a name that is not UTF-8: {string.decode()!r}") from None

@@ -1,0 +1,84 @@
+"""A module becomes a file's bytes: only such as can be read back for what it is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from stablehlo_tools import bindings
+from stablehlo_tools.artifacts import reading
+from stablehlo_tools.artifacts.parsing import Form
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import ToolError, captured, first_line, to_place
+from stablehlo_tools.processes.activity import busy
+
+# What StableHLO or Shardy promise to read for years; XLA's own dialects change with XLA.
+_PORTABLE_DIALECTS = frozenset({"builtin", "func", "stablehlo", "chlo", "sdy", "shape"})
+_ILLEGAL = re.compile(r"failed to legalize operation '([\w.]+)'|found unstable op: ([\w.]+)")
+
+
+def write_module(module: ir.Module, form: Form, *, locations: bool = False) -> bytes:
+    """The module in a form; `locations` prints them in text (binary always has them).
+
+    Raises ToolError, at the op that the form cannot hold.
+    """
+    with busy("the writer", f"writing {form.value}"):
+        if form is Form.TEXT:
+            return to_text(module, locations=locations).encode()
+        data = bindings.write_bytecode(module) if form is Form.BYTECODE else _portable(module)
+    reading.vouch(data)
+    return data
+
+
+def to_text(module: ir.Module, *, locations: bool = False) -> str:
+    """The module as MLIR text, ending in a newline."""
+    text = module.operation.get_asm(enable_debug_info=locations, assume_verified=True)
+    return str(text).rstrip("\n") + "\n"
+
+
+def _portable(module: ir.Module) -> bytes:
+    version = bindings.export_version()
+    for op in _operations(module.operation):
+        dialect = op.name.partition(".")[0]
+        if dialect not in _PORTABLE_DIALECTS:
+            raise ToolError(
+                f"{op.name} cannot be written as a StableHLO {version} artifact, which holds no "
+                f"ops of {dialect}: write .mlir or .mlirbc, or put StableHLO in its place",
+                op.location,
+            )
+    with captured(module.context) as reported:
+        try:
+            return bindings.serialize_portable_artifact(module)
+        except Exception as error:  # jaxlib raises several types here, none of them public
+            said = reported[0].message if reported else str(error)
+    raise _not_portable(module, version, said)
+
+
+def _not_portable(module: ir.Module, version: str, said: str) -> ToolError:
+    """Names the op that MLIR could not convert: its message has the op's name and its place."""
+    illegal = _ILLEGAL.search(said)
+    if illegal is None:
+        return ToolError(f"cannot be written as a StableHLO {version} artifact: {first_line(said)}")
+    name = illegal[1] or illegal[2]
+    candidates = [op for op in _operations(module.operation) if op.name == name]
+    places = [op.location for op in candidates if _location_text(op) in said]
+    return ToolError(
+        f"{name} cannot be written as a StableHLO {version} artifact, which has no form for its "
+        "types or attributes: write .mlir or .mlirbc",
+        next(iter(places or [op.location for op in candidates]), None),
+    )
+
+
+def _location_text(op: ir.Operation) -> str:
+    """An op's location as MLIR begins a message with it."""
+    text = str(op.location)
+    place = to_place(op.location)
+    return f"{place.file or '-'}:{place.line}:{place.column}: " if place.line else text
+
+
+def _operations(op: ir.Operation) -> Iterator[ir.Operation]:
+    yield op
+    for region in op.regions:
+        for block in region.blocks:
+            for inner in block.operations:
+                yield from _operations(inner.operation)

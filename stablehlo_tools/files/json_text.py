@@ -1,0 +1,283 @@
+"""JSON that nobody has vouched for: one reader, with its limits, for whatever file it stands in.
+
+Every failure is a ToolError, located where the text has a line for it. What is read holds no NaN or
+infinity, no key twice, and nests no deeper than `DEEPEST`; files and what is inflated of them have
+at most `MOST_BYTES`. `JsonValue` reads such a document field by field, and says where in it
+something is wrong: `transfers[3].source: …`.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import math
+import os
+import zlib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, NoReturn, cast
+
+from stablehlo_tools.diagnostics import Place, ToolError
+from stablehlo_tools.files.atomic import STDIN, read_input
+
+MOST_BYTES = 512 * 2**20
+DEEPEST = 100
+_MOST_SHOWN = 60  # characters of a value in a message
+_MOST_DIGITS = 300  # of a whole number: a float holds it, too
+_CHUNK = 2**20  # bytes
+_GZIP = b"\x1f\x8b"
+_BLANK = " \t\n\r"
+
+type Steps = tuple[str | int, ...]  # from the whole document to a value in it
+
+
+def read_json(path: str | os.PathLike[str], *, repeated_keys: bool = False) -> object:
+    """The value in a file, gzipped or not; `-` is standard input. Raises ToolError for a file that
+    cannot be read, is too large, or holds something else."""
+    return parse_json(read_bounded(path), repeated_keys=repeated_keys)
+
+
+def read_bounded(path: str | os.PathLike[str]) -> bytes:
+    """The bytes of a file, inflated where it is gzipped. Raises ToolError for more than MOST_BYTES,
+    before they are all read, and for a file that cannot be read."""
+    if os.fspath(path) == STDIN:
+        data = read_input(path)[0]
+    else:
+        try:
+            with Path(path).open("rb") as file:
+                data = _at_most(file)
+        except OSError as error:
+            raise ToolError(f"cannot read the file: {error.strerror}") from None
+    if len(data) > MOST_BYTES:
+        raise ToolError(f"the file has more than {_mebibytes()}, and so much is not read")
+    return _inflated(data) if data.startswith(_GZIP) else data
+
+
+def parse_json(data: bytes | str, *, repeated_keys: bool = False) -> object:
+    """The value in JSON text. Raises a located ToolError for text that is no JSON, and for JSON
+    beyond the limits; keys may be `repeated_keys` where other tools write them."""
+    text = data if isinstance(data, str) else _decoded(data)
+    hook = None if repeated_keys else _unrepeated
+    try:
+        found: object = json.loads(
+            text, object_pairs_hook=hook, parse_constant=_no_constant, parse_int=_whole_number
+        )
+    except json.JSONDecodeError as error:
+        place = Place(line=error.lineno, column=error.colno)
+        raise ToolError(f"this is no JSON: {error.msg}", place) from None
+    except RecursionError:
+        raise _too_deep() from None
+    _check_depth(found)
+    return found
+
+
+@dataclass(frozen=True)
+class JsonValue:
+    """A value in a JSON document, and where it stands. What it is not, it raises a ToolError for,
+    with its path and its line."""
+
+    content: object
+    text: str
+    steps: Steps = ()
+
+    @staticmethod
+    def of(data: bytes | str) -> JsonValue:
+        """A whole document. Raises ToolError as `parse_json` does."""
+        text = data if isinstance(data, str) else _decoded(data)
+        return JsonValue(parse_json(text), text)
+
+    @property
+    def path(self) -> str:
+        """`transfers[3].source`; empty for the whole document."""
+        return "".join(
+            f"[{step}]" if isinstance(step, int) else f".{step}" for step in self.steps
+        ).removeprefix(".")
+
+    def refuse(self, message: str) -> NoReturn:
+        """Raises a ToolError that this value is to blame for."""
+        place = position_of(self.text, self.steps)
+        raise ToolError(f"{self.path}: {message}" if self.steps else message, place)
+
+    def fields(
+        self, required: Collection[str], optional: Collection[str] = ()
+    ) -> dict[str, JsonValue]:
+        """The fields of an object, which has those that are `required` and no unknown ones."""
+        known = (*required, *optional)
+        content = self._content(dict, f"an object with the fields {', '.join(known)}")
+        missing = [name for name in required if name not in content]
+        if missing:
+            self.refuse(f"there is no {' and no '.join(missing)}")
+        strange = next((name for name in content if name not in known), None)
+        if strange is not None:
+            self.refuse(f"unknown field {_shown(strange)}; known: {', '.join(known)}")
+        return self.entries()
+
+    def entries(self) -> dict[str, JsonValue]:
+        """The fields of an object with any names."""
+        content = self._content(dict, "an object")
+        return {name: self._inner(name, value) for name, value in content.items()}
+
+    def items(self) -> list[JsonValue]:
+        """The values of a list."""
+        content = self._content(list, "a list")
+        return [self._inner(place, value) for place, value in enumerate(content)]
+
+    def string(self) -> str:
+        """A string, of characters that can be written again."""
+        content = self._content(str, "a string")
+        if not content.isascii() and any("\ud800" <= letter <= "\udfff" for letter in content):
+            self.refuse("half of a surrogate pair in a string, which no text can hold")
+        return content
+
+    def whole(self, least: int = 0, most: int = 2**31 - 1) -> int:
+        """A whole number within bounds."""
+        content = self.content
+        if type(content) is not int or not least <= content <= most:
+            self._expected(f"a whole number from {least} to {most}")
+        return content
+
+    def amount(self, most: float = math.inf) -> float:
+        """A number from 0 up, a time or a size."""
+        content = self.content
+        if isinstance(content, bool) or not isinstance(content, int | float):
+            self._expected("a number")
+        if not 0 <= content <= most or content == math.inf:
+            self._expected("a number from 0 up" + ("" if most == math.inf else f" to {most:g}"))
+        return float(content)
+
+    def one_of(self, known: Collection[str]) -> str:
+        """One of some strings."""
+        if not isinstance(self.content, str) or self.content not in known:
+            self._expected(f"one of {', '.join(known)}")
+        return self.content
+
+    def _inner(self, step: str | int, content: object) -> JsonValue:
+        return JsonValue(content, self.text, (*self.steps, step))
+
+    def _content[T](self, kind: type[T], what: str) -> T:
+        if not isinstance(self.content, kind):
+            self._expected(what)
+        return self.content
+
+    def _expected(self, what: str) -> NoReturn:
+        self.refuse(f"{_shown(self.content)} is not {what}")
+
+
+def position_of(text: str, steps: Steps) -> Place:
+    """Where a value stands in JSON text that has it."""
+    at = _skip_blank(text, 0)
+    for step in steps:
+        at = _inner_position(text, at, step)
+    line = text.count("\n", 0, at) + 1
+    return Place(line=line, column=at - (text.rfind("\n", 0, at) + 1) + 1)
+
+
+def _inner_position(text: str, at: int, step: str | int) -> int:
+    """Where a field or an item begins, of the object or list that begins at `at`."""
+    decoder = json.JSONDecoder()
+    number = 0
+    at = _skip_blank(text, at + 1)
+    while True:
+        key: str | int = number
+        if isinstance(step, str):
+            key, at = decoder.raw_decode(text, at)
+            at = _skip_blank(text, _skip_blank(text, at) + 1)  # behind the colon
+        if key == step:
+            return at
+        at = _skip_blank(text, _skip_blank(text, decoder.raw_decode(text, at)[1]) + 1)
+        number += 1
+
+
+def _skip_blank(text: str, at: int) -> int:
+    while at < len(text) and text[at] in _BLANK:
+        at += 1
+    return at
+
+
+def _inflated(data: bytes) -> bytes:
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+            found = _at_most(file)
+    except (OSError, EOFError, zlib.error) as error:  # BadGzipFile is an OSError
+        raise ToolError(f"cannot inflate the file: {error}") from None
+    if len(found) > MOST_BYTES:
+        raise ToolError(f"the file inflates to more than {_mebibytes()}, and so much is not read")
+    return found
+
+
+def _at_most(file: IO[bytes] | gzip.GzipFile) -> bytes:
+    """What is in a file, or more than MOST_BYTES of it."""
+    parts: list[bytes] = []
+    size = 0
+    while size <= MOST_BYTES and (part := file.read(_CHUNK)):
+        parts.append(part)
+        size += len(part)
+    return b"".join(parts)
+
+
+def _decoded(data: bytes) -> str:
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ToolError(f"this is no JSON: byte {error.start} is not UTF-8") from None
+
+
+def _unrepeated(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise ToolError(f"the key {_shown(key)} stands twice in an object")
+            seen.add(key)
+    return found
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ToolError(f"this is no JSON: {name} is no number in it")
+
+
+def _whole_number(digits: str) -> int:
+    if len(digits) > _MOST_DIGITS:
+        raise ToolError(f"a number in this JSON has {len(digits)} digits, and is not read")
+    return int(digits)
+
+
+def _check_depth(content: object) -> None:
+    """Level by level: whoever reads the value may then go through it by recursion."""
+    level = [content]
+    for _ in range(DEEPEST + 1):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, dict | list)
+            for inner in _contained(outer)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return
+    raise _too_deep()
+
+
+def _contained(outer: dict[str, object] | list[object]) -> Collection[object]:
+    return outer.values() if isinstance(outer, dict) else outer
+
+
+def _too_deep() -> ToolError:
+    return ToolError(f"this JSON nests deeper than {DEEPEST} lists and objects, and is not read")
+
+
+def _mebibytes() -> str:
+    return f"{MOST_BYTES // 2**20} MiB"
+
+
+def _shown(content: object) -> str:
+    """A value in a message: short, and without characters that a terminal obeys."""
+    if isinstance(content, dict):
+        return f"an object of {len(cast('Mapping[str, object]', content))} fields"
+    if isinstance(content, list):
+        return f"a list of {len(cast('list[object]', content))}"
+    text = repr(content[:_MOST_SHOWN]) if isinstance(content, str) else json.dumps(content)
+    return text if len(text) <= _MOST_SHOWN + 2 else f"{text[:_MOST_SHOWN]}…"

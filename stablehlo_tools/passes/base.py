@@ -1,0 +1,42 @@
+"""A pass: a frozen dataclass whose fields are its options."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import Diagnostics
+
+
+@dataclass(frozen=True)
+class Pass(ABC):
+    """One rewrite of a module. Subclasses are frozen dataclasses; their fields are the options."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:
+        """Rewrites the module in place. Raises ToolError, and may then leave it half-rewritten."""
+
+    def __str__(self) -> str:
+        """The pass as pipeline text, with the options that differ from their defaults."""
+        texts = [
+            _option_text(option.name, getattr(self, option.name))
+            for option in dataclasses.fields(self)
+            if getattr(self, option.name) != option.default
+        ]
+        return self.name + ("{" + " ".join(texts) + "}" if texts else "")
+
+
+def _option_text(name: str, value: object) -> str:
+    name = name.replace("_", "-")
+    if value is True:
+        return name
+    if value is False:
+        return f"{name}=false"
+    if isinstance(value, tuple):
+        return f"{name}={','.join(str(item) for item in value)}"  # pyright: ignore[reportUnknownVariableType,reportUnknownArgumentType]
+    return f"{name}={value}"

@@ -1,0 +1,239 @@
+"""Pipelines: passes in order, from text, and what runs them.
+
+A pipeline is text, `pass,pass{option=value other=value}`, that parses, prints and round-trips; a
+name that no Python pass answers to is looked up among MLIR's registered C++ passes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+import types
+import typing
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, TextIO
+
+from stablehlo_tools import bindings
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import (
+    Diagnostics,
+    ToolError,
+    captured,
+    first_line,
+    from_mlir_error,
+)
+from stablehlo_tools.passes.base import Pass
+from stablehlo_tools.passes.named_pipelines import NAMED
+from stablehlo_tools.passes.parser import PassText, parse_pipeline_text
+from stablehlo_tools.passes.registry import find_pass, unknown_pass_message
+from stablehlo_tools.processes.activity import busy
+from stablehlo_tools.processes.native_stderr import native_stderr
+
+
+@dataclass(frozen=True)
+class RegisteredPass(Pass):
+    """A C++ pass of MLIR, Shardy or StableHLO, by the name it is registered under."""
+
+    name: ClassVar[str] = "<registered>"
+    pass_name: str
+    options: str = ""
+
+    def __str__(self) -> str:
+        return self.pass_name + ("{" + self.options + "}" if self.options else "")
+
+    def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:
+        """Runs the pass, on the module or on each function as it was made for."""
+        manager = self._manager(module.context)
+        with captured(module.context) as reported:
+            try:
+                manager.run(module.operation)
+            except ir.MLIRError as error:
+                raise from_mlir_error(error, f"{self.pass_name}: ") from None
+        diagnostics.collected.extend(reported)
+
+    def check(self, context: ir.Context) -> None:
+        """Raises ToolError when MLIR has no such pass or the pass no such option."""
+        self._manager(context)
+
+    def _manager(self, context: ir.Context) -> bindings.PassManager:
+        failures: list[str] = []
+        for anchor in ("builtin.module({})", "builtin.module(func.func({}))"):
+            with native_stderr() as said:  # MLIR's parser of options writes there
+                try:
+                    return bindings.parse_pass_pipeline(anchor.format(self), context)
+                except ValueError as error:
+                    refused = error
+            failures.append(said.text() or str(refused))
+        told = next((text for text in failures if "no such option" in text), failures[0])
+        if "does not refer to a registered pass" in told:
+            raise ToolError(unknown_pass_message(self.pass_name))
+        raise ToolError(f"pass {self}: {_cleaned(told)}")
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """Passes in order."""
+
+    passes: tuple[Pass, ...]
+
+    @staticmethod
+    def parse(text: str) -> Pipeline:
+        """Reads pipeline text, named pipelines expanded. Raises ToolError on the first mistake."""
+        return Pipeline(tuple(_build(part) for part in _expanded(parse_pipeline_text(text))))
+
+    def __str__(self) -> str:
+        return ",".join(str(step) for step in self.passes)
+
+    def run(
+        self, module: ir.Module, diagnostics: Diagnostics, instrumentation: Instrumentation | None
+    ) -> None:
+        """Runs the passes, verifying the module before the first and after each.
+
+        Raises ToolError, located, at the first pass that refuses or breaks the module.
+        """
+        observer = instrumentation or Instrumentation()
+        _verify(module, "the input does not verify: ")
+        for step in self.passes:
+            with (
+                busy("the pipeline", f"running {step.name}"),
+                observer.around(step, module),
+                module.context,
+            ):
+                step.run(module, diagnostics)
+            diagnostics.settle(step.name)
+            _verify(module, f"after {step.name} the module does not verify (a bug in it): ")
+
+
+@dataclass
+class Instrumentation:
+    """What to print while a pipeline runs; times are kept in seconds."""
+
+    print_ir_after_all: bool = False
+    stream: TextIO = field(default_factory=lambda: sys.stderr)
+    seconds: list[tuple[str, float]] = field(default_factory=list[tuple[str, float]])
+
+    def around(self, step: Pass, module: ir.Module) -> _Timed:
+        """A context that times a pass and prints the module after it."""
+        return _Timed(self, step, module)
+
+    def time_report(self) -> str:
+        """A table of the passes and the share of time each took."""
+        total = sum(seconds for _, seconds in self.seconds) or 1e-9
+        rows = [f"{s:10.4f} s {100 * s / total:5.1f}%  {name}" for name, s in self.seconds]
+        return "\n".join(["time by pass:", *rows, f"{total:10.4f} s        total"])
+
+
+@dataclass
+class _Timed:
+    instrumentation: Instrumentation
+    step: Pass
+    module: ir.Module
+    started: float = 0.0
+
+    def __enter__(self) -> None:
+        self.started = time.perf_counter()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        elapsed = time.perf_counter() - self.started
+        self.instrumentation.seconds.append((str(self.step), elapsed))
+        if self.instrumentation.print_ir_after_all and kind is None:
+            header = f"// -----// IR after {self.step} //----- //"
+            print(header, self.module, sep="\n", file=self.instrumentation.stream)
+
+
+def _verify(module: ir.Module, prefix: str) -> None:
+    with captured(module.context):
+        try:
+            module.operation.verify()
+        except ir.MLIRError as error:
+            raise from_mlir_error(error, prefix) from None
+
+
+def _expanded(parts: Sequence[PassText]) -> Iterator[PassText]:
+    for part in parts:
+        named = NAMED.get(part.name)
+        if named is None:
+            yield part
+            continue
+        if part.options:
+            raise ToolError(f"pipeline {part.name!r} takes no options; list its passes instead")
+        for step in named:
+            yield from parse_pipeline_text(step.text)
+
+
+def _build(part: PassText) -> Pass:
+    kind = find_pass(part.name)
+    if kind is not None:
+        return kind(**_parsed_options(kind, part))
+    registered = RegisteredPass(part.name, part.options_text)
+    registered.check(bindings.new_context())
+    return registered
+
+
+def _parsed_options(kind: type[Pass], part: PassText) -> dict[str, Any]:
+    hints = typing.get_type_hints(kind)
+    known = {option.name.replace("_", "-"): option.name for option in dataclasses.fields(kind)}
+    values: dict[str, Any] = {}
+    for name, text in part.options:
+        if name not in known:
+            options = ", ".join(known) or "none"
+            raise ToolError(f"pass {part.name!r} has no option {name!r}; it has: {options}")
+        if known[name] in values:
+            raise ToolError(f"pass {part.name!r}: option {name!r} is given twice")
+        try:
+            values[known[name]] = _parse_value(text, hints[known[name]])
+        except ValueError as error:
+            raise ToolError(f"pass {part.name!r}: option {name!r} {error}") from None
+    missing = [
+        name
+        for name, attribute in known.items()
+        if attribute not in values and _is_required(kind, attribute)
+    ]
+    if missing:
+        raise ToolError(f"pass {part.name!r} needs the option {missing[0]!r}")
+    return values
+
+
+def _is_required(kind: type[Pass], attribute: str) -> bool:
+    option = next(o for o in dataclasses.fields(kind) if o.name == attribute)
+    return option.default is dataclasses.MISSING and option.default_factory is dataclasses.MISSING
+
+
+def _parse_value(text: str | None, hint: Any) -> Any:
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        hint = next(part for part in typing.get_args(hint) if part is not type(None))
+    if hint is bool:
+        return _parse_bool(text)
+    if text is None:
+        raise ValueError("needs a value")
+    if typing.get_origin(hint) is Literal:
+        choices = [str(choice) for choice in typing.get_args(hint)]
+        if text not in choices:
+            raise ValueError(f"takes {' or '.join(choices)}, not {text!r}")
+        return text
+    if typing.get_origin(hint) is tuple:
+        return tuple(_parse_value(item, typing.get_args(hint)[0]) for item in text.split(","))
+    return _parse_scalar(text, hint)
+
+
+def _parse_bool(text: str | None) -> bool:
+    values = {None: True, "true": True, "false": False}
+    if text not in values:
+        raise ValueError(f"takes true or false, not {text!r}")
+    return values[text]
+
+
+def _parse_scalar(text: str, hint: Callable[[str], Any]) -> Any:
+    described: dict[object, str] = {int: "a whole number", float: "a number", str: "text"}
+    try:
+        return hint(text)
+    except ValueError:
+        raise ValueError(f"takes {described.get(hint, 'a value')}, not {text!r}") from None
+
+
+def _cleaned(text: str) -> str:
+    for speaker in ("MLIR Textual PassPipeline Parser:", "<Pass-Options-Parser>:"):
+        text = text.replace(speaker, "")
+    return first_line(text).strip(":, ")

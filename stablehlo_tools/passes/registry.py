@@ -1,0 +1,130 @@
+"""The passes by name, imported only when one is asked for.
+
+Reading this table costs nothing, so that `--help` can list the passes without loading MLIR.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from stablehlo_tools.passes.named_pipelines import NAMED
+
+if TYPE_CHECKING:
+    from stablehlo_tools.passes.base import Pass
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where a pass lives, and what it does in one line."""
+
+    module: str
+    class_name: str
+    summary: str
+
+
+PASSES: dict[str, Entry] = {
+    "partition": Entry(
+        "stablehlo_tools.transforms.partition",
+        "PartitionPass",
+        "a plain sharded jit export becomes explicit collectives, by Shardy's partitioner",
+    ),
+    "create-reduce-scatter": Entry(
+        "stablehlo_tools.transforms.create_reduce_scatter",
+        "CreateReduceScatterPass",
+        "all_reduces and all_gathers of which each device takes a part become smaller",
+    ),
+    "fold-pipeline": Entry(
+        "stablehlo_tools.transforms.fold_pipeline",
+        "FoldPipelinePass",
+        "a program that is a pipeline already becomes the plain loop over layers it computes",
+    ),
+    "expand-pipeline": Entry(
+        "stablehlo_tools.transforms.expand_pipeline",
+        "ExpandPipelinePass",
+        "a loop over layers becomes a pipeline over a mesh axis: GPipe, interleaved or 1F1B",
+    ),
+    "split-layers": Entry(
+        "stablehlo_tools.transforms.split_layers",
+        "SplitLayersPass",
+        "loops over layers become loops over ranges of them, what is stacked by layer pieces",
+    ),
+    "accumulate-gradients": Entry(
+        "stablehlo_tools.transforms.accumulate_gradients",
+        "AccumulateGradientsPass",
+        "a training step on a whole batch becomes a loop over microbatches with accumulators",
+    ),
+    "split-weight-gradients": Entry(
+        "stablehlo_tools.transforms.split_weight_gradients",
+        "SplitWeightGradientsPass",
+        "a backward loop over layers becomes two: the cotangents first, gradients of weights later",
+    ),
+    "split-batch": Entry(
+        "stablehlo_tools.transforms.split_batch",
+        "SplitBatchPass",
+        "the batch of each device in parts, so that one's compute can hide another's collectives",
+    ),
+    "pipeline-collectives": Entry(
+        "stablehlo_tools.transforms.pipeline_collectives",
+        "PipelineCollectivesPass",
+        "collectives of a loop run an iteration ahead or late, or once behind it",
+    ),
+    "reassociate-collectives": Entry(
+        "stablehlo_tools.transforms.reassociate_collectives",
+        "ReassociateCollectivesPass",
+        "sums of all_reduces or reduce_scatters become one of a sum",
+    ),
+    "bucket-collectives": Entry(
+        "stablehlo_tools.transforms.bucket_collectives",
+        "BucketCollectivesPass",
+        "collectives that are alike become one where that saves more latency than overlap",
+    ),
+    "break-permute-cycles": Entry(
+        "stablehlo_tools.transforms.break_permute_cycles",
+        "BreakPermuteCyclesPass",
+        "ring permutes become acyclic ones and a select, so that no device can wait for itself",
+    ),
+    "schedule-overlap": Entry(
+        "stablehlo_tools.transforms.schedule_overlap",
+        "ScheduleOverlapPass",
+        "collectives and compute in an order that hides one behind the other, held by barriers",
+    ),
+    "decompose-collective-permute": Entry(
+        "stablehlo_tools.transforms.decompose_collective_permute",
+        "DecomposeCollectivePermutePass",
+        "collective_permutes become send and recv, in an order that cannot deadlock",
+    ),
+    "import-pseudo-tokens": Entry(
+        "stablehlo_tools.transforms.import_pseudo_tokens",
+        "ImportPseudoTokensPass",
+        "turn the float pseudo-tokens of PyTorch/XLA into one !stablehlo.token chain",
+    ),
+    "thread-tokens": Entry(
+        "stablehlo_tools.transforms.thread_tokens",
+        "ThreadTokensPass",
+        "one !stablehlo.token chain through every collective, in program order",
+    ),
+    "strip-tokens": Entry(
+        "stablehlo_tools.transforms.strip_tokens",
+        "StripTokensPass",
+        "take out the token chain that thread-tokens put in",
+    ),
+}
+
+
+def find_pass(name: str) -> type[Pass] | None:
+    """The class of a Python pass, or None where no pass here has the name."""
+    entry = PASSES.get(name)
+    if entry is None:
+        return None
+    return getattr(importlib.import_module(entry.module), entry.class_name)
+
+
+def unknown_pass_message(name: str) -> str:
+    """What to say of a name that neither this registry nor MLIR knows."""
+    known = [*PASSES, *NAMED, "cse", "canonicalize", "symbol-dce"]
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else f"; passes here: {', '.join(PASSES)}"
+    return f"unknown pass {name!r}: neither in this toolkit nor registered in MLIR{hint}"

@@ -1,0 +1,286 @@
+"""Finds the arguments that carry the batch of a training step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from stablehlo_tools.analysis.dimension_propagation.graph import Graph, Node
+from stablehlo_tools.analysis.dimension_propagation.layout import Layout
+from stablehlo_tools.analysis.dimension_propagation.origins import Origins, Wanted
+from stablehlo_tools.analysis.dimension_propagation.rules import CONTRACTIONS
+from stablehlo_tools.analysis.dimension_propagation.seeds import (
+    Seeds,
+    Trial,
+    candidates,
+    try_seeds,
+    work_of,
+)
+from stablehlo_tools.analysis.dimension_propagation.undivided import (
+    WholeShape,
+    fewer_parts,
+    has_integers,
+    sizes_undivided,
+    undivided,
+)
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import Diagnostic, ToolError, note
+from stablehlo_tools.ir.values import is_float
+from stablehlo_tools.transforms.parts.accumulate_gradients.division import Division, divide
+from stablehlo_tools.transforms.parts.expand_pipeline.microbatches import strided
+from stablehlo_tools.transforms.parts.expand_pipeline.phases import inputs_of, needed
+
+_MOST_DIVIDED = 32
+_LEAST_SHARE = 16  # of the contractions one in so many is in the loop; others are an optimizer's
+_MOST_FOLLOWED = 32  # arguments whose outermost dimension is followed past what mixes it
+
+
+def find_division(
+    graph: Graph, parts: int, location: ir.Location, whole: WholeShape | None = None
+) -> Division:
+    """The division by the dimension of arguments that is the batch: one that puts most work, or
+    half of it, into the loop, an outer one before inner ones.
+
+    Integers are tried first, since tokens and labels are samples and weights are not. Raises a
+    located ToolError where there is none: that the batch is of another size, which `whole` knows
+    for all devices, or the reason of the likeliest.
+    """
+    search = _Search.through(graph, parts)
+    best = search.best
+    if best is not None:
+        return best
+    raise _undivided(search, whole, location) or _told(search, location)
+
+
+def given_division(
+    graph: Graph, places: Sequence[int], dimension: int, parts: int, location: ir.Location
+) -> Division:
+    """The division by a dimension of arguments of the block. Raises a located ToolError where they
+    have no such dimension, or cannot be cut by it."""
+    seeds: Seeds = {}
+    for place in places:
+        number = graph.root.arguments[place]
+        shape = graph.shape(number)
+        if shape is None or not 0 <= dimension < len(shape):
+            raise ToolError(
+                f"accumulate-gradients: argument {place}, {graph.values[number].type}, has no "
+                f"dimension {dimension} of a static size (P3)",
+                location,
+            )
+        if not Layout(dimension).fits(shape, parts):
+            raise ToolError(
+                f"accumulate-gradients: dimension {dimension} of argument {place} has "
+                f"{shape[dimension]} elements, which {parts} microbatches do not divide (P3)",
+                location,
+            )
+        seeds[number] = Layout(dimension)
+    found = divide(try_seeds(graph, strided(graph, seeds, parts), parts, regroups=True))
+    if not found.inside:
+        raise ToolError(
+            "accumulate-gradients: nothing but what is known beforehand hangs on the arguments "
+            f"{', '.join(map(str, places))} (P3)",
+            location,
+        )
+    return found
+
+
+class Refused(NamedTuple):
+    """What may be the batch, why it cannot be cut, and whether it is rather weights: the program
+    gives back what has their type."""
+
+    seeds: Seeds
+    why: ToolError
+    are_weights: bool
+
+
+class _Search:
+    """Divisions that were found, and why others were not."""
+
+    def __init__(self, graph: Graph, parts: int) -> None:
+        self.graph = graph
+        self.parts = parts
+        self._origins = Origins(graph, parts, regroups=True)
+        self._found: list[Division] = []
+        self._refused: list[tuple[Trial, ToolError]] = []
+        self._all_work = work_of(graph, [n for n in graph.nodes if n.name in CONTRACTIONS])
+
+    @staticmethod
+    def through(graph: Graph, parts: int) -> _Search:
+        """Over integers first, and floats where these are not enough."""
+        arguments = graph.root.arguments
+        search = _Search(graph, parts)
+        search.over([n for n in arguments if not is_float(graph.values[n].type)])
+        if not search.is_enough:
+            search.over([n for n in arguments if is_float(graph.values[n].type)])
+        return search
+
+    def over(self, arguments: Sequence[int]) -> None:
+        """Tries every dimension of some arguments."""
+        trials: list[Trial] = []
+        last = set(arguments[-_MOST_FOLLOWED:])  # the batch comes behind the weights
+        for seeds in candidates(self.graph, arguments, self.parts):
+            likely = all(n in last and layout.dim == 0 for n, layout in seeds.items())
+            trial = self._try(seeds, to_the_end=likely)
+            if trial.work and (likely or trial.independent):
+                trials.append(trial)
+        for trial in sorted(trials, key=_unlikeliness)[:_MOST_DIVIDED]:
+            self._divide(trial)
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether a division puts at least half of the contractions into the loop."""
+        return self._all_work > 0 and any(
+            2 * _contractions(each) >= self._all_work for each in self._found
+        )
+
+    @property
+    def best(self) -> Division | None:
+        """The division to take; None where one that is refused is more than twice as likely."""
+        most = max((each.trial.work for each in self._found), default=0)
+        least = min((_unlikeliness(each.trial) for each in self._found), default=0.0)
+        if any(_unlikeliness(trial) < 2 * least for trial, _ in self._refused):
+            return None
+        near = [each for each in self._found if 2 * each.trial.work >= most]
+        return min(near, key=_outermost, default=None)
+
+    @property
+    def refused(self) -> Refused | None:
+        """The likeliest trial that came to nothing; one of arguments that the program gives back
+        changed, weights, only where there is no other."""
+        if not self._refused:
+            return None
+
+        def rank(refused: tuple[Trial, ToolError]) -> tuple[bool, float]:
+            return self._are_weights(refused[0]), _unlikeliness(refused[0])
+
+        trial, why = min(self._refused, key=rank)
+        return Refused(trial.seeds, why, self._are_weights(trial))
+
+    def _are_weights(self, trial: Trial) -> bool:
+        returned = {self.graph.values[n].type for n in self.graph.root.returned}
+        return not returned.isdisjoint(self.graph.values[n].type for n in trial.seeds)
+
+    def _try(self, seeds: Seeds, *, to_the_end: bool = True) -> Trial:
+        cut = strided(self.graph, seeds, self.parts)
+        return try_seeds(self.graph, cut, self.parts, to_the_end=to_the_end, regroups=True)
+
+    def _divide(self, trial: Trial) -> None:
+        try:
+            found = self._extended(divide(trial))
+        except ToolError as error:
+            self._refused.append((trial, error))
+            return
+        work = _contractions(found)
+        is_most = _LEAST_SHARE * work >= self._all_work and work >= _on_all_samples(found)
+        if found.inside and is_most:
+            self._found.append(found)
+
+    def _extended(self, found: Division) -> Division:
+        """The division with further arguments that carry the batch: those that parts are taken of.
+
+        Raises ToolError where one shows that the batch is not independent: what was cut are
+        features.
+        """
+        tried = set(found.trial.seeds)
+        while True:
+            origins = self._origins.of(_missing(found.trial))
+            following = [n for n in self.graph.root.arguments if n in origins and n not in tried]
+            if not following:
+                return found
+            tried.add(following[0])
+            found = self._with(found, {following[0]: origins[following[0]]})
+
+    def _with(self, found: Division, seeds: Seeds) -> Division:
+        """The division with further seeds, where that is worth it."""
+        together = {**found.trial.seeds, **seeds}
+        trial = try_seeds(self.graph, together, self.parts, regroups=True)
+        kept = found.dims.steps.keys() <= trial.dims.steps.keys()
+        if not kept or trial.work < found.trial.work:
+            return found
+        return divide(trial)
+
+
+def _missing(trial: Trial) -> Iterator[Wanted]:
+    """The whole values that ops take parts of."""
+    for node, step in trial.dims.steps.items():
+        for number, layout in zip(node.operands, step.operands, strict=True):
+            if layout is not None and number not in trial.dims.layouts:
+                yield number, layout
+
+
+def _unlikeliness(trial: Trial) -> float:
+    """More work is likelier, but less so the more often the outcome of a sum is used with samples
+    again: that is how features behave."""
+    return -trial.work / (1 + len(trial.dims.meetings))
+
+
+def _contractions(division: Division) -> int:
+    steps = division.dims.steps
+    return work_of(division.dims.graph, [node for node in steps if node.name in CONTRACTIONS])
+
+
+def _on_all_samples(division: Division) -> int:
+    """The work of contractions that the loop needs, or has in it, but that do not run on
+    microbatches: more than of those that do, where features are cut and no samples."""
+    graph, steps = division.dims.graph, division.dims.steps
+    gone = set(division.gone)
+    ahead = needed(
+        [node for node in graph.root.nodes if node not in gone],
+        {number for node in division.inside for number in inputs_of(node)},
+    )
+    pending, found = [*ahead, *division.inside], list[Node]()
+    while pending:
+        node = pending.pop()
+        pending += [inner for body in node.bodies for inner in body.nodes]
+        if node.name in CONTRACTIONS and node not in steps:
+            found.append(node)
+    return work_of(graph, found)
+
+
+def _outermost(division: Division) -> tuple[int, int]:
+    return min(seed.dim for seed in division.trial.seeds.values()), -division.trial.work
+
+
+def _undivided(
+    search: _Search, whole: WholeShape | None, location: ir.Location
+) -> ToolError | None:
+    """That the batch, as fewer microbatches find it, is of a size which so many do not divide.
+
+    Where what may be the batch is refused for a reason of its own, only of integers: floats may be
+    features.
+    """
+    graph, parts = search.graph, search.parts
+    is_refused = search.refused is not None and not search.refused.are_weights
+    for fewer in fewer_parts(graph, parts):
+        other = _Search.through(graph, fewer)
+        best, refused = other.best, other.refused
+        notes: tuple[Diagnostic, ...] = ()
+        if best is not None:
+            seeds = best.trial.seeds
+        elif refused is not None and not refused.are_weights:
+            seeds, why = refused.seeds, refused.why.diagnostic
+            notes = (note(f"{fewer} microbatches are refused, too: {why.message}", why.place),)
+        else:
+            continue
+        said = undivided(graph, seeds, parts, "microbatches", whole)
+        if said and (not is_refused or has_integers(graph, seeds)):
+            return ToolError(f"accumulate-gradients: {said} (P3)", location, notes)
+    return None
+
+
+def _told(search: _Search, location: ir.Location) -> ToolError:
+    """Why nothing was found. What is said of a weight that was tried is no more than a note."""
+    refused = search.refused
+    if refused is not None and not refused.are_weights:
+        return refused.why
+    notes = [note(said, location) for said in sizes_undivided(search.graph, search.parts)]
+    if refused is not None:
+        why = refused.why.diagnostic
+        notes.append(note(f"the likeliest that has one is a weight: {why.message}", why.place))
+    return ToolError(
+        f"accumulate-gradients: no argument has a dimension that {search.parts} microbatches "
+        "divide and that most work with weights hangs on (P3): `arguments` and `dimension` can "
+        "name the batch",
+        location,
+        tuple(notes),
+    )

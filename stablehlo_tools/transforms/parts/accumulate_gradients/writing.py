@@ -1,0 +1,172 @@
+"""Writes the loop over microbatches of a division, and what the rest of the block takes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stablehlo_tools.analysis.dimension_propagation.graph import Node
+from stablehlo_tools.analysis.dimension_propagation.layout import Layout, part_shape
+from stablehlo_tools.analysis.reducers import identity_of
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.ir.builder import element_of, shape_of
+from stablehlo_tools.ir.carriers import terminator
+from stablehlo_tools.ir.values import maker_of
+from stablehlo_tools.transforms.parts.accumulate_gradients.division import Division
+from stablehlo_tools.transforms.parts.accumulate_gradients.uneven import Meshes, relax_constraints
+from stablehlo_tools.transforms.parts.expand_pipeline.counted import CountedLoop, number
+from stablehlo_tools.transforms.parts.expand_pipeline.elements import as_element, as_type, wide
+from stablehlo_tools.transforms.parts.expand_pipeline.narrowing import Narrowing, apart
+from stablehlo_tools.transforms.parts.expand_pipeline.phases import inputs_of
+from stablehlo_tools.transforms.parts.split_batch.pieces import Place, narrowed
+
+
+def write_loop(division: Division, meshes: Meshes) -> None:
+    """Replaces the ops of a division by a loop; `meshes` are those of the module, by name.
+
+    Handles of the division must not be used afterwards.
+    """
+    anchor = _anchor(division)
+    location = division.inside[0].op.location
+    writer = _Writer(division, Place(ir.InsertionPoint(anchor), location))
+    for node in needed_later(division):
+        node.op.move_before(writer.loop.op)
+    results = writer.write(meshes)
+    place = Place(ir.InsertionPoint(anchor), location)
+    graph = division.dims.graph
+    for n, result in zip(_taken(division), results, strict=True):
+        old = graph.values[n]
+        whole = place.reshape(result, shape_of(old)) if n in division.samples else result
+        old.replace_all_uses_with(as_element(place, whole, element_of(old)))
+    for node in reversed(division.gone):
+        node.op.erase()
+
+
+def _taken(division: Division) -> list[int]:
+    return [*(n for n, _ in division.sums), *division.samples, *division.same]
+
+
+def _anchor(division: Division) -> ir.Operation:
+    """The first op that takes something of the loop; the end of the block, where none does."""
+    taken, gone = set(_taken(division)), set(division.gone)
+    root = division.dims.graph.root
+    for node in root.nodes:
+        if node not in gone and not taken.isdisjoint(inputs_of(node)):
+            return node.op
+    return terminator(root.block)
+
+
+def needed_later(division: Division) -> list[Node]:
+    """The ops behind the loop's place whose results it takes, in order."""
+    anchor = _anchor(division)
+    inside, gone = set(division.inside), set(division.gone)
+    nodes = division.dims.graph.root.nodes
+    wanted = {n for node in inside for n in inputs_of(node)}
+    found: list[Node] = []
+    behind = {node for node in nodes if not node.op.is_before_in_block(anchor)}
+    for node in reversed(nodes):
+        if node in gone or wanted.isdisjoint(node.results):
+            continue
+        wanted |= inputs_of(node)
+        if node in behind:
+            found.append(node)
+    return found[::-1]
+
+
+class _Writer:
+    """The loop: first it is there, then its body is written."""
+
+    def __init__(self, division: Division, place: Place) -> None:
+        self._division = division
+        self._dims = division.dims
+        self._values = division.dims.graph.values
+        self._found: dict[tuple[int, Layout], ir.Value] = {}
+        self._last: ir.Operation | None = None
+        self._zero = number(place, 0)
+        carried = [_nothing(place, kind, self._values[n]) for n, kind in division.sums]
+        carried += [
+            _zeros(place, self._rows(n, self._dims.layouts[n]), element_of(self._values[n]))
+            for n in division.samples
+        ]
+        carried += [
+            _zeros(place, shape_of(value), element_of(value))
+            for value in map(self._values.__getitem__, division.same)
+        ]
+        self.loop = CountedLoop(place, number(place, self._dims.parts), carried)
+
+    def write(self, meshes: Meshes) -> list[ir.Value]:
+        """Writes the body; what the loop gives, in the order of `_taken`."""
+        division, place = self._division, self.loop.inside
+        writing = Narrowing(self._dims, self.loop.counter, self._outside)
+        writing.write(division.inside, place.point)
+        relax_constraints(division, writing.values, meshes)
+        made, carried = writing.values, iter(self.loop.arguments)
+        after: list[ir.Value] = []
+        for n, kind in division.sums:
+            before = next(carried)
+            after.append(place.same(kind, before, as_type(place, made[n], before)))
+        for n in division.samples:
+            after.append(self._put(place, next(carried), made[n], self._dims.layouts[n]))
+        return self.loop.close([*after, *(made[n] for n in division.same)])
+
+    def _rows(self, n: int, layout: Layout) -> list[int]:
+        return apart(shape_of(self._values[n]), layout, self._dims.parts)
+
+    def _window(self, rows: Sequence[int], layout: Layout) -> tuple[list[ir.Value], list[int]]:
+        """Where the loop's microbatch begins in a tensor that lies `apart`, and its sizes."""
+        starts, sizes = [self._zero] * len(rows), [*rows]
+        starts[layout.dim + 1], sizes[layout.dim + 1] = self.loop.counter, 1
+        return starts, sizes
+
+    def _put(self, place: Place, rows: ir.Value, part: ir.Value, layout: Layout) -> ir.Value:
+        starts, sizes = self._window(shape_of(rows), layout)
+        new = place.reshape(part, sizes)
+        return place.op("dynamic_update_slice", [rows, new, *starts], rows.type)
+
+    def _outside(self, n: int, layout: Layout | None) -> ir.Value:
+        """A value that is there before the loop, or its part for a microbatch: the same for all,
+        before the loop, or cut out once an iteration."""
+        if layout is None:
+            return self._values[n]
+        if (n, layout) not in self._found:
+            self._found[n, layout] = self._part(self._values[n], n, layout)
+        return self._found[n, layout]
+
+    def _part(self, value: ir.Value, n: int, layout: Layout) -> ir.Value:
+        shape = part_shape(tuple(shape_of(value)), layout, self._dims.parts)
+        before = self.loop.before
+        smaller = narrowed(before, value, layout, before.tensor(shape, element_of(value)))
+        if smaller is not None:
+            return smaller
+        rows = self._rows(n, layout)
+        starts, sizes = self._window(rows, layout)
+        taken = self._first_in_body().dynamic_slice(before.reshape(value, rows), starts, sizes)
+        found = self._after(taken).reshape(taken, shape)
+        self._last = maker_of(found)
+        return found
+
+    def _first_in_body(self) -> Place:
+        """Builds behind what was cut out last, at the beginning of the body."""
+        if self._last is None:
+            point = ir.InsertionPoint.at_block_begin(self.loop.op.regions[1].blocks[0])
+            return Place(point, self.loop.inside.location)
+        return self._after(self._last.results[0])
+
+    def _after(self, value: ir.Value) -> Place:
+        return Place(ir.InsertionPoint.after(maker_of(value)), self.loop.inside.location)
+
+
+def _nothing(place: Place, kind: str, value: ir.Value) -> ir.Value:
+    """What an accumulator starts from: the number that a reduction never shows."""
+    element = wide(element_of(value))
+    if isinstance(element, ir.ComplexType):
+        return _zeros(place, shape_of(value), element)
+    start = identity_of(kind, element)
+    assert start is not None
+    return place.splat(start, shape_of(value), element)
+
+
+def _zeros(place: Place, shape: Sequence[int], element: ir.Type) -> ir.Value:
+    if not isinstance(element, ir.ComplexType):
+        return place.splat(0, shape, element)
+    part = place.splat(0, shape, element.element_type)
+    return place.op("complex", [part, part], place.tensor(shape, element))

@@ -1,0 +1,259 @@
+"""What collectives must have in common to be merged into one.
+
+Constraints, each named in the reason that is given where it fails:
+  C1   They are of one kind: all_gather, reduce_scatter, all_reduce, all_to_all or
+       collective_permute.
+  C2   They stand in one block, none of them in an async_start.
+  C3   Their operands have static shapes, of integers, floats or complex numbers; those that run
+       along a dimension, which must not be empty, have elements. An all_to_all has one operand,
+       since XLA takes several for the parts of one.
+  C4   They have the same process groups, equally large (the same pairs) and as large as the shapes
+       say, with ids that count the same, whatever attribute says so. The order of members counts,
+       but for an all_reduce.
+  C5   They reduce alike, elements of one type.
+  C6   Their other attributes are equal, and the frontend attributes that steer how XLA runs them;
+       how their results are sharded, in Shardy's words, or laid out in memory may differ.
+  C7   What they exchange unreduced is of one type, or of types that fill whole bytes, which a
+       bitcast brings to one; no bitcast takes booleans, complex numbers or less than a byte.
+  C8   None of them is in a token chain already: tokens go in last.
+  C9   None leads to another, nor would ops have to move past effects (see `placement`).
+  C10  No mesh axis is left free around them by a manual computation: what is joined there would
+       have to be gathered along such an axis first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stablehlo_tools.analysis.collectives import Collective, ModuleFacts
+from stablehlo_tools.analysis.reducers import reducer_kind
+from stablehlo_tools.analysis.replica_groups import GroupMode, ProcessGroups
+from stablehlo_tools.analysis.tensor_shardings import SHARDING
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.frontend_attributes import FRONTEND_ATTRIBUTES, LAYOUTS, steering
+from stablehlo_tools.ir.builder import element_of, shape_of
+
+REDUCING = frozenset({"all_reduce", "reduce_scatter"})
+EXCHANGING = frozenset({"all_gather", "all_to_all", "collective_permute"})
+_ALONG = frozenset({"all_gather", "reduce_scatter", "all_to_all"})
+_BARRIER = "stablehlo.optimization_barrier"
+_XLA_SHARDING = "mhlo.sharding"
+
+# What the constraints judge in a way of their own, or what merging changes.
+_JUDGED = frozenset(
+    {"replica_groups", "source_target_pairs", "channel_handle", "use_global_device_ids", SHARDING}
+    | {FRONTEND_ATTRIBUTES, *LAYOUTS}
+    | {"all_gather_dim", "scatter_dimension", "split_dimension", "concat_dimension", "split_count"}
+)
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What must be equal. `elements` is a type, or says that whole bytes are exchanged."""
+
+    kind: str
+    mode: GroupMode | None
+    groups: frozenset[tuple[int, ...]]
+    reduction: object
+    elements: str
+    attributes: tuple[tuple[str, str], ...]
+
+    @property
+    def members(self) -> int:
+        """How many devices a group has."""
+        return len(next(iter(self.groups), ()))
+
+
+class Groups:
+    """The process groups of a module's collectives; those of equal attributes are read once."""
+
+    def __init__(self, facts: ModuleFacts) -> None:
+        self._facts = facts
+        self._known: dict[object, frozenset[tuple[int, ...]] | None] = {}
+
+    def of(self, collective: Collective) -> frozenset[tuple[int, ...]] | None:
+        """The groups, or the pairs, in no order; None where they are not known.
+
+        Raises a located ToolError for groups that the module does not have.
+        """
+        key = (
+            collective.kind,
+            collective.group_mode,
+            collective.group_attribute("replica_groups"),
+            collective.group_attribute("source_target_pairs"),
+        )
+        if key not in self._known:
+            groups = self._facts.groups(collective)
+            self._known[key] = None if groups is None else _unordered(groups, collective.kind)
+        return self._known[key]
+
+
+def traits_of(collective: Collective, known: Groups) -> Traits | str:
+    """What a collective must share with those that it is merged with, or why it never is.
+
+    Raises a located ToolError for groups that the module does not have.
+    """
+    reason = _why_not_alone(collective)
+    groups = None if reason else known.of(collective)
+    if reason or groups is None:
+        return reason or "its process groups are not known (C4)"
+    if collective.kind != "collective_permute" and len({len(group) for group in groups}) != 1:
+        return "its process groups are not equally large (C4)"
+    return Traits(
+        collective.kind,
+        collective.group_mode,
+        groups,
+        _reduction(collective.op),
+        _element_class(collective),
+        _other_attributes(collective.op),
+    )
+
+
+def why_unfit(collective: Collective, traits: Traits) -> str | None:
+    """Why a collective's shapes are not those that its groups make; None where they are."""
+    parts = _parts(collective)
+    if parts is None or all(len(group) == parts for group in traits.groups):
+        return None
+    return f"its shapes are those of groups of {parts}, which its process groups are not (C4)"
+
+
+def why_not_alike(one: Traits, other: Traits) -> str | None:
+    """The first constraint that keeps two collectives apart; None where there is none."""
+    if one.kind != other.kind:
+        return f"{one.kind} and {other.kind} are not of one kind (C1)"
+    if one.mode != other.mode:
+        return f"their ids count differently: {_mode(one)} and {_mode(other)} (C4)"
+    if one.groups != other.groups:
+        named = "pairs" if one.kind == "collective_permute" else "process groups"
+        return f"their {named} differ (C4)"
+    if one.reduction != other.reduction:
+        return "they reduce differently (C5)"
+    if one.elements != other.elements:
+        rule = "C5" if one.kind in REDUCING else "C7"
+        return f"their element types differ: {one.elements} and {other.elements} ({rule})"
+    if one.attributes != other.attributes:
+        names = {name for name, _ in set(one.attributes) ^ set(other.attributes)}
+        return f"they differ in {', '.join(sorted(names))} (C6)"
+    return None
+
+
+def _other_attributes(op: ir.Operation) -> tuple[tuple[str, str], ...]:
+    plain = [(name, str(value)) for name, value in op.attributes.items() if name not in _JUDGED]
+    return tuple(sorted([*plain, *((f"{FRONTEND_ATTRIBUTES} {n}", v) for n, v in steering(op))]))
+
+
+def _why_not_alone(collective: Collective) -> str | None:
+    op = collective.op
+    if collective.is_async:
+        return "it is an async_start (C2)"
+    if collective.kind not in REDUCING | EXCHANGING:
+        return f"{collective.kind} is never merged (C1)"
+    if not all(_is_plain(value.type) for value in (*op.operands, *op.results)):
+        return "it has a symbolic shape, or elements that are no plain numbers (C3)"
+    if collective.kind in _ALONG and any(0 in shape_of(value) for value in op.operands):
+        return "it moves no elements (C3)"
+    if collective.kind == "all_to_all" and len(op.operands) != 1:
+        return "it is an all_to_all of several operands (C3)"
+    if _XLA_SHARDING in op.attributes:
+        return f"it has an {_XLA_SHARDING} (C6)"
+    if _is_chained(op):
+        return "it is in a token chain; tokens go in last (C8)"
+    return None
+
+
+def _parts(collective: Collective) -> int | None:
+    """How large the groups are by the shapes; None where those do not depend on it."""
+    op = collective.op
+    if collective.kind == "all_to_all":
+        return ir.IntegerAttr(op.attributes["split_count"]).value
+    if collective.kind not in _ALONG:
+        return None
+    gathers = collective.kind == "all_gather"
+    dim = ir.IntegerAttr(op.attributes["all_gather_dim" if gathers else "scatter_dimension"]).value
+    small, large = shape_of(op.operands[0])[dim], shape_of(op.results[0])[dim]
+    return large // small if gathers else small // max(1, large)
+
+
+def _is_plain(kind: ir.Type) -> bool:
+    if not isinstance(kind, ir.RankedTensorType) or not kind.has_static_shape:
+        return False
+    return isinstance(kind.element_type, ir.IntegerType | ir.FloatType | ir.ComplexType)
+
+
+def _is_chained(op: ir.Operation) -> bool:
+    """Whether a barrier ties an operand or a result to a token."""
+    around = [value.owner for value in op.operands]
+    around += [use.owner for result in op.results for use in result.uses]
+    return any(_holds_token(other) for other in around if not isinstance(other, ir.Block))
+
+
+def _holds_token(op: ir.Operation | ir.OpView) -> bool:
+    if op.operation.name != _BARRIER:
+        return False
+    return any(not isinstance(value.type, ir.ShapedType) for value in op.operands)
+
+
+def _unordered(groups: ProcessGroups, kind: str) -> frozenset[tuple[int, ...]]:
+    if kind == "all_reduce":
+        return frozenset(tuple(sorted(group)) for group in groups)
+    return frozenset(groups)
+
+
+def _element_class(collective: Collective) -> str:
+    types = [element_of(value) for value in collective.op.operands]
+    if collective.kind in EXCHANGING and all(is_whole_bytes(kind) for kind in types):
+        return "whole bytes"
+    return ", ".join(dict.fromkeys(map(str, types)))
+
+
+def is_whole_bytes(element: ir.Type) -> bool:
+    """Whether a bitcast can make integers of one, two, four or eight bytes of it."""
+    return isinstance(element, ir.IntegerType | ir.FloatType) and element.width in (8, 16, 32, 64)
+
+
+def _mode(traits: Traits) -> str:
+    return "nothing" if traits.mode is None else traits.mode.value
+
+
+def _reduction(op: ir.Operation) -> object:
+    """What a collective's region computes, such that equal answers mean the same; None: no region.
+
+    Result types stand with it: some reductions promote their operands.
+    """
+    if not len(op.regions):
+        return None
+    results = tuple(dict.fromkeys(str(element_of(value)) for value in op.results))
+    block = op.regions[0].blocks[0]
+    types = tuple(str(argument.type) for argument in block.arguments)
+    return results, types, reducer_kind(block) or structure(block, [])
+
+
+def structure(block: ir.Block, outer: Sequence[ir.Value]) -> object:
+    """A block's ops, in terms of its own values' numbers; values from outside stand for themselves.
+
+    `outer` are the values of the blocks around it that count as its own.
+    """
+    numbers = {value: number for number, value in enumerate(outer)}
+    for argument in block.arguments:
+        numbers[argument] = len(numbers)
+    described: list[object] = []
+    for view in block.operations:
+        op = view.operation
+        inner = [
+            (tuple(str(a.type) for a in nested.arguments), structure(nested, list(numbers)))
+            for region in op.regions
+            for nested in region.blocks
+        ]
+        described.append(
+            (
+                op.name,
+                tuple(sorted((name, str(value)) for name, value in op.attributes.items())),
+                tuple(numbers.get(value, value) for value in op.operands),
+                tuple(str(result.type) for result in op.results),
+                tuple(inner),
+            )
+        )
+        for result in op.results:
+            numbers[result] = len(numbers)
+    return tuple(described)

@@ -1,0 +1,214 @@
+"""Which collectives of a module to merge: what the scheduler puts together and can become one.
+
+The scheduler merges where the simulated total falls; of each of its buckets, those are taken that
+`Merger` can make one. Merging copies operands and results, which the simulator does not know of:
+a collective whose copies take longer than its latency is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from stablehlo_tools.analysis.collectives import Collective, ModuleFacts, find_collectives
+from stablehlo_tools.analysis.tasks.graph import TracedGraph, traced_task_graph
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.cost.clock import Clock
+from stablehlo_tools.cost.hardware import Hardware
+from stablehlo_tools.diagnostics import Place, to_place
+from stablehlo_tools.ir.copying import copy_module
+from stablehlo_tools.ir.inline import inline_all_calls
+from stablehlo_tools.ir.values import key_of
+from stablehlo_tools.overlap.memory import memory_profile
+from stablehlo_tools.overlap.scheduling.scheduler import Limits, schedule
+from stablehlo_tools.transforms.parts.bucket_collectives.merge import Merger
+
+HEADROOM = 2.0**30  # bytes that a plan may need more than the program's own order
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Collectives to merge, by their places among all of a module whose calls are inlined.
+
+    `saved_ns` is the latency that is paid once instead of each time, `copied_ns` what copying
+    operands and results takes of that.
+    """
+
+    members: tuple[int, ...]
+    kind: str
+    at: tuple[Place, ...]
+    saved_ns: float
+    copied_ns: float
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A collective that the scheduler would merge with others, and why it is not."""
+
+    kind: str
+    at: Place
+    reason: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to merge, in order, and what is left out of buckets."""
+
+    buckets: tuple[Bucket, ...]
+    left_out: tuple[LeftOut, ...]
+
+
+@dataclass(frozen=True)
+class _Member:
+    """A collective that the scheduler puts in a bucket, its place and its latency."""
+
+    place: int
+    collective: Collective
+    latency_ns: float
+
+    @property
+    def at(self) -> Place:
+        return to_place(self.collective.op.location)
+
+
+def plan_buckets(module: ir.Module, hardware: Hardware, memory_limit: float | None) -> Plan:
+    """Plans on a copy of a module. `memory_limit` is in bytes; None: some more than it needs.
+
+    Raises ToolError for a program that cannot be timed, or for a limit that no order meets.
+    """
+    scratch = copy_module(module)
+    inline_all_calls(scratch)
+    collectives = find_collectives(scratch)
+    places = {key_of(c.op): number for number, c in enumerate(collectives)}
+    devices = ModuleFacts.of(scratch, collectives).grid.size
+    traced = traced_task_graph(scratch, Clock(hardware, devices), "")
+    merger = Merger(scratch, collectives)
+    planned = list(_scheduled(traced, _headroom(traced, memory_limit)))
+    buckets: list[Bucket] = []
+    left_out: list[LeftOut] = []
+    for tasks in planned:
+        members = _members(tasks, places, collectives)
+        sets, refused = _divided(members, merger, hardware)
+        left_out += refused
+        for chosen in sets:
+            buckets.append(_bucket(chosen, merger, hardware))
+            merger.merge([member.collective for member in chosen])
+    return Plan(tuple(buckets), tuple(left_out))
+
+
+def apply_buckets(module: ir.Module, buckets: Sequence[Bucket]) -> None:
+    """Merges what was planned; calls are inlined where something is."""
+    if not buckets:
+        return
+    inline_all_calls(module)
+    collectives = find_collectives(module)
+    merger = Merger(module, collectives)
+    for bucket in buckets:
+        merger.merge([collectives[place] for place in bucket.members])
+
+
+_Tasks = Sequence[tuple[Sequence[ir.Operation], float]]  # the ops and the latency of each task
+
+
+def _headroom(traced: TracedGraph, memory_limit: float | None) -> float:
+    if memory_limit is None:
+        return HEADROOM
+    return memory_limit - memory_profile(traced.graph).peak_bytes
+
+
+def _scheduled(traced: TracedGraph, headroom: float, *, in_loop: bool = False) -> Iterator[_Tasks]:
+    """The scheduler's buckets for a graph and for the bodies of its loops."""
+    tasks = traced.graph.tasks
+    if any(task.communication is not None for task in tasks):
+        peak = memory_profile(traced.graph, in_loop=in_loop).peak_bytes
+        found = schedule(traced.graph, Limits(memory=peak + headroom), in_loop=in_loop)
+        for bucket in found.buckets:
+            yield [(traced.ops[task], _latency(traced, task)) for task in bucket]
+    for body in traced.bodies.values():
+        yield from _scheduled(body, headroom, in_loop=True)
+
+
+def _latency(traced: TracedGraph, task: int) -> float:
+    communication = traced.graph.tasks[task].communication
+    return 0.0 if communication is None else communication.latency_ns
+
+
+def _members(
+    tasks: _Tasks,
+    places: Mapping[ir.Value | ir.Operation, int],
+    collectives: Sequence[Collective],
+) -> list[_Member]:
+    """The collectives of a bucket's tasks, in program order."""
+    found: dict[int, _Member] = {}
+    for ops, latency in tasks:
+        for op in ops:
+            place = places.get(key_of(op))
+            if place is not None:
+                found[place] = _Member(place, collectives[place], latency)
+    return [found[place] for place in sorted(found)]
+
+
+def _divided(
+    members: Sequence[_Member], merger: Merger, hardware: Hardware
+) -> tuple[list[list[_Member]], list[LeftOut]]:
+    """A bucket as sets of two and more that can become one; and what is in none."""
+    sets: list[list[_Member]] = []
+    reasons: dict[int, str] = {}
+    for member in members:
+        alone = _why_not_alone(member, merger, hardware)
+        if alone is not None:
+            reasons[member.place] = alone
+            continue
+        for chosen in sets:
+            reason = merger.why_not([m.collective for m in (*chosen, member)])
+            if reason is None:
+                chosen.append(member)
+                break
+            reasons.setdefault(member.place, reason)
+        else:
+            sets.append([member])
+    gaining = [chosen for chosen in sets if _gains(chosen, merger, hardware)]
+    taken = {member.place for chosen in gaining for member in chosen}
+    lonely = "no other of its bucket is left to merge it with, or too little is gained"
+    return gaining, [
+        LeftOut(m.collective.kind, m.at, reasons.get(m.place, lonely))
+        for m in members
+        if m.place not in taken
+    ]
+
+
+def _why_not_alone(member: _Member, merger: Merger, hardware: Hardware) -> str | None:
+    """Why a collective is not merged with any other; None where it may be."""
+    reason = merger.why_not([member.collective])
+    copied = _copied_ns(member, merger, hardware)
+    if reason is None and copied > member.latency_ns:
+        reason = (
+            f"copying its data takes {us(copied)}, more than its latency of {us(member.latency_ns)}"
+        )
+    return reason
+
+
+def _gains(chosen: Sequence[_Member], merger: Merger, hardware: Hardware) -> bool:
+    bucket = _bucket(chosen, merger, hardware)
+    return len(chosen) > 1 and bucket.copied_ns <= bucket.saved_ns
+
+
+def _bucket(chosen: Sequence[_Member], merger: Merger, hardware: Hardware) -> Bucket:
+    latencies = [member.latency_ns for member in chosen]
+    copied = sum(_copied_ns(member, merger, hardware) for member in chosen)
+    return Bucket(
+        members=tuple(member.place for member in chosen),
+        kind=chosen[0].collective.kind,
+        at=tuple(member.at for member in chosen),
+        saved_ns=sum(latencies) - max(latencies),
+        copied_ns=copied,
+    )
+
+
+def _copied_ns(member: _Member, merger: Merger, hardware: Hardware) -> float:
+    return merger.copied_bytes(member.collective) / hardware.memory_rate
+
+
+def us(ns: float) -> str:
+    """Microseconds, in words."""
+    return f"{ns / 1e3:.3g} us"

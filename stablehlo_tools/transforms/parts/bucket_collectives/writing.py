@@ -1,0 +1,292 @@
+"""Writes the collective that stands for several, and what brings operands to it and results back.
+
+What is to be merged, and where, is known by then; `merge` shows the form.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+from stablehlo_tools import bindings
+from stablehlo_tools.analysis.collectives import Collective
+from stablehlo_tools.analysis.shardings import sharding_per_value
+from stablehlo_tools.analysis.tensor_shardings import SHARDING
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.frontend_attributes import FRONTEND_ATTRIBUTES, LAYOUTS, shared
+from stablehlo_tools.ir.builder import Builder, element_of, shape_of
+from stablehlo_tools.ir.values import maker_of
+from stablehlo_tools.transforms.parts.bucket_collectives.elements import (
+    common_element,
+    decoded,
+    encoded,
+    encoded_shape,
+)
+from stablehlo_tools.transforms.parts.bucket_collectives.exchange import (
+    Exchange,
+    Joint,
+    only_uneven,
+    reshaped,
+)
+from stablehlo_tools.transforms.parts.bucket_collectives.placement import in_block_order
+
+SEVERAL_OPERANDS = frozenset({"all_reduce", "all_gather"})
+_OF_ONE = frozenset({SHARDING, FRONTEND_ATTRIBUTES, *LAYOUTS})  # not of what stands for several
+_DIMENSIONS = ("all_gather_dim", "scatter_dimension", "split_dimension", "concat_dimension")
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One operand of a collective that is merged, its result, and where to write what it needs."""
+
+    exchange: Exchange
+    operand: ir.Value
+    result: ir.Value
+    sharding: ir.Attribute | None
+    builder: Builder
+
+
+def write_merged(
+    members: Sequence[Collective], group: int, point: ir.InsertionPoint, *, several: bool
+) -> tuple[ir.Operation, ir.Operation]:
+    """Writes one collective for several and lets it take their place; they lose their region.
+
+    `group` is how many devices exchange data with each other; `several` lets the op have several
+    operands. Returns the op and the last one that was written.
+    """
+    parts = [part for member in members for part in _parts(member, group, point)]
+    writer = _Writer(members, point)
+    element = common_element([element_of(part.operand) for part in parts])
+    dimension = _common_dimension(parts, element)
+    if several:
+        merged, outs = _several(writer, parts, element)
+    elif dimension is not None:
+        merged, outs = _side_by_side(writer, parts, element, dimension)
+    else:
+        merged, outs = _behind_parts(writer, parts, element)
+    for part, out in zip(parts, outs, strict=True):
+        part.result.replace_all_uses_with(out)
+    _keep_shardings(merged, parts, outs)
+    return merged, in_block_order([maker_of(out) for out in outs])[-1]
+
+
+def _parts(member: Collective, group: int, point: ir.InsertionPoint) -> list[_Part]:
+    op = member.op
+    sharding = op.attributes.get(SHARDING)
+    shardings = [None] * len(op.results) if sharding is None else sharding_per_value(sharding)
+    builder = Builder(point, op.location)
+    return [
+        _Part(Exchange.of(member, group), operand, result, own, builder)
+        for operand, result, own in zip(op.operands, op.results, shardings, strict=True)
+    ]
+
+
+class _Writer:
+    """Writes collectives with the attributes and the region of the first member."""
+
+    def __init__(self, members: Sequence[Collective], point: ir.InsertionPoint) -> None:
+        locations = list(dict.fromkeys(member.op.location for member in members))
+        self.like = members[0].op
+        self.frontend = shared([member.op for member in members])
+        self.reduces = len(self.like.regions) > 0  # to a type that its region may have promoted
+        self.point = point
+        self.builder = Builder(point, ir.Location.fused(locations, context=self.like.context))
+
+    def collective(
+        self,
+        operands: Sequence[ir.Value],
+        types: Sequence[ir.Type],
+        changed: Mapping[str, ir.Attribute],
+    ) -> ir.Operation:
+        """The collective, with some attributes changed."""
+        kept = {name: a for name, a in self.like.attributes.items() if name not in _OF_ONE}
+        new = ir.Operation.create(
+            self.like.name,
+            results=list(types),
+            operands=list(operands),
+            attributes={**kept, **self.frontend, **changed},
+            regions=len(self.like.regions),
+            loc=self.builder.location,
+            ip=self.point,
+        )
+        for source, target in zip(self.like.regions, new.regions, strict=True):
+            source.blocks[0].append_to(target)
+        return new
+
+    def along_first(
+        self, operands: Sequence[ir.Value], exchange: Exchange, element: ir.Type
+    ) -> ir.Operation:
+        """The collective along dimension 0 of operands whose parts are merged into it."""
+        grown = math.prod(exchange.parts_out), math.prod(exchange.parts_in)
+        shapes = [shape_of(operand) for operand in operands]
+        types = [
+            self.builder.tensor([shape[0] * grown[0] // grown[1], *shape[1:]], element)
+            for shape in shapes
+        ]
+        zero = self.builder.integer(0)
+        dimensions = {name: zero for name in _DIMENSIONS if name in self.like.attributes}
+        return self.collective(operands, types, dimensions)
+
+
+def _common_dimension(parts: Sequence[_Part], element: ir.Type) -> int | None:
+    """A dimension along which operands can be joined as they are; None where there is none.
+
+    They exchange along the same others, and differ in no other.
+    """
+    first = parts[0].exchange
+    if any(part.exchange != first for part in parts):
+        return None
+    shapes = [shape_of(part.operand) for part in parts]
+    mixed = any(element_of(part.operand) != element for part in parts)
+    if not shapes[0] or (mixed and len(shapes[0]) - 1 in (first.cut, first.joined)):
+        return None
+    wide = [
+        encoded_shape(shape, element_of(part.operand), element) if shape else shape
+        for part, shape in zip(parts, shapes, strict=True)
+    ]
+    return only_uneven(wide, (first.cut, first.joined))
+
+
+def _several(
+    writer: _Writer, parts: Sequence[_Part], element: ir.Type
+) -> tuple[ir.Operation, list[ir.Value]]:
+    """One collective of several operands, and the results."""
+    exchange = parts[0].exchange
+    mixed = any(element_of(part.operand) != element for part in parts)
+    if not mixed and all(part.exchange == exchange for part in parts):
+        operands, types = [p.operand for p in parts], [p.result.type for p in parts]
+        merged = writer.collective(operands, types, {})
+        return merged, list(merged.results)
+    pieces = _pieces(parts, element)
+    merged = writer.along_first(pieces, exchange, element)
+    outs = [
+        reshaped(part.builder, out, [*exchange.parts_out, *shape_of(piece)])
+        for part, out, piece in zip(parts, merged.results, pieces, strict=True)
+    ]
+    return merged, _results(parts, outs)
+
+
+def _side_by_side(
+    writer: _Writer, parts: Sequence[_Part], element: ir.Type, dimension: int
+) -> tuple[ir.Operation, list[ir.Value]]:
+    """One collective of the operands as they are, joined along a dimension; and the results."""
+    laid = [encoded(part.builder, part.operand, element) for part in parts]
+    joined = _concatenated(writer.builder, laid, dimension)
+    first = parts[0].result
+    element_out = element_of(first) if writer.reduces else element
+    shape = encoded_shape(shape_of(first), element_of(first), element_out)
+    shape[dimension] = shape_of(joined)[dimension]
+    merged = writer.collective([joined], [writer.builder.tensor(shape, element_out)], {})
+    sizes = [shape_of(value)[dimension] for value in laid]
+    return merged, [
+        decoded(part.builder, out, element_of(part.result))
+        for part, out in zip(
+            parts, _slices(parts, merged.results[0], dimension, sizes), strict=True
+        )
+    ]
+
+
+def _behind_parts(
+    writer: _Writer, parts: Sequence[_Part], element: ir.Type
+) -> tuple[ir.Operation, list[ir.Value]]:
+    """One collective of pieces beside each other behind their parts, and the results."""
+    exchange = parts[0].exchange
+    parts_in, parts_out = exchange.parts_in, exchange.parts_out
+    pieces = _pieces(parts, element)
+    shapes = [shape_of(piece)[len(parts_in) :] for piece in pieces]
+    joint = Joint.of(shapes)
+    laid = [
+        reshaped(part.builder, piece, [*parts_in, *shape])
+        for part, piece, shape in zip(parts, pieces, joint.shapes, strict=True)
+    ]
+    joined = _concatenated(writer.builder, laid, len(parts_in) + joint.dimension)
+    whole = shape_of(joined)[len(parts_in) :]
+    element_out = element_of(parts[0].result) if writer.reduces else element
+    # The parts stay in the collective's own dimension: XLA:TPU makes an all-reduce of a
+    # reduce_scatter that leaves a dimension of size 1.
+    operand = reshaped(writer.builder, joined, [math.prod(parts_in) * whole[0], *whole[1:]])
+    merged = writer.along_first([operand], exchange, element_out)
+    result = reshaped(writer.builder, merged.results[0], [*parts_out, *whole])
+    sizes = [shape[joint.dimension] for shape in joint.shapes]
+    slices = _slices(parts, result, len(parts_out) + joint.dimension, sizes)
+    outs = [
+        reshaped(part.builder, out, [*parts_out, *shape])
+        for part, out, shape in zip(parts, slices, shapes, strict=True)
+    ]
+    return merged, _results(parts, outs)
+
+
+def _pieces(parts: Sequence[_Part], element: ir.Type) -> list[ir.Value]:
+    """The operands as [parts in, *piece], of one element type."""
+    return [
+        encoded(part.builder, part.exchange.take_apart(part.builder, part.operand), element)
+        for part in parts
+    ]
+
+
+def _results(parts: Sequence[_Part], outs: Sequence[ir.Value]) -> list[ir.Value]:
+    """The results that [parts out, *piece] are."""
+    return [
+        part.exchange.put_together(
+            part.builder,
+            decoded(part.builder, out, element_of(part.result)),
+            shape_of(part.result),
+        )
+        for part, out in zip(parts, outs, strict=True)
+    ]
+
+
+def _concatenated(builder: Builder, values: Sequence[ir.Value], dimension: int) -> ir.Value:
+    """Values that differ in one dimension, beside each other."""
+    shape = shape_of(values[0])
+    shape[dimension] = sum(shape_of(value)[dimension] for value in values)
+    return builder.op(
+        "concatenate",
+        values,
+        builder.tensor(shape, element_of(values[0])),
+        dimension=builder.integer(dimension),
+    )
+
+
+def _slices(
+    parts: Sequence[_Part], value: ir.Value, dimension: int, sizes: Sequence[int]
+) -> list[ir.Value]:
+    """What lies beside each other in a dimension."""
+    bounds = pairwise(accumulate(sizes, initial=0))
+    return [
+        _sliced(part.builder, value, dimension, *bound)
+        for part, bound in zip(parts, bounds, strict=True)
+    ]
+
+
+def _sliced(builder: Builder, value: ir.Value, dimension: int, start: int, end: int) -> ir.Value:
+    """The elements from `start` to `end` of one dimension."""
+    shape, limits = shape_of(value), shape_of(value)
+    starts = [0] * len(limits)
+    starts[dimension], limits[dimension], shape[dimension] = start, end, end - start
+    return builder.op(
+        "slice",
+        [value],
+        builder.tensor(shape, element_of(value)),
+        start_indices=builder.integers(starts),
+        limit_indices=builder.integers(limits),
+        strides=builder.integers([1] * len(limits)),
+    )
+
+
+def _keep_shardings(merged: ir.Operation, parts: Sequence[_Part], outs: Sequence[ir.Value]) -> None:
+    """Says how results are sharded where their collectives did."""
+    known = [(part.sharding, out) for part, out in zip(parts, outs, strict=True) if part.sharding]
+    if not known:
+        return
+    if outs[0].owner != merged:
+        for sharding, out in known:
+            maker_of(out).attributes[SHARDING] = _per_value([sharding])
+    elif len(known) == len(parts):
+        merged.attributes[SHARDING] = _per_value([sharding for sharding, _ in known])
+
+
+def _per_value(shardings: Sequence[ir.Attribute]) -> ir.Attribute:
+    return bindings.TensorShardingPerValueAttr.get(list(shardings), shardings[0].context)

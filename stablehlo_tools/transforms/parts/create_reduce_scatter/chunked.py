@@ -1,0 +1,247 @@
+"""All_reduces and all_gathers of which each device takes a part: the plan for them, applied.
+
+An all_reduce is replaced only where every use of a result ends in such a slice, else it would be
+computed as well. An all_gather goes where its slices take what each device holds already.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+from stablehlo_tools.analysis.collectives import Collective
+from stablehlo_tools.analysis.device_values import DeviceValues
+from stablehlo_tools.analysis.reducers import KINDS
+from stablehlo_tools.analysis.replica_groups import GroupMode, ProcessGroups
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.transforms.parts.create_reduce_scatter.group_forms import GroupForms
+from stablehlo_tools.transforms.parts.create_reduce_scatter.plan import (
+    GatherPlan,
+    all_reduce_traffic,
+    plan_gather,
+    plan_scatter,
+)
+from stablehlo_tools.transforms.parts.create_reduce_scatter.rewriting import (
+    collective_like,
+    compute_from,
+    with_shape,
+)
+from stablehlo_tools.transforms.parts.create_reduce_scatter.slices import Slice, find_slices
+from stablehlo_tools.transforms.parts.create_reduce_scatter.windows import (
+    Window,
+    chunks_of,
+    shape_of,
+)
+
+_REDUCTIONS = frozenset(f"stablehlo.{kind}" for kind in KINDS)
+_CONSTRAINT = "sdy.sharding_constraint"  # jax puts one into reductions under free axes
+_GROUPS = "replica_groups"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One collective of a chain: its op name, what changes of the original's attributes, and by
+    how much it divides (`factor` < 1: multiplies) a dimension of the operand.
+    """
+
+    kind: str
+    changed: dict[str, ir.Attribute]
+    dropped: tuple[str, ...] = ()
+    dimension: int = 0
+    factor: Fraction = Fraction(1)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Slices that take one and the same part of a result, and the collectives that make it."""
+
+    stages: tuple[Stage, ...]
+    slices: tuple[Slice, ...]
+
+
+@dataclass(frozen=True)
+class Chunked:
+    """The parts that stand for one result of a collective."""
+
+    collective: Collective
+    position: int
+    parts: tuple[Part, ...]
+
+    @property
+    def touched(self) -> list[ir.Value]:
+        """Values of ops that the rewrite removes or moves."""
+        inside = [value for part in self.parts for s in part.slices for value in s.touched]
+        return [self.collective.op.results[self.position], *inside]
+
+    @property
+    def replaced(self) -> list[ir.Operation]:
+        """The collective that may go."""
+        return [self.collective.op]
+
+    def apply(self) -> None:
+        """Makes the parts; the original stays, unused as far as it was replaced."""
+        op = self.collective.op
+        for part in self.parts:
+            value = op.operands[self.position]
+            location = _fused(op, part.slices[0].op)
+            for stage in part.stages:
+                value = _made(stage, op, value, location)
+            for found in part.slices:
+                compute_from(value, found)
+
+
+def plan_chunked(
+    collective: Collective, position: int, forms: GroupForms, values: DeviceValues
+) -> Chunked | None:
+    """What stands for one result of an all_reduce or all_gather, if anything does."""
+    op = collective.op
+    if shape_of(op.results[position]) is None:
+        return None
+    slices = find_slices(op.results[position], values)
+    groups = forms.groups(collective) if slices.found else None
+    if not groups or is_of_unsure_order(collective, forms):
+        return None
+    by_window: dict[Window, list[Slice]] = {}
+    for found in slices.found:
+        by_window.setdefault(found.window, []).append(found)
+    planner = _Planner(collective, position, groups, forms)
+    if collective.kind == "all_reduce":
+        parts = planner.scattered(by_window) if slices.complete else None
+    else:
+        parts = planner.gathered(by_window, slices.complete)
+    return Chunked(collective, position, tuple(parts)) if parts else None
+
+
+class _Planner:
+    def __init__(
+        self, collective: Collective, position: int, groups: ProcessGroups, forms: GroupForms
+    ) -> None:
+        self.collective = collective
+        self.position = position
+        self.groups = groups
+        self.forms = forms
+        self.devices = forms.facts.grid.size
+
+    def scattered(self, by_window: dict[Window, list[Slice]]) -> list[Part] | None:
+        """Reduce_scatters for every window, unless they send more than the one all_reduce."""
+        if not _reduces(self.collective.op, self.position):
+            return None
+        parts: list[Part] = []
+        sent = Fraction(0)
+        for window, slices in by_window.items():
+            plan = plan_scatter(self.groups, chunks_of(window), self.devices)
+            if plan is None:
+                return None
+            stages = [
+                self._reduction("reduce_scatter", scatter.groups, scatter.dimension)
+                for scatter in plan.scatters
+            ]
+            if plan.rest is not None:
+                stages.append(self._reduction("all_reduce", plan.rest, None))
+            made = [stage for stage in stages if stage is not None]
+            if len(made) < len(stages):
+                return None
+            sent += plan.traffic()
+            parts.append(Part(tuple(made), tuple(slices)))
+        return parts if sent <= all_reduce_traffic(self.groups) else None
+
+    def gathered(self, by_window: dict[Window, list[Slice]], complete: bool) -> list[Part]:
+        """Smaller collectives for the windows; only what needs none where other uses stay."""
+        dimension = ir.IntegerAttr(self.collective.op.attributes["all_gather_dim"]).value
+        parts: list[Part] = []
+        for window, slices in by_window.items():
+            plan = plan_gather(self.groups, dimension, chunks_of(window), self.devices)
+            stages = None if plan is None else self._gathering(plan, dimension)
+            if stages is None:
+                complete = False
+            else:
+                parts.append(Part(tuple(stages), tuple(slices)))
+        if not complete or len(parts) > 1:
+            return [part for part in parts if not part.stages]
+        return parts
+
+    def _reduction(self, kind: str, groups: ProcessGroups, dimension: int | None) -> Stage | None:
+        attribute = self.forms.express(groups, self.collective)
+        if attribute is None:
+            return None
+        if dimension is None:
+            return Stage(f"stablehlo.{kind}", {_GROUPS: attribute})
+        changed = {_GROUPS: attribute, "scatter_dimension": _integer(dimension)}
+        return Stage(f"stablehlo.{kind}", changed, (), dimension, Fraction(len(groups[0])))
+
+    def _gathering(self, plan: GatherPlan, dimension: int) -> list[Stage] | None:
+        if plan.groups is not None:
+            attribute = self.forms.express(plan.groups, self.collective)
+            if attribute is None:
+                return None
+            factor = Fraction(1, len(plan.groups[0]))
+            return [Stage("stablehlo.all_gather", {_GROUPS: attribute}, (), dimension, factor)]
+        if plan.pairs is None:
+            return []
+        pairs = self.forms.express_pairs(plan.pairs, self.collective)
+        if pairs is None:
+            return None
+        dropped = (_GROUPS, "all_gather_dim", "use_global_device_ids")
+        changed = {"source_target_pairs": pairs}
+        return [Stage("stablehlo.collective_permute", changed, dropped)]
+
+
+def is_of_unsure_order(collective: Collective, forms: GroupForms) -> bool:
+    """Whether the specification and XLA number a group's members differently.
+
+    Of several replicas and partitions in one group, the replicas vary first in the one, and the
+    partitions in the other.
+    """
+    grid = forms.facts.grid
+    mixed = collective.group_mode is GroupMode.CROSS_REPLICA_AND_PARTITION
+    return mixed and grid.num_replicas > 1 and grid.num_partitions > 1
+
+
+def _reduces(op: ir.Operation, position: int) -> bool:
+    """Whether an all_reduce applies one associative, commutative op to elements of its type."""
+    block = op.regions[0].blocks[0]
+    body = [inner.operation for inner in block.operations]
+    kept = [inner for inner in body if inner.name != _CONSTRAINT]
+    if len(kept) != 2 or kept[0].name not in _REDUCTIONS:
+        return False
+    (result,) = kept[1].operands
+    for constraint in reversed(body[1:-1]):
+        if constraint.name != _CONSTRAINT or result != constraint.results[0]:
+            return False
+        result = constraint.operands[0]
+    taken, arguments = list(kept[0].operands), list(block.arguments)
+    element = ir.RankedTensorType(op.results[position].type).element_type
+    types = {ir.RankedTensorType(argument.type).element_type for argument in arguments}
+    return (
+        result == kept[0].results[0]
+        and (taken in (arguments, arguments[::-1]))
+        and types == {element}
+        and ir.RankedTensorType(op.operands[position].type).element_type == element
+    )
+
+
+def _made(stage: Stage, op: ir.Operation, value: ir.Value, location: ir.Location) -> ir.Value:
+    kind = ir.RankedTensorType(value.type)
+    shape = list(kind.shape)
+    if shape:
+        shape[stage.dimension] = int(shape[stage.dimension] / stage.factor)
+    result = with_shape(kind, shape)
+    return collective_like(
+        op,
+        stage.kind,
+        value,
+        result,
+        stage.changed,
+        dropped=stage.dropped,
+        location=location,
+    )
+
+
+def _fused(op: ir.Operation, taken: ir.Operation) -> ir.Location:
+    if op.location == taken.location:
+        return op.location
+    return ir.Location.fused([op.location, taken.location], context=op.context)
+
+
+def _integer(value: int) -> ir.Attribute:
+    return ir.IntegerAttr.get(ir.IntegerType.get_signless(64), value)

@@ -1,0 +1,204 @@
+"""Exchanges that give back what went in: all_to_alls that undo each other, and constants."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stablehlo_tools.analysis.collectives import Collective
+from stablehlo_tools.analysis.tensor_shardings import SHARDING
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.ir.values import producer
+from stablehlo_tools.transforms.parts.create_reduce_scatter.group_forms import GroupForms
+from stablehlo_tools.transforms.parts.create_reduce_scatter.rewriting import with_shape
+from stablehlo_tools.transforms.parts.create_reduce_scatter.windows import (
+    BROADCAST,
+    CONSTANT,
+    RESHAPE,
+    TRANSPOSE,
+    shape_of,
+    splat_of,
+)
+
+ALL_TO_ALL = "stablehlo.all_to_all"
+_COPIES = frozenset({BROADCAST, RESHAPE, TRANSPOSE, "stablehlo.slice"})  # of elements
+_LONGEST = 16  # ops between two exchanges, or between a constant and its use
+
+
+@dataclass(frozen=True)
+class Inverse:
+    """Two all_to_alls, the second the inverse of the first, with layout ops between them."""
+
+    first: Collective
+    second: Collective
+    between: tuple[ir.Operation, ...]
+    shapes: tuple[tuple[int, ...], ...]  # of the results of `between` without the exchanges
+
+    @property
+    def touched(self) -> list[ir.Value]:
+        """Values of ops that the rewrite removes or repeats."""
+        ops = [self.first.op, self.second.op, *self.between]
+        return [op.results[0] for op in ops]
+
+    @property
+    def replaced(self) -> list[ir.Operation]:
+        """The collectives that may go."""
+        return [self.second.op, self.first.op]
+
+    def apply(self) -> None:
+        """Repeats the layout ops on the operand of the first."""
+        value = self.first.op.operands[0]
+        for op, shape in zip(self.between, self.shapes, strict=True):
+            value = ir.Operation.create(
+                op.name,
+                results=[with_shape(value.type, shape)],
+                operands=[value],
+                attributes={n: a for n, a in op.attributes.items() if n != SHARDING},
+                loc=op.location,
+                ip=ir.InsertionPoint(self.second.op),
+            ).results[0]
+        self.second.op.results[0].replace_all_uses_with(value)
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A collective whose results are one constant everywhere, whatever goes where."""
+
+    collective: Collective
+    splats: tuple[ir.Attribute, ...]
+
+    @property
+    def touched(self) -> list[ir.Value]:
+        """The results of the collective."""
+        return list(self.collective.op.results)
+
+    @property
+    def replaced(self) -> list[ir.Operation]:
+        """The collective that may go."""
+        return [self.collective.op]
+
+    def apply(self) -> None:
+        """Puts the constants in the place of the results."""
+        op = self.collective.op
+        for result, splat in zip(op.results, self.splats, strict=True):
+            value = ir.DenseElementsAttr.get_splat(result.type, splat)
+            made = ir.Operation.create(
+                CONSTANT,
+                results=[result.type],
+                attributes={"value": value},
+                loc=op.location,
+                ip=ir.InsertionPoint(op),
+            )
+            result.replace_all_uses_with(made.results[0])
+
+
+def plan_inverse(
+    second: Collective, by_result: dict[ir.Value, Collective], forms: GroupForms
+) -> Inverse | None:
+    """The all_to_all that this one undoes, if there is one. `by_result`: all of the module's."""
+    if len(second.op.results) != 1:
+        return None
+    between: list[ir.Operation] = []
+    value = second.op.operands[0]
+    split, concatenated = _dimensions(second)
+    while (op := producer(value)) is not None and op.name in (RESHAPE, TRANSPOSE):
+        if len(between) == _LONGEST:
+            return None
+        moved = [_before(op, dimension) for dimension in (split, concatenated)]
+        if moved[0] is None or moved[1] is None:
+            return None
+        split, concatenated = moved[0], moved[1]
+        between.append(op)
+        value = op.operands[0]
+    first = by_result.get(value)
+    if first is None or first.kind != "all_to_all" or len(first.op.results) != 1:
+        return None
+    if first.op.block != second.op.block or first.is_async or second.is_async:
+        return None
+    if _dimensions(first) != (concatenated, split):
+        return None
+    groups = forms.groups(first)
+    if groups is None or frozenset(groups) != frozenset(forms.groups(second) or ()):
+        return None
+    if sum(map(len, groups)) != forms.facts.grid.size:
+        return None
+    between.reverse()
+    shapes = _shapes(first, between)
+    return None if shapes is None else Inverse(first, second, tuple(between), shapes)
+
+
+def plan_constant(collective: Collective, forms: GroupForms) -> Constant | None:
+    """The constants that an all_gather, all_to_all or permute of constants gives every device."""
+    op = collective.op
+    splats = [_splat(value) for value in op.operands]
+    known = [splat for splat in splats if splat is not None]
+    if len(known) < len(splats) or any(shape_of(result) is None for result in op.results):
+        return None
+    if collective.kind == "collective_permute":
+        pairs = forms.facts.groups(collective) or ()
+        reached = len({target for _, target in pairs})  # the others receive zeros
+    else:
+        groups = forms.groups(collective) or ()
+        reached = sum(map(len, groups))
+    return Constant(collective, tuple(known)) if reached == forms.facts.grid.size else None
+
+
+def _dimensions(collective: Collective) -> tuple[int, int]:
+    """The dimension that an all_to_all splits, and the one along which it concatenates."""
+    split, concatenated = (
+        ir.IntegerAttr(collective.op.attributes[f"{name}_dimension"]).value
+        for name in ("split", "concat")
+    )
+    return split, concatenated
+
+
+def _before(op: ir.Operation, dimension: int) -> int | None:
+    """The dimension of an operand that a result's dimension is, whole."""
+    before, after = shape_of(op.operands[0]), shape_of(op.results[0])
+    if before is None or after is None or 0 in before:
+        return None
+    if op.name == TRANSPOSE:
+        return ir.DenseI64ArrayAttr(op.attributes["permutation"])[dimension]
+    ahead, size = math.prod(after[:dimension]), after[dimension]
+    places = [
+        d for d, extent in enumerate(before) if extent == size and math.prod(before[:d]) == ahead
+    ]
+    return places[0] if len(places) == 1 else None
+
+
+def _shapes(
+    first: Collective, between: Sequence[ir.Operation]
+) -> tuple[tuple[int, ...], ...] | None:
+    """The shapes of the layout ops' results, made from what the first exchange took."""
+    split, concatenated = _dimensions(first)
+    count = ir.IntegerAttr(first.op.attributes["split_count"]).value
+    found: list[tuple[int, ...]] = []
+    for op in between:
+        after = shape_of(op.results[0])
+        dimensions = range(0 if after is None else len(after))
+        split, concatenated = (
+            next((d for d in dimensions if _before(op, d) == was), -1)
+            for was in (split, concatenated)
+        )
+        if after is None or -1 in (split, concatenated):
+            return None
+        sizes = list(after)
+        sizes[split] *= count
+        sizes[concatenated] //= count
+        found.append(tuple(sizes))
+    return tuple(found)
+
+
+def _splat(value: ir.Value) -> ir.Attribute | None:
+    """The element of a constant with one value for all elements, copied about or not."""
+    for _ in range(_LONGEST):
+        maker = producer(value)
+        if maker is None:
+            return None
+        if maker.name == CONSTANT:
+            return splat_of(value)
+        if maker.name not in _COPIES:
+            return None
+        value = maker.operands[0]
+    return None

@@ -1,0 +1,216 @@
+"""Small edits: a slice computed from its chunk alone, collectives like others, dead ops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence, Set
+
+from stablehlo_tools.analysis.communication import COMPUTATIONS
+from stablehlo_tools.analysis.device_arithmetic import COMPUTED
+from stablehlo_tools.analysis.tensor_shardings import SHARDING
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.ir.symbols import CALL, callee_name
+from stablehlo_tools.ir.values import producer
+from stablehlo_tools.transforms.parts.create_reduce_scatter.slices import Slice, Step
+from stablehlo_tools.transforms.parts.create_reduce_scatter.windows import (
+    BROADCAST,
+    CONSTANT,
+    DYNAMIC_SLICE,
+    ELEMENTWISE,
+    Window,
+    narrowed_shape,
+    splat_of,
+    spreads,
+)
+
+_IDS = frozenset({"stablehlo.partition_id", "stablehlo.replica_id"})
+_ENDS = frozenset({"func.return", "sdy.return"})
+_PURE = COMPUTED | ELEMENTWISE | _IDS | _ENDS | {"stablehlo.pad"}
+
+
+def with_shape(kind: ir.Type, shape: Sequence[int]) -> ir.RankedTensorType:
+    """A tensor type with another shape."""
+    return ir.RankedTensorType.get(list(shape), ir.RankedTensorType(kind).element_type)
+
+
+def compute_from(part: ir.Value, found: Slice) -> None:
+    """Puts in a slice's place what its steps make of the chunk that the device takes."""
+    with ir.InsertionPoint(found.op), found.op.location:
+        for step in found.steps:
+            part = _narrowed_step(step, part)
+    if found.steps and SHARDING in found.op.attributes:
+        owner = part.owner
+        assert not isinstance(owner, ir.Block)
+        owner.operation.attributes[SHARDING] = found.op.attributes[SHARDING]
+    found.op.results[0].replace_all_uses_with(part)
+
+
+def collective_like(
+    op: ir.Operation,
+    kind: str,
+    operand: ir.Value,
+    result: ir.Type,
+    changed: Mapping[str, ir.Attribute],
+    *,
+    dropped: Sequence[str] = (),
+    location: ir.Location | None = None,
+) -> ir.Value:
+    """A collective of one operand before `op`, with its attributes but for some, and its region.
+
+    How `op` is sharded is left out: it says nothing true of a part.
+    """
+    attributes = {
+        name: attribute
+        for name, attribute in op.attributes.items()
+        if name not in (*dropped, SHARDING)
+    }
+    with_region = kind in ("stablehlo.all_reduce", "stablehlo.reduce_scatter")
+    new = ir.Operation.create(
+        kind,
+        results=[result],
+        operands=[operand],
+        attributes={**attributes, **changed},
+        regions=1 if with_region else 0,
+        loc=location or op.location,
+        ip=ir.InsertionPoint(op),
+    )
+    if with_region:
+        copy = op.clone(ip=ir.InsertionPoint(op))
+        copy.regions[0].blocks[0].append_to(new.regions[0])
+        copy.erase()
+    return new.results[0]
+
+
+def drop_unused_results(op: ir.Operation) -> None:
+    """Takes the operands out of a collective whose results nobody uses, unless it is all."""
+    used = [i for i, result in enumerate(op.results) if has_uses(result)]
+    if len(used) in (0, len(op.results)):
+        return
+    new = ir.Operation.create(
+        op.name,
+        results=[op.results[i].type for i in used],
+        operands=[op.operands[i] for i in used],
+        attributes={n: a for n, a in op.attributes.items() if n != SHARDING},
+        regions=len(op.regions),
+        loc=op.location,
+        ip=ir.InsertionPoint(op),
+    )
+    for source, target in zip(op.regions, new.regions, strict=True):
+        source.blocks[0].append_to(target)
+    for position, replacement in zip(used, new.results, strict=True):
+        op.results[position].replace_all_uses_with(replacement)
+    op.erase()
+
+
+def erase_unused(
+    values: Sequence[ir.Value], functions: Mapping[str, ir.Operation], replaced: Set[ir.Value]
+) -> set[ir.Value]:
+    """Erases the ops that make these values, and what only they used, as far as nobody uses them.
+
+    Ops that might do more than compute stay, but for those with a first result in `replaced`.
+    Returns the results of what was erased.
+    """
+    is_pure = _purity(functions)
+    pending = list(values)
+    erased: set[ir.Value] = set()
+    while pending:
+        value = pending.pop()
+        if value in erased:
+            continue
+        op = producer(value)
+        if op is None or not (op.results[0] in replaced or is_pure(op)):
+            continue
+        if any(has_uses(result) for result in op.results):
+            continue
+        operands = list(dict.fromkeys(op.operands))
+        erased.update(op.results)
+        op.erase()
+        pending += operands
+    return erased
+
+
+def has_uses(value: ir.Value) -> bool:
+    """Whether anything uses a value."""
+    return next(iter(value.uses), None) is not None
+
+
+def _narrowed_step(step: Step, part: ir.Value) -> ir.Value:
+    op, window = step.op, step.window
+    result = ir.RankedTensorType(op.results[0].type)
+    operands = [
+        part if position == step.operand else _narrowed(value, window)
+        for position, value in enumerate(op.operands)
+    ]
+    attributes = {n: a for n, a in op.attributes.items() if n != SHARDING}
+    return ir.Operation.create(
+        op.name,
+        results=[with_shape(result, narrowed_shape(result.shape, window))],
+        operands=operands,
+        attributes=attributes,
+        loc=op.location,
+    ).results[0]
+
+
+def _narrowed(value: ir.Value, window: Window) -> ir.Value:
+    """What a device takes of a value beside the one that is followed; see `can_narrow`."""
+    kind = ir.RankedTensorType(value.type)
+    if not kind.rank or not any(window):
+        return value
+    part = with_shape(kind, narrowed_shape(kind.shape, window))
+    maker = producer(value)
+    splat = splat_of(value)
+    if maker is not None and splat is not None:
+        return _copy(maker, part, value=ir.DenseElementsAttr.get_splat(part, splat))
+    if maker is not None and maker.name == BROADCAST and spreads(maker, window):
+        return _copy(maker, part)
+    starts = [None if cut is None else cut.start for cut in window]
+    index = next(start.type for start in starts if start is not None)
+    zero = ir.Attribute.parse(f"dense<0> : {index}")
+    operands = [
+        ir.Operation.create(CONSTANT, results=[index], attributes={"value": zero}).results[0]
+        if start is None
+        else start
+        for start in starts
+    ]
+    location = maker.location if maker is not None else None
+    return ir.Operation.create(
+        DYNAMIC_SLICE,
+        results=[part],
+        operands=[value, *operands],
+        attributes={"slice_sizes": ir.DenseI64ArrayAttr.get(list(part.shape))},
+        loc=location,
+    ).results[0]
+
+
+def _copy(op: ir.Operation, kind: ir.Type, **changed: ir.Attribute) -> ir.Value:
+    """An op once more, with another result type."""
+    attributes = {n: a for n, a in op.attributes.items() if n != SHARDING}
+    return ir.Operation.create(
+        op.name,
+        results=[kind],
+        operands=list(op.operands),
+        attributes={**attributes, **changed},
+        loc=op.location,
+    ).results[0]
+
+
+def _purity(functions: Mapping[str, ir.Operation]) -> Callable[[ir.Operation], bool]:
+    """A test for ops that only compute; a call or computation does if the ops in it do."""
+    known: dict[str, bool] = {}
+
+    def is_pure(op: ir.Operation) -> bool:
+        if op.name in COMPUTATIONS:
+            return is_pure_inside(op)
+        if op.name != CALL:
+            return op.name in _PURE
+        name = callee_name(op)
+        if name not in known:
+            known[name] = False  # a recursive function may not end
+            callee = functions.get(name)
+            known[name] = callee is not None and is_pure_inside(callee)
+        return known[name]
+
+    def is_pure_inside(op: ir.Operation) -> bool:
+        blocks = op.regions[0].blocks
+        return all(is_pure(inner.operation) for block in blocks for inner in block.operations)
+
+    return is_pure

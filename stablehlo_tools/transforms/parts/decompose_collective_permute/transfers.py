@@ -1,0 +1,114 @@
+"""Writes send and recv in the place of permutes, on one token chain through the whole module.
+
+The chain is what `thread-tokens` would put through these permutes, and through what conflicts with
+them; a permute between its two barriers is then replaced:
+
+    %x1, %t1 = stablehlo.optimization_barrier %x, %t0      %y, %r = "stablehlo.recv"(%t0)
+    %y0 = "stablehlo.collective_permute"(%x1)         ==>  %s = "stablehlo.send"(%x, %t0)
+    %y, %t2 = stablehlo.optimization_barrier %y0, %t1      %t2 = stablehlo.after_all %r, %s
+
+The rest of the chain stays, without its marks: it is part of the program now, not for
+`strip-tokens` to take out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stablehlo_tools import bindings
+from stablehlo_tools.analysis.collectives import Collective
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.ir.values import key_of, maker_of
+from stablehlo_tools.ir.walk import walk
+from stablehlo_tools.transforms.parts.decompose_collective_permute.pairs import PAIRS
+from stablehlo_tools.transforms.parts.thread_tokens.chain import CARRIED, LINK
+from stablehlo_tools.transforms.parts.thread_tokens.plan import plan_chain
+from stablehlo_tools.transforms.parts.thread_tokens.threading import Threader
+
+_DEVICE_TO_DEVICE = 1
+_FRONTEND = "mhlo.frontend_attributes"
+
+
+def to_transfers(
+    module: ir.Module, permutes: Sequence[Collective], ordered: Sequence[Collective], channel: int
+) -> None:
+    """Replaces the permutes by send and recv, on channels from `channel` on; `ordered` keep
+    their place in the chain between them.
+
+    Raises a located ToolError where no token can be led to one of them.
+    """
+    chained = {key_of(collective.op) for collective in (*permutes, *ordered)}
+    functions = plan_chain(
+        module, by_group=False, minimal=False, counts=lambda c: key_of(c.op) in chained
+    )
+    for function in functions:
+        Threader().function(function)
+    for number, permute in enumerate(permutes, channel):
+        _replace(permute.op, number)
+    _unmark(module)
+
+
+def _replace(permute: ir.Operation, channel: int) -> None:
+    before = maker_of(permute.operands[0])
+    (use,) = permute.results[0].uses
+    after = use.owner.operation
+    data, token = before.operands
+    received = _recv(permute, token, channel)
+    sent = _send(permute, data, token, channel)
+    joined = _create(permute, "after_all", [received.results[1], sent.results[0]], [token.type])
+    after.results[0].replace_all_uses_with(received.results[0])
+    after.results[1].replace_all_uses_with(joined.results[0])
+    for op in (after, permute, before):
+        op.erase()
+
+
+def _recv(permute: ir.Operation, token: ir.Value, channel: int) -> ir.Operation:
+    types = [permute.results[0].type, token.type]
+    return _create(permute, "recv", [token], types, _attributes(permute, channel))
+
+
+def _send(permute: ir.Operation, data: ir.Value, token: ir.Value, channel: int) -> ir.Operation:
+    return _create(permute, "send", [data, token], [token.type], _attributes(permute, channel))
+
+
+def _attributes(permute: ir.Operation, channel: int) -> dict[str, ir.Attribute]:
+    """What a send and its recv have in common; frontend attributes are kept.
+
+    XLA reads the pairs as a frontend attribute of its own, which its import of StableHLO writes.
+    """
+    context = permute.context
+    attributes = {
+        "channel_handle": bindings.ChannelHandle.get(channel, _DEVICE_TO_DEVICE, context),
+        "is_host_transfer": ir.BoolAttr.get(False, context),
+        PAIRS: permute.attributes[PAIRS],
+    }
+    if _FRONTEND in permute.attributes:
+        attributes[_FRONTEND] = permute.attributes[_FRONTEND]
+    return attributes
+
+
+def _create(
+    permute: ir.Operation,
+    name: str,
+    operands: Sequence[ir.Value],
+    results: Sequence[ir.Type],
+    attributes: dict[str, ir.Attribute] | None = None,
+) -> ir.Operation:
+    return ir.Operation.create(
+        f"stablehlo.{name}",
+        results=list(results),
+        operands=list(operands),
+        attributes=attributes or {},
+        loc=permute.location,
+        ip=ir.InsertionPoint(permute),
+    )
+
+
+def _unmark(module: ir.Module) -> None:
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        for mark in (LINK, CARRIED):
+            if mark in op.attributes:
+                del op.attributes[mark]
+        return ir.WalkResult.ADVANCE
+
+    walk(module.operation, visit)

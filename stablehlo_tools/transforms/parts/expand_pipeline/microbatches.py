@@ -1,0 +1,180 @@
+"""Finds the batch: the dimension of the arguments by which the layer loops can be cut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from stablehlo_tools.analysis.dimension_propagation.graph import Graph
+from stablehlo_tools.analysis.dimension_propagation.layout import Layout
+from stablehlo_tools.analysis.dimension_propagation.seeds import (
+    Seeds,
+    Trial,
+    candidates,
+    extended,
+    try_seeds,
+)
+from stablehlo_tools.analysis.dimension_propagation.undivided import (
+    fewer_parts,
+    has_integers,
+    sizes_undivided,
+    undivided,
+)
+from stablehlo_tools.analysis.layer_loops.reading import LayerLoop
+from stablehlo_tools.diagnostics import ToolError, note
+from stablehlo_tools.ir.values import is_float
+from stablehlo_tools.ir.walk import is_inside
+from stablehlo_tools.transforms.parts.expand_pipeline.phases import Phase, plan_phase
+
+_MOST_PLANNED = 8
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The arguments that carry the batch, and every layer loop on one microbatch."""
+
+    trial: Trial
+    phases: tuple[Phase, ...]
+
+
+def find_cut(graph: Graph, loops: Sequence[LayerLoop], parts: int, given: Seeds | None) -> Cut:
+    """The cut by given arguments, or by those that are found.
+
+    The outermost dimension is taken by which every loop can be cut; integers are tried first, since
+    tokens are samples and weights are not. Raises ToolError where there is none: the reason of the
+    likeliest.
+    """
+    if given is not None:
+        return _planned(try_seeds(graph, strided(graph, given, parts), parts), loops)
+    refusals: list[ToolError] = []
+    goes_over_samples = False
+    for trials in _trials(graph, parts):
+        goes_over_samples |= any(t.independent and not _over_layers(loops, t) for t in trials)
+        for trial in _likely(loops, trials):
+            try:
+                return _planned(trial, loops)
+            except ToolError as error:
+                if not _cuts_features(loops, trial):
+                    refusals.append(error)
+    undivided_batch = _undivided(graph, loops, parts, are_refused=bool(refusals))
+    if undivided_batch is not None:
+        raise undivided_batch
+    if refusals:
+        raise refusals[0]
+    raise _no_layers(loops) if goes_over_samples else _no_batch(graph, loops, parts)
+
+
+def _trials(graph: Graph, parts: int) -> Iterator[list[Trial]]:
+    """Every dimension of an argument that can be cut, of integers and then of floats."""
+    for group in _groups(graph):
+        yield [
+            try_seeds(graph, strided(graph, seeds, parts), parts)
+            for seeds in candidates(graph, group, parts)
+        ]
+
+
+def _undivided(
+    graph: Graph, loops: Sequence[LayerLoop], parts: int, *, are_refused: bool
+) -> ToolError | None:
+    """That the batch, as fewer microbatches find it, is of a size which so many do not divide.
+
+    Where others `are_refused` for a reason of their own, only of integers: floats may be features.
+    """
+    for fewer in fewer_parts(graph, parts):
+        likely = (_likely(loops, trials) for trials in _trials(graph, fewer))
+        for trial in chain.from_iterable(likely):
+            said = undivided(graph, trial.seeds, parts, "microbatches")
+            is_sure = not are_refused or has_integers(graph, trial.seeds)
+            if said and is_sure and trial.independent and not _cuts_features(loops, trial):
+                return ToolError(f"expand-pipeline: {said} (P3)", loops[0].op.location)
+    return None
+
+
+def _no_layers(loops: Sequence[LayerLoop]) -> ToolError:
+    return ToolError(
+        "expand-pipeline: the program has no loop over layers: this one goes over samples, or over "
+        "what is computed from them (P2); write the layers as a lax.scan over stacked weights",
+        loops[0].op.location,
+    )
+
+
+def _no_batch(graph: Graph, loops: Sequence[LayerLoop], parts: int) -> ToolError:
+    return ToolError(
+        f"expand-pipeline: no argument has a dimension that {parts} microbatches divide and that "
+        "every loop over layers carries from one layer to the next (P3)",
+        loops[0].op.location,
+        tuple(note(said, loops[0].op.location) for said in sizes_undivided(graph, parts)),
+    )
+
+
+def strided(graph: Graph, seeds: Seeds, parts: int) -> Seeds:
+    """The same dimensions, sample k of every `parts` in microbatch k: however a batch is divided
+    over devices, each has its share of every microbatch."""
+    shapes = {number: graph.shape(number) or () for number in seeds}
+    return {
+        number: Layout(layout.dim, shapes[number][layout.dim] // parts)
+        for number, layout in seeds.items()
+    }
+
+
+def _planned(trial: Trial, loops: Sequence[LayerLoop]) -> Cut:
+    chosen = _over_layers(loops, trial)
+    return Cut(trial, tuple(plan_phase(loop, trial.dims) for loop in chosen))
+
+
+def _over_layers(loops: Sequence[LayerLoop], trial: Trial) -> list[LayerLoop]:
+    """The loops that take rows of weights, not of samples; of nested ones, the outermost.
+
+    Rows of samples have the batch among their dimensions.
+    """
+    found: list[LayerLoop] = []
+    for loop in loops:
+        inside = any(is_inside(loop.op, outer.op) for outer in found)
+        stacks = [trial.dims.layout_of(loop.op.results[carry]) for carry in loop.weights]
+        if not inside and any(layout is None or layout.dim == 0 for layout in stacks):
+            found.append(loop)
+    return found
+
+
+def _groups(graph: Graph) -> Iterable[list[int]]:
+    arguments = graph.root.arguments
+    yield [n for n in arguments if not is_float(graph.values[n].type)]
+    yield [n for n in arguments if is_float(graph.values[n].type)]
+
+
+def _likely(loops: Sequence[LayerLoop], trials: Sequence[Trial]) -> Iterator[Trial]:
+    """Trials that put a flow of every layer loop in parts, the likeliest first."""
+    found: list[Trial] = []
+    for trial in trials:
+        chosen = _over_layers(loops, trial)
+        if chosen and all(_carries(loop, trial) for loop in chosen):
+            found.append(trial)
+    found.sort(key=_unlikeliness)
+    return map(extended, found[:_MOST_PLANNED])
+
+
+def _unlikeliness(trial: Trial) -> tuple[int, int, int]:
+    """Outer dimensions are likelier, then those that are mixed less, then more work."""
+    dim = min(layout.dim for layout in trial.seeds.values())
+    return dim, len(trial.dims.meetings), -trial.work
+
+
+def _cuts_features(loops: Sequence[LayerLoop], trial: Trial) -> bool:
+    """Whether it is hardly samples that are cut: but rows of weights, or the last dimension of a
+    tensor of floats."""
+    graph = trial.dims.graph
+    stacks = [loop.op.operands[carry] for loop in loops for carry in loop.weights]
+    return any(
+        graph.values[number] in stacks
+        or (is_float(graph.values[number].type) and 0 < layout.dim == _last(graph, number))
+        for number, layout in trial.seeds.items()
+    )
+
+
+def _last(graph: Graph, number: int) -> int:
+    return len(graph.shape(number) or ()) - 1
+
+
+def _carries(loop: LayerLoop, trial: Trial) -> bool:
+    return any(trial.dims.layout_of(loop.op.results[carry]) for carry in loop.flows)

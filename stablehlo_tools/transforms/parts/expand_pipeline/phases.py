@@ -1,0 +1,242 @@
+"""Plans how the body of a layer loop runs on one microbatch, or says which op forbids it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass, field
+
+from stablehlo_tools.analysis.dimension_propagation.graph import Body, Node
+from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims
+from stablehlo_tools.analysis.layer_loops.partial_sums import PartialSums
+from stablehlo_tools.analysis.layer_loops.reading import Access, LayerLoop, Rows
+from stablehlo_tools.analysis.reducers import identity_of
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.ir.builder import element_of
+from stablehlo_tools.ir.values import key_of
+from stablehlo_tools.transforms.parts.create_reduce_scatter.rewriting import has_uses
+from stablehlo_tools.transforms.parts.expand_pipeline.refusals import mixing_refusal
+
+_ADDING = frozenset({"stablehlo.add", "sdy.sharding_constraint"})
+
+
+@dataclass(frozen=True)
+class RowRead:
+    """A slice op of the body, and the rows of which stack it takes."""
+
+    node: Node
+    rows: Rows
+    access: Access
+
+
+@dataclass(frozen=True)
+class RowWrite:
+    """An update op of the body: value number `update`, of shape [rows, …], goes into rows."""
+
+    rows: Rows
+    access: Access
+    update: int
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A layer loop on one microbatch.
+
+    `flows` are the carries that go from rank to rank, `sums` those that only add terms up, each
+    rank for itself. `term_flows` are the flows that are terms: of those the first microbatch takes
+    what the loop starts from, the others 0. `reads` and `writes` are the rows of stacks, `nodes`
+    the other ops of an iteration; `terms` tells which values are terms of a sum over the
+    microbatches.
+    """
+
+    loop: LayerLoop
+    terms: PartialSums
+    flows: tuple[int, ...]
+    sums: tuple[int, ...]
+    term_flows: frozenset[int]
+    reads: tuple[RowRead, ...]
+    writes: tuple[RowWrite, ...]
+    nodes: tuple[Node, ...]
+    node: Node = field(repr=False)
+
+    @property
+    def body(self) -> Body:
+        """The body of the loop."""
+        return self.node.bodies[1]
+
+    @property
+    def dims(self) -> BatchDims:
+        """How the batch lies in the values."""
+        return self.terms.dims
+
+    def start_of_rows(self, carry: int, element: ir.Type) -> float | int:
+        """What a stacked result holds before the first microbatch: for terms, the number that their
+        reduction never shows."""
+        kinds = {
+            self.terms.terms[write.update]
+            for write in self.writes
+            if write.rows.carry == carry and write.update in self.terms.terms
+        }
+        start = identity_of(kinds.pop(), element) if kinds else 0
+        assert start is not None
+        return start
+
+    @property
+    def written(self) -> tuple[int, ...]:
+        """The carries that are stacked results, in order."""
+        return tuple(sorted({write.rows.carry for write in self.writes}))
+
+
+def plan_phase(loop: LayerLoop, dims: BatchDims) -> Phase:
+    """The plan of a loop. Raises a located ToolError for an op that mixes samples."""
+    node = next(n for n in dims.graph.nodes if n.name == loop.op.name and n.op == loop.op)
+    body = node.bodies[1]
+    live = _live(loop, body, node)
+    terms, sums = _sums(loop, body, dims, live)
+    alone = {carry for carry in sums if _only_grows(body, carry)}
+    reads = _reads(loop, body)
+    writes = [w for w in _writes(loop, body) if w.rows.carry in live]
+    for write in writes:
+        if write.update in terms.blocked:
+            raise mixing_refusal(terms, terms.blocked[write.update])
+        _check_kind(terms, write, loop)
+    ends = [body.returned[c] for c in loop.flows if c in live] + [w.update for w in writes]
+    nodes = needed(body.nodes, ends, {n for read in reads for n in read.node.results})
+    used = {number for n in nodes for number in n.inputs} | set(ends)
+    return Phase(
+        loop,
+        terms,
+        tuple(c for c in loop.flows if c in live and c not in alone),
+        tuple(sorted(alone)),
+        frozenset(sums - alone),
+        tuple(read for read in reads if read.node.results[0] in used),
+        tuple(writes),
+        nodes,
+        node,
+    )
+
+
+def _only_grows(body: Body, carry: int) -> bool:
+    """Whether an iteration does nothing with a carry but add to it."""
+    makers = {number: node for node in body.nodes for number in node.results}
+    uses = Counter(number for node in body.nodes for number in inputs_of(node))
+    uses.update(body.returned)
+    number, argument = body.returned[carry], body.arguments[carry]
+    while number != argument:
+        node = makers.get(number)
+        if node is None or uses[number] != 1:
+            return False
+        onward = [n for n in node.operands if _hangs_on(n, argument, makers)]
+        if node.name not in _ADDING or len(onward) != 1:
+            return False
+        number = onward[0]
+    return uses[argument] == 1
+
+
+def _hangs_on(number: int, argument: int, makers: dict[int, Node]) -> bool:
+    pending, seen = [number], set[int]()
+    while pending:
+        each = pending.pop()
+        if each == argument:
+            return True
+        if each not in seen and each in makers:
+            seen.add(each)
+            pending += inputs_of(makers[each])
+    return False
+
+
+def _check_kind(terms: PartialSums, write: RowWrite, loop: LayerLoop) -> None:
+    """Whether terms that go into a stack can be collected there."""
+    kind = terms.terms.get(write.update)
+    element = element_of(loop.op.operands[write.rows.carry])
+    if kind is not None and identity_of(kind, element) is None:
+        raise ToolError(
+            f"expand-pipeline: a stack of {element} takes the {kind} over the batch, which has no "
+            "neutral element to begin with (P6)",
+            loop.op.location,
+        )
+
+
+def _sums(
+    loop: LayerLoop, body: Body, dims: BatchDims, live: set[int]
+) -> tuple[PartialSums, set[int]]:
+    """The flows that only add terms up. Raises ToolError for one that is neither that nor a value
+    of samples or of all."""
+    sums: set[int] = set()
+    flows = [carry for carry in loop.flows if carry in live]
+    while True:
+        terms = PartialSums(dims)
+        terms.terms.update({body.arguments[carry]: "add" for carry in sums})
+        terms.visit(body.nodes)
+        mixed = {
+            c for c in flows if {body.returned[c]} & (terms.terms.keys() | terms.blocked.keys())
+        }
+        found = {c for c in mixed if body.arguments[c] not in dims.layouts}
+        if found <= sums:
+            break
+        sums |= found
+    for carry in flows:
+        end = body.returned[carry]
+        if end in terms.blocked:
+            raise mixing_refusal(terms, terms.blocked[end])
+        if (carry in sums) != (terms.terms.get(end) == "add"):
+            culprit = next((n for n in body.nodes if end in n.results), body.nodes[-1])
+            raise mixing_refusal(terms, culprit)
+    return terms, sums
+
+
+def needed(
+    nodes: Sequence[Node], ends: Iterable[int], given: Set[int] = frozenset()
+) -> tuple[Node, ...]:
+    """Those of the ops that values hang on, the makers of `given` ones left out."""
+    wanted = set(ends)
+    found: list[Node] = []
+    for node in reversed(nodes):
+        if wanted.isdisjoint(node.results) or not given.isdisjoint(node.results):
+            continue
+        found.append(node)
+        wanted.update(inputs_of(node))
+    return tuple(reversed(found))
+
+
+def inputs_of(node: Node) -> set[int]:
+    """The values that an op and the ops in it use, its own blocks' among them."""
+    used = set(node.inputs)
+    for body in node.bodies:
+        used.update(body.returned)
+        for inner in body.nodes:
+            used |= inputs_of(inner)
+    return used
+
+
+def _live(loop: LayerLoop, body: Body, node: Node) -> set[int]:
+    """The carries that some result which is used hangs on."""
+    live = {carry for carry in (*loop.flows, *loop.writes) if has_uses(loop.op.results[carry])}
+    place = {number: carry for carry, number in enumerate(body.arguments)}
+    while True:
+        ends = [body.returned[carry] for carry in live]
+        reading = needed(body.nodes, ends)
+        used = {n for each in reading for n in inputs_of(each)} | set(ends)
+        found = live | {place[n] for n in used if n in place and place[n] in loop.flows}
+        if found == live:
+            return live
+        live = found
+
+
+def _reads(loop: LayerLoop, body: Body) -> list[RowRead]:
+    by_op = {key_of(node.op): node for node in body.nodes}
+    return [
+        RowRead(by_op[key_of(access.op)], rows, access)
+        for rows in loop.reads.values()
+        for access in rows.accesses
+    ]
+
+
+def _writes(loop: LayerLoop, body: Body) -> list[RowWrite]:
+    by_op = {key_of(node.op): node for node in body.nodes}
+    return [
+        RowWrite(rows, access, by_op[key_of(access.op)].operands[1])
+        for rows in loop.writes.values()
+        for access in rows.accesses
+    ]

@@ -1,0 +1,290 @@
+"""Decides what becomes a pipeline, and on which schedule; writes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from stablehlo_tools.analysis.collectives import ModuleFacts
+from stablehlo_tools.analysis.communication import MANUAL_COMPUTATION
+from stablehlo_tools.analysis.dimension_propagation.graph import Body, Graph
+from stablehlo_tools.analysis.dimension_propagation.layout import Layout
+from stablehlo_tools.analysis.dimension_propagation.seeds import Seeds
+from stablehlo_tools.analysis.effects import Effects
+from stablehlo_tools.analysis.entry import entry_function
+from stablehlo_tools.analysis.layer_loops.reading import LayerLoop, layer_loops
+from stablehlo_tools.analysis.tensor_shardings import MeshAxes, ValueShardings
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import Diagnostic, Severity, ToolError, to_place
+from stablehlo_tools.ir.builder import element_of, shape_of
+from stablehlo_tools.ir.symbols import functions_by_name
+from stablehlo_tools.schedules.lockstep import (
+    Lockstep,
+    backward_lockstep,
+    forward_lockstep,
+    training_lockstep,
+)
+from stablehlo_tools.transforms.parts.expand_pipeline.chunks import Chunks
+from stablehlo_tools.transforms.parts.expand_pipeline.head import Training, plan_head
+from stablehlo_tools.transforms.parts.expand_pipeline.microbatches import Cut, find_cut
+from stablehlo_tools.transforms.parts.expand_pipeline.phases import Phase
+from stablehlo_tools.transforms.parts.expand_pipeline.region import Axis
+
+_BY_INDEX = frozenset({"stablehlo.gather", "stablehlo.scatter"})
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user asks for; `microbatches` 0 for one a rank."""
+
+    axis: str
+    microbatches: int
+    repeats: int
+    schedule: str
+    skip: bool
+    arguments: tuple[int, ...] = ()
+    dimension: int = 0
+
+
+@dataclass(frozen=True)
+class Pipelined:
+    """A layer loop, or a forward and a backward one with their head, and its schedule."""
+
+    work: Phase | Training
+    schedule: Lockstep
+    chunks: Chunks
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What becomes of a program."""
+
+    options: Options
+    axis: Axis
+    microbatches: int
+    pipelines: tuple[Pipelined, ...]
+    cut: Cut
+    warnings: list[Diagnostic] = field(default_factory=list[Diagnostic])
+
+
+def plan_expansion(module: ir.Module, options: Options) -> Plan:
+    """The plan for a module without calls. Raises a located ToolError for what cannot be done."""
+    axis = _axis(module, options.axis)
+    main = entry_function(module)
+    block = main.regions[0].blocks[0]
+    effects = Effects(functions_by_name(module))
+    loops = _loops(main, effects)
+    microbatches = options.microbatches or axis.size
+    graph = Graph.of(block)
+    try:
+        cut = find_cut(graph, loops, microbatches, _given(graph, main, options, microbatches))
+    except ToolError:
+        for loop in loops:
+            _check_effects(loop, effects)  # the better reason, where there is one
+        raise
+    for phase in cut.phases:
+        _check_loop(phase.loop, _chunks(phase, axis, options), effects)
+        _check_types(phase)
+    plan = Plan(options, axis, microbatches, tuple(_pipelines(graph, cut, axis, options)), cut)
+    plan.warnings.extend(_warnings(plan))
+    return plan
+
+
+def _chunks(phase: Phase, axis: Axis, options: Options) -> Chunks:
+    return Chunks(axis.size, options.repeats, phase.loop.trips)
+
+
+def _pipelines(graph: Graph, cut: Cut, axis: Axis, options: Options) -> Iterator[Pipelined]:
+    """Every loop by itself; for 1F1B those that belong together in one, at the later's place."""
+    microbatches = cut.trial.dims.parts
+    pair = _pair(graph, cut.phases) if options.schedule == "1f1b" else None
+    for phase in cut.phases:
+        chunks = _chunks(phase, axis, options)
+        if pair is not None and phase is pair.forward:
+            continue
+        if pair is not None and phase is pair.backward:
+            schedule = training_lockstep(axis.size, microbatches, options.repeats, not options.skip)
+            yield Pipelined(pair, schedule, chunks)
+            continue
+        make = backward_lockstep if phase.loop.reverse else forward_lockstep
+        yield Pipelined(phase, make(axis.size, microbatches, options.repeats), chunks)
+
+
+def _pair(graph: Graph, phases: Sequence[Phase]) -> Training:
+    """The forward loop and the backward loop that reads what it leaves."""
+    pairs = [
+        (forward, backward)
+        for place, backward in enumerate(phases)
+        for forward in phases[:place]
+        if _leaves(forward) & {backward.node.operands[carry] for carry in backward.loop.reads}
+    ]
+    last = phases[-1].loop.op
+    if not pairs:
+        raise _no_pair(last, "no loop reads what another one leaves for it")
+    if len(pairs) > 1:
+        raise _no_pair(last, f"there are {len(pairs)} such pairs")
+    forward, backward = pairs[0]
+    if forward.loop.reverse == backward.loop.reverse:
+        raise _no_pair(backward.loop.op, "both go through the layers in the same direction")
+    if forward.loop.trips != backward.loop.trips:
+        raise _no_pair(backward.loop.op, "the two loops have different numbers of iterations")
+    body = next(body for body in _bodies(graph.root) if forward.node in body.nodes)
+    if backward.node not in body.nodes:
+        raise _no_pair(backward.loop.op, "the two loops stand in different blocks")
+    head = plan_head(body, forward, backward)
+    others = {phase.node for phase in phases} & {*head.gone, *head.late}
+    if others:
+        raise _no_pair(backward.loop.op, "another loop over layers stands between them")
+    return Training(forward, backward, head)
+
+
+def _leaves(forward: Phase) -> set[int]:
+    """The values of the stacks that a loop writes."""
+    return {forward.node.results[carry] for carry in forward.loop.writes}
+
+
+def _no_pair(op: ir.Operation, why: str) -> ToolError:
+    return ToolError(
+        "expand-pipeline: schedule=1f1b needs one forward loop over layers and the backward loop "
+        f"that belongs to it, and {why} (P7); schedule=gpipe and schedule=circular run each loop "
+        "by itself",
+        op.location,
+    )
+
+
+def _bodies(body: Body) -> Iterator[Body]:
+    yield body
+    for node in body.nodes:
+        for inner in node.bodies:
+            yield from _bodies(inner)
+
+
+def _axis(module: ir.Module, name: str) -> Axis:
+    facts = ModuleFacts.of(module)
+    for mesh_name, mesh in facts.meshes.items():
+        size = dict(mesh.axes).get(name)
+        if size is not None and size > 1:
+            return Axis(name, mesh_name, mesh)
+    found = [f"{axis} of {size}" for mesh in facts.meshes.values() for axis, size in mesh.axes]
+    listed = ", ".join(dict.fromkeys(found))
+    raise ToolError(
+        f"expand-pipeline: no mesh of the program has an axis {name!r} of at least two ranks (P1): "
+        + (f"there are {listed}" if listed else "it has no mesh; export with one"),
+        module.operation.location,
+    )
+
+
+def _loops(main: ir.Operation, effects: Effects) -> list[LayerLoop]:
+    found = layer_loops(main.regions[0].blocks[0], effects)
+    inside = [loop for loop in found if _in_manual(loop.op)]
+    if inside:
+        raise ToolError(
+            "expand-pipeline: this loop over layers stands in a manual computation, which has the "
+            "program of one device (P2): expand a plain jit, or fold-pipeline first where it is a "
+            "pipeline already",
+            inside[0].op.location,
+        )
+    if not found:
+        raise ToolError(
+            "expand-pipeline: the program has no loop over layers: no `while` with a known number "
+            "of iterations that takes stacked weights row by row (P2); write the layers as a "
+            "lax.scan over stacked weights",
+            main.location,
+        )
+    return found
+
+
+def _in_manual(op: ir.Operation) -> bool:
+    parent = op.parent
+    while parent is not None:
+        if parent.operation.name == MANUAL_COMPUTATION:
+            return True
+        parent = parent.operation.parent
+    return False
+
+
+def _check_loop(loop: LayerLoop, chunks: Chunks, effects: Effects) -> None:
+    if loop.trips < chunks.ranks * chunks.repeats:
+        raise ToolError(
+            f"expand-pipeline: {loop.trips} iterations are too few for {chunks.repeats} chunks on "
+            f"each of {chunks.ranks} ranks (P2)",
+            loop.op.location,
+        )
+    _check_effects(loop, effects)
+
+
+def _check_effects(loop: LayerLoop, effects: Effects) -> None:
+    found = effects.in_block(loop.block)
+    if found:
+        raise ToolError(
+            f"expand-pipeline: {found[0].name} has a side effect, which a pipeline would repeat "
+            "(P2)",
+            found[0].location,
+        )
+
+
+def _check_types(phase: Phase) -> None:
+    for carry in (*phase.flows, *phase.sums):
+        element = element_of(phase.loop.op.operands[carry])
+        if not isinstance(element, ir.FloatType | ir.IntegerType):
+            raise ToolError(
+                f"expand-pipeline: the loop hands on a tensor of {element} from layer to layer, "
+                "which cannot be collected from the last rank (P6)",
+                phase.loop.op.location,
+            )
+
+
+def _given(graph: Graph, main: ir.Operation, options: Options, parts: int) -> Seeds | None:
+    """The arguments that carry the batch, where the user names them."""
+    seeds: Seeds = {}
+    for number in options.arguments:
+        if not 0 <= number < len(graph.root.arguments):
+            raise ToolError(
+                f"expand-pipeline: there is no argument {number}: the program takes "
+                f"{len(graph.root.arguments)} (P3)",
+                main.location,
+            )
+        argument = graph.root.arguments[number]
+        shape = graph.shape(argument) or ()
+        if not 0 <= options.dimension < len(shape) or shape[options.dimension] % parts:
+            raise ToolError(
+                f"expand-pipeline: {parts} microbatches do not divide dimension "
+                f"{options.dimension} of argument {number}, {graph.values[argument].type} (P3)",
+                main.location,
+            )
+        seeds[argument] = Layout(options.dimension)
+    return seeds or None
+
+
+def _warnings(plan: Plan) -> Iterator[Diagnostic]:
+    """What the pass does, but a partitioner will not do well."""
+    if plan.axis.mesh.size == plan.axis.size:
+        return
+    trial, axes = plan.cut.trial, MeshAxes(plan.axis.mesh)
+    shardings = ValueShardings(axes, plan.axis.mesh_name)
+    for number, layout in sorted(trial.seeds.items()):
+        value = trial.dims.graph.values[number]
+        devices = axes.size(shardings.of(value)[layout.dim])
+        samples = shape_of(value)[layout.dim] // plan.microbatches
+        if samples % devices:
+            place = trial.dims.graph.root.arguments.index(number)
+            yield _warning(
+                f"argument {place} is divided over {devices} devices along the batch, and a "
+                f"microbatch has {samples} samples: they will hold all of it; take fewer "
+                "microbatches",
+                plan.pipelines[0],
+            )
+    heads = [each.work.head for each in plan.pipelines if isinstance(each.work, Training)]
+    if any(node.name in _BY_INDEX for head in heads for node in head.nodes):
+        told = _warning(
+            "the head takes elements by index inside of the pipeline, which XLA's own partitioner "
+            "may end the process over: run partition after this pass",
+            plan.pipelines[-1],
+        )
+        yield replace(told, settled_by="partition")
+
+
+def _warning(text: str, each: Pipelined) -> Diagnostic:
+    work = each.work
+    op = work.loop.op if isinstance(work, Phase) else work.backward.loop.op
+    return Diagnostic(Severity.WARNING, f"expand-pipeline: {text}", to_place(op.location))

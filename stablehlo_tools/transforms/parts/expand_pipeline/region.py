@@ -1,0 +1,215 @@
+"""A manual computation over one axis, written from the inside: what it takes, turns up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from stablehlo_tools.analysis.communication import MANUAL_COMPUTATION
+from stablehlo_tools.analysis.replica_groups import AxisRef, DeviceMesh, mesh_axes_groups
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.ir.builder import element_of, shape_of
+from stablehlo_tools.ir.constants import CONSTANTS
+from stablehlo_tools.ir.values import maker_of, producer
+from stablehlo_tools.transforms.parts.expand_pipeline.counted import return_values
+from stablehlo_tools.transforms.parts.split_batch.pieces import Place
+
+_SPREADING = frozenset({"stablehlo.broadcast_in_dim", "stablehlo.iota", "stablehlo.reshape"})
+
+
+class Axis:
+    """An axis of a mesh: who its neighbours are, written for one collective each."""
+
+    def __init__(self, name: str, mesh_name: str, mesh: DeviceMesh) -> None:
+        self.name = name
+        self.mesh_name = mesh_name
+        self.mesh = mesh
+        self.size = dict(mesh.axes)[name]
+        self.groups = mesh_axes_groups(mesh, (AxisRef(name),))
+
+    def ring(self, step: int) -> list[list[int]]:
+        """From each device to the one `step` further along the axis, the last to the first."""
+        size = self.size
+        return [
+            [group[rank], group[(rank + step) % size]]
+            for rank in range(size)
+            for group in self.groups
+        ]
+
+
+class Region:
+    """The inside of a manual computation, in front of `anchor`, and the values it takes."""
+
+    def __init__(self, axis: Axis, anchor: ir.Operation, channel: int) -> None:
+        self.axis = axis
+        self.location = anchor.location
+        self.context = anchor.context
+        self._channel = channel
+        self._holder = ir.Operation.create(
+            MANUAL_COMPUTATION,
+            results=[],
+            attributes={
+                "in_shardings": self._shardings([]),
+                "out_shardings": self._shardings([]),
+                "manual_axes": ir.Attribute.parse(
+                    f'#sdy<manual_axes{{"{axis.name}"}}>', self.context
+                ),
+            },
+            regions=1,
+            loc=self.location,
+            ip=ir.InsertionPoint(anchor),
+        )
+        self.block = self._holder.regions[0].blocks.append()
+        self._taken: list[tuple[ir.Value, int | None]] = []
+        self._inside: dict[tuple[ir.Value, int | None], ir.Value] = {}
+        self._constants: dict[ir.Value, ir.Value] = {}
+
+    @property
+    def channel(self) -> int:
+        """The last channel that was used."""
+        return self._channel
+
+    @property
+    def outside(self) -> Place:
+        """Builds in front of the computation."""
+        return Place(ir.InsertionPoint(self._holder), self.location)
+
+    @property
+    def end(self) -> Place:
+        """Builds at the end of the region."""
+        return Place(ir.InsertionPoint(self.block), self.location)
+
+    def bring(self, value: ir.Value, dimension: int | None = None) -> ir.Value:
+        """A value of the outside, whole, or each rank's part along a dimension."""
+        key = value, dimension
+        if key not in self._inside:
+            self._taken.append(key)
+            self._inside[key] = self.block.add_argument(
+                self._local(value.type, dimension), self.location
+            )
+        return self._inside[key]
+
+    def whole(self, value: ir.Value) -> ir.Value:
+        """A value of the outside: constants are written again, others brought in."""
+        if value in self._constants:
+            return self._constants[value]
+        if not _is_constant(value):
+            return self.bring(value)
+        made = maker_of(value)
+        inner = [self.whole(made.operands[i]) for i in range(len(made.operands))]
+        copy = made.clone(ip=ir.InsertionPoint.at_block_begin(self.block))
+        for place, source in enumerate(inner):
+            copy.operands[place] = source
+            copy.move_after(maker_of(source))
+        self._constants[value] = copy.results[0]
+        return copy.results[0]
+
+    def permute(self, place: Place, value: ir.Value, step: int) -> ir.Value:
+        """What the rank `step` before has."""
+        pairs = np.array(self.axis.ring(step), dtype=np.int64)
+        return place.op(
+            "collective_permute",
+            [value],
+            value.type,
+            source_target_pairs=self._dense(pairs),
+            channel_handle=self._handle(),
+        )
+
+    def total(self, place: Place, value: ir.Value) -> ir.Value:
+        """The sum over the ranks; of booleans, whether any is set."""
+        reduce = maker_of(
+            place.op(
+                "all_reduce",
+                [value],
+                value.type,
+                replica_groups=self._dense(np.array(self.axis.groups, dtype=np.int64)),
+                channel_handle=self._handle(),
+                use_global_device_ids=ir.UnitAttr.get(self.context),
+            )
+        )
+        element = element_of(value)
+        scalar = place.tensor([], element)
+        block = reduce.regions[0].blocks.append(scalar, scalar, arg_locs=[self.location] * 2)
+        inner = Place(ir.InsertionPoint(block), self.location)
+        name = "or" if _is_boolean(element) else "add"
+        return_values(inner, [inner.same(name, *block.arguments)])
+        return reduce.results[0]
+
+    def close(self, results: Sequence[tuple[ir.Value, int | None]]) -> list[ir.Value]:
+        """Ends the region; the results outside, joined along their dimensions."""
+        ir.Operation.create(
+            "sdy.return",
+            operands=[value for value, _ in results],
+            loc=self.location,
+            ip=ir.InsertionPoint(self.block),
+        )
+        attributes = dict(self._holder.attributes.items())
+        attributes["in_shardings"] = self._shardings([(v.type, dim) for v, dim in self._taken])
+        attributes["out_shardings"] = self._shardings([(v.type, dim) for v, dim in results])
+        computation = ir.Operation.create(
+            MANUAL_COMPUTATION,
+            results=[self._global(value.type, dim) for value, dim in results],
+            operands=[value for value, _ in self._taken],
+            attributes=attributes,
+            regions=1,
+            loc=self.location,
+            ip=ir.InsertionPoint(self._holder),
+        )
+        self.block.append_to(computation.regions[0])
+        self._holder.erase()
+        return list(computation.results)
+
+    def _local(self, kind: ir.Type, dimension: int | None) -> ir.Type:
+        tensor = ir.RankedTensorType(kind)
+        shape = list(tensor.shape)
+        if dimension is not None:
+            shape[dimension] //= self.axis.size
+        return ir.RankedTensorType.get(shape, tensor.element_type, loc=self.location)
+
+    def _global(self, kind: ir.Type, dimension: int | None) -> ir.Type:
+        tensor = ir.RankedTensorType(kind)
+        shape = list(tensor.shape)
+        if dimension is not None:
+            shape[dimension] *= self.axis.size
+        return ir.RankedTensorType.get(shape, tensor.element_type, loc=self.location)
+
+    def _shardings(self, values: Sequence[tuple[ir.Type, int | None]]) -> ir.Attribute:
+        texts = [self._sharding(ir.RankedTensorType(kind).rank, dim) for kind, dim in values]
+        return ir.Attribute.parse(f"#sdy.sharding_per_value<[{', '.join(texts)}]>", self.context)
+
+    def _sharding(self, rank: int, dimension: int | None) -> str:
+        dims = [f'{{"{self.axis.name}", ?}}' if d == dimension else "{?}" for d in range(rank)]
+        return f"<@{self.axis.mesh_name}, [{', '.join(dims)}]>"
+
+    def _dense(self, rows: np.ndarray) -> ir.Attribute:
+        with self.context:
+            return ir.DenseElementsAttr.get(rows)
+
+    def _handle(self) -> ir.Attribute:
+        self._channel += 1
+        return channel_handle(self._channel, self.context)
+
+
+def channel_handle(channel: int, context: ir.Context) -> ir.Attribute:
+    """A channel between devices."""
+    text = f"#stablehlo.channel_handle<handle = {channel}, type = 0>"
+    return ir.Attribute.parse(text, context)
+
+
+def splat_like(place: Place, number: float, value: ir.Value) -> ir.Value:
+    """A tensor of one number, like another."""
+    return place.splat(number, shape_of(value), element_of(value))
+
+
+def _is_constant(value: ir.Value) -> bool:
+    op = producer(value)
+    if op is None:
+        return False
+    if op.name in CONSTANTS:
+        return True
+    return op.name in _SPREADING and all(_is_constant(operand) for operand in op.operands)
+
+
+def _is_boolean(element: ir.Type) -> bool:
+    return isinstance(element, ir.IntegerType) and element.width == 1

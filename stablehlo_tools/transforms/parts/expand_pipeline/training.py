@@ -1,0 +1,300 @@
+"""One forward for a microbatch, one backward: both loops and the head in one loop over ticks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from stablehlo_tools.analysis.dimension_propagation.layout import Layout
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.ir.builder import element_of, shape_of
+from stablehlo_tools.schedules.lockstep import Cell, Direction, Lockstep
+from stablehlo_tools.transforms.parts.create_reduce_scatter.rewriting import has_uses
+from stablehlo_tools.transforms.parts.expand_pipeline.counted import (
+    CountedLoop,
+    number,
+    return_values,
+)
+from stablehlo_tools.transforms.parts.expand_pipeline.elements import (
+    as_element,
+    as_type,
+    nothing,
+    put_row,
+    row_of,
+    wide,
+)
+from stablehlo_tools.transforms.parts.expand_pipeline.head import Training
+from stablehlo_tools.transforms.parts.expand_pipeline.narrowing import Narrowing, apart, cut, window
+from stablehlo_tools.transforms.parts.expand_pipeline.region import Region
+from stablehlo_tools.transforms.parts.expand_pipeline.state import How, Kept, State
+from stablehlo_tools.transforms.parts.expand_pipeline.tables import Row
+from stablehlo_tools.transforms.parts.expand_pipeline.ticks import PhaseWriter
+from stablehlo_tools.transforms.parts.expand_pipeline.writing import Results
+from stablehlo_tools.transforms.parts.split_batch.pieces import Place
+
+
+def write_training(plan: Training, schedule: Lockstep, region: Region, how: How) -> None:
+    """Replaces both loops and the head by one loop over the ticks of a schedule.
+
+    The region stands where the backward loop stood.
+    """
+    slots = waiting_slots(schedule)
+    if plan.forward.loop.reverse:
+        schedule = mirrored(schedule)
+    assert schedule.forward is not None
+    assert schedule.backward is not None
+    head, backward = plan.head, plan.backward
+    kept = Kept(schedule.kept_slots, frozenset(head.residuals.values()))
+    first = PhaseWriter(plan.forward, schedule.forward, region, how, head.whole_flows, kept)
+    finals = [c for c in backward.flows if has_uses(backward.loop.op.results[c])]
+    second = PhaseWriter(backward, schedule.backward, region, how, finals)
+    first.bring_stacks()
+    second.bring_stacks(tuple(head.residuals))
+    between = HeadWriter(plan, region, how, slots)
+    ahead, back = first.initial(), second.initial()
+    carried = [*ahead.flat(), *back.flat(), *between.initial()]
+    loop = CountedLoop(region.end, number(region.end, first.ticks), carried)
+    ahead, back, held = _split(ahead, back, loop.arguments)
+    place, tick = loop.inside, loop.counter
+    coming, going = first.row(place, tick), second.row(place, tick)
+    ahead, up = first.run(place, coming, ahead, {}, {})
+    held = between.keep(place, coming, held, up)
+    starts, held = between.run(place, going, held)
+    left = {carry: ahead.stores[source] for carry, source in head.residuals.items()}
+    back, down = second.run(place, going, back, starts, left)
+    ahead = first.hand_on(place, coming, ahead, up)
+    back = second.hand_on(place, going, back, down)
+    results = loop.close([*ahead.flat(), *back.flat(), *held])
+    ahead, back, held = _split(ahead, back, results)
+    for carry in head.residuals.values():
+        del ahead.stores[carry]
+    _finish(plan, region, how, (ahead, back), between, held)
+
+
+def mirrored(schedule: Lockstep) -> Lockstep:
+    """The schedule with the last virtual stage for the first, for layers run in reverse."""
+    directions = [_mirrored(each, schedule.chunks) for each in schedule.directions]
+    return replace(schedule, forward=directions[0], backward=directions[1])
+
+
+def _mirrored(direction: Direction, chunks: int) -> Direction:
+    cells = tuple(
+        tuple(cell and cell._replace(chunk=chunks - 1 - cell.chunk) for cell in column[::-1])
+        for column in direction.cells
+    )
+    return replace(direction, cells=cells, deliveries=tuple(c[::-1] for c in direction.deliveries))
+
+
+def waiting_slots(schedule: Lockstep) -> int:
+    """How many microbatches wait at once between their last forward and their first backward."""
+    assert schedule.forward is not None
+    assert schedule.backward is not None
+    last = schedule.ranks - 1
+    final = schedule.chunks - 1
+    ends = _ticks(schedule.forward, last, final)
+    begins = _ticks(schedule.backward, last, final)
+    return max(sum(ends[m] <= tick <= begins[m] for m in ends) for tick in begins.values())
+
+
+def _ticks(direction: Direction, rank: int, chunk: int) -> dict[int, int]:
+    """When each microbatch is in a chunk."""
+    found: dict[int, int] = {}
+    for tick, cells in enumerate(direction.cells):
+        cell: Cell | None = cells[rank]
+        if cell is not None and cell.chunk == chunk:
+            found[cell.microbatch] = tick
+    return found
+
+
+def _split(
+    ahead: State, back: State, values: Sequence[ir.Value]
+) -> tuple[State, State, list[ir.Value]]:
+    one = len(ahead.flat())
+    two = one + len(back.flat())
+    return ahead.like(values[:one]), back.like(values[one:two]), list(values[two:])
+
+
+class HeadWriter:
+    """Writes the head into the loop over ticks.
+
+    It carries the activations that wait for it, the sums of its terms, and what the program needs
+    of all samples, in this order.
+    """
+
+    def __init__(self, plan: Training, region: Region, how: How, slots: int) -> None:
+        self._plan = plan
+        self._head = plan.head
+        self._dims = plan.forward.dims
+        self._region = region
+        self._how = how
+        self._slots = slots
+
+    def initial(self) -> list[ir.Value]:
+        """What is carried before the first tick."""
+        place, found = self._region.end, list[ir.Value]()
+        for carry in self._head.flows:
+            kind = self._part(self._plan.forward.node.results[carry])
+            found.append(place.splat(0, [self._slots, *kind.shape], kind.element_type))
+        for value in map(self._value, self._head.sums):
+            found.append(nothing(place, shape_of(value), wide(element_of(value))))
+        for value, layout in self._finals():
+            rows = apart(shape_of(value), layout, self._dims.parts)
+            found.append(nothing(place, rows, element_of(value)))
+        return found
+
+    def keep(
+        self, place: Place, row: Row, held: Sequence[ir.Value], flows: dict[int, ir.Value]
+    ) -> list[ir.Value]:
+        """Puts the activations behind the last layer away until the head takes them."""
+        found = list(held)
+        for i, carry in enumerate(self._head.flows):
+            slot = self._slot(place, row)
+            old = row_of(place, held[i], [slot])
+            new = place.same("select", row.ends, flows[carry], old)
+            found[i] = put_row(place, held[i], new, [slot])
+        return found
+
+    def run(
+        self, place: Place, row: Row, held: Sequence[ir.Value]
+    ) -> tuple[dict[int, ir.Value], list[ir.Value]]:
+        """The head of a microbatch whose backward begins; what the backward loop starts from.
+
+        With `skip` no other rank computes it.
+        """
+        begins = place.same("and", row.runs, place.same("not", row.received))
+        waiting = len(self._head.flows)
+        if self._how.skip:
+            return self._branch(place, row, held, begins)
+        starts, after = self._once(place, row, held)
+        chosen = [
+            place.same("select", begins, new, old)
+            for new, old in zip(after, held[waiting:], strict=True)
+        ]
+        return starts, [*held[:waiting], *chosen]
+
+    def finals(self, held: Sequence[ir.Value]) -> list[tuple[ir.Value, int | None]]:
+        """The sums and the values of all samples, as results of the region."""
+        place, waiting = self._region.end, len(self._head.flows)
+        return [(self._region.total(place, value), None) for value in held[waiting:]]
+
+    def replace(self, place: Place, outer: Sequence[ir.Value]) -> None:
+        """Lets the results of the region take the place of the head's values."""
+        graph = self._dims.graph
+        for number_, value in zip((*self._head.sums, *self._head.finals), outer, strict=True):
+            old = self._value(number_)
+            new = as_element(place, place.reshape(value, shape_of(old)), element_of(old))
+            old.replace_all_uses_with(new)
+            graph.values[number_] = new
+
+    def _branch(
+        self, place: Place, row: Row, held: Sequence[ir.Value], begins: ir.Value
+    ) -> tuple[dict[int, ir.Value], list[ir.Value]]:
+        waiting = len(self._head.flows)
+        types = [self._part(n) for n in self._head.starts.values()]
+        types += [value.type for value in held[waiting:]]
+        choice = ir.Operation.create(
+            "stablehlo.if",
+            results=types,
+            operands=[begins],
+            regions=2,
+            loc=self._region.location,
+            ip=place.point,
+        )
+        inside = Place(ir.InsertionPoint(choice.regions[0].blocks.append()), place.location)
+        starts, after = self._once(inside, row, held)
+        return_values(inside, [*starts.values(), *after])
+        other = Place(ir.InsertionPoint(choice.regions[1].blocks.append()), place.location)
+        unused = [
+            other.splat(0, kind.shape, kind.element_type)
+            for kind in map(self._part, self._head.starts.values())
+        ]
+        return_values(other, [*unused, *held[waiting:]])
+        results: list[ir.Value] = list(choice.results)
+        found = dict(zip(self._head.starts, results, strict=False))
+        return found, [*held[:waiting], *results[len(found) :]]
+
+    def _once(
+        self, place: Place, row: Row, held: Sequence[ir.Value]
+    ) -> tuple[dict[int, ir.Value], list[ir.Value]]:
+        """The head on the row's microbatch, and what is carried then, the waiting left out."""
+        head, waiting = self._head, len(self._head.flows)
+        outside = self._outside(place, row)
+        writing = Narrowing(self._dims, row.microbatch, outside, self._how.axis)
+        for i, carry in enumerate(head.flows):
+            value = row_of(place, held[i], [self._slot(place, row)])
+            writing.values[self._plan.forward.node.results[carry]] = value
+        writing.write(head.nodes, place.point)
+        starts = {
+            carry: writing.get(n, self._start_layout(carry, n), place)
+            for carry, n in head.starts.items()
+        }
+        after: list[ir.Value] = []
+        carried = held[waiting:]
+        for n, before in zip(head.sums, carried, strict=False):
+            term = as_type(place, writing.get(n, None, place), before)
+            after.append(place.same("add", before, term))
+        for (n, before), (_, layout) in zip(
+            zip(head.finals, carried[len(head.sums) :], strict=True), self._finals(), strict=True
+        ):
+            part = writing.get(n, layout, place)
+            at, sizes = window(place, shape_of(before), layout, row.microbatch)
+            new = place.reshape(part, sizes)
+            after.append(place.op("dynamic_update_slice", [before, new, *at], before.type))
+        return starts, after
+
+    def _outside(self, place: Place, row: Row) -> Callable[[int, Layout | None], ir.Value]:
+        def outside(n: int, layout: Layout | None) -> ir.Value:
+            inside = self._region.whole(self._dims.graph.values[n])
+            if layout is None:
+                return inside
+            return cut(place, inside, layout, self._dims.parts, row.microbatch)
+
+        return outside
+
+    def _start_layout(self, carry: int, n: int) -> Layout | None:
+        return self._dims.layouts.get(n)
+
+    def _finals(self) -> list[tuple[ir.Value, Layout]]:
+        return [(self._value(n), self._dims.layouts[n]) for n in self._head.finals]
+
+    def _slot(self, place: Place, row: Row) -> ir.Value:
+        """Microbatches come and go in turn."""
+        if self._slots == 1:
+            return number(place, 0)
+        return place.same("remainder", row.microbatch, number(place, self._slots))
+
+    def _value(self, n: int) -> ir.Value:
+        return self._dims.graph.values[n]
+
+    def _part(self, n: int) -> ir.RankedTensorType:
+        writing = Narrowing(self._dims, self._value(n), _nothing, self._how.axis)
+        return ir.RankedTensorType(writing.part_type(n))
+
+
+def _nothing(n: int, layout: Layout | None) -> ir.Value:
+    raise AssertionError("only types are asked for")
+
+
+def _finish(
+    plan: Training,
+    region: Region,
+    how: How,
+    states: tuple[State, State],
+    between: HeadWriter,
+    held: Sequence[ir.Value],
+) -> None:
+    """Ends the region and puts its results where the loops and the head stood."""
+    first, second = Results(plan.forward, region, how), Results(plan.backward, region, how)
+    inside = [first.inside(states[0]), second.inside(states[1]), between.finals(held)]
+    outer = region.close([each for group in inside for each in group])
+    one, two = len(inside[0]), len(inside[0]) + len(inside[1])
+    place = Place(ir.InsertionPoint(plan.backward.loop.op), region.location)
+    first.stand_in(place, outer[:one])
+    between.replace(place, outer[two:])
+    second.stand_in(place, outer[one:two])
+    for node in plan.head.late:
+        node.op.move_before(plan.backward.loop.op)
+    plan.backward.loop.op.erase()
+    for node in reversed(plan.head.gone):
+        node.op.erase()
+    plan.forward.loop.op.erase()

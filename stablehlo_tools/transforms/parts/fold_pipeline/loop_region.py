@@ -1,0 +1,259 @@
+"""The loop of a pipeline, and the manual computation around it, as devices of an axis run it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stablehlo_tools import bindings
+from stablehlo_tools.analysis.collectives import Collective, ModuleFacts
+from stablehlo_tools.analysis.communication import MANUAL_COMPUTATION
+from stablehlo_tools.analysis.device_arithmetic import Values
+from stablehlo_tools.analysis.device_values import DeviceValues
+from stablehlo_tools.analysis.loops import values_used
+from stablehlo_tools.analysis.replica_groups import AxisRef, mesh_axes_groups
+from stablehlo_tools.analysis.shardings import sharding_axes, sharding_per_value
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.ir.builder import shape_of
+from stablehlo_tools.ir.carriers import terminator
+from stablehlo_tools.ir.values import producer
+from stablehlo_tools.transforms.parts.fold_pipeline.boxes import Box
+from stablehlo_tools.transforms.parts.fold_pipeline.control import Control
+
+_OTHERWISE = frozenset(
+    f"stablehlo.{name}" for name in ("rng", "infeed", "recv", "partition_id", "replica_id")
+)
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The stages of a manual axis: `devices[r]` stands for rank r, and `rank_of` tells every
+    device's. Without an axis there is one rank, which all devices are."""
+
+    axis: str
+    devices: tuple[int, ...]
+    rank_of: tuple[int, ...]
+
+    @staticmethod
+    def of(axis: str, manual: ir.Operation, facts: ModuleFacts) -> Ranks | None:
+        """The ranks along an axis of a manual computation's mesh; None for a mesh of others."""
+        groups = Ranks.groups(axis, manual, facts)
+        if not groups:
+            return None
+        found = {device: rank for group in groups for rank, device in enumerate(group)}
+        return Ranks(axis, tuple(groups[0]), tuple(found[d] for d in range(facts.grid.size)))
+
+    @staticmethod
+    def groups(axis: str, manual: ir.Operation, facts: ModuleFacts) -> Sequence[Sequence[int]]:
+        """The devices that differ only along an axis of a manual computation's mesh; none for a
+        mesh of others than the program's devices."""
+        stated = [
+            sharding_axes(sharding)[0]
+            for name in ("in_shardings", "out_shardings")
+            for sharding in sharding_per_value(manual.attributes[name])
+        ]
+        mesh = facts.meshes.get(stated[0]) if stated else None
+        if mesh is None or mesh.size != facts.grid.size:
+            return ()
+        return mesh_axes_groups(mesh, [AxisRef(axis)])
+
+    @staticmethod
+    def single(facts: ModuleFacts) -> Ranks:
+        """One rank for all devices."""
+        return Ranks("", (0,), (0,) * facts.grid.size)
+
+    @property
+    def count(self) -> int:
+        """How many ranks there are."""
+        return len(self.devices)
+
+    def moves(self, groups: Sequence[Sequence[int]]) -> bool:
+        """Whether groups of devices reach from one rank to another."""
+        return any(len({self.rank_of[device] for device in group}) > 1 for group in groups)
+
+
+class LoopRegion:
+    """A loop that runs a known number of times, and the manual computation that it stands in.
+
+    Without one, the region is the loop alone.
+    """
+
+    def __init__(
+        self,
+        loop: ir.Operation,
+        ticks: int,
+        ranks: Ranks,
+        values: DeviceValues,
+    ) -> None:
+        self.loop = loop
+        self.ticks = ticks
+        self.ranks = ranks
+        self.facts = values.facts
+        self.body: ir.Block = loop.regions[1].blocks[0]
+        self.ends: list[ir.Value] = list(terminator(self.body).operands)
+        self.manual = _manual_around(loop) if ranks.axis else None
+        self._numbers: dict[ir.Value, int] = {a: i for i, a in enumerate(self.body.arguments)}
+        self._control = Control(loop, ticks, values.of)
+        self._inside: dict[ir.Block, int] = {}
+        self._varying = _varying(self.body, self.ends)
+        self._by_rank = self._differing()
+
+    def argument_number(self, value: ir.Value) -> int | None:
+        """The carry that a value is; None for anything but an argument of the loop's body."""
+        return self._numbers.get(value)
+
+    def is_varying(self, op: ir.Operation) -> bool:
+        """Whether an op of the loop's body may compute something else in every tick."""
+        return op.block != self.body or any(result in self._varying for result in op.results)
+
+    def is_invariant(self, number: int) -> bool:
+        """Whether a carry is the same in every tick."""
+        return self.ends[number] == self.body.arguments[number]
+
+    def differs(self, value: ir.Value) -> bool:
+        """Whether ranks may hold different values."""
+        return value in self._by_rank
+
+    def _differing(self) -> set[ir.Value]:
+        """The values that hang on a shard, on the number of a device, or on the tick."""
+        if self.manual is None:
+            return set()
+        block = self.manual.regions[0].blocks[0]
+        found = {a for a in block.arguments if self.entering_dim(a) is not None}
+        _spread(block, found)
+        pairs = zip(self.body.arguments, self.loop.operands, strict=True)
+        found.update(a for a, o in pairs if o in found or a in self._varying)
+        _spread(self.body, found)
+        found.update(self.loop.results)
+        _spread(block, found)
+        return found
+
+    def is_in_loop(self, op: ir.Operation) -> bool:
+        """Whether an op stands in the loop's body, or in a branch in it."""
+        return self._depth(op.block) == 2
+
+    def is_inside(self, op: ir.Operation) -> bool:
+        """Whether an op stands in the loop's body or the manual computation's."""
+        return self._depth(op.block) >= (1 if self.manual is not None else 2)
+
+    def _depth(self, block: ir.Block) -> int:
+        """2 in the loop, 1 in the manual computation, 0 outside."""
+        found = self._inside.get(block)
+        if found is not None:
+            return found
+        if block == self.body:
+            found = 2
+        elif self.manual is not None and block == self.manual.regions[0].blocks[0]:
+            found = 1
+        else:
+            owner = block.owner.operation
+            outer = owner.name in ("func.func", "builtin.module", MANUAL_COMPUTATION)
+            found = 0 if outer else self._depth(owner.block)
+        self._inside[block] = found
+        return found
+
+    def control_at(self, value: ir.Value, rank: int, tick: int) -> Values | None:
+        """A value of integers on a rank, where it is known and the same on all of its devices."""
+        return self._on_rank(self._control.of(value, tick), rank)
+
+    def is_control(self, value: ir.Value) -> bool:
+        """Whether a value is known on every device in every tick."""
+        return self._control.of(value, 0) is not None
+
+    def steady(self, value: ir.Value) -> Values | None:
+        """A value of integers that is known, and the same on all ranks in all ticks."""
+        found = self._control.constant(value)
+        if found is None or any((row != found[0]).any() for row in found):
+            return None
+        return found[0]
+
+    def _on_rank(self, known: Values | None, rank: int) -> Values | None:
+        if known is None or len(known) == 1:
+            return None if known is None else known[0]
+        own = known[self.ranks.devices[rank]]
+        alike = all(
+            (known[device] == own).all()
+            for device, other in enumerate(self.ranks.rank_of)
+            if other == rank
+        )
+        return own if alike else None
+
+    def groups(self, op: ir.Operation) -> Sequence[Sequence[int]] | None:
+        """The groups, or pairs, of devices of a collective."""
+        kind = op.name.removeprefix("stablehlo.")
+        return self.facts.groups(Collective(op, op, kind))
+
+    def unsharded(self, value: ir.Value, rank: int, box: Box) -> Box:
+        """A box of a value from outside, with the shards of all ranks put together."""
+        dim = self.entering_dim(value)
+        if dim is None:
+            return box
+        size = shape_of(value)[dim]
+        return box.along(dim, box.starts[dim] + rank * size, box.sizes[dim])
+
+    def entering_dim(self, value: ir.Value) -> int | None:
+        """The dimension of an argument of the manual computation that the axis divides."""
+        if self.manual is None or producer(value) is not None:
+            return None
+        if value.owner != self.manual.regions[0].blocks[0]:
+            return None
+        number = ir.BlockArgument(value).arg_number
+        return self._sharded_dim("in_shardings", number)
+
+    def leaving_dim(self, result: int) -> int | None:
+        """The dimension of a result of the manual computation that the axis divides."""
+        return self._sharded_dim("out_shardings", result)
+
+    def returned(self, result: int) -> ir.Value:
+        """What a rank returns as its shard of a result of the manual computation."""
+        assert self.manual is not None
+        return terminator(self.manual.regions[0].blocks[0]).operands[result]
+
+    def leaving_shape(self, result: int) -> list[int]:
+        """The shape of a result, of which only the axis of the stages has been undone."""
+        if self.manual is None:
+            return shape_of(self.loop.results[result])
+        shape, dim = shape_of(self.returned(result)), self.leaving_dim(result)
+        if dim is not None:
+            shape[dim] *= self.ranks.count
+        return shape
+
+    def _sharded_dim(self, name: str, number: int) -> int | None:
+        assert self.manual is not None
+        sharding = sharding_per_value(self.manual.attributes[name])[number]
+        dims = bindings.TensorShardingAttr(sharding).dimension_shardings
+        for dim, attribute in enumerate(dims):
+            axes = [
+                bindings.SdyAxisRefAttr(axis).name
+                for axis in bindings.SdyDimensionShardingAttr(attribute).axes
+            ]
+            if self.ranks.axis in axes:
+                return dim
+        return None
+
+
+def _varying(body: ir.Block, ends: Sequence[ir.Value]) -> set[ir.Value]:
+    """The values of a loop's body that hang on a carry which the loop changes."""
+    found: set[ir.Value] = {
+        argument for argument, end in zip(body.arguments, ends, strict=True) if argument != end
+    }
+    _spread(body, found)
+    return found
+
+
+def _spread(block: ir.Block, found: set[ir.Value]) -> None:
+    """Adds what a block's ops make of values, and what no other value says."""
+    for view in block.operations:
+        op = view.operation
+        if not found.isdisjoint(values_used(op)) or op.name in _OTHERWISE:
+            found.update(op.results)
+
+
+def _manual_around(loop: ir.Operation) -> ir.Operation | None:
+    """The manual computation whose body an op stands in."""
+    parent = loop.parent
+    while parent is not None:
+        if parent.operation.name == MANUAL_COMPUTATION:
+            return parent.operation
+        parent = parent.operation.parent
+    return None

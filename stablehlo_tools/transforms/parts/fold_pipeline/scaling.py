@@ -1,0 +1,279 @@
+"""Writes the ops of a block again for another number of samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stablehlo_tools import bindings
+from stablehlo_tools.analysis.dimension_propagation.graph import WHILE, Body, Graph, Node
+from stablehlo_tools.analysis.dimension_propagation.layout import Layout, Step, reshaped
+from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims, propagate
+from stablehlo_tools.analysis.dimension_propagation.shape_rules import ELEMENTWISE
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.ir.builder import element_of, shape_of
+from stablehlo_tools.ir.carriers import terminator
+from stablehlo_tools.ir.constants import CONSTANTS, copy_constant, is_splat
+from stablehlo_tools.ir.inline import copy_with
+from stablehlo_tools.ir.values import producer
+from stablehlo_tools.transforms.parts.split_batch.writing import SIZES, attributes
+
+Layouts = dict[int, Layout]
+
+
+class NotScaledError(Exception):
+    """The op that cannot be written for another number of samples."""
+
+    def __init__(self, op: ir.Operation) -> None:
+        super().__init__(str(op))
+        self.op = op
+
+
+def follow_batch(graph: Graph, seeds: Layouts, parts: int) -> BatchDims:
+    """The batch from some arguments of a block on, and from all others that then carry it too.
+
+    `seeds` are by number of the argument. Raises NotScaledError where samples are mixed.
+    """
+    found = dict(seeds)
+    while True:
+        dims = propagate(graph, {graph.root.arguments[i]: s for i, s in found.items()}, parts)
+        _refuse_mixing(dims)
+        missing = _missing(dims)
+        if not missing:
+            return dims
+        added = _added(dims, missing, found)
+        if added is None:
+            return dims
+        found = added
+
+
+def _refuse_mixing(dims: BatchDims) -> None:
+    for node in dims.graph.nodes:
+        step = dims.steps.get(node)
+        carries = any(number in dims.layouts for number in node.inputs)
+        mixes = step is not None and (step.combine is not None or step.chained)
+        if mixes or (carries and step is None and not node.bodies):
+            raise NotScaledError(node.op)
+    if dims.meetings:
+        raise NotScaledError(dims.meetings[0].used.op)
+
+
+def _missing(dims: BatchDims) -> int:
+    """How many operands should carry the batch, and do not."""
+    return sum(
+        layout is not None and number not in dims.layouts
+        for node, step in dims.steps.items()
+        for number, layout in zip(node.operands, step.operands, strict=True)
+    )
+
+
+def _added(dims: BatchDims, missing: int, seeds: Layouts) -> Layouts | None:
+    """The seeds and one more, with which more operands carry the batch."""
+    graph = dims.graph
+    for place, number in enumerate(graph.root.arguments):
+        shape = graph.shape(number) or ()
+        if place in seeds:
+            continue
+        for dim in range(len(shape)):
+            more = {**seeds, place: Layout(dim)}
+            if not Layout(dim).fits(shape, dims.parts) or shape[dim] == 1 != dims.parts:
+                continue
+            tried = propagate(
+                graph, {graph.root.arguments[i]: s for i, s in more.items()}, dims.parts
+            )
+            if not tried.meetings and _missing(tried) < missing:
+                return more
+    return None
+
+
+class Scaling:
+    """Copies of the ops of a block, with `samples` where there were as many as the parts."""
+
+    def __init__(self, dims: BatchDims, samples: int) -> None:
+        self._dims = dims
+        self._samples = samples
+        self._values: dict[ir.Value, ir.Value] = {}
+
+    def write(
+        self, body: Body, arguments: Sequence[ir.Value], point: ir.InsertionPoint
+    ) -> list[ir.Value]:
+        """Writes the ops for new arguments; returns what stands for the results.
+
+        Raises NotScaledError.
+        """
+        self._bind(body, arguments)
+        for node in body.nodes:
+            self._node(node, point)
+        numbers = self._dims.graph.values
+        return [self._values[numbers[number]] for number in body.returned]
+
+    def kind(self, value: ir.Value) -> ir.Type:
+        """The type of what stands for a value."""
+        return self._kind(value, self._dims.layout_of(value))
+
+    def _kind(self, value: ir.Value, layout: Layout | None) -> ir.Type:
+        if layout is None:
+            return value.type
+        shape = shape_of(value)
+        shape[layout.dim] = self._size(shape[layout.dim])
+        return ir.RankedTensorType.get(shape, element_of(value), loc=ir.Location.unknown())
+
+    def _size(self, size: int) -> int:
+        return size // self._dims.parts * self._samples
+
+    def _bind(self, body: Body, arguments: Sequence[ir.Value]) -> None:
+        self._values.update(zip(body.block.arguments, arguments, strict=True))
+
+    def _node(self, node: Node, point: ir.InsertionPoint) -> None:
+        step = self._dims.steps.get(node)
+        if node.bodies:
+            self._control_flow(node, point)
+        elif step is None:
+            copy = copy_with(node.op, self._values, point)
+            self._values.update(zip(node.op.results, copy.results, strict=True))
+        else:
+            self._scaled(node.op, step, point)
+
+    def _scaled(self, op: ir.Operation, step: Step, point: ir.InsertionPoint) -> None:
+        operands = [
+            self._taken(value, layout, point)
+            for value, layout in zip(op.operands, step.operands, strict=True)
+        ]
+        copy = copy_with(op, self._values, point)
+        for place, value in enumerate(operands):
+            copy.operands[place] = value
+        for result, layout in zip(op.results, step.results, strict=True):
+            copy.results[ir.OpResult(result).result_number].set_type(self._kind(result, layout))
+        self._resize(copy, step)
+        self._values.update(zip(op.results, copy.results, strict=True))
+
+    def _taken(self, value: ir.Value, layout: Layout | None, point: ir.InsertionPoint) -> ir.Value:
+        """What stands for an operand that is taken in a layout."""
+        known = self._dims.layouts.get(self._dims.graph.number(value))
+        if known == layout:
+            return self._values[value]
+        if layout is None or known is not None:
+            raise NotScaledError(_owner(value))
+        return self._repeated(value, layout, point)
+
+    def _repeated(self, value: ir.Value, layout: Layout, point: ir.InsertionPoint) -> ir.Value:
+        """A value that is the same for all samples, for more or fewer of them."""
+        op, kind = producer(value), self._kind(value, layout)
+        if op is None:
+            raise NotScaledError(_owner(value))
+        if op.name in CONSTANTS and is_splat(op):
+            return copy_constant(op, kind, point)
+        if op.name == "stablehlo.iota" and _integer(op, "iota_dimension") != layout.dim:
+            wanted: Sequence[Layout | None] | None = ()
+        else:
+            wanted = below(op, layout, self._dims.parts)
+        if wanted is None:
+            raise NotScaledError(op)
+        operands = [
+            self._values[value] if inner is None else self._repeated(value, inner, point)
+            for value, inner in zip(op.operands, wanted, strict=True)
+        ]
+        copy = op.clone(ip=point)
+        for place, operand in enumerate(operands):
+            copy.operands[place] = operand
+        copy.results[0].set_type(kind)
+        self._resize(copy, Step((layout,), (layout,)))
+        return copy.results[0]
+
+    def _resize(self, copy: ir.Operation, step: Step) -> None:
+        layout = step.operands[0]
+        if layout is None or _is_batching(copy, layout):
+            return
+        for name in SIZES.get(copy.name, ()):
+            sizes = list(ir.DenseI64ArrayAttr(copy.attributes[name]))
+            sizes[layout.dim] = self._size(sizes[layout.dim])
+            copy.attributes[name] = ir.DenseI64ArrayAttr.get(sizes, copy.context)
+
+    def _control_flow(self, node: Node, point: ir.InsertionPoint) -> None:
+        op = node.op
+        layouts = [self._dims.layouts.get(number) for number in node.results]
+        operands = list(op.operands)
+        if node.name == WHILE:
+            taken = [
+                self._taken(v, layout, point) for v, layout in zip(operands, layouts, strict=True)
+            ]
+        else:
+            taken = [self._values[value] for value in operands]
+        kinds = [self._kind(r, layout) for r, layout in zip(op.results, layouts, strict=True)]
+        new = ir.Operation.create(
+            op.name,
+            results=kinds,
+            operands=taken,
+            attributes=attributes(op),
+            regions=len(op.regions),
+            loc=op.location,
+            ip=point,
+        )
+        for body, region in zip(node.bodies, new.regions, strict=True):
+            self._body(body, region, kinds, layouts)
+        self._values.update(zip(op.results, new.results, strict=True))
+
+    def _body(
+        self,
+        body: Body,
+        region: ir.Region,
+        kinds: Sequence[ir.Type],
+        layouts: Sequence[Layout | None],
+    ) -> None:
+        types = kinds if len(body.block.arguments) else []
+        locations = [argument.location for argument in body.block.arguments]
+        block = region.blocks.append(*types, arg_locs=locations)
+        self._bind(body, list(block.arguments))
+        point = ir.InsertionPoint(block)
+        for node in body.nodes:
+            self._node(node, point)
+        end = terminator(body.block)
+        wanted = layouts if len(end.operands) == len(layouts) else [None] * len(end.operands)
+        returned = [
+            self._taken(value, layout, point)
+            for value, layout in zip(end.operands, wanted, strict=True)
+        ]
+        ir.Operation.create(end.name, operands=returned, loc=end.location, ip=point)
+
+
+def _owner(value: ir.Value) -> ir.Operation:
+    """The op that makes a value, or that has it as an argument of its block."""
+    owner = value.owner
+    return owner.owner.operation if isinstance(owner, ir.Block) else owner.operation
+
+
+def below(op: ir.Operation, layout: Layout, parts: int) -> Sequence[Layout | None] | None:
+    """The layouts of the operands of an op whose result, the same for all samples, is to have one.
+
+    None for ops of which that is not known.
+    """
+    shape = tuple(shape_of(op.results[0]))
+    shapes = [tuple(shape_of(value)) for value in op.operands]
+    if op.name in ELEMENTWISE:
+        return [layout if inner == shape else None for inner in shapes]
+    if op.name == "stablehlo.broadcast_in_dim":
+        dims = list(ir.DenseI64ArrayAttr(op.attributes["broadcast_dimensions"]))
+        if layout.dim not in dims or shapes[0][dims.index(layout.dim)] != shape[layout.dim]:
+            return [None]
+        return [layout.at(dims.index(layout.dim))]
+    if op.name == "stablehlo.reshape":
+        found = reshaped(layout, shape, shapes[0], parts)
+        return None if found is None else [found]
+    if op.name == "stablehlo.transpose":
+        return [layout.at(list(ir.DenseI64ArrayAttr(op.attributes["permutation"]))[layout.dim])]
+    if op.name == "stablehlo.concatenate" and _integer(op, "dimension") != layout.dim:
+        return [layout] * len(shapes)
+    if op.name == "stablehlo.slice" and shapes[0][layout.dim] == shape[layout.dim]:
+        return [layout]
+    return None
+
+
+def _integer(op: ir.Operation, name: str) -> int:
+    return ir.IntegerAttr(op.attributes[name]).value
+
+
+def _is_batching(op: ir.Operation, layout: Layout) -> bool:
+    """Whether the batch is a dimension that a gather takes one element of at a time."""
+    if op.name != "stablehlo.gather":
+        return False
+    numbers = bindings.GatherDimensionNumbers(op.attributes["dimension_numbers"])
+    return layout.dim in list(numbers.operand_batching_dims)

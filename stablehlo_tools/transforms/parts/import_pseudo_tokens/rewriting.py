@@ -1,0 +1,146 @@
+"""Takes planned chains out of the IR. Applying decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from stablehlo_tools.analysis.communication import WHILE
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.ir.carriers import drop
+from stablehlo_tools.transforms.parts.import_pseudo_tokens.graph import (
+    Base,
+    Flow,
+    Maker,
+    TokenGraph,
+)
+from stablehlo_tools.transforms.parts.import_pseudo_tokens.patterns import (
+    CONSTANT,
+    CONVERT,
+    RESHAPING,
+    defining_op,
+)
+from stablehlo_tools.transforms.parts.import_pseudo_tokens.planning import ImportPlan
+from stablehlo_tools.transforms.parts.import_pseudo_tokens.program import (
+    Program,
+    enclosing_function,
+)
+
+
+def take_out(plan: ImportPlan) -> list[ir.Operation]:
+    """Removes the arithmetic of the tokens; returns the members of the chain as they now are."""
+    arithmetic = {
+        position: op for chain in plan.chains for position, op in _arithmetic(plan.program, chain)
+    }
+    carries = {
+        plan.program.position(maker.op): maker
+        for chain in plan.chains
+        for maker in chain.makers
+        if maker.is_carry
+    }
+    members = {plan.program.position(op): op for op in plan.members}
+    for chain in plan.chains:
+        _unlink(plan, chain)
+    # From the last to the first, so that what uses a value is gone before what makes it.
+    for position in sorted({*arithmetic, *carries}, reverse=True):
+        if position in carries:
+            members[position] = _without_token(plan, carries[position])
+        elif not any(list(result.uses) for result in arithmetic[position].results):
+            arithmetic[position].erase()
+    return [members[position] for position in sorted(members)]
+
+
+def _unlink(plan: ImportPlan, chain: TokenGraph) -> None:
+    for link in chain.links:
+        if not plan.stays(link):
+            link.collective.operands[link.position] = link.plain
+    made = chain.made_tokens()
+    if any(escape.base in made for escape in chain.escapes):
+        return  # what the tokens are made of is needed as it is
+    for kept in plan.kept:
+        cuts_kept_link = plan.stays(kept.maker)
+        if kept.maker in chain.makers and kept.maker.base in made and not cuts_kept_link:
+            _start_anew(chain, kept.maker.op, kept.maker.position)
+    for flow in chain.flows:
+        if flow.base in made:
+            _hand_on_nothing(chain, flow)
+
+
+def _hand_on_nothing(chain: TokenGraph, flow: Flow) -> None:
+    """Lets what carries a token through control flow carry one that comes after nothing."""
+    op = flow.op
+    parent = op.parent
+    if op.name == "stablehlo.return" and parent is not None and parent.name == WHILE:
+        op.operands[flow.position] = op.block.arguments[flow.position]
+        return
+    _start_anew(chain, op, flow.position)
+
+
+def _start_anew(chain: TokenGraph, op: ir.Operation, position: int) -> None:
+    """Replaces a token operand by the root of the chain, where one can be had."""
+    kind = op.operands[position].type
+    if chain.root is None:
+        op.operands[position] = _zero(op, kind)
+        return
+    root = _token_argument(chain, enclosing_function(op))
+    if root is None:
+        return
+    if root.type != kind:
+        root = ir.Operation.create(
+            CONVERT, results=[kind], operands=[root], loc=op.location, ip=ir.InsertionPoint(op)
+        ).results[0]
+    op.operands[position] = root
+
+
+def _token_argument(chain: TokenGraph, function: ir.Operation) -> Base:
+    arguments = function.regions[0].blocks[0].arguments
+    return next((argument for argument in arguments if argument in chain.bases), None)
+
+
+def _zero(op: ir.Operation, kind: ir.Type) -> ir.Value:
+    element = ir.RankedTensorType(kind).element_type
+    if isinstance(element, ir.FloatType):
+        scalar: ir.Attribute = ir.FloatAttr.get(element, 0.0, loc=op.location)
+    else:
+        scalar = ir.IntegerAttr.get(element, 0)
+    literal = ir.DenseElementsAttr.get_splat(kind, scalar)
+    return ir.Operation.create(
+        CONSTANT,
+        results=[kind],
+        attributes={"value": literal},
+        loc=op.location,
+        ip=ir.InsertionPoint(op),
+    ).results[0]
+
+
+def _without_token(plan: ImportPlan, carry: Maker) -> ir.Operation:
+    """An all_reduce without its extra operand and result, unless something still needs them."""
+    if plan.stays(carry) or list(carry.token.uses):
+        return carry.op
+    return drop(carry.op, 1, 1)
+
+
+def _arithmetic(program: Program, chain: TokenGraph) -> Iterator[tuple[int, ir.Operation]]:
+    """The ops that may have served tokens only, with their places, and the constants they use."""
+    made = chain.made_tokens()
+    pending = [op for maker in chain.makers for op in maker.path]
+    pending += [maker.op for maker in chain.makers]
+    for op in chain.images:
+        value = op.results[0]
+        if list(value.uses) or chain.bases.get(value) in made:  # the user's dead code stays
+            pending.append(op)
+    seen: set[ir.Value] = set()
+    while pending:
+        op = pending.pop()
+        if op.results[0] in seen:
+            continue
+        seen.add(op.results[0])
+        if op.name == "stablehlo.all_reduce":
+            pending += _reshaping_before([op.operands[-1]])
+            continue
+        yield program.position(op), op
+        pending += _reshaping_before(op.operands)
+
+
+def _reshaping_before(values: ir.OpOperandList | list[ir.Value]) -> list[ir.Operation]:
+    owners = [defining_op(value) for value in values]
+    return [op for op in owners if op is not None and op.name in RESHAPING | {CONSTANT}]

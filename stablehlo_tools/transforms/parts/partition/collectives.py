@@ -1,0 +1,232 @@
+"""Shardy's collectives on parts, as StableHLO's.
+
+Replica groups are dense lists of partition ids, in the order of the axes: the member at position k
+holds, or receives, part k.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from stablehlo_tools import bindings
+from stablehlo_tools.analysis.reducers import captured, own_constants
+from stablehlo_tools.analysis.replica_groups import ProcessGroups
+from stablehlo_tools.analysis.tensor_shardings import Axes, Dims, MeshAxes, ValueShardings, axes_in
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.ir.builder import Builder, element_of, shape_of
+from stablehlo_tools.ir.values import maker_of, producer
+from stablehlo_tools.transforms.parts.partition.local_index import DeviceOffsets
+
+_LISTS = re.compile(r"\{([^{}]*)\}")
+_EXCHANGES = re.compile(r"\{([^{}]*)\}\s*:\s*(\d+)\s*->\s*(\d+)")
+_SUM = 0  # as sdy.all_reduce says that it sums
+
+
+class CollectiveWriter:
+    """Writes the collectives of one module; channel handles count up from `first_channel`."""
+
+    def __init__(
+        self, shardings: ValueShardings, offsets: DeviceOffsets, first_channel: int
+    ) -> None:
+        self._shardings = shardings
+        self._axes: MeshAxes = shardings.axes
+        self._offsets = offsets
+        self._channel = first_channel
+
+    def write(self, op: ir.Operation, before: Dims) -> ir.Value:
+        """What stands for a Shardy collective; its operand is local already, `before` its
+        sharding."""
+        build = Builder(ir.InsertionPoint(op), op.location)
+        value, after = op.operands[0], self._shardings.of(op.results[0])
+        kind = op.name.removeprefix("sdy.")
+        if kind == "all_gather":
+            return self.all_gather(build, value, _axis_lists(op, "gathering_axes"))
+        if kind == "all_slice":
+            return self.all_slice(build, value, _axis_lists(op, "slicing_axes"))
+        if kind == "all_to_all":
+            return self._all_to_all(build, value, op)
+        if kind == "collective_permute":
+            return self._permute(build, value, before, after)
+        if kind == "all_reduce":
+            axes = axes_in(str(op.attributes["reduction_axes"]))
+            return self._all_reduce(build, value, axes, op)
+        raise AssertionError(f"no lowering for {op.name}")
+
+    def all_gather(self, build: Builder, value: ir.Value, lists: Sequence[Axes]) -> ir.Value:
+        """A value made whole along the axes of each dimension."""
+        for dim, axes in enumerate(lists):
+            if not axes:
+                continue
+            shape = shape_of(value)
+            shape[dim] *= self._axes.size(axes)
+            value = build.op(
+                "all_gather",
+                [value],
+                build.tensor(shape, element_of(value)),
+                all_gather_dim=build.integer(dim),
+                **self._grouped(build, axes, flattened=True),
+            )
+        return value
+
+    def all_slice(self, build: Builder, value: ir.Value, lists: Sequence[Axes]) -> ir.Value:
+        """A device's own part of a value, divided further along the axes of each dimension."""
+        try:
+            sizes = self._shardings.local_shape(shape_of(value), tuple(lists))
+        except ValueError as error:
+            raise ToolError(f"partition needs equal parts: {error}", build.location) from None
+        starts = [
+            self._offsets.start(axes, size) if axes else self._offsets.zero()
+            for size, axes in zip(sizes, lists, strict=True)
+        ]
+        return build.dynamic_slice(value, starts, sizes)
+
+    def _all_to_all(self, build: Builder, value: ir.Value, op: ir.Operation) -> ir.Value:
+        for text, source, target in _EXCHANGES.findall(str(op.attributes["params"])):
+            axes, split, concat = axes_in(text), int(target), int(source)
+            parts = self._axes.size(axes)
+            shape = shape_of(value)
+            shape[split] //= parts
+            shape[concat] *= parts
+            value = build.op(
+                "all_to_all",
+                [value],
+                build.tensor(shape, element_of(value)),
+                split_dimension=build.integer(split),
+                concat_dimension=build.integer(concat),
+                split_count=build.integer(parts),
+                **self._grouped(build, axes, flattened=False),
+            )
+        return value
+
+    def _permute(self, build: Builder, value: ir.Value, before: Dims, after: Dims) -> ir.Value:
+        pairs = self._pairs(before, after)
+        if all(source == target for source, target in pairs):
+            return value
+        return build.op(
+            "collective_permute",
+            [value],
+            value.type,
+            source_target_pairs=dense_groups(pairs, build.context),
+            channel_handle=self._next_channel(build.context),
+        )
+
+    def permute(
+        self, build: Builder, value: ir.Value, axes: Axes, pairs: Sequence[tuple[int, int]]
+    ) -> ir.Value:
+        """What each device gets when those at one position along the axes send to another; zeros
+        where none does."""
+        rows = [(group[s], group[t]) for group in self._axes.groups(axes) for s, t in pairs]
+        return build.op(
+            "collective_permute",
+            [value],
+            value.type,
+            source_target_pairs=dense_groups(rows, build.context),
+            channel_handle=self._next_channel(build.context),
+        )
+
+    def _pairs(self, before: Dims, after: Dims) -> list[tuple[int, int]]:
+        """Who sends to whom, so that each holds the part that `after` gives it; itself first."""
+        held, wanted = self._blocks(before), self._blocks(after)
+        pairs = [(d, d) for d in range(len(held)) if held[d] == wanted[d]]
+        settled = {device for device, _ in pairs}
+        free: dict[tuple[int, ...], list[int]] = {}
+        for device in range(len(held)):
+            if device not in settled:
+                free.setdefault(held[device], []).append(device)
+        for device in range(len(held)):
+            if device not in settled:
+                pairs.append((free[wanted[device]].pop(0), device))
+        return sorted(pairs, key=lambda pair: pair[1])
+
+    def _blocks(self, dims: Dims) -> list[tuple[int, ...]]:
+        """Which part of a value each device holds, as its number along each dimension."""
+        positions = [self._axes.positions(axes) for axes in dims]
+        return [tuple(int(p[device]) for p in positions) for device in range(self._axes.mesh.size)]
+
+    def _all_reduce(
+        self, build: Builder, value: ir.Value, axes: Axes, op: ir.Operation
+    ) -> ir.Value:
+        result = build.op(
+            "all_reduce",
+            [value],
+            value.type,
+            **self._grouped(build, axes, flattened=True),
+        )
+        region = maker_of(result).regions[0]
+        maker = producer(value)
+        if maker is not None and maker.name in ("stablehlo.reduce", "stablehlo.scatter"):
+            copy_reducer(maker, region)
+        else:
+            if ir.IntegerAttr(op.attributes["reduction_op"]).value != _SUM:
+                raise ToolError(f"partition: {op.name} of what no reduce made", op.location)
+            write_reducer("add", element_of(value), region, op.location)
+        return result
+
+    def _grouped(self, build: Builder, axes: Axes, *, flattened: bool) -> dict[str, ir.Attribute]:
+        attributes: dict[str, ir.Attribute] = {
+            "replica_groups": dense_groups(self._axes.groups(axes), build.context),
+            "channel_handle": self._next_channel(build.context),
+        }
+        if flattened:
+            attributes["use_global_device_ids"] = ir.UnitAttr.get(build.context)
+        return attributes
+
+    def _next_channel(self, context: ir.Context) -> ir.Attribute:
+        handle = bindings.ChannelHandle.get(self._channel, 1, context)
+        self._channel += 1
+        return handle
+
+
+def copy_reducer(maker: ir.Operation, region: ir.Region) -> None:
+    """Gives an all_reduce the region by which the partial results were made."""
+    source = maker.clone()
+    body = source.regions[0].blocks[0]
+    own_constants(body, [op for op in captured(body) if "value" in op.attributes])
+    for block in list(source.regions[0].blocks):
+        block.append_to(region)
+    source.erase()
+
+
+def write_reducer(kind: str, element: ir.Type, region: ir.Region, location: ir.Location) -> None:
+    """A region that combines two elements by one op; `or` for a sum of booleans."""
+    if kind == "add" and isinstance(element, ir.IntegerType) and element.width == 1:
+        kind = "or"
+    scalar = ir.RankedTensorType.get([], element, loc=location)
+    block = region.blocks.append(scalar, scalar, arg_locs=[location, location])
+    with ir.InsertionPoint(block):
+        combined = ir.Operation.create(
+            f"stablehlo.{kind}", results=[scalar], operands=list(block.arguments), loc=location
+        )
+        ir.Operation.create("stablehlo.return", operands=list(combined.results), loc=location)
+
+
+def _axis_lists(op: ir.Operation, name: str) -> list[Axes]:
+    return [axes_in(text) for text in _LISTS.findall(str(op.attributes[name]))]
+
+
+def all_reduce(
+    build: Builder, value: ir.Value, groups: ProcessGroups, kind: str, channel: int
+) -> ir.Value:
+    """A value of which each device of a group holds a part, combined by one op."""
+    combined = build.op(
+        "all_reduce",
+        [value],
+        value.type,
+        replica_groups=dense_groups(groups, build.context),
+        channel_handle=bindings.ChannelHandle.get(channel, 1, build.context),
+        use_global_device_ids=ir.UnitAttr.get(build.context),
+    )
+    write_reducer(kind, element_of(value), maker_of(combined).regions[0], build.location)
+    return combined
+
+
+def dense_groups(
+    rows: ProcessGroups | Iterable[tuple[int, ...]], context: ir.Context
+) -> ir.Attribute:
+    """Rows of device ids, as replica groups or pairs are written."""
+    with context:
+        return ir.DenseElementsAttr.get(np.asarray(list(rows), dtype=np.int64))

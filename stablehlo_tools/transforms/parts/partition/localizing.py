@@ -1,0 +1,174 @@
+"""Turns a body on global tensors into what one device runs on its parts.
+
+    %0 = stablehlo.slice %x [0:64, 2:4] : (tensor<64x8xf32>) -> tensor<64x2xf32>   // dim 0 over "x"
+    ==>
+    %0 = stablehlo.slice %x [0:16, 2:4] : (tensor<16x8xf32>) -> tensor<16x2xf32>   // of 4 devices
+
+Every op fits its sharding rule by now, so most change their types alone. Ops that know sizes or
+places of elements are written anew; Shardy's collectives become StableHLO's; manual computations
+dissolve, since the whole body is manual now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stablehlo_tools.analysis.communication import MANUAL_COMPUTATION
+from stablehlo_tools.analysis.sharding_rules import RULE
+from stablehlo_tools.analysis.tensor_shardings import (
+    SHARDING,
+    Axes,
+    Dims,
+    ValueShardings,
+    rank_of,
+)
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.ir.builder import Builder, shape_of
+from stablehlo_tools.ir.carriers import terminator
+from stablehlo_tools.ir.values import stand_in
+from stablehlo_tools.transforms.parts.partition.collectives import CollectiveWriter
+from stablehlo_tools.transforms.parts.partition.local_index import DeviceOffsets
+from stablehlo_tools.transforms.parts.partition.local_ops import REWRITERS, constant
+
+_WITH_BODIES = frozenset({"stablehlo.while", "stablehlo.if", "stablehlo.case"})
+
+
+class Localizer:
+    """Localizes the body of one function, whose values are divided as `shardings` says."""
+
+    def __init__(self, body: ir.Block, shardings: ValueShardings, first_channel: int) -> None:
+        self._body = body
+        self.shardings = shardings
+        self._axes = shardings.axes
+        self._divided: dict[ir.Value, Dims] = {}
+        self.offsets = DeviceOffsets(body, shardings.axes, body.owner.location)
+        self.collectives = CollectiveWriter(shardings, self.offsets, first_channel)
+
+    def run(self) -> None:
+        """Localizes the arguments and all ops. Raises a located ToolError."""
+        self._block(self._body, [*self._body.operations][1:])
+        self.offsets.finish()
+
+    def divided(self, value: ir.Value) -> Dims:
+        """How a value, local or about to be, is divided; made by ops already passed."""
+        return self._divided.get(value, ((),) * rank_of(value))
+
+    def size(self, axes: Axes) -> int:
+        """Into how many parts axes divide."""
+        return self._axes.size(axes)
+
+    def whole_shape(self, value: ir.Value) -> list[int]:
+        """The global shape of a value that is local already."""
+        dims = self.divided(value)
+        return [n * self._axes.size(axes) for n, axes in zip(shape_of(value), dims, strict=True)]
+
+    def _block(self, block: ir.Block, ops: Sequence[ir.Operation | ir.OpView]) -> None:
+        for argument in block.arguments:
+            self._localize(argument)
+        for view in ops:
+            self._op(view.operation)
+
+    def _op(self, op: ir.Operation) -> None:
+        if op.name in ("stablehlo.constant", "sdy.constant"):
+            constant(self, op)
+        elif op.name.startswith("sdy."):
+            self._sdy(op)
+        else:
+            self._stablehlo(op)
+
+    def _stablehlo(self, op: ir.Operation) -> None:
+        for result in op.results:
+            self._localize(result)
+        for region in op.regions:
+            for block in region.blocks:
+                if op.name in _WITH_BODIES:
+                    self._block(block, list(block.operations))
+                else:
+                    for inner in block.operations:
+                        _forget(inner.operation)
+        _forget(op)
+        if op.name in REWRITERS:
+            REWRITERS[op.name](self, op)
+
+    def _localize(self, value: ir.Value) -> None:
+        """Gives a value the type of one device's part."""
+        dims = self.shardings.of(value)
+        self._divided[value] = dims
+        if any(dims):
+            value.set_type(self.part_type(value, dims))
+
+    def part_type(self, value: ir.Value, dims: Dims) -> ir.Type:
+        """The type of one device's part of a global value."""
+        kind = ir.RankedTensorType(value.type)
+        try:
+            shape = self.shardings.local_shape(kind.shape, dims)
+        except ValueError as error:
+            owner = value.owner
+            location = None if isinstance(owner, ir.Block) else owner.operation.location
+            raise ToolError(f"partition needs equal parts: {error}", location) from None
+        return ir.RankedTensorType.get(shape, kind.element_type, loc=self._body.owner.location)
+
+    def replace(self, op: ir.Operation, value: ir.Value) -> None:
+        """Puts a local value in the place of an op's one result, whose attributes still say how it
+        is divided, and erases the op."""
+        old = op.results[0]
+        self._divided[value] = self.shardings.of(old)
+        old.replace_all_uses_with(value)
+        op.erase()
+
+    def stand_in(self, old: ir.Value, new: ir.Value) -> None:
+        """Lets a value made from another one, divided alike, take its place everywhere else."""
+        self._divided[new] = self._divided[old]
+        stand_in(old, new)
+
+    def adopt(self, old: ir.Value, new: ir.Value) -> None:
+        """Puts a value in the place of one that is divided alike."""
+        self._divided[new] = self._divided[old]
+        old.replace_all_uses_with(new)
+
+    def _sdy(self, op: ir.Operation) -> None:
+        if op.name == "sdy.return":
+            return
+        if op.name == MANUAL_COMPUTATION:
+            self._dissolve(op)
+            return
+        known = ("all_gather", "all_slice", "all_to_all", "collective_permute", "all_reduce")
+        if op.name.removeprefix("sdy.") not in known:
+            raise ToolError(f"partition: {op.name} is not supported here", op.location)
+        self.replace(op, self.collectives.write(op, self.divided(op.operands[0])))
+
+    def _dissolve(self, op: ir.Operation) -> None:
+        """A manual computation's ops, in its place."""
+        block = op.regions[0].blocks[0]
+        ops = [view.operation for view in block.operations]
+        end = terminator(block)
+        self._block(block, ops)
+        shardings = [self.shardings.of(result) for result in op.results]
+        self._return_own_values(block, end)
+        for argument, operand in zip(block.arguments, op.operands, strict=True):
+            argument.replace_all_uses_with(operand)
+        point = ir.InsertionPoint(op)
+        for view in list(block.operations):
+            if view.operation != end:
+                point.insert(view.operation.detach_from_parent())
+        for result, dims, returned in zip(op.results, shardings, list(end.operands), strict=True):
+            result.replace_all_uses_with(returned)
+            self._divided[returned] = dims
+        op.erase()
+
+    def _return_own_values(self, block: ir.Block, end: ir.Operation) -> None:
+        """Gives each result a value of its own, since each is divided in its own way outside."""
+        seen: set[ir.Value] = set(block.arguments)
+        for number, value in enumerate(end.operands):
+            if value in seen:
+                build = Builder(ir.InsertionPoint(end), end.location)
+                end.operands[number] = build.reshape(value, shape_of(value))
+            seen.add(value)
+
+
+def _forget(op: ir.Operation) -> None:
+    """Drops what an op says of how it is divided."""
+    for name in (SHARDING, RULE):
+        if name in op.attributes:
+            del op.attributes[name]

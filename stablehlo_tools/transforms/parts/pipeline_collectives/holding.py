@@ -1,0 +1,144 @@
+"""Makes XLA:GPU keep to what was planned: fences in the loops, and one behind them.
+
+XLA:GPU begins what waits for nothing at once, one collective after the other, and so hides one of
+them at most: in the loop's new body a fence lets each begin with the compute that is to hide it
+(see `schedule-overlap`). What stands behind the loop and does not depend on it could begin before
+the last iterations are over, now that they stand behind the loop too, and take memory meanwhile: a
+barrier keeps it back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stablehlo_tools.analysis.collectives import Collective, ModuleFacts, classify_communication
+from stablehlo_tools.analysis.effects import Effects
+from stablehlo_tools.analysis.tasks.graph import TracedGraph, traced_task_graph
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.cost.clock import Clock
+from stablehlo_tools.cost.hardware import Hardware
+from stablehlo_tools.dialect.custom_calls import is_future
+from stablehlo_tools.ir.symbols import functions_by_name
+from stablehlo_tools.ir.values import key_of, maker_of, producer, stand_in
+from stablehlo_tools.overlap.memory import memory_profile
+from stablehlo_tools.overlap.scheduling.scheduler import Schedule
+from stablehlo_tools.overlap.task_graph import TaskGraph
+from stablehlo_tools.transforms.parts.bucket_collectives.placement import in_block_order
+from stablehlo_tools.transforms.parts.schedule_overlap.scheduled_block import Wanted, schedule_block
+from stablehlo_tools.transforms.parts.schedule_overlap.writing import write_fences, write_order
+
+_LARGE = 2.0**20  # bytes: what takes less need not wait
+_LEAST_NS = 10_000.0  # an iteration: what saves less is not written
+_LEAST_CLOSED = 0.85  # of what could be hidden: the same
+_HEADROOM = 2.0**28  # bytes that a body may need more than it does
+
+
+def hold_loop(module: ir.Module, loop: ir.Operation, hardware: Hardware) -> bool:
+    """Orders a loop's body and fences its collectives; whether that was worth it."""
+    clock = Clock(hardware, ModuleFacts.of(module).grid.size)
+    traced = _body_of(traced_task_graph(module, clock, ""), loop)
+    if traced is None:
+        return False
+    effects = Effects(functions_by_name(module))
+    rate = hardware.memory_rate
+    wanted = Wanted(_HEADROOM, 1, True, rate)
+    own = memory_profile(traced.graph, in_loop=True).peak_bytes
+    block = schedule_block(traced, effects, wanted, own, in_loop=True)
+    if block is None or not block.holds:
+        return False
+    if not is_worth_holding(traced.graph, block.schedule):
+        return False
+    write_order(block.plan)
+    write_fences(block.plan, block.fences, block.anchors)
+    return True
+
+
+def is_worth_holding(graph: TaskGraph, plan: Schedule) -> bool:
+    """Whether a body with fences is better than what XLA:GPU makes of it without.
+
+    Measured against one task after the other: of collectives that wait for nothing, XLA:GPU runs
+    all but one so.
+    """
+    alone = sum(task.ns for task in graph.tasks)
+    saved = alone - plan.total_ns
+    return saved >= max(_LEAST_NS, _LEAST_CLOSED * (alone - plan.floor_ns))
+
+
+def keep_back(ends: Sequence[ir.Value]) -> None:
+    """Lets the large collectives behind a pipelined loop wait for it.
+
+    `ends` are what its last iterations make; only what does not follow from them has to wait.
+    """
+    made = [value for value in ends if producer(value) is not None and _is_used(value)]
+    made = [value for value in made if not is_future(value)]
+    if not made:
+        return
+    anchor = in_block_order([maker_of(value) for value in made])[-1]
+    last = next(value for value in made if maker_of(value) == anchor)
+    operands = _waiting(anchor, made)
+    if not operands:
+        return
+    _barrier(anchor, [last, *operands])
+
+
+def _barrier(anchor: ir.Operation, values: Sequence[ir.Value]) -> None:
+    following = ir.InsertionPoint.after(anchor)
+    barrier = ir.Operation.create(
+        "stablehlo.optimization_barrier",
+        results=[value.type for value in values],
+        operands=list(values),
+        loc=anchor.location,
+        ip=following,
+    )
+    first, *others = zip(values, barrier.results, strict=True)
+    stand_in(*first)
+    for value, held in others:
+        for use in list(value.uses):
+            user = use.owner.operation
+            is_behind = user.block == anchor.block and barrier.is_before_in_block(user)
+            if is_behind and key_of(user) != key_of(barrier):
+                user.operands[use.operand_number] = held
+
+
+def _waiting(anchor: ir.Operation, made: Sequence[ir.Value]) -> list[ir.Value]:
+    """The operands, there already, of large collectives behind an op that do not follow from it."""
+    classify = classify_communication(anchor.context)
+    follows = set(made)
+    found: dict[ir.Value, None] = {}
+    is_behind = False
+    for view in anchor.block.operations:
+        op = view.operation
+        if any(operand in follows for operand in op.operands):
+            follows.update(op.results)
+        elif is_behind:
+            collective = classify(op)
+            if collective is not None and _is_large(collective):
+                found.update(dict.fromkeys(v for v in op.operands if _is_there(v, anchor)))
+        is_behind = is_behind or op == anchor
+    return list(found)
+
+
+def _is_large(collective: Collective) -> bool:
+    return (collective.bytes_out or 0) >= _LARGE
+
+
+def _is_there(value: ir.Value, anchor: ir.Operation) -> bool:
+    maker = producer(value)
+    if maker is None or maker.block != anchor.block:
+        return True
+    return maker.is_before_in_block(anchor)
+
+
+def _is_used(value: ir.Value) -> bool:
+    return next(iter(value.uses), None) is not None
+
+
+def _body_of(traced: TracedGraph, loop: ir.Operation) -> TracedGraph | None:
+    """The task graph of a loop's body, wherever the loop stands."""
+    for task, body in traced.bodies.items():
+        if any(op == loop for op in traced.ops[task]):
+            return body
+        found = _body_of(body, loop)
+        if found is not None:
+            return found
+    return None

@@ -1,0 +1,76 @@
+"""Collectives whose result the loop never reads: that of the last iteration is all that matters.
+
+    %norm = "stablehlo.all_reduce"(%x)        // in the loop, the next value of a carry
+  ==>                                         // that nothing in the loop reads
+    %norm = "stablehlo.all_reduce"(%x_of_the_last_iteration)    // after it
+
+Values are bitwise those of before: the same ops read the same operands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stablehlo_tools.analysis.collectives import Collective
+from stablehlo_tools.analysis.loops import LoopBody
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.transforms.parts.pipeline_collectives.candidates import named
+from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.refusals import is_static_tensor
+from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.trees import is_read_by_condition
+
+
+@dataclass(frozen=True, eq=False)
+class LastValue:
+    """`ops` run after the loop, once; `read` of them is carried there, `carries` end in them."""
+
+    ops: Sequence[ir.Operation]
+    read: Sequence[ir.Value]
+    carries: Sequence[int]
+
+
+def last_value(body: LoopBody, collective: Collective, trips: int | None) -> LastValue | str:
+    """How a collective can run on what the last iteration sends, or why it cannot."""
+    return last_of(body, body.hanging_on([collective.op], later=False), trips)
+
+
+def last_of(body: LoopBody, ops: Sequence[ir.Operation], trips: int | None) -> LastValue | str:
+    """The same of ops and all that hangs on them."""
+    if trips is None:
+        return "it is not known that the loop runs at all"
+    if not trips:
+        return "the loop never runs"
+    for op in ops:
+        if body.is_costly(op):
+            return f"its result is needed by the {named(op)}"
+    carries = [n for op in ops for value in op.results for n in body.carries_of(value)]
+    if not carries:
+        return "nothing is carried on of its result"
+    reason = next(filter(None, (why_read(body, carry) for carry in carries)), None)
+    if reason:
+        return reason
+    read = _read(body, ops)
+    stranger = next((value for value in read if not is_static_tensor(value.type)), None)
+    if stranger is not None:
+        return f"what it needs of the last iteration is a {stranger.type}"
+    return LastValue(ops, read, carries)
+
+
+def why_read(body: LoopBody, carry: int) -> str | None:
+    """Who reads in the loop what the iteration before left in a carry."""
+    argument = body.arguments[carry]
+    users = body.users.get(argument, [])
+    if users:
+        return f"the next iteration reads its result, carry {carry}, in the {named(users[0])}"
+    if body.carries_of(argument):
+        return f"its result is handed on from carry {carry} to carry {body.carries_of(argument)[0]}"
+    if is_read_by_condition(body, carry):
+        return f"the condition reads its result, carry {carry}"
+    return None
+
+
+def _read(body: LoopBody, ops: Sequence[ir.Operation]) -> list[ir.Value]:
+    """What ops read that others have a place for in the iteration, each once, in order."""
+    made = {value for op in ops for value in op.results}
+    read = (value for op in ops for value in body.reads(op))
+    return [v for v in dict.fromkeys(read) if v not in made and not body.is_indexed(v)]

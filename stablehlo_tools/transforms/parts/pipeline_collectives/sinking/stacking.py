@@ -1,0 +1,167 @@
+"""Collectives whose results are rows of a buffer: one collective of all the rows, after the loop.
+
+    %y = "stablehlo.all_reduce"(%x)                                   // tensor<8x128xf32>
+    %row = stablehlo.reshape %y                                       // tensor<1x8x128xf32>
+    %next = stablehlo.dynamic_update_slice %rows, %row, %i, %0, %0    // of tensor<3x8x128xf32>
+  ==>
+    %next = stablehlo.dynamic_update_slice %all_x, %x_row, %i, %0, %0
+  and after the loop
+    %rows = "stablehlo.all_reduce"(%all_x)                            // tensor<3x8x128xf32>
+
+For that every row is written once, or of a higher buffer some that lie next to each other: they are
+put into it behind the collective, and the rest of it stays what it was. Values are bitwise those of
+before, but for sums of floats that a compiler may take in another order for a larger operand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stablehlo_tools.analysis.collectives import Collective
+from stablehlo_tools.analysis.loop_indices import LoopIndices, is_monotonic
+from stablehlo_tools.analysis.loops import LoopBody
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.ir.builder import shape_of
+from stablehlo_tools.ir.values import key_of
+from stablehlo_tools.transforms.parts.pipeline_collectives.candidates import named
+from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.refusals import (
+    has_sharding,
+    is_static_tensor,
+)
+from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.stacked_ops import (
+    captured_by,
+    has_rule,
+    parameters_of,
+)
+from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.trees import is_read_by_condition
+
+UPDATE = "stablehlo.dynamic_update_slice"
+
+
+@dataclass(frozen=True)
+class Store:
+    """A `dynamic_update_slice` that writes a row of a carry, at `rows` in the iterations."""
+
+    op: ir.Operation
+    carry: int
+    rows: tuple[int, ...]
+
+    @property
+    def first(self) -> int:
+        """The lowest row that is written; those that follow it are, too."""
+        return min(self.rows)
+
+
+@dataclass(frozen=True, eq=False)
+class Stacked:
+    """`ops` run after the loop on stacked rows of what they `read`; `stores` take the results."""
+
+    trips: int
+    ops: Sequence[ir.Operation]
+    stores: Sequence[Store]
+    read: Sequence[ir.Value]  # what differs from iteration to iteration
+
+
+def stacked(
+    body: LoopBody, collective: Collective, indices: LoopIndices, trips: int | None
+) -> Stacked | str:
+    """How a collective can run on the rows of all iterations, or why it cannot."""
+    return stacked_from(body, body.hanging_on([collective.op], later=False), indices, trips)
+
+
+def stacked_from(
+    body: LoopBody, hanging: Sequence[ir.Operation], indices: LoopIndices, trips: int | None
+) -> Stacked | str:
+    """The same of ops and all that hangs on them."""
+    if trips is None:
+        return "it is not known how often the loop runs"
+    if not trips:
+        return "the loop never runs"
+    made: set[ir.Value] = {value for op in hanging for value in op.results}
+    stores: list[Store] = []
+    ops: list[ir.Operation] = []
+    for op in hanging:
+        if op.name == UPDATE:
+            store = _store(body, op, indices, trips)
+            if isinstance(store, str):
+                return store
+            stores.append(store)
+            continue
+        reason = _why_not(body, op, made)
+        if reason:
+            return reason
+        ops.append(op)
+    if not stores:
+        return "nothing is carried on of its result"
+    other = next((store for store in stores if store.rows != stores[0].rows), None)
+    if other is not None:
+        return f"the {named(other.op)} writes other rows than the {named(stores[0].op)}"
+    read = [value for op in ops for value in body.reads(op) if value not in made]
+    moving = [v for v in dict.fromkeys(read) if body.is_moving(v) or not body.is_indexed(v)]
+    stranger = next((value for value in moving if not is_static_tensor(value.type)), None)
+    if stranger is not None:
+        return f"a {stranger.type} of each iteration cannot be stacked"
+    return Stacked(trips, ops, stores, moving)
+
+
+def _why_not(body: LoopBody, op: ir.Operation, made: set[ir.Value]) -> str | None:
+    """Why an op cannot run on stacked rows; `made` are those that hang on the collective."""
+    if body.is_costly(op):
+        return f"its result is needed by the {named(op)}"
+    carried = [n for value in op.results for n in body.carries_of(value)]
+    if carried:
+        return f"the next iteration reads its result, carry {carried[0]}"
+    if not has_rule(op) or has_sharding(op):
+        return f"its result is needed by the {named(op)}, which does not run on stacked values"
+    if body.communicates(op) and len(op.operands) != 1:
+        return f"the {named(op)} has several operands"
+    if not all(is_static_tensor(value.type) for value in (*op.operands, *op.results)):
+        return f"the {named(op)} has a value without a static shape"
+    fixed = [op.operands[i] for i in parameters_of(op)] + captured_by(body, op)
+    if any(v in made or body.is_moving(v) or not body.is_indexed(v) for v in fixed):
+        return f"the {named(op)} has a parameter that changes in the loop"
+    return None
+
+
+def _store(body: LoopBody, op: ir.Operation, indices: LoopIndices, trips: int) -> Store | str:
+    """What an update writes, if it is a row in each iteration, of a buffer that it alone sees."""
+    buffer = op.operands[0]
+    first = op.operands[2] if len(op.operands) > 2 else None
+    carry = body.argument_number(buffer)
+    if carry is None:
+        return f"the {named(op)} writes into what another op made"
+    if body.carries_of(op.results[0]) != [carry] or body.users.get(op.results[0]):
+        return f"the result of the {named(op)} is not just the next value of carry {carry}"
+    users = body.users.get(buffer, [])
+    if len(users) > 1:
+        other = next(user for user in users if key_of(user) != key_of(op))
+        return f"the buffer, carry {carry}, is also read by the {named(other)}"
+    if body.carries_of(buffer) or list(op.operands).count(buffer) > 1:
+        return f"the buffer, carry {carry}, is read more than once"
+    if is_read_by_condition(body, carry):
+        return f"the condition reads the buffer, carry {carry}"
+    if not is_static_tensor(buffer.type) or first is None:
+        return f"the {named(op)} writes into a buffer without dimensions of a known size"
+    return _with_rows(body, op, carry, first, indices, trips)
+
+
+def _with_rows(
+    body: LoopBody,
+    op: ir.Operation,
+    carry: int,
+    row: ir.Value,
+    indices: LoopIndices,
+    trips: int,
+) -> Store | str:
+    whole, part = shape_of(op.operands[0]), shape_of(op.operands[1])
+    if part != [1, *whole[1:]]:
+        return f"the {named(op)} does not write one whole row of the first dimension"
+    rows = indices.of(row) if body.is_indexed(row) else None
+    if rows is None:
+        return f"the rows that the {named(op)} writes are not known before the run"
+    first = min(rows)
+    inside = first >= 0 and first + trips <= whole[0]
+    if not inside or sorted(rows) != list(range(first, first + trips)) or not is_monotonic(rows):
+        return f"the {named(op)} does not go through the rows one after the other"
+    return Store(op, carry, tuple(rows))

@@ -1,0 +1,162 @@
+"""Writes a loop whose ops have stages: a prologue, a shorter loop, an epilogue.
+
+What one stage makes and a later one reads travels through the loop in further carries, one for
+each iteration that it waits. The condition stays: the counter is that of stage 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stablehlo_tools.analysis.loops import LoopBody
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.ir.carriers import reopened, terminator
+from stablehlo_tools.ir.values import key_of, producer
+from stablehlo_tools.transforms.parts.pipeline_collectives.frame import Frame
+from stablehlo_tools.transforms.parts.pipeline_collectives.stages import Stages
+
+
+@dataclass(frozen=True)
+class Held:
+    """A value of the body that waits: what it is `age` iterations after it was made."""
+
+    value: ir.Value
+    age: int
+
+
+@dataclass(frozen=True)
+class Pipelined:
+    """The new loop, and what takes the place of the old one's results."""
+
+    loop: ir.Operation
+    ends: list[ir.Value]
+
+
+def write_stages(body: LoopBody, stages: Stages) -> Pipelined:
+    """Replaces a loop by its pipelined form; `body` is not valid any more.
+
+    The loop runs more often than `stages.depth`, and the stages keep all dependences.
+    """
+    return _Writer(body, stages).write()
+
+
+def held_values(body: LoopBody, stages: Stages) -> list[Held]:
+    """What the pipelined loop carries besides what it did, in order."""
+    oldest: dict[ir.Value, int] = {}
+    for op in body.ops:
+        if not body.is_placed(op):
+            continue
+        for value in body.reads(op):
+            if not body.is_indexed(value):
+                age = stages.at(op) - _made_at(body, stages, value)
+                oldest[value] = max(age, oldest.get(value, 0))
+    return [Held(value, age) for value, most in oldest.items() for age in range(1, most + 1)]
+
+
+def _made_at(body: LoopBody, stages: Stages, value: ir.Value) -> int:
+    """The stage that a value belongs to."""
+    maker = producer(value)
+    if maker is not None:
+        return stages.at(maker)
+    number = body.argument_number(value)
+    assert number is not None, "a value of the body"
+    return stages.of_carry[number]
+
+
+class _Writer:
+    """Rewrites one loop."""
+
+    def __init__(self, body: LoopBody, stages: Stages) -> None:
+        self._body = body
+        self._stages = stages
+        self._held = held_values(body, stages)
+        self._order: list[ir.Operation] = sorted(
+            (op for op in body.ops if body.is_placed(op)), key=self._rank
+        )
+
+    def _rank(self, op: ir.Operation) -> tuple[bool, int]:
+        """What goes ahead waits for nothing and comes first, then what a carry hands over."""
+        return key_of(op) not in self._stages.ahead, -self._stages.at(op)
+
+    def write(self) -> Pipelined:
+        """Writes everything."""
+        body, depth = self._body, self._stages.depth
+        old = body.loop
+        before = self._prologue(ir.InsertionPoint(old))
+        starts = [before.get(value, depth - self._waits(value)) for value in body.arguments]
+        starts += [before.get(h.value, depth - self._waits(h.value) - h.age) for h in self._held]
+        new = reopened(old, starts, [value.type for value in starts])
+        self._write_condition(old, new)
+        self._write_body(new)
+        after = self._epilogue(new)
+        ends = [
+            new.results[number] if number in body.invariant else after.get(value, 0)
+            for number, value in enumerate(body.arguments)
+        ]
+        for result, end in zip(old.results, ends, strict=True):
+            result.replace_all_uses_with(end)
+        old.erase()
+        return Pipelined(new, ends)
+
+    def _prologue(self, point: ir.InsertionPoint) -> Frame:
+        """The first times, in front of the loop; iterations are counted from the first."""
+        operands = list(self._body.loop.operands)
+        frame = self._frame(point, operands)
+        for number in self._stages.of_carry:
+            frame.bind(self._body.arguments[number], 0, operands[number])
+        for time in range(self._stages.depth):
+            for op in self._order:
+                if self._stages.at(op) <= time:
+                    frame.run(op, time - self._stages.at(op))
+        return frame
+
+    def _write_condition(self, old: ir.Operation, new: ir.Operation) -> None:
+        block = old.regions[0].blocks[0]
+        block.append_to(new.regions[0])
+        for held in self._held:
+            block.add_argument(held.value.type, old.location)
+
+    def _write_body(self, new: ir.Operation) -> None:
+        body = self._body
+        kinds = [operand.type for operand in new.operands]
+        block = new.regions[1].blocks.append(*kinds, arg_locs=[new.location] * len(kinds))
+        frame = self._frame(ir.InsertionPoint(block), list(block.arguments))
+        self._bind_state(frame, list(block.arguments))
+        for op in self._order:
+            frame.run(op, -self._stages.at(op))
+        ends = [
+            frame.get(end, 0 if body.is_indexed(value) else -self._waits(value))
+            for value, end in zip(body.arguments, body.ends, strict=True)
+        ]
+        ends += [frame.get(h.value, 1 - self._waits(h.value) - h.age) for h in self._held]
+        last = terminator(body.block)
+        ir.Operation.create(
+            last.name, operands=ends, loc=last.location, ip=ir.InsertionPoint(block)
+        )
+
+    def _epilogue(self, new: ir.Operation) -> Frame:
+        """The last times, behind the loop; iterations are counted from one past the last."""
+        results = list(new.results)
+        frame = self._frame(ir.InsertionPoint(self._body.loop), results)
+        self._bind_state(frame, results)
+        for time in range(self._stages.depth):
+            for op in self._order:
+                if self._stages.at(op) > time:
+                    frame.run(op, time - self._stages.at(op))
+        return frame
+
+    def _frame(self, point: ir.InsertionPoint, state: Sequence[ir.Value]) -> Frame:
+        counted = {number: state[number] for number in self._body.steps}
+        kept = {number: state[number] for number in self._body.invariant}
+        return Frame(self._body, point, counted, kept)
+
+    def _bind_state(self, frame: Frame, state: Sequence[ir.Value]) -> None:
+        for number, stage in self._stages.of_carry.items():
+            frame.bind(self._body.arguments[number], -stage, state[number])
+        for held, value in zip(self._held, state[len(self._body.arguments) :], strict=True):
+            frame.bind(held.value, -self._waits(held.value) - held.age, value)
+
+    def _waits(self, value: ir.Value) -> int:
+        """The stage of a value; 0 for an indexed one."""
+        return 0 if self._body.is_indexed(value) else _made_at(self._body, self._stages, value)

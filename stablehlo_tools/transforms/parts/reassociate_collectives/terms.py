@@ -1,0 +1,216 @@
+"""Terms of a sum: a reduction over devices, seen through ops that it commutes with.
+
+A reduction over devices combines elements in place, so that an op which moves all elements alike,
+or widens them, may as well come before it:
+
+    slice(all_reduce(x))  =  all_reduce(slice(x))
+
+What depends on the device (dynamic_slice), or rounds (a scale), stays behind; two terms may have it
+in common. Of a reduce_scatter each device has a part, so that only elementwise ops come before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from stablehlo_tools.analysis.collectives import Collective, element_bits, tensor_bytes
+from stablehlo_tools.analysis.reducers import reducer_kind
+from stablehlo_tools.analysis.tensor_shardings import SHARDING
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.ir.builder import element_of
+from stablehlo_tools.ir.constants import splat_of
+from stablehlo_tools.ir.values import producer
+from stablehlo_tools.transforms.parts.bucket_collectives.compatible import (
+    REDUCING,
+    Groups,
+    Traits,
+    traits_of,
+    why_not_alike,
+)
+
+type Classify = Callable[[ir.Operation], Collective | None]
+
+_LONGEST = 16  # ops between a collective and the sum that it is a term of
+_MOVES = frozenset({"broadcast_in_dim", "reshape", "reverse", "slice", "transpose"})
+_IDEMPOTENT = frozenset({"and", "maximum", "minimum", "or"})
+_SCALES = frozenset({"divide", "multiply"})
+_PASSED = frozenset(
+    f"stablehlo.{name}" for name in {"convert", "dynamic_slice", "negate", "pad"} | _MOVES | _SCALES
+)
+_GROUPING = "_scheduling_group_id"  # with which others a collective is scheduled: of a sum, none
+
+
+@dataclass(frozen=True)
+class Term:
+    """`after(collective(before(operand)))`, each a run of ops, the innermost first."""
+
+    collective: Collective
+    before: tuple[ir.Operation, ...]
+    after: tuple[ir.Operation, ...]
+    traits: Traits
+
+    @property
+    def between(self) -> ir.Value:
+        """What the collective and the ops of `before` give as the program is written."""
+        return (self.before[-1] if self.before else self.collective.op).results[0]
+
+    @property
+    def ops(self) -> tuple[ir.Operation, ...]:
+        """All that goes where the term is merged, users before what they use."""
+        return (*reversed((*self.before, *self.after)), self.collective.op)
+
+
+def term_of(
+    value: ir.Value, combine: ir.Operation, kind: str, classify: Classify, groups: Groups
+) -> Term | None:
+    """A value that only `combine` uses, as a term of its own kind; None where it is none.
+
+    Raises a located ToolError for groups that the module does not have.
+    """
+    passed: list[ir.Operation] = []
+    user = combine
+    for _ in range(_LONGEST):
+        op = producer(value)
+        if op is None or op.block != combine.block or len(op.results) != 1:
+            return None
+        if any(use.owner.operation != user for use in value.uses):
+            return None
+        collective = classify(op)
+        if collective is not None:
+            return _reduction(collective, passed[::-1], kind, groups)
+        if op.name not in _PASSED:
+            return None
+        passed.append(op)
+        value, user = op.operands[through(op)], op
+        if sum(operand == value for operand in op.operands) > 1:
+            return None  # a square
+    return None
+
+
+def why_not_merged(one: Term, other: Term) -> str | None:
+    """Why two terms cannot be one; None where they can, and nothing larger comes of it."""
+    unlike = why_not_alike(_grouped(one.traits), _grouped(other.traits))
+    if unlike is not None:
+        return unlike
+    if _dimension(one) != _dimension(other):
+        return "they scatter along different dimensions"
+    if one.between.type != other.between.type:
+        return "their results have different types"
+    after = zip(one.after, other.after, strict=False)
+    if len(one.after) != len(other.after) or not all(_is_same(*pair) for pair in after):
+        return "what is done with their results differs"
+    removed = {term.collective.op.operands[0] for term in (one, other)}
+    if merged_bytes(one) > sum(_bytes(value.type) for value in removed):
+        return "one of them would move more than both do"
+    return None
+
+
+def merged_bytes(term: Term) -> int:
+    """Bytes that a collective takes which the ops of `before` come before."""
+    if term.collective.kind == "all_reduce":
+        return _bytes(term.between.type)
+    operand = term.collective.op.operands[0]
+    widened = element_bits(element_of(term.between)) // element_bits(element_of(operand))
+    return _bytes(operand.type) * widened
+
+
+def _reduction(
+    collective: Collective, passed: list[ir.Operation], kind: str, groups: Groups
+) -> Term | None:
+    if collective.kind not in REDUCING or collective.is_async:
+        return None
+    op = collective.op
+    if len(op.operands) != 1 or reducer_kind(op.regions[0].blocks[0]) != kind:
+        return None
+    if element_of(op.operands[0]) != element_of(op.results[0]):
+        return None  # a reduction that promotes what it takes
+    traits = traits_of(collective, groups)
+    if isinstance(traits, str):
+        return None
+    split = next(
+        (i for i, inner in enumerate(passed) if not _commutes(inner, kind, collective.kind)),
+        len(passed),
+    )
+    before, after = tuple(passed[:split]), tuple(passed[split:])
+    if not all(_may_stay_behind(inner, kind) for inner in after):
+        return None
+    return Term(collective, before, after, traits)
+
+
+def through(op: ir.Operation) -> int:
+    """Which operand of an op a term may be; of a scale the one that is not the same everywhere."""
+    scale = op.name == "stablehlo.multiply" and splat_of(op.operands[0]) is not None
+    return 1 if scale else 0
+
+
+def _commutes(op: ir.Operation, kind: str, collective: str) -> bool:
+    """Whether an op may as well come before the reduction."""
+    name = op.name.removeprefix("stablehlo.")
+    if name == "convert":
+        return _widens(op, kind)
+    if name == "negate":
+        return kind == "add"
+    if collective != "all_reduce":
+        return False
+    if name == "pad":
+        filled = splat_of(op.operands[1])
+        return filled is not None and (kind in _IDEMPOTENT or (kind == "add" and filled == 0))
+    return name in _MOVES
+
+
+def _may_stay_behind(op: ir.Operation, kind: str) -> bool:
+    """Whether `op(a) + op(b)` is `op(a + b)`, of one and the same op."""
+    name = op.name.removeprefix("stablehlo.")
+    if name in _SCALES:
+        floats = isinstance(element_of(op.results[0]), ir.FloatType)
+        return kind == "add" and (floats or name == "multiply")
+    return name in _MOVES or name == "dynamic_slice"
+
+
+def _widens(op: ir.Operation, kind: str) -> bool:
+    """Whether a convert keeps every value, and a sum of what it gives is no other, but closer.
+
+    Sums of narrow integers wrap around where those of wider ones do not.
+    """
+    narrow, wide = element_of(op.operands[0]), element_of(op.results[0])
+    if isinstance(narrow, ir.FloatType) and isinstance(wide, ir.F32Type | ir.F64Type):
+        return narrow.width < wide.width
+    if not (isinstance(narrow, ir.IntegerType) and isinstance(wide, ir.IntegerType)):
+        return False
+    extends = narrow.is_unsigned == wide.is_unsigned and 1 < narrow.width < wide.width
+    return extends and kind in _IDEMPOTENT
+
+
+def _is_same(one: ir.Operation, other: ir.Operation) -> bool:
+    """Whether two ops do the same with their terms; other operands may be equal constants."""
+    if one.name != other.name or one.results[0].type != other.results[0].type:
+        return False
+    if _attributes(one) != _attributes(other) or through(one) != through(other):
+        return False
+    return all(
+        number == through(one) or first == second or _is_equal_constant(first, second)
+        for number, (first, second) in enumerate(zip(one.operands, other.operands, strict=True))
+    )
+
+
+def _is_equal_constant(one: ir.Value, other: ir.Value) -> bool:
+    number = splat_of(one)
+    return number is not None and one.type == other.type and number == splat_of(other)
+
+
+def _attributes(op: ir.Operation) -> dict[str, str]:
+    return {name: str(value) for name, value in op.attributes.items() if name != SHARDING}
+
+
+def _grouped(traits: Traits) -> Traits:
+    kept = tuple(entry for entry in traits.attributes if not entry[0].endswith(_GROUPING))
+    return replace(traits, attributes=kept)
+
+
+def _dimension(term: Term) -> ir.Attribute | None:
+    return term.collective.op.attributes.get("scatter_dimension")
+
+
+def _bytes(kind: ir.Type) -> int:
+    return tensor_bytes(ir.RankedTensorType(kind)) or 0

@@ -1,0 +1,280 @@
+"""What of a backward loop over layers can run in a loop of its own behind it.
+
+What only leaves the loop, and whose work the chain of cotangents does not need, can wait: gradients
+of weights. What the second loop takes from the first is chosen so that it holds the fewest bytes:
+a cheapest cut between what only the first can compute and the ops that wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from stablehlo_tools.analysis.dimension_propagation.shape_rules import ELEMENTWISE
+from stablehlo_tools.analysis.loops import FORMATTING, LoopBody
+from stablehlo_tools.analysis.trip_counts import Counted
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.ir.builder import shape_of
+from stablehlo_tools.ir.values import key_of, maker_of, producer, unconstrained
+from stablehlo_tools.transforms.parts.split_layers.minimum_cut import cheapest_cut
+
+_UPDATE = "stablehlo.dynamic_update_slice"
+_CONSTRAINT = "sdy.sharding_constraint"
+_WORK = frozenset(
+    f"stablehlo.{name}" for name in ("convolution", "dot", "dot_general", "scatter", "while")
+)
+_CHEAP = ELEMENTWISE | FORMATTING
+
+
+@dataclass(frozen=True)
+class Backward:
+    """A loop over layers that may be divided: `counted` is how it counts, `reverse` whether its
+    rows come from the last to the first."""
+
+    body: LoopBody
+    counted: Counted
+    reverse: bool
+
+    @property
+    def op(self) -> ir.Operation:
+        """The loop."""
+        return self.body.loop
+
+    @property
+    def trips(self) -> int:
+        """How often it runs."""
+        return self.counted.trips[0]
+
+
+@dataclass(frozen=True)
+class Division:
+    """A loop in two: the carries that move to the second, and the values of an iteration that the
+    first stores for it."""
+
+    loop: Backward
+    moved: tuple[int, ...]
+    stored: tuple[ir.Value, ...]
+
+    @property
+    def stored_bytes(self) -> int:
+        """What an iteration stores."""
+        return sum(size_of(value) or 0 for value in self.stored)
+
+
+class Needs:
+    """Which ops and carries of a body values hang on."""
+
+    def __init__(self, body: LoopBody) -> None:
+        self._body = body
+
+    def of(self, values: Iterable[ir.Value]) -> tuple[set[int], set[int]]:
+        """The positions of ops, and the carries, that values hang on, in earlier iterations too."""
+        body = self._body
+        ops, carries = set[int](), set[int]()
+        pending = list(values)
+        while pending:
+            value = pending.pop()
+            number = body.argument_number(value)
+            if number is not None:
+                if number not in carries:
+                    carries.add(number)
+                    pending.append(body.ends[number])
+                continue
+            if not body.is_inside(value):
+                continue
+            maker = maker_of(value)
+            position = body.position_of[key_of(maker)]
+            if position not in ops:
+                ops.add(position)
+                pending += body.reads(maker)
+        return ops, carries
+
+
+def divide(loop: Backward, fixed: Iterable[int]) -> Division | None:
+    """How a loop is divided; None where nothing of it is worth to wait. `fixed` are carries that
+    must stay in the first loop."""
+    return _Divider(loop, frozenset(fixed)).division()
+
+
+def states(body: LoopBody) -> list[int]:
+    """The carries that iterations change, counters left out."""
+    known = body.invariant | body.steps.keys()
+    return [carry for carry in range(len(body.arguments)) if carry not in known]
+
+
+def is_write(body: LoopBody, carry: int) -> bool:
+    """Whether iterations only put rows into a carry, and read rows of it at most before that."""
+    argument, value = body.arguments[carry], body.ends[carry]
+    updates: list[ir.Operation] = []
+    while (op := producer(value)) is not None and op.name in (_UPDATE, _CONSTRAINT):
+        if op.name == _UPDATE:
+            updates.append(op)
+            if not all(body.is_indexed(start) for start in list(op.operands)[2:]):
+                return False
+        value = op.operands[0]
+    return value == argument and bool(updates)
+
+
+def is_accumulator(body: LoopBody, carry: int) -> bool:
+    """Whether all that iterations do with a carry is to add something to it."""
+    argument = body.arguments[carry]
+    end = producer(unconstrained(body.ends[carry]))
+    users = [use.owner.operation for use in argument.uses]
+    return end is not None and end.name == "stablehlo.add" and users == [end]
+
+
+def has_chain(body: LoopBody) -> bool:
+    """Whether an iteration needs what the one before has computed."""
+    return any(not is_write(body, c) and not is_accumulator(body, c) for c in states(body))
+
+
+def size_of(value: ir.Value) -> int | None:
+    """The bytes of a value; None where it is no static tensor that a stack can hold."""
+    kind = value.type
+    if not isinstance(kind, ir.RankedTensorType) or not kind.has_static_shape:
+        return None
+    element = kind.element_type
+    if isinstance(element, ir.ComplexType):
+        width = 2 * _width(element.element_type)
+    else:
+        width = _width(element)
+    return prod(shape_of(value)) * max(width, 8) // 8 if width else None
+
+
+def _width(element: ir.Type) -> int:
+    return element.width if isinstance(element, ir.IntegerType | ir.FloatType) else 0
+
+
+class _Divider:
+    def __init__(self, loop: Backward, fixed: frozenset[int]) -> None:
+        self._loop = loop
+        self._body = loop.body
+        self._needs = Needs(loop.body)
+        self._fixed = fixed
+
+    def division(self) -> Division | None:
+        waiting = self._candidates()
+        kept = self._kept(waiting)
+        moved = [c for c in waiting if self._works(self._exclusive(c, kept))]
+        if not moved or not has_chain(self._body):
+            return None
+        resting = [c for c in waiting if c not in moved]
+        kept |= self._needs.of(self._body.ends[c] for c in resting)[0]
+        stored = self._stored(moved, kept)
+        if stored is None:
+            return None
+        taken = _Taken(self._body, {*stored}, {*moved})
+        riders = [c for c in resting if taken.can_move(c, self._exclusive(c, self._kept(waiting)))]
+        return Division(self._loop, tuple(sorted([*moved, *riders])), tuple(stored))
+
+    def _candidates(self) -> list[int]:
+        """Carries that no other state hangs on."""
+        body = self._body
+        every = states(body)
+        needed = {c: self._needs.of([body.ends[c]])[1] for c in every}
+        return [
+            c
+            for c in every
+            if c not in self._fixed
+            and (is_write(body, c) or is_accumulator(body, c))
+            and not any(c in needed[other] for other in every if other != c)
+        ]
+
+    def _kept(self, waiting: Sequence[int]) -> set[int]:
+        """The ops that the first loop has whatever waits: the chain's, and those with effects."""
+        body = self._body
+        values = [body.ends[c] for c in states(body) if c not in waiting]
+        for op in body.ops:
+            if not len(op.results) or body.effects.has_effect(op):
+                values += body.reads(op)
+                values += op.results
+        return self._needs.of(values)[0]
+
+    def _exclusive(self, carry: int, kept: set[int]) -> set[int]:
+        return self._needs.of([self._body.ends[carry]])[0] - kept
+
+    def _works(self, positions: set[int]) -> bool:
+        return any(self._is_work(self._body.ops[position]) for position in positions)
+
+    def _is_work(self, op: ir.Operation) -> bool:
+        return op.name in _WORK or self._body.communicates(op)
+
+    def _stored(self, moved: Sequence[int], kept: set[int]) -> list[ir.Value] | None:
+        """What the second loop takes from the first, as few bytes as possible."""
+        body = self._body
+        ours = self._needs.of(body.ends[c] for c in moved)[0] - kept
+        late = self._behind_work(ours)
+        hanging = self._hanging_on(moved)
+        numbers: dict[ir.Value, int] = {}
+        for value in [*body.arguments, *(result for op in body.ops for result in op.results)]:
+            if not self._is_free(value):
+                numbers[value] = len(numbers)
+        prices: list[int | None] = [
+            None if value in hanging else size_of(value) for value in numbers
+        ]
+        edges: list[tuple[int, int]] = []
+        starts = [numbers[body.arguments[c]] for c in states(body) if c not in moved]
+        ends: set[int] = set()
+        for position, op in enumerate(body.ops):
+            inputs = [numbers[value] for value in body.reads(op) if value in numbers]
+            if position in late:
+                ends.update(inputs)
+            results = [numbers[result] for result in op.results if result in numbers]
+            if position in ours or (op.name in _CHEAP and not len(op.regions)):
+                edges += [(tail, head) for tail in inputs for head in results]
+            else:
+                starts += results
+        made = {numbers[r] for position in late for r in body.ops[position].results if r in numbers}
+        found = cheapest_cut(prices, edges, starts, sorted(ends - made))
+        return None if found is None else [list(numbers)[number] for number in found]
+
+    def _is_free(self, value: ir.Value) -> bool:
+        """Whether the second loop can have a value without the first."""
+        return self._body.is_indexed(value) or value in self._body.behind_barrier
+
+    def _behind_work(self, ours: set[int]) -> set[int]:
+        """Of our ops those that work, and what hangs on them in the same iteration."""
+        body = self._body
+        working = [
+            body.ops[position] for position in sorted(ours) if self._is_work(body.ops[position])
+        ]
+        following = body.hanging_on(working, later=False)
+        return ours & {body.position_of[key_of(op)] for op in following}
+
+    def _hanging_on(self, carries: Sequence[int]) -> set[ir.Value]:
+        """What is computed from carries that move, which the first loop does not have."""
+        body = self._body
+        arguments = [body.arguments[carry] for carry in carries]
+        users = [op for argument in arguments for op in body.users.get(argument, ())]
+        computed = body.hanging_on(users, later=False)
+        return {*arguments, *(result for op in computed for result in op.results)}
+
+
+class _Taken:
+    """What the second loop can compute from what it has."""
+
+    def __init__(self, body: LoopBody, stored: set[ir.Value], moved: set[int]) -> None:
+        self._body = body
+        self._stored = stored
+        self._moved = moved
+
+    def can_move(self, carry: int, exclusive: set[int]) -> bool:
+        """Whether a carry can move too with nothing more stored: all that its ops read is there."""
+        body = self._body
+        pending, seen = [body.ends[carry]], set[ir.Value]()
+        while pending:
+            value = pending.pop()
+            if value in seen or value in self._stored or value in body.behind_barrier:
+                continue
+            seen.add(value)
+            if body.is_indexed(value) or body.argument_number(value) == carry:
+                continue
+            maker = producer(value)
+            if maker is None or key_of(maker) not in body.position_of:
+                return False
+            cheap = maker.name in _CHEAP and not len(maker.regions)
+            if not cheap and body.position_of[key_of(maker)] not in exclusive:
+                return False
+            pending += body.reads(maker)
+        return True

@@ -1,0 +1,165 @@
+"""Writes a loop over a range of layers: a copy of the loop over all, with pieces for stacks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from stablehlo_tools.analysis.channels import Channels
+from stablehlo_tools.analysis.layer_loops.reading import LayerLoop, Rows
+from stablehlo_tools.analysis.trip_counts import (
+    Counted,
+    constant_integer,
+    counted,
+    known_integer,
+    wrap,
+)
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.ir.builder import Builder, element_of
+from stablehlo_tools.ir.carriers import terminator
+from stablehlo_tools.ir.inline import copy_with
+from stablehlo_tools.ir.values import key_of, maker_of, unconstrained
+from stablehlo_tools.transforms.parts.split_layers.marks import mark
+from stablehlo_tools.transforms.parts.split_layers.rows import Key, stacks
+
+_CONSTRAINT = "sdy.sharding_constraint"
+_UPDATE = "stablehlo.dynamic_update_slice"
+_INCLUSIVE = frozenset({"LE", "GE"})
+
+
+@dataclass(frozen=True)
+class Range:
+    """Layers `first` to `end` of a loop, `number` counted in the order of the rows."""
+
+    number: int
+    first: int
+    end: int
+
+    def iterations(self, loop: LayerLoop) -> tuple[int, int]:
+        """The first iteration of the loop that goes over these layers, and the one behind."""
+        if loop.reverse:
+            return loop.trips - self.end, loop.trips - self.first
+        return self.first, self.end
+
+
+def ranges(loop: LayerLoop, counts: Sequence[int]) -> list[Range]:
+    """The ranges of so many layers each, in the order in which the loop goes over them."""
+    found: list[Range] = []
+    first = 0
+    for number, count in enumerate(counts):
+        found.append(Range(number, first, first + count))
+        first += count
+    return found[::-1] if loop.reverse else found
+
+
+class RangeWriter:
+    """Writes the loops over ranges in front of a loop over all layers."""
+
+    def __init__(
+        self, loop: LayerLoop, values: Mapping[ir.Value, ir.Value], channels: Channels
+    ) -> None:
+        self._loop = loop
+        self._values = values  # what stands for values from outside that its regions use
+        self._channels = channels
+        found = counted(loop.op, known_integer)
+        assert isinstance(found, Counted), "a loop over layers counts"
+        self._counted = found
+
+    def counters(self, part: Range, before: Mapping[int, ir.Value]) -> dict[int, ir.Value]:
+        """Where counters start; `before` is what the range before, if any, left in them."""
+        op, build = self._loop.op, self._builder(self._loop.op)
+        begin, _ = part.iterations(self._loop)
+        found: dict[int, ir.Value] = {}
+        for carry, step in self._loop.counters.items():
+            start = constant_integer(op.operands[carry])
+            if not begin:
+                found[carry] = op.operands[carry]
+            elif start is None:
+                found[carry] = before[carry]
+            else:
+                kind = op.operands[carry].type
+                number = wrap(start + begin * step, kind)
+                found[carry] = build.splat(number, [], element_of(op.operands[carry]))
+        return found
+
+    def write(self, part: Range, operands: Sequence[ir.Value]) -> ir.Operation:
+        """The loop over a range, which takes a piece of each stack."""
+        loop = self._loop
+        copy = copy_with(loop.op, self._values, ir.InsertionPoint(loop.op))
+        for place, value in enumerate(operands):
+            copy.operands[place] = value
+        for carry in stacks(loop):
+            kind = operands[carry].type
+            copy.results[carry].set_type(kind)
+            copy.regions[0].blocks[0].arguments[carry].set_type(kind)
+            _retype(copy.regions[1].blocks[0].arguments[carry], kind)
+        self._shift(copy, part)
+        self._bound(copy, part)
+        mark(copy, part.number)
+        if part.iterations(loop)[0]:
+            self._renumber(copy)
+        return copy
+
+    def _shift(self, copy: ir.Operation, part: Range) -> None:
+        """Counts the rows of each stack from the first of its piece."""
+        accesses = self._accesses()
+        shifted: dict[tuple[ir.Block, ir.Value, int], ir.Value] = {}
+        for known, access in zip(_inside(self._loop.op), list(_inside(copy)), strict=True):
+            if key_of(known) not in accesses:
+                continue
+            rows, place = accesses[key_of(known)]
+            shift, start = rows.first + rows.span * part.first, access.operands[place]
+            key = access.block, start, shift
+            if shift and key not in shifted:
+                build = self._builder(access)
+                offset = build.splat(shift, [], element_of(start))
+                shifted[key] = build.same("subtract", start, offset)
+            if shift:
+                access.operands[place] = shifted[key]
+
+    def _accesses(self) -> dict[Key, tuple[Rows, int]]:
+        """The ops that read or write rows, of which stack, and where they say which."""
+        found: dict[Key, tuple[Rows, int]] = {}
+        for kinds, place in ((self._loop.reads, 1), (self._loop.writes, 2)):
+            for rows in kinds.values():
+                found |= {key_of(access.op): (rows, place) for access in rows.accesses}
+        return found
+
+    def _bound(self, copy: ir.Operation, part: Range) -> None:
+        """Ends a range before the last where the next begins."""
+        _, end = part.iterations(self._loop)
+        if end == self._loop.trips:
+            return
+        counter = self._counted.counter
+        last = end - 1 if counter.direction in _INCLUSIVE else end
+        known = maker_of(unconstrained(terminator(self._loop.op.regions[0].blocks[0]).operands[0]))
+        compare = maker_of(unconstrained(terminator(copy.regions[0].blocks[0]).operands[0]))
+        place = 1 if known.operands[1] == counter.bound else 0
+        number = self._counted.starts[0] + last * counter.step
+        bound = self._builder(compare).splat(number, [], element_of(counter.bound))
+        compare.operands[place] = bound
+
+    def _renumber(self, copy: ir.Operation) -> None:
+        for op in _inside(copy):
+            self._channels.renew(op)
+
+    def _builder(self, place: ir.Operation) -> Builder:
+        return Builder(ir.InsertionPoint(place), self._loop.op.location)
+
+
+def _retype(value: ir.Value, kind: ir.Type) -> None:
+    """Gives a stack in a body, and what updates of its rows make of it, the type of a piece."""
+    value.set_type(kind)
+    for use in value.uses:
+        op = use.owner.operation
+        if op.name == _CONSTRAINT or (op.name == _UPDATE and not use.operand_number):
+            _retype(op.results[0], kind)
+
+
+def _inside(op: ir.Operation) -> Iterator[ir.Operation]:
+    """The ops in the regions of an op, in the order of the text."""
+    for region in op.regions:
+        for block in region.blocks:
+            for view in block.operations:
+                yield view.operation
+                yield from _inside(view.operation)

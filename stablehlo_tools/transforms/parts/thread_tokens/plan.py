@@ -1,0 +1,346 @@
+"""Plans a token chain: which links it needs, before any IR is touched.
+
+Every site of communication becomes a step. A step knows the chains that pass through it, whether
+a token must enter it (order after what came before) and whether one must leave it (order before
+what comes next).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from stablehlo_tools.analysis.collectives import Collective, ModuleFacts
+from stablehlo_tools.analysis.communication import (
+    COMPUTATIONS,
+    CommunicatingFunction,
+    Site,
+    communicating_functions,
+    iterate_collectives,
+)
+from stablehlo_tools.analysis.dataflow import depends_on
+from stablehlo_tools.analysis.liveness import has_effect, live_values
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import ToolError, note
+from stablehlo_tools.dialect.custom_calls import CUSTOM_CALL, is_async_done, label
+from stablehlo_tools.ir.values import key_of
+from stablehlo_tools.transforms.parts.thread_tokens.chain import (
+    is_refined_by_jax,
+    may_decide_platform,
+    token_type,
+)
+from stablehlo_tools.transforms.parts.thread_tokens.halves import Unit, in_units
+
+Chain = int
+FUTURE = "!stablehlo.future"
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """A site on the chain.
+
+    `chains`, sorted, are those that pass through it: one for a collective. `token_operand` and
+    `token_result` are the positions of tokens the op already has. Both halves of a transfer are one
+    step: the first in program order, with the other `beside` it.
+    """
+
+    op: ir.Operation
+    chains: tuple[Chain, ...]
+    collective: Collective | None = None
+    callee: str | None = None
+    regions: tuple[tuple[Step, ...], ...] = ()
+    enters: bool = True
+    leaves: bool = True
+    token_operand: int | None = None
+    token_result: int | None = None
+    done: ir.Operation | None = None
+    done_moves_before: ir.Operation | None = None  # the next communication
+    beside: Step | None = None  # the other half of a transfer, which no order is asked with
+    is_sealed: bool = False  # a computation that no token may enter: tied by its tensors
+
+
+@dataclass(frozen=True, eq=False)
+class FunctionPlan:
+    """The steps of one function; a public one starts its chains itself."""
+
+    op: ir.Operation
+    name: str
+    is_public: bool
+    steps: tuple[Step, ...]
+    chains: tuple[Chain, ...]
+
+
+def plan_chain(
+    module: ir.Module,
+    *,
+    by_group: bool,
+    minimal: bool,
+    counts: Callable[[Collective], bool] | None = None,
+) -> list[FunctionPlan]:
+    """The plan for a module, callees before callers: of all collectives, or those that `counts`.
+
+    `by_group` keeps a chain for each set of collectives whose participants meet; `minimal` leaves
+    out the links that dataflow implies. Raises a located ToolError where a precondition fails.
+    """
+    functions = communicating_functions(module, counts)
+    collectives = [c for f in functions for c in iterate_collectives(f.sites)]
+    chain_of = _chains_by_group(module, collectives) if by_group else _one_chain
+    sealed_arguments = live_values(module) if is_refined_by_jax(module) else None
+    planner = _Planner(chain_of, token_type(module.context), minimal, sealed_arguments)
+    return [planner.function(function) for function in functions]
+
+
+def _one_chain(_: Collective) -> Chain:
+    return 0
+
+
+def _chains_by_group(
+    module: ir.Module, collectives: Sequence[Collective]
+) -> Callable[[Collective], Chain]:
+    """Numbers the classes of collectives that share a participant, directly or through others.
+
+    Two such collectives must keep one order: with overlapping groups, a cycle of waits can run
+    through devices no two of which share both. An op whose participants are unknown meets all.
+    """
+    facts = ModuleFacts.of(module)
+    members: list[set[int] | None] = []
+    for collective in collectives:
+        groups = facts.groups(collective)
+        members.append(None if groups is None else {i for group in groups for i in group})
+    if None in members:
+        return _one_chain
+    known_members = [devices or set[int]() for devices in members]
+    classes: list[set[int]] = []
+    for devices in known_members:
+        touching = [known for known in classes if known & devices]
+        if len(touching) == 1 and devices <= touching[0]:
+            continue
+        rest = [known for known in classes if not known & devices]
+        classes = [*rest, devices.union(*touching)] if devices else rest
+    classes.sort(key=min)
+    number = {device: i for i, known in enumerate(classes) for device in known}
+    chains = {
+        collective.op: number[min(devices)] if devices else 0
+        for collective, devices in zip(collectives, known_members, strict=True)
+    }
+    return lambda collective: chains[collective.op]
+
+
+class _Planner:
+    """Turns sites into steps; functions must come callees first."""
+
+    def __init__(
+        self,
+        chain_of: Callable[[Collective], Chain],
+        token: ir.Type,
+        minimal: bool,
+        sealed_arguments: set[ir.Value] | None,
+    ) -> None:
+        self.sealed_arguments = sealed_arguments  # live values, where computations are sealed
+        self.chain_of = chain_of
+        self.token = token
+        self.minimal = minimal
+        self.chains_of_function: dict[str, tuple[Chain, ...]] = {}
+        self.chains_of_site: dict[Site, tuple[Chain, ...]] = {}
+
+    def function(self, function: CommunicatingFunction) -> FunctionPlan:
+        steps = self._block(function.sites, open_ended=not function.is_public)
+        chains = _union(steps)
+        self.chains_of_function[function.name] = chains
+        return FunctionPlan(function.op, function.name, function.is_public, steps, chains)
+
+    def _block(self, sites: Sequence[Site], *, open_ended: bool) -> tuple[Step, ...]:
+        """The steps of a block; one that is `open_ended` has communication around it."""
+        moves = _done_moves(sites)
+        units = list(in_units(sites))
+        chains = [self._chains(unit[0]) for unit in units]
+        needed = self._needed_links(units, chains, open_ended)
+        steps = [
+            self._unit(unit, used, *link)
+            for unit, used, link in zip(units, chains, needed, strict=True)
+        ]
+        return tuple(
+            replace(step, done_moves_before=moves.get(key_of(step.op))) if step.done else step
+            for step in steps
+        )
+
+    def _unit(self, unit: Unit, chains: tuple[Chain, ...], enters: bool, leaves: bool) -> Step:
+        first, *others = [self._step(site, chains, enters, leaves) for site in unit]
+        return replace(first, beside=others[0]) if others else first
+
+    def _chains(self, site: Site) -> tuple[Chain, ...]:
+        if site.collective is not None:
+            return (self.chain_of(site.collective),)
+        if site.callee is not None:
+            return self.chains_of_function[site.callee]
+        if site not in self.chains_of_site:
+            inner = {chain for region in site.regions for s in region for chain in self._chains(s)}
+            self.chains_of_site[site] = tuple(sorted(inner))
+        return self.chains_of_site[site]
+
+    def _needed_links(
+        self, units: Sequence[Unit], chains: Sequence[tuple[Chain, ...]], open_ended: bool
+    ) -> list[tuple[bool, bool]]:
+        """For each unit, whether a token must enter it and whether one must leave it.
+
+        A token leaves every unit that a later token must come after, also one whose successor is
+        ordered by dataflow alone: should compilers delete that successor, the chain still holds.
+        """
+        if not self.minimal:
+            return [(True, True)] * len(units)
+        enters = [open_ended] * len(units)
+        previous: dict[Chain, int] = {}
+        for position, unit in enumerate(units):
+            for chain in chains[position]:
+                if chain in previous:
+                    before = units[previous[chain]]
+                    enters[position] = any(self._needs_link(a, b) for a in before for b in unit)
+                previous[chain] = position
+        leaves = [open_ended] * len(units)
+        awaited: set[Chain] = set()
+        for position in reversed(range(len(units))):
+            leaves[position] |= not awaited.isdisjoint(chains[position])
+            if enters[position]:
+                awaited.update(chains[position])
+        return list(zip(enters, leaves, strict=True))
+
+    def _needs_link(self, first: Site, second: Site) -> bool:
+        if first.collective is None or second.collective is None:
+            return True
+        return not depends_on(second.collective.op, first.collective.op)
+
+    def _step(self, site: Site, chains: tuple[Chain, ...], enters: bool, leaves: bool) -> Step:
+        if site.collective is None:
+            # Lists, not generators: those would nest on the C stack.
+            regions = tuple([self._block(region, open_ended=True) for region in site.regions])
+            is_sealed = self.sealed_arguments is not None and site.op.name in COMPUTATIONS
+            if site.op.name in COMPUTATIONS:
+                _check_computation(site, self.sealed_arguments)
+            return Step(site.op, chains, callee=site.callee, regions=regions, is_sealed=is_sealed)
+        op = site.op
+        token_operand = self._position_of_token(op.operands)
+        token_result = self._position_of_token(op.results)
+        _check_can_be_tied(op, token_operand, token_result)
+        return Step(
+            op,
+            chains,
+            collective=site.collective,
+            enters=enters,
+            leaves=leaves,
+            token_operand=token_operand,
+            token_result=token_result,
+            done=_async_done(op) if site.collective.is_async else None,
+        )
+
+    def _position_of_token(self, values: Sequence[ir.Value]) -> int | None:
+        return next((i for i, value in enumerate(values) if value.type == self.token), None)
+
+
+def _union(steps: Sequence[Step]) -> tuple[Chain, ...]:
+    return tuple(sorted({chain for step in steps for chain in step.chains}))
+
+
+def _check_can_be_tied(
+    op: ir.Operation, token_operand: int | None, token_result: int | None
+) -> None:
+    for position, values, what, verb in (
+        (token_operand, op.operands, "operand", "enter"),
+        (token_result, op.results, "result", "leave"),
+    ):
+        if position is not None:
+            continue
+        if not len(values):
+            raise ToolError(
+                f"{op.name} has no {what} that a token could {verb} beside (P4)", op.location
+            )
+        odd = [v.type for v in values if not isinstance(v.type, ir.RankedTensorType)]
+        if odd and FUTURE not in str(odd[0]):
+            raise ToolError(
+                f"{op.name} has a {what} of type {odd[0]}, which no barrier takes: a token cannot "
+                f"{verb} beside it (P4)",
+                op.location,
+            )
+
+
+def _has_effect(site: Site) -> bool:
+    """Whether a site communicates even where nobody uses its results."""
+    if site.collective is not None:
+        return has_effect(site.collective)
+    return site.callee is not None or any(_has_effect(s) for region in site.regions for s in region)
+
+
+def _check_computation(site: Site, live: set[ir.Value] | None) -> None:
+    """Refuses a computation that communicates and that no token can be brought into.
+
+    XLA ends the process at two that take a token and nothing else. A sealed one (`live` is given)
+    is entered beside its arguments and left beside its results, so one of each has to be used.
+    """
+    op = site.op
+    if not len(op.operands):
+        raise ToolError(
+            f"{op.name} communicates and takes no operand: a token cannot enter it (P8); pass it "
+            "an operand",
+            op.location,
+        )
+    if live is not None and live.isdisjoint(op.results) and _has_effect(site):
+        raise ToolError(
+            f"{op.name} communicates and none of its results is used: in an artifact with symbolic "
+            "dimensions or several platforms a token cannot leave it (P8)",
+            op.location,
+        )
+    arguments = [a for a in op.regions[0].blocks[0].arguments if not may_decide_platform(a)]
+    if live is not None and live.isdisjoint(arguments):
+        raise ToolError(
+            f"{op.name} communicates and uses none of its operands: in an artifact with symbolic "
+            "dimensions or several platforms a token cannot enter it (P8)",
+            op.location,
+        )
+
+
+def _async_done(start: ir.Operation) -> ir.Operation:
+    """What waits for an asynchronous start, which must stand in the same block."""
+    users = [use.owner.operation for use in start.results[0].uses]
+    done = users[0] if len(users) == 1 else None
+    if done is not None and is_async_done(done) and done.block == start.block:
+        return done
+    if start.name == CUSTOM_CALL:
+        raise ToolError(
+            f"{label(start)} is not waited for by one done in the same block: a token cannot "
+            "follow it elsewhere (P5)",
+            start.location,
+        )
+    raise ToolError(
+        "async_start whose async_done does not stand in the same block: a token cannot "
+        "follow its future",
+        start.location,
+    )
+
+
+def _done_moves(sites: Sequence[Site]) -> dict[ir.Value | ir.Operation, ir.Operation]:
+    """The explicit starts of jax's whose dones have to stand further up, and before which op.
+
+    No token leaves a start. Refuses communication between an async_start and its async_done.
+    """
+    moves: dict[ir.Value | ir.Operation, ir.Operation] = {}
+    for site, following in _pairwise(sites):
+        if site.collective is None or not site.collective.is_async:
+            continue
+        done = _async_done(site.op)
+        if following is None or done.is_before_in_block(following.op):
+            continue
+        if site.collective.is_async_call:
+            moves[key_of(site.op)] = following.op
+            continue
+        raise ToolError(
+            f"{following.op.name} between an async_start and its async_done: a future can "
+            "carry no token, so their order cannot be fixed; wait for the first before the "
+            "second, or thread tokens before making collectives asynchronous",
+            following.op.location,
+            (note("the async_start is here", site.op.location),),
+        )
+    return moves
+
+
+def _pairwise(sites: Sequence[Site]) -> Iterator[tuple[Site, Site | None]]:
+    for position, site in enumerate(sites):
+        yield site, sites[position + 1] if position + 1 < len(sites) else None
