@@ -1,7 +1,9 @@
 """What a fork does to become a command: loading beforehand, and then all that is its own."""
 
+import ast
 import atexit
 import importlib
+import importlib.util
 import os
 import pkgutil
 import runpy
@@ -17,22 +19,6 @@ import lit
 MAINS = {"stablehlo-tools": "stablehlo_tools.cli.main", "filecheck": "filecheck.main"}
 LIT = os.fsencode(Path(lit.__file__).parent)
 MODELS = Path(__file__).resolve().parents[1] / "python"
-LOADS_JAX = frozenset(
-    f"stablehlo_tools.{name}"
-    for name in (
-        "jitted",
-        "mpmd.running.executables",
-        "mpmd.running.interpreter_process",
-        "mpmd.running.meeting",
-        "mpmd.running.player",
-        "mpmd.running.reference_process",
-        "mpmd.running.sequential_process",
-        "mpmd.running.worker_process",
-        "program_mesh",
-        "verify.execution",
-        "verify.execution_process",
-    )
-)
 # What lit sets only after it has read its configuration; the last once it has run its own `diff`.
 SET_BY_LIT = frozenset(
     (b"LIT_CURRENT_TESTCASE", b"TMP", b"TMPDIR", b"TEMP", b"TEMPDIR", b"PYTHONPATH")
@@ -65,13 +51,39 @@ def _import(command: str) -> None:
         return
     importlib.import_module(MAINS[command])
     if command == "stablehlo-tools":
-        import stablehlo_tools
-
-        for module in pkgutil.walk_packages(stablehlo_tools.__path__, "stablehlo_tools."):
-            if module.name not in LOADS_JAX:
-                importlib.import_module(module.name)
+        for module in _without_jax():
+            importlib.import_module(module)
         if "jax" in sys.modules:
-            raise ImportError("a module that loads jax belongs in LOADS_JAX")
+            raise ImportError("one of these modules loads jax, which starts threads")
+
+
+def _without_jax() -> list[str]:
+    """The modules of the tool that load neither jax nor a module that does, by what they import."""
+    import stablehlo_tools
+
+    listed = pkgutil.walk_packages(stablehlo_tools.__path__, "stablehlo_tools.")
+    imports = {module.name: _imported(module.name) for module in listed}
+    loading, before = {name for name, names in imports.items() if "jax" in names}, set[str]()
+    while loading != before:
+        before = loading
+        loading = loading | {name for name, names in imports.items() if names & before}
+    return [name for name in imports if name not in loading]
+
+
+def _imported(name: str) -> set[str]:
+    """What a module imports when it is loaded: packages that are not ours by their first name."""
+    spec = importlib.util.find_spec(name)
+    assert spec is not None
+    assert spec.origin is not None
+    names = set[str]()
+    for node in ast.parse(Path(spec.origin).read_text()).body:
+        if isinstance(node, ast.Import):
+            names.update(alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            of_tool = node.module.startswith("stablehlo_tools")
+            names.add(node.module if of_tool else node.module.split(".")[0])
+            names.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return names
 
 
 def run(command: str, request: Request, environment: Mapping[bytes, bytes]) -> NoReturn:

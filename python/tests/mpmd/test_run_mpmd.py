@@ -1,0 +1,285 @@
+"""Running sets of rank programs: the same values as the step, and what is said of wrong sets."""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from rank_sets import RATE, ROWS, WIDTH, Case, step_of, table_of, write_set, write_step
+from soaking import first
+
+from stablehlo_tools.artifacts import artifact
+from stablehlo_tools.cli import main as command_line
+from stablehlo_tools.cost.hardware import load_hardware
+from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.mpmd import manifest as manifests
+from stablehlo_tools.mpmd import rank_set
+from stablehlo_tools.mpmd.expansion import Request, expand_mpmd
+from stablehlo_tools.mpmd.manifest_schema import decode
+from stablehlo_tools.mpmd.running import sequential_process
+from stablehlo_tools.mpmd.running.arrays import cut_pieces, join_pieces
+from stablehlo_tools.mpmd.running.original import make_inputs
+from stablehlo_tools.mpmd.running.outcome import Options, Outcome, run_set
+from stablehlo_tools.mpmd.running.sequential import read_results, write_inputs
+from stablehlo_tools.verify.element_types import Array
+
+CASES: list[Case] = [
+    ("zb-v", 2, 4, None, 1),
+    ("1f1b", 2, 2, None, 2),
+    ("dualpipe", 4, 8, None, 1),
+    ("interleaved-1f1b", 2, 4, 2, 1),
+    ("zb-h1", 3, 5, None, 1),
+    ("dualpipe-v", 2, 4, None, 2),
+    ("gpipe", 4, 4, None, 1),
+]
+SMALL: Case = ("1f1b", 2, 2, None, 1)
+
+
+def written(directory: Path, case: Case, *, step: bool = False) -> Path:
+    """The set of a case, the step beside it where asked for."""
+    write_set(directory, table_of(case), case[-1])
+    if step:
+        write_step(directory / "step.jax_export", table_of(case), case[-1])
+    return directory
+
+
+def ran(directory: Path, how: str = "sequential") -> Outcome:
+    """What came of running a set against its step, in processes of their own."""
+    original = artifact.load(directory / "step.jax_export")
+    options = Options(how=how, timeout=600)  # pyright: ignore[reportArgumentType]
+    return run_set(rank_set.load(directory), original, options)
+
+
+def played(directory: Path, seed: int = 0) -> tuple[list[Array], list[Array], dict[str, Any]]:
+    """Plays a set in this process: the inputs, the outputs, and what a child would answer."""
+    ranks = rank_set.load(directory)
+    inputs, _ = make_inputs(ranks.manifest, None, seed, {})
+    with tempfile.TemporaryDirectory() as room:
+        write_inputs(ranks, cut_pieces(ranks.manifest, inputs), Path(room))
+        answer = sequential_process.answer(Path(room), {"set": str(directory)})
+        return inputs, join_pieces(ranks.manifest, read_results(ranks, Path(room))), answer
+
+
+def edited(directory: Path, rank: int, change: Callable[[str], str]) -> None:
+    """Changes the text of a rank's program."""
+    path = directory / f"rank_{rank}.mlir"
+    before = path.read_text()
+    after = change(before)
+    assert after != before
+    path.write_text(after)
+
+
+def first_two_channels_swapped(text: str) -> str:
+    """The text of a program in which channels 1 and 2 change places."""
+    names = {"handle = 1,": "handle = 2,", "handle = 2,": "handle = 1,"}
+    return re.sub(r"handle = [12],", lambda found: names[found[0]], text)
+
+
+@pytest.mark.parametrize("case", first(2, CASES), ids=lambda case: f"{case[0]}-{case[-1]}")
+def test_a_set_gives_the_values_of_its_step(case: Case, tmp_path: Path) -> None:
+    inputs, outputs, _ = played(written(tmp_path, case))
+    expected = step_of(table_of(case).stages)(*map(jnp.asarray, inputs))
+    for one, other in zip(outputs, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("how", first(2, ["processes", "interpreter", "sequential"]))
+def test_every_way_gives_the_same_values(how: str, tmp_path: Path) -> None:
+    found = ran(written(tmp_path, SMALL, step=True), how)
+    assert found.same
+    assert [output.path for output in found.outputs] == ["[0]", "[1]", "[2]"]
+    assert all(o.allowed is not None and 0 < o.allowed < 1e-3 for o in found.outputs)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("case", [CASES[1], CASES[2], CASES[4]], ids=lambda case: case[0])
+def test_processes_of_several_forms(case: Case, tmp_path: Path) -> None:
+    assert ran(written(tmp_path, case, step=True), "processes").same
+
+
+def expanded(directory: Path, schedule: str, ranks: int, microbatches: int) -> Path:
+    """A set that expand-mpmd writes, and its step: layers in a loop, a loop over microbatches."""
+
+    def loss(w: Any, x: Any) -> Any:
+        return jnp.mean(jax.lax.scan(lambda h, v: (jnp.tanh(h @ v), None), x, w)[0] ** 2)
+
+    def step(w: Any, x: Any) -> Any:
+        def add(sums: Any, rows: Any) -> Any:
+            return jax.tree.map(jnp.add, sums, jax.value_and_grad(loss)(w, rows)), None
+
+        total, gradient = jax.lax.scan(add, (jnp.float32(0), jnp.zeros_like(w)), x)[0]
+        return total, w - RATE * gradient
+
+    shapes = ((2 * ranks, WIDTH, WIDTH), (microbatches, ROWS, WIDTH))
+    specs = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    exported = jax.export.export(jax.jit(step), platforms=["cpu"])(*specs)
+    directory.mkdir(exist_ok=True)
+    (directory / "step.jax_export").write_bytes(exported.serialize())
+    request = Request(schedule, ranks, load_hardware("h100"))
+    made = expand_mpmd(artifact.from_exported(exported), request)
+    rank_set.write(directory, made.manifest, made.modules)
+    return directory
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("how", ["sequential", "processes"])
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize(
+    ("schedule", "microbatches"),
+    [
+        *(("gpipe", 5), ("1f1b", 5), ("interleaved-1f1b", 6)),
+        *(("zb-h1", 5), ("zb-v", 6), ("dualpipe-v", 8)),
+    ],
+)
+def test_what_expand_mpmd_writes_runs(
+    schedule: str, microbatches: int, ranks: int, how: str, tmp_path: Path
+) -> None:
+    assert ran(expanded(tmp_path, schedule, ranks, microbatches), how).same
+
+
+def test_what_ranks_did_is_what_the_schedule_says(tmp_path: Path) -> None:
+    _, _, answer = played(written(tmp_path, CASES[0]))
+    table = decode((tmp_path / manifests.NAME).read_text()).table
+    for rank, row in zip(answer["ranks"], table.rows, strict=True):
+        scheduled = [action for action in rank["actions"] if action[0].isdigit()]
+        assert scheduled == [str(step) for step in row]
+        assert rank["peak_bytes"] >= 2 * WIDTH * WIDTH * 4  # the weights alone
+
+
+def test_equal_functions_are_compiled_once(tmp_path: Path) -> None:
+    _, _, answer = played(written(tmp_path, ("gpipe", 4, 4, None, 1)))
+    # Of the first rank, one in the middle and the last: prepare, forward, backward and finish_0,
+    # of which the middle ones are also others'; finish_1; a constant for each microbatch.
+    assert answer["functions"] <= 3 * 4 + 1 + 4
+
+
+def test_a_wrong_gradient_is_found(tmp_path: Path) -> None:
+    written(tmp_path, SMALL, step=True)
+    sums = re.compile(r"stablehlo\.add %a\d+, %h")
+    edited(tmp_path, 1, lambda text: sums.sub("stablehlo.add %h, %h", text))
+    found = ran(tmp_path)
+    differing = [bool(o.comparison and o.comparison.differing) for o in found.outputs]
+    assert differing == [True, False, True]
+
+
+def test_ranks_that_wait_for_each_other_are_named(tmp_path: Path) -> None:
+    written(tmp_path, ("gpipe", 2, 2, None, 1))
+    edited(tmp_path, 1, first_two_channels_swapped)
+    with pytest.raises(ToolError, match="wait for each other for ever") as raised:
+        played(tmp_path)
+    notes = [note.message for note in raised.value.diagnostic.notes]
+    assert "rank 0 waits in the send on channel 1 (0SEND_F0) for rank 1" in notes[0]
+    assert "rank 1 waits in the receive on channel 2 (1RECV_F1) for rank 0" in notes[1]
+    with pytest.raises(ToolError, match="wait for each other for ever"):
+        run_set(rank_set.load(tmp_path), None, Options(how="processes", timeout=600))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda text: text.replace("handle = 1,", "handle = 77,"), "has no channel 77"),
+        (lambda text: text.replace("dense<[[0, 1]]>", "dense<[[1, 0]]>", 1), "has pairs"),
+        (
+            lambda text: text.replace("func.func public @main", "func.func public @other"),
+            "no @main",
+        ),
+        (lambda text: text.replace("num_partitions = 2", "num_partitions = 4"), "for 4 devices"),
+    ],
+    ids=["channel", "pairs", "main", "partitions"],
+)
+def test_what_does_not_fit_the_manifest_is_refused(
+    change: Callable[[str], str], message: str, tmp_path: Path
+) -> None:
+    written(tmp_path, SMALL)
+    edited(tmp_path, 0, change)
+    with pytest.raises(ToolError, match=message):
+        played(tmp_path)
+
+
+def test_pieces_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    found = write_set(tmp_path, table_of(SMALL))
+    weights, rest = found.inputs[0], found.inputs[1:]
+    for pieces, message in (
+        (weights.pieces[1:], "does not say what argument 0"),
+        ((replace(weights.pieces[0], limit=2), weights.pieces[1]), "manifest has it as"),
+        ((replace(weights.pieces[0], limit=7), weights.pieces[1]), "rows 0 to 7 are none of the"),
+        ((*weights.pieces, replace(weights.pieces[0], number=9)), "has no argument 9"),
+        ((*weights.pieces, replace(weights.pieces[0], rank=9)), "rank: 9 is not a whole number"),
+    ):
+        changed = replace(found, inputs=(replace(weights, pieces=pieces), *rest))
+        (tmp_path / manifests.NAME).write_text(manifests.encode(changed))
+        with pytest.raises(ToolError, match=message):
+            rank_set.load(tmp_path)
+
+
+def test_missing_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ToolError, match=r"manifest\.json: error: cannot read"):
+        rank_set.load(tmp_path)
+    write_set(tmp_path, table_of(SMALL))
+    (tmp_path / "rank_1.mlir").unlink()
+    with pytest.raises(ToolError, match=r"rank_1\.mlir: error: cannot read"):
+        rank_set.load(tmp_path)
+
+
+def test_a_set_is_written_as_it_was_read(tmp_path: Path) -> None:
+    write_set(tmp_path / "one", table_of(SMALL))
+    loaded = rank_set.load(tmp_path / "one")
+    modules = [program.module for program in loaded.programs]
+    rank_set.write(tmp_path / "new" / "two", loaded.manifest, modules)
+    again = rank_set.load(tmp_path / "new" / "two")
+    assert again.manifest == loaded.manifest
+    for one, other in zip(loaded.programs, again.programs, strict=True):
+        assert artifact.to_text(one.module) == artifact.to_text(other.module)
+
+
+def test_the_interpreter_takes_two_ranks_of_one_device(tmp_path: Path) -> None:
+    for case in (("gpipe", 3, 2, None, 1), ("gpipe", 2, 2, None, 2)):
+        directory = tmp_path / str(case[-1])
+        write_set(directory, table_of(case), case[-1])
+        with pytest.raises(ToolError, match="trusted with 2 ranks of one device"):
+            run_set(rank_set.load(directory), None, Options(how="interpreter"))
+
+
+def test_another_step_is_refused(tmp_path: Path) -> None:
+    written(tmp_path, SMALL)
+    write_step(tmp_path / "step.jax_export", table_of(("gpipe", 3, 2, None, 1)))
+    with pytest.raises(ToolError, match="is this the program that the set was made of"):
+        ran(tmp_path)
+
+
+def test_a_step_with_other_names_is_refused(tmp_path: Path) -> None:
+    found = write_set(tmp_path, table_of(SMALL))
+    renamed = replace(found.inputs[1], path="['batch']")
+    changed = replace(found, inputs=(found.inputs[0], renamed))
+    (tmp_path / manifests.NAME).write_text(manifests.encode(changed))
+    write_step(tmp_path / "step.jax_export", table_of(SMALL))
+    with pytest.raises(ToolError, match=r"input 1 is \[1\], and the manifest has \['batch'\]"):
+        ran(tmp_path)
+
+
+def test_the_command_prints_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written(tmp_path, SMALL, step=True)
+    words = ["run-mpmd", str(tmp_path), str(tmp_path / "step.jax_export")]
+    assert command_line.main(words) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"^2 ranks, sequential, \d+ functions compiled, [\d.]+ s$", printed, re.M)
+    assert "\nsame: 3 outputs, within rounding\n" in printed
+    words = ["run-mpmd", str(tmp_path), "--json", "--set", "1=0.5"]
+    assert command_line.main(words) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [output["path"] for output in found["outputs"]] == ["[0]", "[1]", "[2]"]
+    assert found["ranks"] == 2
+
+
+def test_the_command_refuses_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command_line.main(["run-mpmd", str(tmp_path)]) == 2
+    assert "manifest.json: error: cannot read the file" in capsys.readouterr().err

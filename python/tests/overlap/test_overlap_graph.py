@@ -1,0 +1,188 @@
+"""`overlap-graph`: schedules that the rules accept, the table, and refusals that leave no file."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scheduler_graphs import check, peak_bytes, total_ns
+from tree import FIXTURES
+
+from stablehlo_tools.cli.main import main
+from stablehlo_tools.overlap import scheduling
+from stablehlo_tools.overlap.graph_file import read_graph
+from stablehlo_tools.overlap.schedule_file import read_schedule
+from stablehlo_tools.overlap.scheduling import exact_model
+
+GRAPHS = FIXTURES / "overlap"
+FORWARD = GRAPHS / "llama2d_2_fwd.json.gz"
+GIB = 2**30
+
+
+def _small(path: Path, **changes: Any) -> Path:
+    """A chain with two collectives beside it that one bucket hides; ns, bytes."""
+    nodes: list[dict[str, Any]] = [
+        {"kind": "input", "storages": [0], "allocs": [0], "persistent": True},
+        {"kind": "collective_start", "ns": 60, "deps": [0], "storages": [1], "allocs": [1]},
+        {"kind": "wait", "start": 1, "deps": [1], "storages": [1]},
+        {"kind": "collective_start", "ns": 60, "deps": [0], "storages": [2], "allocs": [2]},
+        {"kind": "wait", "start": 3, "deps": [3], "storages": [2]},
+        {"kind": "compute", "ns": 100, "deps": [0], "storages": [3], "allocs": [3]},
+        {"kind": "output", "deps": [2, 4, 5]},
+    ]
+    for number, node in enumerate(nodes):
+        node["id"] = number
+        if node["kind"] == "collective_start":
+            node |= {"group": "dp", "coll": "ag", "coll_bytes": GIB, "dtype": "f32"}
+    graph = {"nodes": nodes, "storages": [GIB] * 4, "cost_model": {"dp_lat": 2e-8}}
+    path.write_text(json.dumps(graph | changes))
+    return path
+
+
+def _run(*words: str | Path) -> int:
+    try:
+        return main(["overlap-graph", *map(str, words)])
+    except SystemExit as stop:
+        return int(stop.code or 0)
+
+
+def test_the_schedule_is_what_the_table_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    output = tmp_path / "schedule.json"
+    assert _run(FORWARD, "-o", output, "--json") == 0
+    facts = json.loads(capsys.readouterr().out)
+    graph = read_graph(FORWARD)
+    order, buckets = read_schedule(output)
+    check(graph, order, buckets)
+    assert facts["total_ms"] == pytest.approx(total_ns(graph, order, buckets) / 1e6)
+    assert facts["peak_gib"] == peak_bytes(graph, order) / GIB <= facts["limit_gib"]
+    assert facts["limit_gib"] == pytest.approx(facts["peak_before_gib"] + 1)
+    assert (facts["collectives"], facts["hidden_before"]) == (34, 0)
+    assert facts["hidden"] > 0
+    assert facts["floor_ms"] <= facts["total_ms"] < facts["before_ms"]
+    assert "proven" not in facts
+
+
+def test_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    graph = _small(tmp_path / "graph.json")
+    assert _run(graph, "-o", tmp_path / "schedule.json") == 0
+    printed = re.sub(r" +", " ", capsys.readouterr().out).replace(" \n", "\n")
+    assert "floor 0.000 ms unbucketed; after is 16.7% below it" in printed
+    assert "collectives 2 1 1 buckets of 2" in printed
+    assert "hidden 0 1" in printed
+    assert "peak 4.000 GiB 4.000 GiB limit 5.000 GiB, the peak before + 1 GiB" in printed
+
+
+def test_the_options_reach_the_scheduler(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    graph, output = _small(tmp_path / "graph.json"), tmp_path / "schedule.json"
+    assert _run(graph, "-o", output, "--json", "--no-buckets") == 0
+    assert json.loads(capsys.readouterr().out)["total_ms"] == pytest.approx(120e-6)
+    assert _run(graph, "-o", output, "--json", "--memory-limit", "4.5") == 0
+    assert json.loads(capsys.readouterr().out)["limit_gib"] == 4.5
+    words = ("--no-compute-reorder", "--in-flight", "1", "--exact", "--time-limit", "600")
+    assert _run(graph, "-o", output, "--json", *words) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["proven"], facts["buckets"]) == (True, 1)
+    assert facts["total_ms"] == facts["bound_ms"] == pytest.approx(100e-6)
+
+
+def test_a_proof_stands_in_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert _run(_small(tmp_path / "graph.json"), "-o", tmp_path / "out.json", "--exact") == 0
+    assert "the best there is" in capsys.readouterr().out
+
+
+def test_the_limit_that_an_error_names_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    output = tmp_path / "schedule.json"
+    assert _run(FORWARD, "-o", output, "--memory-limit", "1") == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"{FORWARD}: error: ")
+    assert told.count("\n") == 1
+    assert not output.exists()
+    enough = told.split(" GiB is enough")[0].split()[-1]
+    assert _run(FORWARD, "-o", output, "--memory-limit", enough) == 0
+    order, _ = read_schedule(output)
+    assert peak_bytes(read_graph(FORWARD), order) <= float(enough) * GIB
+
+
+def test_the_solver_names_the_smallest_limit(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    graph, output = _small(tmp_path / "graph.json"), tmp_path / "schedule.json"
+    assert _run(graph, "-o", output, "--exact", "--memory-limit", "3") == 2
+    assert "the smallest possible limit is 4 GiB" in capsys.readouterr().err
+    assert not output.exists()
+    assert _run(graph, "-o", output, "--exact", "--memory-limit", "4") == 0
+
+
+def test_without_the_solver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.delitem(sys.modules, exact_model.__name__)
+    monkeypatch.delattr(scheduling, "exact_model")
+    monkeypatch.setitem(sys.modules, "ortools.sat.python", None)
+    output = tmp_path / "schedule.json"
+    assert _run(_small(tmp_path / "graph.json"), "-o", output, "--exact") == 2
+    assert "stablehlo-tools[solver]" in capsys.readouterr().err
+    assert not output.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--memory-limit", "much"], "argument --memory-limit: 'much' is no amount of memory"),
+        (["--memory-limit", "-1"], "argument --memory-limit: '-1' is no amount of memory"),
+        (["--memory-limit", "nan"], "argument --memory-limit: 'nan' is no amount of memory"),
+        (["--in-flight", "0"], "argument --in-flight: 0 is no number of transfers from 1 up"),
+        (["--in-flight", "1.5"], "argument --in-flight: 1.5 is no number of transfers from 1 up"),
+        (["--time-limit", "5"], "--time-limit is of the solver: give --exact with it"),
+        (["--exact", "--time-limit", "0"], "argument --time-limit: the solver needs time"),
+    ],
+)
+def test_usage(words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    output = tmp_path / "schedule.json"
+    assert _run(FORWARD, "-o", output, *words) == 2
+    assert message in capsys.readouterr().err
+    assert not output.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "this is no JSON"),
+        ('{"nodes": [], "storages": null}', "the storages of a task graph are a list"),
+        ("[]", "a task graph is an object with a list of nodes"),
+        ('{"nodes": [{"id": 1, "kind": "input"}]}', "node 0 has id 1"),
+        ('{"nodes": [{"id": 0, "kind": "loop"}]}', "there is no kind 'loop'"),
+        ('{"nodes": [{"id": 0, "kind": "compute", "deps": [0]}]}', "node 0: deps names 0"),
+    ],
+)
+def test_bad_graphs(text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    graph, output = tmp_path / "graph.json", tmp_path / "schedule.json"
+    graph.write_text(text)
+    assert _run(graph, "-o", output) == 2
+    told = capsys.readouterr().err
+    assert message in told
+    assert str(graph) in told
+    assert told.count("\n") == 1
+    assert not output.exists()
+
+
+def test_a_missing_graph_and_a_missing_directory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert _run(tmp_path / "none.json", "-o", tmp_path / "schedule.json") == 2
+    assert "none.json" in capsys.readouterr().err
+    assert _run(FORWARD, "-o", tmp_path / "none" / "schedule.json") == 2
+    assert "no directory" in capsys.readouterr().err
+
+
+def test_gzipped_or_not(tmp_path: Path):
+    plain = _small(tmp_path / "graph.json")
+    packed = tmp_path / "graph.json.gz"
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    outputs = [tmp_path / "a.json", tmp_path / "b.json"]
+    for graph, output in zip((plain, packed), outputs, strict=True):
+        assert _run(graph, "-o", output) == 0
+    assert outputs[0].read_bytes() == outputs[1].read_bytes()
