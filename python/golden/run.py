@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import re
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -33,6 +34,14 @@ SHOWN = 60  # differences
 def main(words: Sequence[str] | None = None) -> int:
     """Run what the arguments ask for; return the exit status."""
     arguments = _arguments(words)
+    try:
+        return _run(arguments)
+    except subprocess.CalledProcessError as error:
+        print(f"{error}\n{error.stderr or ''}", end="", file=sys.stderr)
+        return 2
+
+
+def _run(arguments: argparse.Namespace) -> int:
     cache = arguments.cache.resolve()
     after = trees.of_working_tree(cache)
     only = arguments.only + ([arguments.diff] if arguments.diff else [])

@@ -30,13 +30,20 @@ from golden.corpus import OUT, Command, LitFile, Unit
 from golden.trees import PACKAGE, ROOT, Tree
 
 HERE = Path(__file__).resolve().parent
-# They take seconds and start processes of their own, which the seed of this one does not reach.
+# They compile or run programs, which takes seconds; the first seed has to do for them.
 SLOW = ("verify", "compile", "run-mpmd")
 LIMIT = 300  # seconds a command
-IGNORED = {"filecheck": "exec cat > /dev/null", "lit": "exit 0", "timeout": 'shift; exec "$@"'}
+# What stands for other commands of RUN lines: nothing is to be checked, to be nested, or to hang on
+# how busy the machine is; and a link to a path like `out/...` would lead nowhere.
+REPLACED = {
+    "filecheck": "exec cat > /dev/null",
+    "lit": "exit 0",
+    "timeout": 'shift; exec "$@"',
+    "ln": 'exec /bin/ln "$1" "$(realpath -m "$2")" "$3"',
+}
 ADDRESS = re.compile(rb"\bat 0x[0-9a-f]{6,}\b")
 TEMPORARY = re.compile(rb"/tmp/[\w.-]+")
-BUG_REPORT = re.compile(rb"\bpid[ =:]\d+\b")
+PROCESS = re.compile(rb"\bpid[ =:]\d+\b")
 
 Record = dict[str, Any]
 Records = dict[str, Record]
@@ -116,7 +123,7 @@ class Session:
         parsed = lit.TestRunner.parseIntegratedTestScript(test)
         if isinstance(parsed, lit.Test.Result):
             raise ValueError(f"{unit.id}: {parsed.output}")
-        base = f"{self.work}/out/{_file(unit.id)}/t"
+        base = f"{self.work}/out/{_file(unit.id)}/{unit.path.name}"
         # Paths in messages and locations are to be the same wherever the trees lie.
         substitutions = [
             (pattern, value.replace(f"{self.work}/", ""))
@@ -189,7 +196,7 @@ class Session:
         ):
             data = data.replace(os.fsencode(path), name)
         data = TEMPORARY.sub(b"/tmp/<name>", data)
-        data = BUG_REPORT.sub(b"pid <number>", data)
+        data = PROCESS.sub(b"pid <number>", data)
         return ADDRESS.sub(b"at <address>", data)
 
 
@@ -243,7 +250,7 @@ def _environment(session: Session, inputs: Path) -> dict[str, str]:
     programs = {
         "stablehlo-tools": head + fork_client,
         "python": head + client.replace('KEPT = ""', f"KEPT = {str(inputs)!r}"),
-        **{name: f"#!/bin/sh\n{script}\n" for name, script in IGNORED.items()},
+        **{name: f"#!/bin/sh\n{script}\n" for name, script in REPLACED.items()},
     }
     for name, program in programs.items():
         (commands / name).write_text(program)

@@ -134,7 +134,7 @@ def test_a_lit_test_has_a_case_for_each_run_line(
     assert refused["commands"][0]["joined"]
     blobs = session.Blobs(tmp_path)
     assert blobs.get(refused["commands"][0]["stdout"]) == b"refused\n"
-    assert blobs.get(twice["files"]["t.tmp.once"]) == b"said\n"
+    assert blobs.get(twice["files"]["case.mlir.tmp.once"]) == b"said\n"
     assert len(twice["commands"]) == 2
 
 
