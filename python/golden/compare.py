@@ -72,9 +72,12 @@ def different_parts(before: Record | None, after: Record | None) -> list[str]:
         place = f" of command {number}" if len(ours) > 1 else ""
         parts += [
             f"{name}{place}"
-            for name in ("arguments", "status", "stdout", "stderr", "joined", "locations")
+            for name in ("arguments", "status", "stdout", "stderr", "joined")
             if one.get(name) != other.get(name)
         ]
+        # Only the first seed has them.
+        if "locations" in one and "locations" in other and one["locations"] != other["locations"]:
+            parts.append(f"locations{place}")
     names = before["files"].keys() | after["files"].keys()
     parts += [
         f"file {name}"

@@ -7,7 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -59,22 +59,45 @@ class LitFile:
 
 @dataclass(frozen=True)
 class Command:
-    """One command of the tool. Of a case that it writes to, OUT in an argument is a path."""
+    """One command of the tool, a case. A word that starts with OUT is a path where it may write."""
 
     id: str
     arguments: tuple[str, ...]
     digest: str
 
 
+@dataclass(frozen=True)
+class Commands:
+    """Commands one after the other, where later ones read what the first one wrote."""
+
+    commands: tuple[Command, ...]
+
+    @property
+    def id(self) -> str:
+        """The id of the first."""
+        return self.commands[0].id
+
+
 OUT = "OUT"
-Unit = LitFile | Command
+Unit = LitFile | Commands
 
 
-def units(tree: Tree, only: Iterable[str] = ()) -> list[Unit]:
+def units(tree: Tree, only: Sequence[str] = ()) -> list[Unit]:
     """The cases of the working tree whose ids have one of these parts; all without any."""
-    wanted = [word.rpartition(":")[0] if re.search(r":\d+$", word) else word for word in only]
     every = [*_lit_files(), *_commands(tree)]
-    return [unit for unit in every if not wanted or any(word in unit.id for word in wanted)]
+    return [chosen for unit in every if (chosen := _chosen(unit, only))]
+
+
+def _chosen(unit: Unit, only: Sequence[str]) -> Unit | None:
+    """What of a unit was asked for, with what that reads."""
+    if not only:
+        return unit
+    if isinstance(unit, LitFile):
+        # A part may name one RUN line, but the file runs whole.
+        words = [re.sub(r":\d+$", "", word) for word in only]
+        return unit if any(word in unit.id for word in words) else None
+    chosen = [each for each in unit.commands if any(word in each.id for word in only)]
+    return Commands(tuple(dict.fromkeys((unit.commands[0], *chosen)))) if chosen else None
 
 
 def models_directory(cache: Path) -> Path:
@@ -86,7 +109,13 @@ def export(cache: Path, chosen: Iterable[Unit]) -> None:
     """Export the models that these cases read and that have not been before, in one process."""
     directory = models_directory(cache)
     directory.mkdir(parents=True, exist_ok=True)
-    read = {word for unit in chosen if isinstance(unit, Command) for word in unit.arguments}
+    read = {
+        word
+        for unit in chosen
+        if isinstance(unit, Commands)
+        for command in unit.commands
+        for word in command.arguments
+    }
     missing = [
         [file_name(words, suffix), *words]
         for words, suffix in _models()
@@ -125,42 +154,54 @@ def _lit_files() -> Iterator[LitFile]:
         )
 
 
-def _commands(tree: Tree) -> Iterator[Command]:
+def _commands(tree: Tree) -> Iterator[Commands]:
     passes, pipelines, schedules = vocabulary(tree)
     every = (*passes, *pipelines, *PIPELINES)
     for words, suffix in _models():
         name, file = ",".join(words), f"inputs/{file_name(words, suffix)}"
-        model = f"zoo/{name}"
-        for pipeline in every:
-            yield _command(f"{model}/opt/{pipeline}", "opt", file, "-p", pipeline, "-o", _BYTECODE)
-            if name in _plain_jits() and not pipeline.startswith("partition"):
-                both = f"partition,{pipeline}"
-                yield _command(f"{model}/opt/{both}", "opt", file, "-p", both, "-o", _BYTECODE)
-        yield _command(f"{model}/inspect", "inspect", file, "--json")
-        yield _command(f"{model}/inspect-h100", "inspect", file, "--json", "--hardware", "h100")
-        yield _command(f"{model}/check-order", "check-order", file, "--json")
+        for command in _commands_on(f"zoo/{name}", file, every):
+            yield Commands((command,))
+        if name in _plain_jits():
+            yield _partitioned(f"zoo/{name}/partitioned", file, every)
     for schedule in schedules:
         for ranks, microbatches in SHAPES:
             counts = ("--stages", str(ranks), "--microbatches", str(microbatches))
-            yield _command(
-                f"schedule/{schedule}/{ranks}x{microbatches}",
-                *("schedule", schedule, *counts, "--format", "json", "--transfers"),
-            )
+            words = ("schedule", schedule, *counts, "--format", "json", "--transfers")
+            yield Commands((_command(f"schedule/{schedule}/{ranks}x{microbatches}", *words),))
     for name, schedule, ranks in RANKS:
+        file = f"inputs/{file_name([name], '.jax_export')}"
         words = ("--ranks", str(ranks), "--microbatches", "2", "--schedule", schedule)
-        yield _command(
-            f"mpmd/{name}/{schedule}-{ranks}",
-            *("expand-mpmd", f"inputs/{file_name([name], '.jax_export')}", *words),
-            *("-o", OUT, "--json"),
-        )
+        words = ("expand-mpmd", file, *words, "-o", OUT, "--json")
+        yield Commands((_command(f"mpmd/{name}/{schedule}-{ranks}", *words),))
 
 
-_BYTECODE = f"{OUT}.mlirbc"
+def _commands_on(model: str, file: str, pipelines: Iterable[str]) -> Iterator[Command]:
+    for pipeline in pipelines:
+        yield _opt(f"{model}/opt/{pipeline}", file, pipeline, f"{OUT}.mlirbc")
+    yield _command(f"{model}/inspect", "inspect", file, "--json")
+    yield _command(f"{model}/inspect-h100", "inspect", file, "--json", "--hardware", "h100")
+    yield _command(f"{model}/check-order", "check-order", file, "--json")
+
+
+def _partitioned(identity: str, file: str, pipelines: Iterable[str]) -> Commands:
+    """What comes after `partition`, which starts a process and so runs once."""
+    part = f"{OUT}.partitioned.mlirbc"
+    first = _opt(identity, file, "partition", part)
+    rest = [
+        _opt(f"{identity}/opt/{pipeline}", part, pipeline, f"{OUT}.mlirbc")
+        for pipeline in pipelines
+        if pipeline != "partition"
+    ]
+    return Commands((first, *rest))
+
+
+def _opt(identity: str, source: str, pipeline: str, target: str) -> Command:
+    return _command(identity, "opt", source, "-p", pipeline, "-o", target)
 
 
 def _command(identity: str, *arguments: str) -> Command:
-    models = _models_digest() if any(word.startswith("inputs/") for word in arguments) else ""
-    return Command(identity, arguments, _digest(*arguments, models))
+    from_models = any(word.startswith(("inputs/", f"{OUT}.part")) for word in arguments)
+    return Command(identity, arguments, _digest(*arguments, _models_digest() * from_models))
 
 
 def vocabulary(tree: Tree) -> tuple[list[str], list[str], list[str]]:

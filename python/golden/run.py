@@ -16,12 +16,13 @@ import sys
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from itertools import count, takewhile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from golden import compare, corpus, trees
-from golden.corpus import Command, Unit
+from golden.corpus import LitFile, Unit
 from golden.session import Blobs, Records, Session, opened, run_all
 from golden.trees import ROOT, Tree
 
@@ -47,7 +48,7 @@ def _run(arguments: argparse.Namespace) -> int:
     only = arguments.only + ([arguments.diff] if arguments.diff else [])
     units = corpus.units(after, only)
     if arguments.list:
-        print("\n".join(unit.id for unit in units))
+        print("\n".join(digests(units)))
         return 0
     if not units:
         print(f"no case has {' or '.join(only)} in its id", file=sys.stderr)
@@ -87,31 +88,38 @@ def recorded(
             f" in {took:.0f} s",
             file=sys.stderr,
         )
-    asked = {unit.id: unit.digest for unit in units}
+    asked = digests(units)
     return {
         identity: record
         for identity, record in (kept | new).items()
-        if asked.get(unit_of(identity)) == record["digest"]
+        if asked.get(_of_line(identity)) == record["digest"]
     }
 
 
-def unit_of(identity: str) -> str:
-    """The id of the unit that a case belongs to."""
+def digests(units: list[Unit]) -> dict[str, str]:
+    """The digests of cases by their ids; all RUN lines of a lit test have the one of the file."""
+    return {
+        part.id: part.digest
+        for unit in units
+        for part in ([unit] if isinstance(unit, LitFile) else unit.commands)
+    }
+
+
+def _of_line(identity: str) -> str:
     return re.sub(r":\d+$", "", identity) if identity.startswith("lit/") else identity
 
 
 def _has(unit: Unit, kept: Records, *, slow: bool) -> bool:
-    first = kept.get(unit.id if isinstance(unit, Command) else f"{unit.id}:1")
-    if first is None or first["digest"] != unit.digest:
+    """Whether records have all cases of the unit, and their slow commands, if these are to run."""
+    if isinstance(unit, LitFile):
+        lines = takewhile(kept.__contains__, (f"{unit.id}:{number}" for number in count(1)))
+        cases = dict.fromkeys(lines, unit.digest)
+    else:
+        cases = {command.id: command.digest for command in unit.commands}
+    records = [kept.get(identity, {"digest": ""}) for identity in cases]
+    if not cases or [record["digest"] for record in records] != list(cases.values()):
         return False
-    if not slow or isinstance(unit, Command):
-        return True
-    number = 1
-    while record := kept.get(f"{unit.id}:{number}"):
-        if any(command.get("skipped") for command in record["commands"]):
-            return False
-        number += 1
-    return True
+    return not slow or not any(record.get("quick") for record in records)
 
 
 def _run_saving(

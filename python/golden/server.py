@@ -30,6 +30,7 @@ from forked_process import LIT, ONE_THREAD, Request
 
 COMMAND = "stablehlo-tools"
 RECORD, SKIPPED, LIMIT = b"GOLDEN_RECORD", b"GOLDEN_SKIPPED", b"GOLDEN_LIMIT"
+LOCATED = b"GOLDEN_LOCATED"
 FULL = os.makedev(1, 7)  # /dev/full, which must refuse what is written
 
 
@@ -73,6 +74,7 @@ def watch(request: Request, environment: dict[bytes, bytes]) -> NoReturn:
     directory = own.pop(RECORD, b"")
     skipped = own.pop(SKIPPED, b"").decode().split(",")
     limit = float(own.pop(LIMIT, b"600"))
+    locate = own.pop(LOCATED, b"")
     if own.get(b"PYTHONPATH", LIT) == LIT:  # lit sets its own where it has run its `diff`
         own[b"PYTHONPATH"] = environment[b"PYTHONPATH"]
     base = f"{os.fsdecode(directory)}/{time.monotonic_ns():020}-{os.getpid()}"
@@ -97,7 +99,7 @@ def watch(request: Request, environment: dict[bytes, bytes]) -> NoReturn:
     record["status"] = "late" if late else status
     record["joined"] = captured[0] == captured[1]
     located = located_arguments(request.arguments, f"{base}.mlir")
-    if status == 0 and located:
+    if status == 0 and locate and located:
         if os.fork() == 0:
             nothing = os.open(os.devnull, os.O_RDWR)
             output = os.open(f"{base}.loc", os.O_WRONLY | os.O_CREAT, 0o644)

@@ -26,7 +26,7 @@ import lit.TestingConfig
 import lit.TestRunner
 
 from golden import corpus
-from golden.corpus import OUT, Command, LitFile, Unit
+from golden.corpus import OUT, Commands, LitFile, Unit
 from golden.trees import PACKAGE, ROOT, Tree
 
 HERE = Path(__file__).resolve().parent
@@ -80,7 +80,7 @@ class Session:
 
     tree: Tree
     seed: int
-    slow: bool  # whether the slow commands run too
+    slow: bool  # whether slow commands run too, and text is printed with locations
     work: Path
     blobs: Blobs
     environment: dict[str, str] = field(default_factory=dict[str, str])
@@ -91,28 +91,28 @@ class Session:
         directory = self.work / "out" / _file(unit.id)
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir(parents=True)
-        runs = self._run_lit(unit) if isinstance(unit, LitFile) else self._run_command(unit)
+        runs = self._run_lit(unit) if isinstance(unit, LitFile) else self._run_commands(unit)
         for identity, record in runs:
-            took = round(time.monotonic() - start, 3)
-            yield identity, {"digest": unit.digest, "seconds": took, **record}
+            yield identity, {"seconds": round(time.monotonic() - start, 3), **record}
             start = time.monotonic()
         shutil.rmtree(directory)
 
-    def _run_command(self, unit: Command) -> Iterator[tuple[str, Record]]:
+    def _run_commands(self, unit: Commands) -> Iterator[tuple[str, Record]]:
         out = f"out/{_file(unit.id)}/out"
-        words = [re.sub(rf"^{OUT}(?=$|\.)", out, word) for word in unit.arguments]
-        with self._recording(unit.id) as (environment, record):
-            subprocess.run(
-                ["stablehlo-tools", *words],
-                executable=f"{self.work}/bin/stablehlo-tools",
-                cwd=self.work,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                check=False,
-            )
-        yield unit.id, record
+        for command in unit.commands:
+            words = [re.sub(rf"^{OUT}(?=$|\.)", out, word) for word in command.arguments]
+            with self._recording(unit.id, command.digest) as (environment, record):
+                subprocess.run(
+                    ["stablehlo-tools", *words],
+                    executable=f"{self.work}/bin/stablehlo-tools",
+                    cwd=self.work,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,
+                    check=False,
+                )
+            yield command.id, record
 
     def _run_lit(self, unit: LitFile) -> Iterator[tuple[str, Record]]:
         settings = _lit_settings()
@@ -132,7 +132,7 @@ class Session:
         lines = lit.TestRunner.applySubstitutions(parsed, substitutions, {})
         for number, line in enumerate(lines, start=1):
             identity = f"{unit.id}:{number}"
-            with self._recording(unit.id) as (environment, record):
+            with self._recording(unit.id, unit.digest) as (environment, record):
                 config.environment = environment
                 try:
                     *_, status, _, _ = lit.TestRunner.executeScriptInternal(
@@ -144,15 +144,14 @@ class Session:
             yield identity, record
 
     @contextmanager
-    def _recording(self, identity: str) -> Generator[tuple[dict[str, str], Record]]:
+    def _recording(self, identity: str, digest: str) -> Generator[tuple[dict[str, str], Record]]:
         """The environment of commands to record, and the record, which is filled at the end."""
         directory = self.work / "out" / _file(identity)
         before = _states(directory)
-        record: Record = {}
+        record: Record = {"digest": digest}
         with tempfile.TemporaryDirectory(dir=self.work) as kept:
             own = {"GOLDEN_RECORD": kept, "GOLDEN_LIMIT": str(LIMIT)}
-            if not self.slow:
-                own["GOLDEN_SKIPPED"] = ",".join(SLOW)
+            own |= {"GOLDEN_LOCATED": "1"} if self.slow else {"GOLDEN_SKIPPED": ",".join(SLOW)}
             yield {**self.environment, **own}, record
             commands = [self._command(path) for path in sorted(Path(kept).glob("*.json"))]
         # Commands of one pipe start in any order.
@@ -163,6 +162,7 @@ class Session:
             for name in sorted(after)
             if after[name] != before.get(name)
         }
+        record |= {} if self.slow else {"quick": True}
         record["removed"] = sorted(before.keys() - after.keys())
 
     def _command(self, path: Path) -> Record:

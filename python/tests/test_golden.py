@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from golden import compare, corpus, run, session, trees
 from golden.compare import Named
-from golden.corpus import Command, LitFile, Unit
+from golden.corpus import Command, Commands, LitFile, Unit
 from golden.session import Records
 from golden.trees import Tree
 
@@ -65,9 +65,10 @@ def lit_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LitFile:
     return LitFile("lit/case.mlir", Path("case.mlir"), "1")
 
 
-def recorded(tree: Tree, cache: Path, unit: Unit = COMMAND, seed: int = 0) -> Records:
+def recorded(tree: Tree, cache: Path, unit: Unit | Command = COMMAND, seed: int = 0) -> Records:
     """The records of one unit."""
     options = SimpleNamespace(all_slow=False, seeds=(0,), again=False, jobs=1)
+    unit = Commands((unit,)) if isinstance(unit, Command) else unit
     return run.recorded(tree, seed, [unit], cache, options)  # pyright: ignore[reportArgumentType]
 
 
@@ -179,12 +180,12 @@ def test_the_corpus_has_all_that_the_tool_says_it_has(tmp_path: Path) -> None:
     assert {"partition", "thread-tokens", "expand-pipeline"} <= set(passes)
     assert "order-collectives" in pipelines
     assert {"1f1b", "dualpipe-v", "compare"} <= set(schedules)
-    ids = [unit.id for unit in corpus.units(working)]
-    assert len(ids) == len(set(ids))
+    ids = list(run.digests(corpus.units(working)))
+    assert len(ids) == len({corpus.file_name([identity], "") for identity in ids})
     assert {
         "lit/transforms/partition.mlir",
         "zoo/llama/opt/partition",
-        "zoo/vit-step/opt/partition,thread-tokens",
+        "zoo/vit-step/partitioned/opt/thread-tokens",
         "zoo/independent/check-order",
         "schedule/1f1b/4x8",
         "mpmd/llama/1f1b-2",
