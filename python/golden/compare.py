@@ -75,7 +75,7 @@ def different_parts(before: Record | None, after: Record | None) -> list[str]:
             for name in ("arguments", "status", "stdout", "stderr", "joined")
             if one.get(name) != other.get(name)
         ]
-        # Only the first seed has them.
+        # Only the first seed has them, and commands that took no longer than `server.QUICK`.
         if "locations" in one and "locations" in other and one["locations"] != other["locations"]:
             parts.append(f"locations{place}")
     names = before["files"].keys() | after["files"].keys()

@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -35,6 +36,7 @@ SHOWN = 60  # differences
 def main(words: Sequence[str] | None = None) -> int:
     """Run what the arguments ask for; return the exit status."""
     arguments = _arguments(words)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         return _run(arguments)
     except subprocess.CalledProcessError as error:

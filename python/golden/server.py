@@ -31,6 +31,7 @@ from forked_process import LIT, ONE_THREAD, Request
 COMMAND = "stablehlo-tools"
 RECORD, SKIPPED, LIMIT = b"GOLDEN_RECORD", b"GOLDEN_SKIPPED", b"GOLDEN_LIMIT"
 LOCATED = b"GOLDEN_LOCATED"
+QUICK = 3  # seconds that a command may take that runs once more, for its locations
 FULL = os.makedev(1, 7)  # /dev/full, which must refuse what is written
 
 
@@ -99,7 +100,7 @@ def watch(request: Request, environment: dict[bytes, bytes]) -> NoReturn:
     record["status"] = "late" if late else status
     record["joined"] = captured[0] == captured[1]
     located = located_arguments(request.arguments, f"{base}.mlir")
-    if status == 0 and locate and located:
+    if status == 0 and locate and located and record["seconds"] < QUICK:
         if os.fork() == 0:
             nothing = os.open(os.devnull, os.O_RDWR)
             output = os.open(f"{base}.loc", os.O_WRONLY | os.O_CREAT, 0o644)
