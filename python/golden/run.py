@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from golden import compare, corpus, trees
 from golden.corpus import LitFile, Unit
-from golden.session import Blobs, Records, Session, opened, run_all
+from golden.session import LATE, Blobs, Records, Session, opened, run_all
 from golden.trees import ROOT, Tree
 
 SEEDS = (0, 1, 2)
@@ -121,6 +121,8 @@ def _has(unit: Unit, kept: Records, *, slow: bool) -> bool:
     records = [kept.get(identity, {"digest": ""}) for identity in cases]
     if not cases or [record["digest"] for record in records] != list(cases.values()):
         return False
+    if any(command.get("status") == LATE for record in records for command in record["commands"]):
+        return False  # the machine was busy
     return not slow or not any(record.get("quick") for record in records)
 
 
@@ -209,6 +211,8 @@ def report(
         + (f"{bad} differences" if bad else "equal")
         + (f", {len(occurred)} named differences" if occurred else "")
     )
+    if bad:
+        print("--diff ID shows what differs; --again --only ID runs it anew on both trees")
     return 1 if bad else 0
 
 

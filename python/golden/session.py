@@ -33,6 +33,7 @@ HERE = Path(__file__).resolve().parent
 # They compile or run programs, which takes seconds; the first seed has to do for them.
 SLOW = ("verify", "compile", "run-mpmd")
 LIMIT = 300  # seconds a command
+LATE = "late"  # the status of a command that took longer, as `server.py` has it
 # What stands for other commands of RUN lines: nothing is to be checked, to be nested, or to hang on
 # how busy the machine is; and a link to a path like `out/...` would lead nowhere.
 REPLACED = {
