@@ -60,7 +60,7 @@ from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.physical_forms import write_as_values
 from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.transforms.parts.pipeline_collectives.loops import LoopPipelining
-from stablehlo_tools.transforms.parts.pipeline_collectives.wanted import Wanted
+from stablehlo_tools.transforms.parts.pipeline_collectives.wanted import Options
 from stablehlo_tools.transforms.parts.thread_tokens.refusing import refuse_tokens
 
 _GIB = 2.0**30
@@ -94,7 +94,7 @@ class PipelineCollectivesPass(Pass):
         inline_all_calls(draft)
         write_as_values(draft)
         work = LoopPipelining(
-            draft, Wanted(self.direction, self.distance, hardware, limit, self.hold)
+            draft, Options(self.direction, self.distance, hardware, limit, self.hold)
         )
         work.run()
         if work.changed:

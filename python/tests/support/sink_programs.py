@@ -16,7 +16,7 @@ from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.merging import merge_sunk
 from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.plan import Sinking, sinkings
 from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.writing import write_sinkings
-from stablehlo_tools.transforms.parts.pipeline_collectives.survey import Survey, loops_of, survey
+from stablehlo_tools.transforms.parts.pipeline_collectives.survey import LoopSurvey, loops_of, survey_loop
 
 DEVICES = 8
 Array = np.ndarray[Any, Any]
@@ -157,11 +157,11 @@ def parsed(text: str) -> Artifact:
     return program
 
 
-def surveyed(program: Artifact) -> list[Survey]:
+def surveyed(program: Artifact) -> list[LoopSurvey]:
     """All loops with their collectives, inner ones first."""
     with program.module.context:
         facts = ModuleFacts.of(program.module)
-        return [survey(found, program.module, facts) for found in loops_of(program.module)]
+        return [survey_loop(found, program.module, facts) for found in loops_of(program.module)]
 
 
 def planned(program: Artifact) -> list[Sinking | str]:

@@ -215,7 +215,7 @@ def test_rows_are_sent_together(name: str):
     text, count = UPSTREAM[name]
     before = parsed(text)
     plans = planned(before)
-    assert [p if isinstance(p, str) else p.how for p in plans] == ["batch"] * count
+    assert [p if isinstance(p, str) else p.way for p in plans] == ["batch"] * count
     after = sunk(before)
     assert in_loops(before) == count
     assert in_loops(after) == 0
@@ -426,7 +426,7 @@ SIMILAR_SUMS = (
 def test_accumulators_are_sent_once(name: str):
     before = parsed(SUMS[name])
     plans = planned(before)
-    assert {p if isinstance(p, str) else p.how for p in plans} == {"sum"}
+    assert {p if isinstance(p, str) else p.way for p in plans} == {"sum"}
     after = sunk(before)
     assert in_loops(before) == len(plans)
     assert in_loops(after) == 0
@@ -533,7 +533,7 @@ def test_last_values_are_sent_once(name: str, trips: int):
     text = LAST[name].replace("dense<3> : tensor<i32>", f"dense<{trips}> : tensor<i32>")
     before = parsed(text)
     plans = planned(before)
-    assert {p if isinstance(p, str) else p.how for p in plans} == {"last"}
+    assert {p if isinstance(p, str) else p.way for p in plans} == {"last"}
     assert in_loops(before) == len(plans)
     after = sunk(before)
     assert in_loops(after) == 0

@@ -157,7 +157,7 @@ def test_rows_and_last_values_of_a_scan():
     inline_all_calls(copy.module)
     (found,) = surveyed(copy)
     plans = sinkings(found.body, found.indices, found.trips).values()
-    hows = Counter(plan.how if isinstance(plan, Sinking) else plan for plan in plans)
+    hows = Counter(plan.way if isinstance(plan, Sinking) else plan for plan in plans)
     assert hows == {"last": 1, "batch": 2}
     after = sunk(given)
     assert not in_loops(after)

@@ -260,5 +260,5 @@ REFUSED = {
 def test_reasons(name: str):
     text, reason = REFUSED[name]
     (found,) = planned(parsed(text))
-    assert isinstance(found, str), found.how
+    assert isinstance(found, str), found.way
     assert re.search(reason, found), found

@@ -157,7 +157,7 @@ SIMILAR = (
 def test_stacked(name: str):
     before = parsed(program(name))
     plans = planned(before)
-    assert all(isinstance(p, Sinking) and p.how == "batch" for p in plans), plans
+    assert all(isinstance(p, Sinking) and p.way == "batch" for p in plans), plans
     after = sunk(before)
     body = str(after.module).split("} do {")[1].split("\n    }\n")[0]
     assert "all_reduce" not in body
@@ -168,6 +168,6 @@ def test_stacked(name: str):
 def test_one_iteration():
     before = parsed(program("transpose", 1))
     after = sunk(before)
-    assert [p.how for p in planned(before) if isinstance(p, Sinking)] == ["batch"]
+    assert [p.way for p in planned(before) if isinstance(p, Sinking)] == ["batch"]
     values = arguments(before, 0)
     assert same(run(before, values), run(after, values))

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from stablehlo_tools.transforms.parts.pipeline_collectives.candidates import Move
-from stablehlo_tools.transforms.parts.pipeline_collectives.choices import Staged
+from stablehlo_tools.transforms.parts.pipeline_collectives.choices import Choice
 from stablehlo_tools.transforms.parts.pipeline_collectives.prediction import Prediction
 from stablehlo_tools.transforms.parts.pipeline_collectives.siblings import prefetch_groups
-from stablehlo_tools.transforms.parts.pipeline_collectives.survey import Survey
+from stablehlo_tools.transforms.parts.pipeline_collectives.survey import LoopSurvey
 
-Judge = Callable[[Staged], Prediction | None]
+Judge = Callable[[Choice], Prediction | None]
 
 _GAIN = 0.002  # of the program's time: what saves less is not worth a longer program
 _AS_GOOD = 0.01  # of what the best choice saves: so much less saved for less memory is as good
@@ -32,36 +32,36 @@ class Budget:
     distance: int
     is_held: bool
 
-    def most_bytes(self, found: Survey, whole: Staged, own: Prediction) -> float:
+    def most_bytes(self, surveyed: LoopSurvey, whole: Choice, own: Prediction) -> float:
         """How much memory the program may need."""
         if self.limit is not None:
             return max(self.limit, own.peak_bytes)
-        ahead = sum(found.collectives[number].bytes_out or 0 for number in whole.ahead)
-        late = sum(found.collectives[number].bytes_in or 0 for number in whole.late)
+        ahead = sum(surveyed.collectives[number].bytes_out or 0 for number in whole.ahead)
+        late = sum(surveyed.collectives[number].bytes_in or 0 for number in whole.late)
         return own.peak_bytes + _SLACK * (self.distance + 1) * (ahead or late)
 
 
-def possible(found: Survey) -> Staged:
+def possible(surveyed: LoopSurvey) -> Choice:
     """Everything that may move."""
-    return Staged(_numbers(found.ahead), _numbers(found.late))
+    return Choice(_numbers(surveyed.ahead), _numbers(surveyed.late))
 
 
-def sensible(found: Survey, budget: Budget) -> Staged:
+def sensible(surveyed: LoopSurvey, budget: Budget) -> Choice:
     """What `auto` considers.
 
     XLA:GPU lets reduce_scatters end late by itself, several as one, and other late ones were found
     to come between the gathers that fences place.
     """
-    whole = possible(found)
+    whole = possible(surveyed)
     if not budget.is_held:
         return whole
     if whole.ahead:
-        return Staged(whole.ahead)
-    late = (n for n in whole.late if found.collectives[n].kind != _LATE_ITSELF)
-    return Staged(whole.ahead, frozenset(late))
+        return Choice(whole.ahead)
+    late = (n for n in whole.late if surveyed.collectives[n].kind != _LATE_ITSELF)
+    return Choice(whole.ahead, frozenset(late))
 
 
-def best_choice(found: Survey, judge: Judge, budget: Budget) -> Staged:
+def best_choice(surveyed: LoopSurvey, judge: Judge, budget: Budget) -> Choice:
     """The choice that is predicted to be fastest among those that the budget allows.
 
     `judge` predicts the program with a choice; None for one that the loop cannot have, or that no
@@ -69,38 +69,38 @@ def best_choice(found: Survey, judge: Judge, budget: Budget) -> Staged:
     they hold a gather best that has a whole iteration to hide in. Otherwise, of choices that are as
     good, the one that needs least memory.
     """
-    whole = sensible(found, budget)
-    own = judge(Staged()) if whole else None
+    whole = sensible(surveyed, budget)
+    own = judge(Choice()) if whole else None
     if own is None:
-        return Staged()
-    limit = budget.most_bytes(found, whole, own)
-    fitting: list[tuple[Staged, Prediction]] = []
-    for staged in _choices(found, whole):
-        is_part = 0 < len(staged.ahead) < len(whole.ahead)
+        return Choice()
+    limit = budget.most_bytes(surveyed, whole, own)
+    fitting: list[tuple[Choice, Prediction]] = []
+    for choice in _choices(surveyed, whole):
+        is_part = 0 < len(choice.ahead) < len(whole.ahead)
         if budget.is_held and fitting and is_part:
             break
-        told = judge(staged)
+        told = judge(choice)
         if told is not None and told.peak_bytes <= limit:
-            fitting.append((staged, told))
+            fitting.append((choice, told))
     most = max((own.ns - told.ns for _, told in fitting), default=0.0)
     if most <= 0 or most < _GAIN * own.ns:
-        return Staged()
+        return Choice()
     good = [(s, told) for s, told in fitting if own.ns - told.ns >= (1 - _AS_GOOD) * most]
     return min(good, key=lambda pair: (bool(pair[0].late), pair[1].peak_bytes))[0]
 
 
-def _choices(found: Survey, whole: Staged) -> Iterator[Staged]:
+def _choices(surveyed: LoopSurvey, whole: Choice) -> Iterator[Choice]:
     """All that is possible, only one kind, and the first groups that go ahead."""
-    groups = prefetch_groups(found)
+    groups = prefetch_groups(surveyed)
     counts = [2**n for n in range(len(groups).bit_length())]
     fewer = [frozenset[int]().union(*groups[:count]) for count in reversed(counts)]
-    seen: set[Staged] = {Staged()}
+    seen: set[Choice] = {Choice()}
     for ahead in (whole.ahead, frozenset[int](), *fewer):
         for late in (whole.late, frozenset[int]()):
-            staged = Staged(ahead, late)
-            if staged not in seen:
-                seen.add(staged)
-                yield staged
+            choice = Choice(ahead, late)
+            if choice not in seen:
+                seen.add(choice)
+                yield choice
 
 
 def _numbers(moves: Sequence[Move]) -> frozenset[int]:

@@ -48,7 +48,7 @@ class Frame:
         if not self._body.is_moving(value) and self._body.is_indexed(value):
             iteration = 0
         if (value, iteration) not in self._known:
-            self._known[value, iteration] = self._found(value, iteration)
+            self._known[value, iteration] = self._value_at(value, iteration)
         return self._known[value, iteration]
 
     def run(self, op: ir.Operation, iteration: int) -> None:
@@ -56,7 +56,7 @@ class Frame:
         values = {value: self.get(value, iteration) for value in self._body.reads(op)}
         self._copy(op, values, iteration)
 
-    def _found(self, value: ir.Value, iteration: int) -> ir.Value:
+    def _value_at(self, value: ir.Value, iteration: int) -> ir.Value:
         number = self._body.argument_number(value)
         if number is None:
             self._compute(value, iteration)

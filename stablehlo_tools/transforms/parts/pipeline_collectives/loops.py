@@ -22,7 +22,7 @@ from stablehlo_tools.transforms.parts.pipeline_collectives.marks import (
 from stablehlo_tools.transforms.parts.pipeline_collectives.one_loop import OneLoop
 from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.merging import merge_sunk
 from stablehlo_tools.transforms.parts.pipeline_collectives.survey import loops_of
-from stablehlo_tools.transforms.parts.pipeline_collectives.wanted import Wanted
+from stablehlo_tools.transforms.parts.pipeline_collectives.wanted import Options
 
 
 @dataclass
@@ -30,7 +30,7 @@ class LoopPipelining:
     """Rewrites the loops of a module that has no calls."""
 
     module: ir.Module
-    wanted: Wanted
+    options: Options
     changed: bool = False
     notes: list[Diagnostic] = field(default_factory=list[Diagnostic])
 
@@ -45,13 +45,13 @@ class LoopPipelining:
         if not communicating:
             self.notes.append(_nothing_to_pipeline(self.module, len(loops)))
         while next_loop(self.module) is not None:
-            one = OneLoop(self.module, self.wanted, facts)
+            one = OneLoop(self.module, self.options, facts)
             one.run()
             self.changed = self.changed or one.changed
             self.notes += one.notes
         self._merge()
         for loop in reversed(unmarked(self.module, TO_HOLD)):
-            hold_loop(self.module, loop, self.wanted.hardware)
+            hold_loop(self.module, loop, self.options.hardware)
 
     def _merge(self) -> None:
         """Merges the collectives that were sunk, once no loop around them is rewritten any more."""

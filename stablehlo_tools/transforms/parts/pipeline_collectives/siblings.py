@@ -11,22 +11,22 @@ from collections.abc import Iterator
 from stablehlo_tools.analysis.loops import FORMATTING, LoopBody
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.values import key_of
-from stablehlo_tools.transforms.parts.pipeline_collectives.survey import Survey
+from stablehlo_tools.transforms.parts.pipeline_collectives.survey import LoopSurvey
 
 _DOT = "stablehlo.dot_general"
 
 
-def prefetch_groups(found: Survey) -> list[frozenset[int]]:
+def prefetch_groups(surveyed: LoopSurvey) -> list[frozenset[int]]:
     """The collectives that can go ahead, by their numbers, in groups, as they are first read."""
     groups: list[set[int]] = []
     group_of: dict[ir.Value, set[int]] = {}
     starts: dict[int, int] = {}
-    for number, move in enumerate(found.ahead):
+    for number, move in enumerate(surveyed.ahead):
         if not move.ops:
             continue
         own = {number}
-        starts[number] = _first_reader(found.body, move.collective.op)
-        for shared in _shared_operands(found.body, move.collective.op):
+        starts[number] = _first_reader(surveyed.body, move.collective.op)
+        for shared in _shared_operands(surveyed.body, move.collective.op):
             other = group_of.get(shared, own)
             if other is not own:
                 own = _joined(own, other, groups, group_of)

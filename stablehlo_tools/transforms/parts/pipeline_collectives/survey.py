@@ -21,7 +21,7 @@ WHILE = "stablehlo.while"
 
 
 @dataclass(frozen=True)
-class Survey:
+class LoopSurvey:
     """A loop as it stands; not valid any more once the module changes.
 
     `fewest` is how often it runs at least, on any device; `reason` why that is not known.
@@ -54,7 +54,7 @@ class Survey:
         return Move(move.collective, reason=self.reason)
 
 
-def survey(loop: ir.Operation, module: ir.Module, facts: ModuleFacts) -> Survey:
+def survey_loop(loop: ir.Operation, module: ir.Module, facts: ModuleFacts) -> LoopSurvey:
     """Reads a loop of a module without calls."""
     values = DeviceValues(module, facts)
 
@@ -65,7 +65,7 @@ def survey(loop: ir.Operation, module: ir.Module, facts: ModuleFacts) -> Survey:
     body = LoopBody(loop, Effects(functions_by_name(module)))
     found = _communicates_in_condition(body) or counted(loop, known)
     trips = _trips(found)
-    return Survey(
+    return LoopSurvey(
         body,
         LoopIndices(body, trips or 0, known),
         trips,

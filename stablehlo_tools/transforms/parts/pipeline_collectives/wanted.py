@@ -1,4 +1,4 @@
-"""What a user wants of the pass."""
+"""What a user asks of the pass."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from stablehlo_tools.cost.hardware import Hardware
 
 
 @dataclass(frozen=True)
-class Wanted:
+class Options:
     """The options of the pass; `limit` in bytes, None if none is given."""
 
     direction: str

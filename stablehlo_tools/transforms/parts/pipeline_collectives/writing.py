@@ -18,7 +18,7 @@ from stablehlo_tools.transforms.parts.pipeline_collectives.stages import Stages
 
 
 @dataclass(frozen=True)
-class Held:
+class Waiting:
     """A value of the body that waits: what it is `age` iterations after it was made."""
 
     value: ir.Value
@@ -38,10 +38,10 @@ def write_stages(body: LoopBody, stages: Stages) -> Pipelined:
 
     The loop runs more often than `stages.depth`, and the stages keep all dependences.
     """
-    return _Writer(body, stages).write()
+    return _StagedLoop(body, stages).write()
 
 
-def held_values(body: LoopBody, stages: Stages) -> list[Held]:
+def waiting_values(body: LoopBody, stages: Stages) -> list[Waiting]:
     """What the pipelined loop carries besides what it did, in order."""
     oldest: dict[ir.Value, int] = {}
     for op in body.ops:
@@ -51,7 +51,7 @@ def held_values(body: LoopBody, stages: Stages) -> list[Held]:
             if not body.is_indexed(value):
                 age = stages.at(op) - _made_at(body, stages, value)
                 oldest[value] = max(age, oldest.get(value, 0))
-    return [Held(value, age) for value, most in oldest.items() for age in range(1, most + 1)]
+    return [Waiting(value, age) for value, most in oldest.items() for age in range(1, most + 1)]
 
 
 def _made_at(body: LoopBody, stages: Stages, value: ir.Value) -> int:
@@ -64,13 +64,13 @@ def _made_at(body: LoopBody, stages: Stages, value: ir.Value) -> int:
     return stages.of_carry[number]
 
 
-class _Writer:
+class _StagedLoop:
     """Rewrites one loop."""
 
     def __init__(self, body: LoopBody, stages: Stages) -> None:
         self._body = body
         self._stages = stages
-        self._held = held_values(body, stages)
+        self._waiting = waiting_values(body, stages)
         self._order: list[ir.Operation] = sorted(
             (op for op in body.ops if body.is_placed(op)), key=self._rank
         )
@@ -85,7 +85,7 @@ class _Writer:
         old = body.loop
         before = self._prologue(ir.InsertionPoint(old))
         starts = [before.get(value, depth - self._waits(value)) for value in body.arguments]
-        starts += [before.get(h.value, depth - self._waits(h.value) - h.age) for h in self._held]
+        starts += [before.get(w.value, depth - self._waits(w.value) - w.age) for w in self._waiting]
         new = reopened(old, starts, [value.type for value in starts])
         self._write_condition(old, new)
         self._write_body(new)
@@ -114,8 +114,8 @@ class _Writer:
     def _write_condition(self, old: ir.Operation, new: ir.Operation) -> None:
         block = old.regions[0].blocks[0]
         block.append_to(new.regions[0])
-        for held in self._held:
-            block.add_argument(held.value.type, old.location)
+        for waiting in self._waiting:
+            block.add_argument(waiting.value.type, old.location)
 
     def _write_body(self, new: ir.Operation) -> None:
         body = self._body
@@ -129,7 +129,7 @@ class _Writer:
             frame.get(end, 0 if body.is_indexed(value) else -self._waits(value))
             for value, end in zip(body.arguments, body.ends, strict=True)
         ]
-        ends += [frame.get(h.value, 1 - self._waits(h.value) - h.age) for h in self._held]
+        ends += [frame.get(w.value, 1 - self._waits(w.value) - w.age) for w in self._waiting]
         last = terminator(body.block)
         ir.Operation.create(
             last.name, operands=ends, loc=last.location, ip=ir.InsertionPoint(block)
@@ -154,8 +154,8 @@ class _Writer:
     def _bind_state(self, frame: Frame, state: Sequence[ir.Value]) -> None:
         for number, stage in self._stages.of_carry.items():
             frame.bind(self._body.arguments[number], -stage, state[number])
-        for held, value in zip(self._held, state[len(self._body.arguments) :], strict=True):
-            frame.bind(held.value, -self._waits(held.value) - held.age, value)
+        for waiting, value in zip(self._waiting, state[len(self._body.arguments) :], strict=True):
+            frame.bind(waiting.value, -self._waits(waiting.value) - waiting.age, value)
 
     def _waits(self, value: ir.Value) -> int:
         """The stage of a value; 0 for an indexed one."""

@@ -32,7 +32,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.builder import element_of, shape_of
 from stablehlo_tools.transforms.parts.pipeline_collectives.candidates import named
 from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.chains import (
-    Step,
+    ChainOp,
     signature,
     why_not_linear,
 )
@@ -51,7 +51,7 @@ class Accumulated:
 
     tree: Tree
     leaf: Leaf
-    steps: Sequence[Step]
+    steps: Sequence[ChainOp]
 
     @property
     def local(self) -> ir.Value:
@@ -69,12 +69,12 @@ class Accumulated:
 
 def accumulated(body: LoopBody, collective: Collective, trees: Trees) -> Accumulated | str:
     """How a collective can run on an accumulator, or why it cannot."""
-    steps: list[Step] = []
+    steps: list[ChainOp] = []
     op, value = collective.op, collective.op.operands[0]
     while op.name not in TREES:
         if len(op.results) != 1 or list(op.operands).count(value) != 1:
             return f"the {named(op)} is not linear"
-        steps.append(Step(op, list(op.operands).index(value)))
+        steps.append(ChainOp(op, list(op.operands).index(value)))
         value = op.results[0]
         following = only_user(body, value)
         if isinstance(following, str):

@@ -40,7 +40,7 @@ _WIDER = {"bf16": ("f32", "f64"), "f16": ("f32", "f64"), "f32": ("f64",)}
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class ChainOp:
     """An op of a chain, and the number of the operand that the chain comes through."""
 
     op: ir.Operation
@@ -48,7 +48,7 @@ class Step:
 
 
 def why_not_linear(
-    body: LoopBody, steps: Sequence[Step], kind: str, element: ir.Type
+    body: LoopBody, steps: Sequence[ChainOp], kind: str, element: ir.Type
 ) -> str | None:
     """Why a chain is not linear for accumulation by `kind` in elements of a type."""
     if not _accumulates(kind, element):
@@ -60,7 +60,7 @@ def why_not_linear(
     return _why_not_widened(steps, kind)
 
 
-def signature(step: Step) -> tuple[object, ...]:
+def signature(step: ChainOp) -> tuple[object, ...]:
     """What two steps have in common that do the same; their types may differ, and their channels,
     as long as ids count the same."""
     op = step.op
@@ -93,7 +93,7 @@ def _accumulates(kind: str, element: ir.Type) -> bool:
     return identity_of(kind, element) is not None
 
 
-def _why_not(body: LoopBody, step: Step, kind: str) -> str | None:
+def _why_not(body: LoopBody, step: ChainOp, kind: str) -> str | None:
     op = step.op
     if not all(is_static_tensor(value.type) for value in (*op.operands, *op.results)):
         return f"the {named(op)} has a value without a static shape"
@@ -121,7 +121,7 @@ def _why_not_reduced(op: ir.Operation, kind: str) -> str | None:
     return None
 
 
-def _is_additive(step: Step, others: Sequence[ir.Value]) -> bool:
+def _is_additive(step: ChainOp, others: Sequence[ir.Value]) -> bool:
     """Whether an op is linear for addition alone."""
     op = step.op
     if op.name == "stablehlo.negate" or op.name in _SENDING:
@@ -154,7 +154,7 @@ def _is_wider(before: ir.FloatType, after: ir.FloatType) -> bool:
     return before == after or str(after) in _WIDER.get(str(before), ())
 
 
-def _why_not_widened(steps: Sequence[Step], kind: str) -> str | None:
+def _why_not_widened(steps: Sequence[ChainOp], kind: str) -> str | None:
     """Integers that wrap around before they are widened would not do so afterwards."""
     if kind != "add" or not isinstance(element_of(steps[0].op.operands[0]), ir.IntegerType):
         return None

@@ -48,7 +48,7 @@ class Sinking:
     """
 
     collective: Collective
-    how: Literal["sum", "last", "batch"]
+    way: Literal["sum", "last", "batch"]
     group: int
     plan: Plan
     extra_bytes: int | None
@@ -120,7 +120,7 @@ class _Planner:
             self.found[key] = (
                 plan
                 if isinstance(plan, str)
-                else Sinking(collective, _HOW[type(plan)], group, plan, self._extra(plan))
+                else Sinking(collective, _WAYS[type(plan)], group, plan, self._extra(plan))
             )
 
     def _telling(self, collective: Collective, *plans: Plan | str) -> str:
@@ -164,7 +164,7 @@ class _Planner:
         return _difference(tensor_bytes(kind), _bytes([accumulator]) if replaces else 0)
 
 
-_HOW: dict[type, Literal["sum", "last", "batch"]] = {
+_WAYS: dict[type, Literal["sum", "last", "batch"]] = {
     Accumulated: "sum",
     LastValue: "last",
     Stacked: "batch",

@@ -19,7 +19,7 @@ from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.written_rows 
 from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.written_sums import SumWriter
 
 
-class Writer(Protocol):
+class SinkWriter(Protocol):
     """Writes what was planned for one or several collectives."""
 
     @property
@@ -67,7 +67,7 @@ def write_sinkings(
     return opened.new, in_block_order(collectives)
 
 
-def _writers(body: LoopBody, chosen: Sequence[Sinking]) -> Iterator[Writer]:
+def _writers(body: LoopBody, chosen: Sequence[Sinking]) -> Iterator[SinkWriter]:
     """One for each group, but one for all the groups that one tree of an accumulator has."""
     plans: dict[int, Plan] = {sinking.group: sinking.plan for sinking in chosen}
     sums: dict[int, list[Accumulated]] = {}

@@ -14,7 +14,7 @@ from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.accumulation 
 from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.chains import (
     CONVERT,
     REDUCING,
-    Step,
+    ChainOp,
     takes_number,
 )
 from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.opened import (
@@ -79,7 +79,7 @@ class SumWriter:
         self,
         opened: OpenedLoop,
         value: ir.Value,
-        steps: Sequence[Step],
+        steps: Sequence[ChainOp],
         collectives: list[ir.Operation],
     ) -> ir.Value:
         """What a chain makes of a total, in the accumulator's element type."""
@@ -91,7 +91,7 @@ class SumWriter:
                 collectives.append(maker_of(value))
         return value
 
-    def _run(self, opened: OpenedLoop, step: Step, value: ir.Value) -> ir.Value:
+    def _run(self, opened: OpenedLoop, step: ChainOp, value: ir.Value) -> ir.Value:
         op = step.op
         builder = build_at(opened, op.location)
         operands = [opened.after.get(other, 0) for other in _others(step)]
@@ -113,5 +113,5 @@ class SumWriter:
         return new.results[0]
 
 
-def _others(step: Step) -> list[ir.Value]:
+def _others(step: ChainOp) -> list[ir.Value]:
     return [value for i, value in enumerate(step.op.operands) if i != step.through]
