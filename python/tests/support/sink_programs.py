@@ -13,10 +13,17 @@ from stablehlo_tools.analysis.collectives import ModuleFacts
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.ir.inline import inline_all_calls
-from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.merging import merge_sunk
-from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.plan import Sinking, sinkings
-from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.writing import write_sinkings
-from stablehlo_tools.transforms.parts.pipeline_collectives.survey import LoopSurvey, loops_of, survey_loop
+from stablehlo_tools.transforms.parts.pipeline_collectives.moves import (
+    LoopSurvey,
+    loops_of,
+    survey_loop,
+)
+from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.plan import (
+    Sinking,
+    merge_sunk,
+    sinkings,
+    write_sinkings,
+)
 
 DEVICES = 8
 Array = np.ndarray[Any, Any]

@@ -1,15 +1,139 @@
-"""Choosing what goes ahead and what ends late, by predicted time and within memory."""
+"""What goes ahead and what ends late, chosen by predicted time and within memory.
+
+`predict` says what a program takes, and needs, with some of its loops held to a schedule. A loop
+that is to be held takes what its body takes scheduled by itself, with one collective in flight at a
+time; all else what it takes in the order in which it is written, for that is nearer to what XLA:GPU
+makes of it than any plan. XLA:TPU schedules well: there every loop counts as held.
+
+`prefetch_groups` says which collectives only gain something together: XLA merges dots that share an
+operand, the query, key and value projections of a layer, and the merged dot waits for all of their
+weights. To prefetch one of them alone gains nothing.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from stablehlo_tools.transforms.parts.pipeline_collectives.candidates import Move
-from stablehlo_tools.transforms.parts.pipeline_collectives.choices import Choice
-from stablehlo_tools.transforms.parts.pipeline_collectives.prediction import Prediction
-from stablehlo_tools.transforms.parts.pipeline_collectives.siblings import prefetch_groups
-from stablehlo_tools.transforms.parts.pipeline_collectives.survey import LoopSurvey
+from stablehlo_tools.analysis.collectives import ModuleFacts
+from stablehlo_tools.analysis.loops import FORMATTING, LoopBody
+from stablehlo_tools.analysis.tasks.graph import TracedGraph, traced_task_graph
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.cost.clock import Clock
+from stablehlo_tools.cost.hardware import Hardware
+from stablehlo_tools.ir.values import key_of
+from stablehlo_tools.overlap.bounds import iterations
+from stablehlo_tools.overlap.memory import memory_profile
+from stablehlo_tools.overlap.scheduling.scheduler import Limits, schedule
+from stablehlo_tools.overlap.simulator import simulate
+from stablehlo_tools.overlap.task_graph import TaskGraph, TaskKind
+from stablehlo_tools.transforms.parts.pipeline_collectives.holding import is_worth_holding
+from stablehlo_tools.transforms.parts.pipeline_collectives.moves import LoopSurvey, Move
+from stablehlo_tools.transforms.parts.pipeline_collectives.stages import Choice
+
+_LIMITS = Limits(at_once=1, buckets=False)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Time and memory of one run on a device; `holds`: fences are worth it in each loop that is to
+    be held."""
+
+    ns: float
+    peak_bytes: float
+    holds: bool
+
+
+def predict(module: ir.Module, hardware: Hardware, held: str | None) -> Prediction:
+    """Predicts a run; `held` is the attribute of the loops that are held, None if all are.
+
+    Raises ToolError for a program that cannot be timed.
+    """
+    clock = Clock(hardware, ModuleFacts.of(module).grid.size)
+    traced = traced_task_graph(module, clock, "")
+    reading = _Reading(held)
+    ns = reading.nanoseconds(traced, in_loop=False, scheduled=held is None)
+    return Prediction(ns, memory_profile(traced.graph).peak_bytes, reading.holds)
+
+
+class _Reading:
+    """Times a program, inner loops first."""
+
+    def __init__(self, held: str | None) -> None:
+        self._held = held
+        self.holds = True
+
+    def nanoseconds(self, traced: TracedGraph, *, in_loop: bool, scheduled: bool) -> float:
+        """The ns of a graph, each loop a task of what its body takes."""
+        tasks = list(traced.graph.tasks)
+        for number, body in traced.bodies.items():
+            loop = tasks[number].loop
+            assert loop is not None, "a task with a body is a loop"
+            is_held = any(self._held in op.attributes for op in traced.ops[number] if self._held)
+            inside = self.nanoseconds(body, in_loop=True, scheduled=is_held or not self._held)
+            ns = iterations(loop) * inside
+            tasks[number] = replace(tasks[number], kind=TaskKind.COMPUTE, loop=None, ns=ns)
+        flat = TaskGraph(tasks, traced.graph.storages)
+        if not scheduled:
+            return simulate(flat).total_ns
+        plan = schedule(flat, _LIMITS, in_loop=in_loop)
+        if self._held and not is_worth_holding(flat, plan):
+            self.holds = False
+        return plan.total_ns
+
+
+_DOT = "stablehlo.dot_general"
+
+
+def prefetch_groups(surveyed: LoopSurvey) -> list[frozenset[int]]:
+    """The collectives that can go ahead, by their numbers, in groups, as they are first read."""
+    groups: list[set[int]] = []
+    group_of: dict[ir.Value, set[int]] = {}
+    starts: dict[int, int] = {}
+    for number, move in enumerate(surveyed.ahead):
+        if not move.ops:
+            continue
+        own = {number}
+        starts[number] = _first_reader(surveyed.body, move.collective.op)
+        for shared in _shared_operands(surveyed.body, move.collective.op):
+            other = group_of.get(shared, own)
+            if other is not own:
+                own = _joined(own, other, groups, group_of)
+            group_of[shared] = own
+        if own not in groups:
+            groups.append(own)
+    ordered = sorted(groups, key=lambda group: min(starts[number] for number in group))
+    return [frozenset(group) for group in ordered]
+
+
+def _joined(
+    one: set[int], other: set[int], groups: list[set[int]], group_of: dict[ir.Value, set[int]]
+) -> set[int]:
+    other |= one
+    for value, group in group_of.items():
+        if group is one:
+            group_of[value] = other
+    groups[:] = [group for group in groups if group is not one]
+    return other
+
+
+def _shared_operands(body: LoopBody, op: ir.Operation) -> Iterator[ir.Value]:
+    """What the dots that read a collective's result, reformatted or not, multiply it with."""
+    pending: list[ir.Value] = list(op.results)
+    while pending:
+        value = pending.pop()
+        for user in body.users.get(value, ()):
+            if user.name == _DOT:
+                yield from (operand for operand in user.operands if operand != value)
+            elif user.name in FORMATTING:
+                pending += user.results
+
+
+def _first_reader(body: LoopBody, op: ir.Operation) -> int:
+    """The position of the first op that reads a collective's result."""
+    users = [user for result in op.results for user in body.users.get(result, ())]
+    return min((body.position_of[key_of(user)] for user in users), default=len(body.ops))
+
 
 Judge = Callable[[Choice], Prediction | None]
 

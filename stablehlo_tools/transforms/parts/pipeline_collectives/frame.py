@@ -1,19 +1,29 @@
 """The values of a loop's iterations as they are known at one place of the rewritten program.
 
-A frame is a block with an insertion point: before the loop, in its new body, or after it. It maps
+A frame is a block with an insertion point: before the loop, in its new body, or behind it. It maps
 a value of the old body, of some iteration, to the value that stands for it there. Iterations are
 counted from the frame's own zero: the first one before the loop, that of stage 0 in the body, one
-past the last after it.
+past the last behind it.
+
+`hoist` is its simplest client: collectives that send the same in every iteration run once:
+
+  while {
+    %g = "stablehlo.all_gather"(%w)     // of a %w that every iteration hands on as it came
+  }
+==>
+  %g = "stablehlo.all_gather"(%w)
+  while (…, %carried = %g)
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from stablehlo_tools.analysis.loops import LoopBody
 from stablehlo_tools.analysis.trip_counts import constant_integer, wrap
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.builder import Builder
+from stablehlo_tools.ir.carriers import append, append_arguments, append_to_terminator
 from stablehlo_tools.ir.inline import copy_with
 from stablehlo_tools.ir.values import key_of, producer
 
@@ -110,3 +120,37 @@ class Frame:
             return builder.splat(wrap(start + amount, kind), [], element)
         name = "add" if amount > 0 else "subtract"
         return builder.same(name, counter, builder.splat(abs(amount), [], element))
+
+
+def is_the_same(body: LoopBody, ops: Sequence[ir.Operation]) -> bool:
+    """Whether ops compute the same in every iteration, from what does not change in the loop."""
+    made = {result for op in ops for result in op.results}
+    read = (value for op in ops for value in body.reads(op) if value not in made)
+    return all(body.is_indexed(value) and not body.is_moving(value) for value in read)
+
+
+def hoist(body: LoopBody, ops: Sequence[ir.Operation]) -> ir.Operation:
+    """Runs ops, in their order, before the loop, which carries what others need of them.
+
+    Returns the new loop; `body` is not valid any more.
+    """
+    operands = list(body.loop.operands)
+    kept = {number: operands[number] for number in body.invariant}
+    frame = Frame(body, ir.InsertionPoint(body.loop), {}, kept)
+    for op in ops:
+        frame.run(op, 0)
+    moved = {key_of(op) for op in ops}
+    read = {v for op in body.ops if key_of(op) not in moved for v in body.reads(op)}
+    wanted = [v for op in ops for v in op.results if v in read or body.carries_of(v)]
+    carried = [frame.get(value, 0) for value in wanted]
+    kinds = [value.type for value in carried]
+    loop = append(body.loop, carried, kinds)
+    condition, block = (region.blocks[0] for region in loop.regions)
+    append_arguments(condition, kinds)
+    arguments = append_arguments(block, kinds)
+    for value, argument in zip(wanted, arguments, strict=True):
+        value.replace_all_uses_with(argument)
+    append_to_terminator(block, arguments)
+    for op in reversed(ops):
+        op.erase()
+    return loop

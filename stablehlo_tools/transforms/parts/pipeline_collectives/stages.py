@@ -1,18 +1,26 @@
-"""A stage for each op of a loop's body: how many iterations late it runs.
+"""Software pipelining: a stage for each op of a loop's body, and the loop written by its stages.
 
-At time t the pipelined loop runs the ops of stage s for iteration t - s. With `depth` the highest
-stage, the first `depth` times run before the loop, with the stages that have begun, and the last
-`depth` after it, with those that have not ended: no iteration runs too often, none out of range.
+A stage is how many iterations late an op runs. At time t the pipelined loop runs the ops of stage s
+for iteration t - s. With `depth` the highest stage, the first `depth` times run before the loop
+(the prologue), with the stages that have begun, and the last `depth` behind it (the epilogue), with
+those that have not ended: no iteration runs too often, none out of range.
+
+What one stage makes and a later one reads travels through the loop in further carries, one for each
+iteration that it waits. The condition stays as it is, for the counter is that of stage 0; where it
+starts moves on instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from stablehlo_tools.analysis.loops import Key, LoopBody
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.ir.carriers import reopened, terminator
 from stablehlo_tools.ir.values import key_of, producer
+from stablehlo_tools.transforms.parts.pipeline_collectives.frame import Frame
+from stablehlo_tools.transforms.parts.pipeline_collectives.moves import LoopSurvey, Move
 
 
 @dataclass(frozen=True)
@@ -87,3 +95,200 @@ def _carry_stage(body: LoopBody, number: int, stages: dict[Key, int]) -> int:
             return stages.get(key_of(maker), 0) if maker is not None else 0
         number = following
     return 0
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A choice of which collectives of a loop, by their number, go ahead and which end late."""
+
+    ahead: frozenset[int] = frozenset()
+    late: frozenset[int] = frozenset()
+
+    def __bool__(self) -> bool:
+        return bool(self.ahead or self.late)
+
+
+def stages_for(surveyed: LoopSurvey, choice: Choice, distance: int) -> Stages | str:
+    """The stages that a choice asks for, or why the loop cannot have them."""
+    ahead = _ops(surveyed, surveyed.ahead, choice.ahead)
+    early = {key_of(op) for op in ahead}
+    late = [
+        op
+        for number in sorted(choice.late)
+        if early.isdisjoint(key_of(op) for op in surveyed.late[number].ops)
+        for op in surveyed.late[number].ops
+    ]
+    stages = assign_stages(surveyed.body, ahead, late, distance)
+    if surveyed.fewest <= stages.depth:
+        return f"the loop runs {_times(surveyed.fewest)}, not more than {_times(stages.depth)}"
+    return broken_dependence(surveyed.body, stages) or stages
+
+
+def _times(count: int) -> str:
+    return {0: "not at all", 1: "once", 2: "twice"}.get(count, f"{count} times")
+
+
+def pass_barriers(surveyed: LoopSurvey, choice: Choice) -> bool:
+    """Lets what goes ahead read past barriers; whether there were any, so that `surveyed` is old.
+
+    A barrier between a weight and its gather in the backward pass keeps a compiler from computing
+    the gather of the forward pass only once. Between loops nothing of that kind is done.
+    """
+    passed = False
+    for op in _ops(surveyed, surveyed.ahead, choice.ahead):
+        for number, operand in enumerate(op.operands):
+            if operand in surveyed.body.behind_barrier:
+                op.operands[number] = surveyed.body.behind_barrier[operand]
+                passed = True
+    return passed
+
+
+def _ops(
+    surveyed: LoopSurvey, moves: Sequence[Move], numbers: frozenset[int]
+) -> list[ir.Operation]:
+    return [op for number in sorted(numbers) for op in moves[number].ops]
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A value of the body that waits: what it is `age` iterations after it was made."""
+
+    value: ir.Value
+    age: int
+
+
+@dataclass(frozen=True)
+class Pipelined:
+    """The new loop, and what takes the place of the old one's results."""
+
+    loop: ir.Operation
+    ends: list[ir.Value]
+
+
+def write_stages(body: LoopBody, stages: Stages) -> Pipelined:
+    """Replaces a loop by its pipelined form; `body` is not valid any more.
+
+    The loop runs more often than `stages.depth`, and the stages keep all dependences.
+    """
+    return _StagedLoop(body, stages).write()
+
+
+def waiting_values(body: LoopBody, stages: Stages) -> list[Waiting]:
+    """What the pipelined loop carries besides what it did, in order."""
+    oldest: dict[ir.Value, int] = {}
+    for op in body.ops:
+        if not body.is_placed(op):
+            continue
+        for value in body.reads(op):
+            if not body.is_indexed(value):
+                age = stages.at(op) - _made_at(body, stages, value)
+                oldest[value] = max(age, oldest.get(value, 0))
+    return [Waiting(value, age) for value, most in oldest.items() for age in range(1, most + 1)]
+
+
+def _made_at(body: LoopBody, stages: Stages, value: ir.Value) -> int:
+    """The stage that a value belongs to."""
+    maker = producer(value)
+    if maker is not None:
+        return stages.at(maker)
+    number = body.argument_number(value)
+    assert number is not None, "a value of the body"
+    return stages.of_carry[number]
+
+
+class _StagedLoop:
+    """Rewrites one loop."""
+
+    def __init__(self, body: LoopBody, stages: Stages) -> None:
+        self._body = body
+        self._stages = stages
+        self._waiting = waiting_values(body, stages)
+        self._order: list[ir.Operation] = sorted(
+            (op for op in body.ops if body.is_placed(op)), key=self._rank
+        )
+
+    def _rank(self, op: ir.Operation) -> tuple[bool, int]:
+        """What goes ahead waits for nothing and comes first, then what a carry hands over."""
+        return key_of(op) not in self._stages.ahead, -self._stages.at(op)
+
+    def write(self) -> Pipelined:
+        """Writes everything."""
+        body, depth = self._body, self._stages.depth
+        old = body.loop
+        before = self._prologue(ir.InsertionPoint(old))
+        starts = [before.get(value, depth - self._waits(value)) for value in body.arguments]
+        starts += [before.get(w.value, depth - self._waits(w.value) - w.age) for w in self._waiting]
+        new = reopened(old, starts, [value.type for value in starts])
+        self._write_condition(old, new)
+        self._write_body(new)
+        after = self._epilogue(new)
+        ends = [
+            new.results[number] if number in body.invariant else after.get(value, 0)
+            for number, value in enumerate(body.arguments)
+        ]
+        for result, end in zip(old.results, ends, strict=True):
+            result.replace_all_uses_with(end)
+        old.erase()
+        return Pipelined(new, ends)
+
+    def _prologue(self, point: ir.InsertionPoint) -> Frame:
+        """The first times, in front of the loop; iterations are counted from the first."""
+        operands = list(self._body.loop.operands)
+        frame = self._frame(point, operands)
+        for number in self._stages.of_carry:
+            frame.bind(self._body.arguments[number], 0, operands[number])
+        for time in range(self._stages.depth):
+            for op in self._order:
+                if self._stages.at(op) <= time:
+                    frame.run(op, time - self._stages.at(op))
+        return frame
+
+    def _write_condition(self, old: ir.Operation, new: ir.Operation) -> None:
+        block = old.regions[0].blocks[0]
+        block.append_to(new.regions[0])
+        for waiting in self._waiting:
+            block.add_argument(waiting.value.type, old.location)
+
+    def _write_body(self, new: ir.Operation) -> None:
+        body = self._body
+        kinds = [operand.type for operand in new.operands]
+        block = new.regions[1].blocks.append(*kinds, arg_locs=[new.location] * len(kinds))
+        frame = self._frame(ir.InsertionPoint(block), list(block.arguments))
+        self._bind_state(frame, list(block.arguments))
+        for op in self._order:
+            frame.run(op, -self._stages.at(op))
+        ends = [
+            frame.get(end, 0 if body.is_indexed(value) else -self._waits(value))
+            for value, end in zip(body.arguments, body.ends, strict=True)
+        ]
+        ends += [frame.get(w.value, 1 - self._waits(w.value) - w.age) for w in self._waiting]
+        last = terminator(body.block)
+        ir.Operation.create(
+            last.name, operands=ends, loc=last.location, ip=ir.InsertionPoint(block)
+        )
+
+    def _epilogue(self, new: ir.Operation) -> Frame:
+        """The last times, behind the loop; iterations are counted from one past the last."""
+        results = list(new.results)
+        frame = self._frame(ir.InsertionPoint(self._body.loop), results)
+        self._bind_state(frame, results)
+        for time in range(self._stages.depth):
+            for op in self._order:
+                if self._stages.at(op) > time:
+                    frame.run(op, time - self._stages.at(op))
+        return frame
+
+    def _frame(self, point: ir.InsertionPoint, state: Sequence[ir.Value]) -> Frame:
+        counted = {number: state[number] for number in self._body.steps}
+        kept = {number: state[number] for number in self._body.invariant}
+        return Frame(self._body, point, counted, kept)
+
+    def _bind_state(self, frame: Frame, state: Sequence[ir.Value]) -> None:
+        for number, stage in self._stages.of_carry.items():
+            frame.bind(self._body.arguments[number], -stage, state[number])
+        for waiting, value in zip(self._waiting, state[len(self._body.arguments) :], strict=True):
+            frame.bind(waiting.value, -self._waits(waiting.value) - waiting.age, value)
+
+    def _waits(self, value: ir.Value) -> int:
+        """The stage of a value; 0 for an indexed one."""
+        return 0 if self._body.is_indexed(value) else _made_at(self._body, self._stages, value)

@@ -1,39 +1,47 @@
-"""Which collectives of a loop can run once, after it, and how; nothing is changed here.
+"""Which collectives of a loop can run once, behind it, and the loop without them.
 
-Three ways are tried, in this order: on the sum that an accumulator makes of what is sent
-(`accumulation`), on what the last iteration sends (`last_values`), on what all iterations send,
-stacked (`stacking`).
+Three ways are tried, in this order: on the sum that an accumulator makes of what is sent (`sums`),
+on what the last iteration sends (`last_values`), on what all iterations send, stacked (`rows`). The
+first needs least memory and the last most. A collective that the loop's own rewriting has brought
+out is then merged with others that are alike: one message for each kind of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
-from stablehlo_tools.analysis.collectives import Collective, tensor_bytes
+from stablehlo_tools.analysis.collectives import Collective, classify_communication, tensor_bytes
 from stablehlo_tools.analysis.loop_indices import LoopIndices
 from stablehlo_tools.analysis.loops import Key, LoopBody
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.builder import element_of, shape_of
 from stablehlo_tools.ir.values import key_of
-from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.accumulation import (
-    Accumulated,
-    accumulated,
-)
+from stablehlo_tools.transforms.parts.bucket_collectives.merge import Merger
+from stablehlo_tools.transforms.parts.bucket_collectives.placement import in_block_order
+from stablehlo_tools.transforms.parts.pipeline_collectives.moves import why_unsinkable
 from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.last_values import (
     LastValue,
+    LastWriter,
     last_of,
     last_value,
 )
-from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.refusals import why_never
-from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.stacking import (
+from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.opened import OpenedLoop
+from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.rows import (
     UPDATE,
+    RowsWriter,
     Stacked,
     stacked,
     stacked_from,
 )
-from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.trees import TREES, Trees
+from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.sums import (
+    TREES,
+    Accumulated,
+    SumWriter,
+    Trees,
+    accumulated,
+)
 
 Plan = Accumulated | LastValue | Stacked
 
@@ -70,7 +78,7 @@ class _Planner:
         self._body = body
         self._number = {key_of(c.op): i for i, c in enumerate(body.collectives)}
         self.found: dict[Key, Sinking | str] = {}
-        reasons = {key_of(c.op): why_never(c) for c in body.collectives}
+        reasons = {key_of(c.op): why_unsinkable(c) for c in body.collectives}
         self.found.update({key: reason for key, reason in reasons.items() if reason})
         trees = Trees(body)
         self._sums = {key_of(c.op): accumulated(body, c, trees) for c in self._left()}
@@ -180,3 +188,122 @@ def _bytes(values: Iterable[ir.Value]) -> int | None:
 
 def _difference(more: int | None, less: int | None) -> int | None:
     return None if more is None or less is None else more - less
+
+
+class SinkWriter(Protocol):
+    """Writes what was planned for one or several collectives."""
+
+    @property
+    def dead(self) -> Sequence[int]:
+        """The carries that nothing reads any more."""
+        ...
+
+    @property
+    def removed(self) -> Sequence[ir.Operation]:
+        """The ops that leave the body."""
+        ...
+
+    def take_carries(self, opened: OpenedLoop) -> None:
+        """Reserves what the loop carries instead."""
+        ...
+
+    def write(self, opened: OpenedLoop) -> tuple[dict[int, ir.Value], list[ir.Operation]]:
+        """Writes the body's share and what follows the loop.
+
+        Returns what stands for results of the loop, and the collectives behind it.
+        """
+        ...
+
+
+def write_sinkings(
+    body: LoopBody, chosen: Sequence[Sinking]
+) -> tuple[ir.Operation, list[ir.Operation]]:
+    """Replaces a loop; returns the new one and the collectives that now stand after it, in order.
+
+    One of a group stands for all of it. `body` and the plans made of it are not valid any more.
+    """
+    writers = list(_writers(body, chosen))
+    opened = OpenedLoop(body, [number for writer in writers for number in writer.dead])
+    for writer in writers:
+        writer.take_carries(opened)
+    opened.open()
+    results: dict[int, ir.Value] = {}
+    collectives: list[ir.Operation] = []
+    for writer in writers:
+        changed, written = writer.write(opened)
+        results.update(changed)
+        collectives += written
+    removed: set[Key] = {key_of(op) for writer in writers for op in writer.removed}
+    opened.close(removed, results)
+    return opened.new, in_block_order(collectives)
+
+
+def _writers(body: LoopBody, chosen: Sequence[Sinking]) -> Iterator[SinkWriter]:
+    """One for each group, but one for all the groups that one tree of an accumulator has."""
+    plans: dict[int, Plan] = {sinking.group: sinking.plan for sinking in chosen}
+    sums: dict[int, list[Accumulated]] = {}
+    for group in sorted(plans):
+        plan = plans[group]
+        if isinstance(plan, Accumulated):
+            sums.setdefault(plan.tree.carry, []).append(plan)
+    for leaves in sums.values():
+        yield SumWriter(body, leaves)
+    for group in sorted(plans):
+        plan = plans[group]
+        if isinstance(plan, LastValue):
+            yield LastWriter(body, plan)
+        elif isinstance(plan, Stacked):
+            yield RowsWriter(body, plan)
+
+
+_LARGEST = 32 << 20  # bytes of a bucket's operands: beyond, a larger message gains nothing
+
+
+def merge_sunk(module: ir.Module, ops: Sequence[ir.Operation]) -> list[ir.Operation]:
+    """Makes one collective of several where that keeps their values; returns all that are left.
+
+    `ops` are collectives of one block. Handles to those that are merged become invalid. Raises a
+    located ToolError for groups that the module does not have.
+    """
+    if not ops:
+        return []
+    merger = Merger(module)
+    classify = classify_communication(module.context)
+    buckets: list[list[Collective]] = []
+    for op in in_block_order(ops):
+        collective = classify(op)
+        assert collective is not None, "a collective that ran in a loop"
+        bucket = next((b for b in buckets if _has_room(b, collective, merger)), None)
+        if bucket is None:
+            buckets.append([collective])
+        else:
+            bucket.append(collective)
+    kept: list[ir.Operation] = []
+    for bucket in buckets:
+        for members in _mergeable(bucket, merger):
+            kept.append(merger.merge(members) if len(members) > 1 else members[0].op)
+    return in_block_order(kept)
+
+
+def _has_room(bucket: Sequence[Collective], collective: Collective, merger: Merger) -> bool:
+    """Whether a bucket holds what is like a collective, and has room for it."""
+    traits = merger.traits(collective)
+    if isinstance(traits, str) or merger.traits(bucket[0]) != traits:
+        return False
+    sizes = [member.bytes_in for member in (*bucket, collective)]
+    known = [size for size in sizes if size is not None]
+    return len(known) == len(sizes) and sum(known) <= _LARGEST
+
+
+def _mergeable(bucket: Sequence[Collective], merger: Merger) -> list[list[Collective]]:
+    """A bucket in parts, none of whose members leads to another; mostly as a whole."""
+    if len(bucket) == 1 or merger.why_not(bucket) is None:
+        return [list(bucket)]
+    parts: list[list[Collective]] = []
+    for collective in bucket:
+        part = next((p for p in parts if merger.why_not([*p, collective]) is None), None)
+        if part is None:
+            parts.append([collective])
+        else:
+            part.append(collective)
+    return parts

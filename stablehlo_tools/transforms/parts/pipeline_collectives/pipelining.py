@@ -1,43 +1,115 @@
-"""The next loop of a module: its collectives run before it, behind it, or in other iterations."""
+"""Goes through the loops of a module, inner ones first, and moves their collectives.
+
+Each loop is rewritten by kinds, in this order: what sends the same in every iteration runs before
+it (`frame.hoist`), what can run once runs behind it (`sinking`), and of what is left some runs in
+other iterations (`stages`). The order matters: the fewer collectives are left in the body, the more
+compute there is to hide each of them.
+
+A rewriting replaces the loop and so ends the life of all handles to it and to what is in it, in
+loops around it too. So the loops that are still to be done, those to be fenced at the end, and the
+collectives that came out of loops are marked by attributes: copies of a module have them too, in
+which `auto` tries what it considers.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
-from stablehlo_tools.analysis.collectives import Collective, ModuleFacts
+from stablehlo_tools.analysis.collectives import Collective, ModuleFacts, find_collectives
 from stablehlo_tools.analysis.communication import BRANCHES
-from stablehlo_tools.analysis.loops import Key
+from stablehlo_tools.analysis.effects import Effects
+from stablehlo_tools.analysis.loops import Key, LoopBody
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.diagnostics import Diagnostic, note
+from stablehlo_tools.cost.hardware import Hardware
+from stablehlo_tools.diagnostics import Diagnostic, Severity, note, to_place
 from stablehlo_tools.ir.copying import copy_module
+from stablehlo_tools.ir.symbols import functions_by_name
 from stablehlo_tools.ir.values import key_of
-from stablehlo_tools.transforms.parts.pipeline_collectives.candidates import Move
-from stablehlo_tools.transforms.parts.pipeline_collectives.choices import (
+from stablehlo_tools.ir.walk import walk
+from stablehlo_tools.transforms.parts.pipeline_collectives.choosing import (
+    Budget,
+    Prediction,
+    best_choice,
+    possible,
+    predict,
+)
+from stablehlo_tools.transforms.parts.pipeline_collectives.frame import hoist, is_the_same
+from stablehlo_tools.transforms.parts.pipeline_collectives.holding import hold_loop, keep_back
+from stablehlo_tools.transforms.parts.pipeline_collectives.moves import (
+    LoopSurvey,
+    Move,
+    loops_of,
+    survey_loop,
+)
+from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.plan import (
+    Sinking,
+    merge_sunk,
+    sinkings,
+    write_sinkings,
+)
+from stablehlo_tools.transforms.parts.pipeline_collectives.stages import (
     Choice,
     pass_barriers,
     stages_for,
+    write_stages,
 )
-from stablehlo_tools.transforms.parts.pipeline_collectives.choosing import (
-    Budget,
-    best_choice,
-    possible,
-)
-from stablehlo_tools.transforms.parts.pipeline_collectives.hoisting import hoist, is_the_same
-from stablehlo_tools.transforms.parts.pipeline_collectives.holding import keep_back
-from stablehlo_tools.transforms.parts.pipeline_collectives.marks import (
-    SUNK,
-    TO_HOLD,
-    TO_PIPELINE,
-    mark,
-    next_loop,
-)
-from stablehlo_tools.transforms.parts.pipeline_collectives.prediction import Prediction, predict
-from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.plan import Sinking, sinkings
-from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.writing import write_sinkings
-from stablehlo_tools.transforms.parts.pipeline_collectives.survey import LoopSurvey, survey_loop
-from stablehlo_tools.transforms.parts.pipeline_collectives.wanted import Options
-from stablehlo_tools.transforms.parts.pipeline_collectives.writing import write_stages
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of the pass; `limit` in bytes, None if none is given."""
+
+    direction: str
+    distance: int
+    hardware: Hardware
+    limit: float | None
+    hold: bool
+
+    @property
+    def most_bytes(self) -> float:
+        """What a program may need."""
+        return self.hardware.memory_bytes if self.limit is None else self.limit
+
+    @property
+    def holds(self) -> bool:
+        """Whether fences are written: XLA:TPU keeps to none."""
+        return self.hold and not self.hardware.is_torus
+
+    def allows(self, direction: str) -> bool:
+        """Whether collectives may move in a direction."""
+        return self.direction in (direction, "auto")
+
+
+TO_PIPELINE = "stablehlo_tools.to_pipeline"  # on the loops that are not done yet
+TO_HOLD = "stablehlo_tools.to_hold"  # on the loops that are pipelined
+SUNK = "stablehlo_tools.sunk"  # on the collectives that came out of a loop
+
+
+def mark(op: ir.Operation, name: str) -> None:
+    """Marks an op; copies of it have the mark too."""
+    op.attributes[name] = ir.UnitAttr.get(op.context)
+
+
+def next_loop(module: ir.Module) -> ir.Operation | None:
+    """The first loop that is not done, inner ones before those around them."""
+    return next((loop for loop in loops_of(module) if TO_PIPELINE in loop.attributes), None)
+
+
+def unmarked(module: ir.Module, name: str) -> list[ir.Operation]:
+    """The ops with a mark, inner ones last; they lose it."""
+    found: list[ir.Operation] = []
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        if name in op.attributes:
+            del op.attributes[name]
+            found.append(op)
+        return ir.WalkResult.ADVANCE
+
+    walk(module.operation, visit)
+    return found
+
 
 _SUNK_ON = {
     "sum": "on the sum of what it sends",
@@ -254,3 +326,61 @@ def _hoist_all(surveyed: LoopSurvey) -> None:
     """Hoists whatever sends the same in every iteration."""
     needed = {key_of(op) for move in _unchanging(surveyed) for op in move.ops}
     hoist(surveyed.body, [op for op in surveyed.body.ops if key_of(op) in needed])
+
+
+@dataclass
+class LoopPipelining:
+    """Rewrites the loops of a module that has no calls."""
+
+    module: ir.Module
+    options: Options
+    changed: bool = False
+    notes: list[Diagnostic] = field(default_factory=list[Diagnostic])
+
+    def run(self) -> None:
+        """Rewrites what there is to rewrite."""
+        facts = ModuleFacts.of(self.module)
+        effects = Effects(functions_by_name(self.module))
+        loops = loops_of(self.module)
+        communicating = [loop for loop in loops if LoopBody(loop, effects).communicates(loop)]
+        for loop in communicating:
+            mark(loop, TO_PIPELINE)
+        if not communicating:
+            self.notes.append(_nothing_to_pipeline(self.module, len(loops)))
+        while next_loop(self.module) is not None:
+            one = OneLoop(self.module, self.options, facts)
+            one.run()
+            self.changed = self.changed or one.changed
+            self.notes += one.notes
+        self._merge()
+        for loop in reversed(unmarked(self.module, TO_HOLD)):
+            hold_loop(self.module, loop, self.options.hardware)
+
+    def _merge(self) -> None:
+        """Merges the collectives that were sunk, once no loop around them is rewritten any more."""
+        sunk: dict[ir.Block, list[ir.Operation]] = {}
+        for op in unmarked(self.module, SUNK):
+            sunk.setdefault(op.block, []).append(op)
+        for ops in sunk.values():
+            merge_sunk(self.module, ops)
+
+
+def _nothing_to_pipeline(module: ir.Module, loops: int) -> Diagnostic:
+    """Why a program without a loop that communicates stays as it is, and what to do with it."""
+    collectives = find_collectives(module)
+    if not collectives:
+        message = "there is nothing to pipeline: the program has no collective"
+        return Diagnostic(Severity.NOTE, message, to_place(module.operation.location))
+    has = (
+        f"none of the program's {loops} loops has a collective"
+        if loops
+        else ("the program has no loop, as where its layers are unrolled")
+    )
+    return Diagnostic(
+        Severity.NOTE,
+        f"there is no loop to pipeline: {has}, and its {len(collectives)} communicating ops run "
+        "once each, the first of them here. Run alike layers in a loop (jax.lax.scan over stacked "
+        "weights) to have collectives move between iterations; a program without loops is for "
+        "bucket-collectives and schedule-overlap",
+        to_place(collectives[0].op.location),
+    )

@@ -1,28 +1,36 @@
-"""Which collectives of a loop can run in another iteration, and why the others cannot."""
+"""Which collectives of a loop can run in another iteration, and why the others cannot.
+
+`survey_loop` reads a loop once; its `ahead` and `late` say for each collective which ops would move
+with it. XLA has a pass for the same (collective_pipeliner.cc), which demands more of the loop:
+backwards (here: ahead) it moves chains of ops that nothing else reads and that begin at carries
+which stay as they are; forwards (late) it wants the result formatted into the one
+dynamic_update_slice of a carry. Here whatever a collective needs, or whatever depends on it, moves
+along, others may read it too, and carries may be handed from one position to another, as long as no
+costly op is among them: moved with the collective, it could not hide it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
-from stablehlo_tools.analysis.collectives import Collective
+from stablehlo_tools.analysis.collectives import Collective, ModuleFacts
+from stablehlo_tools.analysis.device_values import DeviceValues
+from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.loop_indices import LoopIndices, is_monotonic, written_positions
 from stablehlo_tools.analysis.loops import FORMATTING, LoopBody
+from stablehlo_tools.analysis.trip_counts import Counted, counted
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import to_place
+from stablehlo_tools.dialect.names import DYNAMIC_UPDATE_SLICE, WHILE
+from stablehlo_tools.dialect.traits import COLLECTIVES, short_names
+from stablehlo_tools.ir.symbols import functions_by_name
 from stablehlo_tools.ir.values import key_of, producer
+from stablehlo_tools.ir.walk import walk
 
-MOVABLE = frozenset(
-    {
-        "all_gather",
-        "all_reduce",
-        "all_to_all",
-        "collective_broadcast",
-        "collective_permute",
-        "reduce_scatter",
-    }
-)
-_UPDATE = "stablehlo.dynamic_update_slice"
+MOVABLE = short_names(COLLECTIVES)  # transfers to a host, and Shardy's reshards, keep their place
+_SHARDINGS = ("sdy.sharding", "mhlo.sharding")
 
 
 @dataclass(frozen=True)
@@ -57,7 +65,7 @@ def ahead(body: LoopBody, collective: Collective) -> Move:
 
 
 def late(body: LoopBody, collective: Collective, indices: LoopIndices) -> Move:
-    """Whether a collective could end after its iteration, with all that hangs on it."""
+    """Whether a collective could end after its iteration, with all that depends on it."""
     stays = why_unmovable(collective)
     if stays:
         return Move(collective, reason=stays)
@@ -75,11 +83,11 @@ def late(body: LoopBody, collective: Collective, indices: LoopIndices) -> Move:
 def _stays_here(
     body: LoopBody, collective: Collective, here: Sequence[ir.Operation], indices: LoopIndices
 ) -> str:
-    """Why what hangs on a collective in its own iteration cannot wait; empty where it can."""
+    """Why what depends on a collective in its own iteration cannot wait; empty where it can."""
     for op in here:
         if body.is_costly(op):
             return f"its result is needed by the {named(op)}"
-        if op.name == _UPDATE and not _is_regular(op, body, indices):
+        if op.name == DYNAMIC_UPDATE_SLICE and not _is_regular(op, body, indices):
             return (
                 f"it is not shown that the positions of the {named(op)} go one way and do not "
                 "wrap around"
@@ -116,12 +124,39 @@ def named(op: ir.Operation) -> str:
 
 
 def why_unmovable(collective: Collective) -> str:
-    """Why a collective keeps its place whatever the loop; empty where that depends."""
+    """Why a collective keeps its place whatever the loop; empty where that depends on the loop."""
     if collective.is_async:
         return "it is asynchronous already, with a start and a done of its own"
     if collective.kind not in MOVABLE:
         return f"a {collective.kind} keeps its place"
     return ""
+
+
+def why_unsinkable(collective: Collective) -> str:
+    """Why a collective can run behind no loop; empty where that depends on the loop."""
+    op = collective.op
+    stays = why_unmovable(collective)
+    if stays:
+        return stays
+    if len(op.operands) != 1:
+        return "it has several operands"
+    if not all(is_static_tensor(value.type) for value in (*op.operands, *op.results)):
+        return "it sends a tensor without a static shape"
+    if has_sharding(op):
+        return "its result has a sharding of its own"
+    return ""
+
+
+def is_static_tensor(type_: ir.Type) -> bool:
+    """Whether a type is that of a tensor of numbers whose dimensions are all known."""
+    if not isinstance(type_, ir.RankedTensorType) or not type_.has_static_shape:
+        return False
+    return isinstance(type_.element_type, ir.IntegerType | ir.FloatType | ir.ComplexType)
+
+
+def has_sharding(op: ir.Operation) -> bool:
+    """Whether an op says how its results are sharded, in the words of Shardy or of XLA."""
+    return any(name in op.attributes for name in _SHARDINGS)
 
 
 def _is_carried(body: LoopBody, value: ir.Value) -> bool:
@@ -172,3 +207,85 @@ def _with_tensors(
             if not isinstance(result.type, ir.RankedTensorType):
                 return Move(collective, reason=f"a loop carries no {result.type}")
     return Move(collective, ops)
+
+
+@dataclass(frozen=True)
+class LoopSurvey:
+    """A loop as it stands; not valid any more once the module changes.
+
+    `fewest` is how often it runs at least, on any device; `reason` why that is not known.
+    """
+
+    body: LoopBody
+    indices: LoopIndices
+    trips: int | None
+    fewest: int
+    reason: str
+
+    @property
+    def collectives(self) -> list[Collective]:
+        """Those of the body itself, in order."""
+        return self.body.collectives
+
+    @cached_property
+    def ahead(self) -> list[Move]:
+        """Which of them could go ahead of their iteration."""
+        return [self._checked(ahead(self.body, each)) for each in self.collectives]
+
+    @cached_property
+    def late(self) -> list[Move]:
+        """Which of them could end in a later iteration."""
+        return [self._checked(late(self.body, each, self.indices)) for each in self.collectives]
+
+    def _checked(self, move: Move) -> Move:
+        if not self.reason or not move.ops:
+            return move
+        return Move(move.collective, reason=self.reason)
+
+
+def survey_loop(loop: ir.Operation, module: ir.Module, facts: ModuleFacts) -> LoopSurvey:
+    """Reads a loop of a module without calls."""
+    values = DeviceValues(module, facts)
+
+    def known(value: ir.Value) -> Sequence[int] | None:
+        numbers = values.scalar(value)
+        return None if numbers is None else [int(number) for number in numbers]
+
+    body = LoopBody(loop, Effects(functions_by_name(module)))
+    count = _communicates_in_condition(body) or counted(loop, known)
+    trips = _trips(count)
+    return LoopSurvey(
+        body,
+        LoopIndices(body, trips or 0, known),
+        trips,
+        min(count.trips) if isinstance(count, Counted) else 0,
+        count if isinstance(count, str) else "",
+    )
+
+
+def loops_of(module: ir.Module) -> list[ir.Operation]:
+    """All loops, inner ones before those around them."""
+    loops: list[ir.Operation] = []
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        if op.name == WHILE:
+            loops.append(op)
+        return ir.WalkResult.ADVANCE
+
+    walk(module.operation, visit)
+    return loops[::-1]
+
+
+def _trips(count: Counted | str) -> int | None:
+    """How often a loop runs on all devices, if they agree."""
+    if isinstance(count, str) or len(set(count.trips)) != 1:
+        return None
+    return count.trips[0]
+
+
+def _communicates_in_condition(body: LoopBody) -> str:
+    condition = body.loop.regions[0].blocks[0]
+    for view in condition.operations:
+        if body.communicates(view.operation) or body.effects.has_effect(view.operation):
+            return f"its condition has a {view.operation.name.removeprefix('stablehlo.')}"
+    return ""
