@@ -12,10 +12,10 @@ _WITH_REDUCER = frozenset({"all_reduce", "reduce", "reduce_scatter"})
 
 
 class Builder:
-    """Creates ops at a place, all with one location."""
+    """Creates ops at an insertion point, all with one location."""
 
     def __init__(self, point: ir.InsertionPoint, location: ir.Location) -> None:
-        self._point = point
+        self.point = point
         self.location = location
         self.context = location.context
 
@@ -34,7 +34,7 @@ class Builder:
             attributes=attributes,
             regions=int(name in _WITH_REDUCER),
             loc=self.location,
-            ip=self._point,
+            ip=self.point,
         ).results[0]
 
     def tensor(self, shape: Sequence[int], element: ir.Type) -> ir.Type:
@@ -51,11 +51,23 @@ class Builder:
         kind = self.tensor(shape, element)
         return self.op("constant", [], kind, value=ir.DenseElementsAttr.get_splat(kind, value))
 
+    def splat_like(self, number: float, value: ir.Value) -> ir.Value:
+        """A constant tensor of one number, of another tensor's type."""
+        return self.splat(number, shape_of(value), element_of(value))
+
+    def i32(self, number: int) -> ir.Value:
+        """A constant scalar i32."""
+        return self.splat(number, [], ir.IntegerType.get_signless(32, self.context))
+
+    def constant(self, elements: np.ndarray) -> ir.Value:
+        """A constant tensor with an array's elements and element type."""
+        with self.context:
+            value = ir.DenseElementsAttr.get(elements)
+        return self.op("constant", [], value.type, value=value)
+
     def table(self, numbers: Sequence[int]) -> ir.Value:
         """A constant vector of i32."""
-        with self.context:
-            value = ir.DenseElementsAttr.get(np.asarray(numbers, dtype=np.int32))
-        return self.op("constant", [], value.type, value=value)
+        return self.constant(np.asarray(numbers, dtype=np.int32))
 
     def reshape(self, value: ir.Value, shape: Sequence[int]) -> ir.Value:
         """The same elements in another shape."""
@@ -69,6 +81,44 @@ class Builder:
             self.tensor(shape, element_of(value)),
             broadcast_dimensions=self.integers(dims),
         )
+
+    def transpose(self, value: ir.Value, permutation: Sequence[int]) -> ir.Value:
+        """Dimension i of the result is dimension `permutation[i]` of the value."""
+        shape = shape_of(value)
+        type_ = self.tensor([shape[dim] for dim in permutation], element_of(value))
+        return self.op("transpose", [value], type_, permutation=self.integers(permutation))
+
+    def convert(self, value: ir.Value, element: ir.Type) -> ir.Value:
+        """The value with another element type; itself where it has that already."""
+        if element_of(value) == element:
+            return value
+        return self.op("convert", [value], self.tensor(shape_of(value), element))
+
+    def concatenate(self, values: Sequence[ir.Value], dim: int) -> ir.Value:
+        """The values side by side along a dimension."""
+        shape = shape_of(values[0])
+        shape[dim] = sum(shape_of(value)[dim] for value in values)
+        type_ = self.tensor(shape, element_of(values[0]))
+        return self.op("concatenate", values, type_, dimension=self.integer(dim))
+
+    def slice(self, value: ir.Value, starts: Sequence[int], limits: Sequence[int]) -> ir.Value:
+        """The elements from `starts` up to `limits`, each one."""
+        sizes = [limit - start for start, limit in zip(starts, limits, strict=True)]
+        return self.op(
+            "slice",
+            [value],
+            self.tensor(sizes, element_of(value)),
+            start_indices=self.integers(starts),
+            limit_indices=self.integers(limits),
+            strides=self.integers([1] * len(sizes)),
+        )
+
+    def slice_along(self, value: ir.Value, dim: int, start: int, limit: int) -> ir.Value:
+        """The elements from `start` up to `limit` of one dimension, all of the others."""
+        limits = shape_of(value)
+        starts = [0] * len(limits)
+        starts[dim], limits[dim] = start, limit
+        return self.slice(value, starts, limits)
 
     def compare(self, direction: str, one: ir.Value, other: ir.Value) -> ir.Value:
         """Elementwise comparison of integers."""
@@ -89,6 +139,16 @@ class Builder:
             [value, *starts],
             self.tensor(sizes, element_of(value)),
             slice_sizes=self.integers(sizes),
+        )
+
+    def update(self, value: ir.Value, part: ir.Value, starts: Sequence[ir.Value]) -> ir.Value:
+        """A tensor with a part of it overwritten from `starts` on."""
+        return self.op("dynamic_update_slice", [value, part, *starts], value.type)
+
+    def end_region(self, values: Sequence[ir.Value]) -> None:
+        """The terminator of a region of a StableHLO op, which returns the values."""
+        ir.Operation.create(
+            "stablehlo.return", operands=list(values), loc=self.location, ip=self.point
         )
 
     def same(self, name: str, *operands: ir.Value, **attributes: ir.Attribute) -> ir.Value:

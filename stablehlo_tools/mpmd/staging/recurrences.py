@@ -14,14 +14,13 @@ from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.loops import LoopBody
 from stablehlo_tools.analysis.trip_counts import constant_trips
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.ir.builder import element_of, shape_of
+from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.carriers import terminator
+from stablehlo_tools.ir.counted_loop import CountedLoop
 from stablehlo_tools.ir.inline import copy_with
 from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.mpmd.staging.dataflow import Dataflow, Node
 from stablehlo_tools.mpmd.staging.microbatches import heavy_ops, is_accumulated
-from stablehlo_tools.transforms.parts.expand_pipeline.counted import CountedLoop, number
-from stablehlo_tools.transforms.parts.split_batch.pieces import Place
 
 _WHILE = "stablehlo.while"
 
@@ -55,13 +54,13 @@ class _Recurrences:
             return
         stacks, last = self._stack(found)
         end = terminator(self._body.block)
-        place = Place(ir.InsertionPoint.at_block_begin(self._body.block), self._loop.location)
-        row = self._row(place, counter)
+        build = Builder(ir.InsertionPoint.at_block_begin(self._body.block), self._loop.location)
+        row = self._row(build, counter)
         for carry, stack, value in zip(found, stacks, last, strict=True):
             argument = self._body.arguments[carry]
             sizes = shape_of(argument)
-            starts = [row, *[number(place, 0)] * len(sizes)]
-            taken = place.reshape(place.dynamic_slice(stack, starts, [1, *sizes]), sizes)
+            starts = [row, *[build.i32(0)] * len(sizes)]
+            taken = build.reshape(build.dynamic_slice(stack, starts, [1, *sizes]), sizes)
             argument.replace_all_uses_with(taken)
             end.operands[carry] = argument
             self._loop.results[carry].replace_all_uses_with(value)
@@ -115,14 +114,14 @@ class _Recurrences:
         nodes = self._nodes(carries)
         read = {c for carry in carries for c in self._read(nodes, carry)}
         counters = sorted(read & body.steps.keys())
-        place = Place(ir.InsertionPoint(self._loop), self._loop.location)
+        build = Builder(ir.InsertionPoint(self._loop), self._loop.location)
         empty = [
-            place.splat(0, [self._trips, *shape_of(operands[c])], element_of(operands[c]))
+            build.splat(0, [self._trips, *shape_of(operands[c])], element_of(operands[c]))
             for c in carries
         ]
         moving = [*carries, *counters]
         start = [operands[c] for c in moving]
-        loop = CountedLoop(place, number(place, self._trips), [*start, *empty])
+        loop = CountedLoop(build, build.i32(self._trips), [*start, *empty])
         values, stacks = loop.arguments[: len(moving)], loop.arguments[len(moving) :]
         stand_ins = {body.arguments[c]: operands[c] for c in sorted(body.invariant)}
         stand_ins |= {body.arguments[c]: v for c, v in zip(moving, values, strict=True)}
@@ -138,19 +137,17 @@ class _Recurrences:
         results = loop.close([*following, *written])
         return results[len(moving) :], results[: len(carries)]
 
-    def _row(self, place: Place, counter: int) -> ir.Value:
+    def _row(self, build: Builder, counter: int) -> ir.Value:
         """Which iteration it is, by a counter."""
         argument = self._body.arguments[counter]
         start, step = self._loop.operands[counter], self._body.steps[counter]
-        passed = place.same("subtract", argument, start)
+        passed = build.same("subtract", argument, start)
         if step != 1:
-            passed = place.same("divide", passed, place.splat(step, [], element_of(argument)))
+            passed = build.same("divide", passed, build.splat(step, [], element_of(argument)))
         return passed
 
 
-def _written(place: Place, stack: ir.Value, value: ir.Value, row: ir.Value) -> ir.Value:
+def _written(build: Builder, stack: ir.Value, value: ir.Value, row: ir.Value) -> ir.Value:
     sizes = shape_of(value)
-    starts = [row, *[number(place, 0)] * len(sizes)]
-    return place.op(
-        "dynamic_update_slice", [stack, place.reshape(value, [1, *sizes]), *starts], stack.type
-    )
+    starts = [row, *[build.i32(0)] * len(sizes)]
+    return build.update(stack, build.reshape(value, [1, *sizes]), starts)

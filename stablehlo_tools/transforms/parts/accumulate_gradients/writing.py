@@ -8,16 +8,16 @@ from stablehlo_tools.analysis.dimension_propagation.graph import Node
 from stablehlo_tools.analysis.dimension_propagation.layout import Layout, part_shape
 from stablehlo_tools.analysis.reducers import identity_of
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.ir.builder import element_of, shape_of
+from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.carriers import terminator
+from stablehlo_tools.ir.counted_loop import CountedLoop
 from stablehlo_tools.ir.values import maker_of
 from stablehlo_tools.transforms.parts.accumulate_gradients.division import Division
 from stablehlo_tools.transforms.parts.accumulate_gradients.uneven import Meshes, relax_constraints
-from stablehlo_tools.transforms.parts.expand_pipeline.counted import CountedLoop, number
-from stablehlo_tools.transforms.parts.expand_pipeline.elements import as_element, as_type, wide
+from stablehlo_tools.transforms.parts.expand_pipeline.elements import wide
 from stablehlo_tools.transforms.parts.expand_pipeline.narrowing import Narrowing, apart
 from stablehlo_tools.transforms.parts.expand_pipeline.phases import inputs_of
-from stablehlo_tools.transforms.parts.split_batch.pieces import Place, narrowed
+from stablehlo_tools.transforms.parts.split_batch.pieces import narrowed
 
 
 def write_loop(division: Division, meshes: Meshes) -> None:
@@ -27,16 +27,16 @@ def write_loop(division: Division, meshes: Meshes) -> None:
     """
     anchor = _anchor(division)
     location = division.inside[0].op.location
-    writer = _Writer(division, Place(ir.InsertionPoint(anchor), location))
+    writer = _Writer(division, Builder(ir.InsertionPoint(anchor), location))
     for node in needed_later(division):
         node.op.move_before(writer.loop.op)
     results = writer.write(meshes)
-    place = Place(ir.InsertionPoint(anchor), location)
+    build = Builder(ir.InsertionPoint(anchor), location)
     graph = division.dims.graph
     for n, result in zip(_taken(division), results, strict=True):
         old = graph.values[n]
-        whole = place.reshape(result, shape_of(old)) if n in division.samples else result
-        old.replace_all_uses_with(as_element(place, whole, element_of(old)))
+        whole = build.reshape(result, shape_of(old)) if n in division.samples else result
+        old.replace_all_uses_with(build.convert(whole, element_of(old)))
     for node in reversed(division.gone):
         node.op.erase()
 
@@ -75,37 +75,37 @@ def needed_later(division: Division) -> list[Node]:
 class _Writer:
     """The loop: first it is there, then its body is written."""
 
-    def __init__(self, division: Division, place: Place) -> None:
+    def __init__(self, division: Division, build: Builder) -> None:
         self._division = division
         self._dims = division.dims
         self._values = division.dims.graph.values
         self._found: dict[tuple[int, Layout], ir.Value] = {}
         self._last: ir.Operation | None = None
-        self._zero = number(place, 0)
-        carried = [_nothing(place, kind, self._values[n]) for n, kind in division.sums]
+        self._zero = build.i32(0)
+        carried = [_nothing(build, kind, self._values[n]) for n, kind in division.sums]
         carried += [
-            _zeros(place, self._rows(n, self._dims.layouts[n]), element_of(self._values[n]))
+            _zeros(build, self._rows(n, self._dims.layouts[n]), element_of(self._values[n]))
             for n in division.samples
         ]
         carried += [
-            _zeros(place, shape_of(value), element_of(value))
+            _zeros(build, shape_of(value), element_of(value))
             for value in map(self._values.__getitem__, division.same)
         ]
-        self.loop = CountedLoop(place, number(place, self._dims.parts), carried)
+        self.loop = CountedLoop(build, build.i32(self._dims.parts), carried)
 
     def write(self, meshes: Meshes) -> list[ir.Value]:
         """Writes the body; what the loop gives, in the order of `_taken`."""
-        division, place = self._division, self.loop.inside
+        division, build = self._division, self.loop.inside
         writing = Narrowing(self._dims, self.loop.counter, self._outside)
-        writing.write(division.inside, place.point)
+        writing.write(division.inside, build.point)
         relax_constraints(division, writing.values, meshes)
         made, carried = writing.values, iter(self.loop.arguments)
         after: list[ir.Value] = []
         for n, kind in division.sums:
             before = next(carried)
-            after.append(place.same(kind, before, as_type(place, made[n], before)))
+            after.append(build.same(kind, before, build.convert(made[n], element_of(before))))
         for n in division.samples:
-            after.append(self._put(place, next(carried), made[n], self._dims.layouts[n]))
+            after.append(self._put(build, next(carried), made[n], self._dims.layouts[n]))
         return self.loop.close([*after, *(made[n] for n in division.same)])
 
     def _rows(self, n: int, layout: Layout) -> list[int]:
@@ -117,10 +117,10 @@ class _Writer:
         starts[layout.dim + 1], sizes[layout.dim + 1] = self.loop.counter, 1
         return starts, sizes
 
-    def _put(self, place: Place, rows: ir.Value, part: ir.Value, layout: Layout) -> ir.Value:
+    def _put(self, build: Builder, rows: ir.Value, part: ir.Value, layout: Layout) -> ir.Value:
         starts, sizes = self._window(shape_of(rows), layout)
-        new = place.reshape(part, sizes)
-        return place.op("dynamic_update_slice", [rows, new, *starts], rows.type)
+        new = build.reshape(part, sizes)
+        return build.update(rows, new, starts)
 
     def _outside(self, n: int, layout: Layout | None) -> ir.Value:
         """A value that is there before the loop, or its part for a microbatch: the same for all,
@@ -144,29 +144,29 @@ class _Writer:
         self._last = maker_of(found)
         return found
 
-    def _first_in_body(self) -> Place:
+    def _first_in_body(self) -> Builder:
         """Builds behind what was cut out last, at the beginning of the body."""
         if self._last is None:
             point = ir.InsertionPoint.at_block_begin(self.loop.op.regions[1].blocks[0])
-            return Place(point, self.loop.inside.location)
+            return Builder(point, self.loop.inside.location)
         return self._after(self._last.results[0])
 
-    def _after(self, value: ir.Value) -> Place:
-        return Place(ir.InsertionPoint.after(maker_of(value)), self.loop.inside.location)
+    def _after(self, value: ir.Value) -> Builder:
+        return Builder(ir.InsertionPoint.after(maker_of(value)), self.loop.inside.location)
 
 
-def _nothing(place: Place, kind: str, value: ir.Value) -> ir.Value:
+def _nothing(build: Builder, kind: str, value: ir.Value) -> ir.Value:
     """What an accumulator starts from: the number that a reduction never shows."""
     element = wide(element_of(value))
     if isinstance(element, ir.ComplexType):
-        return _zeros(place, shape_of(value), element)
+        return _zeros(build, shape_of(value), element)
     start = identity_of(kind, element)
     assert start is not None
-    return place.splat(start, shape_of(value), element)
+    return build.splat(start, shape_of(value), element)
 
 
-def _zeros(place: Place, shape: Sequence[int], element: ir.Type) -> ir.Value:
+def _zeros(build: Builder, shape: Sequence[int], element: ir.Type) -> ir.Value:
     if not isinstance(element, ir.ComplexType):
-        return place.splat(0, shape, element)
-    part = place.splat(0, shape, element.element_type)
-    return place.op("complex", [part, part], place.tensor(shape, element))
+        return build.splat(0, shape, element)
+    part = build.splat(0, shape, element.element_type)
+    return build.op("complex", [part, part], build.tensor(shape, element))

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.ir.builder import element_of, shape_of
-from stablehlo_tools.transforms.parts.expand_pipeline.counted import number
-from stablehlo_tools.transforms.parts.split_batch.pieces import Place
+from stablehlo_tools.ir.builder import Builder, shape_of
 
 
-def nothing(place: Place, shape: Sequence[int], element: ir.Type) -> ir.Value:
+def nothing(build: Builder, shape: Sequence[int], element: ir.Type) -> ir.Value:
     """What changes no number that it is added to: -0.0 for floats.
 
     Ranks that have no results of their own hold it, so that a sum over all gives the others' bits.
     """
-    return place.splat(-0.0 if isinstance(element, ir.FloatType) else 0, shape, element)
+    return build.splat(-0.0 if isinstance(element, ir.FloatType) else 0, shape, element)
 
 
 def wide(element: ir.Type) -> ir.Type:
@@ -25,30 +23,18 @@ def wide(element: ir.Type) -> ir.Type:
     return element
 
 
-def as_element(place: Place, value: ir.Value, element: ir.Type) -> ir.Value:
-    """A tensor with another element type."""
-    if element_of(value) == element:
-        return value
-    return place.op("convert", [value], place.tensor(shape_of(value), element))
+def row_starts(build: Builder, rows: ir.Value, head: Sequence[ir.Value]) -> list[ir.Value]:
+    return [*head, *[build.i32(0)] * (len(shape_of(rows)) - len(head))]
 
 
-def as_type(place: Place, value: ir.Value, like: ir.Value) -> ir.Value:
-    """A tensor with the element type of another."""
-    return as_element(place, value, element_of(like))
-
-
-def row_starts(place: Place, rows: ir.Value, head: Sequence[ir.Value]) -> list[ir.Value]:
-    return [*head, *[number(place, 0)] * (len(shape_of(rows)) - len(head))]
-
-
-def put_row(place: Place, rows: ir.Value, value: ir.Value, head: Sequence[ir.Value]) -> ir.Value:
+def put_row(build: Builder, rows: ir.Value, value: ir.Value, head: Sequence[ir.Value]) -> ir.Value:
     """Rows with one of them written."""
-    row = place.reshape(value, [1, *shape_of(value)])
-    return place.op("dynamic_update_slice", [rows, row, *row_starts(place, rows, head)], rows.type)
+    row = build.reshape(value, [1, *shape_of(value)])
+    return build.update(rows, row, row_starts(build, rows, head))
 
 
-def row_of(place: Place, rows: ir.Value, head: Sequence[ir.Value]) -> ir.Value:
+def row_of(build: Builder, rows: ir.Value, head: Sequence[ir.Value]) -> ir.Value:
     """One of the rows."""
     shape = shape_of(rows)[1:]
-    taken = place.dynamic_slice(rows, row_starts(place, rows, head), [1, *shape])
-    return place.reshape(taken, shape)
+    taken = build.dynamic_slice(rows, row_starts(build, rows, head), [1, *shape])
+    return build.reshape(taken, shape)

@@ -12,11 +12,10 @@ from stablehlo_tools.analysis.dimension_propagation.graph import WHILE, Body, No
 from stablehlo_tools.analysis.dimension_propagation.layout import Layout, part_shape
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.ir.builder import element_of, shape_of
+from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.inline import copy_with
 from stablehlo_tools.transforms.parts.expand_pipeline.constraints import without_axis
-from stablehlo_tools.transforms.parts.expand_pipeline.counted import return_values
-from stablehlo_tools.transforms.parts.split_batch.pieces import Place, narrowed
+from stablehlo_tools.transforms.parts.split_batch.pieces import narrowed
 from stablehlo_tools.transforms.parts.split_batch.writing import part_type, shrink
 
 Outside = Callable[[int, Layout | None], ir.Value]
@@ -43,7 +42,7 @@ class Narrowing:
         layout = self._dims.layouts.get(number)
         return part_type(self._dims.graph.values[number], layout, self._dims.parts)
 
-    def get(self, number: int, layout: Layout | None, place: Place) -> ir.Value:
+    def get(self, number: int, layout: Layout | None, build: Builder) -> ir.Value:
         """What stands for a value, where an op takes it in a layout."""
         found = self.values.get(number)
         own = self._dims.layouts.get(number)
@@ -51,7 +50,7 @@ class Narrowing:
             return self._outside(number, layout)
         if own is not None or layout is None:
             return found
-        return cut(place, found, layout, self._dims.parts, self._microbatch)
+        return cut(build, found, layout, self._dims.parts, self._microbatch)
 
     def write(self, nodes: Sequence[Node], point: ir.InsertionPoint) -> None:
         """Writes the ops, in order."""
@@ -64,15 +63,15 @@ class Narrowing:
                 self._op(node, point)
 
     def _op(self, node: Node, point: ir.InsertionPoint) -> None:
-        place = Place(point, node.op.location)
+        build = Builder(point, node.op.location)
         step = self._dims.steps.get(node)
         layouts = step.operands if step is not None else (None,) * len(node.operands)
         operands = [
-            self.get(number, layout, place)
+            self.get(number, layout, build)
             for number, layout in zip(node.operands, layouts, strict=True)
         ]
         graph = self._dims.graph
-        captured = {graph.values[n]: self.get(n, None, place) for n in node.captures}
+        captured = {graph.values[n]: self.get(n, None, build) for n in node.captures}
         copy = copy_with(node.op, captured, point) if captured else node.op.clone(ip=point)
         for position, value in enumerate(operands):
             copy.operands[position] = value
@@ -85,10 +84,10 @@ class Narrowing:
 
     def _loop(self, node: Node, point: ir.InsertionPoint) -> None:
         op = node.op
-        place = Place(point, op.location)
+        build = Builder(point, op.location)
         carried = [self._dims.layouts.get(number) for number in node.results]
         operands = [
-            self.get(number, layout, place)
+            self.get(number, layout, build)
             for number, layout in zip(node.operands, carried, strict=True)
         ]
         loop = self._opened(op, operands, [value.type for value in operands], point)
@@ -103,9 +102,9 @@ class Narrowing:
 
     def _branches(self, node: Node, point: ir.InsertionPoint) -> None:
         op = node.op
-        place = Place(point, op.location)
+        build = Builder(point, op.location)
         layouts = [self._dims.layouts.get(number) for number in node.results]
-        operands = [self.get(number, None, place) for number in node.operands]
+        operands = [self.get(number, None, build) for number in node.operands]
         types = [self.part_type(number) for number in node.results]
         choice = self._opened(op, operands, types, point)
         for body, region in zip(node.bodies, choice.regions, strict=True):
@@ -116,12 +115,12 @@ class Narrowing:
     def _fill(self, body: Body, block: ir.Block, layouts: Sequence[Layout | None]) -> None:
         point = ir.InsertionPoint(block)
         self.write(body.nodes, point)
-        place = Place(point, block.owner.location)
+        build = Builder(point, block.owner.location)
         returned = [
-            self.get(number, layout, place)
+            self.get(number, layout, build)
             for number, layout in zip(body.returned, layouts, strict=True)
         ]
-        return_values(place, returned)
+        build.end_region(returned)
 
     def _opened(
         self,
@@ -156,24 +155,24 @@ def apart(shape: Sequence[int], layout: Layout, parts: int) -> list[int]:
 
 
 def cut(
-    place: Place, value: ir.Value, layout: Layout, parts: int, microbatch: ir.Value
+    build: Builder, value: ir.Value, layout: Layout, parts: int, microbatch: ir.Value
 ) -> ir.Value:
     """One microbatch of a whole value."""
     shape = part_shape(tuple(shape_of(value)), layout, parts)
-    smaller = narrowed(place, value, layout, place.tensor(shape, element_of(value)))
+    smaller = narrowed(build, value, layout, build.tensor(shape, element_of(value)))
     if smaller is not None:
         return smaller
     rows = apart(shape_of(value), layout, parts)
-    starts, sizes = window(place, rows, layout, microbatch)
-    return place.reshape(place.dynamic_slice(place.reshape(value, rows), starts, sizes), shape)
+    starts, sizes = window(build, rows, layout, microbatch)
+    return build.reshape(build.dynamic_slice(build.reshape(value, rows), starts, sizes), shape)
 
 
 def window(
-    place: Place, rows: Sequence[int], layout: Layout, microbatch: ir.Value
+    build: Builder, rows: Sequence[int], layout: Layout, microbatch: ir.Value
 ) -> tuple[list[ir.Value], list[int]]:
     """Where a microbatch of a tensor that lies `apart` begins, and its sizes."""
     sizes = [*rows]
     sizes[layout.dim + 1] = 1
-    starts = [place.splat(0, [], element_of(microbatch))] * len(sizes)
+    starts = [build.splat(0, [], element_of(microbatch))] * len(sizes)
     starts[layout.dim + 1] = microbatch
     return starts, sizes

@@ -13,7 +13,7 @@ from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.analysis.tensor_shardings import SHARDING
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.ir.builder import element_of, shape_of
+from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.constants import value_of
 from stablehlo_tools.ir.values import producer
 from stablehlo_tools.transforms.parts.expand_pipeline.chunks import Chunks
@@ -22,7 +22,6 @@ from stablehlo_tools.transforms.parts.expand_pipeline.layouts import StackOrder,
 from stablehlo_tools.transforms.parts.expand_pipeline.phases import Phase
 from stablehlo_tools.transforms.parts.expand_pipeline.planning import Plan
 from stablehlo_tools.transforms.parts.expand_pipeline.region import Axis
-from stablehlo_tools.transforms.parts.split_batch.pieces import Place
 
 _CONSTRAINT = "sdy.sharding_constraint"
 
@@ -80,50 +79,35 @@ def put_in_order(module: ir.Module, graph: Graph, axis: Axis, orders: Sequence[S
 
 def _permuted(op: ir.Operation, layout: Layout, order: StackOrder) -> ir.Value:
     """What a constant or an iota is with its layers in the new order."""
-    place = Place(ir.InsertionPoint(op), op.location)
+    build = Builder(ir.InsertionPoint(op), op.location)
     result = op.results[0]
     shape, layers = shape_of(result), order.chunks.trips
     inner = shape[layout.dim] // (layout.outer * layers)
     if op.name == "stablehlo.iota":
         along = np.arange(shape[layout.dim]).reshape(layout.outer, layers, inner)
-        numbers = place.table(along[:, order.order].reshape(-1).tolist())
-        element = place.op(
-            "convert", [numbers], place.tensor([shape[layout.dim]], element_of(result))
-        )
-        return place.broadcast(element, shape, [layout.dim])
+        numbers = build.table(along[:, order.order].reshape(-1).tolist())
+        element = build.convert(numbers, element_of(result))
+        return build.broadcast(element, shape, [layout.dim])
     apart = [*shape[: layout.dim], layout.outer, layers, inner, *shape[layout.dim + 1 :]]
     value = value_of(op)
     elements = None if value is None else np.array(ir.DenseElementsAttr(value))
     if elements is None or elements.dtype.kind not in "iuf":
-        return _pieced(place, op.clone(ip=place.point).results[0], apart, layout.dim + 1, order)
+        return _pieced(build, op.clone(ip=build.point).results[0], apart, layout.dim + 1, order)
     taken = elements.reshape(apart).take(order.order, axis=layout.dim + 1).reshape(shape)
     dense = ir.DenseElementsAttr.get(np.ascontiguousarray(taken), type=result.type)
-    return place.op("constant", [], result.type, value=dense)
+    return build.op("constant", [], result.type, value=dense)
 
 
 def _pieced(
-    place: Place, value: ir.Value, apart: list[int], dim: int, order: StackOrder
+    build: Builder, value: ir.Value, apart: list[int], dim: int, order: StackOrder
 ) -> ir.Value:
     """A value with its layers in the new order, where NumPy has no such elements."""
-    rows = place.reshape(value, apart)
-    pieces: list[ir.Value] = []
-    for first in order.order[:: order.chunks.longest]:
-        start, limit = [0] * len(apart), list(apart)
-        start[dim], limit[dim] = first, first + order.chunks.longest
-        sizes = [high - low for low, high in zip(start, limit, strict=True)]
-        pieces.append(
-            place.op(
-                "slice",
-                [rows],
-                place.tensor(sizes, element_of(value)),
-                start_indices=place.integers(start),
-                limit_indices=place.integers(limit),
-                strides=place.integers([1] * len(apart)),
-            )
-        )
-    kind = place.tensor(apart, element_of(value))
-    joined = place.op("concatenate", pieces, kind, dimension=place.integer(dim))
-    return place.reshape(joined, shape_of(value))
+    rows = build.reshape(value, apart)
+    pieces = [
+        build.slice_along(rows, dim, first, first + order.chunks.longest)
+        for first in order.order[:: order.chunks.longest]
+    ]
+    return build.reshape(build.concatenate(pieces, dim), shape_of(value))
 
 
 def _constrain(value: ir.Value, layout: Layout, axis: Axis) -> None:

@@ -9,11 +9,9 @@ import numpy as np
 from stablehlo_tools.analysis.communication import MANUAL_COMPUTATION
 from stablehlo_tools.analysis.replica_groups import AxisRef, DeviceMesh, mesh_axes_groups
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.ir.builder import element_of, shape_of
+from stablehlo_tools.ir.builder import Builder, element_of
 from stablehlo_tools.ir.constants import CONSTANTS
 from stablehlo_tools.ir.values import maker_of, producer
-from stablehlo_tools.transforms.parts.expand_pipeline.counted import return_values
-from stablehlo_tools.transforms.parts.split_batch.pieces import Place
 
 _SPREADING = frozenset({"stablehlo.broadcast_in_dim", "stablehlo.iota", "stablehlo.reshape"})
 
@@ -71,14 +69,14 @@ class Region:
         return self._channel
 
     @property
-    def outside(self) -> Place:
+    def outside(self) -> Builder:
         """Builds in front of the computation."""
-        return Place(ir.InsertionPoint(self._holder), self.location)
+        return Builder(ir.InsertionPoint(self._holder), self.location)
 
     @property
-    def end(self) -> Place:
+    def end(self) -> Builder:
         """Builds at the end of the region."""
-        return Place(ir.InsertionPoint(self.block), self.location)
+        return Builder(ir.InsertionPoint(self.block), self.location)
 
     def bring(self, value: ir.Value, dimension: int | None = None) -> ir.Value:
         """A value of the outside, whole, or each rank's part along a dimension."""
@@ -99,16 +97,16 @@ class Region:
         made = maker_of(value)
         inner = [self.whole(made.operands[i]) for i in range(len(made.operands))]
         copy = made.clone(ip=ir.InsertionPoint.at_block_begin(self.block))
-        for place, source in enumerate(inner):
-            copy.operands[place] = source
+        for position, source in enumerate(inner):
+            copy.operands[position] = source
             copy.move_after(maker_of(source))
         self._constants[value] = copy.results[0]
         return copy.results[0]
 
-    def permute(self, place: Place, value: ir.Value, step: int) -> ir.Value:
+    def permute(self, build: Builder, value: ir.Value, step: int) -> ir.Value:
         """What the rank `step` before has."""
         pairs = np.array(self.axis.ring(step), dtype=np.int64)
-        return place.op(
+        return build.op(
             "collective_permute",
             [value],
             value.type,
@@ -116,10 +114,10 @@ class Region:
             channel_handle=self._handle(),
         )
 
-    def total(self, place: Place, value: ir.Value) -> ir.Value:
+    def total(self, build: Builder, value: ir.Value) -> ir.Value:
         """The sum over the ranks; of booleans, whether any is set."""
         reduce = maker_of(
-            place.op(
+            build.op(
                 "all_reduce",
                 [value],
                 value.type,
@@ -129,11 +127,11 @@ class Region:
             )
         )
         element = element_of(value)
-        scalar = place.tensor([], element)
+        scalar = build.tensor([], element)
         block = reduce.regions[0].blocks.append(scalar, scalar, arg_locs=[self.location] * 2)
-        inner = Place(ir.InsertionPoint(block), self.location)
+        inner = Builder(ir.InsertionPoint(block), self.location)
         name = "or" if _is_boolean(element) else "add"
-        return_values(inner, [inner.same(name, *block.arguments)])
+        inner.end_region([inner.same(name, *block.arguments)])
         return reduce.results[0]
 
     def close(self, results: Sequence[tuple[ir.Value, int | None]]) -> list[ir.Value]:
@@ -195,11 +193,6 @@ def channel_handle(channel: int, context: ir.Context) -> ir.Attribute:
     """A channel between devices."""
     text = f"#stablehlo.channel_handle<handle = {channel}, type = 0>"
     return ir.Attribute.parse(text, context)
-
-
-def splat_like(place: Place, number: float, value: ir.Value) -> ir.Value:
-    """A tensor of one number, like another."""
-    return place.splat(number, shape_of(value), element_of(value))
 
 
 def _is_constant(value: ir.Value) -> bool:

@@ -15,12 +15,10 @@ from typing import NamedTuple
 import numpy as np
 
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.ir.builder import element_of, shape_of
+from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.values import maker_of
 from stablehlo_tools.transforms.parts.expand_pipeline.chunks import RANK_DIMENSION, Chunks
-from stablehlo_tools.transforms.parts.expand_pipeline.counted import number
 from stablehlo_tools.transforms.parts.expand_pipeline.region import Axis, Region, channel_handle
-from stablehlo_tools.transforms.parts.split_batch.pieces import Place
 
 Round = tuple[int, ...]  # by the rank that runs it, the chunk that goes, counted over all ranks
 
@@ -32,54 +30,54 @@ class Exchanged(NamedTuple):
     permutes: tuple[ir.Operation, ...]
 
 
-def to_layer_order(place: Place, axis: Axis, chunks: Chunks, value: ir.Value) -> Exchanged:
+def to_layer_order(build: Builder, axis: Axis, chunks: Chunks, value: ir.Value) -> Exchanged:
     """[repeats, ranks, …] as the ranks run it becomes [ranks, repeats, …], layers in order."""
-    return _Exchange(place, axis, chunks).write(value, RANK_DIMENSION, 0)
+    return _Exchange(build, axis, chunks).write(value, RANK_DIMENSION, 0)
 
 
-def to_rank_order(place: Place, axis: Axis, chunks: Chunks, value: ir.Value) -> Exchanged:
+def to_rank_order(build: Builder, axis: Axis, chunks: Chunks, value: ir.Value) -> Exchanged:
     """The reverse: [ranks, repeats, …] in the order of layers, divided along dimension 0."""
-    return _Exchange(place, axis, chunks).write(value, 0, RANK_DIMENSION)
+    return _Exchange(build, axis, chunks).write(value, 0, RANK_DIMENSION)
 
 
 class _Exchange:
-    def __init__(self, place: Place, axis: Axis, chunks: Chunks) -> None:
+    def __init__(self, build: Builder, axis: Axis, chunks: Chunks) -> None:
         self._axis = axis
         self._chunks = chunks
-        anchor = place.point.ref_operation
+        anchor = build.point.ref_operation
         assert anchor is not None, "stacks are made in front of a loop"
         self._region = Region(axis, anchor, 0)
 
     def write(self, value: ir.Value, before: int, after: int) -> Exchanged:
-        region, place = self._region, self._region.end
+        region, build = self._region, self._region.end
         local = region.bring(value, before)
         shape = shape_of(local)
         del shape[before]
-        rows = place.reshape(local, shape)
+        rows = build.reshape(local, shape)
         table = region.bring(self._table(ordered=before == 0), 0)
-        whole = place.splat(0, shape, element_of(value))
+        whole = build.splat(0, shape, element_of(value))
         permutes: list[ir.Operation] = []
         for turn, sent in enumerate(rounds(self._chunks.ranks, self._chunks.repeats)):
-            taken = place.dynamic_slice(rows, self._at(table, turn, 0, rows), [1, *shape[1:]])
+            taken = build.dynamic_slice(rows, self._at(table, turn, 0, rows), [1, *shape[1:]])
             if any(p % self._chunks.ranks != p // self._chunks.repeats for p in sent):
-                taken = self._permute(place, taken, sent, ordered=before == 0)
+                taken = self._permute(build, taken, sent, ordered=before == 0)
                 permutes.append(maker_of(taken))
             starts = self._at(table, turn, 1, rows)
-            whole = place.op("dynamic_update_slice", [whole, taken, *starts], whole.type)
+            whole = build.update(whole, taken, starts)
         shape.insert(after, 1)
-        (result,) = region.close([(place.reshape(whole, shape), after)])
+        (result,) = region.close([(build.reshape(whole, shape), after)])
         return Exchanged(result, tuple(permutes))
 
-    def _permute(self, place: Place, value: ir.Value, sent: Round, *, ordered: bool) -> ir.Value:
+    def _permute(self, build: Builder, value: ir.Value, sent: Round, *, ordered: bool) -> ir.Value:
         """A chunk that stays is sent by the rank to itself, which takes no link."""
         ways = [(p % self._chunks.ranks, p // self._chunks.repeats) for p in sent]
         if ordered:
             ways = sorted((target, source) for source, target in ways)
         pairs = [[group[one], group[other]] for one, other in ways for group in self._axis.groups]
-        with place.context:
+        with build.context:
             dense = ir.DenseElementsAttr.get(np.array(pairs, dtype=np.int64))
-        handle = channel_handle(0, place.context)
-        return place.op(
+        handle = channel_handle(0, build.context)
+        return build.op(
             "collective_permute",
             [value],
             value.type,
@@ -97,22 +95,13 @@ class _Exchange:
             for p in sent:
                 found[p % ranks, turn, run] = p // ranks
                 found[p // repeats, turn, lain] = p % repeats
-        with self._region.context:
-            value = ir.DenseElementsAttr.get(found)
-        return self._region.outside.op("constant", [], value.type, value=value)
+        return self._region.outside.constant(found)
 
     def _at(self, table: ir.Value, turn: int, column: int, rows: ir.Value) -> list[ir.Value]:
-        place = self._region.end
-        taken = place.op(
-            "slice",
-            [table],
-            place.tensor([1, 1, 1], element_of(table)),
-            start_indices=place.integers([0, turn, column]),
-            limit_indices=place.integers([1, turn + 1, column + 1]),
-            strides=place.integers([1, 1, 1]),
-        )
-        zeros = [number(place, 0)] * (len(shape_of(rows)) - 1)
-        return [place.reshape(taken, []), *zeros]
+        build = self._region.end
+        taken = build.slice(table, [0, turn, column], [1, turn + 1, column + 1])
+        zeros = [build.i32(0)] * (len(shape_of(rows)) - 1)
+        return [build.reshape(taken, []), *zeros]
 
 
 @lru_cache
@@ -133,17 +122,17 @@ def _matching(left: Sequence[Sequence[Sequence[int]]]) -> list[int]:
     """For each rank another one to send to, all different, by augmenting paths (Kuhn 1955)."""
     taken: dict[int, int] = {}
 
-    def place(rank: int, seen: set[int]) -> bool:
+    def augment(rank: int, seen: set[int]) -> bool:
         for target, waiting in enumerate(left[rank]):
             if not waiting or target in seen:
                 continue
             seen.add(target)
-            if target not in taken or place(taken[target], seen):
+            if target not in taken or augment(taken[target], seen):
                 taken[target] = rank
                 return True
         return False
 
     for rank in range(len(left)):
-        found = place(rank, set())
+        found = augment(rank, set())
         assert found, "as many go to a rank as from it"
     return sorted(taken, key=lambda target: taken[target])

@@ -14,11 +14,10 @@ from dataclasses import dataclass, field
 from stablehlo_tools.analysis.dimension_propagation.layout import Layout
 from stablehlo_tools.analysis.layer_loops.reading import Rows
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.ir.builder import element_of, shape_of
+from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.values import producer
 from stablehlo_tools.transforms.parts.create_reduce_scatter.rewriting import has_uses
 from stablehlo_tools.transforms.parts.expand_pipeline.chunks import Chunks
-from stablehlo_tools.transforms.parts.expand_pipeline.counted import number
 from stablehlo_tools.transforms.parts.expand_pipeline.divided import is_divided
 from stablehlo_tools.transforms.parts.expand_pipeline.narrowing import apart
 from stablehlo_tools.transforms.parts.expand_pipeline.region import Axis, channel_handle
@@ -26,7 +25,6 @@ from stablehlo_tools.transforms.parts.expand_pipeline.resharding import (
     to_layer_order,
     to_rank_order,
 )
-from stablehlo_tools.transforms.parts.split_batch.pieces import Place
 
 # The rows, how the batch lies in them, and whether the program keeps them in the ranks' order.
 Form = tuple[int, int, Layout | None, bool]
@@ -50,11 +48,13 @@ class Stacks:
     _made: list[ir.Value] = field(default_factory=list[ir.Value])
     _permutes: list[ir.Operation] = field(default_factory=list[ir.Operation])
 
-    def spread(self, place: Place, value: ir.Value, rows: Rows, layout: Layout | None) -> ir.Value:
+    def spread(
+        self, build: Builder, value: ir.Value, rows: Rows, layout: Layout | None
+    ) -> ir.Value:
         """[rows, …] as [repeats, ranks, layers, span, …], the batch of the rest in three."""
-        key = value, place.point.block, self._form(rows, layout)
+        key = value, build.point.block, self._form(rows, layout)
         if key not in self._forms:
-            self._forms[key] = self._spread(place, value, rows, layout)
+            self._forms[key] = self._spread(build, value, rows, layout)
         return self._forms[key]
 
     def shape(self, rows: Rows, shape: Sequence[int], layout: Layout | None) -> list[int]:
@@ -64,29 +64,29 @@ class Stacks:
         return [*head, *row_shape(shape, layout, self.parts)]
 
     def gathered(
-        self, place: Place, value: ir.Value, rows: Rows, layout: Layout | None, before: ir.Value
+        self, build: Builder, value: ir.Value, rows: Rows, layout: Layout | None, before: ir.Value
     ) -> ir.Value:
         """The reverse: [rows, …] from what the ranks hold, rows that no iteration writes from
         `before`."""
         chunks, span, whole = self.chunks, rows.span, shape_of(before)
         each = value
         if id(rows) in self.ordered:
-            each = self._turned(place, value)
+            each = self._turned(build, value)
         elif self._is_exchanged:
-            done = to_layer_order(place, self.axis, chunks, value)
+            done = to_layer_order(build, self.axis, chunks, value)
             each = self._kept(done.value)
             self._permutes += done.permutes
         count = chunks.repeats * chunks.ranks * chunks.longest
-        each = self._kept(place.reshape(each, [count, span, *whole[1:]]))
+        each = self._kept(build.reshape(each, [count, span, *whole[1:]]))
         if not chunks.is_even:
-            each = self._unpadded(place, each)
-        stack = self._kept(place.reshape(each, [chunks.trips * span, *whole[1:]]))
+            each = self._unpadded(build, each)
+        stack = self._kept(build.reshape(each, [chunks.trips * span, *whole[1:]]))
         if chunks.trips * span != whole[0]:
-            starts = [number(place, rows.first)]
-            starts += [number(place, 0)] * (len(whole) - 1)
-            stack = place.op("dynamic_update_slice", [before, stack, *starts], before.type)
+            starts = [build.i32(rows.first)]
+            starts += [build.i32(0)] * (len(whole) - 1)
+            stack = build.update(before, stack, starts)
             self._kept(stack)
-        self._forms[stack, place.point.block, self._form(rows, layout)] = value
+        self._forms[stack, build.point.block, self._form(rows, layout)] = value
         return stack
 
     def finish(self, channel: int) -> list[ir.Operation]:
@@ -104,34 +104,34 @@ class Stacks:
         self._made.clear()
         return self._permutes
 
-    def _spread(self, place: Place, value: ir.Value, rows: Rows, layout: Layout | None) -> ir.Value:
+    def _spread(
+        self, build: Builder, value: ir.Value, rows: Rows, layout: Layout | None
+    ) -> ir.Value:
         chunks, span = self.chunks, rows.span
         shape = self.shape(rows, shape_of(value), layout)
         rest = shape_of(value)[1:]
         if id(rows) in self.ordered:
             head = [chunks.ranks, chunks.repeats]
-            return self._turned(place, place.reshape(value, [*head, *shape[len(head) :]]))
+            return self._turned(build, build.reshape(value, [*head, *shape[len(head) :]]))
         if (
             self._is_exchanged
             and chunks.trips * span == shape_of(value)[0]
             and is_divided(value, self.axis.name)
         ):
             head = [chunks.ranks, chunks.repeats, chunks.longest, span]
-            done = to_rank_order(place, self.axis, chunks, place.reshape(value, [*head, *rest]))
+            done = to_rank_order(build, self.axis, chunks, build.reshape(value, [*head, *rest]))
             self._permutes += done.permutes
             return done.value
-        window = part_of(place, value, rows.first, rows.first + span * chunks.trips)
-        each = place.reshape(window, [chunks.trips, span, *rest])
+        window = part_of(build, value, rows.first, rows.first + span * chunks.trips)
+        each = build.reshape(window, [chunks.trips, span, *rest])
         if not chunks.is_even:
-            each = self._padded(place, each)
-        return place.reshape(each, shape)
+            each = self._padded(build, each)
+        return build.reshape(each, shape)
 
-    def _turned(self, place: Place, value: ir.Value) -> ir.Value:
+    def _turned(self, build: Builder, value: ir.Value) -> ir.Value:
         """[ranks, repeats, …] as [repeats, ranks, …], or the reverse: nothing moves on a device."""
-        one, other, *rest = shape_of(value)
-        kind = place.tensor([other, one, *rest], element_of(value))
-        order = place.integers([1, 0, *range(2, len(rest) + 2)])
-        return self._kept(place.op("transpose", [value], kind, permutation=order))
+        rank = len(shape_of(value))
+        return self._kept(build.transpose(value, [1, 0, *range(2, rank)]))
 
     @property
     def _is_exchanged(self) -> bool:
@@ -149,24 +149,23 @@ class Stacks:
     def _form(self, rows: Rows, layout: Layout | None) -> Form:
         return rows.first, rows.span, layout, id(rows) in self.ordered
 
-    def _padded(self, place: Place, each: ir.Value) -> ir.Value:
+    def _padded(self, build: Builder, each: ir.Value) -> ir.Value:
         chunks, shape = self.chunks, shape_of(each)
-        zeros = place.splat(0, [1, *shape[1:]], element_of(each))
+        zeros = build.splat(0, [1, *shape[1:]], element_of(each))
         pieces: list[ir.Value] = []
         for first, size in zip(chunks.firsts, chunks.sizes, strict=True):
-            pieces.append(part_of(place, each, first, first + size))
+            pieces.append(part_of(build, each, first, first + size))
             if size < chunks.longest:
                 pieces.append(zeros)
-        rows = chunks.longest * len(chunks.sizes)
-        return _joined(place, pieces, [rows, *shape[1:]])
+        return _joined(build, pieces)
 
-    def _unpadded(self, place: Place, each: ir.Value) -> ir.Value:
-        chunks, shape = self.chunks, shape_of(each)
+    def _unpadded(self, build: Builder, each: ir.Value) -> ir.Value:
+        chunks = self.chunks
         pieces = [
-            part_of(place, each, p * chunks.longest, p * chunks.longest + size)
+            part_of(build, each, p * chunks.longest, p * chunks.longest + size)
             for p, size in enumerate(chunks.sizes)
         ]
-        return _joined(place, pieces, [chunks.trips, *shape[1:]])
+        return _joined(build, pieces)
 
 
 def _stands_in(op: ir.Operation, computation: ir.Operation) -> bool:
@@ -180,23 +179,13 @@ def row_shape(shape: Sequence[int], layout: Layout | None, parts: int) -> list[i
     return apart(shape, layout, parts)[1:]
 
 
-def part_of(place: Place, value: ir.Value, start: int, limit: int) -> ir.Value:
+def part_of(build: Builder, value: ir.Value, start: int, limit: int) -> ir.Value:
     """Rows of a tensor."""
     shape = shape_of(value)
     if (start, limit) == (0, shape[0]):
         return value
-    return place.op(
-        "slice",
-        [value],
-        place.tensor([limit - start, *shape[1:]], element_of(value)),
-        start_indices=place.integers([start] + [0] * (len(shape) - 1)),
-        limit_indices=place.integers([limit, *shape[1:]]),
-        strides=place.integers([1] * len(shape)),
-    )
+    return build.slice_along(value, 0, start, limit)
 
 
-def _joined(place: Place, pieces: Sequence[ir.Value], shape: Sequence[int]) -> ir.Value:
-    if len(pieces) == 1:
-        return pieces[0]
-    kind = place.tensor(shape, element_of(pieces[0]))
-    return place.op("concatenate", pieces, kind, dimension=place.integer(0))
+def _joined(build: Builder, pieces: Sequence[ir.Value]) -> ir.Value:
+    return pieces[0] if len(pieces) == 1 else build.concatenate(pieces, 0)

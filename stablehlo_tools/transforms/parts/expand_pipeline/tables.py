@@ -8,11 +8,10 @@ from typing import NamedTuple
 import numpy as np
 
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.ir.builder import Builder
 from stablehlo_tools.schedules.lockstep import Direction
 from stablehlo_tools.transforms.parts.expand_pipeline.chunks import Chunks
-from stablehlo_tools.transforms.parts.expand_pipeline.counted import i32, number
 from stablehlo_tools.transforms.parts.expand_pipeline.region import Region
-from stablehlo_tools.transforms.parts.split_batch.pieces import Place
 
 
 class Row(NamedTuple):
@@ -52,20 +51,17 @@ class Table:
         """Writes the table outside and brings each rank its part; with `skip`, a rank without work
         has no iterations."""
         numbers = _numbers(direction, chunks, back=back, skip=skip)
-        with region.context:
-            value = ir.DenseElementsAttr.get(numbers)
-        constant = region.outside.op("constant", [], value.type, value=value)
-        return Table(region.bring(constant, 0), numbers.shape[1])
+        return Table(region.bring(region.outside.constant(numbers), 0), numbers.shape[1])
 
-    def row(self, place: Place, tick: ir.Value) -> Row:
+    def row(self, build: Builder, tick: ir.Value) -> Row:
         """The rank's row of a tick."""
-        zero = number(place, 0)
+        zero = build.i32(0)
         columns = len(Row._fields)
-        row = place.reshape(
-            place.dynamic_slice(self.inside, [zero, tick, zero], [1, 1, columns]), [columns]
+        row = build.reshape(
+            build.dynamic_slice(self.inside, [zero, tick, zero], [1, 1, columns]), [columns]
         )
-        values = [_entry(place, row, column) for column in range(columns)]
-        flags = [place.compare("NE", value, zero) for value in values[:_FLAGS]]
+        values = [_entry(build, row, column) for column in range(columns)]
+        flags = [build.compare("NE", value, zero) for value in values[:_FLAGS]]
         return Row(*flags, *values[_FLAGS:])
 
 
@@ -96,13 +92,5 @@ def _numbers(direction: Direction, chunks: Chunks, *, back: bool, skip: bool) ->
     return found
 
 
-def _entry(place: Place, row: ir.Value, column: int) -> ir.Value:
-    piece = place.op(
-        "slice",
-        [row],
-        place.tensor([1], i32(place)),
-        start_indices=place.integers([column]),
-        limit_indices=place.integers([column + 1]),
-        strides=place.integers([1]),
-    )
-    return place.reshape(piece, [])
+def _entry(build: Builder, row: ir.Value, column: int) -> ir.Value:
+    return build.reshape(build.slice_along(row, 0, column, column + 1), [])

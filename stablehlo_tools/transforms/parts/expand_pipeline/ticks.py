@@ -7,13 +7,11 @@ from collections.abc import Mapping, Sequence
 from stablehlo_tools.analysis.dimension_propagation.layout import Layout, part_shape
 from stablehlo_tools.analysis.layer_loops.reading import Access
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.ir.builder import element_of, shape_of
+from stablehlo_tools.ir.builder import Builder, element_of, shape_of
+from stablehlo_tools.ir.counted_loop import CountedLoop
 from stablehlo_tools.schedules.lockstep import Direction
 from stablehlo_tools.transforms.parts.expand_pipeline.chunks import RANK_DIMENSION
-from stablehlo_tools.transforms.parts.expand_pipeline.counted import CountedLoop, number
 from stablehlo_tools.transforms.parts.expand_pipeline.elements import (
-    as_element,
-    as_type,
     nothing,
     put_row,
     row_of,
@@ -32,11 +30,10 @@ from stablehlo_tools.transforms.parts.expand_pipeline.phases import (
     RowWrite,
     inputs_of,
 )
-from stablehlo_tools.transforms.parts.expand_pipeline.region import Region, splat_like
+from stablehlo_tools.transforms.parts.expand_pipeline.region import Region
 from stablehlo_tools.transforms.parts.expand_pipeline.stacks import row_shape
 from stablehlo_tools.transforms.parts.expand_pipeline.state import NOTHING_KEPT, How, Kept, State
 from stablehlo_tools.transforms.parts.expand_pipeline.tables import Row, Table
-from stablehlo_tools.transforms.parts.split_batch.pieces import Place
 
 Left = Mapping[int, ir.Value]  # stores of what a forward leaves, by the carry that reads it
 
@@ -91,26 +88,26 @@ class PhaseWriter:
 
     def initial(self) -> State:
         """The state before the first tick."""
-        place, state = self._region.end, State()
+        build, state = self._region.end, State()
         for carry in self._phase.flows:
             kind = self._part(carry)
             slots = self._direction.slots
             shape = list(kind.shape) if slots == 1 else [slots, *kind.shape]
-            state.received[carry] = place.splat(0, shape, kind.element_type)
+            state.received[carry] = build.splat(0, shape, kind.element_type)
         for carry in self._finals:
             shape, element = self._final_shape(carry)
-            state.finals[carry] = nothing(place, shape, element)
+            state.finals[carry] = nothing(build, shape, element)
         for carry in self._phase.sums:
             whole = self._operand(carry)
-            state.sums[carry] = place.splat(0, shape_of(whole), wide(element_of(whole)))
+            state.sums[carry] = build.splat(0, shape_of(whole), wide(element_of(whole)))
         for carry in self._phase.written:
             shape, element = self._store_shape(carry)
             start = self._phase.start_of_rows(carry, element)
-            state.stores[carry] = place.splat(start, shape, element)
+            state.stores[carry] = build.splat(start, shape, element)
         return state
 
     def run(
-        self, place: Place, row: Row, state: State, starts: Mapping[int, ir.Value], kept: Left
+        self, build: Builder, row: Row, state: State, starts: Mapping[int, ir.Value], kept: Left
     ) -> tuple[State, dict[int, ir.Value]]:
         """The work of a tick: the chunk's layers on one microbatch.
 
@@ -119,11 +116,11 @@ class PhaseWriter:
         the flows behind the chunk.
         """
         phase, how = self._phase, self._how
-        flows = [self._input(place, row, state, carry, starts) for carry in phase.flows]
+        flows = [self._input(build, row, state, carry, starts) for carry in phase.flows]
         inner = State({}, {}, state.sums, state.stores)
         even = how.chunks.is_even and not how.skip
-        limit = number(place, how.chunks.longest) if even else row.layers
-        loop = CountedLoop(place, limit, [*flows, *inner.flat()])
+        limit = build.i32(how.chunks.longest) if even else row.layers
+        loop = CountedLoop(build, limit, [*flows, *inner.flat()])
         carried = loop.arguments
         inner = inner.like(carried[len(flows) :])
         outside = self._outside(loop, row)
@@ -132,28 +129,28 @@ class PhaseWriter:
         after = after.like(results[len(flows) :])
         if not how.skip:
             for carry, before in state.sums.items():
-                after.sums[carry] = place.same("select", row.runs, after.sums[carry], before)
+                after.sums[carry] = build.same("select", row.runs, after.sums[carry], before)
         out = dict(zip(phase.flows, results[: len(flows)], strict=True))
         finals = {
-            carry: self._finished(place, row, whole, out[carry], carry)
+            carry: self._finished(build, row, whole, out[carry], carry)
             for carry, whole in state.finals.items()
         }
         return State(state.received, finals, after.sums, after.stores), out
 
-    def hand_on(self, place: Place, row: Row, state: State, out: Mapping[int, ir.Value]) -> State:
+    def hand_on(self, build: Builder, row: Row, state: State, out: Mapping[int, ir.Value]) -> State:
         """Sends the flows to the next rank, and puts away what comes."""
         step = -1 if self._phase.loop.reverse else 1
         received: dict[int, ir.Value] = {}
         for carry, value in out.items():
-            come = self._region.permute(place, value, step)
+            come = self._region.permute(build, value, step)
             if self._direction.slots > 1:
-                come = put_row(place, state.received[carry], come, [row.delivery])
+                come = put_row(build, state.received[carry], come, [row.delivery])
             received[carry] = come
         return State(received, state.finals, state.sums, state.stores)
 
-    def row(self, place: Place, tick: ir.Value) -> Row:
+    def row(self, build: Builder, tick: ir.Value) -> Row:
         """The rank's work in a tick."""
-        return self._table.row(place, tick)
+        return self._table.row(build, tick)
 
     def _layer(
         self,
@@ -164,30 +161,30 @@ class PhaseWriter:
         given: tuple[Outside, Left],
     ) -> tuple[State, list[ir.Value]]:
         """An iteration of the layer loop, inside of the loop over those of a chunk."""
-        phase, place, (outside, kept) = self._phase, loop.inside, given
+        phase, build, (outside, kept) = self._phase, loop.inside, given
         layer = loop.counter
         if phase.loop.reverse:
-            last = place.same("subtract", row.layers, number(place, 1))
-            layer = place.same("subtract", last, layer)
+            last = build.same("subtract", row.layers, build.i32(1))
+            layer = build.same("subtract", last, layer)
         writing = Narrowing(phase.dims, row.microbatch, outside, self._how.axis)
         values = writing.values
-        self._count(place, row, layer, values)
+        self._count(build, row, layer, values)
         values.update(zip((phase.body.arguments[c] for c in phase.flows), flows, strict=True))
         for carry in phase.sums:
             whole = self._operand(carry)
-            values[phase.body.arguments[carry]] = splat_like(place, 0, whole)
+            values[phase.body.arguments[carry]] = build.splat_like(0, whole)
         for read in phase.reads:
-            self._read(place, row, layer, read, writing, kept)
-        writing.write(phase.nodes, place.point)
+            self._read(build, row, layer, read, writing, kept)
+        writing.write(phase.nodes, build.point)
         sums: dict[int, ir.Value] = {}
         for carry, before in state.sums.items():
-            term = writing.get(phase.body.returned[carry], None, place)
-            sums[carry] = place.same("add", before, as_type(place, term, before))
+            term = writing.get(phase.body.returned[carry], None, build)
+            sums[carry] = build.same("add", before, build.convert(term, element_of(before)))
         stores = dict(state.stores)
         for write in phase.writes:
             carry = write.rows.carry
-            stores[carry] = self._write(place, row, layer, write, stores[carry], writing)
-        ends = [writing.get(phase.body.returned[c], self._layout(c), place) for c in phase.flows]
+            stores[carry] = self._write(build, row, layer, write, stores[carry], writing)
+        ends = [writing.get(phase.body.returned[c], self._layout(c), build) for c in phase.flows]
         return State({}, {}, sums, stores), ends
 
     def _outside(self, loop: CountedLoop, row: Row) -> Outside:
@@ -211,7 +208,9 @@ class PhaseWriter:
 
         return outside
 
-    def _count(self, place: Place, row: Row, layer: ir.Value, values: dict[int, ir.Value]) -> None:
+    def _count(
+        self, build: Builder, row: Row, layer: ir.Value, values: dict[int, ir.Value]
+    ) -> None:
         """The counters of the layer loop, from the number of the iteration."""
         loop = self._phase.loop
         used = {n for node in self._phase.nodes for n in inputs_of(node)}
@@ -219,18 +218,18 @@ class PhaseWriter:
             argument = self._phase.body.arguments[carry]
             if argument not in used and argument not in self._phase.body.returned:
                 continue
-            iteration = place.same("add", row.first, layer)
+            iteration = build.same("add", row.first, layer)
             if loop.reverse:
-                last = number(place, loop.trips - 1)
-                iteration = place.same("subtract", last, iteration)
+                last = build.i32(loop.trips - 1)
+                iteration = build.same("subtract", last, iteration)
             start = self._region.whole(loop.op.operands[carry])
-            counted = as_type(place, iteration, start)
-            moved = place.same("multiply", counted, splat_like(place, step, start))
-            values[argument] = place.same("add", moved, start)
+            counted = build.convert(iteration, element_of(start))
+            moved = build.same("multiply", counted, build.splat_like(step, start))
+            values[argument] = build.same("add", moved, start)
 
     def _read(
         self,
-        place: Place,
+        build: Builder,
         row: Row,
         layer: ir.Value,
         read: RowRead,
@@ -244,18 +243,16 @@ class PhaseWriter:
         if carry in kept:
             stack = kept[carry]
             head = [row.kept if layout is not None else row.chunk, layer]
-            starts, sizes = self._place(place, stack, head, read.access, None, row)
+            starts, sizes = self._place(build, stack, head, read.access, None, row)
         else:
             stack = self._stacks[carry]
-            starts, sizes = self._place(place, stack, [row.chunk, layer], read.access, layout, row)
-        taken = place.dynamic_slice(stack, starts, sizes)
-        writing.values[result] = place.reshape(
-            as_element(place, taken, kind.element_type), kind.shape
-        )
+            starts, sizes = self._place(build, stack, [row.chunk, layer], read.access, layout, row)
+        taken = build.dynamic_slice(stack, starts, sizes)
+        writing.values[result] = build.reshape(build.convert(taken, kind.element_type), kind.shape)
 
     def _write(
         self,
-        place: Place,
+        build: Builder,
         row: Row,
         layer: ir.Value,
         write: RowWrite,
@@ -268,21 +265,21 @@ class PhaseWriter:
         slotted = carry in self._kept.carries and layout is not None
         head = [row.kept if slotted else row.chunk, layer]
         starts, sizes = self._place(
-            place, store, head, write.access, None if slotted else layout, row
+            build, store, head, write.access, None if slotted else layout, row
         )
-        value = writing.get(number_, layout, place)
-        new = place.reshape(as_type(place, value, store), sizes)
+        value = writing.get(number_, layout, build)
+        new = build.reshape(build.convert(value, element_of(store)), sizes)
         kind = self._phase.terms.terms.get(number_)
         if kind is not None or not self._how.skip:
-            old = place.dynamic_slice(store, starts, sizes)
-            new = place.same(kind, old, new) if kind is not None else new
+            old = build.dynamic_slice(store, starts, sizes)
+            new = build.same(kind, old, new) if kind is not None else new
             if not self._how.skip:
-                new = place.same("select", row.runs, new, old)
-        return place.op("dynamic_update_slice", [store, new, *starts], store.type)
+                new = build.same("select", row.runs, new, old)
+        return build.update(store, new, starts)
 
     def _place(
         self,
-        place: Place,
+        build: Builder,
         stack: ir.Value,
         head: Sequence[ir.Value],
         access: Access,
@@ -291,7 +288,7 @@ class PhaseWriter:
     ) -> tuple[list[ir.Value], list[int]]:
         """Where rows of a stack begin, and their sizes."""
         sizes = [1, 1, access.count, *shape_of(stack)[3:]]
-        starts = [*head, number(place, access.offset), *[number(place, 0)] * (len(sizes) - 3)]
+        starts = [*head, build.i32(access.offset), *[build.i32(0)] * (len(sizes) - 3)]
         if layout is not None:
             microbatches = layout.dim + 3  # two dimensions more in front, and behind `outer`
             sizes[microbatches] = 1
@@ -300,7 +297,7 @@ class PhaseWriter:
 
     def _input(
         self,
-        place: Place,
+        build: Builder,
         row: Row,
         state: State,
         carry: int,
@@ -309,32 +306,32 @@ class PhaseWriter:
         """A flow in front of the chunk: as it was received, or as the layer loop starts."""
         come = state.received[carry]
         if self._direction.slots > 1:
-            come = row_of(place, come, [row.source])
+            come = row_of(build, come, [row.source])
         start = starts.get(carry)
         if start is None:
             start = self._region.whole(self._operand(carry))
             layout = self._layout(carry)
             if layout is not None:
-                start = cut(place, start, layout, self._parts, row.microbatch)
+                start = cut(build, start, layout, self._parts, row.microbatch)
             if carry in self._phase.term_flows:
-                first = place.compare("EQ", row.microbatch, number(place, 0))
-                start = place.same("select", first, start, splat_like(place, 0, start))
-        return place.same("select", row.received, come, start)
+                first = build.compare("EQ", row.microbatch, build.i32(0))
+                start = build.same("select", first, start, build.splat_like(0, start))
+        return build.same("select", row.received, come, start)
 
     def _finished(
-        self, place: Place, row: Row, whole: ir.Value, part: ir.Value, carry: int
+        self, build: Builder, row: Row, whole: ir.Value, part: ir.Value, carry: int
     ) -> ir.Value:
         """A flow behind the last layer, put where its microbatch belongs."""
         layout = self._layout(carry)
         if carry in self._phase.term_flows:
-            total = place.same("add", whole, as_type(place, part, whole))
-            return place.same("select", row.ends, total, whole)
+            total = build.same("add", whole, build.convert(part, element_of(whole)))
+            return build.same("select", row.ends, total, whole)
         if layout is None:
-            return place.same("select", row.ends, part, whole)
-        starts, sizes = window(place, shape_of(whole), layout, row.microbatch)
-        old = place.dynamic_slice(whole, starts, sizes)
-        new = place.same("select", row.ends, place.reshape(part, sizes), old)
-        return place.op("dynamic_update_slice", [whole, new, *starts], whole.type)
+            return build.same("select", row.ends, part, whole)
+        starts, sizes = window(build, shape_of(whole), layout, row.microbatch)
+        old = build.dynamic_slice(whole, starts, sizes)
+        new = build.same("select", row.ends, build.reshape(part, sizes), old)
+        return build.update(whole, new, starts)
 
     def _operand(self, carry: int) -> ir.Value:
         return self._phase.loop.op.operands[carry]

@@ -7,17 +7,13 @@ from dataclasses import replace
 
 from stablehlo_tools.analysis.dimension_propagation.layout import Layout
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.ir.builder import element_of, shape_of
+from stablehlo_tools.ir.builder import Builder, element_of, shape_of
+from stablehlo_tools.ir.counted_loop import (
+    CountedLoop,
+)
 from stablehlo_tools.schedules.lockstep import Cell, Direction, Lockstep
 from stablehlo_tools.transforms.parts.create_reduce_scatter.rewriting import has_uses
-from stablehlo_tools.transforms.parts.expand_pipeline.counted import (
-    CountedLoop,
-    number,
-    return_values,
-)
 from stablehlo_tools.transforms.parts.expand_pipeline.elements import (
-    as_element,
-    as_type,
     nothing,
     put_row,
     row_of,
@@ -30,7 +26,6 @@ from stablehlo_tools.transforms.parts.expand_pipeline.state import How, Kept, St
 from stablehlo_tools.transforms.parts.expand_pipeline.tables import Row
 from stablehlo_tools.transforms.parts.expand_pipeline.ticks import PhaseWriter
 from stablehlo_tools.transforms.parts.expand_pipeline.writing import Results
-from stablehlo_tools.transforms.parts.split_batch.pieces import Place
 
 
 def write_training(plan: Training, schedule: Lockstep, region: Region, how: How) -> None:
@@ -53,17 +48,17 @@ def write_training(plan: Training, schedule: Lockstep, region: Region, how: How)
     between = HeadWriter(plan, region, how, slots)
     ahead, back = first.initial(), second.initial()
     carried = [*ahead.flat(), *back.flat(), *between.initial()]
-    loop = CountedLoop(region.end, number(region.end, first.ticks), carried)
+    loop = CountedLoop(region.end, region.end.i32(first.ticks), carried)
     ahead, back, held = _split(ahead, back, loop.arguments)
-    place, tick = loop.inside, loop.counter
-    coming, going = first.row(place, tick), second.row(place, tick)
-    ahead, up = first.run(place, coming, ahead, {}, {})
-    held = between.keep(place, coming, held, up)
-    starts, held = between.run(place, going, held)
+    build, tick = loop.inside, loop.counter
+    coming, going = first.row(build, tick), second.row(build, tick)
+    ahead, up = first.run(build, coming, ahead, {}, {})
+    held = between.keep(build, coming, held, up)
+    starts, held = between.run(build, going, held)
     left = {carry: ahead.stores[source] for carry, source in head.residuals.items()}
-    back, down = second.run(place, going, back, starts, left)
-    ahead = first.hand_on(place, coming, ahead, up)
-    back = second.hand_on(place, going, back, down)
+    back, down = second.run(build, going, back, starts, left)
+    ahead = first.hand_on(build, coming, ahead, up)
+    back = second.hand_on(build, going, back, down)
     results = loop.close([*ahead.flat(), *back.flat(), *held])
     ahead, back, held = _split(ahead, back, results)
     for carry in head.residuals.values():
@@ -131,63 +126,63 @@ class HeadWriter:
 
     def initial(self) -> list[ir.Value]:
         """What is carried before the first tick."""
-        place, found = self._region.end, list[ir.Value]()
+        build, found = self._region.end, list[ir.Value]()
         for carry in self._head.flows:
             kind = self._part(self._plan.forward.node.results[carry])
-            found.append(place.splat(0, [self._slots, *kind.shape], kind.element_type))
+            found.append(build.splat(0, [self._slots, *kind.shape], kind.element_type))
         for value in map(self._value, self._head.sums):
-            found.append(nothing(place, shape_of(value), wide(element_of(value))))
+            found.append(nothing(build, shape_of(value), wide(element_of(value))))
         for value, layout in self._finals():
             rows = apart(shape_of(value), layout, self._dims.parts)
-            found.append(nothing(place, rows, element_of(value)))
+            found.append(nothing(build, rows, element_of(value)))
         return found
 
     def keep(
-        self, place: Place, row: Row, held: Sequence[ir.Value], flows: dict[int, ir.Value]
+        self, build: Builder, row: Row, held: Sequence[ir.Value], flows: dict[int, ir.Value]
     ) -> list[ir.Value]:
         """Puts the activations behind the last layer away until the head takes them."""
         found = list(held)
         for i, carry in enumerate(self._head.flows):
-            slot = self._slot(place, row)
-            old = row_of(place, held[i], [slot])
-            new = place.same("select", row.ends, flows[carry], old)
-            found[i] = put_row(place, held[i], new, [slot])
+            slot = self._slot(build, row)
+            old = row_of(build, held[i], [slot])
+            new = build.same("select", row.ends, flows[carry], old)
+            found[i] = put_row(build, held[i], new, [slot])
         return found
 
     def run(
-        self, place: Place, row: Row, held: Sequence[ir.Value]
+        self, build: Builder, row: Row, held: Sequence[ir.Value]
     ) -> tuple[dict[int, ir.Value], list[ir.Value]]:
         """The head of a microbatch whose backward begins; what the backward loop starts from.
 
         With `skip` no other rank computes it.
         """
-        begins = place.same("and", row.runs, place.same("not", row.received))
+        begins = build.same("and", row.runs, build.same("not", row.received))
         waiting = len(self._head.flows)
         if self._how.skip:
-            return self._branch(place, row, held, begins)
-        starts, after = self._once(place, row, held)
+            return self._branch(build, row, held, begins)
+        starts, after = self._once(build, row, held)
         chosen = [
-            place.same("select", begins, new, old)
+            build.same("select", begins, new, old)
             for new, old in zip(after, held[waiting:], strict=True)
         ]
         return starts, [*held[:waiting], *chosen]
 
     def finals(self, held: Sequence[ir.Value]) -> list[tuple[ir.Value, int | None]]:
         """The sums and the values of all samples, as results of the region."""
-        place, waiting = self._region.end, len(self._head.flows)
-        return [(self._region.total(place, value), None) for value in held[waiting:]]
+        build, waiting = self._region.end, len(self._head.flows)
+        return [(self._region.total(build, value), None) for value in held[waiting:]]
 
-    def replace(self, place: Place, outer: Sequence[ir.Value]) -> None:
+    def replace(self, build: Builder, outer: Sequence[ir.Value]) -> None:
         """Lets the results of the region take the place of the head's values."""
         graph = self._dims.graph
         for number_, value in zip((*self._head.sums, *self._head.finals), outer, strict=True):
             old = self._value(number_)
-            new = as_element(place, place.reshape(value, shape_of(old)), element_of(old))
+            new = build.convert(build.reshape(value, shape_of(old)), element_of(old))
             old.replace_all_uses_with(new)
             graph.values[number_] = new
 
     def _branch(
-        self, place: Place, row: Row, held: Sequence[ir.Value], begins: ir.Value
+        self, build: Builder, row: Row, held: Sequence[ir.Value], begins: ir.Value
     ) -> tuple[dict[int, ir.Value], list[ir.Value]]:
         waiting = len(self._head.flows)
         types = [self._part(n) for n in self._head.starts.values()]
@@ -198,56 +193,56 @@ class HeadWriter:
             operands=[begins],
             regions=2,
             loc=self._region.location,
-            ip=place.point,
+            ip=build.point,
         )
-        inside = Place(ir.InsertionPoint(choice.regions[0].blocks.append()), place.location)
+        inside = Builder(ir.InsertionPoint(choice.regions[0].blocks.append()), build.location)
         starts, after = self._once(inside, row, held)
-        return_values(inside, [*starts.values(), *after])
-        other = Place(ir.InsertionPoint(choice.regions[1].blocks.append()), place.location)
+        inside.end_region([*starts.values(), *after])
+        other = Builder(ir.InsertionPoint(choice.regions[1].blocks.append()), build.location)
         unused = [
             other.splat(0, kind.shape, kind.element_type)
             for kind in map(self._part, self._head.starts.values())
         ]
-        return_values(other, [*unused, *held[waiting:]])
+        other.end_region([*unused, *held[waiting:]])
         results: list[ir.Value] = list(choice.results)
         found = dict(zip(self._head.starts, results, strict=False))
         return found, [*held[:waiting], *results[len(found) :]]
 
     def _once(
-        self, place: Place, row: Row, held: Sequence[ir.Value]
+        self, build: Builder, row: Row, held: Sequence[ir.Value]
     ) -> tuple[dict[int, ir.Value], list[ir.Value]]:
         """The head on the row's microbatch, and what is carried then, the waiting left out."""
         head, waiting = self._head, len(self._head.flows)
-        outside = self._outside(place, row)
+        outside = self._outside(build, row)
         writing = Narrowing(self._dims, row.microbatch, outside, self._how.axis)
         for i, carry in enumerate(head.flows):
-            value = row_of(place, held[i], [self._slot(place, row)])
+            value = row_of(build, held[i], [self._slot(build, row)])
             writing.values[self._plan.forward.node.results[carry]] = value
-        writing.write(head.nodes, place.point)
+        writing.write(head.nodes, build.point)
         starts = {
-            carry: writing.get(n, self._start_layout(carry, n), place)
+            carry: writing.get(n, self._start_layout(carry, n), build)
             for carry, n in head.starts.items()
         }
         after: list[ir.Value] = []
         carried = held[waiting:]
         for n, before in zip(head.sums, carried, strict=False):
-            term = as_type(place, writing.get(n, None, place), before)
-            after.append(place.same("add", before, term))
+            term = build.convert(writing.get(n, None, build), element_of(before))
+            after.append(build.same("add", before, term))
         for (n, before), (_, layout) in zip(
             zip(head.finals, carried[len(head.sums) :], strict=True), self._finals(), strict=True
         ):
-            part = writing.get(n, layout, place)
-            at, sizes = window(place, shape_of(before), layout, row.microbatch)
-            new = place.reshape(part, sizes)
-            after.append(place.op("dynamic_update_slice", [before, new, *at], before.type))
+            part = writing.get(n, layout, build)
+            at, sizes = window(build, shape_of(before), layout, row.microbatch)
+            new = build.reshape(part, sizes)
+            after.append(build.update(before, new, at))
         return starts, after
 
-    def _outside(self, place: Place, row: Row) -> Callable[[int, Layout | None], ir.Value]:
+    def _outside(self, build: Builder, row: Row) -> Callable[[int, Layout | None], ir.Value]:
         def outside(n: int, layout: Layout | None) -> ir.Value:
             inside = self._region.whole(self._dims.graph.values[n])
             if layout is None:
                 return inside
-            return cut(place, inside, layout, self._dims.parts, row.microbatch)
+            return cut(build, inside, layout, self._dims.parts, row.microbatch)
 
         return outside
 
@@ -257,11 +252,11 @@ class HeadWriter:
     def _finals(self) -> list[tuple[ir.Value, Layout]]:
         return [(self._value(n), self._dims.layouts[n]) for n in self._head.finals]
 
-    def _slot(self, place: Place, row: Row) -> ir.Value:
+    def _slot(self, build: Builder, row: Row) -> ir.Value:
         """Microbatches come and go in turn."""
         if self._slots == 1:
-            return number(place, 0)
-        return place.same("remainder", row.microbatch, number(place, self._slots))
+            return build.i32(0)
+        return build.same("remainder", row.microbatch, build.i32(self._slots))
 
     def _value(self, n: int) -> ir.Value:
         return self._dims.graph.values[n]
@@ -288,10 +283,10 @@ def _finish(
     inside = [first.inside(states[0]), second.inside(states[1]), between.finals(held)]
     outer = region.close([each for group in inside for each in group])
     one, two = len(inside[0]), len(inside[0]) + len(inside[1])
-    place = Place(ir.InsertionPoint(plan.backward.loop.op), region.location)
-    first.stand_in(place, outer[:one])
-    between.replace(place, outer[two:])
-    second.stand_in(place, outer[one:two])
+    build = Builder(ir.InsertionPoint(plan.backward.loop.op), region.location)
+    first.stand_in(build, outer[:one])
+    between.replace(build, outer[two:])
+    second.stand_in(build, outer[one:two])
     for node in plan.head.late:
         node.op.move_before(plan.backward.loop.op)
     plan.backward.loop.op.erase()

@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.ir.builder import element_of, shape_of
+from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.constants import splat_of
+from stablehlo_tools.ir.counted_loop import CountedLoop
 from stablehlo_tools.schedules.lockstep import Direction
 from stablehlo_tools.transforms.parts.create_reduce_scatter.rewriting import has_uses
 from stablehlo_tools.transforms.parts.expand_pipeline.chunks import RANK_DIMENSION
-from stablehlo_tools.transforms.parts.expand_pipeline.counted import CountedLoop, number
-from stablehlo_tools.transforms.parts.expand_pipeline.elements import as_element, as_type
 from stablehlo_tools.transforms.parts.expand_pipeline.phases import Phase
-from stablehlo_tools.transforms.parts.expand_pipeline.region import Region, splat_like
+from stablehlo_tools.transforms.parts.expand_pipeline.region import Region
 from stablehlo_tools.transforms.parts.expand_pipeline.state import How, State
 from stablehlo_tools.transforms.parts.expand_pipeline.ticks import PhaseWriter
-from stablehlo_tools.transforms.parts.split_batch.pieces import Place
 
 
 def write_pipeline(phase: Phase, direction: Direction, region: Region, how: How) -> None:
@@ -25,7 +23,7 @@ def write_pipeline(phase: Phase, direction: Direction, region: Region, how: How)
     writer = PhaseWriter(phase, direction, region, how, finals)
     writer.bring_stacks()
     state = writer.initial()
-    loop = CountedLoop(region.end, number(region.end, writer.ticks), state.flat())
+    loop = CountedLoop(region.end, region.end.i32(writer.ticks), state.flat())
     state = state.like(loop.arguments)
     row = writer.row(loop.inside, loop.counter)
     state, out = writer.run(loop.inside, row, state, {}, {})
@@ -34,7 +32,7 @@ def write_pipeline(phase: Phase, direction: Direction, region: Region, how: How)
     results = Results(phase, region, how)
     inside = results.inside(state)
     outer = region.close(inside)
-    results.stand_in(Place(ir.InsertionPoint(phase.loop.op), phase.loop.op.location), outer)
+    results.stand_in(Builder(ir.InsertionPoint(phase.loop.op), phase.loop.op.location), outer)
     phase.loop.op.erase()
 
 
@@ -49,21 +47,21 @@ class Results:
 
     def inside(self, state: State) -> list[tuple[ir.Value, int | None]]:
         """The results of the region, from the state behind the last tick."""
-        place, found = self._region.end, list[tuple[ir.Value, int | None]]()
+        build, found = self._region.end, list[tuple[ir.Value, int | None]]()
         for carry, whole in state.finals.items():
             self._order.append(("flow", carry))
-            found.append((self._region.total(place, whole), None))
+            found.append((self._region.total(build, whole), None))
         for carry, total in state.sums.items():
             self._order.append(("sum", carry))
-            found.append((self._region.total(place, total), None))
+            found.append((self._region.total(build, total), None))
         for carry, store in state.stores.items():
             self._order.append(("stack", carry))
             shape = shape_of(store)
             shape.insert(RANK_DIMENSION, 1)
-            found.append((place.reshape(store, shape), RANK_DIMENSION))
+            found.append((build.reshape(store, shape), RANK_DIMENSION))
         return found
 
-    def stand_in(self, place: Place, outer: Sequence[ir.Value]) -> None:
+    def stand_in(self, build: Builder, outer: Sequence[ir.Value]) -> None:
         """Lets the results of the region take the place of the loop's."""
         op, loop = self._phase.loop.op, self._phase.loop
         for carry in (*loop.constants, *loop.reads):
@@ -72,23 +70,23 @@ class Results:
         for carry, step in loop.counters.items():
             if has_uses(op.results[carry]):
                 start = op.operands[carry]
-                moved = splat_like(place, step * loop.trips, start)
-                self._stand_for(carry, place.same("add", start, moved))
+                moved = build.splat_like(step * loop.trips, start)
+                self._stand_for(carry, build.same("add", start, moved))
         for (kind, carry), result in zip(self._order, outer, strict=True):
             value = result
             before = op.operands[carry]
             if kind == "flow":
-                value = place.reshape(value, shape_of(before))
-                value = as_element(place, value, element_of(before))
+                value = build.reshape(value, shape_of(before))
+                value = build.convert(value, element_of(before))
             elif kind == "sum":
-                value = as_element(place, value, element_of(before))
+                value = build.convert(value, element_of(before))
                 if splat_of(before) != 0:
-                    value = place.same("add", before, value)
+                    value = build.same("add", before, value)
             else:
                 rows = loop.writes[carry]
                 layout = self._phase.dims.layouts.get(self._phase.body.arguments[carry])
                 value = self._how.stacks.gathered(
-                    place, as_type(place, value, before), rows, layout, before
+                    build, build.convert(value, element_of(before)), rows, layout, before
                 )
             self._stand_for(carry, value)
 

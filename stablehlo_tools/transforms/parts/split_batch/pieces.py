@@ -14,14 +14,6 @@ from stablehlo_tools.ir.values import producer
 Values = tuple[ir.Value, ...]
 
 
-class Place(Builder):
-    """Builds at a point that others can use too."""
-
-    def __init__(self, point: ir.InsertionPoint, location: ir.Location) -> None:
-        super().__init__(point, location)
-        self.point = point
-
-
 class Pieces:
     """The pieces that values are in, and what has been made of them so far.
 
@@ -62,7 +54,7 @@ class Pieces:
         return self._whole[value]
 
 
-def cut(build: Place, value: ir.Value, layout: Layout, sizes: Sequence[int]) -> Values:
+def cut(build: Builder, value: ir.Value, layout: Layout, sizes: Sequence[int]) -> Values:
     """The pieces of a whole value: smaller constants and broadcasts, or slices."""
     shape, parts = tuple(shape_of(value)), sum(sizes)
     smaller: dict[int, ir.Value | None] = {}
@@ -81,62 +73,37 @@ def cut(build: Place, value: ir.Value, layout: Layout, sizes: Sequence[int]) -> 
     )
 
 
-def joined(build: Place, pieces: Sequence[ir.Value], layout: Layout) -> ir.Value:
+def joined(build: Builder, pieces: Sequence[ir.Value], layout: Layout) -> ir.Value:
     """The whole of all pieces."""
-    shape, element, dim = shape_of(pieces[0]), element_of(pieces[0]), layout.dim
-    whole = [*shape[:dim], sum(shape_of(piece)[dim] for piece in pieces), *shape[dim + 1 :]]
+    dim = layout.dim
     if layout.outer == 1:
-        return concatenated(build, pieces, dim, whole)
-    apart = [*shape[:dim], layout.outer, whole[dim] // layout.outer, *shape[dim + 1 :]]
+        return build.concatenate(pieces, dim)
+    whole = shape_of(pieces[0])
+    whole[dim] = sum(shape_of(piece)[dim] for piece in pieces)
     rows = [_apart(build, piece, layout) for piece in pieces]
-    return build.op(
-        "reshape", [concatenated(build, rows, dim + 1, apart)], build.tensor(whole, element)
-    )
+    return build.reshape(build.concatenate(rows, dim + 1), whole)
 
 
-def _apart(build: Place, value: ir.Value, layout: Layout) -> ir.Value:
+def _apart(build: Builder, value: ir.Value, layout: Layout) -> ir.Value:
     """A value with what is outside of the parts as a dimension of its own."""
     shape, dim = shape_of(value), layout.dim
     rows = [*shape[:dim], layout.outer, shape[dim] // layout.outer, *shape[dim + 1 :]]
     return build.reshape(value, rows)
 
 
-def concatenated(
-    build: Builder, values: Sequence[ir.Value], dim: int, shape: Sequence[int]
-) -> ir.Value:
-    """Values side by side along a dimension, which then have a shape together."""
-    kind = build.tensor(shape, element_of(values[0]))
-    return build.op("concatenate", values, kind, dimension=build.integer(dim))
-
-
 def _piece(
-    build: Place, value: ir.Value, layout: Layout, parts: int, first: int, count: int
+    build: Builder, value: ir.Value, layout: Layout, parts: int, first: int, count: int
 ) -> ir.Value:
     shape, dim = shape_of(value), layout.dim
     inner = shape[dim] // (layout.outer * parts)
     if layout.outer == 1:
-        return sliced(build, value, dim, first * inner, (first + count) * inner)
+        return build.slice_along(value, dim, first * inner, (first + count) * inner)
     rows = _apart(build, value, layout)
-    taken = sliced(build, rows, dim + 1, first * inner, (first + count) * inner)
+    taken = build.slice_along(rows, dim + 1, first * inner, (first + count) * inner)
     return build.reshape(taken, part_shape(tuple(shape), layout, parts, count))
 
 
-def sliced(build: Builder, value: ir.Value, dim: int, first: int, end: int) -> ir.Value:
-    """The elements `first` to `end` along a dimension."""
-    shape = shape_of(value)
-    start, limit = [0] * len(shape), list(shape)
-    start[dim], limit[dim] = first, end
-    return build.op(
-        "slice",
-        [value],
-        build.tensor([e - s for s, e in zip(start, limit, strict=True)], element_of(value)),
-        start_indices=build.integers(start),
-        limit_indices=build.integers(limit),
-        strides=build.integers([1] * len(shape)),
-    )
-
-
-def narrowed(build: Place, value: ir.Value, layout: Layout, kind: ir.Type) -> ir.Value | None:
+def narrowed(build: Builder, value: ir.Value, layout: Layout, kind: ir.Type) -> ir.Value | None:
     """What all parts of a value are, where it is the same all along the dimension."""
     op = producer(value)
     if op is None:
@@ -156,7 +123,7 @@ def _reaches(broadcast: ir.Operation, dim: int) -> bool:
     return dim in dims and shape_of(broadcast.operands[0])[dims.index(dim)] != 1
 
 
-def _again(build: Place, op: ir.Operation, kind: ir.Type) -> ir.Value:
+def _again(build: Builder, op: ir.Operation, kind: ir.Type) -> ir.Value:
     copy = op.clone(ip=build.point)
     copy.results[0].set_type(kind)
     return copy.results[0]
@@ -166,12 +133,12 @@ def _integer(op: ir.Operation, name: str) -> int:
     return ir.IntegerAttr(op.attributes[name]).value
 
 
-def _builder(value: ir.Value, user: ir.Operation) -> Place:
+def _builder(value: ir.Value, user: ir.Operation) -> Builder:
     """Builds in the block of a value, in front of an op that stands there or in an op there."""
     owner = value.owner
     block = owner if isinstance(owner, ir.Block) else owner.operation.block
-    place = user
-    while place.block != block:
-        place = place.block.owner.operation
+    at = user
+    while at.block != block:
+        at = at.block.owner.operation
     maker = producer(value)
-    return Place(ir.InsertionPoint(place), (maker or user).location)
+    return Builder(ir.InsertionPoint(at), (maker or user).location)

@@ -194,7 +194,7 @@ class _First(_Loop):
         for value, stack in zip(self._division.stored, stacks, strict=True):
             row = build.reshape(values[value], [1, *shape_of(value)])
             starts = self._row(build, values, len(shape_of(stack)))
-            found.append(build.op("dynamic_update_slice", [stack, row, *starts], stack.type))
+            found.append(build.update(stack, row, starts))
         return found
 
 

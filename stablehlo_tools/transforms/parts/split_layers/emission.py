@@ -11,7 +11,6 @@ from stablehlo_tools.analysis.layer_loops.reading import LayerLoop
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.builder import Builder, shape_of
 from stablehlo_tools.transforms.parts.split_batch.emission import Emission
-from stablehlo_tools.transforms.parts.split_batch.pieces import concatenated, sliced
 from stablehlo_tools.transforms.parts.split_layers.rows import (
     ROWS,
     CutLoops,
@@ -77,7 +76,7 @@ class RangeEmission(Emission):
         found: list[ir.Value] = []
         first = rows.first
         for count in self._sizes:
-            found.append(sliced(build, whole, 0, first, first + rows.span * count))
+            found.append(build.slice_along(whole, 0, first, first + rows.span * count))
             first += rows.span * count
         return found
 
@@ -96,5 +95,5 @@ class RangeEmission(Emission):
         edges = ((0, rows.first, 0), (end, size, len(pieces) + 1))
         for first, last, place in edges:
             if first < last:
-                pieces.insert(place, sliced(build, whole, 0, first, last))
-        result.replace_all_uses_with(concatenated(build, pieces, 0, shape_of(whole)))
+                pieces.insert(place, build.slice_along(whole, 0, first, last))
+        result.replace_all_uses_with(build.concatenate(pieces, 0))
