@@ -27,8 +27,9 @@
        alike = all(f.role is FactorRole.REPEATED for f in relation.along_result(0, dim))
 
 There is no relation for control flow and calls, whose clients walk their regions; for custom calls,
-composites and random numbers; for tensors with dimensions that are not static; and for ops that
-have another value than tensors. A client that treats fewer ops than these says which, and why.
+composites and random numbers; for constants, of which `ir.constants.is_splat` says whether they are
+alike all over; for tensors with dimensions that are not static; and for ops that have another value
+than tensors. A client that treats fewer ops than these says which, and why.
 """
 
 from __future__ import annotations
@@ -53,23 +54,9 @@ from stablehlo_tools.dialect.factors import (
     Shape,
 )
 from stablehlo_tools.dialect.reshapes import DimPart, reshape_factors
+from stablehlo_tools.dialect.traits import ELEMENTWISE
 
 Rule = Callable[[ir.Operation, tuple[Shape, ...], tuple[Shape, ...]], OpDimensions | None]
-
-_STABLEHLO = (
-    "abs add and atan2 cbrt ceil clamp compare complex convert cosine count_leading_zeros divide "
-    "exponential exponential_minus_one floor imag is_finite log log_plus_one logistic maximum "
-    "minimum multiply negate not or popcnt power real reduce_precision remainder round_nearest_afz "
-    "round_nearest_even rsqrt select shift_left shift_right_arithmetic shift_right_logical sign "
-    "sine sqrt subtract tan tanh xor"
-)
-_CHLO = (
-    "acos acosh asin asinh atan atanh bessel_i1e conj cosh digamma erf erf_inv erfc is_inf "
-    "is_neg_inf is_pos_inf lgamma next_after polygamma sinh square tan zeta"
-)
-ELEMENTWISE = frozenset(f"stablehlo.{name}" for name in _STABLEHLO.split()) | frozenset(
-    f"chlo.{name}" for name in _CHLO.split()
-)
 
 
 def dimensions_of(op: ir.Operation) -> OpDimensions | None:
@@ -177,17 +164,6 @@ def _pairs(operands: tuple[Shape, ...], results: tuple[Shape, ...]) -> OpDimensi
         for i, shape in enumerate(operands)
         for d, size in enumerate(shape)
     ]
-    return OpDimensions(operands, results, tuple(factors))
-
-
-def _constant(
-    op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]
-) -> OpDimensions:
-    """One number all over is alike along all dimensions."""
-    value = op.attributes["value"]
-    is_splat = isinstance(value, ir.DenseElementsAttr) and value.is_splat
-    role = FactorRole.REPEATED if is_splat else FactorRole.WHOLE
-    factors = [_factor(size, role, (), (0, d)) for d, size in enumerate(results[0])]
     return OpDimensions(operands, results, tuple(factors))
 
 
@@ -665,6 +641,21 @@ def _fft(
     return _last(len(integers(op, "fft_length")))(op, operands, results)
 
 
+def _triangular_solve(
+    op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]
+) -> OpDimensions:
+    """Rows and columns of both matrices are whole, though each column of a solution is by itself:
+    compilers have a routine for each matrix."""
+    rank = len(operands[0])
+    solved = rank - (2 if ir.BoolAttr(op.attributes["left_side"]).value else 1)
+    rows = [(0, rank - 2), (0, rank - 1), (1, solved)]
+    factors = [_kept(operands[0][d], [(0, d), (1, d)], (0, d)) for d in range(rank - 2)]
+    factors.append(_factor(operands[1][solved], FactorRole.WHOLE, rows, (0, solved)))
+    other = 2 * rank - 3 - solved
+    factors.append(_factor(operands[1][other], FactorRole.WHOLE, [(1, other)], (0, other)))
+    return OpDimensions(operands, results, tuple(factors))
+
+
 @lru_cache(maxsize=1024)
 def _but(
     whole: frozenset[int], operands: tuple[Shape, ...], results: tuple[Shape, ...]
@@ -756,7 +747,6 @@ _RULES: dict[str, Rule] = {
     "stablehlo.collective_broadcast": _each_by_itself,
     "stablehlo.collective_permute": _each_by_itself,
     "stablehlo.concatenate": _concatenate,
-    "stablehlo.constant": _constant,
     "stablehlo.convolution": _convolution,
     "stablehlo.cross-replica-sum": _each_by_itself,
     "stablehlo.dot": _dot,
@@ -780,5 +770,5 @@ _RULES: dict[str, Rule] = {
     "stablehlo.slice": _slice,
     "stablehlo.sort": _sort,
     "stablehlo.transpose": _transpose,
-    "stablehlo.triangular_solve": _last(2),
+    "stablehlo.triangular_solve": _triangular_solve,
 }

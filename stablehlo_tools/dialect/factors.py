@@ -13,7 +13,7 @@ result.
     size 8  KEPT        operand 1 dim 1                    result 0 dim 1
 
 The same table answers in both directions. Shardy's sharding rules have such factors, too, with
-fewer roles; how the two differ is written down in `python/tests/dialect/shardy_rules.py`.
+fewer roles; how the two differ is written down in `python/tests/support/shardy_rules.py`.
 """
 
 from __future__ import annotations

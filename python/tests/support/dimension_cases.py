@@ -220,3 +220,20 @@ OTHERS = (
     _case("reduce", "4x3xf32 f32", "3xf32",
           "stablehlo.reduce(%0 init: %1) applies stablehlo.add across dimensions = [0]"),
 )  # fmt: skip
+
+# Ops that the interpreter does not run, or the bindings do not hand out the results of.
+NOT_RUN = (
+    _case("complex", "Nxf32 Nxf32", "Nxcomplex<f32>", "stablehlo.complex %0, %1"),
+    _case("cholesky", "Nx3x3xf32", "Nx3x3xf32", "stablehlo.cholesky %0, lower = true"),
+    _case("fft", "Nx3x8xcomplex<f32>", "Nx3x8xcomplex<f32>",
+          "stablehlo.fft %0, type = FFT, length = [8]"),
+    _case("fft_of_reals", "Nx3x8xf32", "Nx3x5xcomplex<f32>",
+          "stablehlo.fft %0, type = RFFT, length = [8]"),
+    _case("triangular_solve", "Nx3x3xf32 Nx3x2xf32", "Nx3x2xf32",
+          '"stablehlo.triangular_solve"(%0, %1) <{left_side = true, lower = true, '
+          "unit_diagonal = false, transpose_a = #stablehlo<transpose NO_TRANSPOSE>}>"),
+    _case("top_k", "Nx8xf32", "Nx3xf32 Nx3xi32", '"chlo.top_k"(%0) <{k = 3 : i64}>'),
+    _case("batch_norm", "Nx3x2xf32 3xf32 3xf32 3xf32 3xf32", "Nx3x2xf32",
+          '"stablehlo.batch_norm_inference"(%0, %1, %2, %3, %4) '
+          "<{epsilon = 0.1 : f32, feature_index = 1 : i64}>"),
+)  # fmt: skip
