@@ -50,6 +50,8 @@ class Trait(Flag):
     LINEAR_IN_EACH = auto()  # f(a + b, c) = f(a, c) + f(b, c), likewise in the second, not in both
     ZERO_OF_ZERO = auto()  # +0 where its one source of elements is +0
     ZERO_OF_ZEROS = auto()  # +0 where all operands are
+    OF_POSITIVE = auto()  # not a number, or infinite, where its operand is below zero
+    OF_UNIT = auto()  # not a number where its operand is outside of -1 to 1
     IRREVERSIBLE = auto()  # no rewrite of compilers makes its operand of its result
 
     # With which bits.
@@ -152,7 +154,7 @@ stablehlo.imag                 elementwise unary complex_part exact linear_in_fi
 stablehlo.infeed               transfer effect may_fail
 stablehlo.iota                 source exact
 stablehlo.is_finite            elementwise unary predicate exact
-stablehlo.log                  elementwise unary transcendental
+stablehlo.log                  elementwise unary transcendental of_positive
 stablehlo.log_plus_one         elementwise unary transcendental
 stablehlo.logistic             elementwise unary transcendental irreversible
 stablehlo.map                  regions
@@ -184,7 +186,7 @@ stablehlo.rng                  random effect
 stablehlo.rng_bit_generator    random costly
 stablehlo.round_nearest_afz    elementwise unary integral exact
 stablehlo.round_nearest_even   elementwise unary integral exact
-stablehlo.rsqrt                elementwise unary transcendental irreversible
+stablehlo.rsqrt                elementwise unary transcendental irreversible of_positive
 stablehlo.scatter              indexed regions costly
 stablehlo.select               elementwise exact
 stablehlo.select_and_scatter   regions costly
@@ -197,7 +199,7 @@ stablehlo.sign                 elementwise unary exact
 stablehlo.sine                 elementwise unary transcendental irreversible
 stablehlo.slice                piece exact linear_in_first zero_of_zero
 stablehlo.sort                 regions costly
-stablehlo.sqrt                 elementwise unary correctly_rounded transcendental
+stablehlo.sqrt                 elementwise unary correctly_rounded transcendental of_positive
 stablehlo.subtract             elementwise correctly_rounded linear_in_all zero_of_zeros
 stablehlo.tan                  elementwise unary transcendental irreversible
 stablehlo.tanh                 elementwise unary transcendental irreversible
@@ -212,12 +214,12 @@ stablehlo.while                regions loop costly may_fail
 stablehlo.xor                  elementwise commutative associative bitwise exact
 
 chlo._asin_acos_kernel
-chlo.acos                      elementwise unary transcendental
+chlo.acos                      elementwise unary transcendental of_unit
 chlo.acosh                     elementwise unary transcendental
-chlo.asin                      elementwise unary transcendental
+chlo.asin                      elementwise unary transcendental of_unit
 chlo.asinh                     elementwise unary transcendental
 chlo.atan                      elementwise unary transcendental
-chlo.atanh                     elementwise unary transcendental
+chlo.atanh                     elementwise unary transcendental of_unit
 chlo.bessel_i1e                elementwise unary transcendental
 chlo.broadcast_add
 chlo.broadcast_and
@@ -244,24 +246,24 @@ chlo.conj                      elementwise unary
 chlo.constant
 chlo.constant_like
 chlo.cosh                      elementwise unary transcendental
-chlo.digamma                   elementwise unary transcendental irreversible
+chlo.digamma                   elementwise unary transcendental irreversible of_positive
 chlo.erf                       elementwise unary transcendental irreversible
-chlo.erf_inv                   elementwise unary transcendental
+chlo.erf_inv                   elementwise unary transcendental of_unit
 chlo.erfc                      elementwise unary transcendental irreversible
 chlo.is_inf                    elementwise unary predicate
 chlo.is_neg_inf                elementwise unary predicate
 chlo.is_pos_inf                elementwise unary predicate
-chlo.lgamma                    elementwise unary transcendental irreversible
+chlo.lgamma                    elementwise unary transcendental irreversible of_positive
 chlo.mulhi
 chlo.next_after                elementwise
-chlo.polygamma                 elementwise transcendental
+chlo.polygamma                 elementwise transcendental of_positive
 chlo.ragged_dot                library
 chlo.scan                      regions
 chlo.sinh                      elementwise unary transcendental
 chlo.square                    elementwise unary irreversible
 chlo.tan                       elementwise unary transcendental
 chlo.top_k                     library
-chlo.zeta                      elementwise transcendental
+chlo.zeta                      elementwise transcendental of_positive
 
 sdy.all_gather                 resharding
 sdy.all_reduce                 resharding
@@ -331,7 +333,15 @@ def full_names(names: str) -> frozenset[str]:
     return frozenset(f"stablehlo.{name}" for name in names.split())
 
 
+# Sets that many ask for.
+STABLEHLO = frozenset(name for name in KNOWN if name.startswith("stablehlo."))
 ELEMENTWISE = ops_with(Trait.ELEMENTWISE)
 LAYOUT = ops_with(Trait.LAYOUT)
+BRANCHES = ops_with(Trait.BRANCH)
+COMPUTATIONS = ops_with(Trait.COMPUTATION)
+CALLS = ops_with(Trait.CALLS)
+CARRIERS = ops_with_any(Trait.BRANCH | Trait.LOOP | Trait.COMPUTATION | Trait.CALLS)
+DEVICE_IDS = ops_with(Trait.DEVICE_ID)
+TERMINATORS = ops_with(Trait.TERMINATOR)
 # The collectives that StableHLO specifies; `cross-replica-sum` is an older form of all_reduce.
 COLLECTIVES = ops_with(Trait.COLLECTIVE) - {"stablehlo.cross-replica-sum"}
