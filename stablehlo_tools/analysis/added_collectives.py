@@ -9,50 +9,30 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from stablehlo_tools.analysis.communication import MANUAL_COMPUTATION
 from stablehlo_tools.analysis.shardings import sharding_per_value
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import CONSTANT, MANUAL_COMPUTATION, PARTITION_ID
+from stablehlo_tools.dialect.traits import (
+    ELEMENTWISE,
+    STABLEHLO,
+    Trait,
+    full_names,
+    ops_with,
+    ops_with_any,
+)
 from stablehlo_tools.ir.carriers import terminator
 
 _SHARDING = "sdy.sharding"
 _BARRIER = "stablehlo.optimization_barrier"
 # Ops that make a value that is the same everywhere, or one that any sharding suits.
-_FREE = frozenset(
-    f"stablehlo.{name}" for name in ("constant", "after_all", "create_token", "partition_id")
+_FREE = ops_with(Trait.TOKEN) | {CONSTANT, PARTITION_ID}
+# Each result element is made of the operands' elements at its own place. Fewer than have the trait:
+# of CHLO's ops and of these it is not known here how the partitioner treats them.
+_UNTRIED = ops_with_any(Trait.COMPLEX_PART | Trait.INTEGRAL | Trait.SHIFT) | full_names(
+    "atan2 cbrt count_leading_zeros exponential_minus_one log_plus_one popcnt reduce_precision "
+    "remainder tan"
 )
-# Each result element is made of the operands' elements at its own place.
-_ELEMENTWISE = frozenset(
-    f"stablehlo.{name}"
-    for name in (
-        "abs",
-        "add",
-        "and",
-        "clamp",
-        "compare",
-        "convert",
-        "cosine",
-        "divide",
-        "exponential",
-        "is_finite",
-        "log",
-        "logistic",
-        "maximum",
-        "minimum",
-        "multiply",
-        "negate",
-        "not",
-        "or",
-        "power",
-        "rsqrt",
-        "select",
-        "sign",
-        "sine",
-        "sqrt",
-        "subtract",
-        "tanh",
-        "xor",
-    )
-)
+_ELEMENTWISE = STABLEHLO & ELEMENTWISE - _UNTRIED
 
 
 def op_that_may_add(main: ir.Operation) -> ir.Operation | None:

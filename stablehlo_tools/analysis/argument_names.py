@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from stablehlo_tools.analysis.communication import MANUAL_COMPUTATION
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 
 _NAME = re.compile(r'"([^"]*)"(?!:\d)')  # of a place in a file a number follows
 

@@ -19,6 +19,15 @@ from typing import Literal
 
 from stablehlo_tools.analysis.origins import Origins
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import (
+    CONVERT,
+    DYNAMIC_UPDATE_SLICE,
+    PAD,
+    SCATTER,
+    SELECT,
+    SHARDING_CONSTRAINT,
+)
+from stablehlo_tools.dialect.traits import Trait, full_names, ops_with, ops_with_any
 from stablehlo_tools.ir.builder import element_of, shape_of
 from stablehlo_tools.ir.constants import splat_of
 from stablehlo_tools.ir.copying import copy_module
@@ -46,33 +55,26 @@ ANY, POSITIVE, UNIT = Range(), Range("positive"), Range("unit")
 
 # Ops that are not numbers where their operand is out of range, and the range.
 _WANTED = {
-    **{f"stablehlo.{name}": POSITIVE for name in ("sqrt", "rsqrt", "log")},
-    **{f"chlo.{name}": POSITIVE for name in ("lgamma", "digamma", "zeta", "polygamma")},
-    **{f"chlo.{name}": UNIT for name in ("acos", "asin", "atanh", "erf_inv")},
+    **dict.fromkeys(ops_with(Trait.OF_POSITIVE), POSITIVE),
+    **dict.fromkeys(ops_with(Trait.OF_UNIT), UNIT),
 }
 _POWER = "stablehlo.power"
 _MULTIPLY, _NEGATE = "stablehlo.multiply", "stablehlo.negate"
 _INTEGER_DIVISION = frozenset({"stablehlo.divide", "stablehlo.remainder"})
 
 # Which operands the elements of a result are; of all others in a table, those in all places.
-_MOVED_FIRST = frozenset(
-    {"stablehlo.all_gather", "stablehlo.all_to_all", "stablehlo.broadcast_in_dim"}
-    | {"stablehlo.collective_broadcast", "stablehlo.collective_permute", "stablehlo.convert"}
-    | {"stablehlo.dynamic_slice", "stablehlo.gather", "stablehlo.real", "stablehlo.reshape"}
-    | {"stablehlo.reduce_precision", "stablehlo.reverse", "stablehlo.slice"}
-    | {"stablehlo.transpose", "sdy.sharding_constraint"}
-)
-_MOVED_FROM = {
-    "stablehlo.select": (1, 2),
-    "stablehlo.clamp": (1,),
-    "stablehlo.dynamic_update_slice": (0, 1),
-    "stablehlo.pad": (0, 1),
-    "stablehlo.scatter": (0, 2),
+_MOVED_FIRST = ops_with_any(Trait.LAYOUT | Trait.PIECE | Trait.EXCHANGE) | {
+    CONVERT,
+    SHARDING_CONSTRAINT,
+    *full_names("real reduce_precision"),
 }
-_BY_POSITION = frozenset(
-    {"stablehlo.all_reduce", "stablehlo.reduce", "stablehlo.reduce_window", "stablehlo.sort"}
-    | {"stablehlo.reduce_scatter"}
-)
+_MOVED_FROM = {
+    **dict.fromkeys((DYNAMIC_UPDATE_SLICE, PAD), (0, 1)),
+    SCATTER: (0, 2),
+    SELECT: (1, 2),
+    "stablehlo.clamp": (1,),
+}
+_BY_POSITION = ops_with_any(Trait.ACROSS_DEVICES | Trait.REDUCTION) | {"stablehlo.sort"}
 _ALL_MOVED = frozenset({"stablehlo.concatenate", "stablehlo.maximum", "stablehlo.minimum"})
 _SUMS = frozenset({"stablehlo.add", "stablehlo.divide"})  # positive where their operands are
 _ANNOTATIONS = ("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape")

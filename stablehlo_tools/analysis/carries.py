@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from stablehlo_tools.analysis.forced_dependence import constant_elements
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.traits import Trait, ops_with
 from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.values import producer
 
@@ -18,14 +19,7 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(f"stablehlo.{name}" for name in text.split())
 
 
-# Ops that no identity undoes: what is computed by one is not what it was before.
-MOVING = _names("convolution cosine dot dot_general erf logistic rsqrt sine tan tanh") | {
-    "chlo.erf",
-    "chlo.erfc",
-    "chlo.lgamma",
-    "chlo.digamma",
-    "chlo.square",
-}
+MOVING = ops_with(Trait.IRREVERSIBLE)  # what is computed by one is not what it was before
 _STEPS = _names("add subtract")
 _FACTORS = _names("multiply")  # of floats: integers run into zero and stay there
 _CONNECTIVES = _names("and or not")

@@ -30,38 +30,34 @@ from stablehlo_tools.analysis.replica_groups import (
 )
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, note
+from stablehlo_tools.dialect.collectives import (
+    EXCHANGE_GROUPED,
+    RAGGED_ALL_TO_ALL,
+    REDUCTION_GROUPED,
+    TRANSFERS,
+)
 from stablehlo_tools.dialect.custom_calls import (
     ASYNC_STARTS,
-    CUSTOM_CALL,
     MAY_COMMUNICATE,
-    RAGGED_ALL_TO_ALL,
     is_annotation,
     label,
     start_of_done,
     target_of,
 )
+from stablehlo_tools.dialect.names import BARRIER, CUSTOM_CALL
+from stablehlo_tools.dialect.traits import CARRIERS, Trait, ops_with_any
 from stablehlo_tools.ir.async_calls import detached_collective
 from stablehlo_tools.ir.symbols import functions_around, symbol_name
 from stablehlo_tools.ir.values import producer
 from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.order.program import UNKNOWN_CALL
 
-REDUCTION_GROUPED = frozenset({"all_gather", "all_reduce", "reduce_scatter"})
-EXCHANGE_GROUPED = frozenset({"all_to_all", "collective_broadcast"})
-TRANSFERS = frozenset({"send", "recv", "infeed", "outfeed"})
-_KINDS = {
-    **{f"stablehlo.{kind}": kind for kind in REDUCTION_GROUPED | EXCHANGE_GROUPED | TRANSFERS},
-    "stablehlo.collective_permute": "collective_permute",
-    "stablehlo.cross-replica-sum": "cross-replica-sum",
-}
+_KINDS = {name: name.partition(".")[2] for name in ops_with_any(Trait.COLLECTIVE | Trait.TRANSFER)}
 _ASYNC_START = "stablehlo.async_start"
 _CANDIDATES = frozenset(_KINDS) | {_ASYNC_START, CUSTOM_CALL}
 
 # What may stand between a start and its done: it hands values on as they are.
-_MAY_HAND_ON = frozenset(
-    {"stablehlo.while", "stablehlo.if", "stablehlo.case", "stablehlo.optimization_barrier"}
-    | {"stablehlo.composite", "func.call", "sdy.manual_computation", "sdy.named_computation"}
-)
+_MAY_HAND_ON = CARRIERS | {BARRIER}
 
 # Communication of dialects this toolkit does not rewrite; nothing may pass it by silently.
 _FOREIGN_COMMUNICATION = re.compile(

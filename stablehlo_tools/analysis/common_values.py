@@ -14,44 +14,27 @@ from collections.abc import Sequence
 from stablehlo_tools.analysis.collectives import Collective
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.custom_calls import is_async_done
+from stablehlo_tools.dialect.names import CONCATENATE, GATHER, IOTA
+from stablehlo_tools.dialect.traits import (
+    LAYOUT,
+    Trait,
+    full_names,
+    ops_with,
+    ops_with_any,
+    short_names,
+)
 from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.constants import value_text
 from stablehlo_tools.order.program import Issue
 
-_SAME_EVERYWHERE = frozenset(
-    {"all_gather", "all_reduce", "cross-replica-sum", "collective_broadcast"}
-)
-_EXACT = frozenset(
-    f"stablehlo.{name}"
-    for name in (
-        "abs",
-        "and",
-        "broadcast_in_dim",
-        "ceil",
-        "clamp",
-        "compare",
-        "concatenate",
-        "dynamic_slice",
-        "floor",
-        "iota",
-        "is_finite",
-        "maximum",
-        "minimum",
-        "negate",
-        "not",
-        "or",
-        "reshape",
-        "reverse",
-        "select",
-        "sign",
-        "slice",
-        "transpose",
-        "xor",
-    )
-)
-_EXACT_ON_INTEGERS = frozenset(
-    f"stablehlo.{name}" for name in ("add", "divide", "multiply", "remainder", "subtract")
-)
+_SAME_EVERYWHERE = short_names(ops_with(Trait.SAME_ON_GROUP))
+# Those of them that decide loops and branches; the rest nobody has asked for.
+_EXACT = (
+    ops_with(Trait.ELEMENTWISE | Trait.EXACT)
+    - ops_with_any(Trait.SHIFT | Trait.COMPLEX_PART)
+    - full_names("count_leading_zeros popcnt round_nearest_afz round_nearest_even")
+) | (LAYOUT | ops_with(Trait.PIECE) | {CONCATENATE, IOTA}) - {GATHER}
+_EXACT_ON_INTEGERS = ops_with(Trait.ELEMENTWISE | Trait.CORRECTLY_ROUNDED) - ops_with(Trait.UNARY)
 
 
 _LONGEST = 2000  # characters of a symbol that is spelled out

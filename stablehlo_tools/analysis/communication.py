@@ -13,13 +13,11 @@ from dataclasses import dataclass, field
 from stablehlo_tools.analysis.collectives import Collective, classify_communication
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, note
-from stablehlo_tools.ir.symbols import CALLS, FUNCTION, callee_name, functions_by_name, symbol_name
+from stablehlo_tools.dialect.names import WHILE
+from stablehlo_tools.dialect.traits import BRANCHES, CALLS, COMPUTATIONS
+from stablehlo_tools.ir.symbols import FUNCTION, callee_name, functions_by_name, symbol_name
 from stablehlo_tools.ir.walk import walk
 
-WHILE = "stablehlo.while"
-BRANCHES = frozenset({"stablehlo.if", "stablehlo.case"})
-MANUAL_COMPUTATION = "sdy.manual_computation"
-COMPUTATIONS = frozenset({MANUAL_COMPUTATION, "sdy.named_computation"})
 _CONTROL_FLOW = BRANCHES | COMPUTATIONS | {WHILE}
 _CALLED_COMPUTATIONS = "called_computations"
 _FUNCTION_CONSTANT = "func.constant"

@@ -22,23 +22,30 @@ from stablehlo_tools.analysis.collectives import Collective
 from stablehlo_tools.analysis.replica_groups import GroupMode
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.custom_calls import is_async_done
+from stablehlo_tools.dialect.names import ALL_GATHER, ALL_REDUCE
+from stablehlo_tools.dialect.traits import (
+    COLLECTIVES,
+    Trait,
+    full_names,
+    ops_with,
+    ops_with_any,
+    short_names,
+)
 from stablehlo_tools.ir.values import producer
-
-
-def _names(text: str) -> frozenset[str]:
-    return frozenset(f"stablehlo.{name}" for name in text.split())
-
 
 _BARRIER = "stablehlo.optimization_barrier"
 _CONVERT = "stablehlo.convert"
 _PART = "stablehlo.dynamic_slice"
 _ALL_REDUCE = "stablehlo.all_reduce"
 _ALIKE = frozenset({_ALL_REDUCE, "stablehlo.all_gather"})  # within each group
-_UNLIKE = _names(
-    "all_to_all async_done case collective_broadcast collective_permute custom_call if infeed "
-    "partition_id recv reduce_scatter replica_id rng rng_bit_generator while"
-)
-_COMPUTED = frozenset({"all_gather", "all_reduce", "all_to_all", "reduce_scatter"})
+_UNLIKE = (
+    ops_with_any(
+        Trait.COLLECTIVE | Trait.BRANCH | Trait.LOOP | Trait.RANDOM | Trait.DEVICE_ID | Trait.OPAQUE
+    )
+    | full_names("async_done infeed recv")
+) - {ALL_GATHER, ALL_REDUCE, *full_names("cross-replica-sum")}
+# Deleted where they are of a constant; no compiler was seen to do so with a collective_broadcast.
+_COMPUTED = short_names(COLLECTIVES & ops_with(Trait.GROUPED)) - {"collective_broadcast"}
 _PARTED = frozenset({"all_gather", "all_reduce"})
 
 

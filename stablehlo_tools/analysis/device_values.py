@@ -14,17 +14,18 @@ import numpy as np
 
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import ModuleFacts
-from stablehlo_tools.analysis.communication import MANUAL_COMPUTATION, WHILE, is_public
+from stablehlo_tools.analysis.communication import is_public
 from stablehlo_tools.analysis.device_arithmetic import COMPUTED, Values, apply, element_dtype
 from stablehlo_tools.analysis.replica_groups import AxisRef, DeviceMesh, mesh_axes_groups
 from stablehlo_tools.analysis.shardings import manual_axes, sharding_axes, sharding_per_value
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import MANUAL_COMPUTATION, WHILE
+from stablehlo_tools.dialect.traits import CALLS, DEVICE_IDS
 from stablehlo_tools.ir.carriers import terminator
-from stablehlo_tools.ir.symbols import CALLS, FUNCTION, callee_name, functions_by_name, symbol_name
+from stablehlo_tools.ir.symbols import FUNCTION, callee_name, functions_by_name, symbol_name
 from stablehlo_tools.ir.values import producer
 from stablehlo_tools.ir.walk import walk
 
-_IDS = frozenset({"stablehlo.partition_id", "stablehlo.replica_id"})
 _BARRIER = "stablehlo.optimization_barrier"
 _LARGEST = 1 << 16  # elements of a tensor that is looked at
 _LARGEST_ON_ALL = 1 << 20  # the same, all devices together
@@ -90,7 +91,7 @@ class DeviceValues:
             known = [operand for operand in operands if operand is not None]
             return apply(op, known) if len(known) == len(operands) else None
         position = ir.OpResult(value).result_number
-        if op.name in _IDS:
+        if op.name in DEVICE_IDS:
             return self._ids(op.name)
         if op.name == _BARRIER:
             return self._of(op.operands[position], call, depth)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.custom_calls import CUSTOM_CALL, is_annotation
-from stablehlo_tools.ir.symbols import CALLS, callee_name
+from stablehlo_tools.dialect.custom_calls import is_annotation
+from stablehlo_tools.dialect.names import CUSTOM_CALL
+from stablehlo_tools.dialect.traits import CALLS, Trait, ops_with
+from stablehlo_tools.ir.symbols import callee_name
 from stablehlo_tools.ir.walk import walk
 
-_EFFECTS = frozenset(f"stablehlo.{name}" for name in ("send", "recv", "infeed", "outfeed", "rng"))
+_EFFECTS = ops_with(Trait.EFFECT)
 _KNOWN_DIALECTS = frozenset({"stablehlo", "chlo", "sdy", "func"})
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from stablehlo_tools.analysis.collectives import find_collectives
-from stablehlo_tools.analysis.communication import MANUAL_COMPUTATION
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.gspmd import begins_shard_map
-from stablehlo_tools.ir.symbols import CALL, COMPOSITE, callee_name, functions_by_name
+from stablehlo_tools.dialect.names import CALL, COMPOSITE, MANUAL_COMPUTATION
+from stablehlo_tools.ir.symbols import callee_name, functions_by_name
 from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.order.program import UNKNOWN_CALL
 

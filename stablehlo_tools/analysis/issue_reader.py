@@ -13,12 +13,7 @@ from operator import or_
 from stablehlo_tools.analysis.carries import MOVING, is_counter, stays_a_loop
 from stablehlo_tools.analysis.collectives import Collective
 from stablehlo_tools.analysis.common_values import CommonValues, shortened
-from stablehlo_tools.analysis.communication import (
-    BRANCHES,
-    COMPUTATIONS,
-    WHILE,
-    Site,
-)
+from stablehlo_tools.analysis.communication import Site
 from stablehlo_tools.analysis.compiler_hazards import Surroundings
 from stablehlo_tools.analysis.dependence import GIVEN, NOTHING, VARIES, Dependence
 from stablehlo_tools.analysis.forced_dependence import Transfer, has_no_elements
@@ -36,6 +31,8 @@ from stablehlo_tools.analysis.trip_counts import constant_trips
 from stablehlo_tools.analysis.uniformity import Uniformity, Variation, number_classes
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import to_place
+from stablehlo_tools.dialect.names import WHILE
+from stablehlo_tools.dialect.traits import BRANCHES, COMPUTATIONS, DEVICE_IDS, TERMINATORS
 from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.order.program import (
     Branch,
@@ -46,8 +43,6 @@ from stablehlo_tools.order.program import (
 )
 
 _REPLICA_ID = "stablehlo.replica_id"
-_DEVICE_IDS = frozenset({"stablehlo.partition_id", _REPLICA_ID})
-_TERMINATORS = frozenset({"func.return", "stablehlo.return", "sdy.return"})
 
 
 class IssueReader:
@@ -135,7 +130,7 @@ class IssueReader:
         if name in COMPUTATIONS:
             self._computation(op, [], level)
             return
-        if self.uniformity is not None and name not in _TERMINATORS:
+        if self.uniformity is not None and name not in TERMINATORS:
             self.uniformity.run(op)
         if name == WHILE:
             steady, _, _ = self._steady(op, ([], []), level)
@@ -143,7 +138,7 @@ class IssueReader:
         elif name in BRANCHES:
             ends = [self._region(region.blocks[0], [], level) for region in op.regions]
             self._bind(op.results, [either(parts) for parts in zip(*ends, strict=True)])
-        elif name in _DEVICE_IDS:
+        elif name in DEVICE_IDS:
             counts = self.rendezvous.facts.grid
             count = counts.num_replicas if name == _REPLICA_ID else counts.num_partitions
             self._bind(op.results, [GIVEN if count > 1 else NOTHING])

@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 from stablehlo_tools.analysis.chains import is_chain
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts
 from stablehlo_tools.analysis.communication import (
-    BRANCHES,
-    WHILE,
     Site,
     communicating_functions,
     iterate_collectives,
@@ -26,6 +24,8 @@ from stablehlo_tools.analysis.rendezvous import Rendezvousing
 from stablehlo_tools.analysis.uniformity import Uniformity
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, to_place
+from stablehlo_tools.dialect.names import WHILE
+from stablehlo_tools.dialect.traits import BRANCHES
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.order.program import (
     Issue,

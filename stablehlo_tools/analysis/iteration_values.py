@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from stablehlo_tools.analysis.communication import BRANCHES, COMPUTATIONS, WHILE
 from stablehlo_tools.analysis.device_arithmetic import COMPUTED, Values, apply, element_dtype
 from stablehlo_tools.analysis.trip_counts import counted
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import WHILE
+from stablehlo_tools.dialect.traits import BRANCHES, COMPUTATIONS
 from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.values import key_of, producer
 

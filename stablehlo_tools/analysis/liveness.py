@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from stablehlo_tools.analysis.collectives import (
-    TRANSFERS,
     Collective,
     classify_communication,
     find_collectives,
 )
-from stablehlo_tools.analysis.communication import BRANCHES, COMPUTATIONS, WHILE, is_public
+from stablehlo_tools.analysis.communication import is_public
 from stablehlo_tools.analysis.dead_uses import (
     ALL,
     Demand,
@@ -30,16 +29,17 @@ from stablehlo_tools.analysis.dead_uses import (
 from stablehlo_tools.analysis.elements.folding import folded
 from stablehlo_tools.analysis.trip_counts import constant_trips
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.collectives import TRANSFERS
+from stablehlo_tools.dialect.names import WHILE
+from stablehlo_tools.dialect.traits import BRANCHES, CALLS, CARRIERS, COMPUTATIONS, TERMINATORS
 from stablehlo_tools.ir.carriers import terminator
-from stablehlo_tools.ir.symbols import CALLS, FUNCTION, callee_name, symbol_name
+from stablehlo_tools.ir.symbols import FUNCTION, callee_name, symbol_name
 from stablehlo_tools.ir.values import key_of
 from stablehlo_tools.ir.walk import walk
 
 _BARRIER = "stablehlo.optimization_barrier"
-_CARRIERS = BRANCHES | COMPUTATIONS | CALLS | {WHILE}
 # Ops that run whatever becomes of their results; other custom calls are taken to be pure.
 _EFFECTS = TRANSFERS | {"custom_call"}
-_TERMINATORS = frozenset({"func.return", "stablehlo.return", "sdy.return"})
 _LONGEST_SEARCH = 500  # values, for one collective
 
 
@@ -172,9 +172,9 @@ def _following(user: ir.Operation, position: int) -> Sequence[ir.Value] | None:
     name = user.name
     if name == _BARRIER:
         return [user.results[position]]
-    if name in _CARRIERS:
+    if name in CARRIERS:
         return []  # left to the complete analysis
-    if name not in _TERMINATORS:
+    if name not in TERMINATORS:
         return [] if may_vanish(user) else user.results
     parent = user.parent
     assert parent is not None
@@ -186,7 +186,7 @@ def _following(user: ir.Operation, position: int) -> Sequence[ir.Value] | None:
         taken = _taken(parent)
         if taken is not None and user.block != parent.regions[taken].blocks[0]:
             return []
-    return [parent.results[position]] if parent.name in _CARRIERS else []
+    return [parent.results[position]] if parent.name in CARRIERS else []
 
 
 class _Liveness:
@@ -285,7 +285,7 @@ class _Liveness:
             return
         op = owner.operation
         name = op.name
-        if name in _CARRIERS:
+        if name in CARRIERS:
             self._visit_carrier(op, ir.OpResult(value).result_number, demand)
             return
         self._enter(op)

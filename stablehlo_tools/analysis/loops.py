@@ -16,6 +16,8 @@ from stablehlo_tools.analysis.collectives import Collective, classify_communicat
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.trip_counts import can_count, constant_step
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import CONCATENATE, GATHER, PAD, SHARDING_CONSTRAINT
+from stablehlo_tools.dialect.traits import LAYOUT, Trait, ops_with, ops_with_any
 from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.values import key_of, producer
 from stablehlo_tools.ir.walk import walk
@@ -23,40 +25,10 @@ from stablehlo_tools.ir.walk import walk
 Key = ir.Value | ir.Operation
 
 _CONSTRAINT = "sdy.sharding_constraint"
-FORMATTING = frozenset({_CONSTRAINT}) | frozenset(
-    f"stablehlo.{name}"
-    for name in (
-        "bitcast_convert",
-        "broadcast_in_dim",
-        "concatenate",
-        "convert",
-        "dynamic_slice",
-        "pad",
-        "reshape",
-        "reverse",
-        "slice",
-        "transpose",
-    )
-)
-COSTLY = frozenset(
-    f"stablehlo.{name}"
-    for name in (
-        "case",
-        "cholesky",
-        "convolution",
-        "custom_call",
-        "dot",
-        "dot_general",
-        "fft",
-        "if",
-        "rng_bit_generator",
-        "scatter",
-        "select_and_scatter",
-        "sort",
-        "triangular_solve",
-        "while",
-    )
-)
+FORMATTING = (
+    LAYOUT | ops_with_any(Trait.PIECE | Trait.RETYPE) | {CONCATENATE, PAD, SHARDING_CONSTRAINT}
+) - {GATHER}
+COSTLY = ops_with(Trait.COSTLY)
 _BARRIER = "stablehlo.optimization_barrier"
 _FEW = 1024  # elements: arithmetic on so many costs next to nothing
 

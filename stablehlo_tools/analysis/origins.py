@@ -7,17 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stablehlo_tools.analysis.communication import BRANCHES, COMPUTATIONS, WHILE
 from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import WHILE
+from stablehlo_tools.dialect.traits import BRANCHES, CALLS, COMPUTATIONS
 from stablehlo_tools.ir.carriers import terminator
-from stablehlo_tools.ir.symbols import (
-    CALLS,
-    FUNCTION,
-    callee_name,
-    functions_by_name,
-    symbol_name,
-)
+from stablehlo_tools.ir.symbols import FUNCTION, callee_name, functions_by_name, symbol_name
 from stablehlo_tools.ir.values import producer
 from stablehlo_tools.ir.walk import walk
 

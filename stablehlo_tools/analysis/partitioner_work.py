@@ -14,12 +14,12 @@ import re
 from dataclasses import dataclass
 
 from stablehlo_tools.analysis.collectives import ModuleFacts, meshes_of
-from stablehlo_tools.analysis.communication import MANUAL_COMPUTATION
 from stablehlo_tools.analysis.entry import entry_function, is_per_device
 from stablehlo_tools.analysis.shardings import manual_axes
 from stablehlo_tools.analysis.tensor_shardings import SHARDING
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.gspmd import is_gspmd, is_round_trip
+from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.ir.symbols import FUNCTION
 from stablehlo_tools.ir.walk import walk
 

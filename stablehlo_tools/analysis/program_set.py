@@ -17,7 +17,6 @@ from typing import Any
 
 from stablehlo_tools.analysis.added_collectives import op_that_may_add
 from stablehlo_tools.analysis.collectives import ModuleFacts
-from stablehlo_tools.analysis.communication import MANUAL_COMPUTATION
 from stablehlo_tools.analysis.entry import is_per_device
 from stablehlo_tools.analysis.issued import Inlined, Issued, inline_module, read_issued
 from stablehlo_tools.analysis.partitioner_work import Annotation, left_to_the_partitioner
@@ -26,6 +25,7 @@ from stablehlo_tools.analysis.unknown_calls import unknown_calls_counted
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.diagnostics import Diagnostic, Place, ToolError, naming
+from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.order.program import Program, issues_of, renumbered
 

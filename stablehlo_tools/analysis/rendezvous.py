@@ -5,22 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stablehlo_tools.analysis.collectives import (
-    EXCHANGE_GROUPED,
-    REDUCTION_GROUPED,
     Collective,
     ModuleFacts,
 )
 from stablehlo_tools.analysis.replica_groups import GroupMode
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.custom_calls import RAGGED_ALL_TO_ALL, stays_on_device, target_of
+from stablehlo_tools.dialect.collectives import DIMENSIONS, RAGGED_ALL_TO_ALL
+from stablehlo_tools.dialect.custom_calls import stays_on_device, target_of
+from stablehlo_tools.dialect.traits import Trait, ops_with, short_names
 from stablehlo_tools.order.program import UNKNOWN_CALL, Rendezvous, Signature
 
-_DIMENSIONS = {
-    "all_gather": ("all_gather_dim",),
-    "reduce_scatter": ("scatter_dimension",),
-    "all_to_all": ("split_dimension", "concat_dimension", "split_count"),
-}
-_GROUPED = REDUCTION_GROUPED | EXCHANGE_GROUPED | {RAGGED_ALL_TO_ALL, "cross-replica-sum"}
+_GROUPED = short_names(ops_with(Trait.GROUPED)) | {RAGGED_ALL_TO_ALL}
 _CALLED = frozenset({"custom_call", UNKNOWN_CALL})
 TRANSFER = "transfer"  # the kind that a send and its recv share
 
@@ -120,7 +115,7 @@ class Rendezvousing:
 
     def _details(self, collective: Collective) -> str:
         inner, parts = collective.inner, list[str]()
-        for name in _DIMENSIONS.get(collective.kind, ()):
+        for name in DIMENSIONS.get(collective.kind, ()):
             parts.append(f"{name} {ir.IntegerAttr(inner.attributes[name]).value}")
         reduction = collective.reduction
         if reduction == "custom":

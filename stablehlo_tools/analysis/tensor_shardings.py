@@ -13,7 +13,6 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from stablehlo_tools import bindings
-from stablehlo_tools.analysis.communication import MANUAL_COMPUTATION
 from stablehlo_tools.analysis.replica_groups import (
     AxisRef,
     DeviceMesh,
@@ -23,6 +22,8 @@ from stablehlo_tools.analysis.replica_groups import (
 from stablehlo_tools.analysis.shardings import manual_axes, sharding_per_value
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.dialect.names import MANUAL_COMPUTATION, RESHARD, SHARDING_CONSTRAINT
+from stablehlo_tools.dialect.traits import Trait, ops_with
 from stablehlo_tools.ir.symbols import FUNCTION
 from stablehlo_tools.ir.values import producer
 
@@ -32,21 +33,8 @@ Dims = tuple[Axes, ...]
 SHARDING = "sdy.sharding"
 # Ops that say the sharding of their one result in an attribute of their own.
 _OWN_ATTRIBUTE = {
-    "sdy.reshard": "sharding",
-    "sdy.sharding_constraint": "sharding",
-    **{
-        f"sdy.{name}": "out_sharding"
-        for name in (
-            "all_gather",
-            "all_reduce",
-            "all_slice",
-            "all_to_all",
-            "collective_permute",
-            "reduce_scatter",
-            "replicated_to_unreduced",
-            "sharded_to_unreduced",
-        )
-    },
+    **dict.fromkeys((RESHARD, SHARDING_CONSTRAINT), "sharding"),
+    **dict.fromkeys(ops_with(Trait.RESHARDING), "out_sharding"),
 }
 
 _AXIS = re.compile(r'"([^"]+)"(?::\((\d+)\)(\d+))?')

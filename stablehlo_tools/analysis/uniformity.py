@@ -23,7 +23,6 @@ from stablehlo_tools.analysis.collectives import (
     ModuleFacts,
     classify_communication,
 )
-from stablehlo_tools.analysis.communication import BRANCHES, COMPUTATIONS, MANUAL_COMPUTATION, WHILE
 from stablehlo_tools.analysis.device_arithmetic import COMPUTED, Values, apply, element_dtype
 from stablehlo_tools.analysis.iteration_values import IterationValues, Series
 from stablehlo_tools.analysis.replica_groups import AxisRef, mesh_axes_groups
@@ -37,12 +36,18 @@ from stablehlo_tools.analysis.trip_counts import (
 )
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.custom_calls import is_async_done
-from stablehlo_tools.ir.carriers import terminator
-from stablehlo_tools.ir.symbols import CALLS
-
-_SAME_ON_GROUP = frozenset(
-    {"all_gather", "all_reduce", "cross-replica-sum", "collective_broadcast"}
+from stablehlo_tools.dialect.names import MANUAL_COMPUTATION, WHILE
+from stablehlo_tools.dialect.traits import (
+    BRANCHES,
+    CALLS,
+    COMPUTATIONS,
+    Trait,
+    ops_with,
+    short_names,
 )
+from stablehlo_tools.ir.carriers import terminator
+
+_SAME_ON_GROUP = short_names(ops_with(Trait.SAME_ON_GROUP))
 _BY_POSITION = frozenset({"reduce_scatter", "all_to_all", "ragged_all_to_all"})
 _UNKNOWN = CALLS | {"stablehlo.rng", "stablehlo.custom_call"}
 _LARGEST = 1 << 14  # elements of a tensor that is computed

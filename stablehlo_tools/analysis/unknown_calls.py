@@ -11,15 +11,15 @@ from collections.abc import Collection, Generator
 from contextlib import contextmanager
 
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.collectives import RAGGED_ALL_TO_ALL
 from stablehlo_tools.dialect.custom_calls import (
     ASYNC_STARTS,
-    CUSTOM_CALL,
     MAY_COMMUNICATE,
-    RAGGED_ALL_TO_ALL,
     STAYS,
     stays_on_device,
     target_of,
 )
+from stablehlo_tools.dialect.names import CUSTOM_CALL
 from stablehlo_tools.ir.walk import walk
 
 

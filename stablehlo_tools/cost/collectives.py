@@ -18,20 +18,16 @@ from stablehlo_tools.cost.tori import groups_on_torus, pairs_on_torus
 from stablehlo_tools.cost.transfer_time import NOTHING, TransferTime, slowest
 from stablehlo_tools.cost.work import Transfer
 from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.dialect.collectives import MEETINGS, PAIRWISE, RAGGED_ALL_TO_ALL
 
 __all__ = ["TransferTime", "transfer_time"]
 
+# As what each is timed. The rows of a ragged exchange are taken to be even: how they fall is data.
 _KINDS = {
-    "all_gather": "all_gather",
-    "all_reduce": "all_reduce",
+    **{kind.replace("-", "_"): kind for kind in MEETINGS},
+    **dict.fromkeys(sorted(PAIRWISE), "pairs"),
     "cross_replica_sum": "all_reduce",
-    "reduce_scatter": "reduce_scatter",
-    "all_to_all": "all_to_all",
-    "ragged_all_to_all": "all_to_all",  # as if the rows were even: how they fall is data
-    "collective_broadcast": "collective_broadcast",
-    "collective_permute": "pairs",
-    "send": "pairs",
-    "recv": "pairs",
+    RAGGED_ALL_TO_ALL: "all_to_all",
 }
 
 type _Group = tuple[int, ...]

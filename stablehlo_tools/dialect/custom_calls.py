@@ -16,10 +16,7 @@ import re
 from typing import Any
 
 from stablehlo_tools.bindings import ir
-
-CUSTOM_CALL = "stablehlo.custom_call"
-RAGGED_ALL_TO_ALL = "ragged_all_to_all"  # as jax writes it
-_ASYNC_DONE = "stablehlo.async_done"
+from stablehlo_tools.dialect.names import ASYNC_DONE, CUSTOM_CALL
 
 # The collective that each of jax's explicit starts begins.
 ASYNC_STARTS = {
@@ -83,7 +80,7 @@ def is_async_done(op: ir.Operation) -> bool:
     """Whether an op waits for an asynchronous collective and hands its result on as it is."""
     if op.name == CUSTOM_CALL:
         return target_of(op) in _START_OF
-    return op.name == _ASYNC_DONE
+    return op.name == ASYNC_DONE
 
 
 def is_future(value: ir.Value) -> bool:

@@ -10,7 +10,7 @@ from stablehlo_tools.dialect.traits import Trait, ops_with, short_names
 
 REDUCERS = short_names(ops_with(Trait.COMMUTATIVE | Trait.ASSOCIATIVE))
 
-# Of a sum -0.0, which unlike 0.0 keeps -0.0. Bits are not combined, floats have no last number.
+# Of a sum -0.0, which unlike 0.0 keeps -0.0.
 _OF_FLOATS = {
     "add": -0.0,
     "multiply": 1.0,

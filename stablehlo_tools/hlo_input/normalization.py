@@ -36,6 +36,7 @@ _SHAPE = re.compile(r"([a-z]\w*)\[([\d,]*)\]")
 _OPCODE = re.compile(r"\s([a-z][a-z0-9-]*)\(")
 _TILE = ":T("  # of layouts of XLA:TPU, which computes in several precisions
 _FLOATS = frozenset({"bf16", "f16", "f32", "f64"})
+# HLO's names of ops whose operands and result StableHLO wants of one type; not all that there are.
 _OF_ONE_TYPE = frozenset(
     {
         "abs", "add", "broadcast", "clamp", "concatenate", "copy", "divide", "dynamic-slice",

@@ -16,13 +16,10 @@ import numpy as np
 from stablehlo_tools import bindings
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, from_mlir_error
-from stablehlo_tools.dialect.custom_calls import (
-    ASYNC_STARTS,
-    CUSTOM_CALL,
-    is_async_done,
-    label,
-    target_of,
-)
+from stablehlo_tools.dialect.collectives import DIMENSIONS
+from stablehlo_tools.dialect.custom_calls import ASYNC_STARTS, is_async_done, label, target_of
+from stablehlo_tools.dialect.names import CUSTOM_CALL
+from stablehlo_tools.dialect.traits import Trait, ops_with, short_names
 from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.inline import copy_with
 from stablehlo_tools.ir.symbols import FUNCTION, functions_by_name
@@ -33,19 +30,8 @@ FRONTEND_ATTRIBUTES = "mhlo.frontend_attributes"
 _DEVICE_TO_DEVICE = 1
 _GROUPS = "replica_groups"
 _PAIRS = "permutation"
-# What each configuration holds besides, and the name of it in StableHLO; all of them are integers.
-_DIMENSIONS = {
-    "all_gather": {"all_gather_dimension": "all_gather_dim"},
-    "all_reduce": {},
-    "all_to_all": {
-        "split_dimension": "split_dimension",
-        "concat_dimension": "concat_dimension",
-        "split_count": "split_count",
-    },
-    "collective_permute": {},
-    "reduce_scatter": {"scatter_dimension": "scatter_dimension"},
-}
-_REDUCING = frozenset({"all_reduce", "reduce_scatter"})
+_SPELLED = {"all_gather_dim": "all_gather_dimension"}  # in configurations
+_REDUCING = short_names(ops_with(Trait.ACROSS_DEVICES))
 _OPTIONAL = frozenset({"channel_id", "use_global_device_ids", "tiled"})
 _LARGEST = 2**63
 
@@ -167,7 +153,7 @@ def _attributes(
     start: ir.Operation, kind: str, config: Mapping[str, Any]
 ) -> dict[str, ir.Attribute]:
     is_permute = kind == "collective_permute"
-    dimensions = _DIMENSIONS[kind]
+    dimensions = {_SPELLED.get(name, name): name for name in DIMENSIONS.get(kind, ())}
     unknown = config.keys() - dimensions.keys() - {_PAIRS if is_permute else _GROUPS} - _OPTIONAL
     if unknown:
         raise _malformed(start, f"has {', '.join(sorted(unknown))}, which is not understood")

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.traits import Trait, ops_with_any
 
 _PLAIN = ("stablehlo.", "chlo.", "sdy.sharding_constraint", "sdy.constant")
-_KEPT = frozenset(
-    f"stablehlo.{name}"
-    for name in (
-        "after_all", "case", "create_token", "custom_call", "if", "infeed", "outfeed", "recv",
-        "return", "rng", "rng_bit_generator", "send", "while",
-    )
-)  # fmt: skip
+_KEPT = ops_with_any(
+    Trait.TRANSFER | Trait.TOKEN | Trait.BRANCH | Trait.LOOP | Trait.RANDOM | Trait.OPAQUE
+) | {"stablehlo.return"}
 
 
 def erase_unused(block: ir.Block) -> None:

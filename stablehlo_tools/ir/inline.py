@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.dialect.traits import CALLS
 from stablehlo_tools.ir.carriers import terminator
-from stablehlo_tools.ir.symbols import CALLS, callee_name, functions_by_name
+from stablehlo_tools.ir.symbols import callee_name, functions_by_name
 from stablehlo_tools.ir.walk import walk
 
 # A module may become so many ops by inlining, or so many times as many as it has.

@@ -6,13 +6,11 @@ import re
 from collections.abc import Iterator
 
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import CALL
 from stablehlo_tools.ir.walk import walk
 
 FUNCTION = "func.func"
 MESH = "sdy.mesh"
-CALL = "func.call"
-COMPOSITE = "stablehlo.composite"
-CALLS = frozenset({CALL, COMPOSITE})
 _QUOTED = r'"(?:[^"\\]|\\.)*"'
 _REFERENCE = re.compile(rf"@({_QUOTED}|[\w$.-]+)|{_QUOTED}")  # an @ within a string is no reference
 _WITHOUT_SYMBOLS = (ir.DenseElementsAttr, ir.DenseIntElementsAttr, ir.StringAttr, ir.TypeAttr)

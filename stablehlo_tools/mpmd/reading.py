@@ -13,13 +13,13 @@ from functools import cached_property
 from typing import NamedTuple
 
 from stablehlo_tools import bindings
-from stablehlo_tools.analysis.communication import MANUAL_COMPUTATION
 from stablehlo_tools.analysis.entry import main_function
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.dialect.names import CALL, MANUAL_COMPUTATION
 from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.constants import splat_of, value_text
-from stablehlo_tools.ir.symbols import CALL, callee_name
+from stablehlo_tools.ir.symbols import callee_name
 from stablehlo_tools.mpmd.names import FINISH, PREPARE, phase_of
 from stablehlo_tools.schedules.actions import Action
 

@@ -10,11 +10,10 @@ import enum
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from stablehlo_tools.dialect.collectives import MEETINGS
+
 COMPUTE_STREAM = "compute"
-COLLECTIVES = frozenset(
-    {"all_gather", "all_reduce", "reduce_scatter", "all_to_all", "ragged_all_to_all"}
-    | {"collective_permute", "collective_broadcast", "cross-replica-sum", "send", "recv"}
-)
+COLLECTIVES = frozenset(MEETINGS)
 
 
 class TaskKind(enum.Enum):

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from stablehlo_tools.dialect.collectives import PAIRWISE
 from stablehlo_tools.overlap.bounds import iterations, stream_totals
 from stablehlo_tools.overlap.independence import Independence, independence
 from stablehlo_tools.overlap.iterations import could_end_late, could_go_ahead
@@ -18,7 +19,6 @@ type Path = tuple[int, ...]  # the loops around a task, outermost first
 
 _MOST_HIDERS = 5
 _MOST_KERNELS = 25
-_PAIRWISE = frozenset({"collective_permute", "send", "recv"})
 _AHEAD = "its operand is ready early in the iteration before: it could be issued there"
 _LATE = "the next iteration needs its result late or never: it could end there"
 
@@ -119,7 +119,7 @@ def _row(number: int, task: Task, sums: _Sums, why: str, free_ns: float) -> Coll
         number=number,
         kind=sent.kind,
         name=task.name,
-        groups=groups_text(sent.groups, pairs=sent.kind in _PAIRWISE),
+        groups=groups_text(sent.groups, pairs=sent.kind in PAIRWISE),
         axes=sent.axes,
         stream=sent.stream,
         algorithm=sent.algorithm,

@@ -9,21 +9,17 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from stablehlo_tools.dialect.collectives import RAGGED_ALL_TO_ALL
+from stablehlo_tools.dialect.traits import COLLECTIVES as DIALECT_COLLECTIVES
+from stablehlo_tools.dialect.traits import short_names
+
 TAG = "stablehlo_tools_id"  # the frontend attribute that carries the ids of the program's ops
 TAG_MARK = "#id"  # what precedes an id in an op_name; the second carrier of the identity
 
 ASYNC_MARKER = 'custom_call_target="AsyncCollective'
 
 COLLECTIVES = frozenset(
-    {
-        "all-gather",
-        "all-reduce",
-        "reduce-scatter",
-        "all-to-all",
-        "ragged-all-to-all",
-        "collective-permute",
-        "collective-broadcast",
-    }
+    kind.replace("_", "-") for kind in (*short_names(DIALECT_COLLECTIVES), RAGGED_ALL_TO_ALL)
 )
 TRANSFERS = frozenset({"send", "recv"})
 SYNCHRONOUS = COLLECTIVES | {"infeed", "outfeed"}

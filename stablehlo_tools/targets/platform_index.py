@@ -13,8 +13,8 @@ cases over them, and cases over the constants that such cases return. XLA folds 
 
 from __future__ import annotations
 
-from stablehlo_tools.analysis.communication import MANUAL_COMPUTATION
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.symbols import FUNCTION
 

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from itertools import islice
 
 from stablehlo_tools.analysis.communication import (
-    BRANCHES,
-    WHILE,
     CommunicatingFunction,
     Site,
     communicating_functions,
@@ -15,6 +13,8 @@ from stablehlo_tools.analysis.communication import (
 from stablehlo_tools.analysis.entry import ENTRY
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.dialect.names import WHILE
+from stablehlo_tools.dialect.traits import BRANCHES
 from stablehlo_tools.ir.values import key_of
 from stablehlo_tools.targets.order import Branch, Issue, Item, Repeat, places
 

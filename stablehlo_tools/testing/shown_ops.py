@@ -10,13 +10,10 @@ import re
 from dataclasses import dataclass
 
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.custom_calls import (
-    ASYNC_STARTS,
-    RAGGED_ALL_TO_ALL,
-    is_async_done,
-    target_of,
-)
-from stablehlo_tools.ir.symbols import CALLS, FUNCTION, callee_name, functions_by_name, symbol_name
+from stablehlo_tools.dialect.collectives import RAGGED_ALL_TO_ALL
+from stablehlo_tools.dialect.custom_calls import ASYNC_STARTS, is_async_done, target_of
+from stablehlo_tools.dialect.traits import CALLS
+from stablehlo_tools.ir.symbols import FUNCTION, callee_name, functions_by_name, symbol_name
 from stablehlo_tools.ir.walk import walk
 
 _COMMUNICATION = re.compile(

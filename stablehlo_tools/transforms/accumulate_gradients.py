@@ -53,7 +53,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from stablehlo_tools.analysis.collectives import ModuleFacts
-from stablehlo_tools.analysis.communication import MANUAL_COMPUTATION
 from stablehlo_tools.analysis.dimension_propagation.graph import Graph
 from stablehlo_tools.analysis.dimension_propagation.seeds import try_seeds
 from stablehlo_tools.analysis.dimension_propagation.undivided import WholeShape
@@ -61,6 +60,7 @@ from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostics, ToolError
+from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.ir.copying import copy_module, take_over
 from stablehlo_tools.ir.dce import erase_unused
 from stablehlo_tools.ir.inline import inline_all_calls

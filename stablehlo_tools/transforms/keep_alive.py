@@ -19,11 +19,11 @@ from __future__ import annotations
 from collections.abc import Set
 
 from stablehlo_tools.analysis.collectives import Collective, element_bits, tensor_bytes
-from stablehlo_tools.analysis.communication import MANUAL_COMPUTATION
 from stablehlo_tools.analysis.dead_uses import OPAQUE
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.custom_calls import is_async_done, is_future
+from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.symbols import FUNCTION
 

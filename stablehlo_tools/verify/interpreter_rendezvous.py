@@ -23,15 +23,10 @@ from __future__ import annotations
 
 import json
 
-from stablehlo_tools.analysis.collectives import (
-    EXCHANGE_GROUPED,
-    REDUCTION_GROUPED,
-    Collective,
-    ModuleFacts,
-    find_collectives,
-)
+from stablehlo_tools.analysis.collectives import Collective, ModuleFacts, find_collectives
 from stablehlo_tools.analysis.replica_groups import ProcessGrid, ProcessGroups
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.collectives import EXCHANGE_GROUPED, REDUCTION_GROUPED
 from stablehlo_tools.verify.interpreter_transfers import separate_transfers
 
 _PERMUTE = "collective_permute"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from test_uniformity import evaluated
 
-from stablehlo_tools.analysis.communication import WHILE
 from stablehlo_tools.analysis.uniformity import Variation
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import WHILE
 from stablehlo_tools.ir.walk import walk
 
 GRID = "mhlo.num_partitions = 4 : i32, mhlo.num_replicas = 1 : i32"

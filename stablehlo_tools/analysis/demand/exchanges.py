@@ -8,17 +8,9 @@ import numpy as np
 
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts
 from stablehlo_tools.analysis.demand.levels import Need
+from stablehlo_tools.dialect.traits import Trait, ops_with, short_names
 
-_GROUPED = frozenset(
-    {
-        "all_gather",
-        "all_reduce",
-        "all_to_all",
-        "collective_broadcast",
-        "cross-replica-sum",
-        "reduce_scatter",
-    }
-)
+_GROUPED = short_names(ops_with(Trait.GROUPED))
 
 
 def exchange_rule(collective: Collective, facts: ModuleFacts) -> Callable[[Need], Need] | None:

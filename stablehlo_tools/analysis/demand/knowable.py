@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from stablehlo_tools.analysis.communication import BRANCHES, WHILE
 from stablehlo_tools.analysis.demand.program import ENTER, LEAVE, Code, Step
 from stablehlo_tools.analysis.demand.slots import BARRIER
+from stablehlo_tools.dialect.names import WHILE
+from stablehlo_tools.dialect.traits import BRANCHES
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from stablehlo_tools.analysis.collectives import ModuleFacts
-from stablehlo_tools.analysis.communication import BRANCHES, WHILE
 from stablehlo_tools.analysis.demand.dimensions import static_shape
 from stablehlo_tools.analysis.demand.knowable import Marking
 from stablehlo_tools.analysis.demand.levels import Need
@@ -32,12 +31,13 @@ from stablehlo_tools.analysis.demand.zeros import UPDATE
 from stablehlo_tools.analysis.device_arithmetic import COMPUTED, apply, element_dtype
 from stablehlo_tools.analysis.device_values import DeviceValues
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import WHILE
+from stablehlo_tools.dialect.traits import BRANCHES, DEVICE_IDS
 from stablehlo_tools.ir.constants import splat_of
 
 Carries = list[tuple[Values | None, Need | None]]
 
 _CONSTANTS = frozenset({"stablehlo.constant", "stablehlo.iota"})
-_IDS = frozenset({"stablehlo.partition_id", "stablehlo.replica_id"})
 _LARGEST = 1 << 12  # elements of a tensor that is computed in full
 
 
@@ -158,7 +158,7 @@ class Knowledge:
                 (step, step.number in integers, step.number in zero)
                 for step in code.steps
                 if (step.number in integers or step.number in zero)
-                and step.name not in _CONSTANTS | _IDS | {LEAVE}
+                and step.name not in _CONSTANTS | DEVICE_IDS | {LEAVE}
             ]
         return self._lists[key]
 
@@ -256,7 +256,7 @@ class Knowledge:
             number = step.results[0]
             self.now[number] = self._constant(step.op)
             self._integers.can[number] = self.now[number] is not None
-        elif step.name in _IDS or step.name in (ENTER, LEAVE):
+        elif step.name in DEVICE_IDS or step.name in (ENTER, LEAVE):
             for number in step.results:
                 value = self._program.values[number]
                 if number not in self._same and element_dtype(value.type) is not None:

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import ModuleFacts
-from stablehlo_tools.analysis.communication import MANUAL_COMPUTATION
 from stablehlo_tools.analysis.demand.program import ENTER, LEAVE, Program, Step
 from stablehlo_tools.analysis.replica_groups import AxisRef, mesh_axes_groups
 from stablehlo_tools.analysis.shardings import manual_axes, sharding_axes, sharding_per_value
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 
 Groups = NDArray[Any]
 Need = NDArray[np.bool_]  # by device and place; one column where places are not told apart

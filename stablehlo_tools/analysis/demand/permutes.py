@@ -15,7 +15,6 @@ from itertools import pairwise
 import numpy as np
 
 from stablehlo_tools.analysis.collectives import ModuleFacts, classify_communication
-from stablehlo_tools.analysis.communication import BRANCHES, WHILE
 from stablehlo_tools.analysis.demand.knowledge import Budget, Knowledge, TooMuchWorkError
 from stablehlo_tools.analysis.demand.levels import Levels, crossing_values
 from stablehlo_tools.analysis.demand.program import Code, Step, read_program, walked_loops
@@ -24,6 +23,8 @@ from stablehlo_tools.analysis.demand.slots import Slots
 from stablehlo_tools.analysis.demand.walking import Counting, Record, Walk
 from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import WHILE
+from stablehlo_tools.dialect.traits import BRANCHES
 
 Ranges = tuple[tuple[int, int], ...]  # of iterations, first and last, sorted and apart
 

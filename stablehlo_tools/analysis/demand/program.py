@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from stablehlo_tools.analysis.communication import BRANCHES, COMPUTATIONS, MANUAL_COMPUTATION, WHILE
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import MANUAL_COMPUTATION, WHILE
+from stablehlo_tools.dialect.traits import BRANCHES, CALLS, COMPUTATIONS
 from stablehlo_tools.ir.carriers import terminator
-from stablehlo_tools.ir.symbols import CALLS, callee_name, functions_by_name
+from stablehlo_tools.ir.symbols import callee_name, functions_by_name
 
 ENTER = "enter"  # a manual computation: global values become shards
 LEAVE = "leave"

@@ -27,7 +27,8 @@ from stablehlo_tools.analysis.demand.zeros import SELECT, taken, window
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.custom_calls import is_annotation
-from stablehlo_tools.ir.symbols import CALLS, functions_by_name
+from stablehlo_tools.dialect.traits import CALLS
+from stablehlo_tools.ir.symbols import functions_by_name
 
 Needs = list[tuple[int, Need]]
 Rule = Callable[[Sequence[Need | None]], Needs]

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 
-from stablehlo_tools.analysis.communication import BRANCHES, WHILE
 from stablehlo_tools.analysis.demand.dimensions import Lane, lanes, static_shape
 from stablehlo_tools.analysis.demand.indexing import Access, accesses
 from stablehlo_tools.analysis.demand.program import ENTER, LEAVE, Program, Step
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import WHILE
+from stablehlo_tools.dialect.traits import BRANCHES
 
 BARRIER = "stablehlo.optimization_barrier"
 LARGEST = 4096  # places along a dimension that is told apart

@@ -10,13 +10,12 @@ from numpy.typing import NDArray
 from stablehlo_tools.analysis.demand.program import Step
 from stablehlo_tools.analysis.device_arithmetic import apply, clamped_starts
 from stablehlo_tools.analysis.dimension_propagation.shape_rules import ELEMENTWISE
+from stablehlo_tools.dialect.names import GATHER
+from stablehlo_tools.dialect.traits import LAYOUT, Trait, ops_with
 
 Values = NDArray[Any]
 
-_MOVED = frozenset(
-    f"stablehlo.{name}"
-    for name in ("broadcast_in_dim", "reshape", "transpose", "slice", "reverse", "dynamic_slice")
-)
+_MOVED = LAYOUT | ops_with(Trait.PIECE) - {GATHER}
 
 
 def is_splat(values: Values) -> bool:

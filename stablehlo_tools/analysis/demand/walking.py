@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from stablehlo_tools.analysis.communication import BRANCHES, WHILE
 from stablehlo_tools.analysis.demand.knowledge import (
     Budget,
     Carries,
@@ -24,6 +23,8 @@ from stablehlo_tools.analysis.demand.levels import Groups, Levels, Need, shared
 from stablehlo_tools.analysis.demand.program import ENTER, Code, Program, Step, nested
 from stablehlo_tools.analysis.demand.rules import Rule, Rules
 from stablehlo_tools.analysis.trip_counts import trip_count
+from stablehlo_tools.dialect.names import WHILE
+from stablehlo_tools.dialect.traits import BRANCHES
 
 _FREE_SIZE = 100_000  # devices times places that cost no more than few
 CHANGING = "its loop runs a different number of times for each iteration of a loop around it"

@@ -17,6 +17,8 @@ from stablehlo_tools.analysis.demand.program import Step
 from stablehlo_tools.analysis.demand.splats import Values, is_splat, lone
 from stablehlo_tools.analysis.device_arithmetic import clamped_starts
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import SHARDING_CONSTRAINT
+from stablehlo_tools.dialect.traits import Trait, ops_with
 from stablehlo_tools.ir.constants import splat_of
 
 SELECT = "stablehlo.select"
@@ -25,24 +27,9 @@ SLICE = "stablehlo.dynamic_slice"
 UPDATE = "stablehlo.dynamic_update_slice"
 PAD = "stablehlo.pad"
 # Zeros of one operand are zeros of the result.
-KEEPING = frozenset(
-    f"stablehlo.{name}"
-    for name in (
-        "abs",
-        "broadcast_in_dim",
-        "ceil",
-        "convert",
-        "floor",
-        "reshape",
-        "reverse",
-        "slice",
-        "transpose",
-    )
-) | {"sdy.sharding_constraint"}
+KEEPING = ops_with(Trait.ZERO_OF_ZERO) | {SHARDING_CONSTRAINT}
 # Zeros of all operands are zeros of the result.
-JOINING = frozenset(
-    f"stablehlo.{name}" for name in ("add", "and", "dot_general", "multiply", "or", "subtract")
-)
+JOINING = ops_with(Trait.ZERO_OF_ZEROS)
 
 
 def is_zero(op: ir.Operation) -> bool:

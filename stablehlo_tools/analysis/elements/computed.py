@@ -6,9 +6,14 @@ from stablehlo_tools import bindings
 from stablehlo_tools.analysis.elements.boxes import Shape, shape_of, whole_box
 from stablehlo_tools.analysis.elements.links import Link, Piece, identity
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import SELECT
+from stablehlo_tools.dialect.traits import ELEMENTWISE, Trait, ops_with, ops_with_any
 
 # Of complex numbers, these leave the two parts apart.
-_PARTWISE = frozenset(f"stablehlo.{name}" for name in ("add", "negate", "select", "subtract"))
+_PARTWISE = ops_with_any(Trait.LINEAR_IN_ALL) & ELEMENTWISE - ops_with(Trait.COMPLEX_PART) | {
+    SELECT,
+    "stablehlo.negate",
+}
 
 
 def link_of(op: ir.Operation, position: int) -> Link | None:

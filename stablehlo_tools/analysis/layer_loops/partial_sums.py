@@ -22,19 +22,29 @@ from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims
 from stablehlo_tools.analysis.dimension_propagation.rules import BARRIER
 from stablehlo_tools.analysis.reducers import is_identity_of, reducer_kind
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import (
+    CONVERT,
+    DIVIDE,
+    DYNAMIC_SLICE,
+    DYNAMIC_UPDATE_SLICE,
+    GATHER,
+    PAD,
+    REDUCE,
+    SCATTER,
+    SELECT,
+    SHARDING_CONSTRAINT,
+    SLICE,
+)
+from stablehlo_tools.dialect.traits import LAYOUT, Trait, ops_with
 from stablehlo_tools.ir.builder import element_of
 from stablehlo_tools.ir.constants import splat_of
 from stablehlo_tools.ir.values import producer
 
-_SHAPE = frozenset(
-    f"stablehlo.{name}" for name in ("broadcast_in_dim", "reshape", "reverse", "slice", "transpose")
-) | {"sdy.sharding_constraint"}
-_UNARY = frozenset({"stablehlo.negate", "stablehlo.real", "stablehlo.imag"})
+_SHAPE = LAYOUT | {SLICE, SHARDING_CONSTRAINT}
+_UNARY = ops_with(Trait.UNARY | Trait.LINEAR_IN_FIRST)
 _KEEPS_ZERO = frozenset(f"stablehlo.{name}" for name in ("broadcast_in_dim", "convert", "reshape"))
 _EXACT_COUNT = 32  # bits of an integer that counts do not wrap around in
-_ALL_TERMS = frozenset(
-    f"stablehlo.{name}" for name in ("add", "subtract", "concatenate", "complex")
-)
+_ALL_TERMS = ops_with(Trait.LINEAR_IN_ALL)
 
 
 @dataclass
@@ -308,22 +318,14 @@ def _moved(sums: PartialSums, node: Node, _: list[bool]) -> bool:
 
 
 _LINEAR: dict[str, _Rule] = {
-    "stablehlo.all_gather": _moved,
-    "stablehlo.all_reduce": _summed,
-    "stablehlo.all_to_all": _moved,
-    "stablehlo.collective_broadcast": _moved,
-    "stablehlo.collective_permute": _moved,
-    "stablehlo.reduce_scatter": _summed,
-    "stablehlo.multiply": _product,
-    "stablehlo.dot_general": _product,
-    "stablehlo.convolution": _product,
-    "stablehlo.divide": _quotient,
-    "stablehlo.convert": _convert,
-    "stablehlo.select": _select,
-    "stablehlo.dynamic_slice": _first,
-    "stablehlo.gather": _first,
-    "stablehlo.pad": _first_two,
-    "stablehlo.dynamic_update_slice": _first_two,
-    "stablehlo.reduce": _sum,
-    "stablehlo.scatter": _scatter,
+    **dict.fromkeys(ops_with(Trait.EXCHANGE), _moved),
+    **dict.fromkeys(ops_with(Trait.ACROSS_DEVICES), _summed),
+    **dict.fromkeys(ops_with(Trait.LINEAR_IN_EACH) - {"stablehlo.dot"}, _product),
+    **dict.fromkeys((DYNAMIC_SLICE, GATHER), _first),
+    **dict.fromkeys((DYNAMIC_UPDATE_SLICE, PAD), _first_two),
+    CONVERT: _convert,
+    DIVIDE: _quotient,
+    REDUCE: _sum,
+    SCATTER: _scatter,
+    SELECT: _select,
 }

@@ -8,13 +8,12 @@ from stablehlo_tools.analysis.collectives import Collective, ModuleFacts
 from stablehlo_tools.analysis.pipelines.flows import Classify
 from stablehlo_tools.analysis.pipelines.rank_tables import MeshAxis
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import CONVERT, SELECT, SLICE
+from stablehlo_tools.dialect.traits import LAYOUT, Trait, ops_with, short_names
 from stablehlo_tools.ir.values import key_of
 
-_REDUCES = frozenset({"all_reduce", "reduce_scatter"})
-_FORMS = frozenset(
-    f"stablehlo.{name}"
-    for name in ("select", "reshape", "convert", "transpose", "broadcast_in_dim", "slice")
-)
+_REDUCES = short_names(ops_with(Trait.ACROSS_DEVICES))
+_FORMS = LAYOUT - {"stablehlo.reverse"} | {CONVERT, SELECT, SLICE}
 
 
 def final_reductions(

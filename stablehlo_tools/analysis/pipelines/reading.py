@@ -20,7 +20,6 @@ from stablehlo_tools.analysis.collectives import (
     find_collectives,
     tensor_bytes,
 )
-from stablehlo_tools.analysis.communication import MANUAL_COMPUTATION
 from stablehlo_tools.analysis.device_values import DeviceValues
 from stablehlo_tools.analysis.pipelines.columns import Column
 from stablehlo_tools.analysis.pipelines.directions import ReadDirection, read_direction
@@ -34,6 +33,7 @@ from stablehlo_tools.analysis.pipelines.tick_loops import TickLoop, tick_loop
 from stablehlo_tools.analysis.shardings import manual_axes
 from stablehlo_tools.analysis.trip_counts import constant_integer, counter_of
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.ir.walk import walk
 
 

@@ -20,8 +20,9 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.work import Matmul, WorkKind
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.custom_calls import is_annotation
+from stablehlo_tools.dialect.names import COMPOSITE
+from stablehlo_tools.dialect.traits import Trait, ops_with, ops_with_any, short_names
 from stablehlo_tools.ir.constants import is_splat
-from stablehlo_tools.ir.symbols import COMPOSITE
 
 _TRANSCENDENTAL = 10.0  # vector instructions of exp, log, tanh …, within a factor of two
 TINY = 256  # bytes: a value so small costs no more to make anew than to read
@@ -29,42 +30,39 @@ _WINDOW = 16  # the longest that XLA reduces in one step (reduce_window_rewriter
 _RANDOM = 40.0  # integer operations of threefry2x32 for each 32-bit word
 
 _DIALECT = re.compile(r"^(stablehlo|chlo|mhlo)\.")
-_COSTLY = frozenset(
-    {"acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "cosh", "cosine"}
-    | {"digamma", "erf", "erfc", "erf_inv", "exponential", "exponential_minus_one", "lgamma", "log"}
-    | {"log_plus_one", "logistic", "next_after", "polygamma", "power", "remainder", "rsqrt", "sine"}
-    | {"sinh", "sqrt", "square", "tan", "tanh", "zeta", "bessel_i1e"}
-)
-_MOVES = frozenset({"slice", "dynamic_slice", "pad", "reverse", "transpose", "concatenate", "copy"})
-_UNCOUNTED = _MOVES | {"convert", "bitcast_convert", "real", "imag", "complex"}
-_SLICES = frozenset({"slice", "dynamic_slice", "gather", "dynamic_gather"})
-_NOTHING = frozenset(
-    ["partition_id", "replica_id", "after_all", "create_token", "get_dimension_size"]
-)
-_CHEAP = frozenset({"broadcast_in_dim", "broadcast", "iota", "dynamic_iota"})
+# Several instructions for each element. A square is one, but a composite of that name has always
+# been counted among them.
+_COSTLY = short_names(ops_with(Trait.TRANSCENDENTAL)) | {"next_after", "remainder", "square"}
+_MOVES = short_names(ops_with_any(Trait.BIJECTIVE | Trait.PIECE | Trait.JOIN)) - {
+    "dynamic_update_slice",
+    "gather",
+    "reshape",
+} | {"copy"}
+_UNCOUNTED = _MOVES | short_names(ops_with_any(Trait.RETYPE | Trait.COMPLEX_PART))
+_SLICES = short_names(ops_with(Trait.PIECE)) | {"dynamic_gather"}
+_NOTHING = short_names(ops_with_any(Trait.DEVICE_ID | Trait.TOKEN)) | {"get_dimension_size"}
+_BROADCASTS = frozenset({"broadcast_in_dim", "broadcast"})
+_CHEAP = _BROADCASTS | {"iota", "dynamic_iota"}
 _RESHAPES = frozenset(
     {"reshape", "dynamic_reshape", "sdy.sharding_constraint", "sdy.propagation_barrier"}
 )
 _VIEWS = frozenset({"optimization_barrier", "tuple", "get_tuple_element"})
-_WITH_REGIONS = frozenset(  # of which the regions are a few operations for each element
-    ["custom_call", "map", "reduce", "reduce_window", "scatter", "select_and_scatter", "sort"]
+_WITH_REGIONS = (
+    short_names(  # of which the regions are a few operations for each element
+        ops_with_any(Trait.REDUCTION | Trait.OPAQUE)
+    )
+    | {"map", "scatter", "select_and_scatter"}
+    | {"sort"}
 )
 _OWN_KERNELS = {
-    "dot_general": WorkKind.MATMUL,
-    "dot": WorkKind.MATMUL,
+    **dict.fromkeys(short_names(ops_with(Trait.CONTRACTION)), WorkKind.MATMUL),
+    **dict.fromkeys(("gather", "dynamic_gather", "scatter"), WorkKind.GATHER),
+    **dict.fromkeys(short_names(ops_with(Trait.RANDOM)), WorkKind.ELEMENTWISE),
     "convolution": WorkKind.CONVOLUTION,
-    "gather": WorkKind.GATHER,
-    "dynamic_gather": WorkKind.GATHER,
-    "scatter": WorkKind.GATHER,
     "sort": WorkKind.SORT,
     "select_and_scatter": WorkKind.REDUCTION,
-    "rng": WorkKind.ELEMENTWISE,
-    "rng_bit_generator": WorkKind.ELEMENTWISE,
 }
-BY_BYTES_ALONE = frozenset(
-    {"fft", "cholesky", "triangular_solve", "custom_call", "batch_norm_training"}
-    | {"batch_norm_inference", "batch_norm_grad", "ragged_dot", "top_k"}
-)
+BY_BYTES_ALONE = short_names(ops_with(Trait.LIBRARY))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from stablehlo_tools.analysis.collectives import Collective, classify_communication
-from stablehlo_tools.analysis.communication import MANUAL_COMPUTATION
 from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.analysis.tasks.nodes import Body, Node, Ref, Role
 from stablehlo_tools.analysis.tasks.op_work import (
@@ -25,8 +24,9 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.work import WorkKind
 from stablehlo_tools.diagnostics import ToolError, to_place
 from stablehlo_tools.dialect.custom_calls import is_async_done
+from stablehlo_tools.dialect.names import CALL, COMPOSITE, MANUAL_COMPUTATION
 from stablehlo_tools.ir.inline import check_unfolding
-from stablehlo_tools.ir.symbols import CALL, COMPOSITE, callee_name, functions_by_name
+from stablehlo_tools.ir.symbols import callee_name, functions_by_name
 from stablehlo_tools.ir.values import producer
 from stablehlo_tools.ir.walk import walk
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 from stablehlo_tools.analysis.dimension_propagation.graph import captured
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.traits import CALLS
 from stablehlo_tools.ir.carriers import terminator
-from stablehlo_tools.ir.symbols import CALLS, callee_name, functions_by_name
+from stablehlo_tools.ir.symbols import callee_name, functions_by_name
 
 _BARRIER = "stablehlo.optimization_barrier"
 _WHILE = "stablehlo.while"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stablehlo_tools.bindings import TokenType, ir
-from stablehlo_tools.ir.symbols import CALL, functions_by_name
+from stablehlo_tools.dialect.names import CALL
+from stablehlo_tools.ir.symbols import functions_by_name
 from stablehlo_tools.ir.values import producer
 from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.mpmd.names import phase_of

@@ -18,8 +18,8 @@ from stablehlo_tools.analysis.collectives import Collective, ModuleFacts, find_c
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.custom_calls import label
+from stablehlo_tools.dialect.traits import CALLS
 from stablehlo_tools.ir.symbols import (
-    CALLS,
     FUNCTION,
     callee_name,
     copy_referenced_symbols,

@@ -15,8 +15,9 @@ from stablehlo_tools import bindings
 from stablehlo_tools.analysis.trip_counts import constant_integer
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.dialect.names import CALL
 from stablehlo_tools.ir.carriers import terminator
-from stablehlo_tools.ir.symbols import CALL, callee_name
+from stablehlo_tools.ir.symbols import callee_name
 from stablehlo_tools.mpmd.manifest import Manifest, Transfer
 from stablehlo_tools.mpmd.names import FINISH, PREPARE, phase_of
 from stablehlo_tools.mpmd.running.arrays import element_of, value_of

@@ -15,6 +15,7 @@ from stablehlo_tools.analysis.loops import LoopBody
 from stablehlo_tools.analysis.trip_counts import counted, known_integer
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, note
+from stablehlo_tools.dialect.reducers import REDUCERS
 from stablehlo_tools.ir.values import is_float, producer
 from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.mpmd.staging.written_rows import WrittenRows, written_rows
@@ -24,13 +25,8 @@ _UPDATE = "stablehlo.dynamic_update_slice"
 _CONSTRAINT = "sdy.sharding_constraint"
 ROWS = "rows"  # how rows that are written are combined
 _KINDS = {
-    "stablehlo.add": "add",
+    **{f"stablehlo.{kind}": kind for kind in REDUCERS - {"xor"}},
     "stablehlo.subtract": "add",
-    "stablehlo.maximum": "maximum",
-    "stablehlo.minimum": "minimum",
-    "stablehlo.and": "and",
-    "stablehlo.or": "or",
-    "stablehlo.multiply": "multiply",
     _UPDATE: ROWS,
 }
 _SCATTER = "stablehlo.scatter"

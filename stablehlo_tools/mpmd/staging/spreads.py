@@ -6,13 +6,13 @@ from __future__ import annotations
 from math import prod
 
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import CONVERT
+from stablehlo_tools.dialect.traits import Trait, ops_with
 from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.values import key_of, producer
 
 _SPREAD = "stablehlo.broadcast_in_dim"
-_KEEPING = frozenset(
-    {"stablehlo.convert", "stablehlo.negate", "stablehlo.reshape", "stablehlo.transpose"}
-)
+_KEEPING = ops_with(Trait.BIJECTIVE) - {"stablehlo.reverse"} | {CONVERT, "stablehlo.negate"}
 _FEW = 64  # elements
 
 

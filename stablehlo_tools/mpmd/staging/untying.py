@@ -16,6 +16,8 @@ accumulated, the one part would travel with every microbatch; accumulated apart,
 from __future__ import annotations
 
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import CONVERT, SHARDING_CONSTRAINT
+from stablehlo_tools.dialect.traits import Trait, ops_with
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.dce import erase_unused
@@ -27,9 +29,11 @@ from stablehlo_tools.mpmd.staging.step import Step
 
 _ADD = "stablehlo.add"
 _WHILE = "stablehlo.while"
-_LINEAR = frozenset(
-    f"stablehlo.{name}" for name in ("convert", "negate", "reshape", "transpose")
-) | {"sdy.sharding_constraint"}
+_LINEAR = ops_with(Trait.BIJECTIVE) - {"stablehlo.reverse"} | {
+    CONVERT,
+    SHARDING_CONSTRAINT,
+    "stablehlo.negate",
+}
 
 
 def take_apart(step: Step, assignment: Assignment) -> bool:

@@ -18,7 +18,8 @@ from collections.abc import Sequence
 
 from stablehlo_tools.analysis.collectives import ModuleFacts, find_collectives
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.ir.symbols import CALL, functions_by_name
+from stablehlo_tools.dialect.names import CALL
+from stablehlo_tools.ir.symbols import functions_by_name
 from stablehlo_tools.mpmd.transfers.ends import zeros_of
 
 _NAME, _PLACE = "permuted", "@NAME("

@@ -28,10 +28,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from stablehlo_tools import bindings
-from stablehlo_tools.analysis.communication import MANUAL_COMPUTATION
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import CALL, MANUAL_COMPUTATION
 from stablehlo_tools.ir.carriers import append, append_to_terminator, resize_function, terminator
-from stablehlo_tools.ir.symbols import CALL, functions_by_name
+from stablehlo_tools.ir.symbols import functions_by_name
 from stablehlo_tools.mpmd.rank_set import RankSet
 from stablehlo_tools.mpmd.reading import body_of
 from stablehlo_tools.mpmd.transfers.ends import End, barrier, check_form, ends_of, zeros

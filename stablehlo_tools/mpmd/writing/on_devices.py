@@ -15,19 +15,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stablehlo_tools import bindings
-from stablehlo_tools.analysis.collectives import (
-    EXCHANGE_GROUPED,
-    REDUCTION_GROUPED,
-    TRANSFERS,
-    Collective,
-    ModuleFacts,
-    find_collectives,
-)
+from stablehlo_tools.analysis.collectives import Collective, ModuleFacts, find_collectives
 from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.analysis.replica_groups import DeviceMesh, GroupMode
 from stablehlo_tools.analysis.tensor_shardings import Dims, MeshAxes, ValueShardings
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.dialect.collectives import EXCHANGE_GROUPED, REDUCTION_GROUPED, TRANSFERS
 from stablehlo_tools.dialect.custom_calls import label
 from stablehlo_tools.ir.builder import Builder
 from stablehlo_tools.ir.carriers import terminator

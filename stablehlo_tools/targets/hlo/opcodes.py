@@ -38,6 +38,7 @@ KINDS: dict[str, WorkKind] = {
 }
 
 # Operations for an element, where it is more than one: polynomials of about these lengths.
+# This is a measure of costs, not of meanings, and so stands here.
 OPERATIONS: dict[str, int] = {
     **dict.fromkeys(("divide", "sqrt", "rsqrt", "remainder"), 4),
     **dict.fromkeys(("exponential", "exponential-minus-one", "log", "log-plus-one", "cbrt"), 8),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
 
-from stablehlo_tools.analysis.communication import COMPUTATIONS
 from stablehlo_tools.analysis.device_arithmetic import COMPUTED
 from stablehlo_tools.analysis.tensor_shardings import SHARDING
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.ir.symbols import CALL, callee_name
+from stablehlo_tools.dialect.names import CALL
+from stablehlo_tools.dialect.traits import COMPUTATIONS
+from stablehlo_tools.ir.symbols import callee_name
 from stablehlo_tools.ir.values import producer
 from stablehlo_tools.transforms.parts.create_reduce_scatter.slices import Slice, Step
 from stablehlo_tools.transforms.parts.create_reduce_scatter.windows import (

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stablehlo_tools.analysis.collectives import TRANSFERS, Collective, ModuleFacts
+from stablehlo_tools.analysis.collectives import Collective, ModuleFacts
+from stablehlo_tools.dialect.collectives import TRANSFERS
 
 _Groups = list[frozenset[int]]
 

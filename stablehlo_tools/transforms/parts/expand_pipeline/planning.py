@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from stablehlo_tools.analysis.collectives import ModuleFacts
-from stablehlo_tools.analysis.communication import MANUAL_COMPUTATION
 from stablehlo_tools.analysis.dimension_propagation.graph import Body, Graph
 from stablehlo_tools.analysis.dimension_propagation.layout import Layout
 from stablehlo_tools.analysis.dimension_propagation.seeds import Seeds
@@ -16,6 +15,7 @@ from stablehlo_tools.analysis.layer_loops.reading import LayerLoop, layer_loops
 from stablehlo_tools.analysis.tensor_shardings import MeshAxes, ValueShardings
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, Severity, ToolError, to_place
+from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.ir.builder import element_of, shape_of
 from stablehlo_tools.ir.symbols import functions_by_name
 from stablehlo_tools.schedules.lockstep import (

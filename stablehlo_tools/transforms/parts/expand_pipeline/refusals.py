@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from stablehlo_tools.analysis.communication import MANUAL_COMPUTATION
 from stablehlo_tools.analysis.dimension_propagation.graph import Node
 from stablehlo_tools.analysis.layer_loops.partial_sums import PartialSums
 from stablehlo_tools.diagnostics import ToolError, note
+from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 
 _OPAQUE = frozenset({"stablehlo.custom_call", MANUAL_COMPUTATION})
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts
-from stablehlo_tools.analysis.communication import MANUAL_COMPUTATION, WHILE
 from stablehlo_tools.analysis.device_values import DeviceValues
 from stablehlo_tools.analysis.loops import FORMATTING
 from stablehlo_tools.analysis.shardings import manual_axes
 from stablehlo_tools.analysis.trip_counts import counted, is_integer_scalar
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import MANUAL_COMPUTATION, WHILE
 from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.values import producer, unconstrained

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
-from stablehlo_tools.analysis.communication import BRANCHES, WHILE, is_public
+from stablehlo_tools.analysis.communication import is_public
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import CALL, WHILE
+from stablehlo_tools.dialect.traits import BRANCHES
 from stablehlo_tools.ir.carriers import terminator
-from stablehlo_tools.ir.symbols import CALL, FUNCTION, callee_name, symbol_name
+from stablehlo_tools.ir.symbols import FUNCTION, callee_name, symbol_name
 from stablehlo_tools.transforms.parts.import_pseudo_tokens.graph import (
     Base,
     Escape,

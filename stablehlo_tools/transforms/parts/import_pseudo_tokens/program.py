@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from stablehlo_tools.analysis.communication import is_public
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.ir.symbols import CALL, FUNCTION, callee_name, functions_by_name
+from stablehlo_tools.dialect.names import CALL
+from stablehlo_tools.ir.symbols import FUNCTION, callee_name, functions_by_name
 from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.transforms.parts.import_pseudo_tokens.patterns import TOKENED, is_zero_constant
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from stablehlo_tools.analysis.communication import WHILE
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import WHILE
 from stablehlo_tools.ir.carriers import drop
 from stablehlo_tools.transforms.parts.import_pseudo_tokens.graph import (
     Base,

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from stablehlo_tools.analysis.communication import MANUAL_COMPUTATION
 from stablehlo_tools.analysis.replica_groups import AxisRef
 from stablehlo_tools.analysis.sharding_rules import ShardingRule, assemble, project, rule_of
 from stablehlo_tools.analysis.shardings import sharding_per_value
@@ -27,6 +26,7 @@ from stablehlo_tools.analysis.tensor_shardings import (
 )
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostics
+from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.ir.symbols import FUNCTION
 from stablehlo_tools.transforms.parts.partition.resharding import (
     ALL_REDUCE,

@@ -6,7 +6,6 @@ each device must hold an equal part, so the last axes of such a dimension are dr
 
 from __future__ import annotations
 
-from stablehlo_tools.analysis.communication import MANUAL_COMPUTATION
 from stablehlo_tools.analysis.tensor_shardings import (
     SHARDING,
     Axes,
@@ -15,6 +14,7 @@ from stablehlo_tools.analysis.tensor_shardings import (
     rank_of,
 )
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.transforms.parts.partition.resharding import ALL_REDUCE, RESHARD
 

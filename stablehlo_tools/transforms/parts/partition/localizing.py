@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stablehlo_tools.analysis.communication import MANUAL_COMPUTATION
 from stablehlo_tools.analysis.sharding_rules import RULE
 from stablehlo_tools.analysis.tensor_shardings import (
     SHARDING,
@@ -24,6 +23,7 @@ from stablehlo_tools.analysis.tensor_shardings import (
 )
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.ir.builder import Builder, shape_of
 from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.values import stand_in

@@ -10,7 +10,8 @@ from stablehlo_tools.analysis.collectives import meshes_of
 from stablehlo_tools.analysis.replica_groups import DeviceMesh
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, note, to_place
-from stablehlo_tools.ir.symbols import CALLS, callee_name, functions_by_name, symbol_name
+from stablehlo_tools.dialect.traits import CALLS
+from stablehlo_tools.ir.symbols import callee_name, functions_by_name, symbol_name
 from stablehlo_tools.ir.walk import walk
 
 MESH = "sdy.mesh"

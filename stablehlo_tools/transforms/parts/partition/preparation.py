@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import find_collectives
-from stablehlo_tools.analysis.communication import MANUAL_COMPUTATION
 from stablehlo_tools.analysis.partitioner_work import Annotation
 from stablehlo_tools.analysis.shardings import manual_axes, sharding_per_value
 from stablehlo_tools.analysis.tensor_shardings import (
@@ -15,6 +14,7 @@ from stablehlo_tools.analysis.tensor_shardings import (
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.gspmd import is_gspmd, is_round_trip
+from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.transforms.parts.partition.border import even_dims
 from stablehlo_tools.transforms.parts.partition.meshes import NamedMesh, unify_meshes

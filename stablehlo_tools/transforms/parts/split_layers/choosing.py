@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stablehlo_tools.analysis.communication import MANUAL_COMPUTATION
 from stablehlo_tools.analysis.dimension_propagation.graph import Graph
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.layer_loops.reading import LayerLoop, layer_loops, read_layer_loop
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.ir.values import key_of
 from stablehlo_tools.ir.walk import is_inside
 from stablehlo_tools.transforms.parts.split_layers.linked_loops import loops_ahead, loops_in

@@ -19,8 +19,9 @@ from collections.abc import Hashable, Iterator
 
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.dialect.names import COMPOSITE
 from stablehlo_tools.ir.inline import inline_call
-from stablehlo_tools.ir.symbols import COMPOSITE, FUNCTION, callee_name, symbol_name
+from stablehlo_tools.ir.symbols import FUNCTION, callee_name, symbol_name
 from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.transforms.parts.thread_tokens.chain import (
     COMPOSITE_PREFIX,

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts
 from stablehlo_tools.analysis.communication import (
-    COMPUTATIONS,
     CommunicatingFunction,
     Site,
     communicating_functions,
@@ -22,7 +21,9 @@ from stablehlo_tools.analysis.dataflow import depends_on
 from stablehlo_tools.analysis.liveness import has_effect, live_values
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, note
-from stablehlo_tools.dialect.custom_calls import CUSTOM_CALL, is_async_done, label
+from stablehlo_tools.dialect.custom_calls import is_async_done, label
+from stablehlo_tools.dialect.names import CUSTOM_CALL
+from stablehlo_tools.dialect.traits import COMPUTATIONS
 from stablehlo_tools.ir.values import key_of
 from stablehlo_tools.transforms.parts.thread_tokens.chain import (
     is_refined_by_jax,

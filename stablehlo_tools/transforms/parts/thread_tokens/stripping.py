@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stablehlo_tools.analysis.communication import BRANCHES, WHILE
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.dialect.names import COMPOSITE, WHILE
+from stablehlo_tools.dialect.traits import BRANCHES
 from stablehlo_tools.ir.carriers import drop, drop_arguments, drop_from_terminator, resize_function
-from stablehlo_tools.ir.symbols import COMPOSITE, FUNCTION, callee_name, symbol_name
+from stablehlo_tools.ir.symbols import FUNCTION, callee_name, symbol_name
 from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.transforms.parts.thread_tokens.chain import (
     AFTER_ALL,

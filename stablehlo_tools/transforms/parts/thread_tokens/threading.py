@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stablehlo_tools.analysis.communication import BRANCHES, WHILE
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import WHILE
+from stablehlo_tools.dialect.traits import BRANCHES
 from stablehlo_tools.ir.carriers import (
     append,
     append_arguments,

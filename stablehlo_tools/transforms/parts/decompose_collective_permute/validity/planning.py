@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from stablehlo_tools.analysis.communication import BRANCHES
 from stablehlo_tools.analysis.demand import PermuteDemand, Ranges
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.traits import BRANCHES
 
 Strategy = Literal["edges", "whole"]
 Edges = frozenset[int]  # positions in the pairs of a permute
