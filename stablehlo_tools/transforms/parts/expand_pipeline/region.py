@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from stablehlo_tools.analysis.communication import MANUAL_COMPUTATION
 from stablehlo_tools.analysis.replica_groups import AxisRef, DeviceMesh, mesh_axes_groups
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.ir.builder import Builder, element_of
 from stablehlo_tools.ir.constants import CONSTANTS
 from stablehlo_tools.ir.values import maker_of, producer

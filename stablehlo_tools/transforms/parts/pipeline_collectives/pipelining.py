@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts, find_collectives
-from stablehlo_tools.analysis.communication import BRANCHES
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.loops import Key, LoopBody
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.hardware import Hardware
 from stablehlo_tools.diagnostics import Diagnostic, Severity, note, to_place
+from stablehlo_tools.dialect.traits import BRANCHES
 from stablehlo_tools.ir.copying import copy_module
 from stablehlo_tools.ir.symbols import functions_by_name
 from stablehlo_tools.ir.values import key_of
