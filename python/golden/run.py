@@ -75,7 +75,8 @@ def recorded(
     """The records of all units: those that are kept, and of the others new ones."""
     slow = arguments.all_slow or seed == arguments.seeds[0]
     path = cache / "records" / tree.key[:16] / f"{seed}.json"
-    kept = {} if arguments.again else _read(path)
+    asked = digests(units)
+    kept = {} if arguments.again else _read(path, asked)
     missing = [unit for unit in units if not _has(unit, kept, slow=slow)]
     new: Records = {}
     start = time.monotonic()
@@ -90,12 +91,7 @@ def recorded(
             f" in {took:.0f} s",
             file=sys.stderr,
         )
-    asked = digests(units)
-    return {
-        identity: record
-        for identity, record in (kept | new).items()
-        if asked.get(_of_line(identity)) == record["digest"]
-    }
+    return kept | new
 
 
 def digests(units: list[Unit]) -> dict[str, str]:
@@ -152,7 +148,9 @@ def _save(path: Path, new: Records) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with _locked(path.with_suffix(".lock")):
         part = path.with_suffix(f".{os.getpid()}")
-        part.write_text(json.dumps(_read(path) | new, indent=0, sort_keys=True))
+        # Another worktree may have the same cases with other inputs.
+        keyed = {f"{identity} {record['digest'][:12]}": record for identity, record in new.items()}
+        part.write_text(json.dumps(_all(path) | keyed, indent=0, sort_keys=True))
         part.rename(path)
 
 
@@ -163,7 +161,16 @@ def _locked(path: Path) -> Generator[None]:
         yield
 
 
-def _read(path: Path) -> Records:
+def _read(path: Path, asked: dict[str, str]) -> Records:
+    """The records of these cases that were made of the same inputs."""
+    return {
+        identity: record
+        for key, record in _all(path).items()
+        if asked.get(_of_line(identity := key.rpartition(" ")[0])) == record["digest"]
+    }
+
+
+def _all(path: Path) -> Records:
     return json.loads(path.read_text()) if path.exists() else {}
 
 
