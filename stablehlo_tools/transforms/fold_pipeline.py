@@ -64,7 +64,7 @@ from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.transforms.parts.fold_pipeline.chains import SameStageError
 from stablehlo_tools.transforms.parts.fold_pipeline.hoisting import hoist_slices
-from stablehlo_tools.transforms.parts.fold_pipeline.items import UnresolvedError
+from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import UnresolvedError
 from stablehlo_tools.transforms.parts.fold_pipeline.loop_region import LoopRegion, Ranks
 from stablehlo_tools.transforms.parts.fold_pipeline.recognition import (
     axis_of,

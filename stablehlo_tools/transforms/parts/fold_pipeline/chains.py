@@ -15,10 +15,15 @@ from itertools import pairwise
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.values import producer
-from stablehlo_tools.transforms.parts.fold_pipeline.boxes import Box, Step
-from stablehlo_tools.transforms.parts.fold_pipeline.items import Computed, Piece, UnresolvedError
 from stablehlo_tools.transforms.parts.fold_pipeline.rows import Rows, all_of, row_of
 from stablehlo_tools.transforms.parts.fold_pipeline.segments import Scratch, Segment, Segments
+from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
+    Box,
+    Computed,
+    Piece,
+    UnresolvedError,
+    ViewOp,
+)
 from stablehlo_tools.transforms.parts.fold_pipeline.tracing import Tracer
 
 Term = tuple[Piece, ...]
@@ -40,11 +45,11 @@ class Instance:
 
 @dataclass(frozen=True)
 class Link:
-    """Input `input` of a stage is output `output` of the one before, by way of some steps."""
+    """Input `input` of a stage is output `output` of the one before, by way of some ops."""
 
     input: int
     output: int
-    steps: tuple[Step, ...]
+    ops: tuple[ViewOp, ...]
 
 
 @dataclass(frozen=True)
@@ -287,7 +292,7 @@ def _linked(
             raise UnresolvedError("a stage takes only a part of what another computed", op, 5)
         source = own[0].source
         assert isinstance(source, Computed)
-        links.append(Link(number, segment.outputs.index(source.value), own[0].view.steps))
+        links.append(Link(number, segment.outputs.index(source.value), own[0].view.ops))
     return links
 
 

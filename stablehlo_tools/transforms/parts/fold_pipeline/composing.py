@@ -18,25 +18,28 @@ from numpy.typing import NDArray
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.values import producer
-from stablehlo_tools.transforms.parts.fold_pipeline.boxes import (
+from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
     Box,
     Convert,
+    Known,
+    Piece,
     Reshape,
-    Step,
+    Source,
+    Splat,
     Transpose,
+    ViewOp,
 )
-from stablehlo_tools.transforms.parts.fold_pipeline.items import Known, Piece, Source, Splat
 
 _RESHAPE = "stablehlo.reshape"
 _TRANSPOSE = "stablehlo.transpose"
 
 
 class Placed(NamedTuple):
-    """Where a box of a source is: a box of a value, after some steps."""
+    """Where a box of a source is: a box of a value, after some ops."""
 
     value: ir.Value
     box: Box
-    steps: tuple[Step, ...] = ()
+    ops: tuple[ViewOp, ...] = ()
 
 
 Place = Callable[[Source, Box], Placed]
@@ -48,7 +51,7 @@ class _Placed(NamedTuple):
     value: ir.Value
     box: Box
     target: Box
-    steps: tuple[Step, ...]
+    ops: tuple[ViewOp, ...]
 
 
 class Composer:
@@ -64,7 +67,7 @@ class Composer:
         return self._composed([self._placed(piece, element) for piece in pieces])
 
     def _placed(self, piece: Piece, element: ir.Type) -> _Placed:
-        target, steps = piece.view.target, piece.view.steps
+        target, ops = piece.view.target, piece.view.ops
         if isinstance(piece.source, Splat):
             own = ir.Type.parse(piece.source.element, self._build.context)
             value = self._constant(piece.source.text, target.sizes, own)
@@ -72,9 +75,9 @@ class Composer:
                 value = self.stepped(value, Convert(str(element)))
             return _Placed(value, Box.whole(target.sizes), target, ())
         if isinstance(piece.source, Known):
-            return _Placed(self._known(piece.source), piece.box, target, steps)
+            return _Placed(self._known(piece.source), piece.box, target, ops)
         value, box, first = self._place(piece.source, piece.box)
-        return _Placed(value, box, target, (*steps, *first))
+        return _Placed(value, box, target, (*ops, *first))
 
     def _constant(self, text: str, shape: Sequence[int], element: ir.Type) -> ir.Value:
         kind = self._build.tensor(shape, element)
@@ -82,7 +85,7 @@ class Composer:
         return self._build.op("constant", [], kind, value=value)
 
     def _known(self, known: Known) -> ir.Value:
-        array = np.frombuffer(known.data, known.kind).reshape(known.shape)
+        array = np.frombuffer(known.data, known.dtype).reshape(known.shape)
         return self.integers(array)
 
     def integers(self, array: NDArray[np.generic]) -> ir.Value:
@@ -121,39 +124,39 @@ class Composer:
         together = self._together(ordered, dim)
         if together is not None:
             return together
-        runs = [list(run) for _, run in groupby(ordered, lambda p: (p.value, p.steps))]
+        runs = [list(run) for _, run in groupby(ordered, lambda p: (p.value, p.ops))]
         if len(runs) == 1:
             return self._joined([self._viewed(piece) for piece in ordered], dim)
         return self._joined([self._composed(run) for run in runs], dim)
 
     def _viewed(self, piece: _Placed) -> ir.Value:
-        return self.through(self._sliced(piece.value, piece.box), piece.steps)
+        return self.through(self._sliced(piece.value, piece.box), piece.ops)
 
-    def through(self, value: ir.Value, steps: Sequence[Step]) -> ir.Value:
-        """What steps make of a value; the last comes first."""
-        for step in reversed(steps):
-            value = self.stepped(value, step)
+    def through(self, value: ir.Value, ops: Sequence[ViewOp]) -> ir.Value:
+        """What ops make of a value; the last comes first."""
+        for op in reversed(ops):
+            value = self.stepped(value, op)
         return value
 
-    def stepped(self, value: ir.Value, step: Step, lead: int = 0) -> ir.Value:
-        """What a step makes of a value, behind some leading dimensions."""
+    def stepped(self, value: ir.Value, op: ViewOp, lead: int = 0) -> ir.Value:
+        """What one op makes of a value, behind some leading dimensions."""
         front = shape_of(value)[:lead]
-        if isinstance(step, Convert):
-            element = ir.Type.parse(step.element, self._build.context)
+        if isinstance(op, Convert):
+            element = ir.Type.parse(op.element, self._build.context)
             kind = self._build.tensor(shape_of(value), element)
             return self._build.op("convert", [value], kind)
-        if isinstance(step, Transpose):
-            return self._reordered(value, [*range(lead), *(lead + d for d in step.order)])
-        if isinstance(step, Reshape):
-            return self.reshaped(value, [*front, *step.after])
-        return self._build.broadcast(value, [*front, *step.shape], range(lead))
+        if isinstance(op, Transpose):
+            return self._reordered(value, [*range(lead), *(lead + d for d in op.order)])
+        if isinstance(op, Reshape):
+            return self.reshaped(value, [*front, *op.after])
+        return self._build.broadcast(value, [*front, *op.shape], range(lead))
 
     def _together(self, pieces: Sequence[_Placed], dim: int) -> ir.Value | None:
         """All pieces at once, where they are a grid of boxes of one value."""
         first = pieces[0]
         alike = all(
             p.value == first.value
-            and p.steps == first.steps
+            and p.ops == first.ops
             and p.box.sizes == first.box.sizes
             and p.target.sizes == first.target.sizes
             for p in pieces
@@ -164,8 +167,8 @@ class Composer:
         value = self._sliced(first.value, grid.cover)
         value = self._reordered(self.reshaped(value, grid.apart), grid.order)
         value = self.reshaped(value, [len(pieces), *first.box.sizes])
-        for step in reversed(first.steps):
-            value = self.stepped(value, step, 1)
+        for op in reversed(first.ops):
+            value = self.stepped(value, op, 1)
         shape = shape_of(value)[1:]
         value = self._reordered(value, [*range(1, dim + 1), 0, *range(dim + 1, len(shape) + 1)])
         shape[dim] *= len(pieces)
@@ -294,8 +297,8 @@ def interleaved(piece: Piece, dim: int, parts: int, number: int) -> Piece:
     target = piece.view.target
     sizes = apart(target.sizes, dim, parts)
     starts = (*target.starts[:dim], 0, number, *target.starts[dim:])
-    steps = (Reshape(target.sizes, sizes), *piece.view.steps)
-    return replace(piece, view=replace(piece.view, target=Box(starts, sizes), steps=steps))
+    ops = (Reshape(target.sizes, sizes), *piece.view.ops)
+    return replace(piece, view=replace(piece.view, target=Box(starts, sizes), ops=ops))
 
 
 def apart(shape: Sequence[int], dim: int, parts: int) -> tuple[int, ...]:
@@ -314,6 +317,6 @@ def stacked(piece: Piece, number: int) -> Piece:
     """The piece in a stack of as many tensors as are wanted, in the place of this number."""
     target = piece.view.target
     sizes = (1, *target.sizes)
-    steps = (Reshape(target.sizes, sizes), *piece.view.steps)
-    view = replace(piece.view, target=Box((number, *target.starts), sizes), steps=steps)
+    ops = (Reshape(target.sizes, sizes), *piece.view.ops)
+    view = replace(piece.view, target=Box((number, *target.starts), sizes), ops=ops)
     return replace(piece, view=view)

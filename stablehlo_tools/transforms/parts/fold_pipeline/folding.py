@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Sequence
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.builder import Builder, shape_of
 from stablehlo_tools.ir.inline import copy_with
-from stablehlo_tools.transforms.parts.fold_pipeline.boxes import Box
 from stablehlo_tools.transforms.parts.fold_pipeline.chains import ChainFinder, Chains, Term
 from stablehlo_tools.transforms.parts.fold_pipeline.composing import (
     Composer,
@@ -16,11 +15,17 @@ from stablehlo_tools.transforms.parts.fold_pipeline.composing import (
     stacked,
 )
 from stablehlo_tools.transforms.parts.fold_pipeline.inputs import Inputs, Terms, sorted_inputs
-from stablehlo_tools.transforms.parts.fold_pipeline.items import Computed, Outside, Piece, Source
 from stablehlo_tools.transforms.parts.fold_pipeline.layer_loop import Operand, Stage
 from stablehlo_tools.transforms.parts.fold_pipeline.microbatch_loop import Microbatches
 from stablehlo_tools.transforms.parts.fold_pipeline.peeling import Layers, layers_of
 from stablehlo_tools.transforms.parts.fold_pipeline.segments import Scratch, Segments
+from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
+    Box,
+    Computed,
+    Outside,
+    Piece,
+    Source,
+)
 from stablehlo_tools.transforms.parts.fold_pipeline.tracing import Tracer
 from stablehlo_tools.transforms.parts.fold_pipeline.widening import Order, as_it_is, widening
 

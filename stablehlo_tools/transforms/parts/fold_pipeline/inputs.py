@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stablehlo_tools.transforms.parts.fold_pipeline.chains import Chains, Term
-from stablehlo_tools.transforms.parts.fold_pipeline.items import UnresolvedError
+from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import UnresolvedError
 
 Terms = tuple[Term, ...]
 

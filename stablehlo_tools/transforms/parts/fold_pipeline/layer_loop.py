@@ -47,7 +47,7 @@ class Stage:
         kept = [  # where a link converts, what the last round computes is kept beside it
             output
             for output in range(len(root.returned))
-            if all(link.steps for link in self.links if link.output == output)
+            if all(link.ops for link in self.links if link.output == output)
         ]
 
         def body(
@@ -59,7 +59,7 @@ class Stage:
                 root, [numbered[number] for number in range(len(numbered))], point
             )
             composer = Composer(inner, nowhere)
-            after = [composer.through(made[link.output], link.steps) for link in self.links]
+            after = [composer.through(made[link.output], link.ops) for link in self.links]
             return [*after, *(made[output] for output in kept)]
 
         states = [self.operands[number].value for number in linked]
@@ -72,7 +72,7 @@ class Stage:
                 results.append(found[len(linked) + kept.index(output)])
                 continue
             held = next(
-                i for i, link in enumerate(self.links) if link.output == output and not link.steps
+                i for i, link in enumerate(self.links) if link.output == output and not link.ops
             )
             results.append(found[held])
         return results

@@ -17,8 +17,8 @@ from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.values import producer
-from stablehlo_tools.transforms.parts.fold_pipeline.boxes import Box
 from stablehlo_tools.transforms.parts.fold_pipeline.control import Control
+from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import Box
 
 _OTHERWISE = frozenset(
     f"stablehlo.{name}" for name in ("rng", "infeed", "recv", "partition_id", "replica_id")

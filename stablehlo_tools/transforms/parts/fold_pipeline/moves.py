@@ -1,197 +1,434 @@
-"""Ops that only move elements, by places that are known: what of an operand each takes."""
+"""Ops that only move elements: which elements of their operands the elements of a result are.
+
+Where the relation of an op's dimensions says from where to where (slices, pads), it is asked; where
+operands of the op say it (selects, branches, windows at indices), these must be known integers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
 
 import numpy as np
 
 from stablehlo_tools.analysis.device_arithmetic import Values
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.dimension_numbers import gather_numbers, scatter_numbers
+from stablehlo_tools.dialect.dimensions import dimensions_of, integer, integers
+from stablehlo_tools.dialect.factors import FactorRole, OpDimensions
+from stablehlo_tools.dialect.names import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    BARRIER,
+    BROADCAST,
+    COLLECTIVE_PERMUTE,
+    CONVERT,
+    GATHER,
+    IF,
+    RESHAPE,
+    SCATTER,
+    SELECT,
+    SHARDING_CONSTRAINT,
+    SLICE,
+    TRANSPOSE,
+)
+from stablehlo_tools.dialect.traits import Trait, ops_with
 from stablehlo_tools.ir.builder import element_of, shape_of
 from stablehlo_tools.ir.carriers import terminator
-from stablehlo_tools.transforms.parts.fold_pipeline import moved_across, moved_windows
-from stablehlo_tools.transforms.parts.fold_pipeline.boxes import (
+from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
+    Box,
+    BoxQuery,
+    BroadcastScalar,
     Convert,
     Reshape,
-    Spread,
     Transpose,
     reshaped_box,
 )
-from stablehlo_tools.transforms.parts.fold_pipeline.items import Item, Piece
 
-if TYPE_CHECKING:
-    from stablehlo_tools.transforms.parts.fold_pipeline.tracing import Tracer
+# What an operand of an op is for the query; None where that is not known.
+Integers = Callable[[ir.Value], Values | None]
+Answer = Sequence[BoxQuery] | None
 
-Followed = Sequence[Item] | Piece | None
-Rule = Callable[["Tracer", ir.Operation, Item], Followed]
-_MOST = 64  # pieces of a select
+_MOST_PIECES = 64  # of one result, by a predicate, or element by element
+_MOST_WINDOWS = 1 << 10
 
-
-def follow(tracer: Tracer, op: ir.Operation, item: Item) -> Followed:
-    """The elements of operands that elements of a result are; None where the op computes them."""
-    rule = _RULES.get(op.name)
-    return None if rule is None else rule(tracer, op, item)
-
-
-def _numbers(op: ir.Operation, name: str) -> list[int]:
-    return list(ir.DenseI64ArrayAttr(op.attributes[name]))
-
-
-def _same(tracer: Tracer, op: ir.Operation, item: Item) -> Followed:
-    return [item.at(op.operands[0], item.box)]
-
-
-def _barrier(tracer: Tracer, op: ir.Operation, item: Item) -> Followed:
-    return [item.at(op.operands[ir.OpResult(item.value).result_number], item.box)]
+# The collectives by which pipelines hand values on; others between ranks are refused.
+BETWEEN_RANKS = frozenset({ALL_GATHER, ALL_REDUCE, COLLECTIVE_PERMUTE})
+BRANCHES = ops_with(Trait.BRANCH)
+_AT_INDICES = ops_with(Trait.INDEXED)  # of slices, updates, gathers, scatters
+# Each element of the result is one of the operand with the same number.
+RELAYOUTS = ops_with(Trait.BIJECTIVE) | {SLICE, CONVERT, BARRIER, SHARDING_CONSTRAINT}
+MOVING = (
+    RELAYOUTS
+    | ops_with(Trait.LAYOUT)
+    | ops_with(Trait.PIECE)
+    | ops_with(Trait.JOIN)
+    | _AT_INDICES
+    | BRANCHES
+    | {SELECT}
+)
 
 
-def _convert(tracer: Tracer, op: ir.Operation, item: Item) -> Followed:
-    step = Convert(str(element_of(item.value)))
-    return [item.through(op.operands[0], item.box, step)]
+def follow_move(op: ir.Operation, query: BoxQuery, known: Integers) -> Answer:
+    """The elements of operands that elements of a result are; None where the op computes them, or
+    where it is not known which they are."""
+    if op.name in (SHARDING_CONSTRAINT, BARRIER):
+        return [query.at(op.operands[ir.OpResult(query.value).result_number], query.box)]
+    if op.name == SELECT:
+        return _selected(op, query, known(op.operands[0]))
+    if op.name in BRANCHES:
+        return _branch(op, query, known(op.operands[0]))
+    if op.name in _AT_INDICES:
+        return _at_indices(op, query, known)
+    if op.name == CONVERT:
+        view_op = Convert(str(element_of(query.value)))
+        return [query.through(op.operands[0], query.box, view_op)]
+    if op.name == RESHAPE:
+        return _reshaped(op, query)
+    if op.name == TRANSPOSE:
+        return _transposed(op, query)
+    relation = dimensions_of(op) if op.name in MOVING else None
+    if relation is None:
+        return None
+    if op.name == BROADCAST:
+        return _broadcast(op, query, relation)
+    if op.name in ops_with(Trait.JOIN):
+        return _joined(op, query, relation)
+    return _taken(op, query, relation)
 
 
-def _reshape(tracer: Tracer, op: ir.Operation, item: Item) -> Followed:
-    before, after = tuple(shape_of(op.operands[0])), tuple(shape_of(item.value))
-    box = reshaped_box(item.box, after, before)
+def deciding_operands(op: ir.Operation) -> tuple[list[ir.Value], list[ir.Value]]:
+    """The operands of a moving op that say from where or to where, and those that are moved."""
+    operands = list(op.operands)
+    if op.name == SELECT or op.name in BRANCHES:
+        return operands[:1], operands[1:]
+    if op.name not in _AT_INDICES:
+        return [], operands
+    if op.name == SCATTER:
+        return operands[1:2], [operands[0], *operands[2:]]
+    moved = 2 if op.name in ops_with(Trait.JOIN) else 1
+    return operands[moved:], operands[:moved]
+
+
+# Within a tensor, from and to places that the op itself says.
+
+
+def _reshaped(op: ir.Operation, query: BoxQuery) -> Answer:
+    before, after = tuple(shape_of(op.operands[0])), tuple(shape_of(query.value))
+    box = reshaped_box(query.box, after, before)
     if box is None:
         return None
-    return [item.through(op.operands[0], box, Reshape(box.sizes, item.box.sizes))]
+    return [query.through(op.operands[0], box, Reshape(box.sizes, query.box.sizes))]
 
 
-def _transpose(tracer: Tracer, op: ir.Operation, item: Item) -> Followed:
-    order = _numbers(op, "permutation")
-    back = Transpose(tuple(order.index(d) for d in range(len(order)))).back(item.box)
-    assert back is not None
-    return [item.through(op.operands[0], back[0], Transpose(tuple(order)))]
+def _transposed(op: ir.Operation, query: BoxQuery) -> Answer:
+    order = integers(op, "permutation")
+    box, _ = Transpose(tuple(order.index(d) for d in range(len(order)))).restricted(query.box)
+    return [query.through(op.operands[0], box, Transpose(order))]
 
 
-def _broadcast(tracer: Tracer, op: ir.Operation, item: Item) -> Followed:
+def _broadcast(op: ir.Operation, query: BoxQuery, relation: OpDimensions) -> Answer:
     """A scalar in any shape, or where nothing is repeated in what is asked for."""
-    operand, dims = op.operands[0], _numbers(op, "broadcast_dimensions")
-    before = shape_of(operand)
-    repeated = [
-        d for d in range(len(item.box.sizes)) if d not in dims or before[dims.index(d)] == 1
-    ]
-    if not before:
-        return [item.through(operand, item.box.whole(()), Spread(item.box.sizes))]
-    if any(item.box.sizes[d] != 1 for d in repeated) or dims != sorted(dims):
+    operand, dims = op.operands[0], integers(op, "broadcast_dimensions")
+    box = Box.whole(shape_of(operand))
+    if not box.sizes:
+        return [query.through(operand, box, BroadcastScalar(query.box.sizes))]
+    for dim, size in enumerate(query.box.sizes):
+        (factor,) = relation.along_result(0, dim)
+        if factor.role is FactorRole.KEPT:
+            box = box.along(factor.operands[0].dim, query.box.starts[dim], size)
+        elif size != 1:
+            return None
+    if list(dims) != sorted(dims):
         return None
-    box = item.box.whole(before)
-    for place, dim in enumerate(dims):
-        if before[place] != 1:
-            box = box.along(place, item.box.starts[dim], item.box.sizes[dim])
-    return [item.through(operand, box, Reshape(box.sizes, item.box.sizes))]
+    return [query.through(operand, box, Reshape(box.sizes, query.box.sizes))]
 
 
-def _slice(tracer: Tracer, op: ir.Operation, item: Item) -> Followed:
-    starts, strides = _numbers(op, "start_indices"), _numbers(op, "strides")
-    for dim, stride in enumerate(strides):
-        if stride != 1 and item.box.sizes[dim] != 1:
-            if item.box.sizes[dim] > _MOST:
+def _taken(op: ir.Operation, query: BoxQuery, relation: OpDimensions) -> Answer:
+    """A slice, or a reverse: elements that lie apart, or backwards, are followed one by one."""
+    box = query.box
+    for dim, (start, size) in enumerate(zip(box.starts, query.box.sizes, strict=True)):
+        (link,) = relation.of_result(0, dim)
+        taken = link.operand
+        assert taken.start is not None
+        if taken.step != 1 and size != 1:
+            if size > _MOST_PIECES:
                 return None
-            places = range(item.box.starts[dim], item.box.end(dim))
-            return [item.part(op, box) for box in item.box.cut(dim, places)]
-    moved = [
-        start + at * (stride - 1)
-        for start, at, stride in zip(starts, item.box.starts, strides, strict=True)
-    ]
-    return [item.at(op.operands[0], item.box.moved(moved))]
+            pieces = query.box.cut(dim, range(start, start + size))
+            return [query.part(op, piece) for piece in pieces]
+        box = box.along(dim, taken.start + taken.step * start, size)
+    return [query.at(op.operands[0], box)]
 
 
-def _reverse(tracer: Tracer, op: ir.Operation, item: Item) -> Followed:
-    box, shape = item.box, shape_of(item.value)
-    for dim in _numbers(op, "dimensions"):
-        if box.sizes[dim] != 1:
-            if box.sizes[dim] > _MOST:
-                return None
-            return [item.part(op, b) for b in box.cut(dim, range(box.starts[dim], box.end(dim)))]
-        box = box.along(dim, shape[dim] - 1 - box.starts[dim], 1)
-    return [item.at(op.operands[0], box)]
+def _joined(op: ir.Operation, query: BoxQuery, relation: OpDimensions) -> Answer:
+    if "edge_padding_low" in op.attributes:
+        return _padded(op, query, relation)
+    dim = integer(op, "dimension")
+    factors = relation.along_result(0, dim)
+    edges = [factor.results[0].start or 0 for factor in factors]
+    queries: list[BoxQuery] = []
+    for box in query.box.cut(dim, edges):
+        start = box.starts[dim]
+        number = max(n for n, edge in enumerate(edges) if edge <= start)
+        inner = box.along(dim, start - edges[number], box.sizes[dim])
+        operand = factors[number].operands[0].tensor
+        queries.append(query.part(op, box).at(op.operands[operand], inner))
+    return queries
 
 
-def _concatenate(tracer: Tracer, op: ir.Operation, item: Item) -> Followed:
-    dim = ir.IntegerAttr(op.attributes["dimension"]).value
-    edges = np.cumsum([0, *(shape_of(operand)[dim] for operand in op.operands)])
-    found: list[Item] = []
-    for box in item.box.cut(dim, [int(edge) for edge in edges]):
-        place = int(np.searchsorted(edges, box.starts[dim], side="right")) - 1
-        inner = box.along(dim, box.starts[dim] - int(edges[place]), box.sizes[dim])
-        found.append(item.part(op, box).at(op.operands[place], inner))
-    return found
-
-
-def _pad(tracer: Tracer, op: ir.Operation, item: Item) -> Followed:
-    low = _numbers(op, "edge_padding_low")
-    if any(_numbers(op, "interior_padding")):
+def _padded(op: ir.Operation, query: BoxQuery, relation: OpDimensions) -> Answer:
+    if any(integers(op, "interior_padding")):
         return None
-    inner, fill = op.operands
-    found: list[Item] = []
-    for box, inside in moved_windows.around(item.box, low, shape_of(inner)):
-        part = item.part(op, box)
+    links = [relation.of_result(0, dim)[0] for dim in range(len(query.box.sizes))]
+    starts = [link.result.start or 0 for link in links]
+    taken = [link.operand.start or 0 for link in links]
+    by = [one - other for one, other in zip(taken, starts, strict=True)]
+    queries: list[BoxQuery] = []
+    for box, inside in _around(query.box, starts, [link.factor.size for link in links]):
+        part = query.part(op, box)
         if inside:
-            found.append(part.at(inner, box.moved([-n for n in low])))
+            queries.append(part.at(op.operands[0], box.moved(by)))
         else:
-            found.append(part.through(fill, box.whole(()), Spread(box.sizes)))
-    return found
+            fill = op.operands[1]
+            queries.append(part.through(fill, Box.whole(()), BroadcastScalar(box.sizes)))
+    return queries
 
 
-def _select(tracer: Tracer, op: ir.Operation, item: Item) -> Followed:
-    predicate = tracer.control(op.operands[0], item)
+def _around(box: Box, starts: Sequence[int], sizes: Sequence[int]) -> Iterator[tuple[Box, bool]]:
+    """A box in pieces that are outside or inside of a window; the one inside comes last."""
+    inside = [box]
+    for dim, (start, size) in enumerate(zip(starts, sizes, strict=True)):
+        pieces = [piece for b in inside for piece in b.cut(dim, [start, start + size])]
+        inside = [p for p in pieces if start <= p.starts[dim] < start + size]
+        yield from ((p, False) for p in pieces if p not in inside)
+    yield from ((p, True) for p in inside)
+
+
+# By what a predicate or an index says.
+
+
+def _selected(op: ir.Operation, query: BoxQuery, predicate: Values | None) -> Answer:
     if predicate is None:
         return None
     if predicate.ndim:
-        ranges = zip(item.box.starts, item.box.sizes, strict=True)
-        predicate = predicate[tuple(slice(s, s + n) for s, n in ranges)]
+        predicate = predicate[query.box.slices()]
     if predicate.all() or not predicate.any():
-        return [item.at(op.operands[1 if predicate.all() else 2], item.box)]
-    return _by_changes(op, item, predicate)
-
-
-def _by_changes(op: ir.Operation, item: Item, predicate: Values) -> Followed:
-    """The box in pieces between the places where a predicate changes along a dimension."""
-    for dim, start in enumerate(item.box.starts):
+        return [query.at(op.operands[1 if predicate.all() else 2], query.box)]
+    for dim, start in enumerate(query.box.starts):
         rows = np.moveaxis(predicate, dim, 0).reshape(predicate.shape[dim], -1)
         changes = 1 + np.flatnonzero((rows[1:] != rows[:-1]).any(axis=1))
-        if len(changes) and len(changes) < _MOST:
-            return [item.part(op, b) for b in item.box.cut(dim, [start + int(c) for c in changes])]
+        if len(changes) and len(changes) < _MOST_PIECES:
+            boxes = query.box.cut(dim, [start + int(change) for change in changes])
+            return [query.part(op, box) for box in boxes]
     return None
 
 
-def _branch(tracer: Tracer, op: ir.Operation, item: Item) -> Followed:
-    index = tracer.control(op.operands[0], item)
+def _branch(op: ir.Operation, query: BoxQuery, index: Values | None) -> Answer:
     if index is None:
         return None
     last = len(op.regions) - 1
-    if op.name == "stablehlo.if":
+    if op.name == IF:
         chosen = 0 if bool(index) else 1
-    else:
+    else:  # any number that is none of a branch means the last
         chosen = int(index) if 0 <= int(index) <= last else last
     end = terminator(op.regions[chosen].blocks[0])
-    return [item.at(end.operands[ir.OpResult(item.value).result_number], item.box)]
+    return [query.at(end.operands[ir.OpResult(query.value).result_number], query.box)]
 
 
-_RULES: dict[str, Rule] = {
-    "sdy.sharding_constraint": _same,
-    "stablehlo.optimization_barrier": _barrier,
-    "stablehlo.convert": _convert,
-    "stablehlo.reshape": _reshape,
-    "stablehlo.transpose": _transpose,
-    "stablehlo.broadcast_in_dim": _broadcast,
-    "stablehlo.slice": _slice,
-    "stablehlo.reverse": _reverse,
-    "stablehlo.concatenate": _concatenate,
-    "stablehlo.pad": _pad,
-    "stablehlo.select": _select,
-    "stablehlo.if": _branch,
-    "stablehlo.case": _branch,
-    "stablehlo.dynamic_slice": moved_windows.dynamic_slice,
-    "stablehlo.dynamic_update_slice": moved_windows.dynamic_update_slice,
-    "stablehlo.gather": moved_windows.gather,
-    "stablehlo.scatter": moved_windows.scatter,
-    "stablehlo.collective_permute": moved_across.permute,
-    "stablehlo.all_reduce": moved_across.all_reduce,
-    "stablehlo.all_gather": moved_across.all_gather,
-}
-MOVING = frozenset(_RULES)
+@dataclass(frozen=True)
+class _Windows:
+    """Windows of a tensor at known indices, side by side in another one: the result of a
+    dynamic_slice or a gather, the update of a dynamic_update_slice or a scatter.
+
+    Dimension `numbered[k]` of the other says which window, as component k of its number;
+    `inner[i]` of it runs along dimension `kept[i]` of the tensor, of which a window has `sizes`.
+    `starts` says where the window of a number starts.
+    """
+
+    shape: Sequence[int]
+    sizes: Sequence[int]
+    counts: tuple[int, ...]
+    numbered: tuple[int, ...]
+    inner: tuple[int, ...]
+    kept: tuple[int, ...]
+    starts: Callable[[Sequence[int]], list[int]]
+
+    def clamped(self, number: Sequence[int]) -> list[int]:
+        """Where a window starts that is moved to where it fits, as StableHLO does for reads."""
+        starts = zip(self.starts(number), self.shape, self.sizes, strict=True)
+        return [min(max(start, 0), extent - size) for start, extent, size in starts]
+
+    def fits(self, number: Sequence[int]) -> bool:
+        """Whether a window lies in the tensor."""
+        starts = zip(self.starts(number), self.shape, self.sizes, strict=True)
+        return all(start >= 0 and start + size <= extent for start, extent, size in starts)
+
+    def in_tensor(self, box: Box, starts: Sequence[int]) -> Box:
+        """What a box of one window, in the other tensor, is in this one."""
+        inner = Box(tuple(starts), (1,) * len(self.shape))
+        for dim, along in zip(self.kept, self.inner, strict=True):
+            inner = inner.along(dim, starts[dim] + box.starts[along], box.sizes[along])
+        return inner
+
+    def in_windows(self, box: Box, number: Sequence[int], starts: Sequence[int]) -> Box:
+        """What a box of this tensor is in the other one, in the window of a number."""
+        rank = len(self.numbered) + len(self.inner)
+        inner = Box((0,) * rank, (1,) * rank)
+        for dim, place in zip(self.numbered, number, strict=True):
+            inner = inner.along(dim, place, 1)
+        for dim, along in zip(self.kept, self.inner, strict=True):
+            inner = inner.along(along, box.starts[dim] - starts[dim], box.sizes[dim])
+        return inner
+
+
+def _at_indices(op: ir.Operation, query: BoxQuery, known: Integers) -> Answer:
+    if op.name == GATHER:
+        windows = _gathered(op, query, known)
+    elif op.name == SCATTER:
+        windows = _scattered(op, known)
+    else:
+        windows = _window(op, known)
+    if windows is None:
+        return None
+    if op.name in ops_with(Trait.PIECE):
+        return _read(op, query, windows)
+    return _written(op, query, windows)
+
+
+def _read(op: ir.Operation, query: BoxQuery, windows: _Windows) -> Answer:
+    """What is asked for of each window, one by one along the dimensions that number them."""
+    box = query.box
+    if prod(box.sizes[d] for d in windows.numbered) > _MOST_WINDOWS:
+        return None
+    queries: list[BoxQuery] = []
+    for number in product(*(range(box.starts[d], box.end(d)) for d in windows.numbered)):
+        one = box
+        for dim, place in zip(windows.numbered, number, strict=True):
+            one = one.along(dim, place, 1)
+        inner = windows.in_tensor(one, windows.clamped(number))
+        queries.append(_in_other(query.part(op, one), op.operands[0], inner))
+    return queries
+
+
+def _written(op: ir.Operation, query: BoxQuery, windows: _Windows) -> Answer:
+    """What is inside of a window comes from the update: of the last window written there."""
+    if prod(windows.counts) > _MOST_WINDOWS:
+        return None
+    update = op.operands[2 if op.name == SCATTER else 1]
+    inside: list[BoxQuery] = []
+    outside = [query]
+    for number in sorted(product(*map(range, windows.counts)), reverse=True):
+        if op.name != SCATTER:
+            starts = windows.clamped(number)
+        elif windows.fits(number):
+            starts = windows.starts(number)
+        else:
+            continue  # StableHLO leaves out what would reach outside
+        pending, outside = outside, []
+        for left in pending:
+            for box, is_inside in _around(left.box, starts, windows.sizes):
+                part = left.part(op, box)
+                if not is_inside:
+                    outside.append(part)
+                    continue
+                inside.append(_in_other(part, update, windows.in_windows(box, number, starts)))
+    return [left.at(op.operands[0], left.box) for left in outside] + inside
+
+
+def _in_other(query: BoxQuery, value: ir.Value, box: Box) -> BoxQuery:
+    """The same elements in a tensor that may lack dimensions of size 1, or have more of them."""
+    if box.sizes == query.box.sizes:
+        return query.at(value, box)
+    return query.through(value, box, Reshape(box.sizes, query.box.sizes))
+
+
+def _window(op: ir.Operation, known: Integers) -> _Windows | None:
+    """The one window of a dynamic_slice or a dynamic_update_slice."""
+    indices, (whole, *update) = deciding_operands(op)
+    shape, sizes = shape_of(whole), shape_of(update[0] if update else op.results[0])
+    starts: list[int] = []
+    for index, extent, size in zip(indices, shape, sizes, strict=True):
+        start = known(index)
+        if start is None and extent != size:
+            return None
+        starts.append(0 if start is None else int(start))
+    dims = tuple(range(len(shape)))
+    return _Windows(shape, sizes, (), (), dims, dims, lambda _: starts)
+
+
+def _gathered(op: ir.Operation, query: BoxQuery, known: Integers) -> _Windows | None:
+    numbers, shape = gather_numbers(op), shape_of(op.operands[0])
+    rows = _rows(known(op.operands[1]), numbers.index_vector)
+    if rows is None:
+        return None
+    batching = zip(numbers.operand_batching, numbers.indices_batching, strict=True)
+    return _Windows(
+        shape,
+        integers(op, "slice_sizes"),
+        rows.shape[:-1],
+        numbers.batch_dims(len(query.box.sizes)),
+        numbers.offset_dims,
+        numbers.window_dims(len(shape)),
+        _starts(rows, numbers.index_map, _counted(batching, numbers.index_vector), len(shape)),
+    )
+
+
+def _scattered(op: ir.Operation, known: Integers) -> _Windows | None:
+    """The windows of a scatter that replaces elements."""
+    if len(op.results) != 1 or not _replaces(op):
+        return None
+    numbers, shape = scatter_numbers(op), shape_of(op.operands[0])
+    rows = _rows(known(op.operands[1]), numbers.index_vector)
+    if rows is None:
+        return None
+    update, kept = shape_of(op.operands[2]), numbers.window_dims(len(shape))
+    sizes = [1] * len(shape)
+    for dim, along in zip(kept, numbers.update_window_dims, strict=True):
+        sizes[dim] = update[along]
+    batching = zip(numbers.operand_batching, numbers.indices_batching, strict=True)
+    return _Windows(
+        shape,
+        sizes,
+        rows.shape[:-1],
+        numbers.batch_dims(len(update)),
+        numbers.update_window_dims,
+        kept,
+        _starts(rows, numbers.index_map, _counted(batching, numbers.index_vector), len(shape)),
+    )
+
+
+def _rows(indices: Values | None, index_vector: int) -> Values | None:
+    """Indices with their components as the last dimension."""
+    if indices is None:
+        return None
+    if index_vector == indices.ndim:
+        return indices[..., None]
+    return np.moveaxis(indices, index_vector, -1)
+
+
+def _counted(batching: Iterator[tuple[int, int]], index_vector: int) -> list[tuple[int, int]]:
+    """Batching dimensions of an operand, each with the component of a window's number that it is:
+    the dimension of the indices, counted without that of their components."""
+    return [(dim, index - (index > index_vector)) for dim, index in batching]
+
+
+def _starts(
+    rows: Values, index_map: Sequence[int], batching: Sequence[tuple[int, int]], rank: int
+) -> Callable[[Sequence[int]], list[int]]:
+    def starts(number: Sequence[int]) -> list[int]:
+        start = [0] * rank
+        for dim, index in zip(index_map, rows[tuple(number)], strict=True):
+            start[dim] = int(index)
+        for dim, place in batching:
+            start[dim] = number[place]
+        return start
+
+    return starts
+
+
+def _replaces(scatter: ir.Operation) -> bool:
+    """Whether its region returns the update as it is."""
+    block = scatter.regions[0].blocks[0]
+    return list(terminator(block).operands) == [block.arguments[1]]

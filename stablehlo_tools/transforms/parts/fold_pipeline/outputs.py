@@ -7,10 +7,9 @@ from typing import NamedTuple
 
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.builder import shape_of
-from stablehlo_tools.transforms.parts.fold_pipeline.boxes import Box
 from stablehlo_tools.transforms.parts.fold_pipeline.composing import shifted
-from stablehlo_tools.transforms.parts.fold_pipeline.items import Piece
 from stablehlo_tools.transforms.parts.fold_pipeline.loop_region import LoopRegion
+from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import Box, Piece
 from stablehlo_tools.transforms.parts.fold_pipeline.tracing import Tracer
 
 

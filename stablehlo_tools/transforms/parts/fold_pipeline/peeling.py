@@ -43,7 +43,7 @@ def layers_of(chains: Chains, inputs: Inputs, scratch: Scratch) -> Layers:
     """The layers of the stages, or the stages where they are no loops over layers."""
     block = chains.rows.function.regions[0].blocks[0]
     whole = Layers(block)
-    if chains.length == 1 or any(link.steps for link in chains.links):
+    if chains.length == 1 or any(link.ops for link in chains.links):
         return whole
     scan = _Scan.of(block, chains)
     if scan is None or scan.sliced.keys() != set(inputs.layered):

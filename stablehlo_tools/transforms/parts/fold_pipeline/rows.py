@@ -10,14 +10,13 @@ from stablehlo_tools.analysis.dimension_propagation.layout import Layout
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.values import is_float
-from stablehlo_tools.transforms.parts.fold_pipeline.boxes import Box
-from stablehlo_tools.transforms.parts.fold_pipeline.items import UnresolvedError
 from stablehlo_tools.transforms.parts.fold_pipeline.scaling import (
     NotScaledError,
     Scaling,
     follow_batch,
 )
 from stablehlo_tools.transforms.parts.fold_pipeline.segments import Scratch, Segment
+from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import Box, UnresolvedError
 
 
 @dataclass(frozen=True)

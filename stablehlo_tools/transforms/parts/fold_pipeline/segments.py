@@ -14,31 +14,22 @@ from stablehlo_tools.analysis.collectives import classify_communication
 from stablehlo_tools.analysis.device_arithmetic import COMPUTED
 from stablehlo_tools.analysis.dimension_propagation.graph import captured
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import BROADCAST
 from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.constants import CONSTANTS
 from stablehlo_tools.ir.inline import copy_with
 from stablehlo_tools.ir.values import key_of, producer
 from stablehlo_tools.ir.walk import walk
-from stablehlo_tools.transforms.parts.fold_pipeline.items import UnresolvedError
 from stablehlo_tools.transforms.parts.fold_pipeline.loop_region import LoopRegion
-from stablehlo_tools.transforms.parts.fold_pipeline.moves import MOVING
+from stablehlo_tools.transforms.parts.fold_pipeline.moves import (
+    BETWEEN_RANKS,
+    BRANCHES,
+    MOVING,
+    RELAYOUTS,
+    deciding_operands,
+)
 from stablehlo_tools.transforms.parts.fold_pipeline.tidying import erase_unused
-
-_SPREADING = frozenset({"stablehlo.broadcast_in_dim"})
-_ALIKE = frozenset(
-    {
-        "sdy.sharding_constraint",
-        "stablehlo.convert",
-        "stablehlo.optimization_barrier",
-        "stablehlo.reshape",
-        "stablehlo.reverse",
-        "stablehlo.slice",
-        "stablehlo.transpose",
-    }
-)
-_BETWEEN_DEVICES = frozenset(
-    {"stablehlo.all_gather", "stablehlo.all_reduce", "stablehlo.collective_permute"}
-)
+from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import UnresolvedError
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,28 +136,28 @@ class Segments:
         op, region = producer(value), self._region
         if op is None or op == region.loop or not region.is_inside(op):
             return op is None or op.name not in CONSTANTS
-        if op.name not in MOVING:
-            return False
-        if op.name in _ALIKE:
-            return self._is_moved(op.operands[ir.OpResult(value).result_number])
-        if op.name in _SPREADING:
-            return not _repeats(op) and self._is_moved(op.operands[0])
-        if op.name in _BETWEEN_DEVICES:
+        if op.name in BETWEEN_RANKS:
             groups = region.groups(op)
             return groups is not None and region.ranks.moves(groups)
-        indices, data = _split(op)
+        if op.name not in MOVING:
+            return False
+        if op.name in RELAYOUTS:
+            return self._is_moved(op.operands[ir.OpResult(value).result_number])
+        if op.name == BROADCAST:
+            return not _repeats(op) and self._is_moved(op.operands[0])
+        indices, data = deciding_operands(op)
         if not all(region.is_control(index) for index in indices):
             return False
         if any(region.steady(index) is None for index in indices):
             return True
-        if op.name in ("stablehlo.if", "stablehlo.case"):
+        if op.name in BRANCHES:
             return True
         return all(map(self._is_plain, data)) and any(map(self._is_moved, data))
 
     def _is_plain(self, value: ir.Value) -> bool:
         """Whether nothing was computed: moved, constant, or one of them repeated."""
         op = producer(value)
-        while op is not None and op.name in _SPREADING | _ALIKE:
+        while op is not None and op.name in RELAYOUTS | {BROADCAST}:
             value = op.operands[ir.OpResult(value).result_number]
             op = producer(value)
         if op is not None and op.name in CONSTANTS:
@@ -268,19 +259,3 @@ def _repeats(broadcast: ir.Operation) -> bool:
     for dim, size in zip(dims, before, strict=True):
         sizes[dim] = size
     return sizes != after or dims != sorted(dims)
-
-
-def _split(op: ir.Operation) -> tuple[list[ir.Value], list[ir.Value]]:
-    """The operands that say where, and those that say what."""
-    operands, name = list(op.operands), op.name.removeprefix("stablehlo.")
-    if name in ("select", "if", "case"):
-        return operands[:1], operands[1:]
-    if name == "dynamic_slice":
-        return operands[1:], operands[:1]
-    if name == "dynamic_update_slice":
-        return operands[2:], operands[:2]
-    if name == "gather":
-        return operands[1:], operands[:1]
-    if name == "scatter":
-        return operands[1:2], [operands[0], *operands[2:]]
-    return [], operands

@@ -2,8 +2,9 @@
 
 A value is asked for on one rank, in one iteration of the loop (a *tick*), as a box of elements. Ops
 that move elements by known indices are followed, through carries into earlier ticks and through
-permutes to other ranks, until what was asked for is in pieces: of what an op computed, of a value
-from outside, of a constant. What no output asks for, such as the garbage of ramp-up, is never seen.
+collectives to other ranks, until what was asked for is in pieces: of what an op computed, of a
+value from outside, of a constant. What no output asks for, such as the garbage of ramp-up, is never
+seen.
 """
 
 from __future__ import annotations
@@ -13,24 +14,36 @@ from dataclasses import replace
 
 from stablehlo_tools.analysis.device_arithmetic import Values
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.ir.builder import element_of
+from stablehlo_tools.dialect.dimensions import integer
+from stablehlo_tools.dialect.names import (
+    ADD,
+    ALL_GATHER,
+    COLLECTIVE_PERMUTE,
+    SHARDING_CONSTRAINT,
+)
+from stablehlo_tools.dialect.traits import Trait, ops_with
+from stablehlo_tools.ir.builder import element_of, shape_of
 from stablehlo_tools.ir.constants import CONSTANTS, is_splat, splat_of, value_text
 from stablehlo_tools.ir.values import producer
-from stablehlo_tools.transforms.parts.fold_pipeline.boxes import Box, View
-from stablehlo_tools.transforms.parts.fold_pipeline.items import (
+from stablehlo_tools.transforms.parts.fold_pipeline.loop_region import LoopRegion
+from stablehlo_tools.transforms.parts.fold_pipeline.moves import BETWEEN_RANKS, follow_move
+from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
+    Box,
+    BoxQuery,
     Computed,
-    Item,
+    Known,
     Outside,
     Piece,
     Splat,
     UnresolvedError,
-    known_source,
+    View,
+    zeros,
 )
-from stablehlo_tools.transforms.parts.fold_pipeline.loop_region import LoopRegion
-from stablehlo_tools.transforms.parts.fold_pipeline.moves import follow
 
-_IDS = frozenset({"stablehlo.partition_id", "stablehlo.replica_id"})
-_MOST = 1 << 16  # pieces of one value
+Answer = Sequence[BoxQuery] | Piece
+
+_IDS = ops_with(Trait.DEVICE_ID)
+_MOST_PIECES = 1 << 16  # of one value
 
 
 class Tracer:
@@ -41,57 +54,145 @@ class Tracer:
 
     def pieces(self, value: ir.Value, rank: int, tick: int, box: Box) -> list[Piece]:
         """What a box of a value consists of, by place. Raises UnresolvedError."""
-        pending = [Item(value, rank, tick, box, View(Box.whole(box.sizes)))]
+        pending = [BoxQuery(value, rank, tick, box, View(Box.whole(box.sizes)))]
         done: list[Piece] = []
         while pending:
-            item = pending.pop()
-            found = self._followed(item)
-            if isinstance(found, Piece):
-                done.append(found)
+            answer = self._followed(pending.pop())
+            if isinstance(answer, Piece):
+                done.append(answer)
             else:
-                pending += found
-            if len(done) + len(pending) > _MOST:
+                pending += answer
+            if len(done) + len(pending) > _MOST_PIECES:
                 raise UnresolvedError("what it holds is in too many pieces", self.region.loop, 4)
         return sorted(done, key=lambda piece: piece.view.target.starts)
 
-    def control(self, value: ir.Value, item: Item) -> Values | None:
-        """A value on the rank and in the tick of an item, where it is control."""
-        return self.region.control_at(value, item.rank, item.tick)
+    def _known(self, value: ir.Value, query: BoxQuery) -> Values | None:
+        """A value of integers on the rank and in the tick of a query, where it is known."""
+        return self.region.control_at(value, query.rank, query.tick)
 
-    def _followed(self, item: Item) -> Piece | Sequence[Item]:
-        region = self.region
-        known = self.control(item.value, item)
+    def _followed(self, query: BoxQuery) -> Answer:
+        """One step back: known integers, carries, results of the loop, constants, arguments from
+        outside, moves, and what an op computed."""
+        region, value = self.region, query.value
+        known = self._known(value, query)
         if known is not None:
-            part = known[
-                tuple(slice(s, s + n) for s, n in zip(item.box.starts, item.box.sizes, strict=True))
-            ]
-            return Piece(known_source(part), Box.whole(item.box.sizes), item.view)
-        entered = region.argument_number(item.value)
-        if entered is not None:
-            if item.tick <= 0 or region.is_invariant(entered):
-                return [item.before(region.loop.operands[entered], -1)]
-            return [item.before(region.ends[entered], item.tick - 1)]
-        op = producer(item.value)
+            source = Known.of(known[query.box.slices()])
+            return Piece(source, Box.whole(query.box.sizes), query.view)
+        carry = region.argument_number(value)
+        if carry is not None:
+            if query.tick <= 0 or region.is_invariant(carry):
+                return [query.in_tick(region.loop.operands[carry], -1)]
+            return [query.in_tick(region.ends[carry], query.tick - 1)]
+        op = producer(value)
         if op is not None and op == region.loop:
-            place = ir.OpResult(item.value).result_number
-            return [item.before(region.ends[place], region.ticks - 1)]
+            result = ir.OpResult(value).result_number
+            return [query.in_tick(region.ends[result], region.ticks - 1)]
         if op is not None and op.name in CONSTANTS and is_splat(op):
             text = value_text(op).rpartition(" : ")[0]
-            zero = splat_of(item.value) == 0
-            splat = Splat(text, str(element_of(item.value)), zero)
-            return Piece(splat, Box.whole(item.box.sizes), item.view)
+            splat = Splat(text, str(element_of(value)), splat_of(value) == 0)
+            return Piece(splat, Box.whole(query.box.sizes), query.view)
         if op is None or not region.is_inside(op):
-            return Piece(
-                Outside(item.value), region.unsharded(item.value, item.rank, item.box), item.view
-            )
+            return Piece(Outside(value), region.unsharded(value, query.rank, query.box), query.view)
         if op.name in _IDS:
             raise UnresolvedError(f"{op.name} is not the same on all devices of a stage", op, 3)
-        tick = item.tick if region.is_in_loop(op) else -1
-        item = replace(item, tick=tick)
-        followed = follow(self, op, item)
-        if followed is not None:
-            return followed
+        tick = query.tick if region.is_in_loop(op) else -1
+        query = replace(query, tick=tick)
+        moved = self._moved(op, query)
+        if moved is not None:
+            return moved
         if tick >= 0 and not region.is_varying(op):
             tick = -1
-        rank = item.rank if tick >= 0 or region.differs(item.value) else 0
-        return Piece(Computed(item.value, rank, tick), item.box, item.view)
+        rank = query.rank if tick >= 0 or region.differs(value) else 0
+        return Piece(Computed(value, rank, tick), query.box, query.view)
+
+    def _moved(self, op: ir.Operation, query: BoxQuery) -> Answer | None:
+        """Where an op has moved the elements from; None where it computes them."""
+        if op.name not in BETWEEN_RANKS:
+            return follow_move(op, query, lambda value: self._known(value, query))
+        groups, ranks = self.region.groups(op), self.region.ranks
+        if groups is None or not ranks.moves(groups):
+            return None
+        if op.name == COLLECTIVE_PERMUTE:
+            return self._permuted(op, query, groups)
+        own = next((g for g in groups if ranks.devices[query.rank] in g), ())
+        members = [ranks.rank_of[device] for device in own]
+        if [ranks.devices[rank] for rank in members] != list(own):
+            raise UnresolvedError("it joins devices along two axes of the mesh at once", op, 3)
+        if op.name == ALL_GATHER:
+            return _gathered(op, query, members)
+        return self._reduced(op, query, members)
+
+    def _permuted(
+        self, op: ir.Operation, query: BoxQuery, pairs: Sequence[Sequence[int]]
+    ) -> Answer:
+        """What a rank receives, another has sent; or zeros, where none has."""
+        ranks = self.region.ranks
+        sources = {target: source for source, target in pairs}
+        source = sources.get(ranks.devices[query.rank])
+        sending = None if source is None else ranks.rank_of[source]
+        for device, rank in enumerate(ranks.rank_of):
+            other = sources.get(device)
+            if rank == query.rank and sending != (None if other is None else ranks.rank_of[other]):
+                raise UnresolvedError("the devices of one rank receive from different ranks", op, 3)
+        if source is not None and ranks.devices[ranks.rank_of[source]] != source:
+            raise UnresolvedError("it moves elements along two axes of the mesh at once", op, 3)
+        if sending is None:
+            return Piece(zeros(element_of(query.value)), Box.whole(query.box.sizes), query.view)
+        return [replace(query, value=op.operands[0], rank=sending)]
+
+    def _reduced(self, op: ir.Operation, query: BoxQuery, members: Sequence[int]) -> Answer:
+        """A sum in which each element is zero on all ranks but one: a pipeline hands its outputs
+        from the last rank to all so."""
+        if not _adds(op.regions[0].blocks[0]):
+            raise UnresolvedError(
+                "it combines what several ranks hold in another way than by a sum", op, 3
+            )
+        operand = op.operands[ir.OpResult(query.value).result_number]
+        nonzero: dict[int, list[Box]] = {}
+        for rank in members:
+            pieces = self.pieces(operand, rank, query.tick, query.box)
+            nonzero[rank] = [piece.view.target for piece in pieces if not piece.is_zero]
+        holding = [rank for rank, boxes in nonzero.items() if boxes] or list(members[:1])
+        boxes = [query.box]
+        for rank in holding[1:]:
+            for box in nonzero[rank]:
+                boxes = _cut_around(boxes, box.moved(query.box.starts))
+        queries: list[BoxQuery] = []
+        for box in boxes:
+            inner = box.relative_to(query.box)
+            holders = [rank for rank in holding if any(map(inner.overlaps, nonzero[rank]))]
+            if len(holders) > 1:
+                raise UnresolvedError("it adds up what several ranks hold", op, 4)
+            rank = holders[0] if holders else holding[0]
+            queries.append(replace(query.part(op, box), value=operand, rank=rank))
+        return queries
+
+
+def _gathered(op: ir.Operation, query: BoxQuery, members: Sequence[int]) -> list[BoxQuery]:
+    """Each rank's share of a dimension."""
+    operand = op.operands[ir.OpResult(query.value).result_number]
+    dim = integer(op, "all_gather_dim")
+    size = shape_of(operand)[dim]
+    queries: list[BoxQuery] = []
+    for box in query.box.cut(dim, [size * number for number in range(len(members))]):
+        number = box.starts[dim] // size
+        inner = box.along(dim, box.starts[dim] - number * size, box.sizes[dim])
+        queries.append(replace(query.part(op, box).at(operand, inner), rank=members[number]))
+    return queries
+
+
+def _adds(reducer: ir.Block) -> bool:
+    """Whether a reducer adds its arguments, with sharding constraints or without."""
+    ops = [view.operation for view in reducer.operations]
+    ops = [op for op in ops if op.name != SHARDING_CONSTRAINT]
+    if [op.name for op in ops] != [ADD, "stablehlo.return"]:
+        return False
+    return set(ops[0].operands) == set(reducer.arguments)
+
+
+def _cut_around(boxes: Sequence[Box], by: Box) -> list[Box]:
+    """Boxes cut so that none reaches over an edge of another one."""
+    pieces = list(boxes)
+    for dim in range(len(by.sizes)):
+        pieces = [p for box in pieces for p in box.cut(dim, [by.starts[dim], by.end(dim)])]
+    return pieces

@@ -10,7 +10,6 @@ from stablehlo_tools.analysis.dimension_propagation.layout import Layout
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims, propagate
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.builder import shape_of
-from stablehlo_tools.transforms.parts.fold_pipeline.boxes import Box, Convert, Reshape
 from stablehlo_tools.transforms.parts.fold_pipeline.chains import Link
 from stablehlo_tools.transforms.parts.fold_pipeline.composing import (
     Placed,
@@ -20,13 +19,13 @@ from stablehlo_tools.transforms.parts.fold_pipeline.composing import (
     stacked,
 )
 from stablehlo_tools.transforms.parts.fold_pipeline.inputs import Terms
-from stablehlo_tools.transforms.parts.fold_pipeline.items import Piece
 from stablehlo_tools.transforms.parts.fold_pipeline.scaling import (
     NotScaledError,
     Scaling,
     follow_batch,
 )
 from stablehlo_tools.transforms.parts.fold_pipeline.segments import Scratch
+from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import Box, Convert, Piece, Reshape
 
 
 @dataclass(frozen=True)
@@ -164,7 +163,7 @@ def _fitting(dims: BatchDims, batch: Collection[int], links: Sequence[Link]) -> 
     if any(layout.outer != 1 for layout in layouts):
         return None
     for link in links:
-        moved = any(not isinstance(step, Convert) for step in link.steps)
+        moved = any(not isinstance(op, Convert) for op in link.ops)
         if moved or inputs[link.input] != outputs[link.output]:
             return None
     return Widening(

@@ -1,0 +1,324 @@
+"""What is asked of a value while it is traced, and what it turns out to consist of.
+
+Elements are followed a `Box` at a time. A `BoxQuery` asks where the elements of a box come from; it
+ends in a `Piece`: a box of a source, and the `View` by which that box is put into the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import prod
+
+from stablehlo_tools.analysis.device_arithmetic import Values
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.dialect.reshapes import runs
+
+Shape = tuple[int, ...]
+
+
+class UnresolvedError(Exception):
+    """Why elements cannot be followed; `rule` is the precondition that this breaks."""
+
+    def __init__(self, message: str, op: ir.Operation, rule: int) -> None:
+        super().__init__(message)
+        self.op = op
+        self.rule = rule
+
+    def error(self) -> ToolError:
+        """The refusal."""
+        return ToolError(f"fold-pipeline: {self} (P{self.rule})", self.op.location)
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """The elements of a tensor from `starts` on, `sizes` many along each dimension."""
+
+    starts: Shape
+    sizes: Shape
+
+    @staticmethod
+    def whole(shape: Sequence[int]) -> Box:
+        """All elements of a tensor."""
+        return Box((0,) * len(shape), tuple(shape))
+
+    def along(self, dim: int, start: int, size: int) -> Box:
+        """The same box with another range along one dimension."""
+        starts, sizes = list(self.starts), list(self.sizes)
+        starts[dim], sizes[dim] = start, size
+        return Box(tuple(starts), tuple(sizes))
+
+    def moved(self, by: Sequence[int]) -> Box:
+        """The box further on by an offset along each dimension."""
+        return replace(self, starts=tuple(a + b for a, b in zip(self.starts, by, strict=True)))
+
+    def relative_to(self, origin: Box) -> Box:
+        """The box as counted from where another one starts."""
+        return self.moved([-start for start in origin.starts])
+
+    def end(self, dim: int) -> int:
+        """The first position behind it along a dimension."""
+        return self.starts[dim] + self.sizes[dim]
+
+    def cut(self, dim: int, positions: Sequence[int]) -> list[Box]:
+        """The box in pieces that begin at these positions along a dimension, where inside of it."""
+        inside = [p for p in sorted(set(positions)) if self.starts[dim] < p < self.end(dim)]
+        edges = [self.starts[dim], *inside, self.end(dim)]
+        return [self.along(dim, a, b - a) for a, b in pairwise(edges)]
+
+    def overlaps(self, other: Box) -> bool:
+        """Whether two boxes of a tensor have elements in common."""
+        return all(
+            self.starts[d] < other.end(d) and other.starts[d] < self.end(d)
+            for d in range(len(self.sizes))
+        )
+
+    def slices(self) -> tuple[slice, ...]:
+        """The box as an index of a NumPy array."""
+        return tuple(slice(s, s + n) for s, n in zip(self.starts, self.sizes, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Reshape:
+    """Elements of shape `before`, in the same order, in shape `after`."""
+
+    before: Shape
+    after: Shape
+
+    def restricted(self, box: Box) -> tuple[Box, Reshape] | None:
+        """The box of the result that a box of the operand becomes, and the op on that box alone."""
+        result = reshaped_box(box, self.before, self.after)
+        return None if result is None else (result, Reshape(box.sizes, result.sizes))
+
+
+@dataclass(frozen=True, slots=True)
+class Transpose:
+    """Dimension i of the result is dimension `order[i]` of the operand."""
+
+    order: Shape
+
+    def restricted(self, box: Box) -> tuple[Box, Transpose]:
+        """The box of the result that a box of the operand becomes, and the op on that box alone."""
+        starts = tuple(box.starts[d] for d in self.order)
+        return Box(starts, tuple(box.sizes[d] for d in self.order)), self
+
+
+@dataclass(frozen=True, slots=True)
+class Convert:
+    """Each element as another type, written as this text."""
+
+    element: str
+
+    def restricted(self, box: Box) -> tuple[Box, Convert]:
+        """The box of the result that a box of the operand becomes, and the op on that box alone."""
+        return box, self
+
+
+@dataclass(frozen=True, slots=True)
+class BroadcastScalar:
+    """A scalar, repeated in this shape."""
+
+    shape: Shape
+
+    def restricted(self, box: Box) -> tuple[Box, BroadcastScalar]:
+        """The whole result, of the one element there is."""
+        return Box.whole(self.shape), self
+
+
+ViewOp = Reshape | Transpose | Convert | BroadcastScalar
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """How a box of a source becomes the box `target` of what was asked for.
+
+    `ops` lead from the one to the other; the last is applied first.
+    """
+
+    target: Box
+    ops: tuple[ViewOp, ...] = ()
+
+    def of_operand(self, op: ViewOp) -> View:
+        """The view of the operand of an op whose result is viewed."""
+        ops = self.ops
+        if isinstance(op, Reshape):
+            if ops and isinstance(later := ops[-1], Reshape):
+                op, ops = Reshape(op.before, later.after), ops[:-1]
+            if op.before == op.after:
+                return View(self.target, ops)
+        return View(self.target, (*ops, op))
+
+    def restricted(self, box: Box) -> View | None:
+        """The view of a box of what is viewed; None where that does not become a box."""
+        ops: list[ViewOp] = []
+        for op in reversed(self.ops):
+            after = op.restricted(box)
+            if after is None:
+                return None
+            box, smaller = after
+            ops.append(smaller)
+        return View(box.moved(self.target.starts), tuple(reversed(ops)))
+
+
+def reshaped_box(box: Box, before: Shape, after: Shape) -> Box | None:
+    """The box that a box becomes by a reshape; None where its elements fill no box then.
+
+    The reshape splits and merges dimensions in runs. In each, elements of the box that follow each
+    other without a gap still do so afterwards, but fill a box only where they are whole rows.
+    """
+    starts, sizes = [0] * len(after), [1] * len(after)
+    for run_before, run_after in runs(before, after):
+        old = [d for d in run_before if before[d] != 1]
+        new = [d for d in run_after if after[d] != 1]
+        if [before[d] for d in old] == [after[d] for d in new]:
+            for d, e in zip(old, new, strict=True):
+                starts[e], sizes[e] = box.starts[d], box.sizes[d]
+            continue
+        interval = _interval(box, before, old)
+        if interval is None or not _fill(interval, after, new, starts, sizes):
+            return None
+    return Box(tuple(starts), tuple(sizes))
+
+
+def _interval(box: Box, shape: Shape, dims: Sequence[int]) -> tuple[int, int] | None:
+    """The first and the number of a box's elements along some dimensions, read as one dimension;
+    None where they do not follow each other without a gap."""
+    first = 0
+    for dim in dims:
+        first = first * shape[dim] + box.starts[dim]
+    several = next((i for i, dim in enumerate(dims) if box.sizes[dim] != 1), len(dims))
+    if any(box.sizes[dim] != shape[dim] for dim in dims[several + 1 :]):
+        return None
+    return first, prod(box.sizes[dim] for dim in dims)
+
+
+def _fill(
+    interval: tuple[int, int],
+    shape: Shape,
+    dims: Sequence[int],
+    starts: list[int],
+    sizes: list[int],
+) -> bool:
+    """Sets the box that an interval of elements is along some dimensions; whether it is one."""
+    first, count = interval
+    for place, dim in enumerate(dims):
+        inner = dims[place + 1 :]
+        stride = prod(shape[d] for d in inner)
+        starts[dim] = first // stride
+        first -= starts[dim] * stride
+        if first + count > stride:
+            sizes[dim] = count // stride
+            for d in inner:
+                sizes[d] = shape[d]
+            return first == 0 and count % stride == 0
+    return True
+
+
+@dataclass(frozen=True)
+class Outside:
+    """A value from outside of the loop; for an argument of a manual computation, what it is a
+    shard of along the axis of the stages."""
+
+    value: ir.Value
+
+
+@dataclass(frozen=True)
+class Splat:
+    """One number everywhere; `text` is that of the constant, `element` that of its type."""
+
+    text: str
+    element: str
+    zero: bool
+
+
+@dataclass(frozen=True)
+class Known:
+    """Integers that are known, of this NumPy type."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+    @staticmethod
+    def of(array: Values) -> Known:
+        """Integers as a source, which can be compared and hashed."""
+        return Known(str(array.dtype), array.shape, array.tobytes())
+
+
+@dataclass(frozen=True)
+class Computed:
+    """What an op computed on a rank in a tick; `tick` is -1 outside of the loop."""
+
+    value: ir.Value
+    rank: int
+    tick: int
+
+
+Source = Outside | Splat | Known | Computed
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A box of a source, and how it is put into what was asked for."""
+
+    source: Source
+    box: Box
+    view: View
+
+    @property
+    def is_zero(self) -> bool:
+        """Whether it is known to consist of zeros."""
+        if isinstance(self.source, Known):
+            return not any(self.source.data)
+        return isinstance(self.source, Splat) and self.source.zero
+
+
+@dataclass(frozen=True)
+class BoxQuery:
+    """Asks where a box of a value comes from, as it is on a rank in a tick.
+
+    `view` is how that box is put into what was asked for at first.
+    """
+
+    value: ir.Value
+    rank: int
+    tick: int
+    box: Box
+    view: View
+
+    def at(self, value: ir.Value, box: Box) -> BoxQuery:
+        """The same elements in another value."""
+        return replace(self, value=value, box=box)
+
+    def in_tick(self, value: ir.Value, tick: int) -> BoxQuery:
+        """The same elements in what a carry was in another tick."""
+        return replace(self, value=value, tick=tick)
+
+    def through(self, value: ir.Value, box: Box, op: ViewOp) -> BoxQuery:
+        """The same elements in the operand of a view op."""
+        return replace(self, value=value, box=box, view=self.view.of_operand(op))
+
+    def part(self, op: ir.Operation, box: Box) -> BoxQuery:
+        """The query for a box of this one's; `op` is what cuts it, for a refusal."""
+        if box == self.box:
+            return self
+        view = self.view.restricted(box.relative_to(self.box))
+        if view is None:
+            raise UnresolvedError(
+                "microbatches leave this op interleaved in a way that is not understood", op, 4
+            )
+        return replace(self, box=box, view=view)
+
+
+def zeros(element: ir.Type) -> Splat:
+    """Zeros of an element type."""
+    if isinstance(element, ir.FloatType):
+        text = "dense<0.000000e+00>"
+    elif isinstance(element, ir.ComplexType):
+        text = "dense<(0.000000e+00,0.000000e+00)>"
+    else:
+        is_bool = isinstance(element, ir.IntegerType) and element.width == 1
+        text = "dense<false>" if is_bool else "dense<0>"
+    return Splat(text, str(element), True)
