@@ -64,7 +64,6 @@ from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.transforms.parts.fold_pipeline.chains import SameStageError
 from stablehlo_tools.transforms.parts.fold_pipeline.hoisting import hoist_slices
-from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import UnresolvedError
 from stablehlo_tools.transforms.parts.fold_pipeline.loop_region import LoopRegion, Ranks
 from stablehlo_tools.transforms.parts.fold_pipeline.recognition import (
     axis_of,
@@ -76,6 +75,7 @@ from stablehlo_tools.transforms.parts.fold_pipeline.recognition import (
 )
 from stablehlo_tools.transforms.parts.fold_pipeline.replacing import fold
 from stablehlo_tools.transforms.parts.fold_pipeline.tidying import erase_open_constraints
+from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import UnresolvedError
 from stablehlo_tools.transforms.parts.thread_tokens.refusing import refuse_tokens
 
 
