@@ -17,7 +17,7 @@ from jax import export, lax
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.mpmd.expansion import Expansion, Request, expand_mpmd
-from stablehlo_tools.schedules.actions import actions_of
+from stablehlo_tools.schedules.table import actions_of
 
 LAYERS, WIDTH, HEADS, SAMPLES = 32, 256, 4, 2
 RANKS = 8

@@ -23,8 +23,8 @@ sys.path.insert(0, str(HERE.parent / "tests"))
 
 from schedule_peers import RATES, TORCH, at_record, like_torchs  # noqa: E402
 
+from stablehlo_tools.schedules import catalogue  # noqa: E402
 from stablehlo_tools.schedules.costs import costs, unit_costs  # noqa: E402
-from stablehlo_tools.schedules.generators import catalogue  # noqa: E402
 from stablehlo_tools.schedules.setting import Setting  # noqa: E402
 from stablehlo_tools.schedules.simulator import simulate  # noqa: E402
 from stablehlo_tools.schedules.validator import violations  # noqa: E402

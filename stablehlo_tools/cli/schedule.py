@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from stablehlo_tools.schedules.setting import Setting
     from stablehlo_tools.schedules.simulator import Timeline
     from stablehlo_tools.schedules.table import Table
-    from stablehlo_tools.schedules.validator import Violation
+    from stablehlo_tools.schedules.validation.rules import Violation
 
 _COMPARE = "compare"
 _FILES = (".csv", ".json", ".txt")
@@ -78,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints or writes the schedule. Raises ToolError, and then nothing is written."""
-    from stablehlo_tools.schedules.generators.catalogue import entries
+    from stablehlo_tools.schedules.catalogue import entries
 
     if to_file(arguments):
         from stablehlo_tools.files.atomic import check_writable
@@ -106,7 +106,8 @@ def _named(arguments: argparse.Namespace) -> tuple[Timeline, Search | None]:
 
     Raises ToolError where there is none for the setting.
     """
-    from stablehlo_tools.schedules.generators.catalogue import AUTO, build
+    from stablehlo_tools.schedules.catalogue import build
+    from stablehlo_tools.schedules.generators.named import AUTO
 
     asked = setting(arguments)
     search: Search | None = None
@@ -192,7 +193,7 @@ def _timed(arguments: argparse.Namespace, table: Table, costs: Costs) -> Timelin
 def _comparison(arguments: argparse.Namespace) -> str:
     from stablehlo_tools.report import schedule_comparison
     from stablehlo_tools.schedules.comparison import compare
-    from stablehlo_tools.schedules.generators.catalogue import MOST_CHUNKS
+    from stablehlo_tools.schedules.generators.named import MOST_CHUNKS
 
     form = form_of(arguments)
     writers = {

@@ -95,8 +95,7 @@ def _check_slices(asked: Setting, path: str) -> None:
 def slice_costs(arguments: argparse.Namespace, ranks: int, slices: int) -> Costs:
     """The costs of the model's equal slices: of the file, or of so many by the options."""
     from stablehlo_tools.diagnostics import ToolError
-    from stablehlo_tools.schedules.costs import costs
-    from stablehlo_tools.schedules.forms.costs_file import read_costs
+    from stablehlo_tools.schedules.costs import costs, read_costs
 
     single = ("cost", "overlapped", "activation", "weights", "message")
     given = [f"--{name}" for name in single if getattr(arguments, name) is not None]

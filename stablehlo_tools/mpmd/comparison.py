@@ -15,7 +15,7 @@ from stablehlo_tools.schedules.comparison import (
     candidate_of,
     order,
 )
-from stablehlo_tools.schedules.generators.catalogue import MOST_CHUNKS, buildable
+from stablehlo_tools.schedules.generators.named import MOST_CHUNKS, buildable
 from stablehlo_tools.schedules.setting import Setting
 
 

@@ -24,10 +24,9 @@ from stablehlo_tools.mpmd.manifest import (
     Transfer,
 )
 from stablehlo_tools.mpmd.set_files import refusal_of_name
-from stablehlo_tools.schedules.actions import Action
 from stablehlo_tools.schedules.forms import json_form
 from stablehlo_tools.schedules.forms.cells import step_of
-from stablehlo_tools.schedules.table import Table
+from stablehlo_tools.schedules.table import Action, Table
 from stablehlo_tools.schedules.validator import violations
 
 _FIELDS = (

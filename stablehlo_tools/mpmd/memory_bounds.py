@@ -9,7 +9,7 @@ from stablehlo_tools.analysis.tasks.op_work import bytes_of
 from stablehlo_tools.mpmd.manifest import Stage
 from stablehlo_tools.mpmd.proof.labels import Labels
 from stablehlo_tools.mpmd.reading import RETURN, Call, Event, Message, Origin, Reading, Source
-from stablehlo_tools.schedules.actions import Action, Kind
+from stablehlo_tools.schedules.table import Action, Kind
 
 _GRADIENTS = (Kind.BACKWARD, Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT)
 _RECEIVES = (Kind.RECEIVE_FORWARD, Kind.RECEIVE_BACKWARD)

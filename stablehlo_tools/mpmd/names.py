@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from stablehlo_tools.schedules.actions import Kind
+from stablehlo_tools.schedules.table import Kind
 
 PREPARE = "prepare"  # once, before the first action
 FINISH = "finish"  # once for each round, behind the last action: finish_0, finish_1, …

@@ -12,8 +12,8 @@ from typing import Any
 from stablehlo_tools.report.document import SCHEMA
 from stablehlo_tools.report.mpmd_document import RankRow, SetReport
 from stablehlo_tools.report.schedule_steps import NAMES, letter_of
-from stablehlo_tools.schedules.actions import Action, parts
-from stablehlo_tools.schedules.validation.transfers import other_end
+from stablehlo_tools.schedules.table import Action, parts
+from stablehlo_tools.schedules.validation.communication import other_end
 
 _PROCESS = 1
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from stablehlo_tools.schedules.actions import Action, backward, forward
 from stablehlo_tools.schedules.costs import costs
 from stablehlo_tools.schedules.lockstep import Lockstep
-from stablehlo_tools.schedules.placement import loop
 from stablehlo_tools.schedules.simulator import Timeline
-from stablehlo_tools.schedules.table import table_of
+from stablehlo_tools.schedules.table import Action, backward, forward, loop, table_of
 
 Span = tuple[float, float]  # when a step starts and ends
 SpanOf = Callable[[int, int, bool, bool], Span]  # of rank, tick, backward, beside the other

@@ -22,8 +22,8 @@ from stablehlo_tools.report.schedule_steps import (
     letter_of,
     microbatch_of,
 )
-from stablehlo_tools.schedules.actions import Step
 from stablehlo_tools.schedules.simulator import Timeline
+from stablehlo_tools.schedules.table import Step
 
 IDLE = "."
 FILLINGS = {"F": "-", "B": "=", "I": "+", "W": "~", "P": "#", ">": ">", "<": "<"}

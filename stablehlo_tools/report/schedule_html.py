@@ -23,9 +23,9 @@ from stablehlo_tools.report.schedule_steps import (
     microbatch_of,
 )
 from stablehlo_tools.report.schedule_table import described, figure, percent
-from stablehlo_tools.schedules.actions import Step
 from stablehlo_tools.schedules.costs import Costs
 from stablehlo_tools.schedules.simulator import Timeline
+from stablehlo_tools.schedules.table import Step
 
 if TYPE_CHECKING:
     from stablehlo_tools.schedules.forms.json_form import Search

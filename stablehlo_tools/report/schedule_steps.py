@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from stablehlo_tools.schedules.actions import Action, Pair, Step
 from stablehlo_tools.schedules.simulator import Timeline
+from stablehlo_tools.schedules.table import Action, Pair, Step
 
 NAMES = {
     "F": "forward",

@@ -16,10 +16,9 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.schedules.actions import Action, Kind, Step, parts
 from stablehlo_tools.schedules.costs import Costs, unit_costs
 from stablehlo_tools.schedules.simulator import Timeline, simulate
-from stablehlo_tools.schedules.table import Table, compacted, table_of
+from stablehlo_tools.schedules.table import Action, Kind, Step, Table, compacted, parts, table_of
 
 _INSTANT = 1e-6  # of the longest phase or hop: what a phase of no time counts as here
 

@@ -5,25 +5,253 @@ to the one before, the last and the first rank being neighbours, whether anyone 
 a tick a rank runs its forward before its backward. What is sent at the end of a tick can be read
 from the next tick on; what arrives may take the place of what that tick read.
 
-S ranks hold V chunks each, of M microbatches; virtual stage `chunk * S + rank`.
+S ranks hold V chunks each, of M microbatches; virtual stage `chunk * S + rank`. First every item of
+work gets its tick: times are lists by rank and item, the item of a chunk for a microbatch being
+`chunk * microbatches + microbatch`, ranks and chunks numbered along the flow of the direction. Then
+buffers are assigned, as few as the overlap of their uses allows.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from typing import NamedTuple
 
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.schedules.lockstep_slots import NONE, kept, received
-from stablehlo_tools.schedules.lockstep_times import (
-    Shape,
-    Times,
-    flow,
-    in_turn,
-    mirrored,
-    side_by_side,
-    ticks_of,
+from stablehlo_tools.schedules.generators.one_loop import (
+    groups,
+    interleaved_one_f_one_b,
+    one_f_one_b,
 )
+from stablehlo_tools.schedules.table import Action, Kind, actions_of
+
+Times = Sequence[Sequence[int]]  # [rank][item]: a tick
+NONE = -1
+
+
+class Shape(NamedTuple):
+    """How many of each: S ranks, V chunks a rank, M microbatches."""
+
+    ranks: int
+    chunks: int
+    microbatches: int
+
+
+def ticks_of(times: Times) -> int:
+    """The number of ticks until the last item is done."""
+    return 1 + max(map(max, times))
+
+
+def mirrored(times: Times, microbatches: int) -> list[list[int]]:
+    """The same with rank r for S - 1 - r and chunk c for V - 1 - c."""
+    starts = range(len(times[0]) - microbatches, -1, -microbatches)
+    return [
+        [tick for start in starts for tick in own[start : start + microbatches]]
+        for own in reversed(times)
+    ]
+
+
+def flow(shape: Shape, sizes: Iterable[int] | None = None) -> Times:
+    """Forwards alone, in groups of microbatches that visit the chunks in turn.
+
+    A group smaller than the ring, which must be the last, waits for its first to come round. The
+    groups of interleaved 1F1B, which are taken if none are given, leave no rank waiting where
+    M >= S.
+    """
+    ranks, chunks, microbatches = shape
+    position = [0] * (chunks * microbatches)
+    start = first = 0
+    for size in groups(ranks, microbatches) if sizes is None else sizes:
+        stride = max(size, ranks)
+        for chunk in range(chunks):
+            item = chunk * microbatches + first
+            position[item : item + size] = range(start, start + size)
+            start += stride
+        first += size
+    return [[tick + rank for tick in position] for rank in range(ranks)]
+
+
+def side_by_side(shape: Shape) -> tuple[Times, Times]:
+    """Forwards and backwards side by side, each a flow, the backwards as early as they can be.
+
+    The groups are S microbatches and a smaller one at the end, or as even as they can be: whichever
+    ends first, and the former where both do, as its groups wait less.
+    """
+    whole, rest = divmod(shape.microbatches, shape.ranks)
+    padded = [shape.ranks] * whole + [rest] * (rest > 0)
+    even = groups(shape.ranks, shape.microbatches)
+    pairs = [_both_ways(shape, sizes) for sizes in (padded, even)]
+    return min(pairs, key=lambda pair: ticks_of(pair[1]))
+
+
+def _both_ways(shape: Shape, sizes: Sequence[int]) -> tuple[Times, Times]:
+    """A flow and its mirror image, which starts as soon as no backward precedes its forward."""
+    forward = flow(shape, sizes)
+    delay = (shape.chunks - 1) * max(shape.ranks, *sizes) + shape.ranks - 1
+    backward = mirrored(forward, shape.microbatches)
+    return forward, [[tick + delay for tick in own] for own in backward]
+
+
+def in_turn(shape: Shape) -> tuple[Times, Times]:
+    """1F1B, interleaved where there are chunks, a step in the first tick behind all that it needs.
+
+    Gives the columns of `forms.aligned`, many times faster, as these steps need but one other.
+    """
+    ranks, chunks, microbatches = shape
+    table = (
+        one_f_one_b(ranks, microbatches)
+        if chunks == 1
+        else interleaved_one_f_one_b(ranks, microbatches, chunks)
+    )
+    last = ranks * chunks - 1
+    rows = [_along_the_flow(actions_of(row), microbatches, last) for row in table.rows]
+    made = _ticks_in_order(rows, (last + 1) * microbatches, microbatches)
+    forward, backward = (_by_rank(each, shape) for each in made)
+    return forward, mirrored(backward, microbatches)
+
+
+class _Work(NamedTuple):
+    back: bool
+    place: int  # microbatch by microbatch, along the flow of its own direction
+
+
+def _along_the_flow(actions: Iterable[Action], microbatches: int, last: int) -> list[_Work]:
+    return [
+        _Work(False, stage * microbatches + microbatch)
+        if kind is Kind.FORWARD
+        else _Work(True, (last - stage) * microbatches + microbatch)
+        for kind, stage, microbatch in actions
+    ]
+
+
+def _ticks_in_order(
+    rows: Sequence[Sequence[_Work]], count: int, microbatches: int
+) -> tuple[list[int], list[int]]:
+    """The ticks of forwards and backwards, both along their flow, each rank in its own order.
+
+    A rank's order has each forward before its backward, so what a step waits for is its input.
+    """
+    never = 1 << 62
+    outside = [-1] * microbatches  # what the first stage reads is there before the first tick
+    made = (outside + [never] * count, outside + [never] * count)
+    done = [0] * len(rows)
+    left = 2 * count
+    tick = 0
+    while left:
+        for rank, row in enumerate(rows):
+            if done[rank] == len(row):
+                continue
+            back, place = row[done[rank]]
+            if made[back][place] < tick:
+                made[back][place + microbatches] = tick
+                done[rank] += 1
+                left -= 1
+        tick += 1
+    return made[0][microbatches:], made[1][microbatches:]
+
+
+def _by_rank(ticks: Sequence[int], shape: Shape) -> list[list[int]]:
+    """Ticks along the flow, by the position of the rank in it."""
+    ranks, _, microbatches = shape
+    starts = range(0, len(ticks), microbatches)
+    return [
+        [tick for start in starts[rank::ranks] for tick in ticks[start : start + microbatches]]
+        for rank in range(ranks)
+    ]
+
+
+class Received(NamedTuple):
+    """Where the data of a direction lie between the tick they arrive in and the one that reads."""
+
+    sources: list[list[int]]  # [rank][item]: the slot it is read from; NONE for the first stage
+    deliveries: list[list[int]]  # [rank][tick]: the slot for what arrives at the end of the tick
+    slots: int
+
+
+def received(times: Times, ticks: int, microbatches: int) -> Received:
+    """Receive slots for a direction, the same number on each rank and at least one.
+
+    The intervals of a rank are coloured in the order of their starts, which needs no more colours
+    than overlap at once. What nobody reads overlaps with nothing but what lies there already.
+    """
+    sources: list[list[int]] = []
+    deliveries: list[list[int]] = []
+    slots = 1
+    for rank, own in enumerate(times):
+        step = 0 if rank else microbatches  # back at the first rank the next chunk begins
+        arriving = [NONE] * ticks
+        for item, tick in enumerate(times[rank - 1][: len(own) - step], step):
+            arriving[tick] = item
+        source, delivery, used = _received_by(own, arriving)
+        sources.append(source)
+        deliveries.append(delivery)
+        slots = max(slots, used)
+    return Received(sources, deliveries, slots)
+
+
+def _received_by(own: Sequence[int], arriving: Sequence[int]) -> tuple[list[int], list[int], int]:
+    """The source of each item and the slot for each arrival of one rank, and how many it uses."""
+    reading = _by_tick(own, len(arriving))
+    source = [NONE] * len(own)
+    delivery: list[int] = []
+    pool = _Pool()
+    for read, arrived in zip(reading, arriving, strict=True):
+        if read != NONE and source[read] != NONE:
+            pool.give_back(source[read])
+        slot = pool.take()
+        delivery.append(slot)
+        if arrived == NONE:
+            pool.give_back(slot)
+        else:
+            source[arrived] = slot
+    return source, delivery, pool.size
+
+
+def kept(forward: Times, backward: Times, ticks: int) -> tuple[list[list[int]], int]:
+    """The slot that holds each item of each rank from its forward to its backward, and how many.
+
+    Both directions number ranks and chunks as the forward does. A tick runs its forward before its
+    backward, so that a slot read in a tick is free for the forward of the next.
+    """
+    slots: list[list[int]] = []
+    most = 0
+    for ahead, back in zip(forward, backward, strict=True):
+        own = [NONE] * len(ahead)
+        pool = _Pool()
+        for written, read in zip(_by_tick(ahead, ticks), _by_tick(back, ticks), strict=True):
+            if written != NONE:
+                own[written] = pool.take()
+            if read != NONE:
+                pool.give_back(own[read])
+        slots.append(own)
+        most = max(most, pool.size)
+    return slots, most
+
+
+def _by_tick(times: Sequence[int], ticks: int) -> list[int]:
+    """The item of each tick, NONE where there is none."""
+    items = [NONE] * ticks
+    for item, tick in enumerate(times):
+        items[tick] = item
+    return items
+
+
+class _Pool:
+    """Hands out the lowest free slot, a new one only where none is free."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._free: list[int] = []
+
+    def take(self) -> int:
+        if self._free:
+            return heappop(self._free)
+        self.size += 1
+        return self.size - 1
+
+    def give_back(self, slot: int) -> None:
+        heappush(self._free, slot)
 
 
 class Cell(NamedTuple):

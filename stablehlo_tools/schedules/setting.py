@@ -7,7 +7,7 @@ from functools import cache
 
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.schedules.costs import Costs, resliced
-from stablehlo_tools.schedules.placement import Placement
+from stablehlo_tools.schedules.table import Placement
 
 _ROUNDING = 1e-9  # of the limit
 _MOST_FORWARDS = 4_000_000  # with their backwards, what some gigabytes of memory hold

@@ -1,4 +1,9 @@
-"""Times a table: makespan, bubbles, memory and messages.
+"""Runs a table, and times it: makespan, bubbles, memory and messages.
+
+Every rank takes its steps in order, each as soon as what it needs is there. One machine (`execute`)
+serves the validator, which asks only whether it comes to an end, and the simulator. Every step,
+once it can be taken, stays so whatever the other ranks do first, hence the order in which ranks are
+advanced here changes neither times nor whether the run ends.
 
 Two bubbles are in use. By END: the share of the makespan, from time 0, that ranks do not compute.
 By SPAN: the same of the longest span of one rank, from its own first step to its own last: what is
@@ -10,12 +15,273 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.schedules.actions import Action, Kind, Step, actions_of
 from stablehlo_tools.schedules.costs import Costs, costs
-from stablehlo_tools.schedules.execution import RENDEZVOUS, execute
-from stablehlo_tools.schedules.table import Row, Table
+from stablehlo_tools.schedules.table import (
+    COMPUTE,
+    Action,
+    Kind,
+    Pair,
+    Row,
+    Step,
+    Table,
+    actions_of,
+)
+
+RENDEZVOUS = 0
+
+# What a datum is: made by a forward, made by a gradient, or one of the two come from another rank.
+_FORWARD, _GRADIENT, _ACTIVATION_IN, _GRADIENT_IN = range(4)
+
+_NOT_YET = -1.0
+
+
+@dataclass(frozen=True)
+class Execution:
+    """Start and end of every step, row by row; `stuck` maps a rank to the step it cannot take.
+
+    Rows of ranks that are stuck end early. An idle cell starts and ends when the step before it
+    ends.
+    """
+
+    starts: tuple[list[float], ...]
+    ends: tuple[list[float], ...]
+    stuck: dict[int, int]
+
+
+def execute(table: Table, costs: Costs, buffers: int | None = None) -> Execution:
+    """Runs a table that is structurally valid.
+
+    buffers None: transfers run beside compute, from when both ends are reached. Otherwise both ends
+    hold their rank: a send goes on once fewer than `buffers` messages from its rank to the
+    receiver's wait to be received (0: once the receive is reached, and both take as long as the
+    transfer), a receive once the message is there. Without sends and receives in the table, a
+    transfer starts when its stage ends, and nothing waits for buffers.
+    """
+    machine = _Machine(table, costs, buffers)
+    machine.run()
+    return machine.execution()
+
+
+class _Need(NamedTuple):
+    """A datum that a phase of a stage reads, but for its microbatch, and how long it travels."""
+
+    datum: int
+    delay: float
+
+
+class _Phase(NamedTuple):
+    """A phase of a stage: its time, the datum it makes, but for its microbatch, what it reads."""
+
+    time: float
+    makes: int | None
+    needs: tuple[_Need, ...]
+
+
+class _Machine:
+    """The state of a run. A datum is an int: what it is, its stage and its microbatch."""
+
+    def __init__(self, table: Table, costs: Costs, buffers: int | None) -> None:
+        self._table = table
+        self._communication = costs.communication
+        self._overlapped = costs.overlapped
+        self._buffers = buffers
+        self._routes = table.placement.routes
+        self._explicit = table.communicates
+        self._phases = {
+            kind: [
+                [self._phase(costs, kind, stage, route) for stage in range(table.stages)]
+                for route in self._routes
+            ]
+            for kind in COMPUTE
+        }
+        self._there = [_NOT_YET] * (4 * table.stages * table.microbatches)  # when a datum is there
+        self._waiting: dict[int, int] = {}  # the rank that waits for a datum
+        self._offered: dict[int, tuple[int, float]] = {}  # one reached end of a transfer
+        self._received: dict[tuple[int, int], list[float]] = {}  # of a channel, when
+        self._sent: dict[tuple[int, int], int] = {}  # of a channel, how many
+        self._full: dict[tuple[int, int], int] = {}  # the rank that waits for room in a channel
+        self._clocks = [0.0] * table.ranks
+        self._starts: tuple[list[float], ...] = tuple([] for _ in range(table.ranks))
+        self._ends: tuple[list[float], ...] = tuple([] for _ in range(table.ranks))
+        self._runnable = list(reversed(range(table.ranks)))
+
+    def execution(self) -> Execution:
+        """What came of it."""
+        done = map(len, self._ends)
+        rows = self._table.rows
+        stuck = {rank: at for rank, at in enumerate(done) if at < len(rows[rank])}
+        return Execution(self._starts, self._ends, stuck)
+
+    def run(self) -> None:
+        """Advances ranks until all are at their ends or wait."""
+        while self._runnable:
+            rank = self._runnable.pop()
+            row = self._table.rows[rank]
+            at = len(self._ends[rank])
+            while at < len(row) and self._take(rank, row[at]):
+                at += 1
+
+    def _phase(self, costs: Costs, kind: Kind, stage: int, route: tuple[int, ...]) -> _Phase:
+        own = _Need(self._datum(_FORWARD, stage), 0.0)
+        gradient = self._datum(_GRADIENT, stage)
+        if kind is Kind.FORWARD:
+            return _Phase(
+                costs.forward[stage], own.datum, self._of(_FORWARD, stage - 1, stage, route)
+            )
+        if kind is Kind.WEIGHT_GRADIENT:
+            return _Phase(costs.weight_gradient[stage], None, (_Need(gradient, 0.0),))
+        times = costs.backward if kind is Kind.BACKWARD else costs.input_gradient
+        needs = (own, *self._of(_GRADIENT, stage + 1, stage, route))
+        return _Phase(times[stage], gradient, needs)
+
+    def _of(self, what: int, source: int, stage: int, route: tuple[int, ...]) -> tuple[_Need, ...]:
+        """What a stage reads of a neighbour, if there is one."""
+        if not 0 <= source < len(route):
+            return ()
+        if route[source] == route[stage]:
+            return (_Need(self._datum(what, source), 0.0),)
+        if self._explicit:
+            return (_Need(self._datum(what + _ACTIVATION_IN, source), 0.0),)
+        return (_Need(self._datum(what, source), self._communication),)
+
+    def _datum(self, what: int, stage: int) -> int:
+        return (what * self._table.stages + stage) * self._table.microbatches
+
+    def _take(self, rank: int, step: Step | None) -> bool:
+        """Takes one step if it can be taken; else notes what would wake the rank."""
+        if type(step) is not Action:
+            return self._take_pair(rank, step) if isinstance(step, Pair) else self._idle(rank)
+        kind, stage, microbatch = step
+        phases = self._phases.get(kind)
+        if phases is None:
+            return self._transfer(rank, step)
+        phase = phases[microbatch % len(phases)][stage]
+        start = self._start(rank, phase, microbatch)
+        if start is None:
+            return False
+        end = start + phase.time
+        self._starts[rank].append(start)
+        self._ends[rank].append(end)
+        self._clocks[rank] = end
+        if phase.makes is not None:
+            self._arrive(phase.makes + microbatch, end)
+        return True
+
+    def _take_pair(self, rank: int, pair: Pair) -> bool:
+        start, apart = self._clocks[rank], 0.0
+        for kind, stage, microbatch in pair:
+            phase = self._phases[kind][microbatch % len(self._routes)][stage]
+            ready = self._start(rank, phase, microbatch)
+            if ready is None:
+                return False
+            start, apart = max(start, ready), apart + phase.time
+        end = start + apart * self._overlapped
+        self._record(rank, start, end)
+        for kind, stage, microbatch in pair:
+            makes = self._phases[kind][microbatch % len(self._routes)][stage].makes
+            if makes is not None:
+                self._arrive(makes + microbatch, end)
+        return True
+
+    def _idle(self, rank: int) -> bool:
+        self._record(rank, self._clocks[rank], self._clocks[rank])
+        return True
+
+    def _start(self, rank: int, phase: _Phase, microbatch: int) -> float | None:
+        """When a rank can start a phase; None, and it waits, if something is not there yet."""
+        start = self._clocks[rank]
+        for datum, delay in phase.needs:
+            there = self._there[datum + microbatch]
+            if there == _NOT_YET:
+                self._waiting[datum + microbatch] = rank
+                return None
+            if there + delay > start:
+                start = there + delay
+        return start
+
+    def _arrive(self, datum: int, when: float) -> None:
+        self._there[datum] = when
+        waiting = self._waiting.pop(datum, None)
+        if waiting is not None:
+            self._runnable.append(waiting)
+
+    def _record(self, rank: int, start: float, end: float) -> None:
+        self._starts[rank].append(start)
+        self._ends[rank].append(end)
+        self._clocks[rank] = end
+
+    def _transfer(self, rank: int, end: Action) -> bool:
+        """One end of a transfer between two ranks."""
+        kind, stage, microbatch = end
+        of_activation = kind in (Kind.SEND_FORWARD, Kind.RECEIVE_FORWARD)
+        away = 1 if of_activation else -1
+        source = stage if kind.is_send else stage - away
+        datum = self._datum(_ACTIVATION_IN if of_activation else _GRADIENT_IN, source) + microbatch
+        if self._buffers is None:
+            return self._post(rank, datum)
+        if self._buffers == RENDEZVOUS:
+            return self._meet(rank, datum)
+        route = self._routes[microbatch % len(self._routes)]
+        channel = (route[source], route[source + away])
+        if kind.is_send:
+            return self._send(rank, datum, channel, self._buffers)
+        return self._receive(rank, datum, channel)
+
+    def _post(self, rank: int, datum: int) -> bool:
+        """One end of a transfer that holds no rank."""
+        clock = self._clocks[rank]
+        self._record(rank, clock, clock)
+        other = self._offered.pop(datum, None)
+        if other is None:
+            self._offered[datum] = (rank, clock)
+        else:
+            self._arrive(datum, max(clock, other[1]) + self._communication)
+        return True
+
+    def _meet(self, rank: int, datum: int) -> bool:
+        """One end of a transfer for which both ranks wait."""
+        other = self._offered.get(datum)
+        if other is None or other[0] == rank:
+            self._offered[datum] = (rank, self._clocks[rank])
+            return False
+        del self._offered[datum]
+        start = max(self._clocks[rank], other[1])
+        end = start + self._communication
+        for one in (rank, other[0]):
+            self._record(one, start, end)
+        self._runnable.append(other[0])
+        self._arrive(datum, end)
+        return True
+
+    def _send(self, rank: int, datum: int, channel: tuple[int, int], buffers: int) -> bool:
+        """The sending end where `buffers` messages may wait: the n-th waits for the n-k-th."""
+        sent = self._sent.get(channel, 0)
+        received = self._received.setdefault(channel, [])
+        before = sent - buffers
+        if before >= len(received):
+            self._full[channel] = rank
+            return False
+        clock = max(self._clocks[rank], received[before] if before >= 0 else 0.0)
+        self._sent[channel] = sent + 1
+        self._record(rank, clock, clock)
+        self._arrive(datum, clock + self._communication)
+        return True
+
+    def _receive(self, rank: int, datum: int, channel: tuple[int, int]) -> bool:
+        there = self._there[datum]
+        if there == _NOT_YET:
+            self._waiting[datum] = rank
+            return False
+        clock = max(self._clocks[rank], there)
+        self._received.setdefault(channel, []).append(clock)
+        self._record(rank, self._clocks[rank], clock)
+        sender = self._full.pop(channel, None)
+        if sender is not None:
+            self._runnable.append(sender)
+        return True
 
 
 @dataclass(frozen=True)

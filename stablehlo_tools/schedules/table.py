@@ -1,12 +1,175 @@
-"""A schedule: what every rank does, in order."""
+"""Schedules as data: the actions of a rank, where the stages lie, and the table of all ranks.
+
+An action is a phase of one stage for one microbatch, or one end of a transfer. Actions are written
+as PyTorch writes them: `0F0`, `3I2`, `3W2`, `1B4`, `2SEND_F5`, `3RECV_F5`, and
+`(0F7;7B3)OVERLAP_F_B` for a forward and a backward that run at once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import enum
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
-from stablehlo_tools.schedules.actions import Action, Step
-from stablehlo_tools.schedules.placement import Placement
+
+class Kind(enum.Enum):
+    """A phase of a stage, or one end of a transfer; the value is how it is written."""
+
+    FORWARD = "F"
+    BACKWARD = "B"  # both gradients at once
+    INPUT_GRADIENT = "I"
+    WEIGHT_GRADIENT = "W"
+    SEND_FORWARD = "SEND_F"  # the stage's activation, to the next stage
+    RECEIVE_FORWARD = "RECV_F"  # the stage's input, from the stage before
+    SEND_BACKWARD = "SEND_B"  # the gradient of the stage's input, to the stage before
+    RECEIVE_BACKWARD = "RECV_B"  # the gradient of the stage's activation, from the next stage
+
+    __hash__ = object.__hash__  # a member is one object, and Enum's own hash is slow
+
+    @property
+    def is_compute(self) -> bool:
+        """Whether it occupies the rank's compute."""
+        return self in COMPUTE
+
+    @property
+    def is_send(self) -> bool:
+        """Whether it is the sending end of a transfer."""
+        return self in (Kind.SEND_FORWARD, Kind.SEND_BACKWARD)
+
+
+COMPUTE = (Kind.FORWARD, Kind.BACKWARD, Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT)
+
+
+class Action(NamedTuple):
+    """One phase or one end of a transfer, of one stage for one microbatch; both count from 0."""
+
+    kind: Kind
+    stage: int
+    microbatch: int
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.kind.value}{self.microbatch}"
+
+
+class Pair(NamedTuple):
+    """A forward and a full backward that share one step, each hiding the other's communication."""
+
+    forward: Action
+    backward: Action
+
+    def __str__(self) -> str:
+        return f"({self.forward};{self.backward})OVERLAP_F_B"
+
+
+Step = Action | Pair
+
+
+def parts(step: Step) -> tuple[Action, ...]:
+    """The actions of a step: itself, or the two of a pair."""
+    return (step,) if isinstance(step, Action) else (step.forward, step.backward)
+
+
+def actions_of(row: tuple[Step | None, ...]) -> Iterator[Action]:
+    """The actions of a rank in order, pairs taken apart, idle cells left out."""
+    for step in row:
+        if isinstance(step, Action):
+            yield step
+        elif step is not None:
+            yield from step
+
+
+def forward(stage: int, microbatch: int) -> Action:
+    """`0F0`."""
+    return Action(Kind.FORWARD, stage, microbatch)
+
+
+def backward(stage: int, microbatch: int) -> Action:
+    """`0B0`: both gradients."""
+    return Action(Kind.BACKWARD, stage, microbatch)
+
+
+def input_gradient(stage: int, microbatch: int) -> Action:
+    """`0I0`."""
+    return Action(Kind.INPUT_GRADIENT, stage, microbatch)
+
+
+def weight_gradient(stage: int, microbatch: int) -> Action:
+    """`0W0`."""
+    return Action(Kind.WEIGHT_GRADIENT, stage, microbatch)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The rank of every stage, for the microbatches of each route.
+
+    Microbatch i takes `routes[i % len(routes)]`, which names a rank for each stage in order. There
+    is one route but where two pipelines run through the same ranks in opposite directions.
+    """
+
+    ranks: int
+    routes: tuple[tuple[int, ...], ...]
+
+    @property
+    def stages(self) -> int:
+        """Stages of the model, each with parameters of its own."""
+        return len(self.routes[0])
+
+    def rank_of(self, stage: int, microbatch: int) -> int:
+        """The rank that computes a stage for a microbatch."""
+        return self.routes[microbatch % len(self.routes)][stage]
+
+    def crosses(self, stage: int, microbatch: int) -> bool:
+        """Whether what `stage` hands to the next stage leaves the rank."""
+        route = self.routes[microbatch % len(self.routes)]
+        return route[stage] != route[stage + 1]
+
+    @cached_property
+    def held(self) -> tuple[tuple[int, ...], ...]:
+        """The stages whose parameters each rank holds, in order."""
+        stages: list[set[int]] = [set() for _ in range(self.ranks)]
+        for route in self.routes:
+            for stage, rank in enumerate(route):
+                stages[rank].add(stage)
+        return tuple(tuple(sorted(own)) for own in stages)
+
+    @property
+    def chunks(self) -> int:
+        """The most stages that one rank holds."""
+        return max(map(len, self.held))
+
+    @cached_property
+    def form(self) -> str:
+        """`loop`, `v`, `bidirectional`, or `custom`."""
+        chunks, rest = divmod(self.stages, self.ranks)
+        if not rest and self == loop(self.ranks, chunks):
+            return "loop"
+        if not rest and self == v_shape(self.ranks, chunks):
+            return "v"
+        return "bidirectional" if self == bidirectional(self.ranks) else "custom"
+
+
+def loop(ranks: int, chunks: int = 1) -> Placement:
+    """Stage s on rank s mod p: from the last rank back to the first."""
+    return Placement(ranks, (tuple(stage % ranks for stage in range(ranks * chunks)),))
+
+
+def v_shape(ranks: int, chunks: int = 2) -> Placement:
+    """Down the ranks and up again: with two chunks, rank 0 holds the first and the last stage."""
+    down = tuple(range(ranks))
+    turns = (down if chunk % 2 == 0 else down[::-1] for chunk in range(chunks))
+    return Placement(ranks, (_joined(turns),))
+
+
+def bidirectional(ranks: int) -> Placement:
+    """Even microbatches go down the ranks, odd ones up; each rank holds two stages' parameters."""
+    return Placement(ranks, (tuple(range(ranks)), tuple(reversed(range(ranks)))))
+
+
+def _joined(turns: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+    return tuple(rank for turn in turns for rank in turn)
+
 
 Row = tuple[Step | None, ...]
 

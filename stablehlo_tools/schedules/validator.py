@@ -29,17 +29,63 @@ from __future__ import annotations
 
 from stablehlo_tools.diagnostics import ToolError, note
 from stablehlo_tools.schedules.costs import Costs
-from stablehlo_tools.schedules.table import Table
-from stablehlo_tools.schedules.validation.memory import check_memory
-from stablehlo_tools.schedules.validation.phases import check_phases
+from stablehlo_tools.schedules.simulator import change_of_memory, peak_bytes
+from stablehlo_tools.schedules.table import Row, Table, parts
+from stablehlo_tools.schedules.validation.communication import (
+    check_channels,
+    check_run,
+    check_transfers,
+    named,
+    runs,
+)
 from stablehlo_tools.schedules.validation.rules import Findings, Rule, Violation
-from stablehlo_tools.schedules.validation.structure import Positions, check_rows, positions
-from stablehlo_tools.schedules.validation.transfers import check_channels, check_transfers, named
-from stablehlo_tools.schedules.validation.waiting import check_run, runs
+from stablehlo_tools.schedules.validation.structure import (
+    Positions,
+    check_phases,
+    check_rows,
+    positions,
+)
 
-__all__ = ["Rule", "Violation", "check", "least_buffers", "violations"]
-
+_SHARES_ROUNDING = 1e-9  # of the limit: what sums of shares of a byte count may be off by
 _NOTES = 10
+
+
+def check_memory(table: Table, costs: Costs, limit: float, findings: Findings) -> None:
+    """C15, once C1 to C9 hold: the first step of each rank that holds more than the limit."""
+    most = limit * (1 + _SHARES_ROUNDING)
+    held = table.placement.held
+    for rank, (row, peak) in enumerate(zip(table.rows, peak_bytes(table, costs), strict=True)):
+        if peak <= most:
+            continue
+        weights = sum(costs.weights[stage] for stage in held[rank])
+        findings.add(_memory_violation(rank, row, costs, weights, (limit, most)))
+
+
+def _memory_violation(
+    rank: int, row: Row, costs: Costs, weights: float, limits: tuple[float, float]
+) -> Violation:
+    limit, most = limits
+    if weights > most:
+        message = f"the rank's weights alone take {weights:.15g} bytes of {limit:.15g}"
+        return Violation(rank, 0, "", Rule.MEMORY, message)
+    position, held = _first_over(row, costs, weights, most)
+    activations = held - weights
+    message = (
+        f"makes the rank hold {held:.15g} bytes, {activations:.15g} of them activations; the limit "
+        f"is {limit:.15g}"
+    )
+    return Violation(rank, position, str(row[position]), Rule.MEMORY, message)
+
+
+def _first_over(row: Row, costs: Costs, weights: float, most: float) -> tuple[int, float]:
+    """The first step at which a rank holds more than the most, and what it holds."""
+    alive = 0.0
+    for position, step in enumerate(row):
+        for action in () if step is None else parts(step):
+            alive += change_of_memory(action, costs)
+            if weights + alive > most:
+                return position, weights + alive
+    raise AssertionError("a row whose peak is over the limit has a step that is")
 
 
 def violations(

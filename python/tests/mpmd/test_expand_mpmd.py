@@ -19,8 +19,8 @@ from stablehlo_tools.mpmd.manifest import Entry
 from stablehlo_tools.mpmd.proof.proving import prove
 from stablehlo_tools.mpmd.rank_set import RankSet
 from stablehlo_tools.mpmd.running.outcome import Options, run_set
-from stablehlo_tools.schedules.actions import actions_of
 from stablehlo_tools.schedules.simulator import simulate
+from stablehlo_tools.schedules.table import actions_of
 
 HARDWARE = load_hardware("h100")
 # A schedule, its ranks and chunks, and a step.

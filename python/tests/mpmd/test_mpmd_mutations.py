@@ -16,8 +16,8 @@ from soaking import first
 from stablehlo_tools.mpmd.proof.findings import Rule
 from stablehlo_tools.mpmd.proof.proving import Proof, prove
 from stablehlo_tools.mpmd.rank_set import RankSet, load
+from stablehlo_tools.schedules.catalogue import build
 from stablehlo_tools.schedules.costs import unit_costs
-from stablehlo_tools.schedules.generators.catalogue import build
 from stablehlo_tools.schedules.setting import Setting
 
 # A schedule, its ranks, microbatches and chunks, and the devices of a rank; 0: the set is one that

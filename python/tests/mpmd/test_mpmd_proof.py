@@ -27,8 +27,8 @@ from stablehlo_tools.mpmd.proof.findings import Rule
 from stablehlo_tools.mpmd.proof.proving import Proof, prove
 from stablehlo_tools.mpmd.rank_set import RankSet, load
 from stablehlo_tools.mpmd.reading import Origin, Source, read_rank
-from stablehlo_tools.schedules.actions import Kind, actions_of
 from stablehlo_tools.schedules.simulator import change_of_memory, simulate
+from stablehlo_tools.schedules.table import Kind, actions_of
 
 
 def first_of(count: int, cases: Sequence[tuple[str, str, int]]) -> list[Any]:

@@ -20,7 +20,7 @@ from stablehlo_tools.report.mpmd_document import SetReport
 from stablehlo_tools.report.mpmd_html import render_set
 from stablehlo_tools.report.mpmd_perfetto import set_trace
 from stablehlo_tools.report.mpmd_text import to_page
-from stablehlo_tools.schedules.actions import Kind, actions_of
+from stablehlo_tools.schedules.table import Kind, actions_of
 
 
 @cache

@@ -9,10 +9,12 @@ from itertools import product
 import pytest
 
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.schedules.actions import Action, Kind
 from stablehlo_tools.schedules.forms.aligned import aligned
-from stablehlo_tools.schedules.generators.interleaved import groups, interleaved_one_f_one_b
-from stablehlo_tools.schedules.generators.one_f_one_b import one_f_one_b
+from stablehlo_tools.schedules.generators.one_loop import (
+    groups,
+    interleaved_one_f_one_b,
+    one_f_one_b,
+)
 from stablehlo_tools.schedules.lockstep import (
     Cell,
     Direction,
@@ -21,6 +23,7 @@ from stablehlo_tools.schedules.lockstep import (
     forward_lockstep,
     training_lockstep,
 )
+from stablehlo_tools.schedules.table import Action, Kind
 
 RANKS = range(1, 7)
 CHUNKS = range(1, 5)

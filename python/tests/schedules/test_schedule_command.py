@@ -16,11 +16,11 @@ from schedule_command_line import printed as _printed
 from schedule_command_line import refused as _refused
 from schedule_command_line import run as _run
 
+from stablehlo_tools.schedules.catalogue import build, entries
 from stablehlo_tools.schedules.costs import costs
 from stablehlo_tools.schedules.forms import csv_form
 from stablehlo_tools.schedules.forms.reading import read_table
-from stablehlo_tools.schedules.generators.catalogue import build, entries
-from stablehlo_tools.schedules.generators.one_f_one_b import one_f_one_b
+from stablehlo_tools.schedules.generators.one_loop import one_f_one_b
 from stablehlo_tools.schedules.setting import Setting
 from stablehlo_tools.schedules.simulator import simulate
 

@@ -9,12 +9,11 @@ from schedule_peers import TORCH, Record
 from schedule_random import random_costs
 
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.schedules.actions import Pair
 from stablehlo_tools.schedules.communication import with_communication
 from stablehlo_tools.schedules.costs import costs, unit_costs
 from stablehlo_tools.schedules.generators.dualpipe import dualpipe, dualpipe_v, fastest
 from stablehlo_tools.schedules.simulator import simulate
-from stablehlo_tools.schedules.table import Table
+from stablehlo_tools.schedules.table import Pair, Table
 from stablehlo_tools.schedules.validator import violations
 
 BOTH_WAYS = [(p, m) for p in (2, 4, 6, 8, 12, 16) for m in (2 * p, 2 * p + 2, 4 * p + 6)]

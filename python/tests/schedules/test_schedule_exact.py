@@ -15,18 +15,24 @@ from soaking import one_in
 
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.schedules import search as searches
-from stablehlo_tools.schedules.actions import Action, Kind, Pair
 from stablehlo_tools.schedules.costs import Costs, costs
-from stablehlo_tools.schedules.execution import execute
-from stablehlo_tools.schedules.placement import Placement, loop, v_shape
 from stablehlo_tools.schedules.search import exact_model
 from stablehlo_tools.schedules.search.auto import find_best
 from stablehlo_tools.schedules.search.bounds import lower_bound
 from stablehlo_tools.schedules.search.exact import ExactBest, exact
-from stablehlo_tools.schedules.search.exact_units import unit_of
+from stablehlo_tools.schedules.search.exact_model import unit_of
 from stablehlo_tools.schedules.setting import Setting
-from stablehlo_tools.schedules.simulator import peak_bytes, simulate
-from stablehlo_tools.schedules.table import Table, table_of
+from stablehlo_tools.schedules.simulator import execute, peak_bytes, simulate
+from stablehlo_tools.schedules.table import (
+    Action,
+    Kind,
+    Pair,
+    Placement,
+    Table,
+    loop,
+    table_of,
+    v_shape,
+)
 from stablehlo_tools.schedules.validator import violations
 
 SECONDS = 600.0  # of the solver for a setting; most take a tenth of one

@@ -13,17 +13,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.schedules.actions import Action, Kind, Pair, Step, backward, forward
+from stablehlo_tools.schedules.catalogue import build, entries
 from stablehlo_tools.schedules.communication import with_communication
 from stablehlo_tools.schedules.costs import costs, unit_costs
 from stablehlo_tools.schedules.forms import csv_form, json_form, text
 from stablehlo_tools.schedules.forms.aligned import aligned
 from stablehlo_tools.schedules.forms.reading import read_table
-from stablehlo_tools.schedules.generators.catalogue import build, entries
-from stablehlo_tools.schedules.placement import Placement, bidirectional, loop, v_shape
 from stablehlo_tools.schedules.setting import Setting
 from stablehlo_tools.schedules.simulator import simulate
-from stablehlo_tools.schedules.table import Table, compacted, table_of
+from stablehlo_tools.schedules.table import (
+    Action,
+    Kind,
+    Pair,
+    Placement,
+    Step,
+    Table,
+    backward,
+    bidirectional,
+    compacted,
+    forward,
+    loop,
+    table_of,
+    v_shape,
+)
 from stablehlo_tools.schedules.validator import violations
 
 NAMES = [entry.name for entry in entries() if entry.name != "auto"]  # that one searches for long

@@ -14,15 +14,11 @@ from stablehlo_tools.report.schedule_gantt import FILLINGS, Gantt
 from stablehlo_tools.report.schedule_html import render_page
 from stablehlo_tools.report.schedule_steps import axis_step
 from stablehlo_tools.report.schedule_table import figure, to_text
-from stablehlo_tools.schedules.actions import Pair, Step, backward, forward
 from stablehlo_tools.schedules.communication import with_communication
 from stablehlo_tools.schedules.costs import costs, unit_costs
-from stablehlo_tools.schedules.generators.breadth_first import looped_bfs
-from stablehlo_tools.schedules.generators.one_f_one_b import one_f_one_b
-from stablehlo_tools.schedules.generators.zero_bubble import zb_h1
-from stablehlo_tools.schedules.placement import loop, v_shape
+from stablehlo_tools.schedules.generators.one_loop import looped_bfs, one_f_one_b, zb_h1
 from stablehlo_tools.schedules.simulator import Timeline, simulate
-from stablehlo_tools.schedules.table import table_of
+from stablehlo_tools.schedules.table import Pair, Step, backward, forward, loop, table_of, v_shape
 
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 

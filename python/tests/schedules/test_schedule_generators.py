@@ -10,13 +10,20 @@ from schedule_peers import BY_TORCH, RATES, TORCH, at_record, like_torchs
 from soaking import one_in
 
 from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.schedules import catalogue
 from stablehlo_tools.schedules.costs import Costs, costs, unit_costs
-from stablehlo_tools.schedules.generators import catalogue
-from stablehlo_tools.schedules.generators.breadth_first import circular, looped_bfs
-from stablehlo_tools.schedules.generators.gpipe import gpipe, gpipe_but_1f1b_for_the_last
-from stablehlo_tools.schedules.generators.interleaved import interleaved_one_f_one_b
-from stablehlo_tools.schedules.generators.one_f_one_b import eager_one_f_one_b, one_f_one_b
-from stablehlo_tools.schedules.generators.zero_bubble import zb_h1, zb_h2
+from stablehlo_tools.schedules.generators.named import Entry
+from stablehlo_tools.schedules.generators.one_loop import (
+    circular,
+    eager_one_f_one_b,
+    gpipe,
+    gpipe_but_1f1b_for_the_last,
+    interleaved_one_f_one_b,
+    looped_bfs,
+    one_f_one_b,
+    zb_h1,
+    zb_h2,
+)
 from stablehlo_tools.schedules.setting import Setting
 from stablehlo_tools.schedules.simulator import Timeline, simulate
 from stablehlo_tools.schedules.table import Table
@@ -208,7 +215,7 @@ def test_interleaved_zero_bubble_closed_form(p: int, m: int, v: int) -> None:
 
 
 @pytest.mark.parametrize("entry", catalogue.entries(), ids=lambda entry: entry.name)
-def test_every_schedule_takes_uneven_stages(entry: catalogue.Entry) -> None:
+def test_every_schedule_takes_uneven_stages(entry: Entry) -> None:
     for p, m in ((1, 2), (2, 4), (4, 8), (4, 9)):
         times = [UNEVEN[stage % 4] for stage in range(p)]
         setting = Setting(p, m, costs(p, times, times[::-1], UNEVEN[0], communication=0.25))

@@ -15,19 +15,15 @@ from schedule_settings import drawn_costs, drawn_setting, microbatches_held, roo
 from soaking import one_in
 
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.schedules.actions import Kind, actions_of
+from stablehlo_tools.schedules import catalogue
 from stablehlo_tools.schedules.costs import Costs, costs, unit_costs
-from stablehlo_tools.schedules.generators import catalogue
-from stablehlo_tools.schedules.placement import Placement, loop
-from stablehlo_tools.schedules.search.auto import EFFORT, find_best
+from stablehlo_tools.schedules.search.auto import EFFORT, climb, find_best
 from stablehlo_tools.schedules.search.bounds import lower_bound
-from stablehlo_tools.schedules.search.climbing import climb
-from stablehlo_tools.schedules.search.drafts import Draft, redrafted
 from stablehlo_tools.schedules.search.filling import POLICIES, Policy, fill
-from stablehlo_tools.schedules.search.greedy import greedies
+from stablehlo_tools.schedules.search.orders import Draft, greedies, redrafted
 from stablehlo_tools.schedules.setting import Setting
 from stablehlo_tools.schedules.simulator import Timeline, peak_bytes, simulate
-from stablehlo_tools.schedules.table import Table, table_of
+from stablehlo_tools.schedules.table import Kind, Placement, Table, actions_of, loop, table_of
 from stablehlo_tools.schedules.validator import violations
 
 CLOSE = 1e-9  # relative: what counts as equal

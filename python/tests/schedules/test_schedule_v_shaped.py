@@ -12,7 +12,7 @@ from schedule_random import random_costs
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.schedules.communication import with_communication
 from stablehlo_tools.schedules.costs import Costs, costs, unit_costs
-from stablehlo_tools.schedules.generators.v_search.blocks import PERIOD, block
+from stablehlo_tools.schedules.generators.v_search import PERIOD, block
 from stablehlo_tools.schedules.generators.v_shaped import v_half, v_min, zb_v
 from stablehlo_tools.schedules.simulator import Timeline, simulate
 from stablehlo_tools.schedules.table import Table

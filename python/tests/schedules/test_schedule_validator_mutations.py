@@ -14,13 +14,12 @@ from schedule_random import PLACEMENTS, random_table, random_transfers
 from schedule_tables import written
 
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.schedules.actions import Pair
+from stablehlo_tools.schedules.catalogue import entries
 from stablehlo_tools.schedules.communication import with_communication
 from stablehlo_tools.schedules.costs import unit_costs
-from stablehlo_tools.schedules.generators.catalogue import Entry, entries
-from stablehlo_tools.schedules.placement import bidirectional, loop, v_shape
+from stablehlo_tools.schedules.generators.named import Entry
 from stablehlo_tools.schedules.setting import Setting
-from stablehlo_tools.schedules.table import Table
+from stablehlo_tools.schedules.table import Pair, Table, bidirectional, loop, v_shape
 from stablehlo_tools.schedules.validator import least_buffers, violations
 
 SIZES = ((1, 2), (2, 2), (2, 3), (2, 4), (3, 3))  # ranks and microbatches

@@ -13,12 +13,23 @@ import pytest
 from schedule_random import random_table
 from schedule_tables import written
 
-from stablehlo_tools.schedules.actions import Action, Kind, Step, backward, forward
 from stablehlo_tools.schedules.communication import with_communication
-from stablehlo_tools.schedules.generators.one_f_one_b import one_f_one_b
-from stablehlo_tools.schedules.placement import Placement, loop, v_shape
-from stablehlo_tools.schedules.table import Row, Table, table_of
-from stablehlo_tools.schedules.validator import Rule, least_buffers, violations
+from stablehlo_tools.schedules.generators.one_loop import one_f_one_b
+from stablehlo_tools.schedules.table import (
+    Action,
+    Kind,
+    Placement,
+    Row,
+    Step,
+    Table,
+    backward,
+    forward,
+    loop,
+    table_of,
+    v_shape,
+)
+from stablehlo_tools.schedules.validation.rules import Rule
+from stablehlo_tools.schedules.validator import least_buffers, violations
 
 SIZES = [(ranks, microbatches) for ranks in (1, 2, 3, 4) for microbatches in range(ranks, 7)]
 

@@ -8,12 +8,11 @@ import pytest
 from schedule_tables import written
 
 from stablehlo_tools.schedules.costs import costs, unit_costs
-from stablehlo_tools.schedules.generators.gpipe import gpipe
-from stablehlo_tools.schedules.generators.one_f_one_b import one_f_one_b
-from stablehlo_tools.schedules.placement import Placement, bidirectional, loop
+from stablehlo_tools.schedules.generators.one_loop import gpipe, one_f_one_b
 from stablehlo_tools.schedules.simulator import peak_bytes
-from stablehlo_tools.schedules.table import Table
-from stablehlo_tools.schedules.validator import Rule, least_buffers, violations
+from stablehlo_tools.schedules.table import Placement, Table, bidirectional, loop
+from stablehlo_tools.schedules.validation.rules import Rule
+from stablehlo_tools.schedules.validator import least_buffers, violations
 
 ONE = loop(1)
 TWO = loop(2)

@@ -15,8 +15,8 @@ from stablehlo_tools.mpmd.manifest_schema import decode
 from stablehlo_tools.mpmd.proof.findings import Rule
 from stablehlo_tools.mpmd.proof.proving import Proof
 from stablehlo_tools.mpmd.rank_set import RankSet
+from stablehlo_tools.schedules.catalogue import build
 from stablehlo_tools.schedules.costs import unit_costs
-from stablehlo_tools.schedules.generators.catalogue import build
 from stablehlo_tools.schedules.setting import Setting
 
 # A schedule, its ranks, microbatches and chunks.

@@ -19,12 +19,11 @@ from typing import TYPE_CHECKING
 from stablehlo_tools.mpmd import manifest as manifests
 from stablehlo_tools.mpmd.manifest import Entry, Manifest, Piece, Rank, Stage, Transfer
 from stablehlo_tools.mpmd.names import function_of
-from stablehlo_tools.schedules.actions import Action, Kind, actions_of
+from stablehlo_tools.schedules.catalogue import build
 from stablehlo_tools.schedules.communication import with_communication
 from stablehlo_tools.schedules.costs import unit_costs
-from stablehlo_tools.schedules.generators.catalogue import build
 from stablehlo_tools.schedules.setting import Setting
-from stablehlo_tools.schedules.table import Table, compacted
+from stablehlo_tools.schedules.table import Action, Kind, Table, actions_of, compacted
 
 if TYPE_CHECKING:
     import jax

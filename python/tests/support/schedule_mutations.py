@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from stablehlo_tools.schedules.actions import Action, Kind, Pair, Step
-from stablehlo_tools.schedules.table import Row, Table
+from stablehlo_tools.schedules.table import Action, Kind, Pair, Row, Step, Table
 
 
 class Mutation(NamedTuple):

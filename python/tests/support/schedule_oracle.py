@@ -10,8 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from stablehlo_tools.schedules.actions import Action, Kind, Pair, Step, actions_of, parts
-from stablehlo_tools.schedules.table import Table
+from stablehlo_tools.schedules.table import Action, Kind, Pair, Step, Table, actions_of, parts
 
 F, B, I, W = Kind.FORWARD, Kind.BACKWARD, Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT  # noqa: E741
 Standing = tuple[int, Action]  # an action and the rank whose row holds it

@@ -8,15 +8,17 @@ from typing import Any
 
 from tree import FIXTURES
 
+from stablehlo_tools.schedules import catalogue
 from stablehlo_tools.schedules.costs import Costs, costs, unit_costs
-from stablehlo_tools.schedules.generators import catalogue
-from stablehlo_tools.schedules.generators.breadth_first import looped_bfs
 from stablehlo_tools.schedules.generators.dualpipe import dualpipe_v
-from stablehlo_tools.schedules.generators.gpipe import gpipe
-from stablehlo_tools.schedules.generators.interleaved import interleaved_one_f_one_b
-from stablehlo_tools.schedules.generators.one_f_one_b import one_f_one_b
+from stablehlo_tools.schedules.generators.one_loop import (
+    gpipe,
+    interleaved_one_f_one_b,
+    looped_bfs,
+    one_f_one_b,
+    zb_h1,
+)
 from stablehlo_tools.schedules.generators.v_shaped import zb_v
-from stablehlo_tools.schedules.generators.zero_bubble import zb_h1
 from stablehlo_tools.schedules.setting import Setting
 from stablehlo_tools.schedules.table import Table
 

@@ -8,11 +8,21 @@ from __future__ import annotations
 
 import random
 
-from stablehlo_tools.schedules.actions import Action, Kind, Pair, Step, parts
 from stablehlo_tools.schedules.communication import with_communication
 from stablehlo_tools.schedules.costs import Costs, costs
-from stablehlo_tools.schedules.placement import Placement, bidirectional, loop, v_shape
-from stablehlo_tools.schedules.table import Table, table_of
+from stablehlo_tools.schedules.table import (
+    Action,
+    Kind,
+    Pair,
+    Placement,
+    Step,
+    Table,
+    bidirectional,
+    loop,
+    parts,
+    table_of,
+    v_shape,
+)
 
 PLACEMENTS = {
     "one-rank": loop(1, 2),

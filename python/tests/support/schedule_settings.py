@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 from stablehlo_tools.schedules.costs import Costs, costs
-from stablehlo_tools.schedules.placement import Placement
 from stablehlo_tools.schedules.setting import Setting
+from stablehlo_tools.schedules.table import Placement
 
 _KINDS = ("none", "generous", "tight", "one and a half", "one")
 

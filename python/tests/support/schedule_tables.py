@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 
-from stablehlo_tools.schedules.actions import Action, Kind, Pair, Step
-from stablehlo_tools.schedules.placement import Placement
-from stablehlo_tools.schedules.table import Table, table_of
+from stablehlo_tools.schedules.table import Action, Kind, Pair, Placement, Step, Table, table_of
 
 _ACTION = re.compile(r"(-?\d+)(SEND_F|RECV_F|SEND_B|RECV_B|F|B|I|W)(-?\d+)")
 

@@ -17,7 +17,7 @@ from stablehlo_tools.mpmd.proof.labels import Labels
 from stablehlo_tools.mpmd.proof.relative import Flow, Relative, microbatch_of
 from stablehlo_tools.mpmd.proof.sums import InSums, check_sums
 from stablehlo_tools.mpmd.reading import RETURN, Call, Message, Origin, Reading, Source, Use
-from stablehlo_tools.schedules.actions import Action, Kind
+from stablehlo_tools.schedules.table import Action, Kind
 
 _GRADIENT = re.compile(r"operand \d+ of @stage_(\d+)_(?:backward|input_gradient|weight_gradient)\b")
 _FORWARDS = frozenset({Kind.FORWARD, Kind.RECEIVE_FORWARD})

@@ -12,7 +12,7 @@ from stablehlo_tools.mpmd.names import phase_of
 from stablehlo_tools.mpmd.proof.findings import Findings
 from stablehlo_tools.mpmd.proof.labels import Labels
 from stablehlo_tools.mpmd.reading import Call, Origin, Reading, Source
-from stablehlo_tools.schedules.actions import Action, Kind
+from stablehlo_tools.schedules.table import Action, Kind
 
 
 class Relative(NamedTuple):

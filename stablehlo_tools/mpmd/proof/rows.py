@@ -15,10 +15,19 @@ from stablehlo_tools.mpmd.names import phase_of
 from stablehlo_tools.mpmd.proof.findings import Findings, Rule
 from stablehlo_tools.mpmd.proof.labels import Labels
 from stablehlo_tools.mpmd.reading import Call, Reading
-from stablehlo_tools.schedules.actions import Action, Kind, Pair, Step, actions_of
 from stablehlo_tools.schedules.simulator import simulate
-from stablehlo_tools.schedules.table import Row, Table, compacted, table_of
-from stablehlo_tools.schedules.validation.transfers import other_end
+from stablehlo_tools.schedules.table import (
+    Action,
+    Kind,
+    Pair,
+    Row,
+    Step,
+    Table,
+    actions_of,
+    compacted,
+    table_of,
+)
+from stablehlo_tools.schedules.validation.communication import other_end
 from stablehlo_tools.schedules.validator import violations
 
 _SAME_TIME = 1e-9  # as a share of it

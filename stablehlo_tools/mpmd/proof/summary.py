@@ -11,10 +11,9 @@ from stablehlo_tools.mpmd.memory import RankMemory
 from stablehlo_tools.mpmd.proof.proving import Proof
 from stablehlo_tools.mpmd.reading import Call, Message, Reading
 from stablehlo_tools.report.mpmd_document import Level, Link, RankRow, SetReport
-from stablehlo_tools.schedules.actions import Action, actions_of
 from stablehlo_tools.schedules.costs import Costs
 from stablehlo_tools.schedules.simulator import Timeline, simulate
-from stablehlo_tools.schedules.table import compacted
+from stablehlo_tools.schedules.table import Action, actions_of, compacted
 
 _MICROSECONDS = 1e6  # of a second
 

@@ -16,7 +16,7 @@ from stablehlo_tools.mpmd.proof.dependence import Dependences
 from stablehlo_tools.mpmd.proof.findings import Rule
 from stablehlo_tools.mpmd.proof.relative import Flow
 from stablehlo_tools.mpmd.reading import RETURN, Call, Origin, Source, Use
-from stablehlo_tools.schedules.actions import Action
+from stablehlo_tools.schedules.table import Action
 
 
 class Slot(NamedTuple):

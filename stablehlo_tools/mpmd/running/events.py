@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stablehlo_tools.mpmd.manifest import Transfer
-from stablehlo_tools.schedules.actions import Action, Kind
 from stablehlo_tools.schedules.forms.cells import step_of
+from stablehlo_tools.schedules.table import Action, Kind
 
 _RECEIVED = {
     Kind.SEND_FORWARD: (Kind.RECEIVE_FORWARD, 1),

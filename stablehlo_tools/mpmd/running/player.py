@@ -25,7 +25,7 @@ from stablehlo_tools.mpmd.running.events import Played, end_of
 from stablehlo_tools.mpmd.running.executables import Executables, Parts
 from stablehlo_tools.mpmd.running.functions import as_module, constant_module
 from stablehlo_tools.mpmd.running.localisation import LocalProgram
-from stablehlo_tools.schedules.actions import Action
+from stablehlo_tools.schedules.table import Action
 from stablehlo_tools.verify.element_types import Array
 
 BARRIER, CONSTANT = "stablehlo.optimization_barrier", "stablehlo.constant"

@@ -25,7 +25,7 @@ from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.mpmd.staging.dataflow import Node
 from stablehlo_tools.mpmd.staging.microbatches import heavy_ops
 from stablehlo_tools.mpmd.staging.step import Forward, Step, staged_inputs
-from stablehlo_tools.schedules.actions import Kind
+from stablehlo_tools.schedules.table import Kind
 
 
 class Work(NamedTuple):

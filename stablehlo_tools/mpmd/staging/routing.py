@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 
 from stablehlo_tools.mpmd.staging.assignment import Assignment, Work
 from stablehlo_tools.mpmd.staging.step import Step
-from stablehlo_tools.schedules.actions import Kind
-from stablehlo_tools.schedules.placement import Placement
+from stablehlo_tools.schedules.table import Kind, Placement
 
 _BACKWARD = (Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT)
 Boundary = tuple[int, int]

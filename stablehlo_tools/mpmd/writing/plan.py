@@ -23,8 +23,7 @@ from stablehlo_tools.mpmd.staging.step import Step
 from stablehlo_tools.mpmd.writing.finishing import Finish, Made, Sending, plan_finish
 from stablehlo_tools.mpmd.writing.fixed import Fixed, Key
 from stablehlo_tools.mpmd.writing.phases import Phase, Phases
-from stablehlo_tools.schedules.actions import Action, Kind, actions_of
-from stablehlo_tools.schedules.table import Table
+from stablehlo_tools.schedules.table import Action, Kind, Table, actions_of
 
 _AWAY = {
     Kind.SEND_FORWARD: 1,

@@ -20,7 +20,7 @@ from stablehlo_tools.mpmd.writing.fixed import Key, Rows
 from stablehlo_tools.mpmd.writing.phases import Phase, private_function
 from stablehlo_tools.mpmd.writing.plan import Plan
 from stablehlo_tools.mpmd.writing.preparing import Start, write_prepare
-from stablehlo_tools.schedules.actions import Action, actions_of
+from stablehlo_tools.schedules.table import Action, actions_of
 
 _DEVICE_TO_DEVICE = 1  # the type of a channel
 

@@ -19,7 +19,7 @@ from stablehlo_tools.mpmd.staging.routing import Value, ends_of, run_as, staged_
 from stablehlo_tools.mpmd.staging.step import Step
 from stablehlo_tools.mpmd.writing.fixed import Fixed
 from stablehlo_tools.mpmd.writing.phases import Phase, Phases
-from stablehlo_tools.schedules.actions import Kind
+from stablehlo_tools.schedules.table import Kind
 from stablehlo_tools.transforms.parts.split_layers.marks import range_of
 
 _SECONDS = 1e-9  # in a nanosecond

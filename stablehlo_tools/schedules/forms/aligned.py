@@ -6,8 +6,19 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.schedules.actions import Action, Kind, Step, parts
-from stablehlo_tools.schedules.table import Table, compacted, table_of
+from stablehlo_tools.schedules.table import Action, Kind, Step, Table, compacted, parts, table_of
+
+_RECEIVES = {
+    Kind.FORWARD: Kind.RECEIVE_FORWARD,
+    Kind.INPUT_GRADIENT: Kind.RECEIVE_BACKWARD,
+}
+_NEEDS = {  # what else an action needs: which datum, of a stage how far away
+    Kind.WEIGHT_GRADIENT: (Kind.INPUT_GRADIENT, 0),
+    Kind.SEND_FORWARD: (Kind.FORWARD, 0),
+    Kind.SEND_BACKWARD: (Kind.INPUT_GRADIENT, 0),
+    Kind.RECEIVE_FORWARD: (Kind.SEND_FORWARD, -1),
+    Kind.RECEIVE_BACKWARD: (Kind.SEND_BACKWARD, 1),
+}
 
 
 def aligned(table: Table) -> Table:
@@ -95,19 +106,6 @@ class _Columns:
             yield Action(_RECEIVES[kind], stage, microbatch)
         else:
             yield Action(kind, source, microbatch)
-
-
-_RECEIVES = {
-    Kind.FORWARD: Kind.RECEIVE_FORWARD,
-    Kind.INPUT_GRADIENT: Kind.RECEIVE_BACKWARD,
-}
-_NEEDS = {  # what else an action needs: which datum, of a stage how far away
-    Kind.WEIGHT_GRADIENT: (Kind.INPUT_GRADIENT, 0),
-    Kind.SEND_FORWARD: (Kind.FORWARD, 0),
-    Kind.SEND_BACKWARD: (Kind.INPUT_GRADIENT, 0),
-    Kind.RECEIVE_FORWARD: (Kind.SEND_FORWARD, -1),
-    Kind.RECEIVE_BACKWARD: (Kind.SEND_BACKWARD, 1),
-}
 
 
 def _datum(action: Action) -> Action:

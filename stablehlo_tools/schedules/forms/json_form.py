@@ -18,12 +18,9 @@ from typing import Any, NamedTuple, cast
 
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.files.json_text import parse_json
-from stablehlo_tools.schedules.actions import Step
-from stablehlo_tools.schedules.forms.cells import step_of
-from stablehlo_tools.schedules.forms.checked import checked_table
-from stablehlo_tools.schedules.placement import Placement
+from stablehlo_tools.schedules.forms.cells import checked_table, step_of
 from stablehlo_tools.schedules.simulator import Timeline
-from stablehlo_tools.schedules.table import Row, Table
+from stablehlo_tools.schedules.table import Placement, Row, Step, Table
 
 _NEEDED = ("name", "microbatches", "training", "placement", "rows")
 _COUNTS = ("ranks", "stages")

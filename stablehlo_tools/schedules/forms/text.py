@@ -16,11 +16,16 @@ import re
 from itertools import zip_longest
 
 from stablehlo_tools.diagnostics import Place, ToolError
-from stablehlo_tools.schedules.actions import Step
-from stablehlo_tools.schedules.forms.cells import step_of
-from stablehlo_tools.schedules.forms.checked import check_ranks, checked_table
-from stablehlo_tools.schedules.placement import Placement, bidirectional, loop, v_shape
-from stablehlo_tools.schedules.table import Row, Table
+from stablehlo_tools.schedules.forms.cells import check_ranks, checked_table, step_of
+from stablehlo_tools.schedules.table import (
+    Placement,
+    Row,
+    Step,
+    Table,
+    bidirectional,
+    loop,
+    v_shape,
+)
 
 FIRST_WORD = "schedule"
 _IDLE = "."
@@ -59,19 +64,19 @@ def decode(text: str) -> Table:
     if not said:
         raise ToolError("there is no schedule in it: no line says anything")
     number, first = said[0]
-    found = _HEADER.fullmatch(first.strip())
-    if found is None:
+    header = _HEADER.fullmatch(first.strip())
+    if header is None:
         raise ToolError(
             "the first line of a schedule is as this one: schedule 1f1b, loop of 4 ranks x 1, "
             "8 microbatches, training",
             Place(line=number, column=1),
         )
-    name = _name(found["name"], number)
+    name = _name(header["name"], number)
     rows = [_row(line, number, rank) for rank, (number, line) in enumerate(said[1:])]
-    check_ranks(len(rows), int(found["ranks"]))
-    placement = _placement(found, number, max(map(len, rows), default=0))
-    microbatches = int(found["microbatches"])
-    return checked_table(name, placement, microbatches, rows, found["use"] == "training")
+    check_ranks(len(rows), int(header["ranks"]))
+    placement = _placement(header, number, max(map(len, rows), default=0))
+    microbatches = int(header["microbatches"])
+    return checked_table(name, placement, microbatches, rows, header["use"] == "training")
 
 
 def _name(said: str, line: int) -> str:
@@ -103,31 +108,31 @@ def _said(placement: Placement) -> str:
     return f"{form} {ranks}" + ("" if form == "bidirectional" else f" x {placement.chunks}")
 
 
-def _placement(found: re.Match[str], line: int, longest: int) -> Placement:
+def _placement(header: re.Match[str], line: int, longest: int) -> Placement:
     """What the first line says of it; no rank has more stages than the longest row has steps."""
-    ranks, chunks = int(found["ranks"]), int(found["chunks"] or 1)
+    ranks, chunks = int(header["ranks"]), int(header["chunks"] or 1)
     if not ranks or not 1 <= chunks <= max(longest, 1):
         raise ToolError(
             f"{ranks} ranks x {chunks}: a rank has 1 stage or more, and no more than steps",
             Place(line=line, column=1),
         )
-    if found["form"] == "bidirectional":
+    if header["form"] == "bidirectional":
         return bidirectional(ranks)
-    if found["form"] is not None:
-        return (loop if found["form"] == "loop" else v_shape)(ranks, chunks)
-    routes = tuple(tuple(map(int, route.split())) for route in found["routes"].split(";"))
+    if header["form"] is not None:
+        return (loop if header["form"] == "loop" else v_shape)(ranks, chunks)
+    routes = tuple(tuple(map(int, route.split())) for route in header["routes"].split(";"))
     stages = {len(route) for route in routes}
     if len(stages) != 1 or 0 in stages or max(map(max, routes)) >= ranks:
         raise ToolError(
             f"routes name a rank below {ranks} for every stage, each route for as many stages",
-            Place(line=line, column=found.start("routes") + 1),
+            Place(line=line, column=header.start("routes") + 1),
         )
     return Placement(ranks, routes)
 
 
 def _row(line: str, number: int, rank: int) -> Row:
-    found = _ROW.fullmatch(line.strip())
-    if found is None or int(found[1]) != rank:
+    match = _ROW.fullmatch(line.strip())
+    if match is None or int(match[1]) != rank:
         raise ToolError(f"here stands 'rank {rank}: ' and its steps", Place(line=number, column=1))
     start = line.index(":") + 1
     cells = re.finditer(r"\S+", line[start:])

@@ -1,1 +1,1 @@
-"""The known schedules by their closed forms, one family a file; catalogue.py names them."""
+"""The known schedules, by closed forms or from building blocks; named.py lists them."""

@@ -14,19 +14,21 @@ from itertools import count
 from typing import NamedTuple
 
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.schedules.actions import (
+from stablehlo_tools.schedules.costs import Costs
+from stablehlo_tools.schedules.simulator import simulate
+from stablehlo_tools.schedules.table import (
     Action,
     Pair,
     Step,
+    Table,
     backward,
+    bidirectional,
     forward,
     input_gradient,
+    table_of,
+    v_shape,
     weight_gradient,
 )
-from stablehlo_tools.schedules.costs import Costs
-from stablehlo_tools.schedules.placement import bidirectional, v_shape
-from stablehlo_tools.schedules.simulator import simulate
-from stablehlo_tools.schedules.table import Table, table_of
 
 
 class _Phase(NamedTuple):

@@ -18,13 +18,16 @@ from dataclasses import replace
 from functools import partial
 
 from stablehlo_tools.schedules.costs import Costs, unit_costs
-from stablehlo_tools.schedules.generators.v_search.blocks import PERIOD, block
-from stablehlo_tools.schedules.generators.v_search.dispatch import by_slots, by_times, dispatched
-from stablehlo_tools.schedules.generators.v_search.insertion import inserted
-from stablehlo_tools.schedules.generators.v_search.problem import (
+from stablehlo_tools.schedules.generators.v_search import (
+    PERIOD,
     Problem,
     Rows,
+    block,
+    by_slots,
+    by_times,
+    dispatched,
     evened,
+    inserted,
     problem,
     written,
 )

@@ -1,32 +1,42 @@
 """`auto`: the best schedule that can be found for a setting, and how far it is from a lower bound.
 
-Every named schedule that fits the memory limit is built and timed, so nothing named that fits is
-ever better. Their orders of forwards and gradients, and others, are filled with weight gradients
-under the limit; the best of these is changed step by step.
+Every named schedule that fits the memory limit is timed, so nothing named that fits is ever better.
+Their orders of forwards and gradients, and others, are filled with weight gradients under the
+limit. The best of these is changed step by step, by local search: one step of one rank moves over
+some neighbours or, where a full gradient is cheaper than its halves, a gradient is made full or
+split. Changes are random, from a fixed seed, so that the same setting always gives the same
+schedule.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import random
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import NamedTuple
 
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.schedules.actions import Action, Kind
 from stablehlo_tools.schedules.costs import Costs
-from stablehlo_tools.schedules.generators.catalogue import AUTO, MOST_CHUNKS, buildable
-from stablehlo_tools.schedules.placement import Placement, loop, v_shape
+from stablehlo_tools.schedules.generators.named import AUTO, MOST_CHUNKS, buildable
 from stablehlo_tools.schedules.search.bounds import lower_bound
-from stablehlo_tools.schedules.search.climbing import climb
-from stablehlo_tools.schedules.search.drafts import Draft, merged, one_at_a_time, redrafted
 from stablehlo_tools.schedules.search.filling import POLICIES, Policy, fill
-from stablehlo_tools.schedules.search.greedy import greedies
-from stablehlo_tools.schedules.search.turns import turns
+from stablehlo_tools.schedules.search.orders import (
+    Draft,
+    greedies,
+    merged,
+    one_at_a_time,
+    redrafted,
+    toggled,
+    turns,
+)
 from stablehlo_tools.schedules.setting import Setting
 from stablehlo_tools.schedules.simulator import Timeline, simulate
-from stablehlo_tools.schedules.table import Table, table_of
+from stablehlo_tools.schedules.table import Action, Kind, Placement, Table, loop, table_of, v_shape
 
+_FARTHEST = 4  # steps that one step is moved over
+_TOGGLES = 0.4  # of the changes, where a full gradient is cheaper
+_PATIENCE = 120  # changes in a row that gain nothing, for each rank
 EFFORT = 150_000  # actions that filling may look at, besides the named schedules
 _PASSES = 12  # or so many times the actions of one draft, where that is more
 _RESERVED = 0.3  # of the effort, for refining what scouting finds
@@ -81,8 +91,8 @@ def find_best(
     all fits the limit, saying what would.
     """
     if named is None:
-        found = (table for _, table in buildable(setting, most_chunks))
-        named = [table for table in found if isinstance(table, Table)]
+        built = (table for _, table in buildable(setting, most_chunks))
+        named = [table for table in built if isinstance(table, Table)]
     search = _Search(setting, effort, most_chunks)
     for table in named:
         search.offer(table, _origin(table))
@@ -269,6 +279,70 @@ class _Search:
             sum(costs.weights[stage] + costs.activation[stage] for stage in own)
             for own in placement.held
         )
+
+
+def climb(
+    draft: Draft, makespan: float, merges: bool, tried: Callable[[Draft], float | None]
+) -> None:
+    """Changes a draft for as long as `tried` goes on giving makespans, and some of them gain.
+
+    `merges`: whether gradients are made full and split. `tried` gives the makespan of a draft, None
+    where it does not run or time is up.
+    """
+    dice = random.Random(0)
+    patience = _PATIENCE * len(draft.orders)
+    failed = 0
+    while failed < patience:
+        change = _toggled if merges and dice.random() < _TOGGLES else _moved
+        changed = change(draft, dice)
+        reached = None if changed is None else tried(changed)
+        if changed is None or reached is None or reached > makespan:
+            failed += 1
+            continue
+        failed = 0 if reached < makespan else failed + 1
+        draft, makespan = changed, reached
+
+
+def _toggled(draft: Draft, dice: random.Random) -> Draft | None:
+    """A draft with one gradient made full or split; None where the step is a forward."""
+    rank = dice.randrange(len(draft.orders))
+    order = draft.orders[rank]
+    at = dice.randrange(max(1, len(order)))
+    if at >= len(order) or order[at].kind is Kind.FORWARD:
+        return None
+    step = toggled(order[at], order[at].kind is Kind.INPUT_GRADIENT)
+    orders = (
+        *draft.orders[:rank],
+        (*order[:at], step, *order[at + 1 :]),
+        *draft.orders[rank + 1 :],
+    )
+    return Draft(draft.placement, orders)
+
+
+def _moved(draft: Draft, dice: random.Random) -> Draft | None:
+    """A draft with one step of one rank moved; None where that breaks the order of a stage."""
+    rank = dice.randrange(len(draft.orders))
+    order = list(draft.orders[rank])
+    if len(order) < 2:
+        return None
+    start = dice.randrange(len(order))
+    end = start + dice.choice((-1, 1)) * dice.randint(1, _FARTHEST)
+    if not 0 <= end < len(order):
+        return None
+    passed = order[end:start] if end < start else order[start + 1 : end + 1]
+    if any(_bound(order[start], other) for other in passed):
+        return None
+    order.insert(end, order.pop(start))
+    orders = (*draft.orders[:rank], tuple(order), *draft.orders[rank + 1 :])
+    return Draft(draft.placement, orders)
+
+
+def _bound(one: Action, other: Action) -> bool:
+    """Whether two steps of a rank must keep their order: of a stage, or of a microbatch's visit."""
+    if one.stage != other.stage:
+        return False
+    forwards = (one.kind is Kind.FORWARD) + (other.kind is Kind.FORWARD)
+    return forwards != 1 or one.microbatch == other.microbatch
 
 
 def _fused(table: Table, costs: Costs) -> Table:

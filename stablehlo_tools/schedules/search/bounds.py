@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from stablehlo_tools.schedules.costs import Costs
-from stablehlo_tools.schedules.placement import Placement
+from stablehlo_tools.schedules.table import Placement
 
 
 def lower_bound(

@@ -14,13 +14,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from stablehlo_tools.diagnostics import solver_module
-from stablehlo_tools.schedules.actions import Action, Pair
-from stablehlo_tools.schedules.placement import Placement, loop, v_shape
 from stablehlo_tools.schedules.search.auto import find_best
 from stablehlo_tools.schedules.search.bounds import lower_bound
 from stablehlo_tools.schedules.setting import Setting
 from stablehlo_tools.schedules.simulator import Timeline, simulate
-from stablehlo_tools.schedules.table import Table, table_of
+from stablehlo_tools.schedules.table import Action, Pair, Placement, Table, loop, table_of, v_shape
 
 if TYPE_CHECKING:
     from stablehlo_tools.schedules.search.exact_model import Answer
@@ -74,10 +72,10 @@ def exact(setting: Setting, seconds: float = SECONDS) -> ExactBest:
         answer: Answer = search.solve(max(left, 0.0) / (len(placements) - count))
         left -= time.monotonic() - begin
         bounds[-1] = max(bound, answer.bound)
-        found = None if answer.rows is None else _timed(setting, placement, answer.rows)
-        proven = proven and answer.proven and (found is None or _fits(setting, found))
-        if found is not None and _fits(setting, found) and _faster(found, best):
-            best = found
+        optimum = None if answer.rows is None else _timed(setting, placement, answer.rows)
+        proven = proven and answer.proven and (optimum is None or _fits(setting, optimum))
+        if optimum is not None and _fits(setting, optimum) and _faster(optimum, best):
+            best = optimum
     return ExactBest(best, proven, min([best.makespan, *bounds]))
 
 

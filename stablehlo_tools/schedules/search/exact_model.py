@@ -19,36 +19,72 @@ found may therefore hold more than the room by rounding; whoever asked has to lo
 Phases of no time would leave open which of several at one time comes first, on which memory
 depends. So where there are any, every phase takes a tick more: so small a part of the unit that the
 ticks of all phases together are less than one.
+
+The unit divides every figure where these are fractions of few digits, and nothing is lost. Else it
+is a small part of the largest, and figures are rounded down.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from itertools import pairwise
 from typing import NamedTuple
 
 from ortools.sat.python import cp_model
 
-from stablehlo_tools.schedules.actions import (
+from stablehlo_tools.schedules.costs import Costs
+from stablehlo_tools.schedules.simulator import simulate
+from stablehlo_tools.schedules.table import (
     Action,
     Kind,
+    Placement,
+    Row,
+    Table,
     actions_of,
     backward,
     forward,
     input_gradient,
+    table_of,
     weight_gradient,
 )
-from stablehlo_tools.schedules.costs import Costs
-from stablehlo_tools.schedules.placement import Placement
-from stablehlo_tools.schedules.search.exact_units import Unit, unit_of
-from stablehlo_tools.schedules.simulator import simulate
-from stablehlo_tools.schedules.table import Row, Table, table_of
 
+_DENOMINATOR = 10_000  # the finest fraction that counts as one of few digits
+_MOST = 2**20  # units in the largest figure, at most
+_SAME_FRACTION = 1e-12  # relative: what floats that stand for the same fraction may differ by
 _ROUNDED = 5e-10  # of the limit: half of what schedules may be over it by rounding
 _ROUNDED_SUM = 1e-12  # of a makespan: what sums of times may be off by
 _SEED = 1
+
+
+@dataclass(frozen=True)
+class Unit:
+    """The size of one unit, and whether every figure is a whole number of it."""
+
+    size: float
+    divides: bool
+
+    def whole(self, figure: float) -> int:
+        """The figure in units: a whole number already, else rounded down."""
+        return round(figure / self.size) if self.divides else math.floor(figure / self.size)
+
+
+def unit_of(figures: Iterable[float]) -> Unit:
+    """The unit of figures that are not negative."""
+    positive = {figure for figure in figures if figure > 0}
+    if not positive:
+        return Unit(1.0, True)
+    largest = max(positive)
+    fractions = {figure: Fraction(figure).limit_denominator(_DENOMINATOR) for figure in positive}
+    common = math.lcm(*(fraction.denominator for fraction in fractions.values()))
+    shared = math.gcd(*(int(fraction * common) for fraction in fractions.values()))
+    size = Fraction(shared, common)
+    close = all(abs(float(fraction) - x) <= _SAME_FRACTION * x for x, fraction in fractions.items())
+    if shared and close and largest / float(size) <= _MOST:
+        return Unit(float(size), True)
+    return Unit(largest / _MOST, False)
 
 
 class Answer(NamedTuple):

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from stablehlo_tools.schedules.actions import Action, Kind
 from stablehlo_tools.schedules.costs import Costs
-from stablehlo_tools.schedules.search.drafts import Draft
+from stablehlo_tools.schedules.search.orders import Draft
+from stablehlo_tools.schedules.table import Action, Kind
 
 _ROUNDED = 1 + 1e-9  # sums of bytes may be off by as much
 

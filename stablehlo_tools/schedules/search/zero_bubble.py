@@ -13,13 +13,11 @@ from typing import NamedTuple
 
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.schedules.costs import Costs
-from stablehlo_tools.schedules.generators.zero_bubble import zb_h1, zb_h2
-from stablehlo_tools.schedules.placement import loop
+from stablehlo_tools.schedules.generators.one_loop import zb_h1, zb_h2
 from stablehlo_tools.schedules.search.filling import POLICIES, SCOUTS, Policy, fill
-from stablehlo_tools.schedules.search.greedy import Greedy, greedies
-from stablehlo_tools.schedules.search.turns import Turns, turns
+from stablehlo_tools.schedules.search.orders import Greedy, Turns, greedies, turns
 from stablehlo_tools.schedules.simulator import peak_bytes, simulate
-from stablehlo_tools.schedules.table import Table, table_of
+from stablehlo_tools.schedules.table import Table, loop, table_of
 
 _STEADY = 3  # times p: so many microbatches show which choice is best for more,
 _SHOWN = 2048  # and so many forwards of all ranks
@@ -53,9 +51,9 @@ def best_within(
         draft = choice.order.draft(microbatches)
         if draft is None:
             continue
-        found = fill(draft, microbatches, costs, room, choice.policy)
-        if found is not None:
-            table = table_of(name, loop(ranks), microbatches, found.rows)
+        filled = fill(draft, microbatches, costs, room, choice.policy)
+        if filled is not None:
+            table = table_of(name, loop(ranks), microbatches, filled.rows)
             return _best([table, *_by_hand(name, ranks, microbatches, costs, room)], costs)
     raise AssertionError("one microbatch at a time always fits")
 
@@ -98,6 +96,6 @@ def _filled(
 ) -> Iterator[_Choice]:
     drafts = ((order, order.draft(microbatches)) for order in orders)
     for (order, draft), policy in product(drafts, policies):
-        found = None if draft is None else fill(draft, microbatches, costs, room, policy)
-        if found is not None:
-            yield _Choice(found.span, found.makespan, order, policy)
+        filled = None if draft is None else fill(draft, microbatches, costs, room, policy)
+        if filled is not None:
+            yield _Choice(filled.span, filled.makespan, order, policy)

@@ -71,12 +71,12 @@ class Findings:
 
     def listed(self) -> list[Violation]:
         """The violations by rule; the last one kept of a rule says how many more there are."""
-        found: list[Violation] = []
+        listed: list[Violation] = []
         for rule in Rule:
             kept = self._listed.get(rule, [])
             more = self._counts.get(rule, 0) - len(kept)
             if more:
                 message = f"{kept[-1].message}; {more} more break the same rule"
                 kept = [*kept[:-1], kept[-1]._replace(message=message)]
-            found += kept
-        return found
+            listed += kept
+        return listed

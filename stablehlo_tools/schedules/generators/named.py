@@ -1,0 +1,181 @@
+"""The named schedules that exist for a setting, but for `auto`, whose search chooses among them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.schedules.generators.one_loop import (
+    circular,
+    eager_one_f_one_b,
+    gpipe,
+    gpipe_but_1f1b_for_the_last,
+    interleaved_one_f_one_b,
+    looped_bfs,
+    one_f_one_b,
+    zb_h1,
+    zb_h2,
+)
+from stablehlo_tools.schedules.setting import Setting
+from stablehlo_tools.schedules.table import Table, loop
+
+AUTO = "auto"  # the name of what the search gives; catalogue.py has it among the others
+MOST_CHUNKS = 4  # that are tried, where none are asked for
+_USUAL_CHUNKS = 2  # of a schedule that takes any number of them, where none is asked for
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A named schedule: what it is in a few words, and what writes it for a setting.
+
+    `build` raises ToolError where the schedule does not exist, saying where it does. `chunks` is
+    how many stages it puts on a rank, None for any number; of those a few are `tried`.
+    """
+
+    name: str
+    summary: str
+    build: Callable[[Setting], Table]
+    chunks: int | None = 1
+    training: bool = True
+    tried: tuple[int, ...] = (_USUAL_CHUNKS,)
+
+    def table(self, setting: Setting) -> Table:
+        """The schedule for a setting. Raises ToolError where there is none."""
+        if self.chunks is not None and setting.chunks not in (None, self.chunks):
+            plural = "s" * (self.chunks != 1)
+            raise ToolError(
+                f"{self.name} has {self.chunks} chunk{plural} a rank, not {setting.chunks}"
+            )
+        return self.build(setting)
+
+
+def buildable(
+    setting: Setting, most_chunks: int = MOST_CHUNKS
+) -> Iterator[tuple[Entry, Table | ToolError]]:
+    """Every named schedule of a training step for a setting, or why there is none.
+
+    Those that take any number of chunks come with a few numbers, up to `most_chunks`, unless
+    the setting says how many. Without `auto`, which chooses among these.
+    """
+    for entry in NAMED:
+        if not entry.training:
+            continue
+        for chunks in _choices(entry, setting, most_chunks):
+            try:
+                table = entry.table(replace(setting, chunks=chunks))
+                setting.costs(table.stages)
+                yield entry, table
+            except ToolError as error:
+                yield entry, error
+
+
+def _choices(entry: Entry, setting: Setting, most_chunks: int) -> tuple[int | None, ...]:
+    if entry.chunks is not None or setting.chunks is not None:
+        return (setting.chunks,)
+    choices = (*entry.tried, MOST_CHUNKS)
+    return tuple(chunks for chunks in choices if chunks <= most_chunks) or (most_chunks,)
+
+
+def _chunks(setting: Setting) -> int:
+    return _USUAL_CHUNKS if setting.chunks is None else setting.chunks
+
+
+def _one_a_rank(write: Callable[[int, int], Table]) -> Callable[[Setting], Table]:
+    """Writes a schedule of one stage a rank."""
+    return lambda setting: write(setting.ranks, setting.microbatches)
+
+
+def _chunked(write: Callable[[int, int, int], Table]) -> Callable[[Setting], Table]:
+    """Writes a schedule of any number of stages a rank."""
+    return lambda setting: write(setting.ranks, setting.microbatches, _chunks(setting))
+
+
+def _circular_forward(setting: Setting) -> Table:
+    return circular(setting.ranks, setting.microbatches, _chunks(setting), training=False)
+
+
+def _zb_h1(setting: Setting) -> Table:
+    return zb_h1(setting.ranks, setting.microbatches, setting.chunks or 1)
+
+
+def _zero_bubble_within(name: str, times: int) -> Callable[[Setting], Table]:
+    """The best within p or 2p activations of a rank, and within the setting's limit."""
+
+    def build(setting: Setting) -> Table:
+        # What searches is loaded when it is asked for: most commands write one plain schedule.
+        from stablehlo_tools.schedules.search.zero_bubble import best_within
+
+        ranks, costs = setting.ranks, setting.costs(setting.ranks)
+        asked = (times * ranks * activation for activation in costs.activation)
+        room = [*map(min, asked, setting.room(loop(ranks)))]
+        return best_within(name, ranks, setting.microbatches, costs, room)
+
+    return build
+
+
+def _v_shaped(name: str) -> Callable[[Setting], Table]:
+    """`zb_v`, `v_half` or `v_min`, whose orders are searched for."""
+
+    def build(setting: Setting) -> Table:
+        from stablehlo_tools.schedules.generators import v_shaped
+
+        write = {"zb-v": v_shaped.zb_v, "v-half": v_shaped.v_half, "v-min": v_shaped.v_min}[name]
+        return write(setting.ranks, setting.microbatches, setting.costs(2 * setting.ranks))
+
+    return build
+
+
+def _dualpipe(setting: Setting) -> Table:
+    from stablehlo_tools.schedules.generators.dualpipe import dualpipe, fastest
+
+    costs = setting.costs(setting.ranks)
+    return fastest(dualpipe, setting.ranks, setting.microbatches, costs)
+
+
+def _dualpipe_v(setting: Setting) -> Table:
+    from stablehlo_tools.schedules.generators.dualpipe import dualpipe_v, fastest
+
+    costs = setting.costs(2 * setting.ranks)
+    return fastest(dualpipe_v, setting.ranks, setting.microbatches, costs)
+
+
+# In the order in which `compare` breaks ties.
+NAMED = (
+    Entry("gpipe", "all forwards, then all backwards", _one_a_rank(gpipe)),
+    Entry(
+        "gpipe-1f1b-last",
+        "GPipe whose last rank alternates",
+        _one_a_rank(gpipe_but_1f1b_for_the_last),
+    ),
+    Entry("1f1b", "forward and backward in turn", _one_a_rank(one_f_one_b)),
+    Entry("eager-1f1b", "1F1B, forwards ahead to hide hops", _one_a_rank(eager_one_f_one_b)),
+    Entry(
+        "interleaved-1f1b", "1F1B on several chunks a rank", _chunked(interleaved_one_f_one_b), None
+    ),
+    Entry("looped-bfs", "a chunk for all microbatches, then the next", _chunked(looped_bfs), None),
+    Entry("circular", "one SPMD loop, differentiated", _chunked(circular), None),
+    Entry("circular-forward", "one SPMD loop, no backward", _circular_forward, None, False),
+    Entry(
+        "zb-h1",
+        "1F1B with weight gradients put off; the memory of 1F1B",
+        _zb_h1,
+        None,
+        True,
+        (1, 2),
+    ),
+    Entry("zb-h2", "the same, twice as far ahead", _one_a_rank(zb_h2)),
+    Entry(
+        "zb-1p",
+        "the best weight gradients in the memory of 1F1B",
+        _zero_bubble_within("zb-1p", 1),
+    ),
+    Entry(
+        "zb-2p", "the best weight gradients in twice that memory", _zero_bubble_within("zb-2p", 2)
+    ),
+    Entry("zb-v", "no bubble by span, down the ranks and up again", _v_shaped("zb-v"), 2),
+    Entry("v-half", "half the memory and half the bubble of 1F1B", _v_shaped("v-half"), 2),
+    Entry("v-min", "a third of the memory, two thirds of the bubble", _v_shaped("v-min"), 2),
+    Entry("dualpipe", "two pipelines in opposite directions", _dualpipe, 2),
+    Entry("dualpipe-v", "the same, folded: half the ranks, one copy", _dualpipe_v, 2),
+)

@@ -1,1 +1,0 @@
-"""How the V-shaped schedules are found: building blocks, and orders that come of them."""

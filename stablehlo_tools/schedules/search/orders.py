@@ -1,0 +1,327 @@
+"""Orders of forwards and gradients, to be filled with weight gradients: `Greedy` and `Turns`.
+
+`Greedy` is list scheduling: every rank, whenever it is free, takes what is there. A gradient or a
+forward that memory has room for goes first, as the `Priority` says; a weight gradient runs where
+there is nothing else, or where it makes room. That suits tight memory, where microbatches travel in
+waves and no fixed turns of forward and backward fit. Memory cannot lead into a dead end: a rank
+starts a forward only if the oldest microbatch that has forwards left there still finds room for all
+of them. All microbatches take the same room, so what the oldest one gives back is enough for the
+next.
+
+`Turns` runs a number of forwards ahead on each rank of a loop placement, and then forwards and
+gradients in turn.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from stablehlo_tools.schedules.costs import Costs
+from stablehlo_tools.schedules.generators.one_loop import alternating, groups, visits
+from stablehlo_tools.schedules.table import (
+    Action,
+    Kind,
+    Placement,
+    Table,
+    actions_of,
+    backward,
+    forward,
+    input_gradient,
+    loop,
+    table_of,
+)
+
+_ROUNDED = 1 + 1e-9  # sums of bytes may be off by as much
+_DELAYS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5)  # of a forward's time: how late the first gradient
+_STEEPNESS = (1, 2, 3, 0)  # forwards ahead for each rank before the last
+
+
+@dataclass(frozen=True)
+class Draft:
+    """The forwards and the input (or full) gradients of every rank, in order."""
+
+    placement: Placement
+    orders: tuple[tuple[Action, ...], ...]
+
+    @property
+    def actions(self) -> int:
+        """How many there are: what filling costs."""
+        return sum(map(len, self.orders))
+
+
+def redrafted(table: Table) -> Draft:
+    """The order of a table's forwards and gradients, every gradient split."""
+    orders = tuple(tuple(_split(actions_of(row))) for row in table.rows)
+    return Draft(table.placement, orders)
+
+
+def one_at_a_time(placement: Placement, microbatches: int) -> Table:
+    """Each microbatch forward and backward before the next: the least memory that there can be."""
+    route = placement.routes[0]
+    rows: list[list[Action]] = [[] for _ in range(placement.ranks)]
+    for i in range(microbatches):
+        for stage, rank in enumerate(route):
+            rows[rank].append(forward(stage, i))
+        for stage, rank in reversed(list(enumerate(route))):
+            rows[rank].append(backward(stage, i))
+    return table_of("one at a time", placement, microbatches, rows)
+
+
+def merged(draft: Draft, microbatches: int, split: int) -> Draft:
+    """The draft with full gradients, but for the last `split` microbatches."""
+    orders = tuple(
+        tuple(toggled(action, action.microbatch < microbatches - split) for action in order)
+        for order in draft.orders
+    )
+    return Draft(draft.placement, orders)
+
+
+def toggled(action: Action, full: bool) -> Action:
+    """The action, with a gradient made full or the input's only."""
+    if action.kind is Kind.FORWARD:
+        return action
+    return Action(Kind.BACKWARD if full else Kind.INPUT_GRADIENT, *action[1:])
+
+
+def _split(row: Iterator[Action]) -> Iterator[Action]:
+    for kind, stage, microbatch in row:
+        if kind is Kind.FORWARD:
+            yield forward(stage, microbatch)
+        elif kind is Kind.BACKWARD or kind is Kind.INPUT_GRADIENT:
+            yield input_gradient(stage, microbatch)
+
+
+@dataclass(frozen=True)
+class Priority:
+    """Which of several steps that are there goes first.
+
+    gradient: a gradient before a forward. deep: of forwards that of the latest stage, of gradients
+    that of the earliest.
+    """
+
+    gradient: bool
+    deep: bool
+
+
+@dataclass(frozen=True)
+class Greedy:
+    """List scheduling on a placement of one route, within `room` bytes of activations a rank."""
+
+    placement: Placement
+    costs: Costs
+    room: tuple[float, ...]
+    priority: Priority
+
+    def draft(self, microbatches: int) -> Draft | None:
+        """The orders for so many microbatches; None where a rank cannot hold one."""
+        for stages, room in zip(self.placement.held, self.room, strict=True):
+            if sum(self.costs.activation[stage] for stage in stages) > room * _ROUNDED:
+                return None
+        run = _Greedy(self, microbatches)
+        run.run()
+        return Draft(self.placement, tuple(map(tuple, run.orders)))
+
+
+def greedies(placement: Placement, costs: Costs, room: Sequence[float]) -> Iterator[Greedy]:
+    """Every priority that makes a difference on a placement."""
+    for gradient, deep in product((True, False), (True, False)):
+        if deep or placement.chunks > 1:
+            yield Greedy(placement, costs, tuple(room), Priority(gradient, deep))
+
+
+class _Greedy:
+    """The state of a run: what has come, what each rank holds, when it is free."""
+
+    def __init__(self, asked: Greedy, microbatches: int) -> None:
+        placement, self._priority = asked.placement, asked.priority
+        ranks, stages = placement.ranks, placement.stages
+        self._route = placement.routes[0]
+        self._costs = asked.costs
+        self._room = [part * _ROUNDED for part in asked.room]
+        self._stages = [own[::-1] if self._priority.deep else own for own in placement.held]
+        # Of each stage: when its next inputs come, in the order of microbatches.
+        self._inputs: list[deque[float]] = [deque() for _ in range(stages)]
+        self._returns: list[deque[float]] = [deque() for _ in range(stages)]
+        self._inputs[0].extend([0.0] * microbatches)
+        self._forwards = [0] * stages  # how many have been started
+        self._gradients = [0] * stages
+        self._pending: list[deque[int]] = [deque() for _ in range(ranks)]
+        self._held = [0.0] * ranks
+        self._free = [0.0] * ranks
+        self._events = [(0.0, rank) for rank in range(ranks)]
+        self.orders: list[list[Action]] = [[] for _ in range(ranks)]
+
+    def run(self) -> None:
+        """Goes from event to event until nothing is left to do."""
+        while self._events:
+            now, rank = heapq.heappop(self._events)
+            if self._free[rank] <= now:
+                self._decide(rank, now)
+
+    def _decide(self, rank: int, now: float) -> None:
+        gradient = self._ready(self._returns, self._stages[rank][::-1], now)
+        forward = self._ready(self._inputs, self._stages[rank], now)
+        blocked = forward is not None and not self._has_room(rank, forward)
+        if blocked and self._pending[rank] and gradient is None:
+            self._weight_gradient(rank, now)
+            return
+        if blocked:
+            forward = self._other_forward(rank, now)
+        if gradient is not None and (self._priority.gradient or forward is None):
+            self._run_gradient(rank, gradient, now)
+        elif forward is not None:
+            self._run_forward(rank, forward, now)
+        elif self._pending[rank]:
+            self._weight_gradient(rank, now)
+
+    def _ready(self, data: list[deque[float]], stages: Sequence[int], now: float) -> int | None:
+        for stage in stages:
+            if data[stage] and data[stage][0] <= now:
+                return stage
+        return None
+
+    def _other_forward(self, rank: int, now: float) -> int | None:
+        """A forward that has room, though the one that would go first has none."""
+        for stage in self._stages[rank]:
+            come = self._inputs[stage] and self._inputs[stage][0] <= now
+            if come and self._has_room(rank, stage):
+                return stage
+        return None
+
+    def _has_room(self, rank: int, stage: int) -> bool:
+        activation = self._costs.activation
+        started = [(self._forwards[own], own) for own in self._stages[rank]]
+        oldest = min(count for count, _ in started)
+        reserved = 0.0
+        if self._forwards[stage] != oldest:
+            reserved = sum(activation[own] for count, own in started if count == oldest)
+        return self._held[rank] + activation[stage] + reserved <= self._room[rank]
+
+    def _run_forward(self, rank: int, stage: int, now: float) -> None:
+        self._inputs[stage].popleft()
+        end = now + self._costs.forward[stage]
+        self.orders[rank].append(Action(Kind.FORWARD, stage, self._forwards[stage]))
+        self._forwards[stage] += 1
+        self._held[rank] += self._costs.activation[stage]
+        if stage + 1 < len(self._route):
+            self._hand_on(self._inputs, rank, stage + 1, end)
+        else:
+            self._hand_on(self._returns, rank, stage, end)
+        self._busy(rank, end)
+
+    def _run_gradient(self, rank: int, stage: int, now: float) -> None:
+        self._returns[stage].popleft()
+        end = now + self._costs.input_gradient[stage]
+        self.orders[rank].append(Action(Kind.INPUT_GRADIENT, stage, self._gradients[stage]))
+        self._gradients[stage] += 1
+        self._held[rank] += self._costs.kept[stage] - self._costs.activation[stage]
+        self._pending[rank].append(stage)
+        if stage:
+            self._hand_on(self._returns, rank, stage - 1, end)
+        self._busy(rank, end)
+
+    def _weight_gradient(self, rank: int, now: float) -> None:
+        stage = self._pending[rank].popleft()
+        self._held[rank] -= self._costs.kept[stage]
+        self._busy(rank, now + self._costs.weight_gradient[stage])
+
+    def _hand_on(self, data: list[deque[float]], rank: int, stage: int, made: float) -> None:
+        receiver = self._route[stage]
+        arrival = made if receiver == rank else made + self._costs.communication
+        data[stage].append(arrival)
+        if receiver != rank:
+            heapq.heappush(self._events, (arrival, receiver))
+
+    def _busy(self, rank: int, end: float) -> None:
+        self._free[rank] = end
+        heapq.heappush(self._events, (end, rank))
+
+
+@dataclass(frozen=True)
+class Turns:
+    """Chunks a rank, least microbatches a group, forwards ahead by rank, and whether to split."""
+
+    chunks: int
+    group: int
+    ahead: tuple[int, ...]
+    split: bool = True
+
+    def draft(self, microbatches: int) -> Draft:
+        """The orders for so many microbatches."""
+        ranks = len(self.ahead)
+        gradient = input_gradient if self.split else backward
+        orders: list[tuple[Action, ...]] = []
+        for rank, ahead in enumerate(self.ahead):
+            order = visits(ranks, microbatches, self.chunks, rank, self.group)
+            forwards = [forward(*visit) for visit in order[0]]
+            gradients = [gradient(*visit) for visit in order[1]]
+            orders.append(tuple(alternating(forwards, gradients, ahead)))
+        return Draft(loop(ranks, self.chunks), tuple(orders))
+
+
+def turns(
+    ranks: int,
+    microbatches: int,
+    chunks: int,
+    costs: Costs,
+    room: Sequence[float],
+    split: bool = True,
+) -> Iterator[Turns]:
+    """Turns worth a try; with several chunks also in smaller groups, which need less memory."""
+    if chunks == 1:
+        for ahead in warm_ups(ranks, microbatches, costs, room):
+            yield Turns(1, ranks, ahead, split)
+        return
+    for group in sorted({ranks, max(1, ranks // 2), 1}, reverse=True):
+        least = (chunks - 1) * max(groups(group, microbatches)) + 1
+        for steepness in _STEEPNESS:
+            ahead = tuple(least + steepness * (ranks - 1 - rank) for rank in range(ranks))
+            yield Turns(chunks, group, ahead, split)
+
+
+def warm_ups(
+    ranks: int, microbatches: int, costs: Costs, room: Sequence[float]
+) -> list[tuple[int, ...]]:
+    """Forwards ahead by rank, with one stage a rank.
+
+    As many as memory holds and as end before the first gradient comes, or somewhat later. Each rank
+    runs more than the next one, else the next would wait for its forwards.
+    """
+    choices = {_warm_up(ranks, microbatches, costs, room, delay): None for delay in _DELAYS}
+    pairs = zip(room, costs.activation, strict=True)
+    most = [int(min(microbatches, part / size)) if size else microbatches for part, size in pairs]
+    for steepness in _STEEPNESS:
+        to_last = (1 + steepness * (ranks - 1 - rank) for rank in range(ranks))
+        choices[tuple(max(1, min(both)) for both in zip(most, to_last, strict=True))] = None
+    return [*choices]
+
+
+def _warm_up(
+    ranks: int, microbatches: int, costs: Costs, room: Sequence[float], delay: float
+) -> tuple[int, ...]:
+    ahead = [1] * ranks
+    begins = [0.0]
+    for stage in range(ranks - 1):
+        begins.append(begins[-1] + costs.forward[stage] + costs.communication)
+    gradient = 0.0  # when the first input gradient of the rank behind is made
+    for rank in reversed(range(ranks)):
+        time = costs.forward[rank]
+        clock = begins[rank] + time
+        arrival = gradient + costs.communication if rank + 1 < ranks else clock
+        held = costs.activation[rank]
+        while (
+            ahead[rank] < microbatches
+            and held + costs.activation[rank] <= room[rank]
+            and clock + time <= arrival + delay * time
+        ):
+            ahead[rank] += 1
+            clock += time
+            held += costs.activation[rank]
+        gradient = max(clock, arrival) + costs.input_gradient[rank]
+    for rank in range(1, ranks):
+        ahead[rank] = min(ahead[rank], max(1, ahead[rank - 1] - 1))
+    return tuple(ahead)
