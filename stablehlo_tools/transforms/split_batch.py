@@ -65,7 +65,7 @@ from stablehlo_tools.ir.copying import copy_module
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.symbols import functions_by_name
 from stablehlo_tools.passes.base import Pass
-from stablehlo_tools.transforms.parts.split_batch.emission import Emission
+from stablehlo_tools.transforms.parts.all_parts import AllPartsWriter
 from stablehlo_tools.transforms.parts.split_batch.peaks import peak_bytes
 from stablehlo_tools.transforms.parts.split_batch.regions import (
     Chosen,
@@ -114,7 +114,7 @@ class SplitBatchPass(Pass):
         channels = Channels(module)
         with ir.Location.unknown(module.context):
             for each in chosen:
-                Emission(each.trial.dims, channels).run()
+                AllPartsWriter(each.trial.dims, channels).run()
         if self.explain:
             diagnostics.collected.append(_memory(before, peak_bytes(module), module))
 

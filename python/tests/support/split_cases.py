@@ -24,7 +24,7 @@ from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.inline import inline_all_calls
-from stablehlo_tools.transforms.parts.split_batch.emission import Emission
+from stablehlo_tools.transforms.parts.all_parts import AllPartsWriter
 
 Array = np.ndarray[Any, Any]
 
@@ -70,7 +70,7 @@ def split(
         graph = Graph.of(entry_function(module).regions[0].blocks[0])
         numbers = graph.root.arguments
         dims = propagate(graph, {numbers[at]: layout for at, layout in seeds.items()}, parts)
-        Emission(dims, Channels(module)).run()
+        AllPartsWriter(dims, Channels(module)).run()
         module.operation.verify()
     return program.to_exported().call, dims
 

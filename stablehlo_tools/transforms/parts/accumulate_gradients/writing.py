@@ -11,13 +11,13 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.counted_loop import CountedLoop
+from stablehlo_tools.ir.reshaped_clone import alike_clone
 from stablehlo_tools.ir.values import maker_of
 from stablehlo_tools.transforms.parts.accumulate_gradients.division import Division
 from stablehlo_tools.transforms.parts.accumulate_gradients.uneven import Meshes, relax_constraints
 from stablehlo_tools.transforms.parts.expand_pipeline.elements import wide
-from stablehlo_tools.transforms.parts.expand_pipeline.narrowing import Narrowing, apart
 from stablehlo_tools.transforms.parts.expand_pipeline.phases import inputs_of
-from stablehlo_tools.transforms.parts.split_batch.pieces import narrowed
+from stablehlo_tools.transforms.parts.one_part import OnePartWriter, apart, window
 
 
 def write_loop(division: Division, meshes: Meshes) -> None:
@@ -96,7 +96,7 @@ class _Writer:
     def write(self, meshes: Meshes) -> list[ir.Value]:
         """Writes the body; what the loop gives, in the order of `_taken`."""
         division, build = self._division, self.loop.inside
-        writing = Narrowing(self._dims, self.loop.counter, self._outside)
+        writing = OnePartWriter(self._dims, self.loop.counter, self._outside)
         writing.write(division.inside, build.point)
         relax_constraints(division, writing.values, meshes)
         made, carried = writing.values, iter(self.loop.arguments)
@@ -113,9 +113,7 @@ class _Writer:
 
     def _window(self, rows: Sequence[int], layout: Layout) -> tuple[list[ir.Value], list[int]]:
         """Where the loop's microbatch begins in a tensor that lies `apart`, and its sizes."""
-        starts, sizes = [self._zero] * len(rows), [*rows]
-        starts[layout.dim + 1], sizes[layout.dim + 1] = self.loop.counter, 1
-        return starts, sizes
+        return window(rows, layout, self.loop.counter, self._zero)
 
     def _put(self, build: Builder, rows: ir.Value, part: ir.Value, layout: Layout) -> ir.Value:
         starts, sizes = self._window(shape_of(rows), layout)
@@ -134,9 +132,10 @@ class _Writer:
     def _part(self, value: ir.Value, n: int, layout: Layout) -> ir.Value:
         shape = part_shape(tuple(shape_of(value)), layout, self._dims.parts)
         before = self.loop.before
-        smaller = narrowed(before, value, layout, before.tensor(shape, element_of(value)))
-        if smaller is not None:
-            return smaller
+        type_ = before.tensor(shape, element_of(value))
+        alike = alike_clone(value, layout.dim, type_, before.point)
+        if alike is not None:
+            return alike
         rows = self._rows(n, layout)
         starts, sizes = self._window(rows, layout)
         taken = self._first_in_body().dynamic_slice(before.reshape(value, rows), starts, sizes)

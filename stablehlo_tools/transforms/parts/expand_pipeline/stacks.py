@@ -19,12 +19,12 @@ from stablehlo_tools.ir.values import producer
 from stablehlo_tools.transforms.parts.create_reduce_scatter.rewriting import has_uses
 from stablehlo_tools.transforms.parts.expand_pipeline.chunks import Chunks
 from stablehlo_tools.transforms.parts.expand_pipeline.divided import is_divided
-from stablehlo_tools.transforms.parts.expand_pipeline.narrowing import apart
 from stablehlo_tools.transforms.parts.expand_pipeline.region import Axis, channel_handle
 from stablehlo_tools.transforms.parts.expand_pipeline.resharding import (
     to_layer_order,
     to_rank_order,
 )
+from stablehlo_tools.transforms.parts.one_part import apart
 
 # The rows, how the batch lies in them, and whether the program keeps them in the ranks' order.
 Form = tuple[int, int, Layout | None, bool]

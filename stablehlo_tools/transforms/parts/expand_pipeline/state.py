@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.transforms.parts.expand_pipeline.chunks import Chunks
+from stablehlo_tools.transforms.parts.expand_pipeline.constraints import without_axis
 from stablehlo_tools.transforms.parts.expand_pipeline.stacks import Stacks
 
 
@@ -57,3 +58,8 @@ class How:
     stacks: Stacks
     skip: bool
     axis: str
+
+    def finish(self, copy: ir.Operation) -> None:
+        """What every op that is copied into the manual computation needs: inside of it no sharding
+        may name its axis."""
+        without_axis(copy, self.axis)

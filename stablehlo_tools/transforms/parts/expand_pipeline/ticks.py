@@ -17,13 +17,6 @@ from stablehlo_tools.transforms.parts.expand_pipeline.elements import (
     row_of,
     wide,
 )
-from stablehlo_tools.transforms.parts.expand_pipeline.narrowing import (
-    Narrowing,
-    Outside,
-    apart,
-    cut,
-    window,
-)
 from stablehlo_tools.transforms.parts.expand_pipeline.phases import (
     Phase,
     RowRead,
@@ -34,6 +27,14 @@ from stablehlo_tools.transforms.parts.expand_pipeline.region import Region
 from stablehlo_tools.transforms.parts.expand_pipeline.stacks import row_shape
 from stablehlo_tools.transforms.parts.expand_pipeline.state import NOTHING_KEPT, How, Kept, State
 from stablehlo_tools.transforms.parts.expand_pipeline.tables import Row, Table
+from stablehlo_tools.transforms.parts.one_part import (
+    OnePartWriter,
+    Outside,
+    apart,
+    cut,
+    part_type_of,
+    window,
+)
 
 Left = Mapping[int, ir.Value]  # stores of what a forward leaves, by the carry that reads it
 
@@ -166,7 +167,7 @@ class PhaseWriter:
         if phase.loop.reverse:
             last = build.same("subtract", row.layers, build.i32(1))
             layer = build.same("subtract", last, layer)
-        writing = Narrowing(phase.dims, row.microbatch, outside, self._how.axis)
+        writing = OnePartWriter(phase.dims, row.microbatch, outside, self._how.finish)
         values = writing.values
         self._count(build, row, layer, values)
         values.update(zip((phase.body.arguments[c] for c in phase.flows), flows, strict=True))
@@ -233,13 +234,13 @@ class PhaseWriter:
         row: Row,
         layer: ir.Value,
         read: RowRead,
-        writing: Narrowing,
+        writing: OnePartWriter,
         kept: Left,
     ) -> None:
         """A slice of a stack, from the rows that the rank holds."""
         carry, result = read.rows.carry, read.node.results[0]
         layout = self._layout(carry)
-        kind = ir.RankedTensorType(writing.part_type(result))
+        type_ = ir.RankedTensorType(part_type_of(self._phase.dims, result))
         if carry in kept:
             stack = kept[carry]
             head = [row.kept if layout is not None else row.chunk, layer]
@@ -248,7 +249,9 @@ class PhaseWriter:
             stack = self._stacks[carry]
             starts, sizes = self._place(build, stack, [row.chunk, layer], read.access, layout, row)
         taken = build.dynamic_slice(stack, starts, sizes)
-        writing.values[result] = build.reshape(build.convert(taken, kind.element_type), kind.shape)
+        writing.values[result] = build.reshape(
+            build.convert(taken, type_.element_type), type_.shape
+        )
 
     def _write(
         self,
@@ -257,7 +260,7 @@ class PhaseWriter:
         layer: ir.Value,
         write: RowWrite,
         store: ir.Value,
-        writing: Narrowing,
+        writing: OnePartWriter,
     ) -> ir.Value:
         """An update of a stack: written, or added to what other microbatches gave."""
         carry, number_ = write.rows.carry, write.update
@@ -328,7 +331,7 @@ class PhaseWriter:
             return build.same("select", row.ends, total, whole)
         if layout is None:
             return build.same("select", row.ends, part, whole)
-        starts, sizes = window(build, shape_of(whole), layout, row.microbatch)
+        starts, sizes = window(shape_of(whole), layout, row.microbatch, build.i32(0))
         old = build.dynamic_slice(whole, starts, sizes)
         new = build.same("select", row.ends, build.reshape(part, sizes), old)
         return build.update(whole, new, starts)

@@ -20,12 +20,18 @@ from stablehlo_tools.transforms.parts.expand_pipeline.elements import (
     wide,
 )
 from stablehlo_tools.transforms.parts.expand_pipeline.head import Training
-from stablehlo_tools.transforms.parts.expand_pipeline.narrowing import Narrowing, apart, cut, window
 from stablehlo_tools.transforms.parts.expand_pipeline.region import Region
 from stablehlo_tools.transforms.parts.expand_pipeline.state import How, Kept, State
 from stablehlo_tools.transforms.parts.expand_pipeline.tables import Row
 from stablehlo_tools.transforms.parts.expand_pipeline.ticks import PhaseWriter
 from stablehlo_tools.transforms.parts.expand_pipeline.writing import Results
+from stablehlo_tools.transforms.parts.one_part import (
+    OnePartWriter,
+    apart,
+    cut,
+    part_type_of,
+    window,
+)
 
 
 def write_training(plan: Training, schedule: Lockstep, region: Region, how: How) -> None:
@@ -214,7 +220,7 @@ class HeadWriter:
         """The head on the row's microbatch, and what is carried then, the waiting left out."""
         head, waiting = self._head, len(self._head.flows)
         outside = self._outside(build, row)
-        writing = Narrowing(self._dims, row.microbatch, outside, self._how.axis)
+        writing = OnePartWriter(self._dims, row.microbatch, outside, self._how.finish)
         for i, carry in enumerate(head.flows):
             value = row_of(build, held[i], [self._slot(build, row)])
             writing.values[self._plan.forward.node.results[carry]] = value
@@ -232,7 +238,7 @@ class HeadWriter:
             zip(head.finals, carried[len(head.sums) :], strict=True), self._finals(), strict=True
         ):
             part = writing.get(n, layout, build)
-            at, sizes = window(build, shape_of(before), layout, row.microbatch)
+            at, sizes = window(shape_of(before), layout, row.microbatch, build.i32(0))
             new = build.reshape(part, sizes)
             after.append(build.update(before, new, at))
         return starts, after
@@ -262,12 +268,7 @@ class HeadWriter:
         return self._dims.graph.values[n]
 
     def _part(self, n: int) -> ir.RankedTensorType:
-        writing = Narrowing(self._dims, self._value(n), _nothing, self._how.axis)
-        return ir.RankedTensorType(writing.part_type(n))
-
-
-def _nothing(n: int, layout: Layout | None) -> ir.Value:
-    raise AssertionError("only types are asked for")
+        return ir.RankedTensorType(part_type_of(self._dims, n))
 
 
 def _finish(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stablehlo_tools import bindings
 from stablehlo_tools.analysis.dimension_propagation.graph import WHILE, Body, Graph, Node
 from stablehlo_tools.analysis.dimension_propagation.layout import Layout, Step, reshaped
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims, propagate
@@ -14,8 +13,8 @@ from stablehlo_tools.ir.builder import element_of, shape_of
 from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.constants import CONSTANTS, copy_constant, is_splat
 from stablehlo_tools.ir.inline import copy_with
+from stablehlo_tools.ir.reshaped_clone import Resize, emptied_clone, reshaped_clone
 from stablehlo_tools.ir.values import producer
-from stablehlo_tools.transforms.parts.split_batch.writing import SIZES, attributes
 
 Layouts = dict[int, Layout]
 
@@ -138,12 +137,9 @@ class Scaling:
             self._taken(value, layout, point)
             for value, layout in zip(op.operands, step.operands, strict=True)
         ]
-        copy = copy_with(op, self._values, point)
-        for place, value in enumerate(operands):
-            copy.operands[place] = value
-        for result, layout in zip(op.results, step.results, strict=True):
-            copy.results[ir.OpResult(result).result_number].set_type(self._kind(result, layout))
-        self._resize(copy, step)
+        types = [self._kind(r, layout) for r, layout in zip(op.results, step.results, strict=True)]
+        resize = self._resize(step.operands[0])
+        copy = reshaped_clone(op, operands, types, point, resize, self._values)
         self._values.update(zip(op.results, copy.results, strict=True))
 
     def _taken(self, value: ir.Value, layout: Layout | None, point: ir.InsertionPoint) -> ir.Value:
@@ -172,21 +168,10 @@ class Scaling:
             self._values[value] if inner is None else self._repeated(value, inner, point)
             for value, inner in zip(op.operands, wanted, strict=True)
         ]
-        copy = op.clone(ip=point)
-        for place, operand in enumerate(operands):
-            copy.operands[place] = operand
-        copy.results[0].set_type(kind)
-        self._resize(copy, Step((layout,), (layout,)))
-        return copy.results[0]
+        return reshaped_clone(op, operands, [kind], point, self._resize(layout)).results[0]
 
-    def _resize(self, copy: ir.Operation, step: Step) -> None:
-        layout = step.operands[0]
-        if layout is None or _is_batching(copy, layout):
-            return
-        for name in SIZES.get(copy.name, ()):
-            sizes = list(ir.DenseI64ArrayAttr(copy.attributes[name]))
-            sizes[layout.dim] = self._size(sizes[layout.dim])
-            copy.attributes[name] = ir.DenseI64ArrayAttr.get(sizes, copy.context)
+    def _resize(self, layout: Layout | None) -> Resize | None:
+        return None if layout is None else Resize(layout.dim, self._dims.parts, self._samples)
 
     def _control_flow(self, node: Node, point: ir.InsertionPoint) -> None:
         op = node.op
@@ -199,15 +184,7 @@ class Scaling:
         else:
             taken = [self._values[value] for value in operands]
         kinds = [self._kind(r, layout) for r, layout in zip(op.results, layouts, strict=True)]
-        new = ir.Operation.create(
-            op.name,
-            results=kinds,
-            operands=taken,
-            attributes=attributes(op),
-            regions=len(op.regions),
-            loc=op.location,
-            ip=point,
-        )
+        new = emptied_clone(op, taken, kinds, point)
         for body, region in zip(node.bodies, new.regions, strict=True):
             self._body(body, region, kinds, layouts)
         self._values.update(zip(op.results, new.results, strict=True))
@@ -269,11 +246,3 @@ def below(op: ir.Operation, layout: Layout, parts: int) -> Sequence[Layout | Non
 
 def _integer(op: ir.Operation, name: str) -> int:
     return ir.IntegerAttr(op.attributes[name]).value
-
-
-def _is_batching(op: ir.Operation, layout: Layout) -> bool:
-    """Whether the batch is a dimension that a gather takes one element of at a time."""
-    if op.name != "stablehlo.gather":
-        return False
-    numbers = bindings.GatherDimensionNumbers(op.attributes["dimension_numbers"])
-    return layout.dim in list(numbers.operand_batching_dims)

@@ -9,8 +9,8 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.inline import copy_with
+from stablehlo_tools.ir.reshaped_clone import emptied_clone
 from stablehlo_tools.ir.values import key_of, maker_of
-from stablehlo_tools.transforms.parts.split_batch.writing import attributes
 from stablehlo_tools.transforms.parts.split_layers.division import Backward, Division, states
 
 _LEAST_WIDTH = 32  # bits that count any number of layers
@@ -92,15 +92,7 @@ class _Loop:
         old = self._division.loop.op
         operands = [*(old.operands[carry] for carry in self.carries), *stacks]
         types = [value.type for value in operands]
-        new = ir.Operation.create(
-            old.name,
-            results=types,
-            operands=operands,
-            attributes=attributes(old),
-            regions=2,
-            loc=old.location,
-            ip=ir.InsertionPoint(old),
-        )
+        new = emptied_clone(old, operands, types, ir.InsertionPoint(old))
         locations = [old.location] * len(types)
         condition, body = (
             ir.Block.create_at_start(region, types, locations) for region in new.regions

@@ -10,7 +10,7 @@ from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims
 from stablehlo_tools.analysis.layer_loops.reading import LayerLoop
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.builder import Builder, shape_of
-from stablehlo_tools.transforms.parts.split_batch.emission import Emission
+from stablehlo_tools.transforms.parts.all_parts import AllPartsWriter
 from stablehlo_tools.transforms.parts.split_layers.rows import (
     ROWS,
     CutLoops,
@@ -21,7 +21,7 @@ from stablehlo_tools.transforms.parts.split_layers.rows import (
 from stablehlo_tools.transforms.parts.split_layers.writing import RangeWriter, ranges
 
 
-class RangeEmission(Emission):
+class RangeEmission(AllPartsWriter):
     """Rewrites a block as the analysis of its rows says, with `counts` layers in each range."""
 
     def __init__(

@@ -1,39 +1,44 @@
-"""Writes the ops of a block once for each piece of the batch, of one part or of several.
+"""Ops of a block written once for each part of the batch, side by side, in place of themselves.
 
-Every op on values in parts is copied, the copies side by side where it stood; ops on whole values
-stay where they are. Loops and branches carry the parts as values of their own, at the end.
+    %h = stablehlo.dot_general %x, %w : (tensor<8x64xf32>, tensor<64x64xf32>) -> tensor<8x64xf32>
+  ==>                                                  // two pieces of the batch, a part each
+    %h0 = stablehlo.dot_general %x0, %w : (tensor<4x64xf32>, …) -> tensor<4x64xf32>
+    %h1 = stablehlo.dot_general %x1, %w : (tensor<4x64xf32>, …) -> tensor<4x64xf32>
+
+A piece holds one part or several consecutive ones. Every op on values in parts is copied, the
+copies side by side where it stood; ops on whole values stay where they are. Loops and branches
+carry the pieces as values of their own, at the end. Pieces are cut of whole values, and put
+together, only where an op asks for it. `one_part.py` instead adds copies for one part.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 
 from stablehlo_tools.analysis.channels import Channels
 from stablehlo_tools.analysis.dimension_propagation.graph import WHILE, Body, Node
-from stablehlo_tools.analysis.dimension_propagation.layout import Layout, Step
+from stablehlo_tools.analysis.dimension_propagation.layout import Layout, Step, part_shape
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims
 from stablehlo_tools.analysis.dimension_propagation.rules import BARRIER
-from stablehlo_tools.analysis.dimension_propagation.shape_rules import ELEMENTWISE
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.traits import ELEMENTWISE, full_names
+from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.carriers import terminator
+from stablehlo_tools.ir.reshaped_clone import alike_clone, emptied_clone, reshaped_clone
+from stablehlo_tools.ir.values import producer
 from stablehlo_tools.ir.walk import is_inside
 from stablehlo_tools.transforms.parts.create_reduce_scatter.rewriting import has_uses
-from stablehlo_tools.transforms.parts.split_batch.pieces import Pieces
-from stablehlo_tools.transforms.parts.split_batch.writing import (
-    attributes,
-    combined,
-    part_type,
-    replace_end,
-    shrink,
-)
+from stablehlo_tools.transforms.parts.one_part import part_type, resize_of
 
-_FREE = ELEMENTWISE | {
-    f"stablehlo.{name}"
-    for name in ("broadcast_in_dim", "concatenate", "constant", "iota", "reshape", "slice")
-}
+Values = tuple[ir.Value, ...]
+
+# Whole values that often have no use left once all who read them are copied: scalars and masks that
+# were spread over the batch. They are erased; other ops without uses are left to the compiler.
+_CHEAP = ELEMENTWISE | full_names("broadcast_in_dim concatenate constant iota reshape slice")
 
 
-class Emission:
+class AllPartsWriter:
     """Rewrites a block as the analysis says; `sizes` are the parts that each piece holds, one
     without."""
 
@@ -84,7 +89,7 @@ class Emission:
             else:
                 self._take_whole(node.op, range(len(node.operands)))
                 self._capture_whole(node)
-                if node.name in _FREE:
+                if node.name in _CHEAP:
                     self._kept.append(node.op)
 
     def _copies(self, node: Node, step: Step) -> None:
@@ -103,7 +108,7 @@ class Emission:
         if step.chained:
             op.results[0].replace_all_uses_with(made[-1][0])
         elif step.combine is not None:
-            op.results[0].replace_all_uses_with(combined(op, step.combine, made))
+            op.results[0].replace_all_uses_with(_combined(op, step.combine, made))
         else:
             self._record(node, step.results, made)
 
@@ -119,12 +124,12 @@ class Emission:
     def _copy(
         self, op: ir.Operation, operands: Sequence[ir.Value], step: Step, number: int
     ) -> list[ir.Value]:
-        copy = op.clone(ip=ir.InsertionPoint(op))
-        for place, value in enumerate(operands):
-            copy.operands[place] = value
-        for result, layout in zip(copy.results, step.results, strict=True):
-            result.set_type(self._type(result, layout, number))
-        shrink(copy, step, self._dims.parts, self._sizes[number])
+        types = [
+            self._type(result, layout, number)
+            for result, layout in zip(op.results, step.results, strict=True)
+        ]
+        resize = resize_of(step, self._dims.parts, self._sizes[number])
+        copy = reshaped_clone(op, operands, types, ir.InsertionPoint(op), resize)
         if number:
             self._channels.renew(copy)
         return list(copy.results)
@@ -173,7 +178,7 @@ class Emission:
             if body is node.bodies[0]:
                 self._take_whole(end, [0])
             else:
-                replace_end(end, self._flat(end, end.operands, layouts))
+                _replace_end(end, self._flat(end, end.operands, layouts))
         new = self._rebuilt(node, operands, layouts)
         self._loops.append((new, [i for i, layout in enumerate(layouts) if layout is not None]))
 
@@ -184,7 +189,7 @@ class Emission:
         for body in node.bodies:
             self._nodes(body)
             end = terminator(body.block)
-            replace_end(end, self._flat(end, end.operands, layouts))
+            _replace_end(end, self._flat(end, end.operands, layouts))
         self._rebuilt(node, list(op.operands), layouts)
 
     def _flat(
@@ -207,7 +212,7 @@ class Emission:
             argument = self._values[number]
             location = body.block.owner.location
             parts = [
-                body.block.add_argument(kind, location) for kind in self._types(argument, layout)
+                body.block.add_argument(type_, location) for type_ in self._types(argument, layout)
             ]
             self._pieces.put(argument, layout, parts)
 
@@ -225,15 +230,7 @@ class Emission:
         types = [op.results[i].type for i in kept]
         for i in cut:
             types += self._types(op.results[i], layouts[i])
-        new = ir.Operation.create(
-            op.name,
-            results=types,
-            operands=list(operands),
-            attributes=attributes(op),
-            regions=len(op.regions),
-            loc=op.location,
-            ip=ir.InsertionPoint(op),
-        )
+        new = emptied_clone(op, operands, types, ir.InsertionPoint(op))
         for source, target in zip(op.regions, new.regions, strict=True):
             for block in list(source.blocks):
                 block.append_to(target)
@@ -271,3 +268,120 @@ class Emission:
             for use in list(value.uses):
                 if is_inside(use.owner.operation, node.op):
                     use.owner.operation.operands[use.operand_number] = whole
+
+
+def _combined(op: ir.Operation, kind: str, made: Sequence[Sequence[ir.Value]]) -> ir.Value:
+    """The one result of an op, from what each part gives."""
+    build = Builder(ir.InsertionPoint(op), op.location)
+    total = made[0][0]
+    for (part,) in made[1:]:
+        total = build.same(kind, total, part)
+    return total
+
+
+def _replace_end(end: ir.Operation, values: Sequence[ir.Value]) -> None:
+    """Lets a terminator return other values."""
+    ir.Operation.create(
+        end.name, operands=list(values), loc=end.location, ip=ir.InsertionPoint(end)
+    )
+    end.erase()
+
+
+class Pieces:
+    """The pieces that values are in, and what has been made of them so far.
+
+    `sizes` says how many consecutive parts each piece holds. What is made of a value stands in its
+    block, in front of the first op that needs it, so that a later one, in a loop too, finds it.
+    """
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self.sizes = tuple(sizes)
+        self._parts: dict[ir.Value, tuple[Layout, Values]] = {}
+        self._whole: dict[ir.Value, ir.Value] = {}
+        self._cut: dict[tuple[ir.Value, Layout], Values] = {}
+
+    def put(self, value: ir.Value, layout: Layout, parts: Sequence[ir.Value]) -> None:
+        """Records the parts that stand for a value."""
+        self._parts[value] = layout, tuple(parts)
+
+    def parts_of(self, value: ir.Value, layout: Layout, user: ir.Operation) -> Values:
+        """A value in parts, for an op that needs them."""
+        known = self._parts.get(value)
+        if known is not None and known[0] == layout:
+            return known[1]
+        key = value, layout
+        if key not in self._cut:
+            whole = self.whole(value, user)
+            build = _builder(whole, user)
+            self._cut[key] = _cut(build, whole, layout, self.sizes)
+        return self._cut[key]
+
+    def whole(self, value: ir.Value, user: ir.Operation) -> ir.Value:
+        """All of a value, for an op that needs it."""
+        known = self._parts.get(value)
+        if known is None:
+            return value
+        if value not in self._whole:
+            layout, parts = known
+            self._whole[value] = _joined(_builder(parts[-1], user), parts, layout)
+        return self._whole[value]
+
+
+def _cut(build: Builder, value: ir.Value, layout: Layout, sizes: Sequence[int]) -> Values:
+    """The pieces of a whole value: smaller constants and broadcasts, or slices."""
+    shape, parts = tuple(shape_of(value)), sum(sizes)
+    smaller: dict[int, ir.Value | None] = {}
+    for size in sizes:
+        if size not in smaller:
+            type_ = build.tensor(part_shape(shape, layout, parts, size), element_of(value))
+            smaller[size] = alike_clone(value, layout.dim, type_, build.point)
+    same = [smaller[size] for size in sizes]
+    known = [piece for piece in same if piece is not None]
+    if len(known) == len(same):
+        return tuple(known)
+    firsts = accumulate(sizes, initial=0)
+    return tuple(
+        _piece(build, value, layout, parts, first, size)
+        for first, size in zip(firsts, sizes, strict=False)
+    )
+
+
+def _joined(build: Builder, pieces: Sequence[ir.Value], layout: Layout) -> ir.Value:
+    """The whole of all pieces."""
+    dim = layout.dim
+    if layout.outer == 1:
+        return build.concatenate(pieces, dim)
+    whole = shape_of(pieces[0])
+    whole[dim] = sum(shape_of(piece)[dim] for piece in pieces)
+    rows = [_apart(build, piece, layout) for piece in pieces]
+    return build.reshape(build.concatenate(rows, dim + 1), whole)
+
+
+def _apart(build: Builder, value: ir.Value, layout: Layout) -> ir.Value:
+    """A value with what is outside of the parts as a dimension of its own."""
+    shape, dim = shape_of(value), layout.dim
+    rows = [*shape[:dim], layout.outer, shape[dim] // layout.outer, *shape[dim + 1 :]]
+    return build.reshape(value, rows)
+
+
+def _piece(
+    build: Builder, value: ir.Value, layout: Layout, parts: int, first: int, count: int
+) -> ir.Value:
+    shape, dim = shape_of(value), layout.dim
+    inner = shape[dim] // (layout.outer * parts)
+    if layout.outer == 1:
+        return build.slice_along(value, dim, first * inner, (first + count) * inner)
+    rows = _apart(build, value, layout)
+    taken = build.slice_along(rows, dim + 1, first * inner, (first + count) * inner)
+    return build.reshape(taken, part_shape(tuple(shape), layout, parts, count))
+
+
+def _builder(value: ir.Value, user: ir.Operation) -> Builder:
+    """Builds in the block of a value, in front of an op that stands there or in an op there."""
+    owner = value.owner
+    block = owner if isinstance(owner, ir.Block) else owner.operation.block
+    at = user
+    while at.block != block:
+        at = at.block.owner.operation
+    maker = producer(value)
+    return Builder(ir.InsertionPoint(at), (maker or user).location)

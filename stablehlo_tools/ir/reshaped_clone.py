@@ -1,0 +1,122 @@
+"""Ops written again at other shapes: the same op, on tensors that are longer or shorter.
+
+    %y = stablehlo.slice %x [0:8, 2:4] : (tensor<8x6xf32>) -> tensor<8x2xf32>
+  ==>                                              // a half of dimension 0
+    %y = stablehlo.slice %h [0:4, 2:4] : (tensor<4x6xf32>) -> tensor<4x2xf32>
+
+MLIR has no such clone: result types are set on the copy, and attributes that say how far an op
+reaches must follow. Which ops can be written so, and in which shapes, is the caller's to know (see
+`analysis/dimension_propagation`); a clone at wrong shapes does not verify.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.extents import extents_along
+from stablehlo_tools.ir.builder import shape_of
+from stablehlo_tools.ir.constants import CONSTANTS, copy_constant, is_splat
+from stablehlo_tools.ir.inline import copy_with
+from stablehlo_tools.ir.values import producer
+
+# Shardings of each result in turn. With other results they would be about other values.
+_PER_RESULT = frozenset({"sdy.sharding", "mhlo.sharding"})
+
+
+@dataclass(frozen=True, slots=True)
+class Resize:
+    """A dimension of an op's first operand, which becomes `after` long where it was `before`, or
+    any multiples of both."""
+
+    dim: int
+    before: int
+    after: int
+
+    def size(self, size: int) -> int:
+        """The size in place of another one."""
+        return size // self.before * self.after
+
+
+def reshaped_clone(
+    op: ir.Operation,
+    operands: Sequence[ir.Value],
+    types: Sequence[ir.Type],
+    point: ir.InsertionPoint,
+    resize: Resize | None = None,
+    captured: Mapping[ir.Value, ir.Value] | None = None,
+) -> ir.Operation:
+    """A copy of an op with other operands and result types.
+
+    With `resize`, what it says of that dimension of its first operand follows. `captured` stands
+    for what its regions use of the outside; without, they use the same values.
+    """
+    copy = copy_with(op, captured, point) if captured else op.clone(ip=point)
+    for position, value in enumerate(operands):
+        copy.operands[position] = value
+    for result, type_ in zip(copy.results, types, strict=True):
+        result.set_type(type_)
+    if resize is not None:
+        _resize(copy, resize)
+    return copy
+
+
+def emptied_clone(
+    op: ir.Operation,
+    operands: Sequence[ir.Value],
+    types: Sequence[ir.Type],
+    point: ir.InsertionPoint,
+    *,
+    keep_shardings: bool = False,
+) -> ir.Operation:
+    """An op with regions as a copy with other operands and results, the regions still without
+    blocks. Shardings of its results are left out unless they are to stay."""
+    attributes = {
+        name: value
+        for name, value in op.attributes.items()
+        if keep_shardings or name not in _PER_RESULT
+    }
+    return ir.Operation.create(
+        op.name,
+        results=list(types),
+        operands=list(operands),
+        attributes=attributes,
+        regions=len(op.regions),
+        loc=op.location,
+        ip=point,
+    )
+
+
+def alike_clone(
+    value: ir.Value, dim: int, type_: ir.Type, point: ir.InsertionPoint
+) -> ir.Value | None:
+    """A value at another size of a dimension, where it is made alike all along that: a splat, an
+    iota or a broadcast along others. None where that is not seen."""
+    op = producer(value)
+    if op is None:
+        return None
+    if op.name in CONSTANTS and is_splat(op):
+        return copy_constant(op, type_, point)
+    counts = op.name == "stablehlo.iota" and _iota_dimension(op) != dim
+    repeats = op.name == "stablehlo.broadcast_in_dim" and not _takes_dimension(op, dim)
+    if counts or repeats:
+        return reshaped_clone(op, list(op.operands), [type_], point).results[0]
+    return None
+
+
+def _resize(copy: ir.Operation, resize: Resize) -> None:
+    for name in extents_along(copy, resize.dim):
+        numbers = list(ir.DenseI64ArrayAttr(copy.attributes[name]))
+        numbers[resize.dim] = resize.size(numbers[resize.dim])
+        copy.attributes[name] = ir.DenseI64ArrayAttr.get(numbers, copy.context)
+
+
+def _iota_dimension(iota: ir.Operation) -> int:
+    return ir.IntegerAttr(iota.attributes["iota_dimension"]).value
+
+
+def _takes_dimension(broadcast: ir.Operation, dim: int) -> bool:
+    """Whether the result has more than one element of the operand along a dimension."""
+    dims = list(ir.DenseI64ArrayAttr(broadcast.attributes["broadcast_dimensions"]))
+    return dim in dims and shape_of(broadcast.operands[0])[dims.index(dim)] != 1
