@@ -1,9 +1,10 @@
-"""What a loop's body knows of its other iterations: what stays, what counts, what hangs on what.
+"""What a loop's body knows of its other iterations: what stays, what counts, what depends on what.
 
-A *carry* is a position of the loop's operands. It is invariant if every iteration hands it on as
-it came, an induction variable if each adds a constant to it. A value is *indexed* if it follows
-from these two by ops that cost little: then it can be computed for any iteration at any time, a
-slice of stacked weights at the counter for one. All other ops have a place in their iteration.
+A carry (see `ir.while_loop`) is invariant if every iteration hands it on as it came, an induction
+variable if each adds a constant to it. A value is *indexed* if it follows from these two by ops
+that cost little: then it can be computed for any iteration at any time, a slice of stacked weights
+at the counter for one. All other ops have a place in their iteration. What becomes of the other
+carries, `loop_carries` says.
 """
 
 from __future__ import annotations
@@ -16,24 +17,30 @@ from stablehlo_tools.analysis.collectives import Collective, classify_communicat
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.trip_counts import can_count, constant_step
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.names import CONCATENATE, GATHER, PAD, SHARDING_CONSTRAINT
-from stablehlo_tools.dialect.traits import LAYOUT, Trait, ops_with, ops_with_any
-from stablehlo_tools.ir.carriers import terminator
+from stablehlo_tools.dialect.names import (
+    BARRIER,
+    DYNAMIC_UPDATE_SLICE,
+    GATHER,
+    SHARDING_CONSTRAINT,
+)
+from stablehlo_tools.dialect.traits import Trait, ops_with, ops_with_any
 from stablehlo_tools.ir.values import key_of, producer
 from stablehlo_tools.ir.walk import walk
+from stablehlo_tools.ir.while_loop import WhileLoop
 
 Key = ir.Value | ir.Operation
 
-_CONSTRAINT = "sdy.sharding_constraint"
-FORMATTING = (
-    LAYOUT | ops_with_any(Trait.PIECE | Trait.RETYPE) | {CONCATENATE, PAD, SHARDING_CONSTRAINT}
-) - {GATHER}
+# What costs next to nothing: elements elsewhere, or as another type. Not a gather, whose positions
+# are arbitrary, nor an update, which writes into the buffer of one iteration.
+FORMATTING = ops_with_any(Trait.LAYOUT | Trait.PIECE | Trait.JOIN | Trait.RETYPE) - {
+    DYNAMIC_UPDATE_SLICE,
+    GATHER,
+} | {SHARDING_CONSTRAINT}
 COSTLY = ops_with(Trait.COSTLY)
-_BARRIER = "stablehlo.optimization_barrier"
 _FEW = 1024  # elements: arithmetic on so many costs next to nothing
 
 
-class LoopBody:
+class LoopBody(WhileLoop):
     """The body of a `while`, as the analyses and rewrites of loops see it.
 
     `position_of` numbers the ops by `key_of`, in order, the terminator left out. `behind_barrier`
@@ -42,17 +49,12 @@ class LoopBody:
     """
 
     def __init__(self, loop: ir.Operation, effects: Effects) -> None:
-        self.loop = loop
+        super().__init__(loop)
         self.effects = effects
         self._classify = classify_communication(loop.context)
-        self.block: ir.Block = loop.regions[1].blocks[0]
-        self.arguments: list[ir.Value] = list(self.block.arguments)
-        self.ends: list[ir.Value] = list(terminator(self.block).operands)
         self.ops = [view.operation for view in self.block.operations][:-1]
         self.position_of = {key_of(op): i for i, op in enumerate(self.ops)}
-        self._number_of = {argument: i for i, argument in enumerate(self.arguments)}
         self._reads = [list(self._used(op)) for op in self.ops]
-        self.invariant = {i for i, end in enumerate(self.ends) if end == self.arguments[i]}
         self.steps = self._induction_steps()
         self.behind_barrier: dict[ir.Value, ir.Value] = {}
         self._indexed: set[Key] = set()
@@ -63,25 +65,20 @@ class LoopBody:
     @cached_property
     def collectives(self) -> list[Collective]:
         """The collectives of the body itself, not of ops in it, in order."""
-        found = [self._classify(op) for op in self.ops]
-        return [collective for collective in found if collective is not None]
+        return [each for op in self.ops if (each := self._classify(op)) is not None]
 
     @cached_property
     def users(self) -> dict[ir.Value, list[ir.Operation]]:
         """The ops of the body that read a value, in their regions too, in order."""
-        found: dict[ir.Value, list[ir.Operation]] = {}
+        users: dict[ir.Value, list[ir.Operation]] = {}
         for op, reads in zip(self.ops, self._reads, strict=True):
             for value in reads:
-                found.setdefault(value, []).append(op)
-        return found
+                users.setdefault(value, []).append(op)
+        return users
 
     def reads(self, op: ir.Operation) -> Sequence[ir.Value]:
         """The values of the body that an op reads, in its regions too, each once."""
         return self._reads[self.position_of[key_of(op)]]
-
-    def argument_number(self, value: ir.Value) -> int | None:
-        """The carry that a value is; None for anything but an argument of the body."""
-        return self._number_of.get(value)
 
     def is_inside(self, value: ir.Value) -> bool:
         """Whether a value is an argument of the body or made by one of its ops."""
@@ -114,23 +111,23 @@ class LoopBody:
         """Whether an op, or one in its regions, is a collective or a transfer."""
         if not len(op.regions):
             return self._classify(op) is not None
-        found = False
+        communicates = False
 
         def visit(inner: ir.Operation) -> ir.WalkResult:
-            nonlocal found
-            found = found or self._classify(inner) is not None
-            return ir.WalkResult.INTERRUPT if found else ir.WalkResult.ADVANCE
+            nonlocal communicates
+            communicates = communicates or self._classify(inner) is not None
+            return ir.WalkResult.INTERRUPT if communicates else ir.WalkResult.ADVANCE
 
         walk(op, visit)
-        return found
+        return communicates
 
     def needed_by(self, ops: Iterable[ir.Operation]) -> list[ir.Operation]:
-        """These ops and all placed ones that they hang on, in earlier iterations too, in order.
+        """These ops and all placed ones that they depend on, in earlier iterations too, in order.
 
         A barrier between them and an indexed value is none of them.
         """
         pending = [value for op in ops for value in self.reads(op)]
-        found = {key_of(op) for op in ops}
+        reached = {key_of(op) for op in ops}
         seen: set[ir.Value] = set()
         while pending:
             value = pending.pop()
@@ -142,15 +139,15 @@ class LoopBody:
                 pending.append(self.ends[number])
                 continue
             maker = producer(value)
-            if maker is not None and key_of(maker) not in found:
-                found.add(key_of(maker))
+            if maker is not None and key_of(maker) not in reached:
+                reached.add(key_of(maker))
                 pending.extend(self.reads(maker))
-        return self._in_order(found)
+        return self._in_order(reached)
 
-    def hanging_on(self, ops: Iterable[ir.Operation], *, later: bool) -> list[ir.Operation]:
-        """These ops and all that hang on them, in order; `later`: in later iterations too."""
+    def depending_on(self, ops: Iterable[ir.Operation], *, later: bool) -> list[ir.Operation]:
+        """These ops and all that depend on them, in order; `later`: in later iterations too."""
         pending: list[ir.Value] = [value for op in ops for value in op.results]
-        found = {key_of(op) for op in ops}
+        reached = {key_of(op) for op in ops}
         seen: set[ir.Value] = set()
         while pending:
             value = pending.pop()
@@ -160,39 +157,28 @@ class LoopBody:
             if later:
                 pending.extend(self.arguments[i] for i in self.carries_of(value))
             for user in self.users.get(value, ()):
-                if key_of(user) not in found:
-                    found.add(key_of(user))
+                if key_of(user) not in reached:
+                    reached.add(key_of(user))
                     pending.extend(user.results)
-        return self._in_order(found)
-
-    def carries_of(self, value: ir.Value) -> list[int]:
-        """The carries that a value is at the end of the iteration."""
-        return self._carried.get(value, [])
-
-    @cached_property
-    def _carried(self) -> dict[ir.Value, list[int]]:
-        found: dict[ir.Value, list[int]] = {}
-        for number, end in enumerate(self.ends):
-            found.setdefault(end, []).append(number)
-        return found
+        return self._in_order(reached)
 
     def _in_order(self, keys: set[Key]) -> list[ir.Operation]:
         return [self.ops[i] for i in sorted(self.position_of[key] for key in keys)]
 
     def _induction_steps(self) -> dict[int, int]:
         """What each iteration adds to a carry, by its number."""
-        found: dict[int, int] = {}
+        steps: dict[int, int] = {}
         for number, (argument, end) in enumerate(zip(self.arguments, self.ends, strict=True)):
             if number in self.invariant or not can_count(argument.type):
                 continue
             step = constant_step(end, argument)
             if step is not None:
-                found[number] = step
-        return found
+                steps[number] = step
+        return steps
 
     def _note_indexed(self, op: ir.Operation) -> None:
         reads = self.reads(op)
-        if op.name == _BARRIER:
+        if op.name == BARRIER:
             for operand, result in zip(op.operands, op.results, strict=True):
                 source = self.behind_barrier.get(operand, operand)
                 if self.is_indexed(source):
@@ -210,9 +196,9 @@ class LoopBody:
         """Whether an op can be copied at will: no effect, no collective, no random numbers."""
         if self.effects.has_effect(op) or op.name in COSTLY:
             return False
-        return op.name.startswith(("stablehlo.", "chlo.", _CONSTRAINT)) and not self.communicates(
-            op
-        )
+        return op.name.startswith(
+            ("stablehlo.", "chlo.", SHARDING_CONSTRAINT)
+        ) and not self.communicates(op)
 
     def _used(self, op: ir.Operation) -> Iterator[ir.Value]:
         seen: set[ir.Value] = set()
@@ -226,14 +212,14 @@ def values_used(op: ir.Operation) -> list[ir.Value]:
     """The operands of an op and of all ops in its regions, in order."""
     if not len(op.regions):
         return list(op.operands)
-    found: list[ir.Value] = []
+    values: list[ir.Value] = []
 
     def visit(inner: ir.Operation) -> ir.WalkResult:
-        found.extend(inner.operands)
+        values.extend(inner.operands)
         return ir.WalkResult.ADVANCE
 
     walk(op, visit)
-    return found
+    return values
 
 
 def _is_cheap(op: ir.Operation) -> bool:
@@ -243,7 +229,7 @@ def _is_cheap(op: ir.Operation) -> bool:
     return not len(op.regions) and all(_is_small(result.type) for result in op.results)
 
 
-def _is_small(kind: ir.Type) -> bool:
-    if not isinstance(kind, ir.RankedTensorType) or not kind.has_static_shape:
+def _is_small(type_: ir.Type) -> bool:
+    if not isinstance(type_, ir.RankedTensorType) or not type_.has_static_shape:
         return False
-    return math.prod(kind.shape) <= _FEW
+    return math.prod(type_.shape) <= _FEW

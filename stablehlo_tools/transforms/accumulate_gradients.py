@@ -64,9 +64,9 @@ from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.ir.copying import copy_module, take_over
 from stablehlo_tools.ir.dce import erase_unused
 from stablehlo_tools.ir.inline import inline_all_calls
-from stablehlo_tools.ir.loop_links import link_loops
 from stablehlo_tools.ir.reshapes import fold_reshapes
 from stablehlo_tools.ir.symbols import functions_by_name
+from stablehlo_tools.ir.while_loop import link_loops
 from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.transforms.parts.accumulate_gradients.barriers import free_whole_values
 from stablehlo_tools.transforms.parts.accumulate_gradients.division import Division, divide

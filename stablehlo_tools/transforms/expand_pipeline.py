@@ -68,8 +68,8 @@ from stablehlo_tools.ir.copying import copy_module, take_over
 from stablehlo_tools.ir.cse import share_common
 from stablehlo_tools.ir.dce import erase_unused
 from stablehlo_tools.ir.inline import inline_all_calls
-from stablehlo_tools.ir.loop_links import link_loops
 from stablehlo_tools.ir.reshapes import fold_reshapes
+from stablehlo_tools.ir.while_loop import link_loops
 from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.transforms.parts.expand_pipeline.expansion import Expansion
 from stablehlo_tools.transforms.parts.expand_pipeline.explanation import exchanged, explained

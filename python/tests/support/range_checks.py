@@ -10,7 +10,7 @@ from layer_scan_zoo import Case
 
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.entry import entry_function
-from stablehlo_tools.analysis.layer_loops.reading import layer_loops
+from stablehlo_tools.analysis.layer_loops import layer_loops
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.inline import inline_all_calls

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from stablehlo_tools.analysis.collectives import classify_communication
 from stablehlo_tools.analysis.effects import Effects
+from stablehlo_tools.analysis.loop_carries import is_accumulated
 from stablehlo_tools.analysis.loops import LoopBody
 from stablehlo_tools.analysis.trip_counts import constant_trips
 from stablehlo_tools.bindings import ir
@@ -20,7 +21,7 @@ from stablehlo_tools.ir.counted_loop import CountedLoop
 from stablehlo_tools.ir.inline import copy_with
 from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.mpmd.staging.dataflow import Dataflow, Node
-from stablehlo_tools.mpmd.staging.microbatches import heavy_ops, is_accumulated
+from stablehlo_tools.mpmd.staging.microbatches import heavy_ops
 
 _WHILE = "stablehlo.while"
 

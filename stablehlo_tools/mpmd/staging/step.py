@@ -16,13 +16,14 @@ from math import prod
 
 from stablehlo_tools.analysis.collectives import classify_communication
 from stablehlo_tools.analysis.effects import Effects
+from stablehlo_tools.analysis.loop_carries import Link
 from stablehlo_tools.analysis.loops import COSTLY
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.ir.values import is_float, key_of
 from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.mpmd.staging.dataflow import Dataflow, Node
-from stablehlo_tools.mpmd.staging.microbatches import Link, MicrobatchLoop, heavy_ops
+from stablehlo_tools.mpmd.staging.microbatches import MicrobatchLoop, heavy_ops
 from stablehlo_tools.mpmd.staging.weights import Weigher
 from stablehlo_tools.transforms.parts.split_layers.backward import backward_loops, layer_chains
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
-from stablehlo_tools.analysis.layer_loops.reading import LayerLoop
+from stablehlo_tools.analysis.layer_loops import LayerLoop
 from stablehlo_tools.analysis.loops import FORMATTING
 from stablehlo_tools.analysis.tasks.op_work import bytes_of
 from stablehlo_tools.ir.values import key_of

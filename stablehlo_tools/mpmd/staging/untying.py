@@ -15,6 +15,7 @@ accumulated, the one part would travel with every microbatch; accumulated apart,
 
 from __future__ import annotations
 
+from stablehlo_tools.analysis.loop_carries import is_sum
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import CONVERT, SHARDING_CONSTRAINT
 from stablehlo_tools.dialect.traits import Trait, ops_with
@@ -24,7 +25,6 @@ from stablehlo_tools.ir.dce import erase_unused
 from stablehlo_tools.ir.values import is_float
 from stablehlo_tools.mpmd.staging.assignment import Assignment
 from stablehlo_tools.mpmd.staging.dataflow import Node
-from stablehlo_tools.mpmd.staging.microbatches import is_sum
 from stablehlo_tools.mpmd.staging.step import Step
 
 _ADD = "stablehlo.add"
@@ -41,7 +41,7 @@ def take_apart(step: Step, assignment: Assignment) -> bool:
     if _begin_anew(step, assignment):
         return True
     for each in step.loop.accumulators.values():
-        if each.kind != "add" or len(each.links) < 1:
+        if each.reducer != "add" or len(each.links) < 1:
             continue
         for link in each.links:
             if link.op.name == _ADD and _take_apart(step, assignment, link.op, 1 - link.place):

@@ -111,7 +111,7 @@ def finish_function(
 
 
 def _combined(plan: Plan, carry: int, parts: list[ir.Value], point: ir.InsertionPoint) -> ir.Value:
-    kind = plan.step.loop.accumulators[carry].kind
+    kind = plan.step.loop.accumulators[carry].reducer
     build = Builder(point, plan.step.loop.op.location)
     total = parts[0]
     for part in parts[1:]:

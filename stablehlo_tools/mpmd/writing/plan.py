@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from stablehlo_tools.analysis.loop_carries import ROWS
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.ir.constants import splat_of
 from stablehlo_tools.mpmd.manifest import Transfer
 from stablehlo_tools.mpmd.staging.assignment import Assignment, Work
-from stablehlo_tools.mpmd.staging.microbatches import ROWS
 from stablehlo_tools.mpmd.staging.routing import (
     Messages,
     ends_of,
@@ -87,7 +87,7 @@ class Plan:
         accumulator = self.step.loop.accumulators[carry]
         ranks = self.ranks_of[carry]
         start = self.step.loop.op.operands[carry]
-        if accumulator.kind != ROWS or len(ranks) == 1 or splat_of(start) == 0:
+        if accumulator.reducer != ROWS or len(ranks) == 1 or splat_of(start) == 0:
             return ranks[0]
         if accumulator.replaced:
             return None

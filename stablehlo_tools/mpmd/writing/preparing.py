@@ -31,7 +31,7 @@ class Start(NamedTuple):
         if self.is_first:
             return plan.fixed.write(self.key(plan), known, point)
         result = plan.step.loop.op.results[self.carry]
-        kind = plan.step.loop.accumulators[self.carry].kind
+        kind = plan.step.loop.accumulators[self.carry].reducer
         return identity(kind, result, plan.step.loop.op.location, point)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from stablehlo_tools.analysis.dimension_propagation.graph import WHILE, Body, Node
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims
 from stablehlo_tools.analysis.dimension_propagation.seeds import Trial
-from stablehlo_tools.analysis.layer_loops.partial_sums import PartialSums
+from stablehlo_tools.analysis.partial_sums import PartialSums
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.transforms.parts.accumulate_gradients.beforehand import (
     communicates,

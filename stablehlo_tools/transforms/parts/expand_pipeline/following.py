@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from stablehlo_tools.analysis.dimension_propagation.graph import BRANCHES, WHILE, Body, Graph, Node
 from stablehlo_tools.analysis.dimension_propagation.layout import Layout, reshaped
 from stablehlo_tools.analysis.dimension_propagation.rules import BARRIER, step_of
-from stablehlo_tools.analysis.layer_loops.reading import Rows
+from stablehlo_tools.analysis.loop_carries import Rows
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, note
 from stablehlo_tools.ir.builder import shape_of

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stablehlo_tools.analysis.dimension_propagation.graph import Body, Node
-from stablehlo_tools.analysis.layer_loops.partial_sums import PartialSums
+from stablehlo_tools.analysis.partial_sums import PartialSums
 from stablehlo_tools.diagnostics import ToolError, note
 from stablehlo_tools.transforms.parts.create_reduce_scatter.rewriting import has_uses
 from stablehlo_tools.transforms.parts.expand_pipeline.phases import Phase, inputs_of, needed

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from stablehlo_tools.analysis.dimension_propagation.graph import Node
 from stablehlo_tools.analysis.dimension_propagation.layout import Layout
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims
-from stablehlo_tools.analysis.layer_loops.reading import Rows
+from stablehlo_tools.analysis.loop_carries import Rows
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.ir.values import is_float

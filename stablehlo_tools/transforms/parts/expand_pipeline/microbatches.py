@@ -21,7 +21,7 @@ from stablehlo_tools.analysis.dimension_propagation.undivided import (
     sizes_undivided,
     undivided,
 )
-from stablehlo_tools.analysis.layer_loops.reading import LayerLoop
+from stablehlo_tools.analysis.layer_loops import LayerLoop
 from stablehlo_tools.diagnostics import ToolError, note
 from stablehlo_tools.ir.values import is_float
 from stablehlo_tools.ir.walk import is_inside

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 
 from stablehlo_tools.analysis.dimension_propagation.graph import Body, Node
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims
-from stablehlo_tools.analysis.layer_loops.partial_sums import PartialSums
-from stablehlo_tools.analysis.layer_loops.reading import Access, LayerLoop, Rows
+from stablehlo_tools.analysis.layer_loops import LayerLoop
+from stablehlo_tools.analysis.loop_carries import Access, Rows
+from stablehlo_tools.analysis.partial_sums import PartialSums
 from stablehlo_tools.analysis.reducers import identity_of
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError

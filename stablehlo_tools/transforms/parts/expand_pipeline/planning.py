@@ -11,7 +11,7 @@ from stablehlo_tools.analysis.dimension_propagation.layout import Layout
 from stablehlo_tools.analysis.dimension_propagation.seeds import Seeds
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.entry import entry_function
-from stablehlo_tools.analysis.layer_loops.reading import LayerLoop, layer_loops
+from stablehlo_tools.analysis.layer_loops import LayerLoop, layer_loops
 from stablehlo_tools.analysis.tensor_shardings import MeshAxes, ValueShardings
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, Severity, ToolError, to_place

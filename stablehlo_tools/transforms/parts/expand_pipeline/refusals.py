@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stablehlo_tools.analysis.dimension_propagation.graph import Node
-from stablehlo_tools.analysis.layer_loops.partial_sums import PartialSums
+from stablehlo_tools.analysis.partial_sums import PartialSums
 from stablehlo_tools.diagnostics import ToolError, note
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from stablehlo_tools.analysis.dimension_propagation.layout import Layout
-from stablehlo_tools.analysis.layer_loops.reading import Rows
+from stablehlo_tools.analysis.loop_carries import Rows
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.values import producer

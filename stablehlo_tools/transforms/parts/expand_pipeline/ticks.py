@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from stablehlo_tools.analysis.dimension_propagation.layout import Layout, part_shape
-from stablehlo_tools.analysis.layer_loops.reading import Access
+from stablehlo_tools.analysis.loop_carries import Access
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.counted_loop import CountedLoop

@@ -71,7 +71,7 @@ def late(body: LoopBody, collective: Collective, indices: LoopIndices) -> Move:
         return Move(collective, reason=stays)
     if _is_late(body, collective):
         return Move(collective, reason="it is late already: what it sends was there before")
-    here = body.hanging_on([collective.op], later=False)
+    here = body.depending_on([collective.op], later=False)
     reason = _stays_here(body, collective, here, indices)
     if not reason and not any(body.carries_of(value) for op in here for value in op.results):
         reason = "nothing is carried on of its result"
@@ -102,7 +102,7 @@ def _needed_next(body: LoopBody, collective: Collective, here: Sequence[ir.Opera
     beginning of the next iteration, if that has compute that does not wait for it.
     """
     inside = {key_of(op) for op in here}
-    hanging = body.hanging_on([collective.op], later=True)
+    hanging = body.depending_on([collective.op], later=True)
     reader = next((op for op in hanging if key_of(op) not in inside), None)
     if reader is None:
         return ""
@@ -165,7 +165,7 @@ def _is_carried(body: LoopBody, value: ir.Value) -> bool:
 
 def _is_ahead(body: LoopBody, collective: Collective) -> bool:
     """Whether a result is only sent on and reformatted in its iteration."""
-    read_by = body.hanging_on([collective.op], later=False)
+    read_by = body.depending_on([collective.op], later=False)
     return all(op.name in FORMATTING or body.communicates(op) for op in read_by)
 
 

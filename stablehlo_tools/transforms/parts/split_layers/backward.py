@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from stablehlo_tools.analysis.effects import Effects
-from stablehlo_tools.analysis.layer_loops.reading import LayerLoop, layer_loops
+from stablehlo_tools.analysis.layer_loops import LayerLoop, layer_loops
 from stablehlo_tools.analysis.loops import LoopBody
 from stablehlo_tools.analysis.trip_counts import Counted, counted, known_integer
 from stablehlo_tools.bindings import ir

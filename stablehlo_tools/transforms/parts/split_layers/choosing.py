@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from stablehlo_tools.analysis.dimension_propagation.graph import Graph
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims
 from stablehlo_tools.analysis.effects import Effects
-from stablehlo_tools.analysis.layer_loops.reading import LayerLoop, layer_loops, read_layer_loop
+from stablehlo_tools.analysis.layer_loops import LayerLoop, layer_loops, read_layer_loop
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION

@@ -239,7 +239,7 @@ class _Divider:
         working = [
             body.ops[position] for position in sorted(ours) if self._is_work(body.ops[position])
         ]
-        following = body.hanging_on(working, later=False)
+        following = body.depending_on(working, later=False)
         return ours & {body.position_of[key_of(op)] for op in following}
 
     def _hanging_on(self, carries: Sequence[int]) -> set[ir.Value]:
@@ -247,7 +247,7 @@ class _Divider:
         body = self._body
         arguments = [body.arguments[carry] for carry in carries]
         users = [op for argument in arguments for op in body.users.get(argument, ())]
-        computed = body.hanging_on(users, later=False)
+        computed = body.depending_on(users, later=False)
         return {*arguments, *(result for op in computed for result in op.results)}
 
 

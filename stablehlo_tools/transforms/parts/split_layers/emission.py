@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from stablehlo_tools.analysis.channels import Channels
 from stablehlo_tools.analysis.dimension_propagation.graph import Node, captured
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims
-from stablehlo_tools.analysis.layer_loops.reading import LayerLoop
+from stablehlo_tools.analysis.layer_loops import LayerLoop
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.builder import Builder, shape_of
 from stablehlo_tools.transforms.parts.all_parts import AllPartsWriter

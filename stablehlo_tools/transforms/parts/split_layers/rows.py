@@ -13,7 +13,8 @@ from stablehlo_tools.analysis.dimension_propagation.graph import BRANCHES, WHILE
 from stablehlo_tools.analysis.dimension_propagation.layout import Layout
 from stablehlo_tools.analysis.dimension_propagation.origins import Origins, Wanted
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims, Propagation
-from stablehlo_tools.analysis.layer_loops.reading import LayerLoop, Rows
+from stablehlo_tools.analysis.layer_loops import LayerLoop
+from stablehlo_tools.analysis.loop_carries import Rows
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.values import key_of

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from stablehlo_tools.analysis.channels import Channels
-from stablehlo_tools.analysis.layer_loops.reading import LayerLoop, Rows
+from stablehlo_tools.analysis.layer_loops import LayerLoop
+from stablehlo_tools.analysis.loop_carries import Rows
 from stablehlo_tools.analysis.trip_counts import (
     Counted,
     constant_integer,

@@ -32,7 +32,7 @@ class LastValue:
 
 def last_value(body: LoopBody, collective: Collective, trips: int | None) -> LastValue | str:
     """How a collective can run on what the last iteration sends, or why it cannot."""
-    return last_of(body, body.hanging_on([collective.op], later=False), trips)
+    return last_of(body, body.depending_on([collective.op], later=False), trips)
 
 
 def last_of(body: LoopBody, ops: Sequence[ir.Operation], trips: int | None) -> LastValue | str:

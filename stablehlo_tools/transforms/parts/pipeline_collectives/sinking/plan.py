@@ -113,7 +113,7 @@ class _Planner:
             if isinstance(plan, str):
                 continue
             op = self._body.ops[self._body.position_of[key]]
-            hanging = self._body.hanging_on([op], later=False)
+            hanging = self._body.depending_on([op], later=False)
             members, places = [key], {self._body.position_of[key_of(o)] for o in hanging}
             for group in [g for g in groups if g[1] & places]:
                 groups.remove(group)
@@ -134,7 +134,7 @@ class _Planner:
     def _telling(self, collective: Collective, *plans: Plan | str) -> str:
         """Of the reasons against the three ways, that against the one which comes closest."""
         against = [plan if isinstance(plan, str) else "" for plan in plans]
-        hanging = self._body.hanging_on([collective.op], later=False)
+        hanging = self._body.depending_on([collective.op], later=False)
         if any(op.name == UPDATE for op in hanging):
             return against[2]
         adds = (op for op in hanging if op.name in TREES)

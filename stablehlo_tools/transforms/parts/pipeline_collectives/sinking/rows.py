@@ -72,7 +72,7 @@ def stacked(
     body: LoopBody, collective: Collective, indices: LoopIndices, trips: int | None
 ) -> Stacked | str:
     """How a collective can run on the rows of all iterations, or why it cannot."""
-    return stacked_from(body, body.hanging_on([collective.op], later=False), indices, trips)
+    return stacked_from(body, body.depending_on([collective.op], later=False), indices, trips)
 
 
 def stacked_from(

@@ -1,0 +1,330 @@
+"""What a loop that runs a known number of times does with each of its carries, read once.
+
+    counter       each iteration adds a constant to it                      `body.steps`
+    invariant     every iteration hands it on as it came                    `body.invariant`
+    read rows     an invariant stack: each iteration takes its own rows     `rows_read`
+    written rows  a stack that each iteration writes its own rows of        `rows_written`
+    accumulated   each iteration adds a term to it, or writes rows that no
+                  other does: iterations can run in any order, in parts     `accumulator`
+    handed on     anything else: an iteration needs the one before it
+
+A scan of layers has stacked weights to read rows of, stacked outputs to write and activations to
+hand on; a loop over microbatches accumulates losses and gradients. That a carry is of one kind does
+not keep it from being of another: rows written in order are accumulated, too. Which of them an
+analysis or a pass accepts is its own question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+from stablehlo_tools.analysis.loop_indices import LoopIndices, written_positions
+from stablehlo_tools.analysis.loops import LoopBody
+from stablehlo_tools.analysis.trip_counts import known_integer
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import (
+    ADD,
+    CONVERT,
+    DYNAMIC_SLICE,
+    DYNAMIC_UPDATE_SLICE,
+    SCATTER,
+    SHARDING_CONSTRAINT,
+    SUBTRACT,
+)
+from stablehlo_tools.dialect.reducers import REDUCERS
+from stablehlo_tools.ir.builder import shape_of
+from stablehlo_tools.ir.values import is_float, producer
+
+ROWS = "rows"  # how rows that are written are combined
+_THROUGH = frozenset({SHARDING_CONSTRAINT, CONVERT})
+_ONLY_LEFT = frozenset({SUBTRACT, DYNAMIC_UPDATE_SLICE, SCATTER})
+
+
+@dataclass(frozen=True)
+class Access:
+    """A slice or an update of `count` rows: from row `offset` of those of the iteration."""
+
+    op: ir.Operation
+    offset: int
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows `first` to `first + span * trips` of an array, `span` of them an iteration.
+
+    `carry` is the position of the loop's operands that the array is; `is_reverse`: the last rows
+    come first.
+    """
+
+    carry: int
+    first: int
+    span: int
+    accesses: tuple[Access, ...]
+    is_reverse: bool = False
+
+
+class WrittenStack(NamedTuple):
+    """The rows that each iteration writes of a carry, and those that it read there before."""
+
+    written: Rows
+    read: Rows | None
+
+
+@dataclass(frozen=True)
+class Link:
+    """An op that takes an accumulator, as operand `place`, and gives it on."""
+
+    op: ir.Operation
+    place: int
+
+
+@dataclass(frozen=True)
+class Accumulator:
+    """A carry that every iteration adds to: the ops that do so, in order, and how partial outcomes
+    are combined, by `add`, `maximum`, …; ROWS that are written are added to zeros.
+
+    `replaced` says that nothing of what the carry starts from is left: all rows are written.
+    """
+
+    carry: int
+    reducer: str
+    links: tuple[Link, ...]
+    replaced: bool = False
+
+
+class LoopCarries:
+    """The carries of a loop that runs `trips` times on every device."""
+
+    def __init__(self, body: LoopBody, trips: int) -> None:
+        self.body = body
+        self.trips = trips
+        self.indices = LoopIndices(body, trips, known_integer)
+
+    def rows_read(self, carry: int) -> Rows | None:
+        """The rows that slices take of a carry which nothing else uses."""
+        return self._read(carry, _users(self.body.arguments[carry]))
+
+    def rows_written(self, carry: int) -> WrittenStack | None:
+        """The rows that updates write of a carry, if that is every row once, and after it was read
+        if it is."""
+        updates = self._updates(carry)
+        written = self._rows(carry, updates)
+        if written is None or not _covers(written):
+            return None
+        argument = self.body.arguments[carry]
+        others = [(op, value) for op, value in _users(argument) if op not in updates]
+        if not others:
+            return WrittenStack(written, None)
+        read = self._read(carry, others)
+        if read is None or (read.first, read.span) != (written.first, written.span):
+            return None
+        return WrittenStack(written, read)
+
+    def accumulator(self, carry: int) -> Accumulator | None:
+        """How a carry is accumulated; None where iterations cannot run in any order, in parts."""
+        links = _links(self.body.ends[carry], self.body.arguments[carry])
+        reducer = None if links is None else _common_reducer(links)
+        if links is None or reducer is None:
+            return None
+        if reducer != ROWS:
+            return Accumulator(carry, reducer, tuple(links))
+        updates = [link.op for link in links if link.op.name == DYNAMIC_UPDATE_SLICE]
+        is_whole = _writes_whole(updates, self.indices, self.trips)
+        return None if is_whole is None else Accumulator(carry, ROWS, tuple(links), is_whole)
+
+    def _read(self, carry: int, users: list[tuple[ir.Operation, ir.Value]]) -> Rows | None:
+        """The rows that slices take of a carry, if these users are slices or hand it on."""
+        end = self.body.ends[carry]
+        slices: list[ir.Operation] = []
+        for op, value in users:
+            if op.name == "stablehlo.return" and value == end:
+                continue
+            if op.name != DYNAMIC_SLICE or op.operands[0] != value:
+                return None
+            slices.append(op)
+        return self._rows(carry, slices)
+
+    def _updates(self, carry: int) -> list[ir.Operation]:
+        """The updates that lead from a carry to its next value, each read by the next alone."""
+        value = self.body.ends[carry]
+        updates: list[ir.Operation] = []
+        op = producer(value)
+        while op is not None and op.name in (SHARDING_CONSTRAINT, DYNAMIC_UPDATE_SLICE):
+            if op.name == DYNAMIC_UPDATE_SLICE:
+                updates.append(op)
+            value = op.operands[0]
+            op = producer(value)
+        alone = all(len(list(op.results[0].uses)) == 1 for op in updates)
+        return updates[::-1] if alone and value == self.body.arguments[carry] else []
+
+    def _rows(self, carry: int, ops: Sequence[ir.Operation]) -> Rows | None:
+        """What rows slices or updates go over, if they move by one constant step and all that they
+        touch is of their own iteration."""
+        found = [self._first_rows(op) for op in ops]
+        firsts = [row for row in found if row is not None]
+        if not firsts or len(firsts) < len(ops):
+            return None
+        slopes = {row[1] - row[0] for row in firsts}
+        if len(slopes) != 1 or 0 in slopes:
+            return None
+        slope = slopes.pop()
+        lows = [min(row[0], row[-1]) for row in firsts]
+        first, span = min(lows), abs(slope)
+        if max(lows) - first >= span:
+            return None
+        size = shape_of(ops[0].operands[0])[0]
+        if first < 0 or first + span * self.trips > size:
+            first = size - span * self.trips  # a window that the last offsets do not fill
+            if first < 0 or any(not 0 <= low - first < span for low in lows):
+                return None
+        accesses = tuple(
+            Access(op, low - first, _part(op)[0]) for op, low in zip(ops, lows, strict=True)
+        )
+        if any(access.offset + access.count > span for access in accesses):
+            return None
+        return Rows(carry, first, span, accesses, slope < 0)
+
+    def _first_rows(self, op: ir.Operation) -> list[int] | None:
+        """The row that a slice or an update of whole rows begins at in each iteration, if it moves
+        by a constant step."""
+        whole, part = shape_of(op.operands[0]), _part(op)
+        if self.trips < 2 or not whole or part[1:] != whole[1:]:
+            return None
+        row = self.indices.of(op.operands[1 if op.name == DYNAMIC_SLICE else 2])
+        if row is None or any(not 0 <= place < whole[0] for place in row):
+            return None
+        step = row[1] - row[0]
+        return row if all(b - a == step for a, b in pairwise(row)) else None
+
+
+def accumulates_by(op: ir.Operation) -> str | None:
+    """The reducer by which an op of two operands accumulates: to subtract is to add, too.
+
+    None for any other op.
+    """
+    name = ADD if op.name == SUBTRACT else op.name
+    short = name.removeprefix("stablehlo.")
+    return short if short in REDUCERS else None
+
+
+def is_accumulated(end: ir.Value, argument: ir.Value) -> bool:
+    """Whether iterations do nothing with a carry but add to it."""
+    return _links(end, argument) is not None
+
+
+def is_sum(end: ir.Value, argument: ir.Value) -> bool:
+    """Whether iterations do nothing with a carry but add to it, in its own type."""
+    links = _links(end, argument)
+    return links is not None and all(_reducer(link.op) == "add" for link in links)
+
+
+def _users(value: ir.Value) -> list[tuple[ir.Operation, ir.Value]]:
+    """The ops that read a value, or what a constraint makes of it; and what they read."""
+    users: list[tuple[ir.Operation, ir.Value]] = []
+    for use in value.uses:
+        op = use.owner.operation
+        if op.name == SHARDING_CONSTRAINT:
+            users += _users(op.results[0])
+        else:
+            users.append((op, value))
+    return users
+
+
+def _part(op: ir.Operation) -> list[int]:
+    """The shape of what a slice takes or an update writes."""
+    return shape_of(op.results[0] if op.name == DYNAMIC_SLICE else op.operands[1])
+
+
+def _covers(rows: Rows) -> bool:
+    """Whether updates take every row of an iteration once."""
+    taken = [r for each in rows.accesses for r in range(each.offset, each.offset + each.count)]
+    return sorted(taken) == list(range(rows.span))
+
+
+def _links(end: ir.Value, argument: ir.Value) -> list[Link] | None:
+    """The ops that lead from an argument to what comes back for it, each read by the next alone."""
+    if len(list(argument.uses)) != 1:
+        return None
+    links: list[Link] = []
+    value = argument
+    while True:
+        uses = list(value.uses)
+        if len(uses) != 1:
+            return None
+        user, place = uses[0].owner.operation, uses[0].operand_number
+        if user.name == "stablehlo.return":
+            return links if value == end and links else None
+        known = _reducer(user) is not None or user.name in _THROUGH
+        if not known or (user.name in _ONLY_LEFT and place):
+            return None
+        links.append(Link(user, place))
+        value = user.results[0]
+
+
+def _common_reducer(links: Sequence[Link]) -> str | None:
+    """How outcomes of some iterations are combined with those of others; None if they cannot be."""
+    reducers = {reducer for link in links if (reducer := _reducer(link.op)) is not None}
+    if len(reducers) != 1 or not all(_keeps_sums(link.op) for link in links):
+        return None
+    return reducers.pop()
+
+
+def _reducer(op: ir.Operation) -> str | None:
+    """How an op adds to what it takes; a scatter, by what it does with each element."""
+    if op.name == DYNAMIC_UPDATE_SLICE:
+        return ROWS
+    if op.name == SCATTER:
+        return _scattered_by(op)
+    reducer = accumulates_by(op)
+    return None if reducer == "xor" else reducer  # nothing is written that combines parts by xor
+
+
+def _scattered_by(scatter: ir.Operation) -> str | None:
+    block = scatter.regions[0].blocks[0]
+    ops = [view.operation for view in block.operations]
+    if len(scatter.operands) != 3 or len(ops) != 2 or ops[0].name in _ONLY_LEFT:
+        return None
+    is_whole = (
+        set(ops[0].operands) == set(block.arguments) and producer(ops[1].operands[0]) == ops[0]
+    )
+    return _reducer(ops[0]) if is_whole else None
+
+
+def _keeps_sums(op: ir.Operation) -> bool:
+    """Whether a conversion keeps to floats, or to integers: a sum of parts that were cut off to
+    integers is another one."""
+    if op.name != CONVERT:
+        return True
+    return is_float(op.operands[0].type) == is_float(op.results[0].type)
+
+
+def _writes_whole(updates: Sequence[ir.Operation], indices: LoopIndices, trips: int) -> bool | None:
+    """Whether updates, each of what the one before it gives, write all of an array, each row once,
+    whatever the order; None where that is not known, or a row is written twice.
+
+    Rows may be of any dimension. A start beyond the last that fits is moved back to that.
+    """
+    if len(updates) == 1 and trips == 1 and shape_of(updates[0].operands[0]):
+        return shape_of(updates[0].operands[0]) == shape_of(updates[0].operands[1])
+    ranges: list[tuple[int, int]] = []
+    dims: set[int] = set()
+    is_broad = True
+    for op in updates:
+        positions = written_positions(op, indices)
+        if positions is None:
+            return None
+        dim, starts = positions
+        array, update = shape_of(op.operands[0]), shape_of(op.operands[1])
+        last = array[dim] - update[dim]
+        ranges += [(at, at + update[dim]) for at in (min(max(s, 0), last) for s in starts)]
+        dims.add(dim)
+        is_broad = is_broad and array[:dim] + array[dim + 1 :] == update[:dim] + update[dim + 1 :]
+    ranges.sort()
+    if len(dims) != 1 or any(first[1] > second[0] for first, second in pairwise(ranges)):
+        return None
+    count = sum(limit - start for start, limit in ranges)
+    return is_broad and count == shape_of(updates[0].operands[0])[dims.pop()]

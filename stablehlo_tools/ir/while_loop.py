@@ -1,0 +1,92 @@
+"""A `while` taken apart: its carries, its two blocks, and what one loop hands to the next.
+
+A *carry* is a position of the loop's operands: what it is before the loop (`loop.operands`), at the
+beginning of an iteration (`arguments`), at its end (`ends`), and behind the loop (`loop.results`).
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import (
+    DYNAMIC_UPDATE_SLICE,
+    RESHAPE,
+    SHARDING_CONSTRAINT,
+    WHILE,
+)
+from stablehlo_tools.ir.carriers import terminator
+from stablehlo_tools.ir.values import producer, unconstrained
+from stablehlo_tools.ir.walk import walk
+
+_KEEPING = frozenset({SHARDING_CONSTRAINT, RESHAPE})
+
+
+class WhileLoop:
+    """The structure of a `while`; not valid any more once the loop changes.
+
+    `invariant` are the carries that every iteration hands on as they came.
+    """
+
+    def __init__(self, loop: ir.Operation) -> None:
+        self.loop = loop
+        self.condition: ir.Block = loop.regions[0].blocks[0]
+        self.block: ir.Block = loop.regions[1].blocks[0]
+        self.arguments: list[ir.Value] = list(self.block.arguments)
+        self.ends: list[ir.Value] = list(terminator(self.block).operands)
+        self._number_of = {argument: i for i, argument in enumerate(self.arguments)}
+        self.invariant = {i for i, end in enumerate(self.ends) if end == self.arguments[i]}
+
+    def argument_number(self, value: ir.Value) -> int | None:
+        """The carry that a value is; None for anything but an argument of the body."""
+        return self._number_of.get(value)
+
+    def carries_of(self, value: ir.Value) -> list[int]:
+        """The carries that a value is at the end of the iteration."""
+        return self._carried.get(value, [])
+
+    def is_read_by_condition(self, carry: int) -> bool:
+        """Whether how often the loop runs depends on a carry."""
+        return bool(list(self.condition.arguments[carry].uses))
+
+    @cached_property
+    def _carried(self) -> dict[ir.Value, list[int]]:
+        carried: dict[ir.Value, list[int]] = {}
+        for number, end in enumerate(self.ends):
+            carried.setdefault(end, []).append(number)
+        return carried
+
+
+def link_loops(module: ir.Module) -> None:
+    """Lets what a loop is given stand for a result that every iteration hands on as it came; and a
+    stack that one loop has written stand for reshapes of it that another loop is given.
+
+    Sharding constraints on the way are dropped.
+    """
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        if op.name != WHILE:
+            return ir.WalkResult.ADVANCE
+        for carry, value in enumerate(op.operands):
+            source = _stack(value)
+            if source is not None:
+                op.operands[carry] = source
+        for carry in sorted(WhileLoop(op).invariant):
+            op.results[carry].replace_all_uses_with(op.operands[carry])
+        return ir.WalkResult.ADVANCE
+
+    walk(module.operation, visit)
+
+
+def _stack(value: ir.Value) -> ir.Value | None:
+    """The result of a loop that a value is, if the loop wrote it row by row."""
+    stack, maker = value, producer(value)
+    while maker is not None and maker.name in _KEEPING:
+        stack = maker.operands[0]
+        maker = producer(stack)
+    if maker is None or maker.name != WHILE or stack.type != value.type:
+        return None
+    carry = ir.OpResult(stack).result_number
+    ends = terminator(maker.regions[1].blocks[0]).operands
+    end = producer(unconstrained(ends[carry]))
+    return stack if end is not None and end.name == DYNAMIC_UPDATE_SLICE else None
