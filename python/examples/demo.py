@@ -33,10 +33,10 @@ import stablehlo_tools
 from stablehlo_tools.analysis.collectives import find_collectives
 from stablehlo_tools.artifacts.artifact import from_exported
 from stablehlo_tools.cost.hardware import load_hardware
+from stablehlo_tools.diagnostics import duration
 from stablehlo_tools.report.document import Document
 from stablehlo_tools.report.exposure import Question, exposure
 from stablehlo_tools.report.html import render_page
-from stablehlo_tools.report.units import duration
 from stablehlo_tools.targets.compilation import Compilation, compile_artifact
 from stablehlo_tools.targets.topologies import Target, missing_package
 from stablehlo_tools.verify import Options, Rule, verify_artifacts

@@ -106,7 +106,7 @@ def _outcome(found: Outcome) -> str:
     headings = ("output", "type", "largest difference", "allowed", "")
     lines += _table(headings, [_row(output) for output in found.outputs])
     if found.played:
-        from stablehlo_tools.report.units import size
+        from stablehlo_tools.diagnostics import size
 
         rows = [
             (str(rank), str(len(played.actions)), size(played.peak_bytes), played.peak_at)
@@ -144,7 +144,7 @@ def _row(output: Output) -> tuple[str, ...]:
 
 
 def _compilations(compiled: Sequence[RankCompilation]) -> str:
-    from stablehlo_tools.report.units import size
+    from stablehlo_tools.diagnostics import size
 
     rows = [
         (

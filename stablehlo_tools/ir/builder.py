@@ -172,3 +172,16 @@ def shape_of(value: ir.Value) -> list[int]:
 def element_of(value: ir.Value) -> ir.Type:
     """The element type of a tensor."""
     return ir.RankedTensorType(value.type).element_type
+
+
+def write_reducer(op_name: str, element: ir.Type, region: ir.Region, location: ir.Location) -> None:
+    """A region that combines two elements by one op; `or` for a sum of booleans."""
+    if op_name == "add" and isinstance(element, ir.IntegerType) and element.width == 1:
+        op_name = "or"
+    scalar = ir.RankedTensorType.get([], element, loc=location)
+    block = region.blocks.append(scalar, scalar, arg_locs=[location, location])
+    with ir.InsertionPoint(block):
+        combined = ir.Operation.create(
+            f"stablehlo.{op_name}", results=[scalar], operands=list(block.arguments), loc=location
+        )
+        ir.Operation.create("stablehlo.return", operands=list(combined.results), loc=location)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cmp_to_key
+
 from stablehlo_tools.bindings import ir
 
 
@@ -42,3 +45,17 @@ def is_float(kind: ir.Type) -> bool:
     if not isinstance(kind, ir.RankedTensorType):
         return False
     return isinstance(kind.element_type, ir.FloatType | ir.ComplexType)
+
+
+def has_uses(value: ir.Value) -> bool:
+    """Whether anything uses a value."""
+    return next(iter(value.uses), None) is not None
+
+
+def in_block_order(ops: Sequence[ir.Operation]) -> list[ir.Operation]:
+    """Ops of one block, in the order of the block."""
+
+    def compare(one: ir.Operation, other: ir.Operation) -> int:
+        return -1 if one.is_before_in_block(other) else int(one != other)
+
+    return sorted(ops, key=cmp_to_key(compare))

@@ -11,44 +11,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from stablehlo_tools.overlap.collective_times import CollectiveRow
 from stablehlo_tools.report.pipeline_document import PipelineReport
 
 SCHEMA = "stablehlo-tools/cost/1"
-
-
-@dataclass(frozen=True, slots=True)
-class Hider:
-    """A compute task that ran while a collective was in flight, and for how long."""
-
-    name: str
-    ns: float
-
-
-@dataclass(frozen=True, slots=True)
-class CollectiveRow:
-    """One collective of the program.
-
-    `times` is how often it runs; `ns` and `exposed_ns` are of all runs together, `bytes` of one.
-    `hideable_ns` is how much of `ns` independent compute could cover in any order; `why` says what
-    stands in the way of the rest, "" where nothing does.
-    """
-
-    number: int
-    kind: str
-    name: str
-    groups: str
-    axes: tuple[str, ...]
-    stream: str
-    algorithm: str
-    dtype: str
-    bytes: float
-    times: int
-    ns: float
-    exposed_ns: float
-    hidden_by: tuple[Hider, ...]
-    hideable_ns: float
-    why: str
-    place: str
 
 
 @dataclass(frozen=True, slots=True)

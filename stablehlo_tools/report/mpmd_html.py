@@ -5,10 +5,10 @@ from __future__ import annotations
 import html
 from collections.abc import Iterator, Sequence
 
+from stablehlo_tools.diagnostics import size
 from stablehlo_tools.report.mpmd_document import Level, RankRow, SetReport
 from stablehlo_tools.report.mpmd_text import memory_cells, message_rows, verdict
 from stablehlo_tools.report.schedule_html import render_page
-from stablehlo_tools.report.units import size
 
 _END = "</main>"
 _WIDTH, _HEIGHT = 1000, 60  # of a curve, in units of its own

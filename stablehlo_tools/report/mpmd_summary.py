@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from stablehlo_tools.diagnostics import size
 from stablehlo_tools.mpmd.manifest import Manifest
-from stablehlo_tools.report.units import size
 from stablehlo_tools.schedules.simulator import simulate
 
 _MILLI = 1e3

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from stablehlo_tools.diagnostics import duration, size
 from stablehlo_tools.report.mpmd_document import RankRow, SetReport
 from stablehlo_tools.report.schedule_table import described, percent, to_text
-from stablehlo_tools.report.units import duration, size
 
 _MEMORY = ("rank", "stages", "held", "bound", "peak", "limit", "weights", "arguments", "peak at")
 _LINKS = ("from", "to", "messages", "bytes", "finish", "bytes")

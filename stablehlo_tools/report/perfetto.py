@@ -12,13 +12,8 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from stablehlo_tools.report.document import (
-    SCHEMA,
-    CollectiveRow,
-    Document,
-    Event,
-    ProgramReport,
-)
+from stablehlo_tools.overlap.collective_times import CollectiveRow
+from stablehlo_tools.report.document import SCHEMA, Document, Event, ProgramReport
 
 # The reader keeps one table of thread ids for all processes, so that ids must differ in all of
 # them; it knows the thread whose id is the process's as the main thread.

@@ -6,17 +6,13 @@ from collections.abc import Iterator
 
 from stablehlo_tools.cost.hardware import Hardware
 from stablehlo_tools.overlap.bounds import floor, stream_totals
+from stablehlo_tools.overlap.collective_times import collective_rows
 from stablehlo_tools.overlap.memory import MemoryProfile, Place, memory_profile
 from stablehlo_tools.overlap.simulator import Simulation, simulate
 from stablehlo_tools.overlap.task_graph import Task, TaskGraph
 from stablehlo_tools.report.document import Alive, ProgramReport
 from stablehlo_tools.report.pipeline_document import PipelineReport
-from stablehlo_tools.report.rows import (
-    collective_rows,
-    kernel_rows,
-    loop_rows,
-    unsteady_loops,
-)
+from stablehlo_tools.report.rows import kernel_rows, loop_rows, unsteady_loops
 from stablehlo_tools.report.timeline import timeline
 
 _MOST_ALIVE = 25

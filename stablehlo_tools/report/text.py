@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
+from stablehlo_tools.diagnostics import duration, share, size
 from stablehlo_tools.report.document import Document, ProgramReport
 from stablehlo_tools.report.pipeline_text import pipeline_lines
-from stablehlo_tools.report.units import duration, share, size
 
 _MOST_ALIVE = 8
 _MOST_KERNELS = 8

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from stablehlo_tools.overlap.bounds import floor
+from stablehlo_tools.overlap.collective_times import Path, collective_numbers, graphs_of
 from stablehlo_tools.overlap.simulator import LoopRun, Run, Simulation
 from stablehlo_tools.overlap.streams import Flight
 from stablehlo_tools.overlap.task_graph import COMPUTE_STREAM, Task, TaskGraph, TaskKind
 from stablehlo_tools.report.document import Event
-from stablehlo_tools.report.rows import Path, collective_numbers, graphs_of
 
 _MOST_EVENTS = 20_000  # beyond so many, further iterations of a loop are drawn as one block
 

@@ -66,6 +66,7 @@ from stablehlo_tools.ir.dce import erase_unused
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.reshapes import fold_reshapes
 from stablehlo_tools.ir.symbols import functions_by_name
+from stablehlo_tools.ir.token_chain import refuse_tokens
 from stablehlo_tools.ir.while_loop import link_loops
 from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.transforms.parts.accumulate_gradients.barriers import free_whole_values
@@ -77,7 +78,6 @@ from stablehlo_tools.transforms.parts.accumulate_gradients.searching import (
 )
 from stablehlo_tools.transforms.parts.accumulate_gradients.uneven import uneven_arguments
 from stablehlo_tools.transforms.parts.accumulate_gradients.writing import needed_later, write_loop
-from stablehlo_tools.transforms.parts.thread_tokens.refusing import refuse_tokens
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from stablehlo_tools.order.simulation import Choice, Simulator
 from stablehlo_tools.order.transfers import pair_transfers
 from stablehlo_tools.order.verdict import decide
 from stablehlo_tools.transforms.keep_alive import keep_alive
-from stablehlo_tools.transforms.parts.thread_tokens.stripping import strip_module
+from stablehlo_tools.transforms.strip_tokens import strip_module
 from stablehlo_tools.transforms.thread_tokens import ThreadTokensPass
 
 

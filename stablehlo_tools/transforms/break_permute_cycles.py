@@ -47,13 +47,7 @@ from typing import ClassVar
 from stablehlo_tools.analysis.channels import Channels
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts, find_collectives
 from stablehlo_tools.analysis.permute_cycles import Cut, Pair, cut_cycles, cycle_text
-from stablehlo_tools.analysis.replica_groups import GroupMode
-from stablehlo_tools.bindings import ir
-from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, Severity, ToolError, to_place
-from stablehlo_tools.ir.builder import Builder
-from stablehlo_tools.passes.base import Pass
-from stablehlo_tools.transforms.parts.decompose_collective_permute.membership import Membership
-from stablehlo_tools.transforms.parts.decompose_collective_permute.pairs import (
+from stablehlo_tools.analysis.permute_pairs import (
     PAIRS,
     PERMUTE,
     check_min_bytes,
@@ -61,7 +55,13 @@ from stablehlo_tools.transforms.parts.decompose_collective_permute.pairs import 
     pairs_of,
     why_left,
 )
-from stablehlo_tools.transforms.parts.thread_tokens.refusing import refuse_tokens
+from stablehlo_tools.analysis.replica_groups import GroupMode
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, Severity, ToolError, to_place
+from stablehlo_tools.ir.builder import Builder
+from stablehlo_tools.ir.token_chain import refuse_tokens
+from stablehlo_tools.passes.base import Pass
+from stablehlo_tools.transforms.parts.break_permute_cycles.membership import Membership
 
 _MOST_NAMED = 4  # cycles in a note
 

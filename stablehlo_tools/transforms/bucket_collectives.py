@@ -38,12 +38,16 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, Severity, ToolError, note
 from stablehlo_tools.passes.base import Pass
+from stablehlo_tools.transforms.parts.bucket_collectives.merge import Merger
 from stablehlo_tools.transforms.parts.bucket_collectives.planning import (
     Plan,
     apply_buckets,
     plan_buckets,
     us,
 )
+
+# `Merger` is for other passes that make collectives alike, and then one.
+__all__ = ["BucketCollectivesPass", "Merger"]
 
 _GIB = 2.0**30
 

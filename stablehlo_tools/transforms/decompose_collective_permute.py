@@ -77,25 +77,25 @@ from typing import ClassVar, Literal
 
 from stablehlo_tools.analysis.channels import next_channel
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts, find_collectives
+from stablehlo_tools.analysis.free_axes import FreeAxes
 from stablehlo_tools.analysis.permute_cycles import cycle_text, find_cycles
-from stablehlo_tools.analysis.replica_groups import GroupMode
-from stablehlo_tools.bindings import ir
-from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, Severity, ToolError, to_place
-from stablehlo_tools.ir.values import key_of
-from stablehlo_tools.passes.base import Pass
-from stablehlo_tools.transforms.parts.bucket_collectives.free_axes import FreeAxes
-from stablehlo_tools.transforms.parts.decompose_collective_permute.conflicts import conflicting
-from stablehlo_tools.transforms.parts.decompose_collective_permute.pairs import (
+from stablehlo_tools.analysis.permute_pairs import (
     PERMUTE,
     check_min_bytes,
     pairs_of,
     why_left,
 )
+from stablehlo_tools.analysis.replica_groups import GroupMode
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, Severity, ToolError, to_place
+from stablehlo_tools.ir.token_chain import refuse_tokens
+from stablehlo_tools.ir.values import key_of
+from stablehlo_tools.passes.base import Pass
+from stablehlo_tools.transforms.parts.decompose_collective_permute.conflicts import conflicting
 from stablehlo_tools.transforms.parts.decompose_collective_permute.transfers import to_transfers
 from stablehlo_tools.transforms.parts.decompose_collective_permute.validity.skipping import (
     skip_unneeded,
 )
-from stablehlo_tools.transforms.parts.thread_tokens.refusing import refuse_tokens
 
 _PERMUTES = "collective-permute"
 

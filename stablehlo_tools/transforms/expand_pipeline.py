@@ -69,13 +69,13 @@ from stablehlo_tools.ir.cse import share_common
 from stablehlo_tools.ir.dce import erase_unused
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.reshapes import fold_reshapes
+from stablehlo_tools.ir.token_chain import refuse_tokens
 from stablehlo_tools.ir.while_loop import link_loops
 from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.transforms.parts.expand_pipeline.expansion import Expansion
 from stablehlo_tools.transforms.parts.expand_pipeline.explanation import exchanged, explained
 from stablehlo_tools.transforms.parts.expand_pipeline.ordering import StackOrders, orders_of
 from stablehlo_tools.transforms.parts.expand_pipeline.planning import Options, plan_expansion
-from stablehlo_tools.transforms.parts.thread_tokens.refusing import refuse_tokens
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, ToolError, note
 from stablehlo_tools.ir.copying import copy_module, take_over
 from stablehlo_tools.ir.inline import inline_all_calls
+from stablehlo_tools.ir.token_chain import refuse_tokens
 from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.transforms.parts.fold_pipeline.chains import SameStageError
 from stablehlo_tools.transforms.parts.fold_pipeline.hoisting import hoist_slices
@@ -76,7 +77,6 @@ from stablehlo_tools.transforms.parts.fold_pipeline.recognition import (
 from stablehlo_tools.transforms.parts.fold_pipeline.replacing import fold
 from stablehlo_tools.transforms.parts.fold_pipeline.tidying import erase_open_constraints
 from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import UnresolvedError
-from stablehlo_tools.transforms.parts.thread_tokens.refusing import refuse_tokens
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,7 @@ from typing import ClassVar, Literal
 from stablehlo_tools.analysis.collectives import Collective
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostics, ToolError
+from stablehlo_tools.ir.token_chain import is_link
 from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.transforms.parts.import_pseudo_tokens.acceptance import accepted_chains
@@ -66,9 +67,7 @@ from stablehlo_tools.transforms.parts.import_pseudo_tokens.planning import Impor
 from stablehlo_tools.transforms.parts.import_pseudo_tokens.program import Program
 from stablehlo_tools.transforms.parts.import_pseudo_tokens.rewriting import take_out
 from stablehlo_tools.transforms.parts.import_pseudo_tokens.signature import drop_token_arguments
-from stablehlo_tools.transforms.parts.thread_tokens.chain import is_link
-from stablehlo_tools.transforms.parts.thread_tokens.plan import plan_chain
-from stablehlo_tools.transforms.parts.thread_tokens.threading import Threader
+from stablehlo_tools.transforms.thread_tokens import thread_collectives
 
 
 @dataclass(frozen=True)
@@ -115,9 +114,7 @@ def _thread(module: ir.Module, members: list[ir.Operation], order: PartialOrder 
     def counts(collective: Collective) -> bool:
         return len(collective.op.results) > 0 and collective.op.results[0] in chained
 
-    threader = Threader()
-    for function in plan_chain(module, by_group=False, minimal=False, counts=counts):
-        threader.function(function)
+    thread_collectives(module, counts)
 
 
 def _check_unthreaded(module: ir.Module) -> None:

@@ -58,9 +58,9 @@ from stablehlo_tools.diagnostics import Diagnostics, ToolError
 from stablehlo_tools.ir.copying import copy_module, take_over
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.physical_forms import write_as_values
+from stablehlo_tools.ir.token_chain import refuse_tokens
 from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.transforms.parts.pipeline_collectives.pipelining import LoopPipelining, Options
-from stablehlo_tools.transforms.parts.thread_tokens.refusing import refuse_tokens
 
 _GIB = 2.0**30
 

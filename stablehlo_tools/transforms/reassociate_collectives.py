@@ -43,6 +43,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from stablehlo_tools.analysis.collective_likeness import Groups
 from stablehlo_tools.analysis.collectives import (
     ModuleFacts,
     classify_communication,
@@ -53,16 +54,15 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, Severity, to_place
 from stablehlo_tools.ir.copying import copy_module, take_over
 from stablehlo_tools.ir.inline import inline_all_calls
+from stablehlo_tools.ir.token_chain import refuse_tokens
 from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.passes.base import Pass
-from stablehlo_tools.transforms.parts.bucket_collectives.compatible import Groups
 from stablehlo_tools.transforms.parts.reassociate_collectives.terms import (
     Classify,
     term_of,
     why_not_merged,
 )
 from stablehlo_tools.transforms.parts.reassociate_collectives.writing import write_merged
-from stablehlo_tools.transforms.parts.thread_tokens.refusing import refuse_tokens
 
 _NAMES = frozenset(f"stablehlo.{kind}" for kind in KINDS)
 

@@ -51,23 +51,32 @@ from stablehlo_tools.analysis.tasks.graph import TracedGraph, traced_task_graph
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.clock import Clock
 from stablehlo_tools.cost.hardware import Hardware, load_hardware
-from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, Severity, ToolError, to_place
+from stablehlo_tools.diagnostics import (
+    Diagnostic,
+    Diagnostics,
+    Severity,
+    ToolError,
+    duration,
+    to_place,
+)
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.ir.copying import copy_module, take_over
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.symbols import functions_by_name
+from stablehlo_tools.ir.token_chain import refuse_tokens
 from stablehlo_tools.overlap.memory import memory_profile
 from stablehlo_tools.passes.base import Pass
-from stablehlo_tools.report.units import duration
 from stablehlo_tools.transforms.partition import PartitionPass
 from stablehlo_tools.transforms.parts.schedule_overlap.explanation import explain
 from stablehlo_tools.transforms.parts.schedule_overlap.scheduled_block import (
+    PlanLimits,
     ScheduledBlock,
-    Wanted,
     schedule_block,
 )
-from stablehlo_tools.transforms.parts.schedule_overlap.writing import write_fences, write_order
-from stablehlo_tools.transforms.parts.thread_tokens.refusing import refuse_tokens
+from stablehlo_tools.transforms.parts.schedule_overlap.writing import write_block
+
+# A block is planned and written by other passes, too: `pipeline-collectives` holds its loops so.
+__all__ = ["PlanLimits", "ScheduleOverlapPass", "ScheduledBlock", "schedule_block", "write_block"]
 
 _GIB = 2.0**30
 _HEADROOM = _GIB  # bytes that a plan may need more than the program's own order
@@ -133,8 +142,7 @@ class ScheduleOverlapPass(Pass):
         left = [_why_left(block, hardware) for block in blocks]
         for block, reason in zip(blocks, left, strict=True):
             if reason is None:
-                write_order(block.plan)
-                write_fences(block.plan, block.fences, block.anchors)
+                write_block(block)
         limited = self.memory_limit is not None and None in left
         peak = _Work.of(copy, hardware).peak if limited else work.peak
         return _Draft(copy, blocks, left, peak)
@@ -167,9 +175,9 @@ class ScheduleOverlapPass(Pass):
         """The blocks with collectives, each with its schedule, inner ones first."""
         for body in traced.bodies.values():
             yield from self._blocks(work, body, max(0.0, headroom), in_loop=True)
-        wanted = Wanted(headroom, self.streams, not self.no_compute_reorder, work.copy_rate)
+        limits = PlanLimits(headroom, self.streams, not self.no_compute_reorder, work.copy_rate)
         own = memory_profile(traced.graph, in_loop=in_loop).peak_bytes
-        found = schedule_block(traced, work.effects, wanted, own, in_loop=in_loop)
+        found = schedule_block(traced, work.effects, limits, own, in_loop=in_loop)
         if found is not None:
             yield found
 

@@ -64,6 +64,7 @@ from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, ToolError, note
 from stablehlo_tools.ir.copying import copy_module
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.symbols import functions_by_name
+from stablehlo_tools.ir.token_chain import refuse_tokens
 from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.transforms.parts.all_parts import AllPartsWriter
 from stablehlo_tools.transforms.parts.split_batch.peaks import peak_bytes
@@ -73,7 +74,6 @@ from stablehlo_tools.transforms.parts.split_batch.regions import (
     choose,
     find_regions,
 )
-from stablehlo_tools.transforms.parts.thread_tokens.refusing import refuse_tokens
 
 
 @dataclass(frozen=True)

@@ -45,10 +45,11 @@ a collective whose results nobody uses is warned about, because compilers delete
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from stablehlo_tools.analysis.collectives import Collective
 from stablehlo_tools.analysis.liveness import dead_collectives
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostics, ToolError
@@ -56,10 +57,9 @@ from stablehlo_tools.dialect.custom_calls import label
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.passes.base import Pass
-from stablehlo_tools.transforms.parts.thread_tokens.composites import Decompositions
-from stablehlo_tools.transforms.parts.thread_tokens.plan import FunctionPlan, plan_chain
-from stablehlo_tools.transforms.parts.thread_tokens.stripping import strip_module
-from stablehlo_tools.transforms.parts.thread_tokens.threading import Threader
+from stablehlo_tools.transforms.parts.thread_tokens.chain_plan import FunctionPlan, plan_chain
+from stablehlo_tools.transforms.parts.thread_tokens.threading import Decompositions, Threader
+from stablehlo_tools.transforms.strip_tokens import strip_module
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,13 @@ class ThreadTokensPass(Pass):
         threader = Threader(Decompositions(module) if self.form == "composite" else None)
         for function in functions:
             threader.function(function)
+
+
+def thread_collectives(module: ir.Module, counts: Callable[[Collective], bool]) -> None:
+    """Threads one chain through the collectives that `counts` says, for passes that need an order
+    of some ops only. Raises a located ToolError where a precondition fails."""
+    for function in plan_chain(module, by_group=False, minimal=False, counts=counts):
+        Threader().function(function)
 
 
 def _warn_of_dead_collectives(module: ir.Module, diagnostics: Diagnostics) -> None:

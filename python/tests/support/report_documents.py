@@ -4,15 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from stablehlo_tools.report.document import (
-    Alive,
-    CollectiveRow,
-    Document,
-    Event,
-    Hider,
-    LoopRow,
-    ProgramReport,
-)
+from stablehlo_tools.overlap.collective_times import CollectiveRow, Hider
+from stablehlo_tools.report.document import Alive, Document, Event, LoopRow, ProgramReport
 
 MIB = 2.0**20
 GIB = 2.0**30

@@ -16,9 +16,9 @@ from stablehlo_tools.artifacts import artifact as artifacts
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.ir.token_chain import AFTER_ALL, BARRIER
 from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.passes.pipeline import Pipeline
-from stablehlo_tools.transforms.parts.thread_tokens.chain import AFTER_ALL, BARRIER
 from stablehlo_tools.verify import Options, verify_artifacts
 
 EXPORTS = sorted((FIXTURES / "torch_xla").rglob("*.mlir"))  # by torch-xla 2.9 itself

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from stablehlo_tools.analysis.collective_likeness import Traits
 from stablehlo_tools.analysis.collectives import Collective
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.values import key_of
 from stablehlo_tools.ir.walk import walk
-from stablehlo_tools.transforms.parts.bucket_collectives.compatible import Traits
 from stablehlo_tools.transforms.parts.bucket_collectives.merge import Merger
 
 Depths = Mapping[int, int]  # of each set: how many, one needed by the next, a value needs

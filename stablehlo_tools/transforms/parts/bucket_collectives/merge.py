@@ -39,6 +39,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from stablehlo_tools.analysis.collective_likeness import (
+    Groups,
+    Traits,
+    traits_of,
+    why_not_alike,
+    why_unfit,
+)
 from stablehlo_tools.analysis.collectives import (
     Collective,
     ModuleFacts,
@@ -46,22 +53,14 @@ from stablehlo_tools.analysis.collectives import (
     find_collectives,
 )
 from stablehlo_tools.analysis.effects import Effects
+from stablehlo_tools.analysis.free_axes import FreeAxes
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.ir.symbols import functions_by_name
-from stablehlo_tools.ir.values import key_of
-from stablehlo_tools.transforms.parts.bucket_collectives.compatible import (
-    Groups,
-    Traits,
-    traits_of,
-    why_not_alike,
-    why_unfit,
-)
-from stablehlo_tools.transforms.parts.bucket_collectives.free_axes import FreeAxes
+from stablehlo_tools.ir.values import in_block_order, key_of
 from stablehlo_tools.transforms.parts.bucket_collectives.placement import (
     Place,
     find_place,
-    in_block_order,
 )
 from stablehlo_tools.transforms.parts.bucket_collectives.writing import (
     SEVERAL_OPERANDS,

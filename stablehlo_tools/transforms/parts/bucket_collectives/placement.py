@@ -13,11 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cmp_to_key
 
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.ir.values import key_of, producer
+from stablehlo_tools.ir.values import in_block_order, key_of, producer
 
 _LEADS = "one of them leads to another (C9)"
 _EFFECT_BETWEEN = "ops with effects between them would change their order (C9)"
@@ -129,12 +128,3 @@ def parent_of(op: ir.Operation) -> ir.Operation:
 def _maker_in(block: ir.Block, value: ir.Value) -> ir.Operation | None:
     maker = producer(value)
     return maker if maker is not None and maker.block == block else None
-
-
-def in_block_order(ops: Sequence[ir.Operation]) -> list[ir.Operation]:
-    """In the order of their block."""
-
-    def compare(one: ir.Operation, other: ir.Operation) -> int:
-        return -1 if one.is_before_in_block(other) else int(one != other)
-
-    return sorted(ops, key=cmp_to_key(compare))

@@ -17,7 +17,7 @@ from stablehlo_tools.analysis.tensor_shardings import SHARDING
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.frontend_attributes import FRONTEND_ATTRIBUTES, LAYOUTS, shared
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
-from stablehlo_tools.ir.values import maker_of
+from stablehlo_tools.ir.values import in_block_order, maker_of
 from stablehlo_tools.transforms.parts.bucket_collectives.elements import (
     common_element,
     decoded,
@@ -30,7 +30,6 @@ from stablehlo_tools.transforms.parts.bucket_collectives.exchange import (
     only_uneven,
     reshaped,
 )
-from stablehlo_tools.transforms.parts.bucket_collectives.placement import in_block_order
 
 SEVERAL_OPERANDS = frozenset({"all_reduce", "all_gather"})
 _OF_ONE = frozenset({SHARDING, FRONTEND_ATTRIBUTES, *LAYOUTS})  # not of what stands for several

@@ -10,7 +10,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import CALL
 from stablehlo_tools.dialect.traits import COMPUTATIONS
 from stablehlo_tools.ir.symbols import callee_name
-from stablehlo_tools.ir.values import producer
+from stablehlo_tools.ir.values import has_uses, producer
 from stablehlo_tools.transforms.parts.create_reduce_scatter.slices import Slice, Step
 from stablehlo_tools.transforms.parts.create_reduce_scatter.windows import (
     BROADCAST,
@@ -127,11 +127,6 @@ def erase_unused(
         op.erase()
         pending += operands
     return erased
-
-
-def has_uses(value: ir.Value) -> bool:
-    """Whether anything uses a value."""
-    return next(iter(value.uses), None) is not None
 
 
 def _narrowed_step(step: Step, part: ir.Value) -> ir.Value:

@@ -17,13 +17,12 @@ from collections.abc import Sequence
 
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import Collective
+from stablehlo_tools.analysis.permute_pairs import PAIRS
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.ir.token_chain import CARRIED, LINK
 from stablehlo_tools.ir.values import key_of, maker_of
 from stablehlo_tools.ir.walk import walk
-from stablehlo_tools.transforms.parts.decompose_collective_permute.pairs import PAIRS
-from stablehlo_tools.transforms.parts.thread_tokens.chain import CARRIED, LINK
-from stablehlo_tools.transforms.parts.thread_tokens.plan import plan_chain
-from stablehlo_tools.transforms.parts.thread_tokens.threading import Threader
+from stablehlo_tools.transforms.thread_tokens import thread_collectives
 
 _DEVICE_TO_DEVICE = 1
 _FRONTEND = "mhlo.frontend_attributes"
@@ -38,11 +37,7 @@ def to_transfers(
     Raises a located ToolError where no token can be led to one of them.
     """
     chained = {key_of(collective.op) for collective in (*permutes, *ordered)}
-    functions = plan_chain(
-        module, by_group=False, minimal=False, counts=lambda c: key_of(c.op) in chained
-    )
-    for function in functions:
-        Threader().function(function)
+    thread_collectives(module, lambda collective: key_of(collective.op) in chained)
     for number, permute in enumerate(permutes, channel):
         _replace(permute.op, number)
     _unmark(module)

@@ -15,8 +15,7 @@ from stablehlo_tools.analysis.reducers import identity_of
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.ir.builder import element_of
-from stablehlo_tools.ir.values import key_of
-from stablehlo_tools.transforms.parts.create_reduce_scatter.rewriting import has_uses
+from stablehlo_tools.ir.values import has_uses, key_of
 from stablehlo_tools.transforms.parts.expand_pipeline.refusals import mixing_refusal
 
 _ADDING = frozenset({"stablehlo.add", "sdy.sharding_constraint"})

@@ -15,8 +15,7 @@ from stablehlo_tools.analysis.dimension_propagation.layout import Layout
 from stablehlo_tools.analysis.loop_carries import Rows
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
-from stablehlo_tools.ir.values import producer
-from stablehlo_tools.transforms.parts.create_reduce_scatter.rewriting import has_uses
+from stablehlo_tools.ir.values import has_uses, producer
 from stablehlo_tools.transforms.parts.expand_pipeline.chunks import Chunks
 from stablehlo_tools.transforms.parts.expand_pipeline.divided import is_divided
 from stablehlo_tools.transforms.parts.expand_pipeline.region import Axis, channel_handle

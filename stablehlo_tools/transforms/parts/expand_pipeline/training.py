@@ -11,8 +11,8 @@ from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.counted_loop import (
     CountedLoop,
 )
+from stablehlo_tools.ir.values import has_uses
 from stablehlo_tools.schedules.lockstep import Cell, Direction, Lockstep
-from stablehlo_tools.transforms.parts.create_reduce_scatter.rewriting import has_uses
 from stablehlo_tools.transforms.parts.expand_pipeline.elements import (
     nothing,
     put_row,

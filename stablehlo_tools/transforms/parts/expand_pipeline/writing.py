@@ -8,8 +8,8 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.constants import splat_of
 from stablehlo_tools.ir.counted_loop import CountedLoop
+from stablehlo_tools.ir.values import has_uses
 from stablehlo_tools.schedules.lockstep import Direction
-from stablehlo_tools.transforms.parts.create_reduce_scatter.rewriting import has_uses
 from stablehlo_tools.transforms.parts.expand_pipeline.chunks import RANK_DIMENSION
 from stablehlo_tools.transforms.parts.expand_pipeline.phases import Phase
 from stablehlo_tools.transforms.parts.expand_pipeline.region import Region

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.ir.token_chain import create_join, tie_operands, tie_results
 from stablehlo_tools.transforms.parts.import_pseudo_tokens.planning import (
     ImportPlan,
     not_in_one_block,
     sources,
 )
-from stablehlo_tools.transforms.parts.thread_tokens.chain import create_join
-from stablehlo_tools.transforms.parts.thread_tokens.threading import tie_operands, tie_results
 
 PartialOrder = list[list[int]]  # by member: those it comes directly after
 

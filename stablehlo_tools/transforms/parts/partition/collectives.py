@@ -17,7 +17,7 @@ from stablehlo_tools.analysis.replica_groups import ProcessGroups
 from stablehlo_tools.analysis.tensor_shardings import Axes, Dims, MeshAxes, ValueShardings, axes_in
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.ir.builder import Builder, element_of, shape_of
+from stablehlo_tools.ir.builder import Builder, element_of, shape_of, write_reducer
 from stablehlo_tools.ir.values import maker_of, producer
 from stablehlo_tools.transforms.parts.partition.local_index import DeviceOffsets
 
@@ -189,19 +189,6 @@ def copy_reducer(maker: ir.Operation, region: ir.Region) -> None:
     for block in list(source.regions[0].blocks):
         block.append_to(region)
     source.erase()
-
-
-def write_reducer(kind: str, element: ir.Type, region: ir.Region, location: ir.Location) -> None:
-    """A region that combines two elements by one op; `or` for a sum of booleans."""
-    if kind == "add" and isinstance(element, ir.IntegerType) and element.width == 1:
-        kind = "or"
-    scalar = ir.RankedTensorType.get([], element, loc=location)
-    block = region.blocks.append(scalar, scalar, arg_locs=[location, location])
-    with ir.InsertionPoint(block):
-        combined = ir.Operation.create(
-            f"stablehlo.{kind}", results=[scalar], operands=list(block.arguments), loc=location
-        )
-        ir.Operation.create("stablehlo.return", operands=list(combined.results), loc=location)
 
 
 def _axis_lists(op: ir.Operation, name: str) -> list[Axes]:

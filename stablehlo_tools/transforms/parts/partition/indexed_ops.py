@@ -11,25 +11,20 @@ device serves the ones that fall into its part:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.reducers import identity_of, is_identity_of, reducer_kind
 from stablehlo_tools.analysis.tensor_shardings import Axes, axes_in
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.ir.builder import Builder, element_of, shape_of
+from stablehlo_tools.ir.builder import Builder, element_of, shape_of, write_reducer
 from stablehlo_tools.ir.values import maker_of
-from stablehlo_tools.transforms.parts.partition.collectives import write_reducer
+from stablehlo_tools.transforms.parts.partition.local_view import LocalView
 from stablehlo_tools.transforms.parts.partition.resharding import all_reduce_of
 from stablehlo_tools.transforms.parts.partition.undividable import integers
-
-if TYPE_CHECKING:
-    from stablehlo_tools.transforms.parts.partition.localizing import Localizer
 
 _INDEX_BITS = 32  # at least so many, that any place in a dimension can be told
 
 
-def gather(local: Localizer, op: ir.Operation) -> None:
+def gather(local: LocalView, op: ir.Operation) -> None:
     """Gathers from the device's part of the operand."""
     numbers = bindings.GatherDimensionNumbers(op.attributes["dimension_numbers"])
     operand, result = op.operands[0], op.results[0]
@@ -81,7 +76,7 @@ def gather(local: Localizer, op: ir.Operation) -> None:
     local.stand_in(result, chosen)
 
 
-def scatter(local: Localizer, op: ir.Operation) -> None:
+def scatter(local: LocalView, op: ir.Operation) -> None:
     """Scatters into the device's part of the operand."""
     if len(op.results) > 1:
         return
@@ -107,7 +102,7 @@ def scatter(local: Localizer, op: ir.Operation) -> None:
         op.operands[0] = _on_leader(local, build, op, summed)
 
 
-def dynamic_update_slice(local: Localizer, op: ir.Operation) -> None:
+def dynamic_update_slice(local: LocalView, op: ir.Operation) -> None:
     """Updates the device's part of the operand."""
     operand, update, *starts = op.operands
     divided, whole, sizes = local.divided(operand), local.whole_shape(operand), shape_of(update)
@@ -207,7 +202,7 @@ def _summed_axes(op: ir.Operation) -> Axes:
     return () if all_reduce is None else axes_in(str(all_reduce.attributes["reduction_axes"]))
 
 
-def _on_leader(local: Localizer, build: Builder, op: ir.Operation, summed: Axes) -> ir.Value:
+def _on_leader(local: LocalView, build: Builder, op: ir.Operation, summed: Axes) -> ir.Value:
     """A scatter's operand on the first device along the axes, and an identity on the others."""
     operand = op.operands[0]
     kind = reducer_kind(op.regions[0].blocks[0])

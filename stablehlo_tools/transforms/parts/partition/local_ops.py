@@ -7,7 +7,6 @@ them. All other ops change their types alone.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.tensor_shardings import rank_of
@@ -15,6 +14,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.constants import copy_constant, is_splat
 from stablehlo_tools.transforms.parts.partition import indexed_ops
+from stablehlo_tools.transforms.parts.partition.local_view import LocalView
 from stablehlo_tools.transforms.parts.partition.moved_pieces import (
     concatenate_pieces,
     pad_pieces,
@@ -23,11 +23,8 @@ from stablehlo_tools.transforms.parts.partition.moved_pieces import (
 from stablehlo_tools.transforms.parts.partition.resharding import all_reduce_of
 from stablehlo_tools.transforms.parts.partition.undividable import integers
 
-if TYPE_CHECKING:
-    from stablehlo_tools.transforms.parts.partition.localizing import Localizer
 
-
-def constant(local: Localizer, op: ir.Operation) -> None:
+def constant(local: LocalView, op: ir.Operation) -> None:
     """A splat in the local shape; of any other constant, the device's part."""
     old = op.results[0]
     dims = local.shardings.of(old)
@@ -41,7 +38,7 @@ def constant(local: Localizer, op: ir.Operation) -> None:
     local.replace(op, new)
 
 
-def _iota(local: Localizer, op: ir.Operation) -> None:
+def _iota(local: LocalView, op: ir.Operation) -> None:
     """Counts from where the device's part starts."""
     result = op.results[0]
     dim = ir.IntegerAttr(op.attributes["iota_dimension"]).value
@@ -57,7 +54,7 @@ def _iota(local: Localizer, op: ir.Operation) -> None:
     local.stand_in(result, shifted)
 
 
-def _slice(local: Localizer, op: ir.Operation) -> None:
+def _slice(local: LocalView, op: ir.Operation) -> None:
     """Whole along what is divided, or the same element of each of fewer pieces."""
     result = op.results[0]
     starts, limits, strides = (
@@ -74,14 +71,14 @@ def _slice(local: Localizer, op: ir.Operation) -> None:
             return
 
 
-def _concatenate(local: Localizer, op: ir.Operation) -> None:
+def _concatenate(local: LocalView, op: ir.Operation) -> None:
     """Pieces to where they belong, along a dimension that is divided."""
     dim = ir.IntegerAttr(op.attributes["dimension"]).value
     if local.divided(op.results[0])[dim]:
         concatenate_pieces(local, op, dim)
 
 
-def _pad(local: Localizer, op: ir.Operation) -> None:
+def _pad(local: LocalView, op: ir.Operation) -> None:
     """Pieces to where they belong, along a dimension that is divided and grows."""
     result = op.results[0]
     for dim, axes in enumerate(local.divided(result)):
@@ -90,13 +87,13 @@ def _pad(local: Localizer, op: ir.Operation) -> None:
             return
 
 
-def _dynamic_slice(local: Localizer, op: ir.Operation) -> None:
+def _dynamic_slice(local: LocalView, op: ir.Operation) -> None:
     """Whole along what is divided, where every start is clamped to 0."""
     result = op.results[0]
     op.attributes["slice_sizes"] = ir.DenseI64ArrayAttr.get(shape_of(result), op.context)
 
 
-def _convolution(local: Localizer, op: ir.Operation) -> None:
+def _convolution(local: LocalView, op: ir.Operation) -> None:
     """As many groups as the device holds."""
     numbers = bindings.ConvDimensionNumbers(op.attributes["dimension_numbers"])
     lhs, kernel, out = (shape_of(value) for value in (*op.operands, *op.results))
@@ -112,7 +109,7 @@ def _convolution(local: Localizer, op: ir.Operation) -> None:
         op.attributes[name] = ir.IntegerAttr.get(op.attributes[name].type, count)
 
 
-def _reduce(local: Localizer, op: ir.Operation) -> None:
+def _reduce(local: LocalView, op: ir.Operation) -> None:
     """Partial results; where no all_reduce follows, gathered and reduced once more."""
     divided = local.divided(op.operands[0])
     axes = tuple(axis for dim in integers(op, "dimensions") for axis in divided[dim])
@@ -131,7 +128,7 @@ def _reduce(local: Localizer, op: ir.Operation) -> None:
     again.attributes["dimensions"] = ir.DenseI64ArrayAttr.get([0], op.context)
 
 
-REWRITERS: dict[str, Callable[[Localizer, ir.Operation], None]] = {
+REWRITERS: dict[str, Callable[[LocalView, ir.Operation], None]] = {
     "stablehlo.iota": _iota,
     "stablehlo.slice": _slice,
     "stablehlo.pad": _pad,

@@ -12,15 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from stablehlo_tools.analysis.tensor_shardings import Axes
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
+from stablehlo_tools.transforms.parts.partition.local_view import LocalView
 from stablehlo_tools.transforms.parts.partition.undividable import integers
-
-if TYPE_CHECKING:
-    from stablehlo_tools.transforms.parts.partition.localizing import Localizer
 
 
 @dataclass(frozen=True)
@@ -31,7 +28,7 @@ class Round:
     places: tuple[int, ...]  # in the larger part, one for each pair
 
 
-def slice_pieces(local: Localizer, op: ir.Operation, dim: int) -> None:
+def slice_pieces(local: LocalView, op: ir.Operation, dim: int) -> None:
     """Makes a slice whose types are local take its piece, from whichever device has it."""
     operand, result = op.operands[0], op.results[0]
     axes = local.divided(operand)[dim]
@@ -49,7 +46,7 @@ def slice_pieces(local: Localizer, op: ir.Operation, dim: int) -> None:
     op.erase()
 
 
-def pad_pieces(local: Localizer, op: ir.Operation, dim: int) -> None:
+def pad_pieces(local: LocalView, op: ir.Operation, dim: int) -> None:
     """Makes a pad whose types are local put each piece where the device that wants it has it."""
     operand, padding = op.operands
     low = integers(op, "edge_padding_low")[dim]
@@ -60,7 +57,7 @@ def pad_pieces(local: Localizer, op: ir.Operation, dim: int) -> None:
     op.erase()
 
 
-def concatenate_pieces(local: Localizer, op: ir.Operation, dim: int) -> None:
+def concatenate_pieces(local: LocalView, op: ir.Operation, dim: int) -> None:
     """Makes a concatenate whose types are local put the pieces of its operands in their places."""
     result = op.results[0]
     build = Builder(ir.InsertionPoint(op), op.location)
@@ -75,7 +72,7 @@ def concatenate_pieces(local: Localizer, op: ir.Operation, dim: int) -> None:
 
 
 def _placed(
-    local: Localizer,
+    local: LocalView,
     build: Builder,
     op: ir.Operation,
     made: ir.Value,
@@ -125,7 +122,7 @@ def rounds(parts: int, part: int, piece: int, start: int) -> list[Round]:
     ]
 
 
-def _move(local: Localizer, build: Builder, value: ir.Value, axes: Axes, moved: Round) -> ir.Value:
+def _move(local: LocalView, build: Builder, value: ir.Value, axes: Axes, moved: Round) -> ir.Value:
     """What each device gets: what the pairs send; its own where nothing moves."""
     if all(source == target for source, target in moved.pairs):
         return value
@@ -133,7 +130,7 @@ def _move(local: Localizer, build: Builder, value: ir.Value, axes: Axes, moved: 
 
 
 def _cut(
-    local: Localizer,
+    local: LocalView,
     build: Builder,
     value: ir.Value,
     dim: int,
@@ -151,7 +148,7 @@ def _cut(
 
 
 def _starts(
-    local: Localizer, dim: int, rank: int, axes: Axes, moved: Round, *, by_source: bool
+    local: LocalView, dim: int, rank: int, axes: Axes, moved: Round, *, by_source: bool
 ) -> list[ir.Value]:
     table = [0] * local.size(axes)
     for (source, target), place in zip(moved.pairs, moved.places, strict=True):
@@ -162,7 +159,7 @@ def _starts(
 
 
 def _choose(
-    local: Localizer,
+    local: LocalView,
     build: Builder,
     axes: Axes,
     moved: Round,

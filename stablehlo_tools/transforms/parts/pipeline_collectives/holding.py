@@ -19,13 +19,11 @@ from stablehlo_tools.cost.clock import Clock
 from stablehlo_tools.cost.hardware import Hardware
 from stablehlo_tools.dialect.custom_calls import is_future
 from stablehlo_tools.ir.symbols import functions_by_name
-from stablehlo_tools.ir.values import key_of, maker_of, producer, stand_in
+from stablehlo_tools.ir.values import in_block_order, key_of, maker_of, producer, stand_in
 from stablehlo_tools.overlap.memory import memory_profile
 from stablehlo_tools.overlap.scheduling.scheduler import Schedule
 from stablehlo_tools.overlap.task_graph import TaskGraph
-from stablehlo_tools.transforms.parts.bucket_collectives.placement import in_block_order
-from stablehlo_tools.transforms.parts.schedule_overlap.scheduled_block import Wanted, schedule_block
-from stablehlo_tools.transforms.parts.schedule_overlap.writing import write_fences, write_order
+from stablehlo_tools.transforms.schedule_overlap import PlanLimits, schedule_block, write_block
 
 _LARGE = 2.0**20  # bytes: what takes less need not wait
 _LEAST_NS = 10_000.0  # an iteration: what saves less is not written
@@ -41,15 +39,14 @@ def hold_loop(module: ir.Module, loop: ir.Operation, hardware: Hardware) -> bool
         return False
     effects = Effects(functions_by_name(module))
     rate = hardware.memory_rate
-    wanted = Wanted(_HEADROOM, 1, True, rate)
+    limits = PlanLimits(_HEADROOM, 1, True, rate)
     own = memory_profile(traced.graph, in_loop=True).peak_bytes
-    block = schedule_block(traced, effects, wanted, own, in_loop=True)
+    block = schedule_block(traced, effects, limits, own, in_loop=True)
     if block is None or not block.holds:
         return False
     if not is_worth_holding(traced.graph, block.schedule):
         return False
-    write_order(block.plan)
-    write_fences(block.plan, block.fences, block.anchors)
+    write_block(block)
     return True
 
 

@@ -14,6 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from stablehlo_tools.analysis.collective_likeness import (
+    REDUCING,
+    Groups,
+    Traits,
+    traits_of,
+    why_not_alike,
+)
 from stablehlo_tools.analysis.collectives import Collective, element_bits, tensor_bytes
 from stablehlo_tools.analysis.reducers import reducer_kind
 from stablehlo_tools.analysis.tensor_shardings import SHARDING
@@ -21,13 +28,6 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.builder import element_of
 from stablehlo_tools.ir.constants import splat_of
 from stablehlo_tools.ir.values import producer
-from stablehlo_tools.transforms.parts.bucket_collectives.compatible import (
-    REDUCING,
-    Groups,
-    Traits,
-    traits_of,
-    why_not_alike,
-)
 
 type Classify = Callable[[ir.Operation], Collective | None]
 

@@ -11,11 +11,13 @@ from dataclasses import dataclass
 
 from stablehlo_tools.analysis.tasks.graph import TracedGraph
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.diagnostics import Diagnostic, Severity, to_place
+from stablehlo_tools.diagnostics import Diagnostic, Severity, duration, size, to_place
+from stablehlo_tools.overlap.collective_times import (
+    CollectiveRow,
+    collective_numbers,
+    collective_rows,
+)
 from stablehlo_tools.overlap.simulator import simulate
-from stablehlo_tools.report.document import CollectiveRow
-from stablehlo_tools.report.rows import collective_numbers, collective_rows
-from stablehlo_tools.report.units import duration, size
 
 _HIDDEN = 0.02  # of a transfer's time: exposed for less, it is as good as hidden
 _SMALL = 4096  # bytes: such a collective takes its latency, whatever it carries

@@ -21,7 +21,7 @@ _END = 0.05  # of the longest chain: what so little hangs on may end last
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class PlanLimits:
     """What a plan may use: bytes more than the block's own order needs, how many transfers at a
     time (0: no limit), whether compute may be reordered, and the bytes a ns that memory moves."""
 
@@ -59,7 +59,7 @@ class ScheduledBlock:
 
 
 def schedule_block(
-    traced: TracedGraph, effects: Effects, wanted: Wanted, own_peak: float, *, in_loop: bool
+    traced: TracedGraph, effects: Effects, limits: PlanLimits, own_peak: float, *, in_loop: bool
 ) -> ScheduledBlock | None:
     """The schedule of a block with collectives; None where there are none.
 
@@ -69,33 +69,33 @@ def schedule_block(
     graph = traced.graph
     if not any(task.communication is not None for task in graph.tasks):
         return None
-    problem = problem_of(graph, in_loop=in_loop, keep_compute=not wanted.reorder_compute)
+    problem = problem_of(graph, in_loop=in_loop, keep_compute=not limits.reorder_compute)
     own = range(problem.size)
     before = plan_block(traced, own, effects)
     if before is None:
         return None
-    possible = find_anchors(before, own, [0.0] * problem.size, problem.ns, wanted.copy_rate)
-    limits = Limits(
-        memory=own_peak + wanted.headroom,
-        at_once=wanted.streams or None,
+    possible = find_anchors(before, own, [0.0] * problem.size, problem.ns, limits.copy_rate)
+    of_graph = Limits(
+        memory=own_peak + limits.headroom,
+        at_once=limits.streams or None,
         buckets=False,
-        reorder_compute=wanted.reorder_compute,
+        reorder_compute=limits.reorder_compute,
         moments=Moments(
             before=frozenset(anchor.task for anchor in possible if anchor.operands),
             behind=frozenset(anchor.task for anchor in possible if not anchor.operands),
         ),
     )
-    found = schedule(graph, limits, in_loop=in_loop)
+    found = schedule(graph, of_graph, in_loop=in_loop)
     plan = plan_block(traced, found.order, effects)
     assert plan is not None, "the same tasks stand in the same block"
     begin = time_order(problem, found.order, ()).begin
-    anchors = find_anchors(plan, found.order, begin, problem.ns, wanted.copy_rate)
+    anchors = find_anchors(plan, found.order, begin, problem.ns, limits.copy_rate)
     fences = plan_fences(
         plan,
         anchors,
         _flights(traced, plan, found.order, begin, problem, in_loop=in_loop),
         unordered_neighbours(plan, anchors),
-        one_slot=wanted.streams == 1,
+        one_slot=limits.streams == 1,
     )
     return ScheduledBlock(plan, found, anchors, fences)
 

@@ -10,10 +10,17 @@ from stablehlo_tools.ir.values import key_of, maker_of
 from stablehlo_tools.transforms.parts.schedule_overlap.anchors import Anchor
 from stablehlo_tools.transforms.parts.schedule_overlap.block_plan import BlockPlan
 from stablehlo_tools.transforms.parts.schedule_overlap.fences import Fence, place_of
+from stablehlo_tools.transforms.parts.schedule_overlap.scheduled_block import ScheduledBlock
 
 _BARRIER = "stablehlo.optimization_barrier"
 
 type _Takes = Callable[[ir.Operation], bool]
+
+
+def write_block(block: ScheduledBlock) -> None:
+    """Puts a block into the order of its schedule, with the fences that hold it."""
+    write_order(block.plan)
+    write_fences(block.plan, block.fences, block.anchors)
 
 
 def write_order(plan: BlockPlan) -> None:

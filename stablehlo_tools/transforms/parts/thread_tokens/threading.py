@@ -1,16 +1,30 @@
 """Writes a planned chain into the IR: links at the collectives, tokens through what carries.
 
 Applying decides nothing. Functions are done callees first, so that a call finds its callee
-already taking and returning tokens.
+already taking and returning tokens. A collective is linked by barriers around it or, in the
+composite form, becomes an op with a token in and a token out:
+
+    %x1, %t1 = optimization_barrier %x, %t0
+    %g0 = "stablehlo.all_gather"(%x1)
+    %g, %t2 = optimization_barrier %g0, %t1
+  ==>
+    %g, %t2 = stablehlo.composite "stablehlo_tools.all_gather" %x, %t0
+        {decomposition = @stablehlo_tools.all_gather.0}
+
+The decomposition holds the barrier form, so a compiler that does not know the composite gets the
+same order from it. Collectives that are alike share one decomposition. Async pairs and ops with a
+token of their own already carry one and stay as they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.names import WHILE
+from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.dialect.names import COMPOSITE, WHILE
 from stablehlo_tools.dialect.traits import BRANCHES
 from stablehlo_tools.ir.carriers import (
     append,
@@ -19,15 +33,21 @@ from stablehlo_tools.ir.carriers import (
     resize_function,
     terminator,
 )
-from stablehlo_tools.transforms.parts.thread_tokens.chain import (
+from stablehlo_tools.ir.symbols import FUNCTION, symbol_name
+from stablehlo_tools.ir.token_chain import (
+    COMPOSITE_PREFIX,
+    LINK,
     create_barrier,
     create_join,
+    is_refined_by_jax,
     mark_carrier,
     may_decide_platform,
+    tie_operands,
+    tie_results,
+    tie_values,
     token_type,
 )
-from stablehlo_tools.transforms.parts.thread_tokens.composites import Decompositions, to_composite
-from stablehlo_tools.transforms.parts.thread_tokens.plan import Chain, FunctionPlan, Step
+from stablehlo_tools.transforms.parts.thread_tokens.chain_plan import Chain, ChainStep, FunctionPlan
 
 Tokens = dict[Chain, ir.Value]
 
@@ -50,7 +70,7 @@ class Threader:
         resize_function(function.op, len(function.chains), len(function.chains))
         mark_carrier(function.op, len(function.chains))
 
-    def _block(self, steps: Sequence[Step], tokens: Tokens) -> None:
+    def _block(self, steps: Sequence[ChainStep], tokens: Tokens) -> None:
         """Threads the steps of a block; `tokens` is left holding the chains' last tokens."""
         for step in steps:
             if step.collective is None or step.enters or step.leaves:
@@ -65,7 +85,7 @@ class Threader:
             else:
                 _link(step, tokens)
 
-    def _carrier(self, step: Step, tokens: Tokens) -> None:
+    def _carrier(self, step: ChainStep, tokens: Tokens) -> None:
         op = step.op
         op_is_loop = op.name == WHILE
         if op_is_loop:
@@ -87,7 +107,7 @@ class Threader:
             leaving = _after_conditions(step, carrier, leaving)
         tokens.update(zip(step.chains, leaving, strict=True))
 
-    def _sealed(self, step: Step, tokens: Tokens) -> None:
+    def _sealed(self, step: ChainStep, tokens: Tokens) -> None:
         """A computation that no token enters: its operands and results are tied outside of it, its
         arguments and returned values inside, and the data between orders the one with the other.
         """
@@ -104,7 +124,7 @@ class Threader:
         for chain in step.chains:
             tokens[chain] = tie_results(op, tokens[chain])
 
-    def _returning(self, step: Step, region: int, tokens: Tokens) -> None:
+    def _returning(self, step: ChainStep, region: int, tokens: Tokens) -> None:
         """Threads a region that returns the tokens at its end, a silent one as they came."""
         self._block(step.regions[region], tokens)
         block = step.op.regions[region].blocks[0]
@@ -112,7 +132,7 @@ class Threader:
 
 
 def _after_conditions(
-    step: Step, loop: ir.Operation, leaving: Sequence[ir.Value]
+    step: ChainStep, loop: ir.Operation, leaving: Sequence[ir.Value]
 ) -> list[ir.Value]:
     """The loop's tokens, tied to its results where the condition communicates.
 
@@ -123,23 +143,23 @@ def _after_conditions(
     values = list(loop.results)[: -len(leaving)]
     after = ir.InsertionPoint.after(loop)
     return [
-        _tie_values(values, token, after, loop.location) if chain in in_condition else token
+        tie_values(values, token, after, loop.location) if chain in in_condition else token
         for chain, token in zip(step.chains, leaving, strict=True)
     ]
 
 
-def _start_chains(step: Step, tokens: Tokens) -> None:
+def _start_chains(step: ChainStep, tokens: Tokens) -> None:
     """Starts, just before a step, those of its chains that have not begun."""
     for chain in step.chains:
         if chain not in tokens:
             tokens[chain] = create_join([], ir.InsertionPoint(step.op), step.op.location)
 
 
-def _fits_composite(step: Step) -> bool:
+def _fits_composite(step: ChainStep) -> bool:
     return step.done is None and step.token_operand is None and step.token_result is None
 
 
-def _link(step: Step, tokens: Tokens) -> None:
+def _link(step: ChainStep, tokens: Tokens) -> None:
     """Ties one communicating op into its chain, before and after, as the plan says."""
     (chain,) = step.chains
     if step.done is not None and step.done_moves_before is not None:
@@ -153,7 +173,7 @@ def _link(step: Step, tokens: Tokens) -> None:
         tokens[chain] = _leave(step, tokens[chain])
 
 
-def _link_both(step: Step, beside: Step, token: ir.Value) -> ir.Value:
+def _link_both(step: ChainStep, beside: ChainStep, token: ir.Value) -> ir.Value:
     """Ties both halves of a transfer in, side by side: what comes next comes after both.
 
     The join holds the entering token too: of two tokens it would be one in front of an op.
@@ -171,7 +191,7 @@ def _link_both(step: Step, beside: Step, token: ir.Value) -> ir.Value:
     return create_join([*left, token], ir.InsertionPoint.after(beside.op), beside.op.location)
 
 
-def _enter(step: Step, token: ir.Value) -> ir.Value:
+def _enter(step: ChainStep, token: ir.Value) -> ir.Value:
     op = step.op
     if step.token_operand is None:
         return tie_operands(op, token)
@@ -181,32 +201,12 @@ def _enter(step: Step, token: ir.Value) -> ir.Value:
     return token
 
 
-def _leave(step: Step, token: ir.Value) -> ir.Value:
+def _leave(step: ChainStep, token: ir.Value) -> ir.Value:
     last = step.done or step.op
     if step.token_result is None:
         return tie_results(last, token)
     after = ir.InsertionPoint.after(last)
     return create_join([last.results[step.token_result]], after, last.location)
-
-
-def tie_operands(
-    op: ir.Operation, token: ir.Value, positions: Sequence[int] | None = None
-) -> ir.Value:
-    """Lets an op read its operands, or those at `positions`, only after a token.
-
-    Returns the token that comes out.
-    """
-    tied = range(len(op.operands)) if positions is None else positions
-    operands = [op.operands[position] for position in tied]
-    outputs, token = create_barrier(operands, token, ir.InsertionPoint(op), op.location)
-    for position, output in zip(tied, outputs, strict=True):
-        op.operands[position] = output
-    return token
-
-
-def tie_results(op: ir.Operation, token: ir.Value) -> ir.Value:
-    """A token that comes after an op's results, which the others read beside it."""
-    return _tie_values(list(op.results), token, ir.InsertionPoint.after(op), op.location)
 
 
 def _tie_arguments(block: ir.Block, positions: Sequence[int], location: ir.Location) -> ir.Value:
@@ -217,18 +217,7 @@ def _tie_arguments(block: ir.Block, positions: Sequence[int], location: ir.Locat
     root = create_join([], ir.InsertionPoint(first), location)
     owner = root.owner
     assert not isinstance(owner, ir.Block)
-    return _tie_values(arguments, root, ir.InsertionPoint.after(owner.operation), location)
-
-
-def _tie_values(
-    values: Sequence[ir.Value], token: ir.Value, ip: ir.InsertionPoint, location: ir.Location
-) -> ir.Value:
-    outputs, token = create_barrier(values, token, ip, location)
-    barrier = token.owner
-    assert not isinstance(barrier, ir.Block)
-    for value, output in zip(values, outputs, strict=True):
-        value.replace_all_uses_except(output, barrier.operation)
-    return token
+    return tie_values(arguments, root, ir.InsertionPoint.after(owner.operation), location)
 
 
 def _token_arguments(block: ir.Block, chains: Sequence[Chain]) -> Tokens:
@@ -238,3 +227,143 @@ def _token_arguments(block: ir.Block, chains: Sequence[Chain]) -> Tokens:
 
 def _ordered(tokens: Tokens, chains: Sequence[Chain]) -> list[ir.Value]:
     return [tokens[chain] for chain in chains]
+
+
+class Decompositions:
+    """The decomposition functions of a module, one for each kind of collective in it."""
+
+    def __init__(self, module: ir.Module) -> None:
+        self.module = module
+        self.is_refined = is_refined_by_jax(module)
+        self.names: dict[Hashable, str] = {}
+        self.next_number: defaultdict[str, int] = defaultdict(int)  # by kind
+        self.taken = {
+            symbol_name(op) for op in module.body.operations if "sym_name" in op.attributes
+        }
+
+    def of(self, collective: ir.Operation, kind: str) -> str:
+        """The symbol of the collective's decomposition, made when it is the first of its like."""
+        if self.is_refined:
+            _check_static(collective)
+        key = _likeness(collective)
+        if key not in self.names:
+            self.names[key] = self._create(collective, kind)
+        return self.names[key]
+
+    def _create(self, collective: ir.Operation, kind: str) -> str:
+        stem = _composite_name(kind)
+        while (symbol := f"{stem}.{self.next_number[stem]}") in self.taken:
+            self.next_number[stem] += 1
+        self.taken.add(symbol)
+        _build_function(self.module, symbol, collective)
+        return symbol
+
+
+def to_composite(step: ChainStep, token: ir.Value, decompositions: Decompositions) -> ir.Value:
+    """Replaces a collective by its composite; returns the token that leaves it."""
+    op = step.op
+    assert step.collective is not None
+    kind = step.collective.kind
+    symbol = decompositions.of(op, kind)
+    context = op.context
+    composite = ir.Operation.create(
+        COMPOSITE,
+        results=[*(result.type for result in op.results), token_type(context)],
+        operands=[*op.operands, token],
+        attributes={
+            "name": ir.StringAttr.get(_composite_name(kind), context),
+            "decomposition": ir.FlatSymbolRefAttr.get(symbol, context),
+            LINK: ir.UnitAttr.get(context),
+        },
+        loc=op.location,
+        ip=ir.InsertionPoint(op),
+    )
+    *outputs, token_out = composite.results
+    for result, output in zip(op.results, outputs, strict=True):
+        result.replace_all_uses_with(output)
+    op.erase()
+    return token_out
+
+
+def _composite_name(kind: str) -> str:
+    """A name that composites may have: cross-replica-sum has dashes, which those have not."""
+    return COMPOSITE_PREFIX + kind.replace("-", "_")
+
+
+def _build_function(module: ir.Module, symbol: str, collective: ir.Operation) -> None:
+    context = module.context
+    token = token_type(context)
+    inputs = [*(operand.type for operand in collective.operands), token]
+    outputs = [*(result.type for result in collective.results), token]
+    function = ir.Operation.create(
+        FUNCTION,
+        attributes={
+            "sym_name": ir.StringAttr.get(symbol, context),
+            "sym_visibility": ir.StringAttr.get("private", context),
+            "function_type": ir.TypeAttr.get(ir.FunctionType.get(inputs, outputs, context)),
+            LINK: ir.UnitAttr.get(context),
+        },
+        regions=1,
+        loc=collective.location,
+        ip=ir.InsertionPoint(module.body),
+    )
+    location = collective.location
+    block = ir.Block.create_at_start(function.regions[0], inputs, [location] * len(inputs))
+    end = ir.InsertionPoint(block)
+    *operands, token_in = block.arguments
+    entered, token_mid = create_barrier(operands, token_in, end, location)
+    inner = collective.clone(ip=end)
+    for position, value in enumerate(entered):
+        inner.operands[position] = value
+    left, token_out = create_barrier(list(inner.results), token_mid, end, location)
+    ir.Operation.create("func.return", operands=[*left, token_out], loc=location, ip=end)
+
+
+def _check_static(collective: ir.Operation) -> None:
+    types = [value.type for value in (*collective.operands, *collective.results)]
+    if any(isinstance(t, ir.RankedTensorType) and not t.has_static_shape for t in types):
+        raise ToolError(
+            f"{collective.name} with symbolic dimensions cannot become a composite, whose shapes "
+            "jax does not refine: use form=barrier (P9)",
+            collective.location,
+        )
+
+
+def _likeness(op: ir.Operation) -> Hashable:
+    """Equal for two collectives that differ in nothing but their operands and place."""
+    return (_signature(op), tuple(_region_likeness(op, {}, op)))
+
+
+def _signature(op: ir.Operation) -> Hashable:
+    attributes = tuple(sorted((name, str(value)) for name, value in op.attributes.items()))
+    types = tuple(str(value.type) for value in (*op.operands, *op.results))
+    return (op.name, attributes, types)
+
+
+def _region_likeness(
+    op: ir.Operation, numbers: dict[ir.Value, int], collective: ir.Operation
+) -> Iterator[Hashable]:
+    """What stands in the regions of an op, nested ones too, with where each operand comes from."""
+    for region in op.regions:
+        for block in region.blocks:
+            for value in block.arguments:
+                numbers[value] = len(numbers)
+            yield tuple((str(value.type), str(value.location)) for value in block.arguments)
+            for inner in block.operations:
+                yield _inner_likeness(inner.operation, numbers, collective)
+                yield from _region_likeness(inner.operation, numbers, collective)
+                for value in inner.operation.results:
+                    numbers[value] = len(numbers)
+
+
+def _inner_likeness(
+    inner: ir.Operation, numbers: dict[ir.Value, int], collective: ir.Operation
+) -> Hashable:
+    if any(value not in numbers for value in inner.operands):
+        raise ToolError(
+            f"{collective.name} whose reduction uses a value from outside of it cannot become a "
+            "composite: use form=barrier (P9)",
+            collective.location,
+        )
+    operands = tuple(numbers[value] for value in inner.operands)
+    return (_signature(inner), operands, str(inner.location))

@@ -8,6 +8,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, note
 from stablehlo_tools.ir.copying import copy_module, take_over
 from stablehlo_tools.ir.inline import inline_all_calls
+from stablehlo_tools.ir.token_chain import refuse_tokens
 from stablehlo_tools.transforms.parts.decompose_collective_permute.validity.planning import (
     ALL_NEEDED,
     ValidityPlan,
@@ -15,7 +16,6 @@ from stablehlo_tools.transforms.parts.decompose_collective_permute.validity.plan
     plan,
 )
 from stablehlo_tools.transforms.parts.decompose_collective_permute.validity.writing import write
-from stablehlo_tools.transforms.parts.thread_tokens.refusing import refuse_tokens
 
 
 def skip_unneeded(module: ir.Module, least_bytes: int, name: str) -> list[Diagnostic]:

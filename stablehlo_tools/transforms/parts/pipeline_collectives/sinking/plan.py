@@ -17,9 +17,8 @@ from stablehlo_tools.analysis.loop_indices import LoopIndices
 from stablehlo_tools.analysis.loops import Key, LoopBody
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.builder import element_of, shape_of
-from stablehlo_tools.ir.values import key_of
-from stablehlo_tools.transforms.parts.bucket_collectives.merge import Merger
-from stablehlo_tools.transforms.parts.bucket_collectives.placement import in_block_order
+from stablehlo_tools.ir.values import in_block_order, key_of
+from stablehlo_tools.transforms.bucket_collectives import Merger
 from stablehlo_tools.transforms.parts.pipeline_collectives.moves import why_unsinkable
 from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.last_values import (
     LastValue,

@@ -43,10 +43,9 @@ from stablehlo_tools.analysis.collectives import Collective
 from stablehlo_tools.analysis.loops import Key, LoopBody
 from stablehlo_tools.analysis.reducers import identity_of, is_identity_of, reducer_kind
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.ir.builder import Builder, element_of, shape_of
+from stablehlo_tools.ir.builder import Builder, element_of, shape_of, write_reducer
 from stablehlo_tools.ir.constants import splat_of
 from stablehlo_tools.ir.values import key_of, maker_of, producer
-from stablehlo_tools.transforms.parts.partition.collectives import write_reducer
 from stablehlo_tools.transforms.parts.pipeline_collectives.moves import is_static_tensor, named
 from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.opened import (
     OpenedLoop,

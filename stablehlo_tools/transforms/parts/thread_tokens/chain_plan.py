@@ -3,6 +3,15 @@
 Every site of communication becomes a step. A step knows the chains that pass through it, whether
 a token must enter it (order after what came before) and whether one must leave it (order before
 what comes next).
+
+A recv and a send that are one transfer are one step, whose own order the chain leaves open:
+
+    %y, %r = "stablehlo.recv"(%t) {pairs = [[0, 1], [1, 2]], channel = 1}
+    %s = "stablehlo.send"(%x, %t) {pairs = [[0, 1], [1, 2]], channel = 1}
+
+Where the pairs have no cycle, any device may do either first, even where each blocks until the
+other side has come (`decompose-collective-permute` says why). Ordered, each device of a chain would
+wait for the one before it.
 """
 
 from __future__ import annotations
@@ -10,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts
 from stablehlo_tools.analysis.communication import (
     CommunicatingFunction,
@@ -19,25 +29,62 @@ from stablehlo_tools.analysis.communication import (
 )
 from stablehlo_tools.analysis.dataflow import depends_on
 from stablehlo_tools.analysis.liveness import has_effect, live_values
+from stablehlo_tools.analysis.permute_cycles import find_cycles
+from stablehlo_tools.analysis.permute_pairs import PAIRS, pairs_of
+from stablehlo_tools.analysis.rendezvous import is_host_transfer
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, note
 from stablehlo_tools.dialect.custom_calls import is_async_done, label
 from stablehlo_tools.dialect.names import CUSTOM_CALL
 from stablehlo_tools.dialect.traits import COMPUTATIONS
-from stablehlo_tools.ir.values import key_of
-from stablehlo_tools.transforms.parts.thread_tokens.chain import (
+from stablehlo_tools.ir.token_chain import (
     is_refined_by_jax,
     may_decide_platform,
     token_type,
 )
-from stablehlo_tools.transforms.parts.thread_tokens.halves import Unit, in_units
+from stablehlo_tools.ir.values import key_of
+
+type Unit = tuple[Site, ...]  # one site, or the two halves of a transfer
+
+
+def in_units(sites: Sequence[Site]) -> Iterator[Unit]:
+    """The sites of a block in their order, neighbours that are one transfer together."""
+    position = 0
+    while position < len(sites):
+        two = tuple(sites[position : position + 2])
+        unit = two if _is_one_transfer(two) else two[:1]
+        yield unit
+        position += len(unit)
+
+
+def _is_one_transfer(sites: Unit) -> bool:
+    halves = [site.collective for site in sites if site.collective is not None]
+    if sorted(half.kind for half in halves) != ["recv", "send"]:
+        return False
+    one, other = halves
+    if one.channel_id != other.channel_id or _token(one.op) != _token(other.op):
+        return False
+    return _is_acyclic(one) and _is_acyclic(other) and set(pairs_of(one)) == set(pairs_of(other))
+
+
+def _is_acyclic(transfer: Collective) -> bool:
+    if PAIRS not in transfer.inner.attributes or is_host_transfer(transfer):
+        return False
+    pairs = pairs_of(transfer)
+    ends = [set(side) for side in zip(*pairs, strict=True)]
+    return bool(pairs) and all(len(e) == len(pairs) for e in ends) and not find_cycles(pairs)
+
+
+def _token(op: ir.Operation) -> ir.Value | None:
+    return next((v for v in op.operands if bindings.TokenType.isinstance(v.type)), None)
+
 
 Chain = int
 FUTURE = "!stablehlo.future"
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class ChainStep:
     """A site on the chain.
 
     `chains`, sorted, are those that pass through it: one for a collective. `token_operand` and
@@ -49,14 +96,14 @@ class Step:
     chains: tuple[Chain, ...]
     collective: Collective | None = None
     callee: str | None = None
-    regions: tuple[tuple[Step, ...], ...] = ()
+    regions: tuple[tuple[ChainStep, ...], ...] = ()
     enters: bool = True
     leaves: bool = True
     token_operand: int | None = None
     token_result: int | None = None
     done: ir.Operation | None = None
     done_moves_before: ir.Operation | None = None  # the next communication
-    beside: Step | None = None  # the other half of a transfer, which no order is asked with
+    beside: ChainStep | None = None  # the other half of a transfer, which no order is asked with
     is_sealed: bool = False  # a computation that no token may enter: tied by its tensors
 
 
@@ -67,7 +114,7 @@ class FunctionPlan:
     op: ir.Operation
     name: str
     is_public: bool
-    steps: tuple[Step, ...]
+    steps: tuple[ChainStep, ...]
     chains: tuple[Chain, ...]
 
 
@@ -150,7 +197,7 @@ class _Planner:
         self.chains_of_function[function.name] = chains
         return FunctionPlan(function.op, function.name, function.is_public, steps, chains)
 
-    def _block(self, sites: Sequence[Site], *, open_ended: bool) -> tuple[Step, ...]:
+    def _block(self, sites: Sequence[Site], *, open_ended: bool) -> tuple[ChainStep, ...]:
         """The steps of a block; one that is `open_ended` has communication around it."""
         moves = _done_moves(sites)
         units = list(in_units(sites))
@@ -165,7 +212,7 @@ class _Planner:
             for step in steps
         )
 
-    def _unit(self, unit: Unit, chains: tuple[Chain, ...], enters: bool, leaves: bool) -> Step:
+    def _unit(self, unit: Unit, chains: tuple[Chain, ...], enters: bool, leaves: bool) -> ChainStep:
         first, *others = [self._step(site, chains, enters, leaves) for site in unit]
         return replace(first, beside=others[0]) if others else first
 
@@ -210,19 +257,21 @@ class _Planner:
             return True
         return not depends_on(second.collective.op, first.collective.op)
 
-    def _step(self, site: Site, chains: tuple[Chain, ...], enters: bool, leaves: bool) -> Step:
+    def _step(self, site: Site, chains: tuple[Chain, ...], enters: bool, leaves: bool) -> ChainStep:
         if site.collective is None:
             # Lists, not generators: those would nest on the C stack.
             regions = tuple([self._block(region, open_ended=True) for region in site.regions])
             is_sealed = self.sealed_arguments is not None and site.op.name in COMPUTATIONS
             if site.op.name in COMPUTATIONS:
                 _check_computation(site, self.sealed_arguments)
-            return Step(site.op, chains, callee=site.callee, regions=regions, is_sealed=is_sealed)
+            return ChainStep(
+                site.op, chains, callee=site.callee, regions=regions, is_sealed=is_sealed
+            )
         op = site.op
         token_operand = self._position_of_token(op.operands)
         token_result = self._position_of_token(op.results)
         _check_can_be_tied(op, token_operand, token_result)
-        return Step(
+        return ChainStep(
             op,
             chains,
             collective=site.collective,
@@ -237,7 +286,7 @@ class _Planner:
         return next((i for i, value in enumerate(values) if value.type == self.token), None)
 
 
-def _union(steps: Sequence[Step]) -> tuple[Chain, ...]:
+def _union(steps: Sequence[ChainStep]) -> tuple[Chain, ...]:
     return tuple(sorted({chain for step in steps for chain in step.chains}))
 
 

@@ -1,0 +1,1 @@
+"""What break-permute-cycles consists of."""
