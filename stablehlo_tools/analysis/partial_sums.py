@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 from stablehlo_tools.analysis.dimension_propagation.graph import BRANCHES, WHILE, Node
 from stablehlo_tools.analysis.dimension_propagation.layout import Step
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims
-from stablehlo_tools.analysis.dimension_propagation.rules import BARRIER
 from stablehlo_tools.analysis.reducers import is_identity_of, reducer_kind
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import (
+    BARRIER,
     CONVERT,
     DIVIDE,
     DYNAMIC_SLICE,

@@ -702,28 +702,34 @@ def _batch_norm(
 def _all_gather(
     op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]
 ) -> OpDimensions:
-    return _exchanged(frozenset({integer(op, "all_gather_dim")}), operands, results)
+    dim = integer(op, "all_gather_dim")
+    pieces = results[0][dim] // max(operands[0][dim], 1)
+    return _exchanged(frozenset({dim}), pieces, operands, results)
 
 
 def _reduce_scatter(
     op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]
 ) -> OpDimensions:
-    return _exchanged(frozenset({integer(op, "scatter_dimension")}), operands, results)
+    dim = integer(op, "scatter_dimension")
+    pieces = operands[0][dim] // max(results[0][dim], 1)
+    return _exchanged(frozenset({dim}), pieces, operands, results)
 
 
 def _all_to_all(
     op: ir.Operation, operands: tuple[Shape, ...], results: tuple[Shape, ...]
 ) -> OpDimensions:
     dims = frozenset({integer(op, "split_dimension"), integer(op, "concat_dimension")})
-    return _exchanged(dims, operands, results)
+    return _exchanged(dims, integer(op, "split_count"), operands, results)
 
 
 @lru_cache(maxsize=1024)
 def _exchanged(
-    dims: frozenset[int], operands: tuple[Shape, ...], results: tuple[Shape, ...]
+    dims: frozenset[int], pieces: int, operands: tuple[Shape, ...], results: tuple[Shape, ...]
 ) -> OpDimensions:
     factors = [
-        _factor(size, FactorRole.EXCHANGED if d in dims else FactorRole.KEPT, [(i, d)], (i, d))
+        _factor(pieces, FactorRole.EXCHANGED, [(i, d)], (i, d))
+        if d in dims
+        else _kept(size, [(i, d)], (i, d))
         for i, shape in enumerate(operands)
         for d, size in enumerate(shape)
     ]

@@ -39,7 +39,8 @@ class FactorRole(Enum):
                 or stay where they are unless such elements overwrite them
     WINDOWED    places of a window, or positions within it: elements count for several places
     REPEATED    the results are alike along it; an operand that has it has `step` 0
-    EXCHANGED   devices exchange pieces along it; each tensor has its own size
+    EXCHANGED   devices exchange pieces along it, `size` many; a shorter operand is gathered to the
+                result, a longer one scattered, one of the same size both (all_to_all)
     WHOLE       each element of a result depends on all elements along it, or on their order; each
                 tensor has its own size
     """

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from stablehlo_tools.analysis.dimension_propagation.shape_rules import ELEMENTWISE
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.traits import ELEMENTWISE
 
 WHOLE = slice(None)
 

@@ -9,9 +9,8 @@ from numpy.typing import NDArray
 
 from stablehlo_tools.analysis.demand.program import Step
 from stablehlo_tools.analysis.device_arithmetic import apply, clamped_starts
-from stablehlo_tools.analysis.dimension_propagation.shape_rules import ELEMENTWISE
 from stablehlo_tools.dialect.names import GATHER
-from stablehlo_tools.dialect.traits import LAYOUT, Trait, ops_with
+from stablehlo_tools.dialect.traits import ELEMENTWISE, LAYOUT, Trait, ops_with
 
 Values = NDArray[Any]
 

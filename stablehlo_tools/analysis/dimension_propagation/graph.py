@@ -7,9 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
-from stablehlo_tools.analysis.dimension_propagation.rules import shapes_of
+from stablehlo_tools.analysis.dimension_propagation.layout import Step
+from stablehlo_tools.analysis.dimension_propagation.rules import (
+    Layouts,
+    relation_of,
+    shapes_of,
+    step_of,
+)
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.factors import OpDimensions
 from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.values import is_float
 
@@ -42,6 +50,15 @@ class Node:
 
     def __post_init__(self) -> None:
         self.inputs = (*self.operands, *self.captures)
+
+    @cached_property
+    def relation(self) -> OpDimensions | None:
+        """Which of its dimensions go together."""
+        return relation_of(self.op)
+
+    def step(self, layouts: Layouts, parts: int, *, regroups: bool = False) -> Step | None:
+        """How it runs on operands of which some are tiled; see `step_of`."""
+        return step_of(self.op, self.relation, layouts, parts, regroups=regroups)
 
 
 @dataclass

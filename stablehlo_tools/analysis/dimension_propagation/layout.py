@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from stablehlo_tools.bindings import ir
-
-Shape = tuple[int, ...]
+from stablehlo_tools.dialect.factors import Shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,40 +46,6 @@ class Step:
     results: tuple[Layout | None, ...]
     combine: str | None = None
     chained: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """An op with static shapes, and the layouts that its operands come in.
-
-    `regroups` says that slices, padding and concatenation along the batch are followed, where each
-    part has as much of the outcome.
-    """
-
-    op: ir.Operation
-    operands: tuple[Shape, ...]
-    results: tuple[Shape, ...]
-    layouts: tuple[Layout | None, ...]
-    parts: int
-    regroups: bool = False
-
-    @property
-    def given(self) -> Layout | None:
-        """The layout of the operands that have one; None where they differ."""
-        found = {layout for layout in self.layouts if layout is not None}
-        return next(iter(found)) if len(found) == 1 else None
-
-    def integers(self, name: str) -> list[int]:
-        """An attribute that is a list of integers; empty where the op has none."""
-        if name not in self.op.attributes:
-            return []
-        return list(ir.DenseI64ArrayAttr(self.op.attributes[name]))
-
-    def integer(self, name: str, default: int = 0) -> int:
-        """An attribute that is an integer."""
-        if name not in self.op.attributes:
-            return default
-        return ir.IntegerAttr(self.op.attributes[name]).value
 
 
 def reshaped(layout: Layout, before: Shape, after: Shape, parts: int) -> Layout | None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from stablehlo_tools.analysis.dimension_propagation.graph import BRANCHES, WHILE, Graph, Node
-from stablehlo_tools.analysis.dimension_propagation.layout import Layout, Shape, reshaped
-from stablehlo_tools.analysis.dimension_propagation.rules import step_of
+from stablehlo_tools.analysis.dimension_propagation.layout import Layout, reshaped
+from stablehlo_tools.dialect.factors import Shape
+from stablehlo_tools.dialect.names import RESHAPE
 
 Wanted = tuple[int, Layout]
 
@@ -63,29 +64,34 @@ class Origins:
 
     def _through(self, node: Node, place: int, layout: Layout) -> list[Wanted] | None:
         """The operands that an op must take in parts to give such a result."""
-        for position, number in enumerate(node.operands):
-            for given in self._candidates(node, number, layout):
+        for position in range(len(node.operands)):
+            for given in self._candidates(node, position, place, layout):
                 layouts = tuple(
                     given if other == position else None for other in range(len(node.operands))
                 )
-                step = step_of(node.op, layouts, self._parts, regroups=self._regroups)
+                step = node.step(layouts, self._parts, regroups=self._regroups)
                 if step is None or step.results[place] != layout:
                     continue
                 taken = zip(node.operands, step.operands, strict=True)
                 return [(operand, each) for operand, each in taken if each is not None]
         return None
 
-    def _candidates(self, node: Node, number: int, layout: Layout) -> list[Layout]:
-        shape, result = self._graph.shape(number), self._graph.shape(node.results[0])
-        if shape is None or result is None:
+    def _candidates(self, node: Node, position: int, place: int, layout: Layout) -> list[Layout]:
+        """The layouts of an operand that may give a result such a layout."""
+        relation = node.relation
+        if relation is None:
             return []
-        if node.name == "stablehlo.reshape":
+        shape, result = relation.operands[position], relation.results[place]
+        if node.name == RESHAPE:
             back = reshaped(layout, result, shape, self._parts)
             return [] if back is None else [back]
+        dims = [
+            link.operand.dim
+            for link in relation.of_result(place, layout.dim)
+            if link.operand.tensor == position
+        ]
         outers = dict.fromkeys((layout.outer, *_same_groups(layout, shape, result), 1))
-        likely = sorted(range(len(shape)), key=lambda dim: dim != layout.dim)
-        every = [Layout(dim, outer) for outer in outers for dim in likely]
-        return [each for each in every if each.fits(shape, self._parts)]
+        return [Layout(dim, outer) for outer in outers for dim in dims]
 
 
 def _same_groups(layout: Layout, shape: Shape, result: Shape) -> list[int]:

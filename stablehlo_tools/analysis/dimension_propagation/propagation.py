@@ -15,10 +15,8 @@ from dataclasses import dataclass
 
 from stablehlo_tools.analysis.dimension_propagation.graph import WHILE, Body, Graph, Node
 from stablehlo_tools.analysis.dimension_propagation.layout import Layout, Step
-from stablehlo_tools.analysis.dimension_propagation.rules import BARRIER, step_of
 from stablehlo_tools.bindings import ir
-
-Layouts = tuple[Layout | None, ...]
+from stablehlo_tools.dialect.names import BARRIER
 
 
 @dataclass(frozen=True)
@@ -121,7 +119,7 @@ class Propagation:
             return
         step = None
         if not captured:
-            step = step_of(node.op, layouts, self.parts, regroups=self.regroups)
+            step = node.step(layouts, self.parts, regroups=self.regroups)
         if step is None:
             self._set(node, [None] * len(node.results), self._mixing(node))
             return

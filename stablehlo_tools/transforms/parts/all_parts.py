@@ -20,8 +20,8 @@ from stablehlo_tools.analysis.channels import Channels
 from stablehlo_tools.analysis.dimension_propagation.graph import WHILE, Body, Node
 from stablehlo_tools.analysis.dimension_propagation.layout import Layout, Step, part_shape
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims
-from stablehlo_tools.analysis.dimension_propagation.rules import BARRIER
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import BARRIER
 from stablehlo_tools.dialect.traits import ELEMENTWISE, full_names
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.carriers import terminator

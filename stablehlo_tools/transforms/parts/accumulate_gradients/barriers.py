@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stablehlo_tools.analysis.dimension_propagation.rules import BARRIER
+from stablehlo_tools.dialect.names import BARRIER
 from stablehlo_tools.transforms.parts.accumulate_gradients.division import Division
 
 

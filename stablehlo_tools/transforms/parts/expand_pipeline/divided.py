@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from stablehlo_tools import bindings
-from stablehlo_tools.analysis.dimension_propagation.shape_rules import ELEMENTWISE
 from stablehlo_tools.analysis.tensor_shardings import axes_in, axis_text, function_sharding
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.traits import ELEMENTWISE
 from stablehlo_tools.ir.symbols import FUNCTION
 from stablehlo_tools.ir.values import producer
 from stablehlo_tools.transforms.parts.expand_pipeline.region import Axis

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Sequence
 
 from stablehlo_tools.analysis.dimension_propagation.graph import BRANCHES, WHILE, Body, Graph, Node
 from stablehlo_tools.analysis.dimension_propagation.layout import Layout, reshaped
-from stablehlo_tools.analysis.dimension_propagation.rules import BARRIER, step_of
 from stablehlo_tools.analysis.loop_carries import Rows
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, note
+from stablehlo_tools.dialect.names import BARRIER
 from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.constants import CONSTANTS, is_splat
 from stablehlo_tools.transforms.parts.expand_pipeline.phases import Phase
@@ -164,7 +164,7 @@ class Follower:
 
     def _forwards(self, node: Node) -> None:
         taken = tuple(map(self.layouts.get, node.operands))
-        step = step_of(node.op, taken, self._layers)
+        step = node.step(taken, self._layers)
         captured = any(number in self.layouts for number in node.captures)
         if step is None or step.chained or captured:
             raise self._refusal(node)
@@ -188,7 +188,7 @@ class Follower:
         for place, number in enumerate(node.operands):
             for layout in self._candidates(node, number, wanted):
                 given = tuple(layout if i == place else None for i in range(len(node.operands)))
-                step = step_of(node.op, given, self._layers)
+                step = node.step(given, self._layers)
                 if step is None or step.combine is not None or step.results != wanted:
                     continue
                 self._put(number, layout, node)

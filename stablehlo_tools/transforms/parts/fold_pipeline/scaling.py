@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from stablehlo_tools.analysis.dimension_propagation.graph import WHILE, Body, Graph, Node
 from stablehlo_tools.analysis.dimension_propagation.layout import Layout, Step, reshaped
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims, propagate
-from stablehlo_tools.analysis.dimension_propagation.shape_rules import ELEMENTWISE
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.traits import ELEMENTWISE
 from stablehlo_tools.ir.builder import element_of, shape_of
 from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.constants import CONSTANTS, copy_constant, is_splat

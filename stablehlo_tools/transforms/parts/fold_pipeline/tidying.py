@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from stablehlo_tools import bindings
-from stablehlo_tools.analysis.dimension_propagation.shape_rules import ELEMENTWISE
 from stablehlo_tools.analysis.loops import FORMATTING
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.traits import ELEMENTWISE
 from stablehlo_tools.ir.constants import CONSTANTS
 from stablehlo_tools.ir.walk import walk
 

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from stablehlo_tools.analysis.dimension_propagation.shape_rules import ELEMENTWISE
 from stablehlo_tools.analysis.loops import FORMATTING, LoopBody
 from stablehlo_tools.analysis.trip_counts import Counted
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.traits import ELEMENTWISE
 from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.values import key_of, maker_of, producer, unconstrained
 from stablehlo_tools.transforms.parts.split_layers.minimum_cut import cheapest_cut
