@@ -54,6 +54,7 @@ class LitFile:
 
     id: str
     path: Path  # below lit_tests
+    lines: int
     digest: str
 
 
@@ -149,9 +150,14 @@ def _lit_files() -> Iterator[LitFile]:
         models = _models_digest() if "%{models}" in text else ""
         near = [part for each in needed for part in _contents(each)]
         near += _contents(path.parent / "Inputs")
-        yield LitFile(
-            f"lit/{below}", below, _digest(LIT_VERSION, text.encode(), shared, *near, models)
-        )
+        digest = _digest(LIT_VERSION, text.encode(), shared, *near, models)
+        yield LitFile(f"lit/{below}", below, run_lines(text), digest)
+
+
+def run_lines(text: str) -> int:
+    """How many RUN lines a lit test has; one may go on in those that follow."""
+    runs = re.findall(r"RUN:(.*)", text)
+    return len(runs) - sum(run.rstrip().endswith("\\") for run in runs)
 
 
 def _commands(tree: Tree) -> Iterator[Commands]:

@@ -17,7 +17,6 @@ import sys
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from itertools import count, takewhile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -110,12 +109,11 @@ def _of_line(identity: str) -> str:
 def _has(unit: Unit, kept: Records, *, slow: bool) -> bool:
     """Whether records have all cases of the unit, and their slow commands, if these are to run."""
     if isinstance(unit, LitFile):
-        lines = takewhile(kept.__contains__, (f"{unit.id}:{number}" for number in count(1)))
-        cases = dict.fromkeys(lines, unit.digest)
+        cases = {f"{unit.id}:{number}": unit.digest for number in range(1, unit.lines + 1)}
     else:
         cases = {command.id: command.digest for command in unit.commands}
     records = [kept.get(identity, {"digest": ""}) for identity in cases]
-    if not cases or [record["digest"] for record in records] != list(cases.values()):
+    if [record["digest"] for record in records] != list(cases.values()):
         return False
     if any(command.get("status") == LATE for record in records for command in record["commands"]):
         return False  # the machine was busy

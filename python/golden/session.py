@@ -131,6 +131,8 @@ class Session:
             for pattern, value in lit.TestRunner.getDefaultSubstitutions(test, "", base)
         ]
         lines = lit.TestRunner.applySubstitutions(parsed, substitutions, {})
+        if len(lines) != unit.lines:
+            raise ValueError(f"{unit.id}: {unit.lines} RUN lines, and {len(lines)} for lit")
         for number, line in enumerate(lines, start=1):
             identity = f"{unit.id}:{number}"
             with self._recording(unit.id, unit.digest) as (environment, record):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -62,7 +63,7 @@ def lit_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LitFile:
     directory.mkdir()
     (directory / "case.mlir").write_text(LIT_TEST)
     monkeypatch.setattr(corpus, "LIT", directory)
-    return LitFile("lit/case.mlir", Path("case.mlir"), "1")
+    return LitFile("lit/case.mlir", Path("case.mlir"), corpus.run_lines(LIT_TEST), "1")
 
 
 def recorded(tree: Tree, cache: Path, unit: Unit | Command = COMMAND, seed: int = 0) -> Records:
@@ -147,6 +148,18 @@ def test_a_record_is_kept_until_the_case_is_another(make_tree: MakeTree, tmp_pat
     other = Command(COMMAND.id, ("opt", "other"), "2")
     (record,) = recorded(tree, tmp_path, other).values()
     assert record["commands"] == []
+
+
+def test_a_lit_test_that_was_broken_off_runs_again(
+    make_tree: MakeTree, tmp_path: Path, lit_test: LitFile
+) -> None:
+    tree = make_tree("tree", SAYS)
+    path = tmp_path / "records" / tree.key / "0.json"
+    whole = recorded(tree, tmp_path, lit_test)
+    lines = json.loads(path.read_text())
+    path.write_text(json.dumps({key: lines[key] for key in list(lines)[:1]}))
+    again = recorded(tree, tmp_path, lit_test)
+    assert list(compare.differing(whole, again)) == []
 
 
 def test_slow_commands_run_under_one_seed(make_tree: MakeTree, tmp_path: Path) -> None:
