@@ -64,18 +64,18 @@ from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.token_chain import refuse_tokens
 from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.transforms.parts.fold_pipeline.chains import SameStageError
-from stablehlo_tools.transforms.parts.fold_pipeline.hoisting import hoist_slices
+from stablehlo_tools.transforms.parts.fold_pipeline.folding import fold
 from stablehlo_tools.transforms.parts.fold_pipeline.loop_region import LoopRegion, Ranks
 from stablehlo_tools.transforms.parts.fold_pipeline.recognition import (
     axis_of,
     backward_of,
+    erase_open_constraints,
+    hoist_slices,
     loops_of,
     manual_around,
     may_be_pipeline,
     region_of,
 )
-from stablehlo_tools.transforms.parts.fold_pipeline.replacing import fold
-from stablehlo_tools.transforms.parts.fold_pipeline.tidying import erase_open_constraints
 from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import UnresolvedError
 
 
@@ -180,11 +180,11 @@ def _region(loop: ir.Operation, module: ir.Module) -> LoopRegion | None:
     if ranks is None:
         return None
     hoist_slices(loop)
-    found = region_of(loop, ranks, DeviceValues(module, facts))
-    if isinstance(found, LoopRegion):
-        return found
+    region = region_of(loop, ranks, DeviceValues(module, facts))
+    if isinstance(region, LoopRegion):
+        return region
     if manual is None:
         return None
     raise ToolError(
-        f"fold-pipeline: how often the loop runs is not known: {found} (P2)", loop.location
+        f"fold-pipeline: how often the loop runs is not known: {region} (P2)", loop.location
     )

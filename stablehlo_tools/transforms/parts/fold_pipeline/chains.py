@@ -3,20 +3,27 @@
 An output consists of what some segment computed, once for each microbatch. Where such a segment
 takes what it computed itself for the same microbatch, on another stage and in an earlier tick, it
 is a stage, and the microbatch has gone through a chain of them. Chains of all microbatches must be
-alike: then stage n takes the same weights in each, and they fold to one loop over the stages.
+alike: then stage n takes the same weights in each, and they fold to one loop over the stages. What
+else a stage takes must depend on the stage or on the microbatch alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.builder import shape_of
-from stablehlo_tools.ir.values import producer
-from stablehlo_tools.transforms.parts.fold_pipeline.rows import Rows, all_of, row_of
-from stablehlo_tools.transforms.parts.fold_pipeline.segments import Scratch, Segment, Segments
+from stablehlo_tools.ir.values import maker_of
+from stablehlo_tools.transforms.parts.fold_pipeline.segments import (
+    Scratch,
+    Segment,
+    Segments,
+    StageRows,
+    all_stages,
+    row_of_stages,
+)
 from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
     Box,
     Computed,
@@ -26,7 +33,7 @@ from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
 )
 from stablehlo_tools.transforms.parts.fold_pipeline.tracing import Tracer
 
-Term = tuple[Piece, ...]
+Pieces = tuple[Piece, ...]  # what one input consists of
 
 
 @dataclass(frozen=True)
@@ -44,8 +51,8 @@ class Instance:
 
 
 @dataclass(frozen=True)
-class Link:
-    """Input `input` of a stage is output `output` of the one before, by way of some ops."""
+class Handoff:
+    """Input `input` of a stage is output `output` of the one before it, seen through some ops."""
 
     input: int
     output: int
@@ -56,203 +63,68 @@ class Link:
 class Chains:
     """The same `length` applications of a segment for each microbatch.
 
-    `terms[m][n][i]` is what input i is for microbatch m in application n. `last[m]` is the last
-    instance of microbatch m.
+    `inputs[m][n][i]` is what input i is for microbatch m in application n. `last[m]` is the last
+    instance of microbatch m. Where stages lie along dimension `row_dim`, `rows` computes one.
     """
 
     segment: Segment
-    rows: Rows
+    rows: StageRows
     row_dim: int | None
     length: int
-    links: tuple[Link, ...]
-    terms: tuple[tuple[tuple[Term, ...], ...], ...]
+    handoffs: tuple[Handoff, ...]
+    inputs: tuple[tuple[tuple[Pieces, ...], ...], ...]
     last: tuple[Instance, ...]
-    stages: int
-
-    @property
-    def last_op(self) -> ir.Operation:
-        """An op that computes what a stage hands on."""
-        return _op(self.segment.outputs[0])
 
     def box(self, output: int, instance: Instance) -> Box:
         """The box of an output that an instance computes."""
-        value = self.segment.outputs[output]
-        whole = Box.whole(shape_of(value))
+        whole = Box.whole(shape_of(self.segment.outputs[output]))
         if self.row_dim is None:
             return whole
         size = whole.sizes[self.row_dim] // self.rows.count
         return whole.along(self.row_dim, instance.row * size, size)
 
 
-class ChainFinder:
-    """Finds the chains that end in given pieces."""
+@dataclass(frozen=True)
+class StageInputs:
+    """The inputs of a segment by number, sorted by what they depend on.
 
-    def __init__(self, tracer: Tracer, segments: Segments, scratch: Scratch) -> None:
-        self._tracer = tracer
-        self._segments = segments
-        self._scratch = scratch
-        self._rows: dict[tuple[tuple[ir.Value, ...], int | None, int], Rows] = {}
-        self._terms: dict[tuple[tuple[ir.Value, ...], Instance], tuple[Term, ...]] = {}
-        self.found_stages = 0
+    `batch`: what each microbatch has; of a handoff, what the first stage takes. `layered`: what
+    each stage has. `fixed`: the same for all.
+    """
 
-    def chains(self, ends: Sequence[tuple[Computed, Box]]) -> Chains:
-        """The chains that end in what was computed, one a microbatch. Raises UnresolvedError."""
-        source, box = ends[0]
-        dim, count = _part(source, box)
-        self._divide(source, _instance(source, box, dim), dim, count)
-        lasts = [_instance(end, part, dim) for end, part in ends]
-        outputs: tuple[ir.Value, ...] = (source.value,)
-        while True:
-            chain = self._chain(outputs, dim, count, lasts[0])
-            more = self._together(outputs, dim, count, chain)
-            if not more:
-                break
-            outputs = (*outputs, *more)
-        return self._alike(outputs, dim, count, lasts)
+    batch: dict[int, tuple[Pieces, ...]]
+    layered: dict[int, tuple[Pieces, ...]]
+    fixed: dict[int, Pieces]
 
-    def _divide(self, source: Computed, last: Instance, dim: int | None, count: int) -> None:
-        """Takes a stage out of what else is computed from it in the same tick: a head."""
-        if source.tick < 0:
-            return
-        inputs = self._inputs((source.value,), dim, count, last)
-        found = {
-            piece.source.value
-            for term in inputs
-            for piece in term
-            if isinstance(piece.source, Computed) and piece.source.tick >= 0
-        }
-        within = [v for v in found if self._segments.is_within(v, [source.value])]
-        if within:
-            self._segments.stop_at(within)
-            self._rows, self._terms = {}, {}
-
-    def _alike(
-        self,
-        outputs: tuple[ir.Value, ...],
-        dim: int | None,
-        count: int,
-        lasts: Sequence[Instance],
-    ) -> Chains:
-        segment, rows = self._segment(outputs, dim, count)
-        chains = [self._chain(outputs, dim, count, last) for last in lasts]
-        lengths = {len(chain) for chain in chains}
-        op = _op(outputs[0])
-        if len(lengths) > 1:
-            raise UnresolvedError(
-                f"microbatches go through {min(lengths)} to {max(lengths)} stages: not all alike",
-                op,
-                5,
-            )
-        terms = tuple(
-            tuple(self._inputs(outputs, dim, count, instance) for instance in chain)
-            for chain in chains
-        )
-        links = self._links(segment, terms, dim, count, op)
-        stages = len({instance.stage for chain in chains for instance in chain})
-        if len(chains[0]) > 1:
-            self.found_stages = max(self.found_stages, stages)
-        return Chains(segment, rows, dim, lengths.pop(), links, terms, tuple(lasts), stages)
-
-    def _segment(
-        self, outputs: tuple[ir.Value, ...], dim: int | None, count: int
-    ) -> tuple[Segment, Rows]:
-        segment = self._segments.of(outputs)
-        key = (outputs, dim, count)
-        if key not in self._rows:
-            self._rows[key] = (
-                all_of(segment) if dim is None else row_of(segment, dim, count, self._scratch)
-            )
-        return segment, self._rows[key]
-
-    def _inputs(
-        self, outputs: tuple[ir.Value, ...], dim: int | None, count: int, instance: Instance
-    ) -> tuple[Term, ...]:
-        key = (outputs, instance)
-        if key not in self._terms:
-            segment, rows = self._segment(outputs, dim, count)
-            self._terms[key] = tuple(
-                tuple(
-                    self._tracer.pieces(
-                        value, instance.rank, instance.tick, rows.box(value, i, instance.row)
-                    )
-                )
-                for i, value in enumerate(segment.inputs)
-            )
-        return self._terms[key]
-
-    def _chain(
-        self, outputs: tuple[ir.Value, ...], dim: int | None, count: int, last: Instance
-    ) -> list[Instance]:
-        """The applications that end in one, first to last."""
-        found = [last]
-        if last.tick < 0:
-            return found
-        while True:
-            inputs = self._inputs(outputs, dim, count, found[-1])
-            before = {
-                _instance(piece.source, piece.box, dim)
-                for term in inputs
-                for piece in term
-                if isinstance(piece.source, Computed) and piece.source.value in outputs
-            }
-            if not before:
-                return found[::-1]
-            if len(before) > 1:
+    @staticmethod
+    def of(chains: Chains) -> StageInputs:
+        """The inputs of chains. Raises UnresolvedError."""
+        handed = {handoff.input for handoff in chains.handoffs}
+        batch: dict[int, tuple[Pieces, ...]] = {}
+        layered: dict[int, tuple[Pieces, ...]] = {}
+        fixed: dict[int, Pieces] = {}
+        for number in range(len(chains.segment.inputs)):
+            table = [[inputs[number] for inputs in chain] for chain in chains.inputs]
+            if number in handed:
+                batch[number] = tuple(row[0] for row in table)
+            elif all(row == table[0] for row in table):
+                if all(pieces == table[0][0] for pieces in table[0]):
+                    fixed[number] = table[0][0]
+                else:
+                    layered[number] = tuple(table[0])
+            elif all(pieces == row[0] for row in table for pieces in row):
+                batch[number] = tuple(row[0] for row in table)
+            else:
                 raise UnresolvedError(
-                    "a stage takes what several others computed", _op(outputs[0]), 5
+                    "what a stage takes here depends on the stage and the microbatch both: the "
+                    "stages are no layers of one loop",
+                    maker_of(chains.segment.outputs[0]),
+                    5,
                 )
-            found.append(before.pop())
-            if found[-1].tick >= found[-2].tick:
-                raise UnresolvedError("a stage takes what it computes itself", _op(outputs[0]), 5)
-            if found[-1].stage == found[-2].stage:
-                raise SameStageError(partial=not self._takes_all(inputs, outputs, dim, count))
-
-    def _takes_all(
-        self, inputs: Sequence[Term], outputs: Sequence[ir.Value], dim: int | None, count: int
-    ) -> bool:
-        """Whether an input is all that the application before computed."""
-        return any(
-            _is_all(piece, dim, count)
-            for term in inputs
-            for piece in term
-            if isinstance(piece.source, Computed) and piece.source.value in outputs
-        )
-
-    def _together(
-        self,
-        outputs: tuple[ir.Value, ...],
-        dim: int | None,
-        count: int,
-        chain: Sequence[Instance],
-    ) -> list[ir.Value]:
-        """Other values that a stage takes from the one before it."""
-        more: dict[ir.Value, None] = {}
-        for before, after in pairwise(chain):
-            for term in self._inputs(outputs, dim, count, after):
-                for piece in term:
-                    source = piece.source
-                    if not isinstance(source, Computed) or source.value in outputs:
-                        continue
-                    if (source.rank, source.tick) == (before.rank, before.tick):
-                        more[source.value] = None
-        return list(more)
-
-    def _links(
-        self,
-        segment: Segment,
-        terms: tuple[tuple[tuple[Term, ...], ...], ...],
-        dim: int | None,
-        count: int,
-        op: ir.Operation,
-    ) -> tuple[Link, ...]:
-        """How a stage takes what the one before it computed; the same for all."""
-        found: set[tuple[Link, ...]] = set()
-        for chain in terms:
-            for inputs in chain[1:]:
-                found.add(tuple(_linked(segment, inputs, dim, count, op)))
-        if len(found) > 1:
-            raise UnresolvedError("stages take what others computed in different ways", op, 5)
-        return found.pop() if found else ()
+        if len(chains.inputs) == 1:
+            single = {number: per_microbatch[0] for number, per_microbatch in batch.items()}
+            return StageInputs({}, layered, fixed | single)
+        return StageInputs(batch, layered, fixed)
 
 
 class SameStageError(Exception):
@@ -267,38 +139,171 @@ class SameStageError(Exception):
         self.partial = partial
 
 
-def _is_all(piece: Piece, row_dim: int | None, count: int) -> bool:
-    """Whether a piece is all that a stage computed of a value."""
-    assert isinstance(piece.source, Computed)
-    sizes = shape_of(piece.source.value)
-    if row_dim is not None:
-        sizes[row_dim] //= count
-    return tuple(sizes) == piece.box.sizes
+@dataclass(frozen=True)
+class _Stage:
+    """Values that a stage computes together; of values of all stages side by side along `row_dim`,
+    one of `count` rows."""
+
+    outputs: tuple[ir.Value, ...]
+    row_dim: int | None
+    count: int
+
+    @property
+    def op(self) -> ir.Operation:
+        """An op that computes what a stage hands on."""
+        return maker_of(self.outputs[0])
+
+    def instance(self, source: Computed, box: Box) -> Instance:
+        """Where a box of what stages computed was computed."""
+        row = 0 if self.row_dim is None else box.starts[self.row_dim] // box.sizes[self.row_dim]
+        return Instance(source.rank, source.tick, row)
+
+    def own(self, pieces: Pieces) -> list[tuple[Computed, Piece]]:
+        """The pieces of an input that stages computed, with their source."""
+        return [(s, piece) for s, piece in _computed([pieces]) if s.value in self.outputs]
+
+    def is_all(self, source: Computed, box: Box) -> bool:
+        """Whether a box is all that a stage computed of a value."""
+        sizes = shape_of(source.value)
+        if self.row_dim is not None:
+            sizes[self.row_dim] //= self.count
+        return tuple(sizes) == box.sizes
 
 
-def _linked(
-    segment: Segment, inputs: Sequence[Term], row_dim: int | None, count: int, op: ir.Operation
-) -> list[Link]:
-    links: list[Link] = []
-    for number, term in enumerate(inputs):
-        own = [
-            piece
-            for piece in term
-            if isinstance(piece.source, Computed) and piece.source.value in segment.outputs
-        ]
+class ChainFinder:
+    """Finds the chains that end in given pieces."""
+
+    def __init__(self, tracer: Tracer, segments: Segments, scratch: Scratch) -> None:
+        self._tracer = tracer
+        self._segments = segments
+        self._scratch = scratch
+        self._rows: dict[_Stage, StageRows] = {}
+        self._inputs: dict[tuple[tuple[ir.Value, ...], Instance], tuple[Pieces, ...]] = {}
+        self.most_stages = 0
+
+    def chains(self, ends: Sequence[tuple[Computed, Box]]) -> Chains:
+        """The chains that end in what was computed, one a microbatch. Raises UnresolvedError."""
+        source, box = ends[0]
+        dim, count = _row_dim(source, box)
+        stage = _Stage((source.value,), dim, count)
+        self._part_from_head(stage, source, box)
+        lasts = [stage.instance(end, part) for end, part in ends]
+        while more := self._others(stage, self._chain(stage, lasts[0])):
+            stage = replace(stage, outputs=(*stage.outputs, *more))
+        return self._alike(stage, lasts)
+
+    def _part_from_head(self, stage: _Stage, source: Computed, box: Box) -> None:
+        """Takes a stage out of what else is computed from it in the same tick, such as the head of
+        a model on the last rank."""
+        if source.tick < 0:
+            return
+        inputs = self._inputs_of(stage, stage.instance(source, box))
+        in_loop = {taken.value for taken, _ in _computed(inputs) if taken.tick >= 0}
+        within = [v for v in in_loop if self._segments.is_within(v, [source.value])]
+        if within:
+            self._segments.stop_at(within)
+            self._rows, self._inputs = {}, {}
+
+    def _alike(self, stage: _Stage, lasts: Sequence[Instance]) -> Chains:
+        """The chains that end in these instances, which must be alike."""
+        segment, rows = self._segment(stage)
+        chains = [self._chain(stage, last) for last in lasts]
+        lengths = {len(chain) for chain in chains}
+        if len(lengths) > 1:
+            raise UnresolvedError(
+                f"microbatches go through {min(lengths)} to {max(lengths)} stages: not all alike",
+                stage.op,
+                5,
+            )
+        inputs = tuple(
+            tuple(self._inputs_of(stage, instance) for instance in chain) for chain in chains
+        )
+        handoffs = {_handoffs(stage, taken) for chain in inputs for taken in chain[1:]} or {()}
+        if len(handoffs) > 1:
+            raise UnresolvedError("stages take what others computed in different ways", stage.op, 5)
+        if len(chains[0]) > 1:
+            stages = len({instance.stage for chain in chains for instance in chain})
+            self.most_stages = max(self.most_stages, stages)
+        return Chains(
+            segment, rows, stage.row_dim, lengths.pop(), handoffs.pop(), inputs, tuple(lasts)
+        )
+
+    def _segment(self, stage: _Stage) -> tuple[Segment, StageRows]:
+        segment = self._segments.of(stage.outputs)
+        if stage not in self._rows:
+            self._rows[stage] = (
+                all_stages(segment)
+                if stage.row_dim is None
+                else row_of_stages(segment, stage.row_dim, stage.count, self._scratch)
+            )
+        return segment, self._rows[stage]
+
+    def _inputs_of(self, stage: _Stage, instance: Instance) -> tuple[Pieces, ...]:
+        key = stage.outputs, instance
+        if key not in self._inputs:
+            segment, rows = self._segment(stage)
+            boxes = [rows.box(value, i, instance.row) for i, value in enumerate(segment.inputs)]
+            self._inputs[key] = tuple(
+                tuple(self._tracer.pieces(value, instance.rank, instance.tick, box))
+                for value, box in zip(segment.inputs, boxes, strict=True)
+            )
+        return self._inputs[key]
+
+    def _chain(self, stage: _Stage, last: Instance) -> list[Instance]:
+        """The applications that end in one, first to last."""
+        chain = [last]
+        if last.tick < 0:
+            return chain
+        while True:
+            own = [pair for taken in self._inputs_of(stage, chain[-1]) for pair in stage.own(taken)]
+            before = {stage.instance(source, piece.box) for source, piece in own}
+            if not before:
+                return chain[::-1]
+            if len(before) > 1:
+                raise UnresolvedError("a stage takes what several others computed", stage.op, 5)
+            chain.append(before.pop())
+            if chain[-1].tick >= chain[-2].tick:
+                raise UnresolvedError("a stage takes what it computes itself", stage.op, 5)
+            if chain[-1].stage == chain[-2].stage:
+                whole = any(stage.is_all(source, piece.box) for source, piece in own)
+                raise SameStageError(partial=not whole)
+
+    def _others(self, stage: _Stage, chain: Sequence[Instance]) -> list[ir.Value]:
+        """Other values that a stage takes from the one before it."""
+        more: dict[ir.Value, None] = {}
+        for before, after in pairwise(chain):
+            for source, _ in _computed(self._inputs_of(stage, after)):
+                is_before = (source.rank, source.tick) == (before.rank, before.tick)
+                if is_before and source.value not in stage.outputs:
+                    more[source.value] = None
+        return list(more)
+
+
+def _computed(inputs: Sequence[Pieces]) -> Iterator[tuple[Computed, Piece]]:
+    """The pieces that an op computed, with their source."""
+    for pieces in inputs:
+        for piece in pieces:
+            if isinstance(piece.source, Computed):
+                yield piece.source, piece
+
+
+def _handoffs(stage: _Stage, inputs: Sequence[Pieces]) -> tuple[Handoff, ...]:
+    """How a stage takes what the one before it computed."""
+    handoffs: list[Handoff] = []
+    for number, pieces in enumerate(inputs):
+        own = stage.own(pieces)
         if not own:
             continue
-        if len(term) > 1 or not _is_all(own[0], row_dim, count):
-            raise UnresolvedError("a stage takes only a part of what another computed", op, 5)
-        source = own[0].source
-        assert isinstance(source, Computed)
-        links.append(Link(number, segment.outputs.index(source.value), own[0].view.ops))
-    return links
+        source, piece = own[0]
+        if len(pieces) > 1 or not stage.is_all(source, piece.box):
+            raise UnresolvedError("a stage takes only a part of what another computed", stage.op, 5)
+        handoffs.append(Handoff(number, stage.outputs.index(source.value), piece.view.ops))
+    return tuple(handoffs)
 
 
-def _part(source: Computed, box: Box) -> tuple[int | None, int]:
+def _row_dim(source: Computed, box: Box) -> tuple[int | None, int]:
     """The dimension along which only some of what was computed is asked for, and in how many parts
-    it is then."""
+    it is then: there the stages lie side by side."""
     shape = shape_of(source.value)
     partial = [d for d, size in enumerate(shape) if box.sizes[d] != size]
     if not partial or source.tick < 0:
@@ -307,19 +312,7 @@ def _part(source: Computed, box: Box) -> tuple[int | None, int]:
     if len(partial) > 1 or shape[dim] % box.sizes[dim] or box.starts[dim] % box.sizes[dim]:
         raise UnresolvedError(
             "only a part of what it computes is used, and not that of one stage",
-            _op(source.value),
+            maker_of(source.value),
             3,
         )
     return dim, shape[dim] // box.sizes[dim]
-
-
-def _instance(source: object, box: Box, dim: int | None) -> Instance:
-    assert isinstance(source, Computed)
-    row = 0 if dim is None else box.starts[dim] // box.sizes[dim]
-    return Instance(source.rank, source.tick, row)
-
-
-def _op(value: ir.Value) -> ir.Operation:
-    op = producer(value)
-    assert op is not None, "what is computed has an op that computes it"
-    return op

@@ -1,7 +1,8 @@
 """Writes tensors that consist of pieces of others, with as few ops as the pieces allow.
 
 Pieces that lie in a source as they lie in the result, such as all microbatches of a batch or the
-layers of stacked weights, become a reshape, with a transpose where their order is another.
+layers of stacked weights, become a reshape, with a transpose where their order is another. So a
+folded program has no trace of the slices and concatenations that a pipeline fed its stages by.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.ir.builder import Builder, element_of, shape_of
+from stablehlo_tools.dialect.dimensions import integers
+from stablehlo_tools.dialect.names import RESHAPE, TRANSPOSE
+from stablehlo_tools.ir.builder import Builder, shape_of
 from stablehlo_tools.ir.values import producer
 from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
     Box,
@@ -30,22 +33,19 @@ from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
     ViewOp,
 )
 
-_RESHAPE = "stablehlo.reshape"
-_TRANSPOSE = "stablehlo.transpose"
 
-
-class Placed(NamedTuple):
-    """Where a box of a source is: a box of a value, after some ops."""
+class Located(NamedTuple):
+    """Where a box of a source can be read: a box of a value, seen through some ops."""
 
     value: ir.Value
     box: Box
     ops: tuple[ViewOp, ...] = ()
 
 
-Place = Callable[[Source, Box], Placed]
+Locate = Callable[[Source, Box], Located]
 
 
-class _Placed(NamedTuple):
+class _LocatedPiece(NamedTuple):
     """A piece, with the value that it is a box of."""
 
     value: ir.Value
@@ -55,41 +55,52 @@ class _Placed(NamedTuple):
 
 
 class Composer:
-    """Builds at a point; `place` says which box of which value a box of a source is."""
+    """Builds at a point; `locate` says which box of which value a box of a source is."""
 
-    def __init__(self, build: Builder, place: Place) -> None:
+    def __init__(self, build: Builder, locate: Locate) -> None:
         self._build = build
-        self._place = place
+        self._locate = locate
 
-    def compose(self, pieces: Sequence[Piece], kind: ir.Type) -> ir.Value:
+    def compose(self, pieces: Sequence[Piece], type_: ir.Type) -> ir.Value:
         """A tensor of a type out of the pieces that make it up."""
-        element = ir.RankedTensorType(kind).element_type
-        return self._composed([self._placed(piece, element) for piece in pieces])
+        element = ir.RankedTensorType(type_).element_type
+        return self._composed([self._located(piece, element) for piece in pieces])
 
-    def _placed(self, piece: Piece, element: ir.Type) -> _Placed:
+    def through(self, value: ir.Value, ops: Sequence[ViewOp]) -> ir.Value:
+        """What view ops make of a value; the last is applied first."""
+        for op in reversed(ops):
+            value = self._applied(value, op)
+        return value
+
+    def reshaped(self, value: ir.Value, shape: Sequence[int]) -> ir.Value:
+        """The same elements in another shape."""
+        maker = producer(value)
+        while maker is not None and maker.name == RESHAPE:
+            value = maker.operands[0]
+            maker = producer(value)
+        return value if shape_of(value) == list(shape) else self._build.reshape(value, shape)
+
+    def _located(self, piece: Piece, element: ir.Type) -> _LocatedPiece:
         target, ops = piece.view.target, piece.view.ops
         if isinstance(piece.source, Splat):
             own = ir.Type.parse(piece.source.element, self._build.context)
             value = self._constant(piece.source.text, target.sizes, own)
             if own != element:
-                value = self.stepped(value, Convert(str(element)))
-            return _Placed(value, Box.whole(target.sizes), target, ())
+                value = self._applied(value, Convert(str(element)))
+            return _LocatedPiece(value, Box.whole(target.sizes), target, ())
         if isinstance(piece.source, Known):
-            return _Placed(self._known(piece.source), piece.box, target, ops)
-        value, box, first = self._place(piece.source, piece.box)
-        return _Placed(value, box, target, (*ops, *first))
+            return _LocatedPiece(self._known(piece.source), piece.box, target, ops)
+        value, box, first = self._locate(piece.source, piece.box)
+        return _LocatedPiece(value, box, target, (*ops, *first))
 
     def _constant(self, text: str, shape: Sequence[int], element: ir.Type) -> ir.Value:
-        kind = self._build.tensor(shape, element)
-        value = ir.Attribute.parse(f"{text} : {kind}", self._build.context)
-        return self._build.op("constant", [], kind, value=value)
+        type_ = self._build.tensor(shape, element)
+        value = ir.Attribute.parse(f"{text} : {type_}", self._build.context)
+        return self._build.op("constant", [], type_, value=value)
 
     def _known(self, known: Known) -> ir.Value:
-        array = np.frombuffer(known.data, known.dtype).reshape(known.shape)
-        return self.integers(array)
-
-    def integers(self, array: NDArray[np.generic]) -> ir.Value:
         """A constant of integers or booleans."""
+        array = np.frombuffer(known.data, known.dtype).reshape(known.shape)
         context = self._build.context
         if array.dtype.kind == "b":
             i1 = ir.IntegerType.get_signless(1, context)
@@ -97,12 +108,13 @@ class Composer:
         unsigned, width = array.dtype.kind == "u", 8 * array.dtype.itemsize
         make = ir.IntegerType.get_unsigned if unsigned else ir.IntegerType.get_signless
         element = make(width, context)
-        kind = self._build.tensor(array.shape, element)
+        type_ = self._build.tensor(array.shape, element)
         with context:
             value = ir.DenseElementsAttr.get(array, type=element, shape=list(array.shape))
-        return self._build.op("constant", [], kind, value=value)
+        return self._build.op("constant", [], type_, value=value)
 
-    def _composed(self, pieces: Sequence[_Placed]) -> ir.Value:
+    def _composed(self, pieces: Sequence[_LocatedPiece]) -> ir.Value:
+        """Pieces side by side, along the first dimension in which their targets differ."""
         if len(pieces) == 1:
             return self._viewed(pieces[0])
         first = pieces[0].target
@@ -113,46 +125,25 @@ class Composer:
         ]
         dim = varying[0]
         if len(varying) == 1:
-            return self._tiled(pieces, dim)
+            return self._side_by_side(pieces, dim)
         ordered = sorted(pieces, key=lambda piece: piece.target.starts)
         rows = [list(row) for _, row in groupby(ordered, lambda p: p.target.starts[dim])]
-        return self._joined([self._composed(row) for row in rows], dim)
+        return self._build.concatenate([self._composed(row) for row in rows], dim)
 
-    def _tiled(self, pieces: Sequence[_Placed], dim: int) -> ir.Value:
-        """Pieces side by side along a dimension."""
+    def _side_by_side(self, pieces: Sequence[_LocatedPiece], dim: int) -> ir.Value:
+        """Pieces along one dimension: at once where they are a grid in one value, else in runs
+        that are of one value and seen through the same ops."""
         ordered = sorted(pieces, key=lambda piece: piece.target.starts[dim])
-        together = self._together(ordered, dim)
-        if together is not None:
-            return together
+        at_once = self._at_once(ordered, dim)
+        if at_once is not None:
+            return at_once
         runs = [list(run) for _, run in groupby(ordered, lambda p: (p.value, p.ops))]
         if len(runs) == 1:
-            return self._joined([self._viewed(piece) for piece in ordered], dim)
-        return self._joined([self._composed(run) for run in runs], dim)
+            return self._build.concatenate([self._viewed(piece) for piece in ordered], dim)
+        return self._build.concatenate([self._composed(run) for run in runs], dim)
 
-    def _viewed(self, piece: _Placed) -> ir.Value:
-        return self.through(self._sliced(piece.value, piece.box), piece.ops)
-
-    def through(self, value: ir.Value, ops: Sequence[ViewOp]) -> ir.Value:
-        """What ops make of a value; the last comes first."""
-        for op in reversed(ops):
-            value = self.stepped(value, op)
-        return value
-
-    def stepped(self, value: ir.Value, op: ViewOp, lead: int = 0) -> ir.Value:
-        """What one op makes of a value, behind some leading dimensions."""
-        front = shape_of(value)[:lead]
-        if isinstance(op, Convert):
-            element = ir.Type.parse(op.element, self._build.context)
-            kind = self._build.tensor(shape_of(value), element)
-            return self._build.op("convert", [value], kind)
-        if isinstance(op, Transpose):
-            return self._reordered(value, [*range(lead), *(lead + d for d in op.order)])
-        if isinstance(op, Reshape):
-            return self.reshaped(value, [*front, *op.after])
-        return self._build.broadcast(value, [*front, *op.shape], range(lead))
-
-    def _together(self, pieces: Sequence[_Placed], dim: int) -> ir.Value | None:
-        """All pieces at once, where they are a grid of boxes of one value."""
+    def _at_once(self, pieces: Sequence[_LocatedPiece], dim: int) -> ir.Value | None:
+        """All pieces by a reshape and a transpose, where they are a grid of boxes of one value."""
         first = pieces[0]
         alike = all(
             p.value == first.value
@@ -165,63 +156,61 @@ class Composer:
         if grid is None:
             return None
         value = self._sliced(first.value, grid.cover)
-        value = self._reordered(self.reshaped(value, grid.apart), grid.order)
+        value = self._reordered(self.reshaped(value, grid.split), grid.order)
         value = self.reshaped(value, [len(pieces), *first.box.sizes])
         for op in reversed(first.ops):
-            value = self.stepped(value, op, 1)
+            value = self._applied(value, op, 1)
         shape = shape_of(value)[1:]
         value = self._reordered(value, [*range(1, dim + 1), 0, *range(dim + 1, len(shape) + 1)])
         shape[dim] *= len(pieces)
         return self.reshaped(value, shape)
 
+    def _viewed(self, piece: _LocatedPiece) -> ir.Value:
+        return self.through(self._sliced(piece.value, piece.box), piece.ops)
+
+    def _applied(self, value: ir.Value, op: ViewOp, lead: int = 0) -> ir.Value:
+        """What a view op makes of a value, behind some leading dimensions."""
+        front = shape_of(value)[:lead]
+        if isinstance(op, Convert):
+            element = ir.Type.parse(op.element, self._build.context)
+            return self._build.op("convert", [value], self._build.tensor(shape_of(value), element))
+        if isinstance(op, Transpose):
+            return self._reordered(value, [*range(lead), *(lead + d for d in op.order)])
+        if isinstance(op, Reshape):
+            return self.reshaped(value, [*front, *op.after])
+        return self._build.broadcast(value, [*front, *op.shape], range(lead))
+
     def _sliced(self, value: ir.Value, box: Box) -> ir.Value:
         if box == Box.whole(shape_of(value)):
             return value
-        build = self._build
-        return build.op(
-            "slice",
-            [value],
-            build.tensor(box.sizes, element_of(value)),
-            start_indices=build.integers(box.starts),
-            limit_indices=build.integers([box.end(d) for d in range(len(box.sizes))]),
-            strides=build.integers([1] * len(box.sizes)),
-        )
-
-    def reshaped(self, value: ir.Value, shape: Sequence[int]) -> ir.Value:
-        """The same elements in another shape."""
-        maker = producer(value)
-        while maker is not None and maker.name == _RESHAPE:
-            value = maker.operands[0]
-            maker = producer(value)
-        return value if shape_of(value) == list(shape) else self._build.reshape(value, shape)
+        limits = [box.end(dim) for dim in range(len(box.sizes))]
+        return self._build.slice(value, box.starts, limits)
 
     def _reordered(self, value: ir.Value, order: Sequence[int]) -> ir.Value:
         """Dimensions in another order; a reshape where only some of size 1 move."""
         maker = producer(value)
-        if maker is not None and maker.name == _TRANSPOSE:
-            first = list(ir.DenseI64ArrayAttr(maker.attributes["permutation"]))
+        if maker is not None and maker.name == TRANSPOSE:
+            first = integers(maker, "permutation")
             return self._reordered(maker.operands[0], [first[d] for d in order])
         shape = shape_of(value)
-        after = [shape[d] for d in order]
         long = [d for d in order if shape[d] != 1]
         if long == sorted(long):
-            return self.reshaped(value, after)
-        kind = self._build.tensor(after, element_of(value))
-        return self._build.op("transpose", [value], kind, permutation=self._build.integers(order))
-
-    def _joined(self, values: Sequence[ir.Value], dim: int) -> ir.Value:
-        shape = shape_of(values[0])
-        shape[dim] = sum(shape_of(value)[dim] for value in values)
-        kind = self._build.tensor(shape, element_of(values[0]))
-        return self._build.op("concatenate", values, kind, dimension=self._build.integer(dim))
+            return self.reshaped(value, [shape[d] for d in order])
+        return self._build.transpose(value, order)
 
 
 class _Grid(NamedTuple):
-    """Boxes that fill `cover`: as shape `apart`, dimensions in `order` put their number first."""
+    """Boxes that fill `cover`. Reshaped to `split` and transposed to `order`, it has the number of
+    the box in its leading dimensions, and the box in the others."""
 
     cover: Box
-    apart: list[int]
+    split: list[int]
     order: list[int]
+
+
+# The sizes that each dimension of a grid is split into, and the order in which these digits
+# (dimension, place) make up the number of a box.
+_Digits = tuple[dict[int, list[int]], list[tuple[int, int]]]
 
 
 def _grid(boxes: Sequence[Box]) -> _Grid | None:
@@ -229,81 +218,64 @@ def _grid(boxes: Sequence[Box]) -> _Grid | None:
     sizes, rank = boxes[0].sizes, len(boxes[0].sizes)
     starts = np.array([box.starts for box in boxes]).reshape(len(boxes), rank)
     low = starts.min(axis=0)
-    digits = (starts - low) // np.maximum(sizes, 1)
+    positions = (starts - low) // np.maximum(sizes, 1)
     if ((starts - low) % np.maximum(sizes, 1)).any():
         return None
-    counts = digits.max(axis=0) + 1
-    if prod(map(int, counts)) != len(boxes):
+    counts = [int(count) for count in positions.max(axis=0) + 1]
+    if prod(counts) != len(boxes):
         return None
-    cover = Box(tuple(map(int, low)), tuple(int(c) * s for c, s in zip(counts, sizes, strict=True)))
-    dims = [d for d in range(rank) if counts[d] > 1]
-    split = _digits(digits, counts, dims)
-    if split is None:
+    cover = Box(tuple(map(int, low)), tuple(c * s for c, s in zip(counts, sizes, strict=True)))
+    digits = _digits(positions, counts)
+    if digits is None:
         return None
-    parts, ordered = split
-    apart: list[int] = []
-    where: dict[int, list[int]] = {}
+    parts, ordered = digits
+    split: list[int] = []
+    outer: dict[int, list[int]] = {}
     inner: list[int] = []
     for dim in range(rank):
         for count in parts.get(dim, []):
-            where.setdefault(dim, []).append(len(apart))
-            apart.append(count)
-        inner.append(len(apart))
-        apart.append(sizes[dim])
-    return _Grid(cover, apart, [*(where[dim][place] for dim, place in ordered), *inner])
+            outer.setdefault(dim, []).append(len(split))
+            split.append(count)
+        inner.append(len(split))
+        split.append(sizes[dim])
+    return _Grid(cover, split, [*(outer[dim][place] for dim, place in ordered), *inner])
 
 
-def _digits(
-    digits: NDArray[np.int64], counts: NDArray[np.int64], dims: Sequence[int]
-) -> tuple[dict[int, list[int]], list[tuple[int, int]]] | None:
-    """The counts that each dimension is read as, and the order in which they number the boxes."""
-    found = _numbering({dim: [int(counts[dim])] for dim in dims}, digits, len(digits))
-    if found is not None or len(dims) != 1:
-        return found
-    dim, count = dims[0], int(counts[dims[0]])
+def _digits(positions: NDArray[np.int64], counts: Sequence[int]) -> _Digits | None:
+    """How the number of a box follows from its position in a grid of `counts`.
+
+    Along a single dimension it may be two digits: microbatches that take every n-th sample.
+    """
+    dims = [dim for dim, count in enumerate(counts) if count > 1]
+    digits = _numbering({dim: [counts[dim]] for dim in dims}, positions)
+    if digits is not None or len(dims) != 1:
+        return digits
+    dim, count = dims[0], counts[dims[0]]
     for outer in range(2, count):
         if count % outer == 0:
-            found = _numbering({dim: [outer, count // outer]}, digits, len(digits))
-            if found is not None:
-                return found
+            digits = _numbering({dim: [outer, count // outer]}, positions)
+            if digits is not None:
+                return digits
     return None
 
 
-def _numbering(
-    parts: dict[int, list[int]], digits: NDArray[np.int64], boxes: int
-) -> tuple[dict[int, list[int]], list[tuple[int, int]]] | None:
+def _numbering(parts: dict[int, list[int]], positions: NDArray[np.int64]) -> _Digits | None:
+    """The order of digits by which boxes are numbered 0, 1, 2, …; None where there is none."""
     columns = {
-        (dim, place): digits[:, dim] // prod(sizes[place + 1 :]) % sizes[place]
+        (dim, place): positions[:, dim] // prod(sizes[place + 1 :]) % sizes[place]
         for dim, sizes in parts.items()
         for place in range(len(sizes))
     }
     for order in permutations(columns):
-        number = np.zeros(boxes, np.int64)
-        for key in order:
-            number = number * parts[key[0]][key[1]] + columns[key]
-        if (number == np.arange(boxes)).all():
+        number = np.zeros(len(positions), np.int64)
+        for dim, place in order:
+            number = number * parts[dim][place] + columns[dim, place]
+        if (number == np.arange(len(positions))).all():
             return parts, list(order)
     return None
 
 
-def nowhere(source: Source, box: Box) -> Placed:
-    """The place of sources for one who composes of none."""
-    raise AssertionError(f"{source} has no place here")
-
-
-def interleaved(piece: Piece, dim: int, parts: int, number: int) -> Piece:
-    """The piece among as many tensors as are wanted, in the place of this number behind the first
-    `parts` elements of a dimension, which is then three."""
-    target = piece.view.target
-    sizes = apart(target.sizes, dim, parts)
-    starts = (*target.starts[:dim], 0, number, *target.starts[dim:])
-    ops = (Reshape(target.sizes, sizes), *piece.view.ops)
-    return replace(piece, view=replace(piece.view, target=Box(starts, sizes), ops=ops))
-
-
-def apart(shape: Sequence[int], dim: int, parts: int) -> tuple[int, ...]:
-    """A shape with a dimension as samples, microbatches (one) and what a sample has of it."""
-    return (*shape[:dim], parts, 1, shape[dim] // parts, *shape[dim + 1 :])
+# Pieces of what one microbatch or layer takes, as pieces of what all of them take.
 
 
 def shifted(piece: Piece, dim: int, by: int) -> Piece:
@@ -314,9 +286,26 @@ def shifted(piece: Piece, dim: int, by: int) -> Piece:
 
 
 def stacked(piece: Piece, number: int) -> Piece:
-    """The piece in a stack of as many tensors as are wanted, in the place of this number."""
+    """The piece in a stack of tensors along a new leading dimension, in the one of this number."""
     target = piece.view.target
     sizes = (1, *target.sizes)
-    ops = (Reshape(target.sizes, sizes), *piece.view.ops)
-    view = replace(piece.view, target=Box((number, *target.starts), sizes), ops=ops)
-    return replace(piece, view=view)
+    return _reshaped(piece, Box((number, *target.starts), sizes))
+
+
+def interleaved(piece: Piece, dim: int, parts: int, number: int) -> Piece:
+    """The piece where a dimension has become three, as in `split_samples`, of which the second is
+    the number of the microbatch."""
+    target = piece.view.target
+    sizes = split_samples(target.sizes, dim, parts)
+    starts = (*target.starts[:dim], 0, number, *target.starts[dim:])
+    return _reshaped(piece, Box(starts, sizes))
+
+
+def split_samples(shape: Sequence[int], dim: int, parts: int) -> tuple[int, ...]:
+    """A shape with a dimension as samples, microbatches (one) and what a sample has of it."""
+    return (*shape[:dim], parts, 1, shape[dim] // parts, *shape[dim + 1 :])
+
+
+def _reshaped(piece: Piece, target: Box) -> Piece:
+    ops = (Reshape(piece.view.target.sizes, target.sizes), *piece.view.ops)
+    return replace(piece, view=replace(piece.view, target=target, ops=ops))

@@ -1,24 +1,55 @@
-"""Writes what outputs of a pipeline are, with one loop over the layers for all microbatches."""
+"""Puts one loop over the layers, for all microbatches, in the place of a pipeline.
+
+    %r = sdy.manual_computation(%x) manual_axes={"stage", "data"} { ... the pipeline ... }
+  ==>
+    %r = sdy.manual_computation(%x) manual_axes={"data"} { ... the loop over layers ... }
+
+What the rest of the program uses of the pipeline is traced to what segments computed; for these,
+the chains of stages are written as one loop, as are other segments that they start from.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
+from stablehlo_tools import bindings
+from stablehlo_tools.analysis.shardings import manual_axes, sharding_per_value
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.ir.builder import Builder, shape_of
-from stablehlo_tools.ir.inline import copy_with
-from stablehlo_tools.transforms.parts.fold_pipeline.chains import ChainFinder, Chains, Term
+from stablehlo_tools.dialect.dimensions import integers
+from stablehlo_tools.dialect.names import MANUAL_COMPUTATION, SLICE
+from stablehlo_tools.ir.builder import Builder, element_of, shape_of
+from stablehlo_tools.ir.carriers import terminator
+from stablehlo_tools.ir.inline import copy_body
+from stablehlo_tools.transforms.parts.fold_pipeline.batch_layout import (
+    BatchLayout,
+    batched,
+    unbatched,
+)
+from stablehlo_tools.transforms.parts.fold_pipeline.chains import (
+    ChainFinder,
+    Chains,
+    Pieces,
+    StageInputs,
+)
 from stablehlo_tools.transforms.parts.fold_pipeline.composing import (
     Composer,
-    Placed,
+    Located,
     shifted,
     stacked,
 )
-from stablehlo_tools.transforms.parts.fold_pipeline.inputs import Inputs, Terms, sorted_inputs
-from stablehlo_tools.transforms.parts.fold_pipeline.layer_loop import Operand, Stage
-from stablehlo_tools.transforms.parts.fold_pipeline.microbatch_loop import Microbatches
-from stablehlo_tools.transforms.parts.fold_pipeline.peeling import Layers, layers_of
-from stablehlo_tools.transforms.parts.fold_pipeline.segments import Scratch, Segments
+from stablehlo_tools.transforms.parts.fold_pipeline.layers import (
+    LayerLoop,
+    LayerOperand,
+    Layers,
+    layers_of,
+)
+from stablehlo_tools.transforms.parts.fold_pipeline.loop_region import LoopRegion
+from stablehlo_tools.transforms.parts.fold_pipeline.segments import (
+    Scratch,
+    Segments,
+    erase_unused,
+)
 from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
     Box,
     Computed,
@@ -27,144 +58,328 @@ from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
     Source,
 )
 from stablehlo_tools.transforms.parts.fold_pipeline.tracing import Tracer
-from stablehlo_tools.transforms.parts.fold_pipeline.widening import Order, as_it_is, widening
 
 
-class Folding:
-    """Writes at a point; `entering` says what stands there for a value from outside."""
+def fold(region: LoopRegion, module: ir.Module) -> int:
+    """Replaces a pipeline by a loop over its layers; returns how many stages it had.
+
+    Fewer than two are no pipeline, and the module is then not to be used. Raises UnresolvedError
+    for a pipeline that is not understood, SameStageError for a loop that is none.
+    """
+    scratch = Scratch(module)
+    tracer, site = Tracer(region), FoldSite(region)
+    outputs = list(_outputs(site.anchor, region, slices=site.inner is None))
+    pieces = [_traced(tracer, output) for output in outputs]
+    writer = PipelineWriter(tracer, scratch, site.point, site.entering)
+    values = [
+        writer.value(consists_of, site.type_of(output))
+        for output, consists_of in zip(outputs, pieces, strict=True)
+    ]
+    for output, value in zip(outputs, site.leaving(outputs, values), strict=True):
+        output.value.replace_all_uses_with(value)
+    site.clear()
+    erase_unused(site.anchor.block, site.anchor)
+    scratch.clear()
+    return writer.finder.most_stages
+
+
+# What of a loop, or of the manual computation around it, the rest of the program uses.
+
+
+class _Output(NamedTuple):
+    """A value to be replaced, which is a box of a result."""
+
+    value: ir.Value
+    result: int
+    box: Box
+
+
+def _outputs(op: ir.Operation, region: LoopRegion, *, slices: bool) -> Iterator[_Output]:
+    """The results of an op that are used; or, if asked, the slices where nothing else is of one.
+
+    The pipeline's last ticks give the outputs, and the others garbage that must not be traced.
+    """
+    for number, result in enumerate(op.results):
+        users = [use.owner.operation for use in result.uses]
+        if not users:
+            continue
+        boxes = [_sliced(user) if slices else None for user in users]
+        if None in boxes:
+            yield _Output(result, number, Box.whole(region.leaving_shape(number)))
+            continue
+        for user, box in zip(users, boxes, strict=True):
+            assert box is not None
+            yield _Output(user.results[0], number, box)
+
+
+def _sliced(op: ir.Operation) -> Box | None:
+    """The box that a slice without strides takes."""
+    if op.name != SLICE or any(stride != 1 for stride in integers(op, "strides")):
+        return None
+    return Box(integers(op, "start_indices"), tuple(shape_of(op.results[0])))
+
+
+def _traced(tracer: Tracer, output: _Output) -> list[Piece]:
+    """What an output consists of. Raises UnresolvedError."""
+    region = tracer.region
+    if region.manual is None:
+        return tracer.pieces(region.loop.results[output.result], 0, -1, output.box)
+    end = region.returned(output.result)
+    dim = region.leaving_dim(output.result)
+    if dim is None:
+        return tracer.pieces(end, 0, -1, output.box)
+    size = shape_of(end)[dim]
+    pieces: list[Piece] = []
+    for box in output.box.cut(dim, [rank * size for rank in range(region.ranks.count)]):
+        rank = box.starts[dim] // size
+        shard = box.along(dim, box.starts[dim] - rank * size, box.sizes[dim])
+        by = box.starts[dim] - output.box.starts[dim]
+        pieces += [shifted(piece, dim, by) for piece in tracer.pieces(end, rank, -1, shard)]
+    return pieces
+
+
+class FoldSite:
+    """Where the loop over layers goes: in front of the pipeline's loop, or of the manual
+    computation around it, outside of the axis of the stages; but inside of a new one over the
+    other manual axes."""
+
+    def __init__(self, region: LoopRegion) -> None:
+        self._region = region
+        self._entering: dict[ir.Value, ir.Value] = {}
+        self.anchor = region.manual or region.loop
+        self.point = ir.InsertionPoint(self.anchor)
+        self.inner: ir.Block | None = None
+        if region.manual is not None:
+            self._enter(region.manual)
+
+    def entering(self, value: ir.Value) -> ir.Value:
+        """What stands here for a value from outside of the region."""
+        return self._entering.get(value, value)
+
+    def type_of(self, output: _Output) -> ir.Type:
+        """The type that an output has here."""
+        return ir.RankedTensorType.get(
+            output.box.sizes, element_of(output.value), loc=self.anchor.location
+        )
+
+    def leaving(self, outputs: Sequence[_Output], values: Sequence[ir.Value]) -> list[ir.Value]:
+        """What takes the place of outputs, of which values stand here."""
+        manual = self._region.manual
+        if self.inner is None or manual is None:
+            return list(values)
+        ir.Operation.create(
+            "sdy.return",
+            operands=list(values),
+            loc=terminator(manual.regions[0].blocks[0]).location,
+            ip=ir.InsertionPoint(self.inner),
+        )
+        erase_unused(self.inner)
+        listed = sharding_per_value(manual.attributes["out_shardings"])
+        shardings = [self._without_axis(listed[output.result]) for output in outputs]
+        new = self._manual([output.value.type for output in outputs], shardings, manual)
+        self.inner.append_to(new.regions[0])
+        return list(new.results)
+
+    def clear(self) -> None:
+        """Erases what held the block of a new manual computation."""
+        if self.inner is not None:
+            self._held.erase()
+
+    def _enter(self, manual: ir.Operation) -> None:
+        """Starts the new manual computation, where axes other than that of the stages are left."""
+        arguments = list(manual.regions[0].blocks[0].arguments)
+        if manual_axes(manual) == frozenset({self._region.ranks.axis}):
+            self._entering = dict(zip(arguments, manual.operands, strict=True))
+            return
+        types = [self._whole(argument) for argument in arguments]
+        self._held = ir.Operation.create(  # holds the block until the results are known
+            MANUAL_COMPUTATION,
+            results=[],
+            operands=list(manual.operands),
+            attributes=dict(manual.attributes.items()),
+            regions=1,
+            loc=manual.location,
+            ip=self.point,
+        )
+        locations = [argument.location for argument in arguments]
+        inner = self._held.regions[0].blocks.append(*types, arg_locs=locations)
+        self.inner = inner
+        self._entering = dict(zip(arguments, inner.arguments, strict=True))
+        self.point = ir.InsertionPoint(inner)
+
+    def _manual(
+        self, types: Sequence[ir.Type], shardings: Sequence[ir.Attribute], manual: ir.Operation
+    ) -> ir.Operation:
+        context = manual.context
+        entering = sharding_per_value(manual.attributes["in_shardings"])
+        axes = sorted(manual_axes(manual) - {self._region.ranks.axis})
+        named = ", ".join(f'"{axis}"' for axis in axes)
+        per_value = bindings.TensorShardingPerValueAttr
+        return ir.Operation.create(
+            MANUAL_COMPUTATION,
+            results=list(types),
+            operands=list(manual.operands),
+            attributes={
+                "in_shardings": per_value.get([self._without_axis(s) for s in entering], context),
+                "out_shardings": per_value.get(list(shardings), context),
+                "manual_axes": ir.Attribute.parse(f"#sdy<manual_axes{{{named}}}>", context),
+            },
+            regions=1,
+            loc=manual.location,
+            ip=ir.InsertionPoint(manual),
+        )
+
+    def _whole(self, argument: ir.Value) -> ir.Type:
+        """The type of an argument with the shards of all ranks put together."""
+        dim, shape = self._region.entering_dim(argument), shape_of(argument)
+        if dim is not None:
+            shape[dim] *= self._region.ranks.count
+        return ir.RankedTensorType.get(shape, element_of(argument), loc=self.anchor.location)
+
+    def _without_axis(self, attribute: ir.Attribute) -> ir.Attribute:
+        """A sharding of which the axis of the stages is no part."""
+        sharding = bindings.TensorShardingAttr(attribute)
+        context, axis = attribute.context, self._region.ranks.axis
+        dims: list[ir.Attribute] = []
+        for dimension in sharding.dimension_shardings:
+            held = bindings.SdyDimensionShardingAttr(dimension)
+            kept = [a for a in held.axes if bindings.SdyAxisRefAttr(a).name != axis]
+            dims.append(
+                bindings.SdyDimensionShardingAttr.get(kept, held.is_closed, context=context)
+            )
+        return bindings.TensorShardingAttr.get(sharding.mesh_or_ref, dims, context=context)
+
+
+class PipelineWriter:
+    """Writes what a pipeline computes, at a point; `entering` says what stands there for a value
+    from outside."""
 
     def __init__(
         self,
         tracer: Tracer,
-        segments: Segments,
         scratch: Scratch,
-        place: ir.InsertionPoint,
-        location: ir.Location,
+        point: ir.InsertionPoint,
         entering: Callable[[ir.Value], ir.Value],
     ) -> None:
         self._tracer = tracer
-        self._segments = segments
         self._scratch = scratch
-        self._point = place
-        self._build = Builder(place, location)
+        self._segments = Segments(tracer.region, scratch)
+        self._build = Builder(point, tracer.region.loop.location)
         self._entering = entering
-        self._composer = Composer(self._build, self._placed)
-        self._made: dict[Computed, ir.Value] = {}
-        self._alike: dict[tuple[ir.Value, tuple[Term, ...]], ir.Value] = {}
-        self._computed: dict[tuple[Computed, Box], Placed] = {}
-        self.finder = ChainFinder(tracer, segments, scratch)
+        self._composer = Composer(self._build, self._located)
+        # What is computed outside of the loop: by rank, and once for ranks that compute the same.
+        self._around: dict[Computed, ir.Value] = {}
+        self._alike: dict[tuple[ir.Value, tuple[Pieces, ...]], ir.Value] = {}
+        self._in_loop: dict[tuple[Computed, Box], Located] = {}
+        self.finder = ChainFinder(tracer, self._segments, scratch)
 
-    def value(self, pieces: Sequence[Piece], kind: ir.Type) -> ir.Value:
+    def value(self, pieces: Sequence[Piece], type_: ir.Type) -> ir.Value:
         """A tensor of a type that consists of pieces. Raises UnresolvedError."""
-        self._ensure(pieces)
-        return self._composer.compose(pieces, kind)
+        self._write_sources(pieces)
+        return self._composer.compose(pieces, type_)
 
-    def _placed(self, source: Source, box: Box) -> Placed:
+    def _located(self, source: Source, box: Box) -> Located:
         if isinstance(source, Outside):
-            return Placed(self._entering(source.value), box)
+            return Located(self._entering(source.value), box)
         assert isinstance(source, Computed)
         if source.tick < 0:
-            return Placed(self._made[source], box)
-        return self._computed[source, box]
+            return Located(self._around[source], box)
+        return self._in_loop[source, box]
 
-    def _ensure(self, pieces: Iterable[Piece]) -> None:
-        """Writes what pieces are made of, and is not there yet."""
+    def _write_sources(self, pieces: Iterable[Piece]) -> None:
+        """Writes what pieces are boxes of, where it is not there yet.
+
+        What stages computed of one value, in boxes of one size, are microbatches of one loop.
+        """
         groups: dict[tuple[ir.Value, tuple[int, ...]], dict[tuple[Computed, Box], None]] = {}
         for piece in pieces:
             source = piece.source
             if not isinstance(source, Computed):
                 continue
             if source.tick < 0:
-                self._ensure_made(source)
-            elif (source, piece.box) not in self._computed:
+                self._write_around(source)
+            elif (source, piece.box) not in self._in_loop:
                 group = groups.setdefault((source.value, piece.box.sizes), {})
                 group[source, piece.box] = None
         for group in groups.values():
-            self._write(self.finder.chains(list(group)))
+            self._write_chains(self.finder.chains(list(group)))
 
-    def _ensure_made(self, source: Computed) -> None:
+    def _write_around(self, source: Computed) -> None:
         """What a rank computes outside of the loop; once where ranks compute the same."""
-        if source in self._made:
+        if source in self._around:
             return
         segment = self._segments.of([source.value])
-        terms = tuple(
+        inputs = tuple(
             tuple(self._tracer.pieces(value, source.rank, -1, Box.whole(shape_of(value))))
             for value in segment.inputs
         )
-        key = source.value, terms
+        key = source.value, inputs
         if key not in self._alike:
-            inputs = [
-                self.value(term, value.type)
-                for term, value in zip(terms, segment.inputs, strict=True)
+            values = [
+                self.value(pieces, value.type)
+                for pieces, value in zip(inputs, segment.inputs, strict=True)
             ]
-            self._alike[key] = self._copied(segment.block, inputs)
-        self._made[source] = self._alike[key]
+            _, (self._alike[key],) = copy_body(segment.block, values, self._build.point)
+        self._around[source] = self._alike[key]
 
-    def _copied(self, block: ir.Block, inputs: Sequence[ir.Value]) -> ir.Value:
-        values: dict[ir.Value, ir.Value] = dict(zip(block.arguments, inputs, strict=True))
-        ops = [view.operation for view in block.operations]
-        for op in ops[:-1]:
-            copy = copy_with(op, values, self._point)
-            values.update(zip(op.results, copy.results, strict=True))
-        return values[ops[-1].operands[0]]
-
-    def _write(self, chains: Chains) -> None:
+    def _write_chains(self, chains: Chains) -> None:
         """Writes the loop that chains fold to, and notes what it computes."""
-        inputs = sorted_inputs(chains)
-        if len(chains.terms) == 1:
-            inputs = Inputs({}, inputs.layered, inputs.fixed | _only(inputs.batch))
+        inputs = StageInputs.of(chains)
         layers = layers_of(chains, inputs, self._scratch)
-        wide = widening(layers.block, inputs.batch, chains.links, self._scratch)
-        order = Order.of(len(chains.terms), inputs.batch, wide)
-        results = self._layers(chains, inputs, layers, order)
-        for place, output in enumerate(chains.segment.outputs):
-            shape = shape_of(layers.outputs[place])
-            held = order.held(results[place], shape, place)
-            value = self._composer.reshaped(results[place], held)
-            for number, instance in enumerate(chains.last):
+        stage = batched(layers.block, inputs.batch, chains.handoffs, self._scratch)
+        layout = BatchLayout.of(len(chains.inputs), inputs.batch, stage)
+        results = self._write_layers(chains, inputs, layers, layout)
+        for number, output in enumerate(chains.segment.outputs):
+            shape = shape_of(layers.outputs[number])
+            readable = layout.readable_shape(results[number], shape, number)
+            value = self._composer.reshaped(results[number], readable)
+            for microbatch, instance in enumerate(chains.last):
                 source = Computed(output, instance.rank, instance.tick)
-                where = order.placed(value, shape, place, number)
-                self._computed[source, chains.box(place, instance)] = where
+                box = chains.box(number, instance)
+                self._in_loop[source, box] = layout.output(value, shape, number, microbatch)
 
-    def _layers(
-        self, chains: Chains, inputs: Inputs, layers: Layers, order: Order
+    def _write_layers(
+        self, chains: Chains, inputs: StageInputs, layers: Layers, layout: BatchLayout
     ) -> list[ir.Value]:
         """Writes the layers on what they take; returns what the last one computes."""
-        kinds = [argument.type for argument in layers.block.arguments]
-        operands: dict[int, Operand] = {}
-        for number, term in inputs.fixed.items():
-            operands[number] = Operand(self.value(term, kinds[number]))
-        for number, terms in inputs.batch.items():
-            operands[number] = Operand(self._batch(terms, order, number, kinds[number]))
-        for number, terms in inputs.layered.items():
-            operands[number] = self._stack(terms, kinds[number], layers, number)
-        ordered = tuple(operands[number] for number in range(len(kinds)))
-        dims = as_it_is(layers.block) if order.wide is None else order.wide.dims
-        stage = Stage(dims, order.samples, chains.links, ordered)
+        types = [argument.type for argument in layers.block.arguments]
+        operands: dict[int, LayerOperand] = {}
+        for number, pieces in inputs.fixed.items():
+            operands[number] = LayerOperand(self.value(pieces, types[number]))
+        for number, microbatches in inputs.batch.items():
+            value = self._batch(microbatches, layout, number, types[number])
+            operands[number] = LayerOperand(value)
+        for number, stages in inputs.layered.items():
+            operands[number] = self._stack(stages, types[number], layers.within.get(number), layers)
+        ordered = tuple(operands[number] for number in range(len(types)))
+        dims = unbatched(layers.block) if layout.stage is None else layout.stage.dims
         trips = chains.length * layers.each
-        if order.wide is not None or not inputs.batch:
-            return stage.write(self._build, self._point, trips)
-        apart = Microbatches(stage, order.count, trips, inputs.batch)
-        return apart.write(self._build, self._point)
+        loop = LayerLoop(dims, layout.samples, chains.handoffs, ordered, trips)
+        if layout.stage is not None or not inputs.batch:
+            return loop.write(self._build)
+        return loop.write_per_microbatch(self._build, layout.count, inputs.batch)
 
-    def _batch(self, terms: Terms, order: Order, number: int, kind: ir.Type) -> ir.Value:
+    def _batch(
+        self, microbatches: Sequence[Pieces], layout: BatchLayout, number: int, type_: ir.Type
+    ) -> ir.Value:
         """All microbatches, as the samples of one batch or stacked."""
-        shape = ir.RankedTensorType(kind).shape
-        pieces = [order.piece(p, number, shape, m) for m, term in enumerate(terms) for p in term]
-        value = self.value(pieces, kind)
-        return self._composer.reshaped(value, order.shape(number, shape))
+        shape = ir.RankedTensorType(type_).shape
+        pieces = [
+            layout.piece(piece, number, shape, microbatch)
+            for microbatch, own in enumerate(microbatches)
+            for piece in own
+        ]
+        return self._composer.reshaped(self.value(pieces, type_), layout.input_shape(number, shape))
 
-    def _stack(self, terms: Terms, kind: ir.Type, layers: Layers, number: int) -> Operand:
-        """What all layers take, stacked along a dimension."""
-        dim = layers.within.get(number)
+    def _stack(
+        self, stages: Sequence[Pieces], type_: ir.Type, dim: int | None, layers: Layers
+    ) -> LayerOperand:
+        """What all layers take, stacked along a dimension: a new one, or that of the layers of a
+        stage."""
         if dim is None:
-            moved = [stacked(piece, n) for n, term in enumerate(terms) for piece in term]
-            return Operand(self.value(moved, kind), 0)
-        by = layers.each
-        moved = [shifted(p, dim, n * by) for n, term in enumerate(terms) for p in term]
-        return Operand(self.value(moved, kind), dim, whole=True)
-
-
-def _only(batch: dict[int, Terms]) -> dict[int, Term]:
-    """What a single microbatch takes."""
-    return {number: terms[0] for number, terms in batch.items()}
+            pieces = [stacked(piece, n) for n, own in enumerate(stages) for piece in own]
+            return LayerOperand(self.value(pieces, type_), 0)
+        pieces = [
+            shifted(piece, dim, n * layers.each) for n, own in enumerate(stages) for piece in own
+        ]
+        return LayerOperand(self.value(pieces, type_), dim, whole=True)

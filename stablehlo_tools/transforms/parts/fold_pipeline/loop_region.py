@@ -1,28 +1,37 @@
-"""The loop of a pipeline, and the manual computation around it, as devices of an axis run it."""
+"""The loop of a pipeline as the devices of an axis run it, tick by tick.
+
+It tells which values are shards, which differ from rank to rank or from tick to tick, and the
+integers that steer the loop: tick counters, indices of stages, entries of tables and comparisons of
+them follow from constants and from `partition_id`, and are computed here for all ticks and devices.
+What depends on an argument of the program is no control.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts
-from stablehlo_tools.analysis.device_arithmetic import Values
+from stablehlo_tools.analysis.device_arithmetic import COMPUTED, Values, apply, element_dtype
 from stablehlo_tools.analysis.device_values import DeviceValues
 from stablehlo_tools.analysis.loops import values_used
 from stablehlo_tools.analysis.replica_groups import AxisRef, mesh_axes_groups
 from stablehlo_tools.analysis.shardings import sharding_axes, sharding_per_value
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
+from stablehlo_tools.dialect.traits import BRANCHES, Trait, full_names, ops_with
 from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.values import producer
-from stablehlo_tools.transforms.parts.fold_pipeline.control import Control
 from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import Box
 
-_OTHERWISE = frozenset(
-    f"stablehlo.{name}" for name in ("rng", "infeed", "recv", "partition_id", "replica_id")
-)
+_IDS = ops_with(Trait.DEVICE_ID)
+# Their results differ from device to device, or tick to tick, whatever their operands are.
+_DIFFERING = _IDS | full_names("infeed recv rng")
+_LARGEST = 1 << 16  # elements of control
+_LARGEST_VARYING = 1 << 12  # elements, of what every iteration computes anew
 
 
 @dataclass(frozen=True)
@@ -40,8 +49,8 @@ class Ranks:
         groups = Ranks.groups(axis, manual, facts)
         if not groups:
             return None
-        found = {device: rank for group in groups for rank, device in enumerate(group)}
-        return Ranks(axis, tuple(groups[0]), tuple(found[d] for d in range(facts.grid.size)))
+        rank_of = {device: rank for group in groups for rank, device in enumerate(group)}
+        return Ranks(axis, tuple(groups[0]), tuple(rank_of[d] for d in range(facts.grid.size)))
 
     @staticmethod
     def groups(axis: str, manual: ir.Operation, facts: ModuleFacts) -> Sequence[Sequence[int]]:
@@ -94,7 +103,7 @@ class LoopRegion:
         self.manual = _manual_around(loop) if ranks.axis else None
         self._numbers: dict[ir.Value, int] = {a: i for i, a in enumerate(self.body.arguments)}
         self._control = Control(loop, ticks, values.of)
-        self._inside: dict[ir.Block, int] = {}
+        self._depths: dict[ir.Block, int] = {}
         self._varying = _varying(self.body, self.ends)
         self._by_rank = self._differing()
 
@@ -115,18 +124,18 @@ class LoopRegion:
         return value in self._by_rank
 
     def _differing(self) -> set[ir.Value]:
-        """The values that hang on a shard, on the number of a device, or on the tick."""
+        """The values that depend on a shard, on the number of a device, or on the tick."""
         if self.manual is None:
             return set()
         block = self.manual.regions[0].blocks[0]
-        found = {a for a in block.arguments if self.entering_dim(a) is not None}
-        _spread(block, found)
+        differing = {a for a in block.arguments if self.entering_dim(a) is not None}
+        _add_dependent(block, differing)
         pairs = zip(self.body.arguments, self.loop.operands, strict=True)
-        found.update(a for a, o in pairs if o in found or a in self._varying)
-        _spread(self.body, found)
-        found.update(self.loop.results)
-        _spread(block, found)
-        return found
+        differing.update(a for a, o in pairs if o in differing or a in self._varying)
+        _add_dependent(self.body, differing)
+        differing.update(self.loop.results)
+        _add_dependent(block, differing)
+        return differing
 
     def is_in_loop(self, op: ir.Operation) -> bool:
         """Whether an op stands in the loop's body, or in a branch in it."""
@@ -138,19 +147,18 @@ class LoopRegion:
 
     def _depth(self, block: ir.Block) -> int:
         """2 in the loop, 1 in the manual computation, 0 outside."""
-        found = self._inside.get(block)
-        if found is not None:
-            return found
-        if block == self.body:
-            found = 2
-        elif self.manual is not None and block == self.manual.regions[0].blocks[0]:
-            found = 1
-        else:
+        if block not in self._depths:
             owner = block.owner.operation
-            outer = owner.name in ("func.func", "builtin.module", MANUAL_COMPUTATION)
-            found = 0 if outer else self._depth(owner.block)
-        self._inside[block] = found
-        return found
+            if block == self.body:
+                depth = 2
+            elif self.manual is not None and block == self.manual.regions[0].blocks[0]:
+                depth = 1
+            elif owner.name in ("func.func", "builtin.module", MANUAL_COMPUTATION):
+                depth = 0
+            else:
+                depth = self._depth(owner.block)
+            self._depths[block] = depth
+        return self._depths[block]
 
     def control_at(self, value: ir.Value, rank: int, tick: int) -> Values | None:
         """A value of integers on a rank, where it is known and the same on all of its devices."""
@@ -162,10 +170,10 @@ class LoopRegion:
 
     def steady(self, value: ir.Value) -> Values | None:
         """A value of integers that is known, and the same on all ranks in all ticks."""
-        found = self._control.constant(value)
-        if found is None or any((row != found[0]).any() for row in found):
+        known = self._control.constant(value)
+        if known is None or any((own != known[0]).any() for own in known):
             return None
-        return found[0]
+        return known[0]
 
     def _on_rank(self, known: Values | None, rank: int) -> Values | None:
         if known is None or len(known) == 1:
@@ -180,8 +188,7 @@ class LoopRegion:
 
     def groups(self, op: ir.Operation) -> Sequence[Sequence[int]] | None:
         """The groups, or pairs, of devices of a collective."""
-        kind = op.name.removeprefix("stablehlo.")
-        return self.facts.groups(Collective(op, op, kind))
+        return self.facts.groups(Collective(op, op, op.name.removeprefix("stablehlo.")))
 
     def unsharded(self, value: ir.Value, rank: int, box: Box) -> Box:
         """A box of a value from outside, with the shards of all ranks put together."""
@@ -233,20 +240,20 @@ class LoopRegion:
 
 
 def _varying(body: ir.Block, ends: Sequence[ir.Value]) -> set[ir.Value]:
-    """The values of a loop's body that hang on a carry which the loop changes."""
-    found: set[ir.Value] = {
+    """The values of a loop's body that depend on a carry which the loop changes."""
+    varying: set[ir.Value] = {
         argument for argument, end in zip(body.arguments, ends, strict=True) if argument != end
     }
-    _spread(body, found)
-    return found
+    _add_dependent(body, varying)
+    return varying
 
 
-def _spread(block: ir.Block, found: set[ir.Value]) -> None:
-    """Adds what a block's ops make of values, and what no other value says."""
+def _add_dependent(block: ir.Block, values: set[ir.Value]) -> None:
+    """Adds what a block's ops make of values, and what differs whatever it is made of."""
     for view in block.operations:
         op = view.operation
-        if not found.isdisjoint(values_used(op)) or op.name in _OTHERWISE:
-            found.update(op.results)
+        if not values.isdisjoint(values_used(op)) or op.name in _DIFFERING:
+            values.update(op.results)
 
 
 def _manual_around(loop: ir.Operation) -> ir.Operation | None:
@@ -257,3 +264,117 @@ def _manual_around(loop: ir.Operation) -> ir.Operation | None:
             return parent.operation
         parent = parent.operation.parent
     return None
+
+
+class Control:
+    """The control of a counted loop. Arrays have a leading dimension for the devices, of size 1
+    where all hold the same."""
+
+    def __init__(
+        self, loop: ir.Operation, ticks: int, outside: Callable[[ir.Value], Values | None]
+    ) -> None:
+        self._outside = outside
+        self._known: dict[ir.Value, Values | None] = {}
+        body = loop.regions[1].blocks[0]
+        self._arguments: list[ir.Value] = list(body.arguments)
+        self._ends: list[ir.Value] = list(terminator(body).operands)
+        self._inside = set[ir.Value](self._arguments)
+        self._ops = list(_nested(body))
+        for op in self._ops:
+            self._inside.update(op.results)
+        self._entering = [self._from_outside(value) for value in loop.operands]
+        self._carried = self._steering()
+        self._rows: list[dict[ir.Value, Values]] = []
+        self._run(ticks)
+
+    def of(self, value: ir.Value, tick: int) -> Values | None:
+        """A value in an iteration; None where it is no control."""
+        if value not in self._inside or tick < 0:
+            return self._from_outside(value)
+        return self._rows[tick].get(value)
+
+    def constant(self, value: ir.Value) -> Values | None:
+        """A value that is the same in every iteration; None for any other."""
+        first = self.of(value, 0)
+        if first is None or value not in self._inside:
+            return first
+        return first if all(_same(first, row.get(value)) for row in self._rows) else None
+
+    def _from_outside(self, value: ir.Value) -> Values | None:
+        if value not in self._known:
+            self._known[value] = self._outside(value) if _size(value) <= _LARGEST else None
+        return self._known[value]
+
+    def _steering(self) -> set[int]:
+        """The carries that are control: the most that can be so together."""
+        carried = {i for i, known in enumerate(self._entering) if known is not None}
+        while True:
+            known: set[ir.Value] = {self._arguments[i] for i in carried}
+            for op in self._ops:
+                if self._is_computed(op, known):
+                    known.add(op.results[0])
+            left = {i for i in carried if self._is_known(self._ends[i], known)}
+            if left == carried:
+                self._steered = [
+                    op for op in self._ops if len(op.results) and op.results[0] in known
+                ]
+                return carried
+            carried = left
+
+    def _is_known(self, value: ir.Value, known: set[ir.Value]) -> bool:
+        if value in self._inside:
+            return value in known
+        return self._from_outside(value) is not None
+
+    def _is_computed(self, op: ir.Operation, known: set[ir.Value]) -> bool:
+        if op.name in _IDS:
+            return True
+        if op.name not in COMPUTED or element_dtype(op.results[0].type) is None:
+            return False
+        if _size(op.results[0]) > _LARGEST_VARYING:
+            return False
+        return all(self._is_known(value, known) for value in op.operands)
+
+    def _run(self, ticks: int) -> None:
+        entering = {i: self._entering[i] for i in self._carried}
+        for _ in range(ticks):
+            row = {self._arguments[i]: v for i, v in entering.items() if v is not None}
+            for op in self._steered:
+                result = self._computed(op, row)
+                if result is not None:
+                    row[op.results[0]] = result
+            self._rows.append(row)
+            entering = {i: self._at(self._ends[i], row) for i in self._carried}
+
+    def _at(self, value: ir.Value, row: dict[ir.Value, Values]) -> Values | None:
+        return row.get(value) if value in self._inside else self._from_outside(value)
+
+    def _computed(self, op: ir.Operation, row: dict[ir.Value, Values]) -> Values | None:
+        if op.name in _IDS:
+            return self._outside(op.results[0])
+        operands = [self._at(value, row) for value in op.operands]
+        known = [operand for operand in operands if operand is not None]
+        result = apply(op, known) if len(known) == len(operands) else None
+        dtype = element_dtype(op.results[0].type)
+        return result.astype(dtype) if result is not None and dtype is not None else None
+
+
+def _same(one: Values, other: Values | None) -> bool:
+    return other is not None and one.shape == other.shape and bool((one == other).all())
+
+
+def _nested(block: ir.Block) -> Iterator[ir.Operation]:
+    """The ops of a block and of the branches in it, in order; not those of loops."""
+    for view in block.operations:
+        op = view.operation
+        if op.name in BRANCHES:
+            for region in op.regions:
+                yield from _nested(region.blocks[0])
+        yield op
+
+
+def _size(value: ir.Value) -> int:
+    type_ = value.type
+    if not isinstance(type_, ir.RankedTensorType) or not type_.has_static_shape:
+        return _LARGEST + 1
+    return prod(type_.shape)

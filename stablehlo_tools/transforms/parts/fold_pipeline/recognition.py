@@ -1,26 +1,41 @@
-"""The loops of a module that may be those of pipelines."""
+"""The loops of a module that may be those of pipelines, made ready to be traced.
+
+A pipeline is recognised by what its loop does with its carries: a manual computation permutes them
+between the devices of an axis; one program rotates them along a dimension.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts
 from stablehlo_tools.analysis.device_values import DeviceValues
 from stablehlo_tools.analysis.loops import FORMATTING
 from stablehlo_tools.analysis.shardings import manual_axes
 from stablehlo_tools.analysis.trip_counts import counted, is_integer_scalar
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.names import MANUAL_COMPUTATION, WHILE
-from stablehlo_tools.ir.builder import shape_of
+from stablehlo_tools.dialect.names import (
+    COLLECTIVE_PERMUTE,
+    DYNAMIC_SLICE,
+    MANUAL_COMPUTATION,
+    SCATTER,
+    SELECT,
+    SHARDING_CONSTRAINT,
+    SLICE,
+    WHILE,
+)
+from stablehlo_tools.dialect.traits import Trait, ops_with
+from stablehlo_tools.ir.builder import Builder, shape_of
 from stablehlo_tools.ir.carriers import terminator
+from stablehlo_tools.ir.constants import CONSTANTS
 from stablehlo_tools.ir.values import producer, unconstrained
+from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.transforms.parts.fold_pipeline.loop_region import LoopRegion, Ranks
 
-_PERMUTE = "stablehlo.collective_permute"
-_MOST = 1 << 14  # iterations that are gone through
-_PUTTING = frozenset(
-    f"stablehlo.{name}" for name in ("concatenate", "pad", "dynamic_update_slice", "scatter")
-)
+_MOST_TICKS = 1 << 14  # that are gone through
+# Concatenations, pads and updates: with slices, all ways to shift a tensor along a dimension.
+_PUTTING = ops_with(Trait.JOIN) | {SCATTER}
 
 
 def loops_of(block: ir.Block) -> Iterator[ir.Operation]:
@@ -36,7 +51,7 @@ def loops_of(block: ir.Block) -> Iterator[ir.Operation]:
 def permutes_of(loop: ir.Operation) -> list[ir.Operation]:
     """The collective_permutes of a loop's body itself."""
     body = loop.regions[1].blocks[0]
-    return [op.operation for op in body.operations if op.operation.name == _PERMUTE]
+    return [op.operation for op in body.operations if op.operation.name == COLLECTIVE_PERMUTE]
 
 
 def manual_around(loop: ir.Operation) -> ir.Operation | None:
@@ -58,7 +73,7 @@ def _rotates(op: ir.Operation, changing: set[ir.Value]) -> bool:
     if op.name not in _PUTTING:
         return False
     slices = [maker for value in op.operands if (maker := producer(value)) is not None]
-    slices = [maker for maker in slices if maker.name == "stablehlo.slice"]
+    slices = [maker for maker in slices if maker.name == SLICE]
     whole = shape_of(op.results[0])
     return any(
         shape_of(maker.operands[0]) == whole
@@ -76,7 +91,7 @@ def _is_carried(op: ir.Operation) -> bool:
             user = use.owner.operation
             if user.name == "stablehlo.return":
                 return True
-            if user.name in FORMATTING or user.name in _PUTTING | {"stablehlo.select"}:
+            if user.name in FORMATTING or user.name in _PUTTING | {SELECT}:
                 pending += user.results
     return False
 
@@ -128,14 +143,92 @@ def region_of(loop: ir.Operation, ranks: Ranks, values: DeviceValues) -> LoopReg
     """The loop as the ranks run it, or why how often it runs is not known."""
 
     def known(value: ir.Value) -> list[int] | None:
-        found = values.of(value) if is_integer_scalar(value.type) else None
-        return None if found is None else [int(n) for n in found.ravel()]
+        integers = values.of(value) if is_integer_scalar(value.type) else None
+        return None if integers is None else [int(n) for n in integers.ravel()]
 
-    found = counted(loop, known)
-    if isinstance(found, str):
-        return found
-    if len(set(found.trips)) > 1:
+    count = counted(loop, known)
+    if isinstance(count, str):
+        return count
+    if len(set(count.trips)) > 1:
         return "devices run it different numbers of times"
-    if found.trips[0] > _MOST:
-        return f"it runs {found.trips[0]} times, which is more than is gone through"
-    return LoopRegion(loop, found.trips[0], ranks, values)
+    if count.trips[0] > _MOST_TICKS:
+        return f"it runs {count.trips[0]} times, which is more than is gone through"
+    return LoopRegion(loop, count.trips[0], ranks, values)
+
+
+def hoist_slices(loop: ir.Operation) -> None:
+    """Divides the slices that a loop in a stage takes at positions which the tick decides.
+
+    A stage that picks its chunk of the weights and its layer by one dynamic_slice in the loop over
+    the layers would hold the weights of all chunks; in two slices, the first belongs to the tick.
+    """
+    for view in list(loop.regions[1].blocks[0].operations):
+        inner = view.operation
+        if inner.name != WHILE:
+            continue
+        for slicing in list(inner.regions[1].blocks[0].operations):
+            if slicing.operation.name == DYNAMIC_SLICE:
+                _hoist(slicing.operation, inner)
+
+
+def _hoist(op: ir.Operation, inner: ir.Operation) -> None:
+    """Takes out of a loop what of a slice is known outside of it."""
+    whole, *starts = op.operands
+    early = [d for d, start in enumerate(starts) if _is_outside(start, inner)]
+    moving = [d for d in early if not _is_constant(starts[d])]
+    if not _is_outside(whole, inner) or not moving or len(early) == len(starts):
+        return
+    shape, sizes = shape_of(whole), shape_of(op.results[0])
+    outer = Builder(ir.InsertionPoint(inner), op.location)
+    zero = outer.splat_like(0, starts[moving[0]])
+    first = outer.dynamic_slice(
+        whole,
+        [starts[d] if d in moving else zero for d in range(len(starts))],
+        [sizes[d] if d in moving else shape[d] for d in range(len(starts))],
+    )
+    op.operands[0] = first
+    for dim in moving:
+        op.operands[1 + dim] = zero
+
+
+def _is_constant(value: ir.Value) -> bool:
+    maker = producer(value)
+    return maker is not None and maker.name in CONSTANTS
+
+
+def _is_outside(value: ir.Value, loop: ir.Operation) -> bool:
+    """Whether a value is made in front of a loop, or is an argument of a block around it."""
+    owner = value.owner
+    block = owner if isinstance(owner, ir.Block) else owner.operation.block
+    around = loop.block
+    while True:
+        if block == around:
+            return True
+        parent = around.owner.operation
+        if parent.name in ("func.func", "builtin.module"):
+            return False
+        around = parent.block
+
+
+def erase_open_constraints(root: ir.Operation) -> None:
+    """Erases constraints in an op that leave all dimensions open, as jax writes them wherever an
+    axis of the mesh is automatic."""
+    constraints: list[ir.Operation] = []
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        if op.name == SHARDING_CONSTRAINT and _is_open(op.attributes["sharding"]):
+            constraints.append(op)
+        return ir.WalkResult.ADVANCE
+
+    walk(root, visit)
+    for op in constraints:
+        op.results[0].replace_all_uses_with(op.operands[0])
+        op.erase()
+
+
+def _is_open(attribute: ir.Attribute) -> bool:
+    sharding = bindings.TensorShardingAttr(attribute)
+    dims = [bindings.SdyDimensionShardingAttr(dim) for dim in sharding.dimension_shardings]
+    if len(sharding.replicated_axes) or len(sharding.unreduced_axes):
+        return False
+    return not any(len(dim.axes) or dim.is_closed for dim in dims)

@@ -32,17 +32,16 @@ def follow_batch(graph: Graph, seeds: Layouts, parts: int) -> BatchDims:
 
     `seeds` are by number of the argument. Raises NotScaledError where samples are mixed.
     """
-    found = dict(seeds)
     while True:
-        dims = propagate(graph, {graph.root.arguments[i]: s for i, s in found.items()}, parts)
+        dims = propagate(graph, {graph.root.arguments[i]: s for i, s in seeds.items()}, parts)
         _refuse_mixing(dims)
         missing = _missing(dims)
         if not missing:
             return dims
-        added = _added(dims, missing, found)
+        added = _added(dims, missing, seeds)
         if added is None:
             return dims
-        found = added
+        seeds = added
 
 
 def _refuse_mixing(dims: BatchDims) -> None:
@@ -105,11 +104,11 @@ class Scaling:
         numbers = self._dims.graph.values
         return [self._values[numbers[number]] for number in body.returned]
 
-    def kind(self, value: ir.Value) -> ir.Type:
+    def type_of(self, value: ir.Value) -> ir.Type:
         """The type of what stands for a value."""
-        return self._kind(value, self._dims.layout_of(value))
+        return self._type(value, self._dims.layout_of(value))
 
-    def _kind(self, value: ir.Value, layout: Layout | None) -> ir.Type:
+    def _type(self, value: ir.Value, layout: Layout | None) -> ir.Type:
         if layout is None:
             return value.type
         shape = shape_of(value)
@@ -137,7 +136,7 @@ class Scaling:
             self._taken(value, layout, point)
             for value, layout in zip(op.operands, step.operands, strict=True)
         ]
-        types = [self._kind(r, layout) for r, layout in zip(op.results, step.results, strict=True)]
+        types = [self._type(r, layout) for r, layout in zip(op.results, step.results, strict=True)]
         resize = self._resize(step.operands[0])
         copy = reshaped_clone(op, operands, types, point, resize, self._values)
         self._values.update(zip(op.results, copy.results, strict=True))
@@ -153,11 +152,11 @@ class Scaling:
 
     def _repeated(self, value: ir.Value, layout: Layout, point: ir.InsertionPoint) -> ir.Value:
         """A value that is the same for all samples, for more or fewer of them."""
-        op, kind = producer(value), self._kind(value, layout)
+        op, type_ = producer(value), self._type(value, layout)
         if op is None:
             raise NotScaledError(_owner(value))
         if op.name in CONSTANTS and is_splat(op):
-            return copy_constant(op, kind, point)
+            return copy_constant(op, type_, point)
         if op.name == "stablehlo.iota" and _integer(op, "iota_dimension") != layout.dim:
             wanted: Sequence[Layout | None] | None = ()
         else:
@@ -168,7 +167,7 @@ class Scaling:
             self._values[value] if inner is None else self._repeated(value, inner, point)
             for value, inner in zip(op.operands, wanted, strict=True)
         ]
-        return reshaped_clone(op, operands, [kind], point, self._resize(layout)).results[0]
+        return reshaped_clone(op, operands, [type_], point, self._resize(layout)).results[0]
 
     def _resize(self, layout: Layout | None) -> Resize | None:
         return None if layout is None else Resize(layout.dim, self._dims.parts, self._samples)
@@ -183,20 +182,20 @@ class Scaling:
             ]
         else:
             taken = [self._values[value] for value in operands]
-        kinds = [self._kind(r, layout) for r, layout in zip(op.results, layouts, strict=True)]
-        new = emptied_clone(op, taken, kinds, point)
+        types = [self._type(r, layout) for r, layout in zip(op.results, layouts, strict=True)]
+        new = emptied_clone(op, taken, types, point)
         for body, region in zip(node.bodies, new.regions, strict=True):
-            self._body(body, region, kinds, layouts)
+            self._body(body, region, types, layouts)
         self._values.update(zip(op.results, new.results, strict=True))
 
     def _body(
         self,
         body: Body,
         region: ir.Region,
-        kinds: Sequence[ir.Type],
+        types: Sequence[ir.Type],
         layouts: Sequence[Layout | None],
     ) -> None:
-        types = kinds if len(body.block.arguments) else []
+        types = types if len(body.block.arguments) else []
         locations = [argument.location for argument in body.block.arguments]
         block = region.blocks.append(*types, arg_locs=locations)
         self._bind(body, list(block.arguments))
@@ -233,8 +232,8 @@ def below(op: ir.Operation, layout: Layout, parts: int) -> Sequence[Layout | Non
             return [None]
         return [layout.at(dims.index(layout.dim))]
     if op.name == "stablehlo.reshape":
-        found = reshaped(layout, shape, shapes[0], parts)
-        return None if found is None else [found]
+        inner = reshaped(layout, shape, shapes[0], parts)
+        return None if inner is None else [inner]
     if op.name == "stablehlo.transpose":
         return [layout.at(list(ir.DenseI64ArrayAttr(op.attributes["permutation"]))[layout.dim])]
     if op.name == "stablehlo.concatenate" and _integer(op, "dimension") != layout.dim:

@@ -3,22 +3,29 @@
 A *segment* leads from values that were moved (a carry, a slice of the weights, what a rank
 received, a select that the tick decides) to values that were computed from them. It is written into
 the module as a private function, to be analysed and copied, and erased in the end.
+
+Where all stages lie along a dimension of one program's state, a segment computes them side by side.
+One row of it is the same ops on one stage's share of that dimension, as along a batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from stablehlo_tools.analysis.collectives import classify_communication
 from stablehlo_tools.analysis.device_arithmetic import COMPUTED
-from stablehlo_tools.analysis.dimension_propagation.graph import captured
+from stablehlo_tools.analysis.dimension_propagation.graph import Graph, captured
+from stablehlo_tools.analysis.dimension_propagation.layout import Layout
+from stablehlo_tools.analysis.loops import FORMATTING
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.names import BROADCAST
+from stablehlo_tools.dialect.dimensions import integers
+from stablehlo_tools.dialect.names import BROADCAST, GATHER, IOTA, PARTITION_ID
+from stablehlo_tools.dialect.traits import ELEMENTWISE
 from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.constants import CONSTANTS
 from stablehlo_tools.ir.inline import copy_with
-from stablehlo_tools.ir.values import key_of, producer
+from stablehlo_tools.ir.values import is_float, key_of, producer
 from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.transforms.parts.fold_pipeline.loop_region import LoopRegion
 from stablehlo_tools.transforms.parts.fold_pipeline.moves import (
@@ -28,8 +35,69 @@ from stablehlo_tools.transforms.parts.fold_pipeline.moves import (
     RELAYOUTS,
     deciding_operands,
 )
-from stablehlo_tools.transforms.parts.fold_pipeline.tidying import erase_unused
-from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import UnresolvedError
+from stablehlo_tools.transforms.parts.fold_pipeline.scaling import (
+    NotScaledError,
+    Scaling,
+    follow_batch,
+)
+from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import Box, UnresolvedError
+
+# What is erased where nothing uses it. A segment leaves behind no other ops: what it does not need
+# it does not collect.
+_ERASED = FORMATTING | ELEMENTWISE | CONSTANTS | {IOTA, GATHER, PARTITION_ID}
+
+
+class Scratch:
+    """Private functions of a module that do not stay in it."""
+
+    def __init__(self, module: ir.Module) -> None:
+        self._module = module
+        self._functions: list[ir.Operation] = []
+
+    def function(
+        self,
+        types: Sequence[ir.Type],
+        fill: Callable[[ir.Block, Sequence[ir.Value]], Sequence[ir.Value]],
+    ) -> ir.Operation:
+        """A function of arguments of some types; `fill` writes it and says what it returns."""
+        location = ir.Location.unknown(self._module.context)
+        with location:
+            function = ir.Operation.create(
+                "func.func",
+                attributes={
+                    "sym_name": ir.StringAttr.get(f"fold_pipeline.{len(self._functions)}"),
+                    "sym_visibility": ir.StringAttr.get("private"),
+                    "function_type": ir.TypeAttr.get(ir.FunctionType.get(list(types), [])),
+                },
+                regions=1,
+                ip=ir.InsertionPoint(self._module.body),
+            )
+            self._functions.append(function)
+            block = function.regions[0].blocks.append(*types, arg_locs=[location] * len(types))
+            results = list(fill(block, list(block.arguments)))
+            ir.Operation.create("func.return", operands=results, ip=ir.InsertionPoint(block))
+            erase_unused(block)
+            whole = ir.FunctionType.get(list(types), [value.type for value in results])
+            function.attributes["function_type"] = ir.TypeAttr.get(whole)
+        return function
+
+    def clear(self) -> None:
+        """Erases the functions."""
+        for function in self._functions:
+            function.erase()
+        self._functions = []
+
+
+def erase_unused(block: ir.Block, anchor: ir.Operation | None = None) -> None:
+    """Erases ops of a block that nobody uses and that do nothing else, and the anchor if unused."""
+    for view in reversed(list(block.operations)):
+        op = view.operation
+        is_anchor = anchor is not None and op == anchor
+        if not is_anchor and op.name not in _ERASED:
+            continue
+        used = any(next(iter(result.uses), None) is not None for result in op.results)
+        if len(op.results) and not used:
+            op.erase()
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +141,15 @@ class Segments:
         key = tuple(outputs)
         if key not in self._made:
             ops, inputs = self._collected(key)
-            function = self._scratch.function(inputs, key, lambda put: _copy(ops, put))
+
+            def fill(block: ir.Block, arguments: Sequence[ir.Value]) -> list[ir.Value]:
+                values = dict(zip(inputs, arguments, strict=True))
+                for op in ops:
+                    copy = copy_with(op, values, ir.InsertionPoint(block))
+                    values.update(zip(op.results, copy.results, strict=True))
+                return [values[value] for value in key]
+
+            function = self._scratch.function([value.type for value in inputs], fill)
             self._made[key] = Segment(key, tuple(inputs), function)
         return self._made[key]
 
@@ -91,7 +167,8 @@ class Segments:
                 continue
             self._refuse_between_ranks(op)
             pending.append((op, True))
-            for value in reversed(used_by(op)):
+            taken = [*op.operands, *captured(op)] if len(op.regions) else list(op.operands)
+            for value in reversed(taken):
                 if self._is_input(value):
                     inputs[value] = None
                 elif (maker := producer(value)) is not None:
@@ -121,7 +198,7 @@ class Segments:
         return value in self._stops or self._is_moved(value)
 
     def _is_steady(self, op: ir.Operation) -> bool:
-        """Whether an op computes control out of what is the same on all ranks in all ticks."""
+        """Whether an op computes integers out of what is the same on all ranks in all ticks."""
         values = (*op.results, *op.operands)
         known = all(self._region.steady(value) is not None for value in values)
         return known and op.name in COMPUTED
@@ -129,10 +206,10 @@ class Segments:
     def _is_moved(self, value: ir.Value) -> bool:
         """Whether a value is made of others by known moves, and no computation follows on one."""
         if value not in self._moved:
-            self._moved[value] = self._found_moved(value)
+            self._moved[value] = self._follows_moves(value)
         return self._moved[value]
 
-    def _found_moved(self, value: ir.Value) -> bool:
+    def _follows_moves(self, value: ir.Value) -> bool:
         op, region = producer(value), self._region
         if op is None or op == region.loop or not region.is_inside(op):
             return op is None or op.name not in CONSTANTS
@@ -145,14 +222,14 @@ class Segments:
             return self._is_moved(op.operands[ir.OpResult(value).result_number])
         if op.name == BROADCAST:
             return not _repeats(op) and self._is_moved(op.operands[0])
-        indices, data = deciding_operands(op)
-        if not all(region.is_control(index) for index in indices):
+        deciding, moved = deciding_operands(op)
+        if not all(region.is_control(index) for index in deciding):
             return False
-        if any(region.steady(index) is None for index in indices):
+        if any(region.steady(index) is None for index in deciding):
             return True
         if op.name in BRANCHES:
             return True
-        return all(map(self._is_plain, data)) and any(map(self._is_moved, data))
+        return all(map(self._is_plain, moved)) and any(map(self._is_moved, moved))
 
     def _is_plain(self, value: ir.Value) -> bool:
         """Whether nothing was computed: moved, constant, or one of them repeated."""
@@ -165,97 +242,76 @@ class Segments:
         return self._region.is_control(value) or self._is_moved(value)
 
 
-class Scratch:
-    """Private functions of a module that do not stay in it."""
-
-    def __init__(self, module: ir.Module) -> None:
-        self._module = module
-        self._functions: list[ir.Operation] = []
-
-    def function(
-        self,
-        inputs: Sequence[ir.Value],
-        outputs: Sequence[ir.Value],
-        fill: Callable[[_Filling], None],
-    ) -> ir.Operation:
-        """A function of values like `inputs`, filled so that `outputs` stand for something."""
-        types = [value.type for value in inputs]
-        return self.typed(
-            types,
-            lambda block, arguments: self._filled(
-                block, dict(zip(inputs, arguments, strict=True)), outputs, fill
-            ),
-        )
-
-    def typed(
-        self,
-        types: Sequence[ir.Type],
-        fill: Callable[[ir.Block, Sequence[ir.Value]], Sequence[ir.Value]],
-    ) -> ir.Operation:
-        """A function of arguments of some types; `fill` writes it and says what it returns."""
-        location = ir.Location.unknown(self._module.context)
-        with location:
-            function = ir.Operation.create(
-                "func.func",
-                attributes={
-                    "sym_name": ir.StringAttr.get(f"fold_pipeline.{len(self._functions)}"),
-                    "sym_visibility": ir.StringAttr.get("private"),
-                    "function_type": ir.TypeAttr.get(ir.FunctionType.get(list(types), [])),
-                },
-                regions=1,
-                ip=ir.InsertionPoint(self._module.body),
-            )
-            self._functions.append(function)
-            block = function.regions[0].blocks.append(*types, arg_locs=[location] * len(types))
-            results = list(fill(block, list(block.arguments)))
-            ir.Operation.create("func.return", operands=results, ip=ir.InsertionPoint(block))
-            erase_unused(block)
-            kinds = [value.type for value in results]
-            whole = ir.FunctionType.get(list(types), kinds)
-            function.attributes["function_type"] = ir.TypeAttr.get(whole)
-        return function
-
-    def clear(self) -> None:
-        """Erases the functions."""
-        for function in self._functions:
-            function.erase()
-        self._functions = []
-
-    def _filled(
-        self,
-        block: ir.Block,
-        values: dict[ir.Value, ir.Value],
-        outputs: Sequence[ir.Value],
-        fill: Callable[[_Filling], None],
-    ) -> list[ir.Value]:
-        fill(_Filling(values, ir.InsertionPoint(block)))
-        return [values[value] for value in outputs]
-
-
-@dataclass(frozen=True)
-class _Filling:
-    """What stands for values so far, and where the next op goes."""
-
-    values: dict[ir.Value, ir.Value]
-    point: ir.InsertionPoint
-
-
-def _copy(ops: Iterable[ir.Operation], put: _Filling) -> None:
-    for op in ops:
-        copy = copy_with(op, put.values, put.point)
-        put.values.update(zip(op.results, copy.results, strict=True))
-
-
-def used_by(op: ir.Operation) -> list[ir.Value]:
-    """The operands of an op, and the values from outside that its regions use."""
-    return [*op.operands, *captured(op)] if len(op.regions) else list(op.operands)
-
-
 def _repeats(broadcast: ir.Operation) -> bool:
     """Whether elements of the operand are several times in the result."""
-    dims = list(ir.DenseI64ArrayAttr(broadcast.attributes["broadcast_dimensions"]))
+    dims = integers(broadcast, "broadcast_dimensions")
     before, after = shape_of(broadcast.operands[0]), shape_of(broadcast.results[0])
     sizes = [1] * len(after)
     for dim, size in zip(dims, before, strict=True):
         sizes[dim] = size
-    return sizes != after or dims != sorted(dims)
+    return sizes != after or list(dims) != sorted(dims)
+
+
+@dataclass(frozen=True)
+class StageRows:
+    """A segment for one of `count` stages that lie along a dimension.
+
+    `function` computes one; `dims[i]` is the dimension of input i that the stages divide, or None
+    where all take the same.
+    """
+
+    function: ir.Operation
+    count: int
+    dims: tuple[int | None, ...]
+
+    def box(self, value: ir.Value, number: int, row: int) -> Box:
+        """What a stage takes of an input."""
+        whole, dim = Box.whole(shape_of(value)), self.dims[number]
+        if dim is None:
+            return whole
+        size = whole.sizes[dim] // self.count
+        return whole.along(dim, row * size, size)
+
+
+def all_stages(segment: Segment) -> StageRows:
+    """A segment that is computed as it is."""
+    return StageRows(segment.function, 1, (None,) * len(segment.inputs))
+
+
+def row_of_stages(segment: Segment, dim: int, count: int, scratch: Scratch) -> StageRows:
+    """A segment of one of several stages, which lie along a dimension of its outputs.
+
+    The stages' dimension of the inputs is not known: it is the one from which the dimension of the
+    outputs follows. Raises UnresolvedError where a stage depends on another one within a tick.
+    """
+    graph, failed = Graph.of(segment.block), segment.outputs[0].owner
+    mixing: ir.Operation | None = None
+    for number, value in enumerate(segment.inputs):
+        if not is_float(value.type) or not isinstance(value.type, ir.RankedTensorType):
+            continue
+        for seed, size in enumerate(shape_of(value)):
+            if size % count:
+                continue
+            try:
+                dims = follow_batch(graph, {number: Layout(seed)}, count)
+                outputs = [dims.layouts.get(output) for output in graph.root.returned]
+                if any(layout != Layout(dim) for layout in outputs):
+                    continue
+                scaling = Scaling(dims, 1)
+                function = scratch.function(
+                    [scaling.type_of(graph.values[n]) for n in graph.root.arguments],
+                    lambda block, given, scaling=scaling: scaling.write(
+                        graph.root, given, ir.InsertionPoint(block)
+                    ),
+                )
+                return StageRows(function, count, _dims_of(graph, dims.layouts))
+            except NotScaledError as error:
+                mixing = mixing or error.op
+    op = mixing or (failed.operation if not isinstance(failed, ir.Block) else segment.function)
+    raise UnresolvedError(f"{op.name} computes several stages together, not each by itself", op, 3)
+
+
+def _dims_of(graph: Graph, layouts: Mapping[int, Layout]) -> tuple[int | None, ...]:
+    """The dimension of each argument that carries the batch."""
+    of_arguments = [layouts.get(number) for number in graph.root.arguments]
+    return tuple(None if layout is None else layout.dim for layout in of_arguments)

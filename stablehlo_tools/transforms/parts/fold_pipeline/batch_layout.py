@@ -1,0 +1,188 @@
+"""Where the microbatches of a stage are once they are computed together.
+
+A stage that computes each sample by itself takes the microbatches as one batch: along a dimension
+of each of its inputs, which is to be found. Other stages take them stacked, one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from stablehlo_tools.analysis.dimension_propagation.graph import Graph
+from stablehlo_tools.analysis.dimension_propagation.layout import Layout
+from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims, propagate
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.ir.builder import shape_of
+from stablehlo_tools.transforms.parts.fold_pipeline.chains import Handoff, Pieces
+from stablehlo_tools.transforms.parts.fold_pipeline.composing import (
+    Located,
+    interleaved,
+    shifted,
+    split_samples,
+    stacked,
+)
+from stablehlo_tools.transforms.parts.fold_pipeline.scaling import (
+    NotScaledError,
+    Scaling,
+    follow_batch,
+)
+from stablehlo_tools.transforms.parts.fold_pipeline.segments import Scratch
+from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import Box, Convert, Piece, Reshape
+
+
+@dataclass(frozen=True)
+class BatchedStage:
+    """How a block runs on more samples: the dimension of each input and output that they are
+    along."""
+
+    dims: BatchDims
+    inputs: dict[int, int]
+    outputs: tuple[int, ...]
+
+
+def unbatched(block: ir.Block) -> BatchDims:
+    """A block without a batch, which is run as it is."""
+    return propagate(Graph.of(block), {}, 1)
+
+
+def batched(
+    block: ir.Block, batch: Collection[int], handoffs: Sequence[Handoff], scratch: Scratch
+) -> BatchedStage | None:
+    """How a stage computes the microbatches together, each sample as before; None where it does
+    not compute each sample by itself.
+
+    `batch` are the inputs that differ from microbatch to microbatch. What is handed on is tried
+    first, and dimensions of one element last.
+    """
+    graph = Graph.of(block)
+    handed = {handoff.input for handoff in handoffs}
+    for number in sorted(batch, key=lambda n: n not in handed):
+        shape = graph.shape(graph.root.arguments[number]) or ()
+        for dim in sorted(range(len(shape)), key=lambda d: shape[d] == 1):
+            try:
+                dims = follow_batch(graph, {number: Layout(dim)}, shape[dim])
+                stage = _fitting(dims, batch, handoffs)
+                if stage is not None:
+                    _try(dims, scratch)
+                    return stage
+            except NotScaledError:
+                continue
+    return None
+
+
+def _try(dims: BatchDims, scratch: Scratch) -> None:
+    """Writes the block for twice as many samples. Raises NotScaledError where there is no way."""
+    root, scaling = dims.graph.root, Scaling(dims, 2 * dims.parts)
+    types = [scaling.type_of(dims.graph.values[number]) for number in root.arguments]
+    scratch.function(types, lambda b, given: scaling.write(root, given, ir.InsertionPoint(b)))
+
+
+def _fitting(
+    dims: BatchDims, batch: Collection[int], handoffs: Sequence[Handoff]
+) -> BatchedStage | None:
+    """The dimensions of inputs and outputs, where just the inputs of the batch have one, and a
+    stage hands on each sample as the next one takes it."""
+    root = dims.graph.root
+    inputs = {
+        i: dims.layouts[number] for i, number in enumerate(root.arguments) if number in dims.layouts
+    }
+    outputs = [dims.layouts.get(number) for number in root.returned]
+    if inputs.keys() != set(batch) or None in outputs:
+        return None
+    layouts = [*inputs.values(), *(layout for layout in outputs if layout is not None)]
+    if any(layout.outer != 1 for layout in layouts):
+        return None
+    for handoff in handoffs:
+        moved = any(not isinstance(op, Convert) for op in handoff.ops)
+        if moved or inputs[handoff.input] != outputs[handoff.output]:
+            return None
+    return BatchedStage(
+        dims,
+        {i: layout.dim for i, layout in inputs.items()},
+        tuple(layout.dim for layout in outputs if layout is not None),
+    )
+
+
+@dataclass(frozen=True)
+class BatchLayout:
+    """Where the `count` microbatches are: in one batch, or stacked where there is no `stage` that
+    computes each sample by itself.
+
+    With `minor`, the first samples of all microbatches come first, then the second ones: as they
+    do in an input that had the samples outside of the microbatches.
+    """
+
+    count: int
+    stage: BatchedStage | None
+    minor: bool
+
+    @staticmethod
+    def of(
+        count: int, batch: Mapping[int, Sequence[Pieces]], stage: BatchedStage | None
+    ) -> BatchLayout:
+        """The layout in which the first input that is boxes of a value has the microbatches."""
+        if stage is None:
+            return BatchLayout(count, stage, False)
+        minor = [
+            _is_minor([pieces[0].box for pieces in microbatches])
+            for microbatches in batch.values()
+            if all(len(pieces) == 1 for pieces in microbatches)
+        ]
+        return BatchLayout(count, stage, bool(minor) and minor[0])
+
+    @property
+    def samples(self) -> int:
+        """Of all microbatches, where they are one batch."""
+        return 1 if self.stage is None else self.count * self.stage.dims.parts
+
+    def piece(self, piece: Piece, number: int, shape: Sequence[int], microbatch: int) -> Piece:
+        """A piece of an input of a microbatch, in that of all."""
+        if self.stage is None:
+            return stacked(piece, microbatch)
+        dim = self.stage.inputs[number]
+        if self.minor:
+            return interleaved(piece, dim, self.stage.dims.parts, microbatch)
+        return shifted(piece, dim, microbatch * shape[dim])
+
+    def input_shape(self, number: int, shape: Sequence[int]) -> list[int]:
+        """The shape of an input of all microbatches, of which one has `shape`."""
+        if self.stage is None:
+            return [self.count, *shape]
+        dim = self.stage.inputs[number]
+        return [*shape[:dim], shape[dim] * self.count, *shape[dim + 1 :]]
+
+    def readable_shape(self, value: ir.Value, shape: Sequence[int], output: int) -> list[int]:
+        """The shape in which an output of all microbatches has each in a box."""
+        if self.stage is None or not self.minor:
+            return shape_of(value)
+        dim = self.stage.outputs[output]
+        sizes = list(split_samples(shape, dim, self.stage.dims.parts))
+        sizes[dim + 1] = self.count
+        return sizes
+
+    def output(
+        self, value: ir.Value, shape: Sequence[int], output: int, microbatch: int
+    ) -> Located:
+        """Where an output of a microbatch is, in that of all in its readable shape."""
+        if self.count == 1:
+            return Located(value, Box.whole(shape))
+        if self.stage is None:
+            box = Box.whole([1, *shape]).along(0, microbatch, 1)
+            return Located(value, box, (Reshape(box.sizes, tuple(shape)),))
+        dim = self.stage.outputs[output]
+        if not self.minor:
+            size = shape[dim]
+            return Located(value, Box.whole(shape).along(dim, microbatch * size, size))
+        sizes = split_samples(shape, dim, self.stage.dims.parts)
+        box = Box.whole(sizes).along(dim + 1, microbatch, 1)
+        return Located(value, box, (Reshape(sizes, tuple(shape)),))
+
+
+def _is_minor(boxes: Sequence[Box]) -> bool:
+    """Whether boxes differ in their position along a dimension behind others of some size."""
+    first = boxes[0]
+    for dim in range(len(first.sizes)):
+        if any(box.starts[dim] != first.starts[dim] for box in boxes):
+            return first.sizes[dim] == 1 and any(size > 1 for size in first.sizes[:dim])
+    return False
