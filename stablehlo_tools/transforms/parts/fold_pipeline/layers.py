@@ -121,7 +121,6 @@ class _Scan:
     def _read_slices(self, ends: Sequence[ir.Value], counter: int, states: set[int]) -> bool:
         """Notes the slices; whether the counter serves nothing else."""
         index = self.body.arguments[counter]
-        counts_only = len(list(ends[counter].uses)) == 1
         slicing: list[ir.Operation] = []
         for use in index.uses:
             op = use.owner.operation
