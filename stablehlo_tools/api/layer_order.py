@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.artifacts import artifact as artifacts
 from stablehlo_tools.artifacts.artifact import Artifact
-from stablehlo_tools.artifacts.exported_shardings import argument_leaves, result_leaves
+from stablehlo_tools.artifacts.exported import argument_leaves, result_leaves
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostics, ToolError
 from stablehlo_tools.files.json_text import JsonValue

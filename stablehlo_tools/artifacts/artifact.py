@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 from stablehlo_tools import bindings
 from stablehlo_tools.artifacts import reading
-from stablehlo_tools.artifacts.exported_files import check_fits, deserialize_exported, module_of
-from stablehlo_tools.artifacts.exported_shardings import restated
+from stablehlo_tools.artifacts.exported import check_fits, deserialize_exported, module_of, restated
 from stablehlo_tools.artifacts.parsing import Form, form_of
 from stablehlo_tools.artifacts.reading import read_module
 from stablehlo_tools.artifacts.writing import to_text, write_module

@@ -113,8 +113,7 @@ class _Job:
         """Runs on each part of a text; None when the diagnostics are not those expected."""
         from stablehlo_tools.artifacts.artifact import Form, parse
         from stablehlo_tools.files.atomic import read_input
-        from stablehlo_tools.testing.expected_diagnostics import mismatches
-        from stablehlo_tools.testing.split_input import join_parts, split_input
+        from stablehlo_tools.testing.expected_diagnostics import join_parts, mismatches, split_input
 
         data, name = read_input(path)
         parts = split_input(data.decode(errors="replace")) if split else [data.decode()]

@@ -59,8 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Writes the schedule and prints the table. Raises ToolError, and then nothing is written."""
     from stablehlo_tools.diagnostics import ToolError, naming
     from stablehlo_tools.files.atomic import check_writable, write_atomically
-    from stablehlo_tools.overlap.graph_file import read_graph
-    from stablehlo_tools.overlap.schedule_file import encode_schedule
+    from stablehlo_tools.overlap.graph_file import encode_schedule, read_graph
     from stablehlo_tools.overlap.scheduling.scheduler import schedule
 
     if arguments.time_limit is not None and not arguments.exact:

@@ -13,18 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stablehlo_tools.cli.schedule_options import (
+    add_output_arguments,
     add_setting_arguments,
     count,
     count_or_zero,
-    positive_amount,
-    setting,
-    slice_costs,
-)
-from stablehlo_tools.cli.schedule_output import (
-    add_output_arguments,
     encoded,
     form_of,
+    positive_amount,
     put,
+    setting,
+    slice_costs,
     to_file,
 )
 from stablehlo_tools.diagnostics import ToolError, naming

@@ -50,15 +50,18 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from stablehlo_tools.cost.figures import (
+from stablehlo_tools.cost.profile_files import (
     Allowed,
     Table,
+    known_hardware,
+    locate,
+    networks_of,
     read_figures,
+    read_profile,
     refuse_unknown,
     subtable,
     text,
 )
-from stablehlo_tools.cost.profile_files import known_hardware, locate, networks_of, read_profile
 from stablehlo_tools.diagnostics import ToolError, naming
 
 __all__ = ["Hardware", "MatmulModel", "Network", "known_hardware", "load_hardware"]

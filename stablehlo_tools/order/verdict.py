@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 
 from stablehlo_tools.order.agreement import find_disagreement, find_missing_program
 from stablehlo_tools.order.communicators import find_communicator_conflict
-from stablehlo_tools.order.cycles import TooManyError, find_cycles
+from stablehlo_tools.order.cycles import Step, TooManyError, choice_for, find_cycles
 from stablehlo_tools.order.device_classes import by_classes
 from stablehlo_tools.order.divergence import find_divergence, find_foreign_decision
 from stablehlo_tools.order.findings import (
@@ -38,8 +38,7 @@ from stablehlo_tools.order.findings import (
     name,
     waits,
 )
-from stablehlo_tools.order.hazards import Pair, flipped, hazardous_pairs
-from stablehlo_tools.order.nested import nested_doubt
+from stablehlo_tools.order.hazards import Pair, flipped, hazardous_pairs, nested_doubt
 from stablehlo_tools.order.program import (
     UNKNOWN_CALL,
     Issue,
@@ -58,7 +57,6 @@ from stablehlo_tools.order.simulation import (
     UndecidedError,
 )
 from stablehlo_tools.order.single_steps import in_single_steps
-from stablehlo_tools.order.steps import Step, choice_for
 from stablehlo_tools.order.transfers import pair_transfers
 
 _MOST_CANDIDATES = 32

@@ -21,11 +21,10 @@ from stablehlo_tools.processes.child_python import wait_or_end, with_package
 from stablehlo_tools.processes.last_words import how_it_ended, last_words, shortened
 from stablehlo_tools.targets import compiler_process
 from stablehlo_tools.targets.combined import read_combined
-from stablehlo_tools.targets.host_transfers import read_host_transfers
 from stablehlo_tools.targets.order import OrderReport, compare_order
 from stablehlo_tools.targets.preparation import PreparedModule, prepare
 from stablehlo_tools.targets.scheduled_hlo import Schedule, parse_schedule
-from stablehlo_tools.targets.tagging import TaggedOp
+from stablehlo_tools.targets.tagging import TaggedOp, read_host_transfers
 from stablehlo_tools.targets.topologies import (
     Target,
     Topology,

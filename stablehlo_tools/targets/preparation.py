@@ -13,8 +13,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.ir.token_chain import inline_composites
 from stablehlo_tools.targets.order import Item, program_ids
-from stablehlo_tools.targets.per_device import make_manual
-from stablehlo_tools.targets.platform_index import fix_platform
+from stablehlo_tools.targets.single_platform import fix_platform, make_manual
 from stablehlo_tools.targets.tagging import TaggedOp, tag_collectives
 from stablehlo_tools.targets.topologies import DEVICES_PER_HOST, Target
 

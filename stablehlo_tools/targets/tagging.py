@@ -1,6 +1,6 @@
-"""Puts an identity on every communicating op that survives XLA.
+"""Puts an identity on every communicating op, and finds it again where XLA drops it.
 
-    "stablehlo.all_gather"(%x) … loc("mlp/all_gather")
+"stablehlo.all_gather"(%x) … loc("mlp/all_gather")
     ==>
     "stablehlo.all_gather"(%x) … {mhlo.frontend_attributes = {stablehlo_tools_id = "3"}}
                                  loc("mlp/all_gather#id3")
@@ -8,10 +8,15 @@
 XLA keeps frontend attributes through its passes and joins them where it merges collectives
 ("1,2,3"). The all-reduce combiner of XLA:TPU drops them and keeps the op_name of its first
 collective, which is made of the location: hence the mark in the location, too.
+
+There is one of each in most programs, so its kind says which op it is. Where a program has
+several of a kind they stay unknown: naming them in their order would presume what is to be read.
+Pure Python.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from stablehlo_tools.analysis.collectives import Collective, find_collectives
@@ -19,7 +24,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Place, to_place
 from stablehlo_tools.ir.async_calls import FRONTEND_ATTRIBUTES
 from stablehlo_tools.ir.values import key_of
-from stablehlo_tools.targets.hlo_text import TAG, TAG_MARK
+from stablehlo_tools.targets.hlo_text import TAG, TAG_MARK, parse_computations
 from stablehlo_tools.targets.order import Item, program_ids, renumbered
 from stablehlo_tools.targets.program_order import program_order
 
@@ -69,3 +74,19 @@ def _marked(location: ir.Location, number: int) -> ir.Location:
         name = location.name_str.rstrip(":") + mark
         return ir.Location.name(name, location.child_loc, location.context)
     return ir.Location.name(mark, location, location.context)
+
+
+_KINDS = ("infeed", "outfeed")
+
+
+def read_host_transfers(text: str, kinds: Mapping[int, str]) -> dict[str, tuple[int, ...]]:
+    """Ids by instruction name, from scheduled HLO text and the kinds of the program's ops by id."""
+    computations, _ = parse_computations(text)
+    instructions = [i for block in computations.values() for i in block if i.opcode in _KINDS]
+    found: dict[str, tuple[int, ...]] = {}
+    for kind in _KINDS:
+        ids = [number for number, of in kinds.items() if of == kind]
+        here = [i for i in instructions if i.opcode == kind]
+        if len(ids) == len(here) == 1:
+            found[here[0].name] = (ids[0],)
+    return found

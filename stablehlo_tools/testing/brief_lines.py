@@ -22,8 +22,13 @@ from stablehlo_tools.ir.symbols import FUNCTION
 from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.testing.check_lines import Checks
 from stablehlo_tools.testing.check_patterns import as_regex, escaped
-from stablehlo_tools.testing.printed_module import Line, Role, printed_lines
-from stablehlo_tools.testing.shown_ops import communicates, is_control_flow
+from stablehlo_tools.testing.shown_ops import (
+    Line,
+    Role,
+    communicates,
+    is_control_flow,
+    printed_lines,
+)
 
 LINK = "stablehlo_tools.token_link"
 _ANY = "{{.*}}"

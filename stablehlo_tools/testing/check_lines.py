@@ -32,13 +32,15 @@ from stablehlo_tools.testing.check_patterns import (
     pattern_lines,
 )
 from stablehlo_tools.testing.long_lists import without_middles
-from stablehlo_tools.testing.printed_module import Line, Role, printed_lines
 from stablehlo_tools.testing.shown_ops import (
+    Line,
+    Role,
     Selection,
     is_barrier,
     is_in_reduction,
     is_noise,
     is_terminator,
+    printed_lines,
 )
 
 MESH = "sdy.mesh"

@@ -21,7 +21,7 @@ from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.symbols import symbol_name
 from stablehlo_tools.verify.device_grid import is_partitioned
 from stablehlo_tools.verify.element_types import ElementType, Kind, element_type, real_part
-from stablehlo_tools.verify.interpreter_rendezvous import separate_rendezvous
+from stablehlo_tools.verify.interpreter_collectives import separate_rendezvous
 from stablehlo_tools.verify.signatures import Signature, Value
 
 MOST_DEVICES = 2

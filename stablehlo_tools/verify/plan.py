@@ -22,10 +22,14 @@ from stablehlo_tools.ir.async_calls import (
     lower_async_calls,
 )
 from stablehlo_tools.ir.symbols import symbol_name
-from stablehlo_tools.verify.device_grid import inferred_grid, is_partitioned, stated_grid
+from stablehlo_tools.verify.device_grid import (
+    inferred_grid,
+    is_partitioned,
+    shared_inputs,
+    stated_grid,
+)
 from stablehlo_tools.verify.interpreter_program import interpreter_grid, interpreter_module
 from stablehlo_tools.verify.job import SIDES, Form, Run, Side
-from stablehlo_tools.verify.shared_inputs import shared_inputs
 from stablehlo_tools.verify.signatures import (
     Signature,
     Value,

@@ -24,7 +24,6 @@ from rank_sets import table_of, write_set
 import stablehlo_tools
 from stablehlo_tools.analysis.program_set import Options
 from stablehlo_tools.artifacts import artifact
-from stablehlo_tools.order import cycles
 
 ACROSS_DATA = Options(devices=((0, 2), (1, 3)))
 ACROSS_STAGES = Options(devices=((0, 1), (2, 3)))
@@ -136,7 +135,7 @@ def rank_programs(directory: Path, devices: int) -> list[str]:
 
 def test_wide_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """64 devices a rank do the same, so that one of each is enough to look at."""
-    monkeypatch.setattr(cycles, "_MOST_WORK", 20_000)
+    monkeypatch.setattr("stablehlo_tools.order.cycles._MOST_WORK", 20_000)
     assert rule(verdict(read(*rank_programs(tmp_path, 64)))) == "ordered"
 
 

@@ -15,8 +15,7 @@ from tree import FIXTURES
 
 from stablehlo_tools.cli.main import main
 from stablehlo_tools.overlap import scheduling
-from stablehlo_tools.overlap.graph_file import read_graph
-from stablehlo_tools.overlap.schedule_file import read_schedule
+from stablehlo_tools.overlap.graph_file import read_graph, read_schedule
 from stablehlo_tools.overlap.scheduling import exact_model
 
 GRAPHS = FIXTURES / "overlap"

@@ -293,7 +293,7 @@ def test_unused_inputs_count_until_they_are_read():
 
 
 def test_schedules_are_json(tmp_path: Path):
-    from stablehlo_tools.overlap.schedule_file import encode_schedule, read_schedule
+    from stablehlo_tools.overlap.graph_file import encode_schedule, read_schedule
 
     found = schedule(drawn("sharded_weights", 1))
     path = tmp_path / "schedule.json"

@@ -19,9 +19,9 @@ from stablehlo_tools.overlap.memory import memory_profile
 from stablehlo_tools.overlap.simulator import simulate
 from stablehlo_tools.overlap.task_graph import TaskKind
 from stablehlo_tools.targets.compilation import compile_artifact
+from stablehlo_tools.targets.hlo.loops import trip_count
 from stablehlo_tools.targets.hlo.module import Computation, HloModule, parse_module
 from stablehlo_tools.targets.hlo.tasks import hlo_task_graph
-from stablehlo_tools.targets.hlo.trip_counts import trip_count
 from stablehlo_tools.targets.hlo.work import work
 from stablehlo_tools.targets.scheduled_hlo import Choice, Node, parse_schedule
 from stablehlo_tools.targets.scheduled_hlo import Loop as ScheduledLoop

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stablehlo_tools.targets.host_transfers import read_host_transfers
+from stablehlo_tools.targets.tagging import read_host_transfers
 
 TEXT = """HloModule m, is_scheduled=true
 

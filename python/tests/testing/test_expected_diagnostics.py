@@ -3,8 +3,7 @@
 import pytest
 
 from stablehlo_tools.diagnostics import Diagnostic, Place, Severity
-from stablehlo_tools.testing.expected_diagnostics import mismatches
-from stablehlo_tools.testing.split_input import join_parts, split_input
+from stablehlo_tools.testing.expected_diagnostics import join_parts, mismatches, split_input
 
 
 def error(line: int, message: str, *notes: Diagnostic) -> Diagnostic:

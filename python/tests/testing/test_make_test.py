@@ -20,6 +20,7 @@ from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.passes.pipeline import Pipeline
 from stablehlo_tools.passes.registry import PASSES
 from stablehlo_tools.testing.check_lines import check_lines
+from stablehlo_tools.testing.expected_diagnostics import split_input
 from stablehlo_tools.testing.filecheck_run import mismatch
 from stablehlo_tools.testing.generated_test import generated_test, verify
 from stablehlo_tools.testing.minimised import minimised
@@ -27,7 +28,6 @@ from stablehlo_tools.testing.outcome import Kind, Outcome, outcome_of
 from stablehlo_tools.testing.producer import produced
 from stablehlo_tools.testing.recipe import Recipe, recipe_of
 from stablehlo_tools.testing.regenerated import regenerated
-from stablehlo_tools.testing.split_input import split_input
 
 # Without those of `partition`, which is slow: a test of it is simplified in some fifty runs.
 INPUTS = [

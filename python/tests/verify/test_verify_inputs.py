@@ -24,10 +24,10 @@ from stablehlo_tools.artifacts import artifact as artifacts
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.cli.main import main
 from stablehlo_tools.verify import Options, verify_artifacts
+from stablehlo_tools.verify.device_grid import shared_inputs
 from stablehlo_tools.verify.element_types import element_type
 from stablehlo_tools.verify.plan import make_plan
 from stablehlo_tools.verify.random_inputs import put_about_zero, put_in_range
-from stablehlo_tools.verify.shared_inputs import shared_inputs
 from stablehlo_tools.verify.signatures import module_signature
 
 ANY, POSITIVE, UNIT = Range(), Range("positive"), Range("unit")

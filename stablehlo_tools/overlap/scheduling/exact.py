@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from stablehlo_tools.diagnostics import ToolError, solver_module
 from stablehlo_tools.overlap.bounds import floor
-from stablehlo_tools.overlap.scheduling.least_memory import gib
+from stablehlo_tools.overlap.scheduling.lean import gib
 from stablehlo_tools.overlap.scheduling.problem import Problem, problem_of
 from stablehlo_tools.overlap.scheduling.reserve import Plan
 from stablehlo_tools.overlap.scheduling.scheduler import Limits, Schedule, schedule

@@ -18,8 +18,7 @@ from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.overlap.bounds import floor
 from stablehlo_tools.overlap.scheduling.forward import Moments, Pass, Rules, forward
 from stablehlo_tools.overlap.scheduling.just_in_time import just_in_time
-from stablehlo_tools.overlap.scheduling.lean import lean_plan, plain_plan
-from stablehlo_tools.overlap.scheduling.least_memory import gib, least_bytes
+from stablehlo_tools.overlap.scheduling.lean import gib, lean_plan, least_bytes, plain_plan
 from stablehlo_tools.overlap.scheduling.problem import Problem, problem_of
 from stablehlo_tools.overlap.scheduling.reserve import Plan
 from stablehlo_tools.overlap.scheduling.tails import heads, longest_tails, tails

@@ -1,14 +1,174 @@
-"""What goes from one iteration of an HLO loop to the next, and out of it. Pure Python."""
+"""Loops in HLO: what goes from one iteration to the next, and how often one runs.
+
+Read from the loop itself: a counter that starts at a constant, grows by a constant and is compared
+with one. XLA:TPU's loops over chunks of a product ("windowed dot general") have that form. Pure
+Python.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from stablehlo_tools.overlap.task_graph import TaskGraph
-from stablehlo_tools.targets.hlo.graph import GraphBuilder
-from stablehlo_tools.targets.hlo.module import HloInstruction
-from stablehlo_tools.targets.hlo.values import Leaf, Path, Value, element, rebuilt, starts_of
+from stablehlo_tools.targets.hlo.graph import (
+    GraphBuilder,
+    Leaf,
+    Path,
+    Value,
+    element,
+    rebuilt,
+    starts_of,
+)
+from stablehlo_tools.targets.hlo.module import Computation, HloInstruction, HloModule
+
+_SAME = frozenset({"bitcast", "convert", "copy", "reshape", "copy-done", "optimization-barrier"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Carried:
+    """An element of the loop's tuple, and what is added to it."""
+
+    index: int
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Comparison:
+    """What a condition compares."""
+
+    left: _Scalar
+    right: _Scalar
+    direction: str
+
+
+type _Scalar = int | _Carried | _Comparison | None
+type _Bound = dict[str, _Scalar]
+
+
+def trip_count(loop: HloInstruction, outer: Computation, module: HloModule) -> int | None:
+    """The iterations of a `while`, or None where they are not known."""
+    if loop.trips is not None:
+        return loop.trips
+    condition, body = module.called(loop, "condition"), module.called(loop, "body")
+    compared = _Reader(module, condition, {}).scalar(condition.root.name)
+    if not isinstance(compared, _Comparison):
+        return None
+    left, right, direction = compared.left, compared.right, compared.direction
+    if isinstance(right, _Carried) and not isinstance(left, _Carried):
+        left, right, direction = right, left, _MIRRORED.get(direction, direction)
+    if not isinstance(left, _Carried):
+        return None
+    first = _initial(loop, outer, module, left.index)
+    step = _step(body, module, left.index)
+    limit = right
+    if isinstance(right, _Carried):
+        kept = _step(body, module, right.index) == 0
+        start = _initial(loop, outer, module, right.index) if kept else None
+        limit = None if start is None else start + right.offset
+    if first is None or step is None or not isinstance(limit, int):
+        return None
+    return _count(first + left.offset, step, limit, direction)
+
+
+_MIRRORED = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE"}
+
+
+def _count(first: int, step: int, limit: int, direction: str) -> int | None:
+    """How many of first, first + step, … satisfy the comparison with the limit, from the start."""
+    distance = limit - first
+    if direction in ("GT", "GE"):
+        distance, step, direction = -distance, -step, {"GT": "LT", "GE": "LE"}[direction]
+    if direction == "NE":
+        return distance // step if step and distance % step == 0 and distance // step >= 0 else None
+    if direction == "LE":
+        distance += 1
+    elif direction != "LT":
+        return None
+    if distance <= 0:
+        return 0
+    return -(-distance // step) if step > 0 else None
+
+
+def _initial(loop: HloInstruction, outer: Computation, module: HloModule, index: int) -> int | None:
+    value = _Reader(module, outer, {}).element(loop.operands[0], index)
+    return value if isinstance(value, int) else None
+
+
+def _step(body: Computation, module: HloModule, index: int) -> int | None:
+    value = _Reader(module, body, {}).element(body.root.name, index)
+    return value.offset if isinstance(value, _Carried) and value.index == index else None
+
+
+class _Reader:
+    """Reads integer scalars of one computation; `bound` are the values of its parameters."""
+
+    def __init__(self, module: HloModule, computation: Computation, bound: _Bound) -> None:
+        self._module = module
+        self._computation = computation
+        self._known: _Bound = dict(bound)
+
+    def element(self, name: str, index: int) -> _Scalar:
+        """An element of a tuple."""
+        instruction = self._computation.by_name.get(name)
+        while instruction is not None and instruction.opcode in _SAME:
+            instruction = self._computation.by_name.get(instruction.operands[0])
+        if instruction is None:
+            return None
+        if instruction.opcode == "tuple" and index < len(instruction.operands):
+            return self.scalar(instruction.operands[index])
+        if instruction.opcode == "parameter":
+            return _Carried(index)
+        return None
+
+    def scalar(self, name: str) -> _Scalar:
+        """The value of a scalar."""
+        if name not in self._known:
+            self._known[name] = None  # a cycle would be malformed HLO
+            self._known[name] = self._read(name)
+        return self._known[name]
+
+    def _read(self, name: str) -> _Scalar:
+        instruction = self._computation.by_name.get(name)
+        if instruction is None:
+            return None
+        opcode, operands = instruction.opcode, instruction.operands
+        if opcode == "constant":
+            text = instruction.literal
+            return int(text) if text.lstrip("-").isdigit() else None
+        if opcode in _SAME:
+            return self.scalar(operands[0])
+        if opcode == "get-tuple-element":
+            return self.element(operands[0], instruction.numbers("index")[0])
+        if opcode == "fusion":
+            return self._called(instruction, "calls")
+        if opcode == "call":
+            return self._called(instruction, "to_apply")
+        if opcode in ("add", "subtract"):
+            return _sum(self.scalar(operands[0]), self.scalar(operands[1]), opcode == "add")
+        if opcode == "compare":
+            direction = instruction.attribute("direction")
+            return _Comparison(self.scalar(operands[0]), self.scalar(operands[1]), direction)
+        return None
+
+    def _called(self, instruction: HloInstruction, attribute: str) -> _Scalar:
+        called = self._module.called(instruction, attribute)
+        bound = {
+            parameter.name: self.scalar(operand)
+            for parameter, operand in zip(called.parameters, instruction.operands, strict=False)
+        }
+        return _Reader(self._module, called, bound).scalar(called.root.name)
+
+
+def _sum(left: _Scalar, right: _Scalar, plus: bool) -> _Scalar:
+    if isinstance(left, int) and isinstance(right, int):
+        return left + right if plus else left - right
+    if isinstance(left, _Carried) and isinstance(right, int):
+        return _Carried(left.index, left.offset + (right if plus else -right))
+    if isinstance(right, _Carried) and isinstance(left, int) and plus:
+        return _Carried(right.index, right.offset + left)
+    return None
+
 
 type Leaves = Mapping[Path, Leaf]  # of a loop's tuple, by their place in it
 

@@ -14,7 +14,37 @@ from stablehlo_tools.analysis.replica_groups import ProcessGrid
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.targets import hlo_text
 from stablehlo_tools.targets.hlo.shapes import Array, Shape, arrays, parse_shape
-from stablehlo_tools.targets.hlo.tables import TABLES, Tables, short_place
+
+TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
+
+_FIELD = re.compile(r"(\w+)=(\d+)")
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The rows of each table by number."""
+
+    rows: dict[str, dict[int, str]]
+
+    def place(self, frame: int) -> str:
+        """`file.py:line` of a stack_frame_id, or nothing where the tables lack it."""
+        location = self._field("StackFrames", frame, "file_location_id")
+        if location is None:
+            return ""
+        file = self._field("FileLocations", location, "file_name_id")
+        line = self._field("FileLocations", location, "line")
+        name = self.rows["FileNames"].get(file or 0, "").strip('"')
+        return short_place(name, str(line)) if name else ""
+
+    def _field(self, table: str, row: int, name: str) -> int | None:
+        found = dict(_FIELD.findall(self.rows[table].get(row, ""))).get(name)
+        return None if found is None else int(found)
+
+
+def short_place(file: str, line: str) -> str:
+    """`file.py:line`, the folders left out."""
+    return f"{file.rpartition('/')[2]}:{line}" if line else file.rpartition("/")[2]
+
 
 _COMPUTATION = re.compile(r"(ENTRY )?%?([^\s(]+) ?\(.*\{\s*$")
 _INSTRUCTION = re.compile(r"\s+(ROOT )?%?([^\s=]+) = ")

@@ -13,15 +13,239 @@ and not donated has its memory from the start, as the runtimes set it aside: inp
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from stablehlo_tools.cost.clock import Clock, Measured
 from stablehlo_tools.cost.hardware import Hardware
-from stablehlo_tools.overlap.task_graph import TaskGraph, TaskKind
-from stablehlo_tools.targets.hlo.aliases import homes, written_by
-from stablehlo_tools.targets.hlo.graph import GraphBuilder
-from stablehlo_tools.targets.hlo.module import HloModule, parse_module
-from stablehlo_tools.targets.hlo.schedule import ScheduleReader
+from stablehlo_tools.cost.work import Work
+from stablehlo_tools.overlap.task_graph import Loop, TaskGraph, TaskKind
+from stablehlo_tools.targets.hlo.collectives import ISSUED, Fused, communicates
+from stablehlo_tools.targets.hlo.graph import (
+    Given,
+    GraphBuilder,
+    Leaf,
+    Path,
+    Value,
+    element,
+    paths,
+    rebuilt,
+    shaped,
+    storages_of,
+    tasks_of,
+)
+from stablehlo_tools.targets.hlo.issue import HOST, Issuer, names_of
+from stablehlo_tools.targets.hlo.loops import after_loop, carries, length, pair_waits, trip_count
+from stablehlo_tools.targets.hlo.module import Computation, HloInstruction, HloModule, parse_module
 from stablehlo_tools.targets.hlo.shapes import Array
-from stablehlo_tools.targets.hlo.values import Given, Leaf, Path, Value, element, shaped, tasks_of
+from stablehlo_tools.targets.hlo.traffic import aliases, homes, written_by
+from stablehlo_tools.targets.hlo.work import FREE, work
+from stablehlo_tools.targets.scheduled_hlo import Phase
+
+_NOTHING = {"constant", "partition-id", "replica-id", "after-all", "create-token"}
+_SAME = {"bitcast", "optimization-barrier", "opt-barrier", "add-dependency", "domain"}
+_ALLOCATING = ("AllocateBuffer", "CreateBuffer")
+_WHOLE: Path = ()
+
+
+class ScheduleReader:
+    """Reads one computation at one place of the schedule.
+
+    `arguments` are the values of its parameters, `placed` what its instructions write into
+    storages that are there already.
+    """
+
+    def __init__(
+        self,
+        module: HloModule,
+        clock: Clock,
+        builder: GraphBuilder,
+        computation: Computation,
+        arguments: list[Value],
+        placed: dict[str, Given] | None = None,
+    ) -> None:
+        self._module = module
+        self._clock = clock
+        self._builder = builder
+        self._computation = computation
+        self._arguments = arguments
+        self._placed = placed or {}
+        self._values: dict[str, Value] = {}
+        self._issuer = Issuer(module, clock, builder, computation)
+
+    def read(self) -> Value:
+        """Adds the tasks of the computation and returns its result. Raises ToolError."""
+        for instruction in self._computation.instructions:
+            self._values[instruction.name] = self._value(instruction)
+        return self._values[self._computation.root.name]
+
+    def _operands(self, instruction: HloInstruction) -> list[Value]:
+        return [self._values[name] for name in instruction.operands]
+
+    def _value(self, instruction: HloInstruction) -> Value:
+        opcode = instruction.opcode
+        if opcode == "parameter":
+            return self._arguments[int(instruction.literal)]
+        if opcode in _NOTHING:
+            return Leaf()
+        operands = self._operands(instruction)
+        if opcode == "tuple":
+            return tuple(operands)
+        if opcode == "get-tuple-element":
+            part = element(operands[0], instruction.numbers("index"))
+            return operands[0] if part is None else part
+        if opcode in _SAME or opcode == "async-update":
+            return operands[0]
+        if opcode == "while":
+            return self._loop(instruction, operands[0])
+        if opcode == "conditional":
+            return self._dearest(instruction, operands[1:])
+        if opcode == "call":
+            return self._inlined(self._module.called(instruction, "to_apply"), operands)
+        if opcode.endswith("-done"):
+            return self._issuer.done(instruction, operands[0])
+        given = self._given(instruction, operands)
+        if opcode.endswith("-start"):
+            return self._issuer.start(instruction, operands, given)
+        if opcode in ISSUED:
+            flying = self._issuer.collective(instruction, operands, given)
+            if opcode in ("send", "recv"):
+                return flying
+            return self._issuer.wait(instruction, flying, instruction.result)
+        if opcode == "fusion" and (parts := self._issuer.parts(instruction)):
+            return self._communicating(instruction, operands, parts)
+        return self._kernel(instruction, operands)
+
+    def _kernel(
+        self, instruction: HloInstruction, operands: list[Value], after: tuple[int, ...] = ()
+    ) -> Value:
+        """A kernel, or what takes no time: a view of its operands, a buffer that is set aside."""
+        if instruction.opcode in HOST:
+            return self._host(instruction, operands)
+        done = work(instruction, self._computation, self._module)
+        if done is FREE and len(operands) == 1:
+            return operands[0]
+        given = self._given(instruction, operands)
+        if done is FREE and not instruction.target.startswith(_ALLOCATING):
+            given = {_WHOLE: storages_of(*operands)}
+        return self._builder.produce(
+            TaskKind.VIEW if done is FREE else TaskKind.COMPUTE,
+            instruction,
+            instruction.result,
+            given,
+            ns=self._kernel_ns(done, instruction),
+            deps=tasks_of(*operands) + after,
+        )
+
+    def _kernel_ns(self, done: Work, instruction: HloInstruction) -> float:
+        if done is FREE:
+            return 0.0
+        return self._clock.kernel(done, names_of(self._module, instruction))
+
+    def _host(self, instruction: HloInstruction, operands: list[Value]) -> Value:
+        measured = self._clock.measured
+        ns = None if measured is None else measured.ns(names_of(self._module, instruction))
+        if ns is None:
+            raise instruction.error("the time of a transfer to or from the host is not known")
+        return self._builder.produce(
+            TaskKind.COMPUTE, instruction, instruction.result, {}, ns=ns, deps=tasks_of(*operands)
+        )
+
+    def _given(self, instruction: HloInstruction, operands: list[Value]) -> Given:
+        """The storages that parts of a result lie in without being allocated for it.
+
+        The result of a start is what its done returns.
+        """
+        named = [instruction.name]
+        if instruction.opcode.endswith("-start"):
+            named = [user.name for user in self._computation.users.get(instruction.name, [])]
+        given = dict(next((self._placed[n] for n in named if n in self._placed), {}))
+        for path, (number, inside) in aliases(instruction, self._module).items():
+            part = element(operands[number], inside)
+            if part is not None:
+                given[path] = storages_of(part)
+        return given
+
+    def _communicating(
+        self, fusion: HloInstruction, operands: list[Value], parts: list[Fused]
+    ) -> Value:
+        """A fusion that holds collectives: they come before or after what else it computes."""
+        rest = work(fusion, self._computation, self._module)
+        scattered = all(
+            part.phase is Phase.SYNC
+            and self._issuer.of_fusion(part).transfer.kind == "reduce_scatter"
+            for part in parts
+        )
+        computes = bool(rest.matmuls or rest.bytes) and not scattered
+        early = [part for part in parts if part.early or not computes]
+        value: Value = Leaf()
+        made: tuple[int, ...] = ()
+        for part in early:
+            alone = not computes and part is early[-1]
+            shape = fusion.result if alone else part.collective.result
+            value = self._issuer.fused(fusion, part, operands, shape)
+            made += tasks_of(value)
+        if computes:
+            value = self._kernel(fusion, operands, made)
+        for part in parts:
+            if part not in early:
+                self._issuer.fused(fusion, part, [value], part.collective.result)
+        return value
+
+    def _inlined(self, called: Computation, arguments: list[Value]) -> Value:
+        reader = ScheduleReader(self._module, self._clock, self._builder, called, arguments)
+        reader._issuer.unpaired = self._issuer.unpaired
+        return reader.read()
+
+    def _dearest(self, instruction: HloInstruction, operands: list[Value]) -> Value:
+        """The branch that takes longest stands for the conditional."""
+        called = instruction.called()
+        names = called.get("branches") or [
+            *called.get("true_computation", []),
+            *called.get("false_computation", []),
+        ]
+        if not names or len(operands) != len(names):
+            raise instruction.error("its branches and its operands do not match")
+        branches = [self._module.computation(name, instruction) for name in names]
+        costs = [length(self._alone(branch)) for branch in branches]
+        chosen = costs.index(max(costs))
+        return self._inlined(branches[chosen], [operands[chosen]])
+
+    def _alone(self, computation: Computation) -> TaskGraph:
+        """A computation as a graph of its own."""
+        builder = GraphBuilder(self._module)
+        arguments = [builder.inputs(p, persistent=False) for p in computation.parameters]
+        ScheduleReader(self._module, self._clock, builder, computation, arguments).read()
+        return builder.graph()
+
+    def _loop(self, instruction: HloInstruction, initial: Value) -> Value:
+        """A loop task. The body's inputs lie in storages around it, and its results in theirs."""
+        trips = trip_count(instruction, self._computation, self._module)
+        body = self._module.called(instruction, "body")
+        condition = self._module.called(instruction, "condition")
+        builder = GraphBuilder(self._module)
+        argument = rebuilt(
+            builder.inputs(body.parameters[0], persistent=False),
+            lambda path, leaf: replace(leaf, carried=path),
+        )
+        inputs = dict(paths(argument))
+        placed = homes(body, {path: leaf.storages for path, leaf in inputs.items()}, self._module)
+        reader = ScheduleReader(self._module, self._clock, builder, body, [argument], placed)
+        result = reader.read()
+        if trips is None or communicates(condition.name, self._module, instruction):
+            reader._inlined(condition, [result])
+        last = dict(paths(result))
+        carried = pair_waits(instruction, builder, reader._issuer.unpaired, result)
+        first = dict(paths(initial))
+        value = self._builder.produce(
+            TaskKind.LOOP,
+            instruction,
+            instruction.result,
+            {path: leaf.storages for path, leaf in first.items()},
+            deps=tasks_of(initial),
+            loop=Loop(builder.graph(), trips, carried, carries(inputs, last)),
+        )
+        return after_loop(value, first, inputs, last)
+
 
 # What is written within these is not traced to where they return it; constants have no task.
 _OPENED = frozenset({"call", "conditional", "constant"})

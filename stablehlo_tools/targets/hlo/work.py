@@ -5,7 +5,7 @@ the chip; the products inside it are its matrix work, its other instructions vec
 operand that it only slices or gathers from, it reads what it takes; of a result that it updates in
 place, it writes the update.
 
-    bytes         of operands and results: `hlo_traffic`
+    bytes         of operands and results: `traffic`
     vector_flops  an operation for each element of each instruction, more where `OPERATIONS` says so
 """
 
@@ -17,10 +17,74 @@ from collections.abc import Iterator
 from stablehlo_tools.cost.work import Matmul, Work, WorkKind
 from stablehlo_tools.targets.hlo.matmul import is_product, matmul, matmul_type, precision
 from stablehlo_tools.targets.hlo.module import Computation, HloInstruction, HloModule
-from stablehlo_tools.targets.hlo.opcodes import KINDS, OPERATIONS, REDUCTIONS, is_free
 from stablehlo_tools.targets.hlo.shapes import stablehlo_type
 from stablehlo_tools.targets.hlo.traffic import bytes_alone, fusion_bytes
 from stablehlo_tools.targets.hlo_text import COLLECTIVES
+
+_NO_KERNEL = """
+    parameter constant bitcast tuple get-tuple-element after-all create-token add-dependency domain
+    opt-barrier optimization-barrier partition-id replica-id get-dimension-size set-dimension-size
+"""
+_ELEMENTWISE = """
+    abs acos acosh add and asin asinh atan2 atanh bitcast-convert broadcast cbrt ceil clamp compare
+    complex convert cosine cosh count-leading-zeros divide erf exponential exponential-minus-one
+    floor imag iota is-finite log log-plus-one logistic map maximum minimum multiply negate not or
+    popcnt power real reduce-precision remainder rng rng-bit-generator rng-get-and-update-state
+    round-nearest-afz round-nearest-even rsqrt select shift-left shift-right-arithmetic
+    shift-right-logical sign sine sinh sqrt stochastic-convert subtract tan tanh xor
+"""
+_COPIES = """
+    concatenate copy dynamic-reshape dynamic-slice dynamic-update-slice pad reshape reverse slice
+    transpose
+"""
+
+REDUCTIONS = frozenset({"reduce", "reduce-window", "scan", "select-and-scatter"})
+
+# What bounds an instruction that is a kernel.
+KINDS: dict[str, WorkKind] = {
+    **dict.fromkeys(_ELEMENTWISE.split(), WorkKind.ELEMENTWISE),
+    **dict.fromkeys(_COPIES.split(), WorkKind.COPY),
+    **dict.fromkeys(REDUCTIONS, WorkKind.REDUCTION),
+    **dict.fromkeys(("gather", "scatter"), WorkKind.GATHER),
+    "sort": WorkKind.SORT,
+    "topk": WorkKind.SORT,
+    "dot": WorkKind.MATMUL,
+    "convolution": WorkKind.CONVOLUTION,
+    **dict.fromkeys(("cholesky", "custom-call", "fft", "triangular-solve"), WorkKind.OTHER),
+}
+
+# Operations for an element, where it is more than one: polynomials of about these lengths.
+# This is a measure of costs, not of meanings, and so stands here.
+OPERATIONS: dict[str, int] = {
+    **dict.fromkeys(("divide", "sqrt", "rsqrt", "remainder"), 4),
+    **dict.fromkeys(("exponential", "exponential-minus-one", "log", "log-plus-one", "cbrt"), 8),
+    **dict.fromkeys(("logistic", "tanh", "erf", "sine", "cosine", "tan"), 12),
+    **dict.fromkeys(("power", "atan2"), 16),
+    **dict.fromkeys(("rng", "rng-bit-generator"), 32),
+}
+
+_WITHOUT_KERNEL = frozenset(_NO_KERNEL.split())
+_TARGETS_WITHOUT_KERNEL = (
+    "AllocateBuffer",
+    "AssumeGatherIndicesInBound",
+    "AsyncCollective",
+    "ConcatBitcast",
+    "CreateBuffer",
+    "Pin",
+    "SPMD",
+    "Sharding",
+    "Unpin",
+    "annotate_device_placement",
+    "xla.sdy",
+)
+
+
+def is_free(instruction: HloInstruction) -> bool:
+    """Whether an instruction is no kernel: a view, a marker, a buffer that is set aside."""
+    if instruction.opcode == "custom-call":
+        return instruction.target.startswith(_TARGETS_WITHOUT_KERNEL)
+    return instruction.opcode in _WITHOUT_KERNEL
+
 
 # Operations an element of a reduction in XLA:TPU's tiled arrays, which goes across the rows and
 # lanes of registers; fitted to libtpu 0.0.51's estimated_cycles (benchmarks/tpu_validity.py).
