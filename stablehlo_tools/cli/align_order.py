@@ -35,8 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Writes the programs. Raises ToolError on bad input."""
-    from stablehlo_tools.analysis.program_set import Job, Options
     from stablehlo_tools.artifacts import artifact
+    from stablehlo_tools.artifacts.program_set import Job, Options
     from stablehlo_tools.files import atomic
     from stablehlo_tools.order.report import finding_text
     from stablehlo_tools.transforms.align_order import align_order

@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Prints the verdict. Raises ToolError on bad input."""
     import gc
 
-    from stablehlo_tools.analysis.program_set import Options, read_programs
+    from stablehlo_tools.artifacts.program_set import Options, read_programs
     from stablehlo_tools.diagnostics import ToolError
     from stablehlo_tools.order.report import as_json, as_text
     from stablehlo_tools.order.simulation import UndecidedError

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 from stablehlo_tools.analysis.issued import Issued
 from stablehlo_tools.analysis.liveness import live_values
-from stablehlo_tools.analysis.program_set import Job
 from stablehlo_tools.analysis.unknown_calls import unknown_calls_counted
+from stablehlo_tools.artifacts.program_set import Job
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, Severity, naming, to_place
 from stablehlo_tools.ir.values import key_of

@@ -16,10 +16,10 @@ from jax.sharding import PartitionSpec as P
 
 from stablehlo_tools.analysis.collectives import ModuleFacts, find_collectives
 from stablehlo_tools.analysis.liveness import dead_collectives, live_values
-from stablehlo_tools.analysis.program_set import Options, read_programs
 from stablehlo_tools.api import transforming
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.artifacts.artifact import Artifact, Form
+from stablehlo_tools.artifacts.program_set import Options, read_programs
 from stablehlo_tools.cli.main import main
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.ir.async_calls import (

@@ -15,9 +15,9 @@ from jax.sharding import PartitionSpec as P
 
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import find_collectives
-from stablehlo_tools.analysis.program_set import Options, read_programs
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.artifacts.artifact import Artifact
+from stablehlo_tools.artifacts.program_set import Options, read_programs
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.hlo_input.marks import MARK, mark_of, marked
 from stablehlo_tools.hlo_input.text import Computation, HloText, is_hlo_text

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from stablehlo_tools.analysis.program_set import Job, Options
 from stablehlo_tools.analysis.tasks.reader import read_program
 from stablehlo_tools.api import transforming
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.artifacts.artifact import Artifact
+from stablehlo_tools.artifacts.program_set import Job, Options
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.ir import inline
 from stablehlo_tools.order.verdict import decide

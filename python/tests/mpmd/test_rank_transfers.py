@@ -22,8 +22,8 @@ from test_run_mpmd import (
 )
 
 from stablehlo_tools import bindings
-from stablehlo_tools.analysis.program_set import Job
-from stablehlo_tools.analysis.program_set import Options as JobOptions
+from stablehlo_tools.artifacts.program_set import Job
+from stablehlo_tools.artifacts.program_set import Options as JobOptions
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cli import main as command_line
 from stablehlo_tools.diagnostics import ToolError

@@ -14,9 +14,9 @@ from order_models import DEVICES
 from tree import FIXTURES
 
 from stablehlo_tools.analysis.liveness import dead_collectives
-from stablehlo_tools.analysis.program_set import Options
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.artifacts.artifact import Artifact
+from stablehlo_tools.artifacts.program_set import Options
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.order.findings import Verdict
 from stablehlo_tools.targets.compilation import compile_artifact

@@ -22,8 +22,8 @@ from order_cases import DEFAULTS, read, rule, verdict
 from rank_sets import table_of, write_set
 
 import stablehlo_tools
-from stablehlo_tools.analysis.program_set import Options
 from stablehlo_tools.artifacts import artifact
+from stablehlo_tools.artifacts.program_set import Options
 
 ACROSS_DATA = Options(devices=((0, 2), (1, 3)))
 ACROSS_STAGES = Options(devices=((0, 1), (2, 3)))

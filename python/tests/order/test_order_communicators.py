@@ -22,7 +22,7 @@ from order_strategies import (
     repeat,
 )
 
-from stablehlo_tools.analysis.program_set import Options
+from stablehlo_tools.artifacts.program_set import Options
 from stablehlo_tools.order.program import Block, Branch, Issue, Loop, Node, Program, Signature
 from stablehlo_tools.order.verdict import decide
 

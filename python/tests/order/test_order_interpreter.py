@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from stablehlo_tools.analysis.program_set import Options, read_programs
+from stablehlo_tools.artifacts.program_set import Options, read_programs
 from stablehlo_tools.order.findings import Verdict
 from stablehlo_tools.order.verdict import decide
 

@@ -13,10 +13,10 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 from soaking import one_in
 
-from stablehlo_tools.analysis.program_set import Job, Options
 from stablehlo_tools.api import transforming
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.artifacts.artifact import Artifact
+from stablehlo_tools.artifacts.program_set import Job, Options
 from stablehlo_tools.order.verdict import decide
 from stablehlo_tools.targets.compilation import compile_artifact
 from stablehlo_tools.targets.topologies import Target

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from stablehlo_tools.analysis.program_set import Job, Options, read_programs
 from stablehlo_tools.artifacts import artifact
+from stablehlo_tools.artifacts.program_set import Job, Options, read_programs
 from stablehlo_tools.cli.main import main
 from stablehlo_tools.dialect.custom_calls import stays_on_device
 from stablehlo_tools.ir.symbols import functions_by_name

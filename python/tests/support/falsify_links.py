@@ -87,8 +87,8 @@ def program(drawn: list[Drawn], *, follow: bool) -> str:
 
 def ordered(drawn: list[Drawn]) -> list[bool]:
     """Of each link, whether what follows it must come after its gather."""
-    from stablehlo_tools.analysis.program_set import Job, Options
     from stablehlo_tools.artifacts import artifact
+    from stablehlo_tools.artifacts.program_set import Job, Options
     from stablehlo_tools.order.program import Issue
 
     loaded = artifact.parse(program(drawn, follow=True).encode())

@@ -152,8 +152,8 @@ def run(compiler: Compiler, count: int, seed: int, directory: Path | None) -> di
 
 def judged(texts: Sequence[str]) -> str:
     """The rule that check-order says is broken; one program is compiled apart for each device."""
-    from stablehlo_tools.analysis.program_set import Job, Options
     from stablehlo_tools.artifacts import artifact
+    from stablehlo_tools.artifacts.program_set import Job, Options
     from stablehlo_tools.order.simulation import UndecidedError
     from stablehlo_tools.order.verdict import decide
 
@@ -171,8 +171,8 @@ def _issued(text: str, *, unknown_loops: bool = False) -> set[int]:
     With `unknown_loops`, only what stands in a loop of unknown length.
     """
     from stablehlo_tools.analysis.collectives import find_collectives
-    from stablehlo_tools.analysis.program_set import Job, Options
     from stablehlo_tools.artifacts import artifact
+    from stablehlo_tools.artifacts.program_set import Job, Options
     from stablehlo_tools.order import program
 
     loaded = artifact.parse(text.encode())

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from jax.export import Exported
 
-from stablehlo_tools.analysis.program_set import Job, Options
 from stablehlo_tools.api import transforming
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.artifacts.artifact import Artifact
+from stablehlo_tools.artifacts.program_set import Job, Options
 from stablehlo_tools.order.verdict import Decided, decide
 from stablehlo_tools.passes.pipeline import Pipeline
 

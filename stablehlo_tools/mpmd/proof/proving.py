@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from stablehlo_tools.analysis.program_set import Job, Options
 from stablehlo_tools.artifacts.artifact import Artifact
+from stablehlo_tools.artifacts.program_set import Job, Options
 from stablehlo_tools.diagnostics import ToolError, naming
 from stablehlo_tools.mpmd.manifest import Manifest
 from stablehlo_tools.mpmd.memory import RankMemory, rank_memory

@@ -15,9 +15,9 @@ from order_models import DEVICES
 from tree import FIXTURES
 
 from stablehlo_tools.analysis.collectives import find_collectives
-from stablehlo_tools.analysis.program_set import Job, Options
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.artifacts.artifact import Artifact
+from stablehlo_tools.artifacts.program_set import Job, Options
 from stablehlo_tools.cli.main import main as run
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.targets.compilation import compile_artifact
