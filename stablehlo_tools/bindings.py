@@ -53,6 +53,7 @@ ConvDimensionNumbers = stablehlo.ConvDimensionNumbers
 DotDimensionNumbers = stablehlo.DotDimensionNumbers
 TokenType = stablehlo.TokenType
 ChannelHandle = stablehlo.ChannelHandle
+ComparisonDirectionAttr = stablehlo.ComparisonDirectionAttr
 
 _CALLBACKS = {
     "debug_callback": "jax.debug.callback",

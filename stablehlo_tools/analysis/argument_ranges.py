@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from stablehlo_tools.analysis.origins import Origins
+from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import (
     CONVERT,
@@ -26,13 +26,25 @@ from stablehlo_tools.dialect.names import (
     SCATTER,
     SELECT,
     SHARDING_CONSTRAINT,
+    WHILE,
 )
-from stablehlo_tools.dialect.traits import Trait, full_names, ops_with, ops_with_any
+from stablehlo_tools.dialect.traits import (
+    BRANCHES,
+    CALLS,
+    COMPUTATIONS,
+    Trait,
+    full_names,
+    ops_with,
+    ops_with_any,
+)
 from stablehlo_tools.ir.builder import element_of, shape_of
+from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.constants import splat_of
 from stablehlo_tools.ir.copying import copy_module
 from stablehlo_tools.ir.inline import inline_all_calls
+from stablehlo_tools.ir.symbols import FUNCTION, callee_name, functions_by_name, symbol_name
 from stablehlo_tools.ir.values import is_float, producer
+from stablehlo_tools.ir.walk import walk
 
 Sign = Literal["any", "positive", "unit"]  # unit: between 0 and 1
 _NARROWER: tuple[Sign, ...] = ("any", "positive", "unit")
@@ -278,3 +290,73 @@ def _is_integer_scalar(value: ir.Value) -> bool:
         and not kind.rank
         and isinstance(kind.element_type, ir.IntegerType)
     )
+
+
+_BARRIER = "stablehlo.optimization_barrier"
+
+
+class Origins:
+    """Follows the values of one module backwards, across calls, loops, branches and computations.
+
+    What control flow hands on is the same value elsewhere; what an op computes is another one.
+    """
+
+    def __init__(self, module: ir.Module) -> None:
+        self._module = module  # which ends its ops when nobody holds it
+        self._entry = entry_function(module)
+        self._functions = functions_by_name(module)
+        self._calls: dict[str, list[ir.Operation]] = {}
+        self.ops: list[ir.Operation] = []
+
+        def visit(op: ir.Operation) -> ir.WalkResult:
+            self.ops.append(op)
+            if op.name in CALLS:
+                self._calls.setdefault(callee_name(op), []).append(op)
+            return ir.WalkResult.ADVANCE
+
+        walk(module.operation, visit)
+
+    @property
+    def arguments(self) -> int:
+        """How many arguments the program has."""
+        return len(self._entry.regions[0].blocks[0].arguments)
+
+    def argument(self, value: ir.Value) -> int | None:
+        """Which argument of the program a value is; None for all others."""
+        if producer(value) is not None:
+            return None
+        argument = ir.BlockArgument(value)
+        return argument.arg_number if argument.owner.owner.operation == self._entry else None
+
+    def handed(self, value: ir.Value) -> Sequence[ir.Value] | None:
+        """The values that this one may be elsewhere; None for what an op computes."""
+        op = producer(value)
+        if op is None:
+            argument = ir.BlockArgument(value)
+            return self._into(argument.owner.owner.operation, argument.arg_number)
+        number = ir.OpResult(value).result_number
+        if op.name == _BARRIER:
+            return [op.operands[number]]
+        if op.name == WHILE:
+            return _carried(op, number)
+        if op.name in BRANCHES or op.name in COMPUTATIONS:
+            return [terminator(region.blocks[0]).operands[number] for region in op.regions]
+        if op.name not in CALLS:
+            return None
+        callee = self._functions.get(callee_name(op))
+        if callee is None or not len(callee.regions[0].blocks):
+            return []
+        return [terminator(callee.regions[0].blocks[0]).operands[number]]
+
+    def _into(self, op: ir.Operation, number: int) -> Sequence[ir.Value]:
+        """What an argument of an op's region is given; nothing for those of a reduction."""
+        if op.name == FUNCTION:
+            calls = self._calls.get(symbol_name(op), [])
+            return [call.operands[number] for call in calls if number < len(call.operands)]
+        if op.name == WHILE:
+            return _carried(op, number)
+        return [op.operands[number]] if op.name in COMPUTATIONS else []
+
+
+def _carried(loop: ir.Operation, number: int) -> list[ir.Value]:
+    return [loop.operands[number], terminator(loop.regions[1].blocks[0]).operands[number]]

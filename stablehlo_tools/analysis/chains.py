@@ -1,4 +1,14 @@
-"""Whether collectives follow one another in a chain: the usual case, and quick to see.
+"""Whether ops of one block surely follow one another: the usual case, and quick to see.
+
+That a value is computed from another in the text proves little: `x * 0` of integers, a slice of
+a concatenation, a select on a constant all lose their operand in the algebraic simplifier of XLA.
+Here a path counts only through ops that keep the dependence of every element, and through barriers;
+it is searched backwards, and not far. Sound, not complete: where it is not found,
+`forced_dependence` looks at every op.
+
+That a value is computed from another in the text proves little: `x * 0` of integers, a slice of
+a concatenation, a select on a constant all lose their operand in XLA's algebraic simplifier. Here
+a path counts only through ops that keep every element's dependence.
 
 A short search backwards from each collective for the one before it, through barriers and ops that
 keep dependence. Sound, not complete: where it fails, `forced_dependence` looks at every op.
@@ -11,13 +21,73 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from stablehlo_tools.analysis.collectives import Collective
-from stablehlo_tools.analysis.dataflow import keeps_dependence
 from stablehlo_tools.analysis.forced_dependence import has_no_elements
 from stablehlo_tools.analysis.liveness import reaches_an_output
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import ADD, AFTER_ALL, BARRIER, DOT_GENERAL, MULTIPLY
+from stablehlo_tools.dialect.traits import (
+    COLLECTIVES,
+    LAYOUT,
+    STABLEHLO,
+    Trait,
+    full_names,
+    ops_with,
+)
 
-_BARRIER = "stablehlo.optimization_barrier"
-_AFTER_ALL = "stablehlo.after_all"
+# Ops of floats whose every result element depends on the operand elements it is made of, for any
+# values of them: no identity turns `0 * x`, `x - x` or `x / x` of floats into a constant, because
+# of NaN. Minimum, maximum, clamp, select and the slicing ops are left out: those can fold. Fewer
+# than `forced_dependence` follows; they decide where thread-tokens needs no link, too.
+_KEEPS_DEPENDENCE = (
+    LAYOUT
+    | (STABLEHLO & ops_with(Trait.UNARY | Trait.TRANSCENDENTAL))
+    | (COLLECTIVES & ops_with(Trait.GROUPED))
+    | {ADD, DOT_GENERAL, MULTIPLY, "stablehlo.negate"}
+) - full_names("collective_broadcast tan")
+_SEARCH_LIMIT = 64  # ops looked at before giving up; giving up costs one link, never the order
+
+
+def depends_on(later: ir.Operation, earlier: ir.Operation) -> bool:
+    """Whether an operand of `later` surely depends on a result of `earlier`, in one block.
+
+    Sound, not complete: False also means "not shown".
+    """
+    block = later.block
+    pending = list(later.operands)
+    seen: set[ir.Operation] = set()
+    while pending and len(seen) < _SEARCH_LIMIT:
+        value = pending.pop()
+        owner = value.owner
+        if isinstance(owner, ir.Block):
+            continue
+        producer = owner.operation
+        if producer == earlier:
+            return True
+        if producer in seen or producer.block != block or producer.is_before_in_block(earlier):
+            continue
+        if not keeps_dependence(producer):
+            continue
+        seen.add(producer)
+        pending.extend(producer.operands)
+    return False
+
+
+def keeps_dependence(op: ir.Operation) -> bool:
+    """Whether every result element surely depends on the operand elements it is made of."""
+    if op.name not in _KEEPS_DEPENDENCE:
+        return False
+    return all(_never_folds(value.type) for value in (*op.operands, *op.results))
+
+
+def _never_folds(type_: ir.Type) -> bool:
+    """Floats of at least one element: integer and boolean identities fold, empty tensors vanish."""
+    if not isinstance(type_, ir.RankedTensorType) or not isinstance(
+        type_.element_type, ir.FloatType
+    ):
+        return False
+    return type_.has_static_shape and 0 not in type_.shape
+
+
 _LONGEST_SEARCH = 64  # values, for one collective
 _LONGEST_LINK = 8  # barriers and joins, from one collective to the next
 
@@ -52,9 +122,9 @@ def _follows(later: Collective, earlier: Collective, live: set[ir.Value]) -> boo
         op = owner.operation
         if op.results[0] == goal:
             return True
-        if op.name == _BARRIER:
+        if op.name == BARRIER:
             pending += _kept(op, value, live)
-        elif op.name == _AFTER_ALL or keeps_dependence(op):
+        elif op.name == AFTER_ALL or keeps_dependence(op):
             pending += op.operands
     return False
 
@@ -67,12 +137,12 @@ def _is_linked(later: Collective, goal: ir.Value, live: set[ir.Value]) -> bool:
             return False
         op = value.owner.operation
         operands = list(op.operands)
-        if op.name == _BARRIER:
+        if op.name == BARRIER:
             if goal in operands:
                 return _is_used(op.results[operands.index(goal)], live)
             if isinstance(operands[-1].type, ir.RankedTensorType):
                 return False
-        elif op.name != _AFTER_ALL:
+        elif op.name != AFTER_ALL:
             return False
         value = operands[-1] if operands else None
     return False

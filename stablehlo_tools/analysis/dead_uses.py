@@ -13,9 +13,8 @@ from collections.abc import Sequence
 
 from stablehlo_tools.analysis.dependence import VARIES, Dependence
 from stablehlo_tools.analysis.elements.boxes import Box, contains, shape_of, whole_box
-from stablehlo_tools.analysis.elements.computed import link_of
 from stablehlo_tools.analysis.elements.folding import folded
-from stablehlo_tools.analysis.elements.links import Link
+from stablehlo_tools.analysis.elements.links import Link, link_of
 from stablehlo_tools.analysis.elements.moves import Links, Moved, moves_of, scattered
 from stablehlo_tools.analysis.forced_dependence import (
     Transfer,

@@ -1,47 +1,61 @@
-"""What ops compute of small integer arrays, one for each device, in NumPy.
+"""What ops compute of small integer arrays, in NumPy, for many rows at once.
 
-An array has a leading dimension for the devices, of size 1 where they all hold the same; the other
-dimensions are the tensor's. Integers wrap around as in StableHLO. What StableHLO leaves to the
-implementation (division by zero, shifts by more than the width) is not computed.
+An array has a leading dimension of rows, of size 1 where they all hold the same; the other
+dimensions are the tensor's. A row is a device's value, or that of one iteration of a loop: all that
+evaluates integers before the run (`device_values`, `loop_values`, `uniformity`, `demand`,
+`elements.folding`) asks here what one op makes of them. Arithmetic is the dialect's
+(`integer_arithmetic`); what is added here is how ops move elements about.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stablehlo_tools.analysis.device_lookups import gathered
-from stablehlo_tools.analysis.trip_counts import comparison_direction
+from stablehlo_tools import bindings
+from stablehlo_tools.analysis.trip_counts import (
+    comparison_direction,
+    integer_range,
+    is_integer_scalar,
+)
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect import integer_arithmetic
+from stablehlo_tools.dialect.integer_arithmetic import Undefined, bitcast, compared, integer_dtype
+from stablehlo_tools.dialect.names import (
+    BITCAST_CONVERT,
+    BROADCAST,
+    COMPARE,
+    CONCATENATE,
+    CONSTANT,
+    CONVERT,
+    DYNAMIC_SLICE,
+    GATHER,
+    IOTA,
+    RESHAPE,
+    REVERSE,
+    SHARDING_CONSTRAINT,
+    SLICE,
+    TRANSPOSE,
+)
+from stablehlo_tools.dialect.traits import Trait, full_names, ops_with
 from stablehlo_tools.ir.constants import value_of
 
 Values = NDArray[Any]
 
-_COMPARISONS: dict[str, Callable[[Values, Values], Values]] = {
-    "EQ": np.equal,
-    "NE": np.not_equal,
-    "LT": np.less,
-    "LE": np.less_equal,
-    "GT": np.greater,
-    "GE": np.greater_equal,
-}
+_MOST_SLICES = 256  # of a gather, all rows together
 
 
-def element_dtype(kind: ir.Type) -> np.dtype[Any] | None:
+def element_dtype(type_: ir.Type) -> np.dtype[Any] | None:
     """The NumPy type of a tensor's elements: booleans and whole-byte integers only."""
-    if not isinstance(kind, ir.RankedTensorType) or not kind.has_static_shape:
+    if not isinstance(type_, ir.RankedTensorType) or not type_.has_static_shape:
         return None
-    element = kind.element_type
+    element = type_.element_type
     if not isinstance(element, ir.IntegerType):
         return None
-    if element.width == 1:
-        return np.dtype(np.bool_)
-    if element.width not in (8, 16, 32, 64):
-        return None
-    return np.dtype(f"{'u' if element.is_unsigned else ''}int{element.width}")
+    return integer_dtype(element.width, signed=not element.is_unsigned)
 
 
 def clamped_starts(starts: Values, size: int, extent: int) -> Values:
@@ -52,13 +66,56 @@ def clamped_starts(starts: Values, size: int, extent: int) -> Values:
     return np.clip(starts.astype(np.int64), 0, last)
 
 
-def apply(op: ir.Operation, operands: Sequence[Values]) -> Values | None:
+def apply(
+    op: ir.Operation, operands: Sequence[Values], undefined: Undefined = Undefined.UNKNOWN
+) -> Values | None:
     """The result of an op with one result; None for ops and cases that are not understood."""
-    compute = _COMPUTED.get(op.name)
-    if compute is None:
+    name = op.name
+    if name in integer_arithmetic.COMPUTED:
+        return integer_arithmetic.computed(name, _side_by_side(operands), undefined)
+    move = _MOVES.get(name)
+    return None if move is None else move(op, *operands)
+
+
+def evaluated(op: ir.Operation, operands: Iterable[Values | None]) -> Values | None:
+    """The result of an op of COMPUTED, in its NumPy type; None where an operand is not known.
+
+    The operands are asked for in order, and no more of them than are known.
+    """
+    known: list[Values] = []
+    for operand in operands:
+        if operand is None:
+            return None
+        known.append(operand)
+    result, dtype = apply(op, known), element_dtype(op.results[0].type)
+    return None if result is None or dtype is None else result.astype(dtype, copy=False)
+
+
+def scalar_rows(numbers: Sequence[int], type_: ir.Type) -> Values:
+    """An integer scalar of any width in each row, as `scalar_result` takes it."""
+    return np.array(numbers, element_dtype(type_) or np.int64)
+
+
+def scalar_result(op: ir.Operation, rows: Sequence[Values]) -> Values | None:
+    """What an op of SCALAR_OPS makes of integer scalars of any width; None for another op.
+
+    Divisions are taken to be XLA's.
+    """
+    type_ = op.results[0].type
+    if op.name not in SCALAR_OPS or not is_integer_scalar(type_):
         return None
-    with np.errstate(all="ignore"):
-        return compute(op, *operands)
+    result = rows[0] if op.name in _HANDING_ON else apply(op, rows, Undefined.AS_XLA)
+    dtype = element_dtype(type_)
+    if result is None or dtype is not None:
+        return None if result is None else result.astype(dtype)
+    low, high = integer_range(type_)  # of 2 or 4 bits, which NumPy has no type for
+    return (result.astype(np.int64) - low) % (high - low + 1) + low
+
+
+def _side_by_side(operands: Sequence[Values]) -> list[Values]:
+    """Elementwise operands, of which some may be scalars beside tensors, for NumPy to broadcast."""
+    rank = max(operand.ndim for operand in operands)
+    return [x.reshape(x.shape[0], *[1] * (rank - 1)) if x.ndim == 1 < rank else x for x in operands]
 
 
 def _shape(op: ir.Operation) -> list[int]:
@@ -88,15 +145,13 @@ def _iota(op: ir.Operation) -> Values:
 
 
 def _convert(op: ir.Operation, x: Values) -> Values | None:
-    kind = element_dtype(op.results[0].type)
-    return None if kind is None else x.astype(kind)
+    dtype = element_dtype(op.results[0].type)
+    return None if dtype is None else x.astype(dtype)
 
 
 def _bitcast(op: ir.Operation, x: Values) -> Values | None:
-    kind = element_dtype(op.results[0].type)
-    if kind is None or kind.itemsize != x.dtype.itemsize or "b" in (kind.kind, x.dtype.kind):
-        return None
-    return np.ascontiguousarray(x).view(kind)
+    dtype = element_dtype(op.results[0].type)
+    return None if dtype is None else bitcast(x, dtype)
 
 
 def _reshape(op: ir.Operation, x: Values) -> Values:
@@ -128,8 +183,8 @@ def _reverse(op: ir.Operation, x: Values) -> Values:
 
 
 def _concatenate(op: ir.Operation, *parts: Values) -> Values:
-    devices = max(part.shape[0] for part in parts)
-    whole = [np.broadcast_to(part, (devices, *part.shape[1:])) for part in parts]
+    count = max(part.shape[0] for part in parts)
+    whole = [np.broadcast_to(part, (count, *part.shape[1:])) for part in parts]
     return np.concatenate(whole, 1 + _number(op, "dimension"))
 
 
@@ -139,115 +194,80 @@ def _dynamic_slice(op: ir.Operation, x: Values, *starts: Values) -> Values:
     ):
         begins = clamped_starts(start, size, x.shape[dimension])
         positions = begins.reshape(-1, 1) + np.arange(size)
-        devices = max(len(positions), x.shape[0])
-        x = np.broadcast_to(x, (devices, *x.shape[1:]))
+        count = max(len(positions), x.shape[0])
+        x = np.broadcast_to(x, (count, *x.shape[1:]))
         shape = [1] * x.ndim
         shape[0], shape[dimension] = len(positions), size
         x = np.take_along_axis(x, positions.reshape(shape), dimension)
     return x
 
 
-def _divide(_: ir.Operation, a: Values, b: Values) -> Values | None:
-    if a.dtype.kind == "b" or not b.all() or _overflows(a, b):
+def _gather(op: ir.Operation, table: Values, indices: Values) -> Values | None:
+    """None for many slices, and for batching dimensions."""
+    numbers = bindings.GatherDimensionNumbers(op.attributes["dimension_numbers"])
+    if len(numbers.operand_batching_dims):
         return None
-    quotient = a // b
-    inexact = (quotient * b != a) & ((a < 0) != (b < 0))
-    return (quotient + inexact).astype(a.dtype)  # towards zero
-
-
-def _remainder(_: ir.Operation, a: Values, b: Values) -> Values | None:
-    if a.dtype.kind == "b" or not b.all() or _overflows(a, b):
+    sizes = list(ir.DenseI64ArrayAttr(op.attributes["slice_sizes"]))
+    along = 1 + int(numbers.index_vector_dim)
+    if along == indices.ndim:
+        indices = indices[..., None]
+    starts = np.moveaxis(indices, along, -1)
+    batch = starts.shape[1:-1]
+    count = max(len(table), len(starts))
+    rows = starts.reshape(len(starts), -1, starts.shape[-1])
+    if count * rows.shape[1] > _MOST_SLICES:
         return None
-    return np.fmod(a, b)
+    slices = [
+        _row(table[n % len(table)], row, list(numbers.start_index_map), sizes)
+        for n in range(count)
+        for row in rows[n % len(rows)]
+    ]
+    kept = [size for d, size in enumerate(sizes) if d not in list(numbers.collapsed_slice_dims)]
+    whole = np.array(slices).reshape(count, *batch, *kept)
+    offsets = [1 + d for d in numbers.offset_dims]
+    return np.moveaxis(whole, range(whole.ndim - len(kept), whole.ndim), offsets)
 
 
-def _overflows(a: Values, b: Values) -> bool:
-    if a.dtype.kind != "i":
-        return False
-    return bool(((a == np.iinfo(a.dtype).min) & (b == -1)).any())
+def _row(table: Values, row: Values, dimensions: Sequence[int], sizes: Sequence[int]) -> Values:
+    """One slice of the table; its start is clamped so that it fits."""
+    begins = [0] * table.ndim
+    for dimension, start in zip(dimensions, row, strict=True):
+        begins[dimension] = min(max(int(start), 0), table.shape[dimension] - sizes[dimension])
+    return table[tuple(slice(b, b + size) for b, size in zip(begins, sizes, strict=True))]
 
 
-def _compare(op: ir.Operation, a: Values, b: Values) -> Values:
-    return _COMPARISONS[comparison_direction(op)](a, b)
-
-
-def _clamp(_: ir.Operation, low: Values, x: Values, high: Values) -> Values:
-    rank = x.ndim
-    return np.minimum(np.maximum(x, _lifted(low, rank)), _lifted(high, rank))
-
-
-def _select(_: ir.Operation, predicate: Values, a: Values, b: Values) -> Values:
-    return np.where(_lifted(predicate, a.ndim), a, b)
-
-
-def _lifted(scalar: Values, rank: int) -> Values:
-    """A scalar of each device, for use beside tensors."""
-    return scalar.reshape(scalar.shape[0], *[1] * (rank - 1)) if scalar.ndim == 1 else scalar
-
-
-def _shifted(compute: Callable[[Values, Values], Values]) -> Callable[..., Values | None]:
-    def shift(_: ir.Operation, x: Values, by: Values) -> Values | None:
-        if x.dtype.kind == "b" or (by < 0).any() or (by >= 8 * x.dtype.itemsize).any():
-            return None
-        return compute(x, by)
-
-    return shift
-
-
-def _shift_right_logical(x: Values, by: Values) -> Values:
-    bits = np.dtype(f"uint{8 * x.dtype.itemsize}")
-    return np.right_shift(x.view(bits), by.view(bits)).view(x.dtype)
-
-
-def _shift_right_arithmetic(x: Values, by: Values) -> Values:
-    bits = np.dtype(f"int{8 * x.dtype.itemsize}")
-    return np.right_shift(x.view(bits), by.view(bits)).view(x.dtype)
-
-
-def _elementwise(compute: Callable[..., Values]) -> Callable[..., Values | None]:
-    return lambda _, *operands: compute(*operands)
+def _compare(op: ir.Operation, one: Values, other: Values) -> Values:
+    return compared(comparison_direction(op), one, other)
 
 
 def _as_it_is(_: ir.Operation, x: Values) -> Values:
     return x
 
 
-_COMPUTED: dict[str, Callable[..., Values | None]] = {
-    f"stablehlo.{name}": compute
-    for name, compute in {
-        "constant": _constant,
-        "iota": _iota,
-        "convert": _convert,
-        "bitcast_convert": _bitcast,
-        "reshape": _reshape,
-        "broadcast_in_dim": _broadcast,
-        "transpose": _transpose,
-        "slice": _slice,
-        "reverse": _reverse,
-        "concatenate": _concatenate,
-        "dynamic_slice": _dynamic_slice,
-        "gather": gathered,
-        "add": _elementwise(np.add),
-        "subtract": _elementwise(np.subtract),
-        "multiply": _elementwise(np.multiply),
-        "divide": _divide,
-        "remainder": _remainder,
-        "negate": _elementwise(np.negative),
-        "abs": _elementwise(np.abs),
-        "sign": _elementwise(np.sign),
-        "minimum": _elementwise(np.minimum),
-        "maximum": _elementwise(np.maximum),
-        "clamp": _clamp,
-        "and": _elementwise(np.bitwise_and),
-        "or": _elementwise(np.bitwise_or),
-        "xor": _elementwise(np.bitwise_xor),
-        "not": _elementwise(np.invert),
-        "shift_left": _shifted(np.left_shift),
-        "shift_right_logical": _shifted(_shift_right_logical),
-        "shift_right_arithmetic": _shifted(_shift_right_arithmetic),
-        "compare": _compare,
-        "select": _select,
-    }.items()
-} | {"sdy.sharding_constraint": _as_it_is}
+_MOVES: dict[str, Callable[..., Values | None]] = {
+    BITCAST_CONVERT: _bitcast,
+    BROADCAST: _broadcast,
+    COMPARE: _compare,
+    CONCATENATE: _concatenate,
+    CONSTANT: _constant,
+    CONVERT: _convert,
+    DYNAMIC_SLICE: _dynamic_slice,
+    GATHER: _gather,
+    IOTA: _iota,
+    RESHAPE: _reshape,
+    REVERSE: _reverse,
+    SHARDING_CONSTRAINT: _as_it_is,
+    SLICE: _slice,
+    TRANSPOSE: _transpose,
+}
 
-COMPUTED = frozenset(_COMPUTED)
+COMPUTED = integer_arithmetic.COMPUTED | frozenset(_MOVES)
+
+# Of the scalars that loops count and index with. These alone have ever been followed there: with
+# more of them more loops would be understood, and programs come out otherwise.
+_HANDING_ON = frozenset({BROADCAST, CONVERT, RESHAPE, SHARDING_CONSTRAINT})
+SCALAR_OPS = (
+    (integer_arithmetic.COMPUTED | _HANDING_ON | {COMPARE})
+    - ops_with(Trait.SHIFT)
+    - full_names("abs sign")
+)

@@ -15,7 +15,7 @@ import numpy as np
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import ModuleFacts
 from stablehlo_tools.analysis.communication import is_public
-from stablehlo_tools.analysis.device_arithmetic import COMPUTED, Values, apply, element_dtype
+from stablehlo_tools.analysis.device_arithmetic import COMPUTED, Values, element_dtype, evaluated
 from stablehlo_tools.analysis.replica_groups import AxisRef, DeviceMesh, mesh_axes_groups
 from stablehlo_tools.analysis.shardings import manual_axes, sharding_axes, sharding_per_value
 from stablehlo_tools.bindings import ir
@@ -73,10 +73,10 @@ class DeviceValues:
         if value in call.known:
             return call.known[value]
         call.known[value] = None  # a recursive function asks for it again
-        kind = element_dtype(value.type)
-        known = self._computed(value, call, depth - 1) if kind is not None and depth else None
-        if known is not None and (known.dtype != kind or known.size > _LARGEST_ON_ALL):
-            known = known.astype(kind) if known.size <= _LARGEST_ON_ALL else None
+        dtype = element_dtype(value.type)
+        known = self._computed(value, call, depth - 1) if dtype is not None and depth else None
+        if known is not None and known.size > _LARGEST_ON_ALL:
+            known = None
         call.known[value] = known
         return known
 
@@ -87,9 +87,7 @@ class DeviceValues:
         if op is None:
             return self._argument(ir.BlockArgument(value), call, depth)
         if op.name in COMPUTED:
-            operands = [self._of(operand, call, depth) for operand in op.operands]
-            known = [operand for operand in operands if operand is not None]
-            return apply(op, known) if len(known) == len(operands) else None
+            return evaluated(op, [self._of(operand, call, depth) for operand in op.operands])
         position = ir.OpResult(value).result_number
         if op.name in DEVICE_IDS:
             return self._ids(op.name)

@@ -1,6 +1,8 @@
-"""The entry function, and whether it is written for one device or for all."""
+"""The entry function: what a program takes and gives, and the names that jax gave them."""
 
 from __future__ import annotations
+
+import re
 
 from stablehlo_tools.analysis.collectives import find_collectives
 from stablehlo_tools.bindings import ir
@@ -73,3 +75,32 @@ def is_per_device(module: ir.Module) -> bool:
         if function is not None:
             walk(function, visit)
     return found and not in_shard_map
+
+
+_NAME = re.compile(r'"([^"]*)"(?!:\d)')  # of a place in a file a number follows
+
+
+def path_of(argument: ir.Value) -> str:
+    """The path in the pytree that jax exported an argument of `main` with, `batch['x']`, or what
+    else its location names it; empty where it names nothing."""
+    found = _NAME.search(str(argument.location))
+    return found[1] if found else ""
+
+
+def argument_name(argument: ir.Value) -> str:
+    """`batch['x'] (argument 7)`, or `argument 7`: an argument of `main`, or the operand of a manual
+    computation that an argument in there is."""
+    outside = outside_of(argument)
+    owner = outside.owner
+    if not isinstance(owner, ir.Block):
+        return f"operand {ir.BlockArgument(argument).arg_number} of the manual computation"
+    path, counted = path_of(outside), f"argument {ir.BlockArgument(outside).arg_number}"
+    return f"{path} ({counted})" if path else counted
+
+
+def outside_of(argument: ir.Value) -> ir.Value:
+    """What an argument of a manual computation is outside of it; any other value itself."""
+    owner = argument.owner
+    if isinstance(owner, ir.Block) and owner.owner.name == MANUAL_COMPUTATION:
+        return owner.owner.operation.operands[ir.BlockArgument(argument).arg_number]
+    return argument

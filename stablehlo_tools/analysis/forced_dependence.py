@@ -26,75 +26,92 @@ from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import is_annotation
 from stablehlo_tools.analysis.dependence import NOTHING, VARIES, Dependence, joined
 from stablehlo_tools.analysis.elements.boxes import Box, shape_of, whole_box
-from stablehlo_tools.analysis.elements.computed import link_of
-from stablehlo_tools.analysis.elements.links import Link, identity
+from stablehlo_tools.analysis.elements.links import (
+    OF_CONVOLUTION,
+    OF_REDUCE_WINDOW,
+    UNFOLLOWED,
+    Link,
+    identity,
+    link_of,
+    reach_of,
+)
 from stablehlo_tools.analysis.elements.moves import moves_of, scattered
-from stablehlo_tools.analysis.elements.windows import OF_CONVOLUTION, OF_REDUCE_WINDOW, reach_of
-from stablehlo_tools.analysis.trip_counts import MIRRORED, comparison_direction
+from stablehlo_tools.analysis.trip_counts import comparison_direction
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.integer_arithmetic import MIRRORED
+from stablehlo_tools.dialect.names import (
+    AFTER_ALL,
+    ASYNC_DONE,
+    BARRIER,
+    BITCAST_CONVERT,
+    COMPARE,
+    CONSTANT,
+    CONVERT,
+    CONVOLUTION,
+    DYNAMIC_UPDATE_SLICE,
+    GATHER,
+    IOTA,
+    POWER,
+    SCATTER,
+    SELECT,
+)
+from stablehlo_tools.dialect.traits import LAYOUT, Trait, full_names, ops_with, ops_with_any
 from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.constants import splat_of, value_of
 from stablehlo_tools.ir.values import is_float, producer
 
-BARRIER = "stablehlo.optimization_barrier"
 Known = Mapping[ir.Value, Dependence]
 
 
-def _names(text: str) -> frozenset[str]:
-    return frozenset(f"stablehlo.{name}" for name in text.split())
-
-
-# What the result takes of its operands. What is not listed hands nothing on.
+_BOUNDING = full_names("clamp maximum minimum")
+# By which rule the result depends on its operands. What is not listed hands nothing on.
 _RULES = {
     **dict.fromkeys(
-        _names(
-            "abs after_all async_done cbrt ceil convert cosine count_leading_zeros "
-            "exponential exponential_minus_one floor log log_plus_one logistic negate not popcnt "
-            "reduce_precision round_nearest_afz round_nearest_even rsqrt sign sine sqrt tan tanh"
-        )
-        | {"sdy.sharding_constraint", "sdy.reshard", "sdy.propagation_barrier"}
-        | {f"chlo.{name}" for name in ("erf", "erfc", "erf_inv", "square", "lgamma", "digamma")}
-        | {f"chlo.{name}" for name in ("sinh", "cosh", "tan", "asin", "acos", "atan", "asinh")}
-        | {f"chlo.{name}" for name in ("acosh", "atanh")},
+        ops_with(Trait.UNARY) - ops_with_any(Trait.PREDICATE | Trait.COMPLEX_PART) - UNFOLLOWED
+        | ops_with(Trait.SHARDING_ONLY)
+        | {AFTER_ALL, ASYNC_DONE},
         "all",
     ),
     **dict.fromkeys(
-        _names("cholesky custom_call fft rng_bit_generator triangular_solve"),
+        ops_with(Trait.LIBRARY | Trait.COSTLY) | full_names("rng_bit_generator"),
         "mixing",
     ),
-    **dict.fromkeys(_names("dynamic_broadcast_in_dim dynamic_reshape"), "first"),
+    **dict.fromkeys(full_names("dynamic_broadcast_in_dim dynamic_reshape"), "first"),
     **dict.fromkeys(
-        _names("add and atan2 divide dot dot_general multiply or remainder subtract xor"),
+        (ops_with_any(Trait.COMMUTATIVE | Trait.CONTRACTION) - _BOUNDING - {CONVOLUTION})
+        | full_names("atan2 divide remainder subtract"),
         "arithmetic",
     ),
-    **dict.fromkeys(
-        _names("power shift_left shift_right_arithmetic shift_right_logical"), "limiting"
-    ),
-    **dict.fromkeys(_names("clamp maximum minimum"), "bounding"),
-    **dict.fromkeys(_names("broadcast_in_dim reshape reverse transpose"), "order"),
-    **dict.fromkeys(_names("complex concatenate dynamic_update_slice imag pad real"), "assembly"),
-    **dict.fromkeys(_names("dynamic_slice gather slice"), "slice"),
-    "stablehlo.bitcast_convert": "bitcast",
-    "stablehlo.scatter": "scatter",
-    "stablehlo.compare": "compare",
-    "stablehlo.convolution": "convolution",
-    "stablehlo.reduce": "reduction",
-    "stablehlo.reduce_window": "reduction",
-    "stablehlo.select": "select",
+    **dict.fromkeys(ops_with(Trait.SHIFT) | {POWER}, "limiting"),
+    **dict.fromkeys(_BOUNDING, "bounding"),
+    **dict.fromkeys(LAYOUT, "order"),
+    **dict.fromkeys(ops_with_any(Trait.COMPLEX_PART | Trait.JOIN), "assembly"),
+    **dict.fromkeys(ops_with(Trait.PIECE), "slice"),
+    **dict.fromkeys(ops_with(Trait.REDUCTION), "reduction"),
+    BITCAST_CONVERT: "bitcast",
+    COMPARE: "compare",
+    CONVOLUTION: "convolution",
+    SCATTER: "scatter",
+    SELECT: "select",
     "stablehlo.sort": "own",
 }
-_REDUCERS = _names("add and maximum minimum multiply or")
-_BOUNDING = _names("clamp maximum minimum")
-_HANDS_ON = _names("broadcast_in_dim reshape convert transpose reverse negate")
-_CONSTANT = _names("constant iota")
+_REDUCERS = ops_with(Trait.COMMUTATIVE | Trait.ASSOCIATIVE) - full_names("xor")
+_HANDS_ON = LAYOUT | {CONVERT, "stablehlo.negate"}
+_CONSTANT = frozenset({CONSTANT, IOTA})
 _DEEPEST_CONSTANT = 8
 # Comparisons with a constant on the right that hold, or fail, for no range that XLA knows.
 _OPEN = frozenset({"EQ", "NE", "GT", "LE"})
-_LAYOUT = _names("broadcast_in_dim convert reshape reverse transpose")
-_MIXING = _names("concatenate dynamic_update_slice gather pad scatter select")
-_COMPUTED = frozenset(
-    name for name, rule in _RULES.items() if rule in ("all", "arithmetic", "bounding", "limiting")
-) - _names("after_all async_done dot dot_general")
+_LAYOUT = LAYOUT | {CONVERT}
+_MIXING = ops_with(Trait.JOIN) | {GATHER, SCATTER, SELECT}
+_COMPUTED = (
+    frozenset(
+        name
+        for name, rule in _RULES.items()
+        if rule in ("all", "arithmetic", "bounding", "limiting")
+    )
+    - ops_with(Trait.CONTRACTION)
+    - {AFTER_ALL, ASYNC_DONE}
+)
 _SMALL = 100  # a whole number that every type but those of single bits has
 _MOST_LOOKED_AT = 64  # ops before a reduction
 
@@ -252,13 +269,13 @@ def _moved(op: ir.Operation, operands: Sequence[Dependence]) -> Dependence:
 
 def _moved_somewhere(op: ir.Operation, operands: Sequence[Dependence]) -> Dependence:
     """Of an op on shapes that are not known."""
-    rule, name = rule_of(op.name), op.name.removeprefix("stablehlo.")
+    rule = rule_of(op.name)
     if rule == "order":
         return Dependence(operands[0].each, operands[0].whole)
-    if name in ("imag", "real"):
+    if op.name in ops_with(Trait.UNARY | Trait.COMPLEX_PART):
         return NOTHING
-    count = {"dynamic_update_slice": 2, "slice": 1, "dynamic_slice": 1, "gather": 1}
-    each = reduce(and_, (part.each for part in operands[: count.get(name, len(operands))]))
+    count = 1 if rule == "slice" else 2 if op.name == DYNAMIC_UPDATE_SLICE else len(operands)
+    each = reduce(and_, (part.each for part in operands[:count]))
     return Dependence(each, each)
 
 

@@ -1,30 +1,27 @@
 """Walks a function and makes nodes of what it issues: collectives, loops and branches, and order.
 
 A manual computation is part of the block around it. A loop's order is judged by its collectives,
-not as a whole, because compilers unroll loops of a known trip count.
+not as a whole, because compilers unroll loops of a known trip count. `Level` is a block under
+construction; what is read inside of a loop or branch is then seen from outside of it
+(`from_outside`, `either`). Whether a loop stays one, and which of its carries change, matters where
+its body would otherwise be taken to depend on nothing: a carry that is handed on as `x * 1` or
+`min(max(x, a), x)` changes in the text alone, and compilers move what is computed of it out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import reduce
-from operator import or_
+from operator import and_, or_
 
-from stablehlo_tools.analysis.carries import MOVING, is_counter, stays_a_loop
 from stablehlo_tools.analysis.collectives import Collective
 from stablehlo_tools.analysis.common_values import CommonValues, shortened
 from stablehlo_tools.analysis.communication import Site
 from stablehlo_tools.analysis.compiler_hazards import Surroundings
 from stablehlo_tools.analysis.dependence import GIVEN, NOTHING, VARIES, Dependence
-from stablehlo_tools.analysis.forced_dependence import Transfer, has_no_elements
-from stablehlo_tools.analysis.levels import (
-    Iteration,
-    Level,
-    below,
-    common_before,
-    either,
-    from_outside,
-)
+from stablehlo_tools.analysis.forced_dependence import Transfer, constant_elements, has_no_elements
 from stablehlo_tools.analysis.liveness import Deletable, surviving_values
 from stablehlo_tools.analysis.rendezvous import Rendezvousing, is_host_transfer
 from stablehlo_tools.analysis.trip_counts import constant_trips
@@ -32,15 +29,154 @@ from stablehlo_tools.analysis.uniformity import Uniformity, Variation, number_cl
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import to_place
 from stablehlo_tools.dialect.names import WHILE
-from stablehlo_tools.dialect.traits import BRANCHES, COMPUTATIONS, DEVICE_IDS, TERMINATORS
+from stablehlo_tools.dialect.traits import (
+    BRANCHES,
+    COMPUTATIONS,
+    DEVICE_IDS,
+    TERMINATORS,
+    Trait,
+    ops_with,
+)
 from stablehlo_tools.ir.carriers import terminator
+from stablehlo_tools.ir.values import producer
 from stablehlo_tools.order.program import (
+    Block,
     Branch,
     Decision,
     Issue,
     Loop,
     Node,
+    Signature,
+    TextOrder,
 )
+
+
+@dataclass
+class Level:
+    """A block under construction: its nodes, the bit of each, and what each must come after."""
+
+    nodes: list[Node] = field(default_factory=list[Node])
+    bits: list[int] = field(default_factory=list[int])
+    after: list[int] = field(default_factory=list[int])
+    is_chain: bool = False
+    name: str = ""  # of the place in the program, the same in programs of the same form
+    forms: Counter[Signature] = field(default_factory=Counter[Signature])
+
+    def nested(self, region: int) -> Level:
+        """A level for a region of the next loop or branch."""
+        count = sum(1 for node in self.nodes if not isinstance(node, Issue))
+        return Level(name=f"{self.name}/{count}.{region}")
+
+    def block(self) -> Block:
+        """The finished block."""
+        if self.is_chain:
+            return Block(tuple(self.nodes), TextOrder(len(self.nodes)))
+        return Block(tuple(self.nodes), tuple(self._positions(after) for after in self.after))
+
+    def all_bits(self) -> int:
+        """The bits of all nodes."""
+        return reduce(or_, self.bits, 0)
+
+    def _positions(self, after: int) -> int:
+        if not self.bits:
+            return 0
+        first = self.bits[0].bit_length() - 1
+        if self.bits[-1].bit_length() - first == len(self.bits):  # bits in a row: the usual case
+            return after >> first & (1 << len(self.bits)) - 1
+        return sum(1 << i for i, bit in enumerate(self.bits) if after & bit)
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """One reading of a loop's regions, and what the body's returned values depend on."""
+
+    condition: Level
+    body: Level
+    ends: list[Dependence]
+
+    def levels(self) -> tuple[Level, Level]:
+        """The condition and the body."""
+        return self.condition, self.body
+
+    def all_bits(self) -> int:
+        """The bits of all nodes of an iteration."""
+        return self.condition.all_bits() | self.body.all_bits()
+
+
+def common_before(levels: Iterable[Level]) -> int:
+    """What every node of the levels must come after."""
+    after = [bits for level in levels for bits in level.after]
+    return reduce(and_, after, -1) if after else 0
+
+
+def below(bit: int) -> int:
+    """All bits below one, given by its position."""
+    return (1 << bit) - 1
+
+
+def from_outside(part: Dependence, inner: int, bit: int, first: int) -> Dependence:
+    """A dependence as the outside sees it: `bit` in place of all the `inner` bits."""
+    outside = below(first)
+    return part.mapped(lambda bits: bits & outside | (bit if inner & ~bits == 0 else 0))
+
+
+def either(parts: Sequence[Dependence]) -> Dependence:
+    """A result of a branch. Not of its predicate: where both sides are alike, that is dropped."""
+    return reduce(Dependence.common, parts)
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(f"stablehlo.{name}" for name in text.split())
+
+
+MOVING = ops_with(Trait.IRREVERSIBLE)  # what is computed by one is not what it was before
+_STEPS = _names("add subtract")
+_FACTORS = _names("multiply")  # of floats: integers run into zero and stay there
+_CONNECTIVES = _names("and or not")
+_COMPARE = "stablehlo.compare"
+_MOST_LOOKED_AT = 64  # ops of a condition
+
+
+def is_counter(end: ir.Value, argument: ir.Value) -> bool:
+    """Whether a carry grows or shrinks by a constant: one added that is not zero, or a factor that
+    is neither zero nor one."""
+    op = producer(end)
+    if op is None or op.name not in _STEPS | _FACTORS or argument not in list(op.operands):
+        return False
+    position = 1 if op.operands[0] == argument else 0
+    step = constant_elements(op.operands[position])
+    if step is None or step.dtype.kind not in "iuf" or not (step != 0).all():
+        return False
+    return op.name in _STEPS or (step.dtype.kind == "f" and bool((step != 1).all()))
+
+
+def stays_a_loop(loop: ir.Operation, known: Callable[[ir.Value], int], changing: set[int]) -> bool:
+    """Whether no compiler knows how often the loop runs: all that its condition compares is open,
+    or counted, and something is open.
+
+    `known` tells what values of the condition depend on, `changing` which carries change.
+    """
+    condition = loop.regions[0].blocks[0]
+    counted = {condition.arguments[position] for position in changing}
+    pending = [terminator(condition).operands[0]]
+    is_open = False
+    looked_at = 0
+    while pending:
+        value = pending.pop()
+        op = producer(value)
+        looked_at += 1
+        if looked_at > _MOST_LOOKED_AT:
+            return False
+        if op is not None and op.name in _CONNECTIVES:
+            pending.extend(op.operands)
+            continue
+        asked = list(op.operands) if op is not None and op.name == _COMPARE else [value]
+        if any(known(operand) for operand in asked):
+            is_open = True
+        elif counted.isdisjoint(asked):
+            return False
+    return is_open
+
 
 _REPLICA_ID = "stablehlo.replica_id"
 

@@ -17,8 +17,7 @@ from stablehlo_tools.analysis.communication import (
     iterate_collectives,
 )
 from stablehlo_tools.analysis.entry import ENTRY, is_per_device, main_function
-from stablehlo_tools.analysis.issue_reader import IssueReader
-from stablehlo_tools.analysis.levels import Level
+from stablehlo_tools.analysis.issue_reader import IssueReader, Level
 from stablehlo_tools.analysis.liveness import deletable_collectives, live_paths
 from stablehlo_tools.analysis.rendezvous import Rendezvousing
 from stablehlo_tools.analysis.uniformity import Uniformity

@@ -8,54 +8,40 @@ import numpy as np
 
 from stablehlo_tools import bindings
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.reducers import (
+    REDUCERS,
+    complex_identity,
+    float_identity,
+    integer_identity,
+)
 from stablehlo_tools.ir.builder import element_of
 from stablehlo_tools.ir.constants import CONSTANTS, copy_constant, splat_of
 from stablehlo_tools.ir.values import producer
 
-KINDS = frozenset({"add", "multiply", "maximum", "minimum", "and", "or", "xor"})
-
 
 def reducer_kind(block: ir.Block) -> str | None:
-    """The one op of KINDS that combines a block's two arguments; None for any other region."""
+    """The one op of REDUCERS that combines a block's two arguments; None for any other region."""
     ops = [op.operation for op in block.operations]
     if len(ops) != 2 or len(block.arguments) != 2:
         return None
     combine, end = ops
     kind = combine.name.removeprefix("stablehlo.")
     both = set(combine.operands) == set(block.arguments)
-    if kind not in KINDS or not both or list(end.operands) != list(combine.results):
+    if kind not in REDUCERS or not both or list(end.operands) != list(combine.results):
         return None
     return kind
 
 
 def identity_of(kind: str, element_type: ir.Type) -> float | int | None:
-    """The element that leaves every other as it is under a reducer of KINDS.
+    """The element that leaves every other as it is under a reducer of REDUCERS.
 
     For a sum of floats -0.0, which unlike 0.0 keeps -0.0. None where there is none to write.
     """
     if isinstance(element_type, ir.FloatType):
-        return _FLOAT.get(kind)
-    if isinstance(element_type, ir.ComplexType):
-        return None
+        return float_identity(kind)
     if not isinstance(element_type, ir.IntegerType):
         return None
-    if element_type.width == 1:
-        return {"add": 0, "or": 0, "maximum": 0, "xor": 0}.get(kind, 1)
-    signed = not element_type.is_unsigned
-    low = -(1 << (element_type.width - 1)) if signed else 0
-    high = low + (1 << element_type.width) - 1
-    ones = -1 if signed else high
-    return {
-        "add": 0, "or": 0, "xor": 0, "multiply": 1, "and": ones, "maximum": low, "minimum": high,
-    }[kind]  # fmt: skip
-
-
-_FLOAT = {
-    "add": -0.0,
-    "multiply": 1.0,
-    "maximum": float("-inf"),
-    "minimum": float("inf"),
-}
+    return integer_identity(kind, element_type.width, signed=not element_type.is_unsigned)
 
 
 def starts_idempotent(reduce: ir.Operation) -> bool:
@@ -160,6 +146,6 @@ def is_identity_of(kind: str, value: ir.Value) -> bool:
     if found is None:
         return False
     if isinstance(found, complex):
-        return found == {"add": 0j, "multiply": 1 + 0j}.get(kind)
+        return found == complex_identity(kind)
     wanted = identity_of(kind, element_of(value))
     return wanted is not None and found == wanted

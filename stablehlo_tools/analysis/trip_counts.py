@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from stablehlo_tools import bindings
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.integer_arithmetic import MIRRORED
+from stablehlo_tools.dialect.reducers import integer_bounds
 from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.values import producer, unconstrained
 
@@ -16,7 +18,6 @@ _CONSTANT = "stablehlo.constant"
 _COMPARE = "stablehlo.compare"
 _WRAPS = "its counter would wrap around before it meets its bound"
 _FOR_EVER = "its counter does not move, so that it runs for ever"
-MIRRORED = {"LT": "GT", "LE": "GE", "GT": "LT", "GE": "LE", "EQ": "EQ", "NE": "NE"}
 
 
 Known = Callable[[ir.Value], Sequence[int] | None]
@@ -78,9 +79,9 @@ def counted(loop: ir.Operation, known: Known) -> Counted | str:
     starts, bounds = (
         tuple(part) * devices if len(part) == 1 else tuple(part) for part in (starts, bounds)
     )
-    kind = loop.operands[counter.position].type
+    type_ = loop.operands[counter.position].type
     trips = [
-        _iterations(counter.direction, start, bound, counter.step, kind)
+        _iterations(counter.direction, start, bound, counter.step, type_)
         for start, bound in zip(starts, bounds, strict=True)
     ]
     unknown = next((count for count in trips if isinstance(count, str)), None)
@@ -131,44 +132,38 @@ def constant_trips(loop: ir.Operation) -> int | None:
 
 def comparison_direction(compare: ir.Operation) -> str:
     """`LT`, `LE`, `GT`, `GE`, `EQ` or `NE`."""
-    found = re.search(
-        r"comparison_direction (\w+)", str(compare.attributes["comparison_direction"])
-    )
-    assert found is not None
-    return found.group(1)
+    return bindings.ComparisonDirectionAttr(compare.attributes["comparison_direction"]).value
 
 
-def is_integer_scalar(kind: ir.Type) -> bool:
+def is_integer_scalar(type_: ir.Type) -> bool:
     """Whether a type is a rank-0 tensor of integers or booleans."""
     return (
-        isinstance(kind, ir.RankedTensorType)
-        and kind.rank == 0
-        and isinstance(kind.element_type, ir.IntegerType)
+        isinstance(type_, ir.RankedTensorType)
+        and type_.rank == 0
+        and isinstance(type_.element_type, ir.IntegerType)
     )
 
 
-def can_count(kind: ir.Type) -> bool:
+def can_count(type_: ir.Type) -> bool:
     """Whether a type is that of an integer scalar which adding one makes larger: no boolean."""
-    if not is_integer_scalar(kind):
+    if not is_integer_scalar(type_):
         return False
-    return ir.IntegerType(ir.RankedTensorType(kind).element_type).width > 1
+    return ir.IntegerType(ir.RankedTensorType(type_).element_type).width > 1
 
 
-def wrap(value: int, kind: ir.Type) -> int:
+def wrap(value: int, type_: ir.Type) -> int:
     """An integer as a scalar of the type holds it."""
-    low, high = integer_range(kind)
+    low, high = integer_range(type_)
     return (value - low) % (high - low + 1) + low
 
 
-def integer_range(kind: ir.Type) -> tuple[int, int]:
+def integer_range(type_: ir.Type) -> tuple[int, int]:
     """The least and the greatest value of an integer scalar's type."""
-    element = ir.IntegerType(ir.RankedTensorType(kind).element_type)
-    if element.width == 1 or element.is_unsigned:
-        return 0, (1 << element.width) - 1
-    return -(1 << element.width - 1), (1 << element.width - 1) - 1
+    element = ir.IntegerType(ir.RankedTensorType(type_).element_type)
+    return integer_bounds(element.width, signed=not element.is_unsigned)
 
 
-def _iterations(direction: str, start: int, bound: int, step: int, kind: ir.Type) -> int | str:
+def _iterations(direction: str, start: int, bound: int, step: int, type_: ir.Type) -> int | str:
     if direction == "EQ":
         return 0 if start != bound else (1 if step else _FOR_EVER)
     if direction == "NE":
@@ -183,7 +178,7 @@ def _iterations(direction: str, start: int, bound: int, step: int, kind: ir.Type
     if step <= 0:
         return _FOR_EVER if step == 0 else _WRAPS
     count = -((start - bound) // step)
-    low, high = integer_range(kind)
+    low, high = integer_range(type_)
     last = start + count * step
     if direction in ("GT", "GE"):
         last = -last

@@ -23,16 +23,21 @@ from stablehlo_tools.analysis.collectives import (
     ModuleFacts,
     classify_communication,
 )
-from stablehlo_tools.analysis.device_arithmetic import COMPUTED, Values, apply, element_dtype
-from stablehlo_tools.analysis.iteration_values import IterationValues, Series
+from stablehlo_tools.analysis.device_arithmetic import (
+    COMPUTED,
+    SCALAR_OPS,
+    Values,
+    element_dtype,
+    evaluated,
+    scalar_result,
+    scalar_rows,
+)
+from stablehlo_tools.analysis.loop_values import IterationValues, Series
 from stablehlo_tools.analysis.replica_groups import AxisRef, mesh_axes_groups
-from stablehlo_tools.analysis.scalars import scalar_function
 from stablehlo_tools.analysis.shardings import manual_axes, sharding_axes, sharding_per_value
 from stablehlo_tools.analysis.trip_counts import (
     constant_integer,
-    is_integer_scalar,
     trip_count,
-    wrap,
 )
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.custom_calls import is_async_done
@@ -261,31 +266,23 @@ class Uniformity:
 
     def _scalar(self, op: ir.Operation, operands: Sequence[Variation]) -> tuple[int, ...] | None:
         """The values of an integer scalar on each device, if they can be computed."""
-        kind = op.results[0].type
-        if any(part.values is None for part in operands) or not is_integer_scalar(kind):
+        if op.name not in SCALAR_OPS or any(part.values is None for part in operands):
             return None
-        rows = zip(*(part.values or () for part in operands), strict=True)
-        compute = scalar_function(op)
-        if compute is None:
-            return None
-        return tuple(wrap(int(compute(*row)), kind) for row in rows)
+        rows = [
+            scalar_rows(part.values or (), value.type)
+            for value, part in zip(op.operands, operands, strict=True)
+        ]
+        result = scalar_result(op, rows)
+        return None if result is None else tuple(int(number) for number in result)
 
     def _tensor(self, op: ir.Operation, operands: Sequence[Variation]) -> Values | None:
         """A small integer tensor on each device, if it can be computed."""
-        kind = op.results[0].type
-        dtype = element_dtype(kind)
-        if dtype is None or math.prod(ir.RankedTensorType(kind).shape) > _LARGEST:
+        type_ = op.results[0].type
+        if element_dtype(type_) is None or math.prod(ir.RankedTensorType(type_).shape) > _LARGEST:
             return None
-        arrays: list[Values] = []
-        for value, known in zip(op.operands, operands, strict=True):
-            array = _array(value.type, known)
-            if array is None:
-                return None
-            arrays.append(array)
-        tensor = apply(op, arrays)
-        if tensor is None or tensor.size > _LARGEST_ON_ALL:
-            return None
-        return tensor.astype(dtype, copy=False)
+        pairs = zip(op.operands, operands, strict=True)
+        tensor = evaluated(op, (_array(value.type, known) for value, known in pairs))
+        return None if tensor is None or tensor.size > _LARGEST_ON_ALL else tensor
 
     def _of_tensor(self, tensor: Values) -> Variation:
         """A computed tensor: equal on devices whose rows are; a scalar's values beside it."""

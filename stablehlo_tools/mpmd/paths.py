@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stablehlo_tools.analysis.argument_names import path_of
-from stablehlo_tools.analysis.entry import entry_function
+from stablehlo_tools.analysis.entry import entry_function, path_of
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.bindings import ir
 

@@ -49,9 +49,9 @@ from stablehlo_tools.analysis.collectives import (
     classify_communication,
     find_collectives,
 )
-from stablehlo_tools.analysis.reducers import KINDS
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, Severity, to_place
+from stablehlo_tools.dialect.reducers import REDUCERS
 from stablehlo_tools.ir.copying import copy_module, take_over
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.token_chain import refuse_tokens
@@ -64,7 +64,7 @@ from stablehlo_tools.transforms.parts.reassociate_collectives.terms import (
 )
 from stablehlo_tools.transforms.parts.reassociate_collectives.writing import write_merged
 
-_NAMES = frozenset(f"stablehlo.{kind}" for kind in KINDS)
+_NAMES = frozenset(f"stablehlo.{kind}" for kind in REDUCERS)
 
 
 @dataclass(frozen=True)

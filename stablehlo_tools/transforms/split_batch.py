@@ -47,7 +47,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from stablehlo_tools.analysis.argument_names import argument_name
 from stablehlo_tools.analysis.channels import Channels
 from stablehlo_tools.analysis.dimension_propagation.graph import Graph
 from stablehlo_tools.analysis.dimension_propagation.layout import Layout
@@ -58,7 +57,7 @@ from stablehlo_tools.analysis.dimension_propagation.undivided import (
     sizes_undivided,
     undivided,
 )
-from stablehlo_tools.analysis.entry import entry_function
+from stablehlo_tools.analysis.entry import argument_name, entry_function
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, ToolError, note
 from stablehlo_tools.ir.copying import copy_module

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from stablehlo_tools.analysis.argument_names import argument_name, outside_of
 from stablehlo_tools.analysis.dimension_propagation.graph import Graph
 from stablehlo_tools.analysis.dimension_propagation.layout import Shape
 from stablehlo_tools.analysis.dimension_propagation.seeds import Seeds
+from stablehlo_tools.analysis.entry import argument_name, outside_of
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.values import is_float

@@ -7,15 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from stablehlo_tools.analysis.device_arithmetic import COMPUTED, Values, apply, element_dtype
+from stablehlo_tools.analysis.device_arithmetic import COMPUTED, Values, element_dtype, evaluated
 from stablehlo_tools.analysis.trip_counts import comparison_direction
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.integer_arithmetic import HOLD_OF_EQUALS
+from stablehlo_tools.dialect.reducers import absorbing_integer
 from stablehlo_tools.ir.values import producer
 
 _DEEPEST = 16  # ops from a value to its constants
 _LARGEST = 1 << 16  # elements
 _MOST = 64  # ops looked at, for one value
-_HOLD_OF_EQUALS = frozenset({"EQ", "GE", "LE"})
 _RIGHT = frozenset({"power", "remainder"})  # only the operand on the right decides
 
 
@@ -32,43 +33,38 @@ class _Folding:
         self.left = _MOST
 
     def of(self, value: ir.Value, depth: int) -> Values | None:
-        op, kind = producer(value), element_dtype(value.type)
+        op, dtype = producer(value), element_dtype(value.type)
         self.left -= 1
-        if op is None or kind is None or depth > _DEEPEST or self.left < 0:
+        if op is None or dtype is None or depth > _DEEPEST or self.left < 0:
             return None
         shape = ir.RankedTensorType(value.type).shape
         if math.prod(shape) > _LARGEST:
             return None
-        number = self._decided(op, kind, depth + 1)
+        number = self._decided(op, dtype, depth + 1)
         if number is not None:
-            return np.broadcast_to(np.array(number, kind), (1, *shape))
+            return np.broadcast_to(np.array(number, dtype), (1, *shape))
         if op.name not in COMPUTED:
             return None
-        operands: list[Values] = []
-        for operand in op.operands:
-            known = self.of(operand, depth + 1)
-            if known is None:
-                return None
-            operands.append(known)
-        found = apply(op, operands)
-        return None if found is None else found.astype(kind)
+        return evaluated(op, (self.of(operand, depth + 1) for operand in op.operands))
 
-    def _decided(self, op: ir.Operation, kind: np.dtype[Any], depth: int) -> int | None:
+    def _decided(self, op: ir.Operation, dtype: np.dtype[Any], depth: int) -> int | None:
         """The number that every element is, whatever some of the operands are."""
         name = op.name.removeprefix("stablehlo.")
         if name == "compare":
             one, other = op.operands
             if one != other or element_dtype(one.type) is None:
                 return None
-            return int(comparison_direction(op) in _HOLD_OF_EQUALS)
+            return int(comparison_direction(op) in HOLD_OF_EQUALS)
         if name in ("subtract", "xor"):
             return 0 if op.operands[0] == op.operands[1] else None
         if name == "clamp":
             low, high = (self._splat(op.operands[i], depth) for i in (0, 2))
             return low if low == high else None
-        if name not in _ABSORBING:
+        width = 1 if dtype.kind == "b" else 8 * dtype.itemsize
+        known = absorbing_integer(name, width, signed=dtype.kind == "i")
+        if known is None:
             return None
-        absorbing, result = _ABSORBING[name](kind)
+        absorbing, result = known
         operands = list(op.operands)[1:] if name in _RIGHT else list(op.operands)
         is_decided = any(self._splat(operand, depth) == absorbing for operand in operands)
         return result if is_decided else None
@@ -77,27 +73,3 @@ class _Folding:
         known = self.of(value, depth)
         is_splat = known is not None and known.size and (known == known.flat[0]).all()
         return int(known.flat[0]) if known is not None and is_splat else None
-
-
-def _ones(kind: np.dtype[Any]) -> int:
-    """All bits set."""
-    return -1 if kind.kind == "i" else _range(kind)[1]
-
-
-def _range(kind: np.dtype[Any]) -> tuple[int, int]:
-    if kind.kind == "b":
-        return 0, 1
-    limits = np.iinfo(kind)
-    return int(limits.min), int(limits.max)
-
-
-# The operand that decides an op by itself, and what every element of the result then is.
-_ABSORBING = {
-    "and": lambda kind: (0, 0),
-    "multiply": lambda kind: (0, 0),
-    "or": lambda kind: (_ones(kind), _ones(kind)),
-    "maximum": lambda kind: (_range(kind)[1],) * 2,
-    "minimum": lambda kind: (_range(kind)[0],) * 2,
-    "power": lambda kind: (0, 1),
-    "remainder": lambda kind: (1, 0),
-}

@@ -1,21 +1,30 @@
-"""How elements of one operand become elements of the result.
+"""How elements of one operand become elements of the result, of ops that compute.
 
-`push` answers which elements of the result surely depend on the operand's, `pull` which elements of
-the operand those of the result surely need: all elements of the box that is returned do.
+`push` answers which elements of the result surely depend on those of the operand, `pull` which
+elements of the operand those of the result surely need: all elements of the box that is returned
+do. `link_of` has the link of an operand of an elementwise op, a reduction or a matrix product;
+`reach_of` says how the windows of a convolution or a reduce_window lie on an operand.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
+from stablehlo_tools import bindings
 from stablehlo_tools.analysis.elements.boxes import (
     Box,
     Shape,
     meet,
     moved_range,
     reshaped,
+    shape_of,
     whole_box,
 )
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import BITCAST_CONVERT, SELECT
+from stablehlo_tools.dialect.traits import ELEMENTWISE, STABLEHLO, Trait, ops_with, ops_with_any
 
 
 @dataclass(frozen=True)
@@ -78,3 +87,126 @@ def _carried(box: Box, source: Box, target: Box, along: tuple[tuple[int, int], .
 
 def _ascending(numbers: range) -> range:
     return numbers if numbers.step > 0 else numbers[::-1]
+
+
+# Of complex numbers, these leave the two parts apart.
+_PARTWISE = ops_with_any(Trait.LINEAR_IN_ALL) & ELEMENTWISE - ops_with(Trait.COMPLEX_PART) | {
+    SELECT,
+    "stablehlo.negate",
+}
+
+
+# CHLO's functions that no rule of dependence has been written for.
+UNFOLLOWED = frozenset({"chlo.bessel_i1e", "chlo.conj"})
+_IN_PLACE = (
+    (STABLEHLO & ELEMENTWISE | ops_with(Trait.UNARY) | {BITCAST_CONVERT})
+    - ops_with(Trait.COMPLEX_PART)
+    - (ops_with(Trait.PREDICATE) - STABLEHLO)
+    - UNFOLLOWED
+)
+
+
+def link_of(op: ir.Operation, position: int) -> Link | None:
+    """The link of an operand, where each element of it influences the elements that it links to."""
+    if len(op.results) != 1:
+        return None
+    shape, result = shape_of(op.operands[position].type), shape_of(op.results[0].type)
+    if shape is None or result is None or 0 in shape:
+        return None
+    if op.name == "stablehlo.reduce":
+        return _reduced(op, shape, result) if position == 0 else None
+    if op.name == "stablehlo.dot_general":
+        return _contracted(op, position, shape, result)
+    if op.name not in _IN_PLACE or shape != result:
+        return None
+    is_complex = isinstance(ir.ShapedType(op.results[0].type).element_type, ir.ComplexType)
+    return None if is_complex and op.name not in _PARTWISE else identity(shape)
+
+
+def _reduced(op: ir.Operation, shape: Shape, result: Shape) -> Link | None:
+    gone = list(ir.DenseI64ArrayAttr(op.attributes["dimensions"]))
+    if len(op.operands) != 2 or len(shape) - len(gone) != len(result):
+        return None
+    kept = [d for d in range(len(shape)) if d not in gone]
+    along = tuple((d, r) for r, d in enumerate(kept))
+    return Piece(whole_box(shape), whole_box(result), along)
+
+
+def _contracted(op: ir.Operation, position: int, shape: Shape, result: Shape) -> Link | None:
+    numbers = bindings.DotDimensionNumbers(op.attributes["dot_dimension_numbers"])
+    batches = (list(numbers.lhs_batching_dimensions), list(numbers.rhs_batching_dimensions))
+    sums = (list(numbers.lhs_contracting_dimensions), list(numbers.rhs_contracting_dimensions))
+    ranks = [ir.RankedTensorType(value.type).rank for value in op.operands]
+    if len(shape) != ranks[position]:  # complex
+        return None
+    free = [
+        [d for d in range(rank) if d not in batch and d not in contracted]
+        for rank, batch, contracted in zip(ranks, batches, sums, strict=True)
+    ]
+    first = len(batches[0]) + (len(free[0]) if position else 0)
+    along = [(d, r) for r, d in enumerate(batches[position])]
+    along += [(d, first + i) for i, d in enumerate(free[position])]
+    return Piece(whole_box(shape), whole_box(result), tuple(along))
+
+
+_MOST_PAIRS = 1 << 20  # pairs of a window and a place in it
+
+
+@dataclass(frozen=True)
+class Reach:
+    """`every_window`: each holds an element of the operand; `every_element` is in some window;
+    `every_place` of the window holds an element at least once.
+    """
+
+    every_window: bool = False
+    every_element: bool = False
+    every_place: bool = False
+
+
+Names = tuple[str, str, str]
+OF_REDUCE_WINDOW: Names = ("window_strides", "base_dilations", "window_dilations")
+OF_CONVOLUTION: Names = ("window_strides", "lhs_dilation", "rhs_dilation")
+
+
+def reach_of(op: ir.Operation, sizes: list[int], windows: list[int], names: Names) -> Reach:
+    """How the windows of an op lie on an operand of these sizes."""
+    rank = len(sizes)
+    strides, base, spread = (_numbers(op, name, rank) for name in names)
+    padding = op.attributes.get("padding")
+    edges = np.zeros((rank, 2), np.int64)
+    if padding is not None:
+        edges = np.array(ir.DenseIntElementsAttr(padding)).reshape(rank, 2)
+    found = [
+        _along(size, window, stride, dilation, gap, int(low), int(high))
+        for size, window, stride, dilation, gap, (low, high) in zip(
+            sizes, windows, strides, base, spread, edges, strict=True
+        )
+    ]
+    return Reach(
+        all(reach.every_window for reach in found),
+        all(reach.every_element for reach in found),
+        all(reach.every_place for reach in found),
+    )
+
+
+def _numbers(op: ir.Operation, name: str, rank: int) -> list[int]:
+    attribute = op.attributes.get(name)
+    return [1] * rank if attribute is None else list(ir.DenseI64ArrayAttr(attribute))
+
+
+def _along(
+    size: int, window: int, stride: int, dilation: int, gap: int, low: int, high: int
+) -> Reach:
+    """Along one dimension, whose windows lie side by side with those along any other."""
+    dilated = (size - 1) * dilation + 1
+    reach = (window - 1) * gap + 1
+    count = (low + dilated + high - reach) // stride + 1
+    if size < 1 or window < 1 or count < 1 or count * window > _MOST_PAIRS:
+        return Reach()
+    places = np.arange(count)[:, None] * stride + np.arange(window) * gap - low
+    is_element = (places >= 0) & (places < dilated) & (places % dilation == 0)
+    return Reach(
+        bool(is_element.any(axis=1).all()),
+        len(np.unique(places[is_element])) == size,
+        bool(is_element.any(axis=0).all()),
+    )

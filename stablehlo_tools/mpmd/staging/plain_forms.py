@@ -14,7 +14,7 @@ last two are rewritten only where %i is known to be inside in every iteration.
 from __future__ import annotations
 
 from stablehlo_tools.analysis.effects import Effects
-from stablehlo_tools.analysis.loop_indices import LoopIndices
+from stablehlo_tools.analysis.loop_values import LoopIndices
 from stablehlo_tools.analysis.loops import LoopBody
 from stablehlo_tools.analysis.trip_counts import constant_trips, is_integer_scalar, known_integer
 from stablehlo_tools.bindings import ir

@@ -11,9 +11,9 @@ from fractions import Fraction
 
 from stablehlo_tools.analysis.collectives import Collective
 from stablehlo_tools.analysis.device_values import DeviceValues
-from stablehlo_tools.analysis.reducers import KINDS
 from stablehlo_tools.analysis.replica_groups import GroupMode, ProcessGroups
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.reducers import REDUCERS
 from stablehlo_tools.transforms.parts.create_reduce_scatter.group_forms import GroupForms
 from stablehlo_tools.transforms.parts.create_reduce_scatter.plan import (
     GatherPlan,
@@ -33,7 +33,7 @@ from stablehlo_tools.transforms.parts.create_reduce_scatter.windows import (
     shape_of,
 )
 
-_REDUCTIONS = frozenset(f"stablehlo.{kind}" for kind in KINDS)
+_REDUCTIONS = frozenset(f"stablehlo.{kind}" for kind in REDUCERS)
 _CONSTRAINT = "sdy.sharding_constraint"  # jax puts one into reductions under free axes
 _GROUPS = "replica_groups"
 

@@ -18,7 +18,7 @@ from functools import cached_property
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts
 from stablehlo_tools.analysis.device_values import DeviceValues
 from stablehlo_tools.analysis.effects import Effects
-from stablehlo_tools.analysis.loop_indices import LoopIndices, is_monotonic, written_positions
+from stablehlo_tools.analysis.loop_values import LoopIndices, is_monotonic, written_positions
 from stablehlo_tools.analysis.loops import FORMATTING, LoopBody
 from stablehlo_tools.analysis.trip_counts import Counted, counted
 from stablehlo_tools.bindings import ir

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stablehlo_tools.analysis.collectives import Collective
-from stablehlo_tools.analysis.loop_indices import LoopIndices, is_monotonic
+from stablehlo_tools.analysis.loop_values import LoopIndices, is_monotonic
 from stablehlo_tools.analysis.loops import LoopBody
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of

@@ -1,0 +1,302 @@
+"""The integers of loops, in each iteration: what they index with, and what is decided in them.
+
+`LoopIndices` has the indices of one counted loop, for which a carry is where it starts and its step
+times the iteration. `IterationValues` runs the loops around a branch or an inner loop: a pipeline's
+loop decides by the row of a table that a rank holds, cut out at the loop's counter. Such a decision
+has no one value, but a series: its value in each iteration of the loops around it. It follows from
+constants, device ids and counters alone, so that devices with equal series decide alike whoever
+compiled their programs. Loops are followed that run equally often on all devices.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from stablehlo_tools.analysis.device_arithmetic import (
+    COMPUTED,
+    SCALAR_OPS,
+    Values,
+    element_dtype,
+    evaluated,
+    scalar_result,
+    scalar_rows,
+)
+from stablehlo_tools.analysis.loops import LoopBody
+from stablehlo_tools.analysis.trip_counts import (
+    Known,
+    constant_integer,
+    counted,
+    is_integer_scalar,
+    wrap,
+)
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import BARRIER, DYNAMIC_UPDATE_SLICE, IF, WHILE
+from stablehlo_tools.dialect.traits import BRANCHES, COMPUTATIONS
+from stablehlo_tools.ir.carriers import terminator
+from stablehlo_tools.ir.values import key_of, producer
+
+# What is decided, for each device, in each iteration.
+Series = tuple[tuple[int, ...], ...]
+
+_MOST_TRIPS = 1 << 16  # of a loop whose indices are gone through
+_LARGEST = 1 << 14  # elements of a tensor that is computed
+_MOST_WORK = 200_000  # ops evaluated, for one outermost loop
+_DEEPEST = 200  # ops in a row, so that Python's stack suffices
+
+type _Known = dict[ir.Value, Values | None]
+type _Series = dict[ir.Value | ir.Operation, list[tuple[int, ...]] | None]
+
+
+class LoopIndices:
+    """Evaluates the indexed integer scalars of a body for each of its `trips` iterations.
+
+    `known` tells the integers that a scalar from outside of the loop is, one for each device.
+    """
+
+    def __init__(self, body: LoopBody, trips: int, known: Known) -> None:
+        self._body = body
+        self._trips = trips
+        self._known = known
+        self._rows: dict[ir.Value, Values | None] = {}
+
+    def of(self, value: ir.Value) -> list[int] | None:
+        """A value in each iteration; None where that is not known or differs by device."""
+        if self._trips > _MOST_TRIPS or not is_integer_scalar(value.type):
+            return None
+        for op in self._leading_to(value):
+            self._rows.setdefault(op.results[0], self._computed(op))
+        row = self._at(value)
+        return None if row is None else [int(number) for number in row]
+
+    def _leading_to(self, value: ir.Value) -> list[ir.Operation]:
+        """The ops of the body that an indexed value is computed by, in order."""
+        body = self._body
+        needed: dict[int, ir.Operation] = {}
+        pending = [value]
+        while pending:
+            maker = producer(pending.pop())
+            if maker is None or key_of(maker) not in body.position_of:
+                continue
+            position = body.position_of[key_of(maker)]
+            if position not in needed and maker.results[0] not in self._rows:
+                needed[position] = maker
+                pending += maker.operands
+        return [needed[position] for position in sorted(needed)]
+
+    def _at(self, value: ir.Value) -> Values | None:
+        if value not in self._rows:
+            self._rows[value] = self._given(value)
+        return self._rows[value]
+
+    def _given(self, value: ir.Value) -> Values | None:
+        """A carry, or a value from outside of the loop."""
+        number = self._body.argument_number(value)
+        outside = value if number is None else self._body.loop.operands[number]
+        if number is not None and not self._body.is_indexed(value):
+            return None
+        start = constant_integer(outside)
+        if start is None:
+            starts = set(self._known(outside) or ())
+            start = starts.pop() if len(starts) == 1 else None
+        if start is None:
+            return None
+        step = self._body.steps.get(number, 0) if number is not None else 0
+        numbers = [wrap(start + i * step, value.type) for i in range(self._trips)]
+        return scalar_rows(numbers, value.type)
+
+    def _computed(self, op: ir.Operation) -> Values | None:
+        result = op.results[0]
+        constant = constant_integer(result)
+        if constant is not None:
+            return scalar_rows([constant] * self._trips, result.type)
+        if op.name not in SCALAR_OPS or not is_integer_scalar(result.type):
+            return None
+        rows = [self._at(operand) for operand in op.operands]
+        known = [row for row in rows if row is not None]
+        return scalar_result(op, known) if len(known) == len(rows) else None
+
+
+def written_positions(op: ir.Operation, indices: LoopIndices) -> tuple[int, list[int]] | None:
+    """The dimension along which a dynamic_update_slice moves, and where it starts each time.
+
+    None where more than one dimension moves, or none, or it is not known how.
+    """
+    assert op.name == DYNAMIC_UPDATE_SLICE
+    moving: list[tuple[int, list[int]]] = []
+    for dimension, start in enumerate(list(op.operands)[2:]):
+        row = indices.of(start)
+        if row is None:
+            return None
+        if any(place != row[0] for place in row):
+            moving.append((dimension, row))
+    return moving[0] if len(moving) == 1 else None
+
+
+def is_monotonic(row: list[int]) -> bool:
+    """Whether each number is above, or each below, the one before."""
+    pairs = list(pairwise(row))
+    return all(a < b for a, b in pairs) or all(a > b for a, b in pairs)
+
+
+class _TooMuchWorkError(Exception):
+    """The loop has too many iterations to follow."""
+
+
+class IterationValues:
+    """The series of the branches and loops of a program that its devices run.
+
+    `outside` tells a small integer tensor that is made outside of all loops, with a row for each
+    device or one for all; None where it is not known.
+    """
+
+    def __init__(self, devices: int, outside: Callable[[ir.Value], Values | None]) -> None:
+        self._devices = devices
+        self._outside = outside
+        self._series: dict[ir.Value | ir.Operation, _Series] = {}
+
+    def series(self, op: ir.Operation) -> Series | None:
+        """What decides a branch (the region taken) or a loop (its trips) that stands in a loop."""
+        outermost = _outermost_loop(op)
+        if outermost is None:
+            return None
+        key = key_of(outermost)
+        if key not in self._series:
+            followed = _Followed(self._devices, self._outside)
+            try:
+                followed.loop(outermost, {})
+            except _TooMuchWorkError:
+                followed.series = {}
+            self._series[key] = followed.series
+        rows = self._series[key].get(key_of(op))
+        if rows is None:
+            return None
+        return tuple(zip(*rows, strict=True)) if rows else ((),) * self._devices
+
+
+class _Followed:
+    """Runs one outermost loop, of all that it computes only the small integers that are asked."""
+
+    def __init__(self, devices: int, outside: Callable[[ir.Value], Values | None]) -> None:
+        self.series: _Series = {}
+        self._devices = devices
+        self._outside = outside
+        self._work = 0
+
+    def loop(self, loop: ir.Operation, around: _Known) -> None:
+        """Follows a loop, given what is known around it."""
+        trips = self._trips(loop, around)
+        body = loop.regions[1].blocks[0]
+        inner = list(_decided(body))
+        if not inner:
+            return
+        if trips is None or len(set(trips)) > 1:
+            self._forget(inner)
+            return
+        carries = [self._of(value, around) for value in loop.operands]
+        for op in inner:
+            self.series.setdefault(key_of(op), [])
+        for _ in range(trips[0]):
+            known = dict(around)
+            known.update(zip(body.arguments, carries, strict=True))
+            for op in inner:
+                self._note(op, known)
+            carries = [self._of(value, known) for value in terminator(body).operands]
+
+    def _note(self, op: ir.Operation, known: _Known) -> None:
+        """Notes what is decided in this iteration, and follows an inner loop."""
+        self._spend()
+        row = self._trips(op, known) if op.name == WHILE else self._chosen(op, known)
+        rows = self.series[key_of(op)]
+        if row is None:
+            self.series[key_of(op)] = None
+        elif rows is not None:
+            rows.append(row)
+        if op.name == WHILE:
+            self.loop(op, known)
+
+    def _forget(self, ops: Sequence[ir.Operation]) -> None:
+        for op in ops:
+            self.series[key_of(op)] = None
+            if op.name == WHILE:
+                self._forget(list(_decided(op.regions[1].blocks[0])))
+
+    def _trips(self, loop: ir.Operation, known: _Known) -> tuple[int, ...] | None:
+        def integers(value: ir.Value) -> tuple[int, ...] | None:
+            scalar = self._of(value, known)
+            return None if scalar is None or scalar.ndim != 1 else tuple(int(n) for n in scalar)
+
+        trips = counted(loop, integers)
+        if isinstance(trips, str):
+            return None
+        return trips.trips * self._devices if len(trips.trips) == 1 else trips.trips
+
+    def _chosen(self, branch: ir.Operation, known: _Known) -> tuple[int, ...] | None:
+        index = self._of(branch.operands[0], known)
+        if index is None or index.ndim != 1:
+            return None
+        if branch.name == IF:
+            taken = np.where(index, 0, 1)
+        else:
+            last = len(branch.regions) - 1
+            taken = np.where((index < 0) | (index > last), last, index)
+        return tuple(int(n) for n in np.broadcast_to(taken, (self._devices,)))
+
+    def _of(self, value: ir.Value, known: _Known, depth: int = _DEEPEST) -> Values | None:
+        if value in known:
+            return known[value]
+        known[value] = self._computed(value, known, depth - 1) if depth else None
+        return known[value]
+
+    def _computed(self, value: ir.Value, known: _Known, depth: int) -> Values | None:
+        if element_dtype(value.type) is None:
+            return None
+        if math.prod(ir.RankedTensorType(value.type).shape) > _LARGEST:
+            return None
+        op = producer(value)
+        if op is None or _outermost_loop(op) is None:
+            return self._outside(value) if op is not None or not _is_carried(value) else None
+        self._spend()
+        if op.name == BARRIER:
+            return self._of(op.operands[ir.OpResult(value).result_number], known, depth)
+        if op.name not in COMPUTED:
+            return None
+        return evaluated(op, [self._of(operand, known, depth) for operand in op.operands])
+
+    def _spend(self) -> None:
+        self._work += 1
+        if self._work > _MOST_WORK:
+            raise _TooMuchWorkError
+
+
+def _outermost_loop(op: ir.Operation) -> ir.Operation | None:
+    """The outermost loop whose body an op stands in; None for one that stands in none."""
+    outermost: ir.Operation | None = None
+    parent = op.parent
+    while parent is not None:
+        if parent.name == WHILE:
+            outermost = parent
+        parent = parent.parent
+    return outermost
+
+
+def _is_carried(value: ir.Value) -> bool:
+    """Whether an argument of a block is one of a loop, or stands in one."""
+    owner = ir.BlockArgument(value).owner.owner.operation
+    return owner.name == WHILE or _outermost_loop(owner) is not None
+
+
+def _decided(block: ir.Block) -> Iterator[ir.Operation]:
+    """The branches and loops of a block, those in branches and computations too, in order."""
+    for view in block.operations:
+        op = view.operation
+        if op.name == WHILE:
+            yield op
+        elif op.name in BRANCHES or op.name in COMPUTATIONS:
+            if op.name in BRANCHES:
+                yield op
+            for region in op.regions:
+                yield from _decided(region.blocks[0])
