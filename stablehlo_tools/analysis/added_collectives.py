@@ -76,10 +76,10 @@ def _made(op: ir.Operation, shardings: Mapping[ir.Value, str | None]) -> list[st
     if op.name not in _ELEMENTWISE:
         return None
     pairs = zip(op.operands, taken, strict=True)
-    found = {sharding for value, sharding in pairs if sharding and not _is_scalar(value)}
-    if len(found) > 1:
+    given = {sharding for value, sharding in pairs if sharding and not _is_scalar(value)}
+    if len(given) > 1:
         return None
-    return [next(iter(found), None)]
+    return [next(iter(given), None)]
 
 
 def _is_scalar(value: ir.Value) -> bool:

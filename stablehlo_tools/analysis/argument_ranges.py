@@ -95,21 +95,21 @@ _ANNOTATIONS = ("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape")
 def argument_ranges(module: ir.Module) -> list[Range]:
     """The range of each argument of the entry function."""
     origins = Origins(_inlined(module))
-    found: dict[int, Range] = {}
+    ranges: dict[int, Range] = {}
     pending = [wanted for op in origins.ops for wanted in _wanted(op)]
     seen = set(pending)
     while pending:
         value, wanted = pending.pop()
         number = origins.argument(value)
         if number is not None:
-            found[number] = found.get(number, ANY).narrowed(wanted)
+            ranges[number] = ranges.get(number, ANY).narrowed(wanted)
             continue
         handed = origins.handed(value)
         sources = _sources(value, wanted) if handed is None else [(v, wanted) for v in handed]
         fresh = [source for source in sources if source not in seen]
         seen.update(fresh)
         pending += fresh
-    return [found.get(number, ANY) for number in range(origins.arguments)]
+    return [ranges.get(number, ANY) for number in range(origins.arguments)]
 
 
 def _inlined(module: ir.Module) -> ir.Module:
@@ -251,29 +251,29 @@ def _is_bounded_below(operands: Sequence[ir.Value]) -> bool:
 
 def _is_number(value: ir.Value, wanted: Range) -> bool:
     """Whether a range says something of a value before it was converted."""
-    kind = element_of(value)
-    if isinstance(kind, ir.IntegerType):
-        return kind.width > 1 and wanted.sign != "unit"
-    return not wanted.below or isinstance(kind, ir.FloatType)
+    element = element_of(value)
+    if isinstance(element, ir.IntegerType):
+        return element.width > 1 and wanted.sign != "unit"
+    return not wanted.below or isinstance(element, ir.FloatType)
 
 
 def steering_arguments(module: ir.Module) -> list[int]:
     """The arguments, integer scalars, that decide how often a loop runs or which branch does."""
     origins = Origins(_inlined(module))
     pending = [value for op in origins.ops for value in _deciding(op)]
-    seen, found = set(pending), set[int]()
+    seen, numbers = set(pending), set[int]()
     while pending:
         value = pending.pop()
         number = origins.argument(value)
         if number is not None:
-            found.add(number)
+            numbers.add(number)
             continue
         op, handed = producer(value), origins.handed(value)
         sources = handed if handed is not None else list(op.operands) if op is not None else []
         fresh = [v for v in sources if v not in seen and _is_integer_scalar(v)]
         seen.update(fresh)
         pending += fresh
-    return sorted(found)
+    return sorted(numbers)
 
 
 def _deciding(op: ir.Operation) -> list[ir.Value]:
@@ -284,11 +284,11 @@ def _deciding(op: ir.Operation) -> list[ir.Value]:
 
 
 def _is_integer_scalar(value: ir.Value) -> bool:
-    kind = value.type
+    type_ = value.type
     return (
-        isinstance(kind, ir.RankedTensorType)
-        and not kind.rank
-        and isinstance(kind.element_type, ir.IntegerType)
+        isinstance(type_, ir.RankedTensorType)
+        and not type_.rank
+        and isinstance(type_.element_type, ir.IntegerType)
     )
 
 

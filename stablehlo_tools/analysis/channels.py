@@ -35,6 +35,8 @@ class Channels:
         """Gives a copy of an op a channel of its own where it has one; ids count what they did."""
         if channel_number(copy) <= 0 or copy.name in _PAIRED:
             return
-        kind = bindings.ChannelHandle(copy.attributes[_HANDLE]).channel_type
-        copy.attributes[_HANDLE] = bindings.ChannelHandle.get(self._next, kind, copy.context)
+        channel_type = bindings.ChannelHandle(copy.attributes[_HANDLE]).channel_type
+        copy.attributes[_HANDLE] = bindings.ChannelHandle.get(
+            self._next, channel_type, copy.context
+        )
         self._next += 1

@@ -230,18 +230,18 @@ def find_collectives(module: ir.Module) -> list[Collective]:
 
     Raises a located ToolError for an op of a dialect that is not understood.
     """
-    found: list[Collective] = []
+    collectives: list[Collective] = []
     classify = classify_communication(module.context)
 
     def visit(op: ir.Operation) -> ir.WalkResult:
         collective = classify(op)
         if collective is None:
             return ir.WalkResult.ADVANCE
-        found.append(collective)
+        collectives.append(collective)
         return ir.WalkResult.SKIP  # regions hold a reduction, or the inner op of an async pair
 
     walk(module.operation, visit)
-    return found
+    return collectives
 
 
 def classify_communication(context: ir.Context) -> Callable[[ir.Operation], Collective | None]:
@@ -384,7 +384,7 @@ def _check_understood(op: ir.Operation) -> None:
 
 def _tensors(values: ir.OpOperandList | ir.OpResultList) -> list[ir.ShapedType]:
     types = [value.type for value in values]
-    return [ir.ShapedType(kind) for kind in types if isinstance(kind, ir.ShapedType)]
+    return [ir.ShapedType(type_) for type_ in types if isinstance(type_, ir.ShapedType)]
 
 
 def _total_bytes(tensors: list[ir.ShapedType]) -> int | None:
@@ -401,20 +401,20 @@ def tensor_bytes(tensor: ir.ShapedType) -> int | None:
     return (elements * element_bits(tensor.element_type) + 7) // 8
 
 
-def element_bits(kind: ir.Type) -> int:
+def element_bits(element: ir.Type) -> int:
     """The width of an element type in memory, in bits; a boolean takes a whole byte."""
-    if isinstance(kind, ir.IntegerType) and kind.width == 1:
+    if isinstance(element, ir.IntegerType) and element.width == 1:
         return 8
-    if isinstance(kind, ir.ComplexType):
-        return 2 * element_bits(kind.element_type)
-    if isinstance(kind, ir.IntegerType | ir.FloatType):
-        return kind.width
-    if isinstance(kind, ir.IndexType):
+    if isinstance(element, ir.ComplexType):
+        return 2 * element_bits(element.element_type)
+    if isinstance(element, ir.IntegerType | ir.FloatType):
+        return element.width
+    if isinstance(element, ir.IndexType):
         return _INDEX_BITS
-    stored = _QUANTIZED.match(str(kind))  # the bindings have no class for these
+    stored = _QUANTIZED.match(str(element))  # the bindings have no class for these
     if stored is not None:
         return int(stored.group(1))
-    raise ToolError(f"the element type {kind} has no known size")
+    raise ToolError(f"the element type {element} has no known size")
 
 
 def _rows(attribute: ir.Attribute) -> list[list[int]]:

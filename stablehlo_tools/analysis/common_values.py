@@ -142,8 +142,8 @@ def shortened(symbol: str | None) -> str | None:
 
 def _carries(symbol: str) -> list[int]:
     """The numbers of the carries named in a symbol, in order of appearance."""
-    found = [part.partition(")")[0] for part in symbol.split("carry(")[1:]]
-    return list(dict.fromkeys(int(number) for number in found))
+    numbers = [part.partition(")")[0] for part in symbol.split("carry(")[1:]]
+    return list(dict.fromkeys(int(number) for number in numbers))
 
 
 def _renumbered(symbol: str, numbers: dict[int, int]) -> str:
@@ -156,5 +156,5 @@ def _renumbered(symbol: str, numbers: dict[int, int]) -> str:
 
 
 def _is_integral(value: ir.Value) -> bool:
-    kind = value.type
-    return isinstance(kind, ir.RankedTensorType) and isinstance(kind.element_type, ir.IntegerType)
+    type_ = value.type
+    return isinstance(type_, ir.RankedTensorType) and isinstance(type_.element_type, ir.IntegerType)

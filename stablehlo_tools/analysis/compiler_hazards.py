@@ -60,11 +60,11 @@ class Surroundings:
         """What may be rewritten with the collective: nothing where empty, alike where equal."""
         op = collective.op
         tensors = [v for v in op.operands if isinstance(v.type, ir.RankedTensorType)]
-        found = [self._before(collective, value) for value in tensors]
-        found += [_after(collective.kind, value) for value in op.results]
+        hazards = [self._before(collective, value) for value in tensors]
+        hazards += [_after(collective.kind, value) for value in op.results]
         if len(op.results) and op.results[0] in self.folded:
-            found.append("used only by what is folded away")
-        return ", ".join(dict.fromkeys(part for part in found if part))
+            hazards.append("used only by what is folded away")
+        return ", ".join(dict.fromkeys(part for part in hazards if part))
 
     def _before(self, collective: Collective, value: ir.Value) -> str:
         kind, maker = collective.kind, producer(value)

@@ -44,20 +44,20 @@ def needed_operands(result: ir.Value, demand: Demand) -> list[tuple[ir.Value, De
         return _moved(op, moves, demand)
     written = _written(op)
     if written is not None:
-        found: list[tuple[ir.Value, Demand]] = [(op.operands[0], demand)]
-        return found + _pulled(op, written, demand)
+        needed: list[tuple[ir.Value, Demand]] = [(op.operands[0], demand)]
+        return needed + _pulled(op, written, demand)
     survivors = _computed_survivors(result)
     if demand is None:
         return [(value, ALL) for value in survivors]
-    found = []
+    needed = []
     for position, value in enumerate(op.operands):
         if value not in survivors:
             continue
         link = link_of(op, position)
         pulled = [link.pull(box) for box in demand] if link is not None else []
         boxes = [box for box in pulled if box is not None]
-        found.append((value, tuple(boxes) if boxes else ALL))
-    return found
+        needed.append((value, tuple(boxes) if boxes else ALL))
+    return needed
 
 
 def _is_reordered(op: ir.Operation) -> bool:
@@ -94,16 +94,16 @@ def _pulled(
 ) -> list[tuple[ir.Value, Demand]]:
     shape = shape_of(op.results[0].type)
     assert shape is not None, "of every op whose moves are known"
-    found: list[tuple[ir.Value, Demand]] = []
+    needed: list[tuple[ir.Value, Demand]] = []
     for box in [whole_box(shape)] if demand is None else demand:
         for position, link in links:
             pulled = link.pull(box)
             if pulled is not None:
-                found.append((op.operands[position], (pulled,)))
-    return found
+                needed.append((op.operands[position], (pulled,)))
+    return needed
 
 
-def grown(known: Demand, more: Demand, kind: ir.Type) -> Demand:
+def grown(known: Demand, more: Demand, type_: ir.Type) -> Demand:
     """Elements of a value of a type that are needed for one use or another."""
     if known is None or more is None:
         return ALL
@@ -111,7 +111,7 @@ def grown(known: Demand, more: Demand, kind: ir.Type) -> Demand:
     for box in more:
         if len(boxes) < _MOST_BOXES and not any(contains(other, box) for other in boxes):
             boxes = [*(other for other in boxes if not contains(box, other)), box]
-    shape = shape_of(kind)
+    shape = shape_of(type_)
     is_whole = shape is not None and whole_box(shape) in boxes
     return ALL if is_whole else tuple(boxes)
 
@@ -143,10 +143,10 @@ def _computed_survivors(result: ir.Value) -> Sequence[ir.Value]:
     for position, value in enumerate(computed):
         bits = VARIES | 2 << position
         known[value] = Dependence(bits, bits)
-    found = _TRANSFER.results(op, op.name, known)
-    if found is None:
+    dependences = _TRANSFER.results(op, op.name, known)
+    if dependences is None:
         return operands
-    left = found[ir.OpResult(result).result_number].whole
+    left = dependences[ir.OpResult(result).result_number].whole
     survivors = [value for i, value in enumerate(computed) if left >> (i + 1) & 1]
     return [*survivors, *_steering(op, operands)]
 

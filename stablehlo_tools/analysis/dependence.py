@@ -46,15 +46,15 @@ class Dependence(NamedTuple):
 
     def without(self, bits: int) -> Dependence:
         """All but some."""
-        return self.mapped(lambda found: found & ~bits)
+        return self.mapped(lambda held: held & ~bits)
 
     def only(self, bits: int) -> Dependence:
         """Some, and no others."""
-        return self.mapped(lambda found: found & bits)
+        return self.mapped(lambda held: held & bits)
 
     def with_all(self, bits: int) -> Dependence:
         """With collectives that every element depends on besides."""
-        return self.mapped(lambda found: found | bits)
+        return self.mapped(lambda held: held | bits)
 
     def at(self, box: Box) -> int:
         """What every element of a box depends on."""
@@ -73,13 +73,13 @@ def joined(parts: Iterable[tuple[Box, int]], each: int) -> Parts:
     """Parts in the one order in which equal ones are equal, without what holds of each element."""
     if not parts:
         return ()
-    found: dict[Box, int] = {}
+    by_box: dict[Box, int] = {}
     for box, bits in parts:
         if bits & ~each:
-            found[box] = found.get(box, 0) | bits & ~each
-    if len(found) < 2:
-        return tuple(found.items())
-    ordered = sorted(found.items(), key=_order)
+            by_box[box] = by_box.get(box, 0) | bits & ~each
+    if len(by_box) < 2:
+        return tuple(by_box.items())
+    ordered = sorted(by_box.items(), key=_order)
     return tuple(ordered[:_MOST_PARTS])
 
 

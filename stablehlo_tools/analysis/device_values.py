@@ -150,12 +150,12 @@ class DeviceValues:
         """The calls of each function; none for one that is referred to in another way too."""
         if self.callers is not None:
             return self.callers
-        found: dict[str, list[ir.Operation]] = {}
+        calls: dict[str, list[ir.Operation]] = {}
         otherwise: set[str] = set()
 
         def visit(op: ir.Operation) -> ir.WalkResult:
             if op.name in CALLS:
-                found.setdefault(callee_name(op), []).append(op)
+                calls.setdefault(callee_name(op), []).append(op)
             elif op.name == "func.constant":
                 otherwise.add(ir.FlatSymbolRefAttr(op.attributes["value"]).value)
             elif op.name == "stablehlo.custom_call" and "called_computations" in op.attributes:
@@ -164,7 +164,7 @@ class DeviceValues:
             return ir.WalkResult.ADVANCE
 
         walk(self.module.operation, visit)
-        self.callers = {name: ops for name, ops in found.items() if name not in otherwise}
+        self.callers = {name: ops for name, ops in calls.items() if name not in otherwise}
         return self.callers
 
     def _entering(self, op: ir.Operation, position: int, call: _Call, depth: int) -> Values | None:
@@ -213,7 +213,7 @@ def _manual_axes_by_dimension(
     sharding: ir.Attribute, manual: frozenset[str]
 ) -> list[list[str]] | None:
     """The manual axes that divide each dimension; None where one is split into sub-axes."""
-    found: list[list[str]] = []
+    by_dimension: list[list[str]] = []
     for dimension in bindings.TensorShardingAttr(sharding).dimension_shardings:
         refs = [
             bindings.SdyAxisRefAttr(axis)
@@ -221,8 +221,8 @@ def _manual_axes_by_dimension(
         ]
         if any(ref.sub_axis_info is not None for ref in refs):
             return None
-        found.append([ref.name for ref in refs if ref.name in manual])
-    return found
+        by_dimension.append([ref.name for ref in refs if ref.name in manual])
+    return by_dimension
 
 
 def _sharded(whole: Values, dimension: int, groups: Sequence[Sequence[int]]) -> Values | None:

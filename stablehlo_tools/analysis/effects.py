@@ -34,15 +34,15 @@ class Effects:
         """Whether the order of the op among others with effects must stay."""
         if not len(op.regions):
             return self._is_effect(op)
-        found = False
+        has_effect = False
 
         def visit(inner: ir.Operation) -> ir.WalkResult:
-            nonlocal found
-            found = found or self._is_effect(inner)
-            return ir.WalkResult.INTERRUPT if found else ir.WalkResult.ADVANCE
+            nonlocal has_effect
+            has_effect = has_effect or self._is_effect(inner)
+            return ir.WalkResult.INTERRUPT if has_effect else ir.WalkResult.ADVANCE
 
         walk(op, visit)
-        return found
+        return has_effect
 
     def _is_effect(self, op: ir.Operation) -> bool:
         name = op.name

@@ -38,10 +38,10 @@ def entry_function(module: ir.Module) -> ir.Operation:
     ]
     if len(public) == 1:
         return public[0]
-    found = ", ".join(f"@{name}" for name, op in named.items() if op in public)
+    names = ", ".join(f"@{name}" for name, op in named.items() if op in public)
     raise ToolError(
         "there is no @main, and "
-        + (f"several public functions: {found}" if public else "no public function"),
+        + (f"several public functions: {names}" if public else "no public function"),
         (public or [module.operation])[0].location,
     )
 
@@ -55,16 +55,16 @@ def is_per_device(module: ir.Module) -> bool:
     functions = functions_by_name(module)
     entries = [ENTRY] if ENTRY in functions else list(functions)
     pending, seen = entries, set(entries)
-    found = in_shard_map = False
+    is_annotated = in_shard_map = False
 
     def visit(op: ir.Operation) -> ir.WalkResult:
-        nonlocal found, in_shard_map
+        nonlocal is_annotated, in_shard_map
         if op.name == MANUAL_COMPUTATION:
             return ir.WalkResult.SKIP
         if begins_shard_map(op):
             in_shard_map = True
         if op.name == _PARTITION_ID or op in communicating:
-            found = True
+            is_annotated = True
         if op.name in (CALL, COMPOSITE) and callee_name(op) not in seen:
             seen.add(callee_name(op))
             pending.append(callee_name(op))
@@ -74,7 +74,7 @@ def is_per_device(module: ir.Module) -> bool:
         function = functions.get(pending.pop())
         if function is not None:
             walk(function, visit)
-    return found and not in_shard_map
+    return is_annotated and not in_shard_map
 
 
 _NAME = re.compile(r'"([^"]*)"(?!:\d)')  # of a place in a file a number follows
@@ -83,8 +83,8 @@ _NAME = re.compile(r'"([^"]*)"(?!:\d)')  # of a place in a file a number follows
 def path_of(argument: ir.Value) -> str:
     """The path in the pytree that jax exported an argument of `main` with, `batch['x']`, or what
     else its location names it; empty where it names nothing."""
-    found = _NAME.search(str(argument.location))
-    return found[1] if found else ""
+    name = _NAME.search(str(argument.location))
+    return name[1] if name else ""
 
 
 def argument_name(argument: ir.Value) -> str:

@@ -131,10 +131,10 @@ class Transfer:
 
     def results(self, op: ir.Operation, name: str, known: Known) -> list[Dependence] | None:
         """The dependences of the results of an op of this name; None where no operand has any."""
-        found = [known.get(value) for value in op.operands]
-        if not any(found):
+        of_operands = [known.get(value) for value in op.operands]
+        if not any(of_operands):
             return None
-        operands = [part or NOTHING for part in found]
+        operands = [part or NOTHING for part in of_operands]
         if name == BARRIER:
             return self.of_elements(op, self._barrier(op, operands))
         rule = _RULES.get(name)
@@ -143,11 +143,11 @@ class Transfer:
         result = NOTHING if rule is None else _ordinary(op, rule, operands)
         return self.of_elements(op, [result] * len(op.results))
 
-    def of_elements(self, op: ir.Operation, found: Sequence[Dependence]) -> list[Dependence]:
+    def of_elements(self, op: ir.Operation, dependences: Sequence[Dependence]) -> list[Dependence]:
         """Dependences of the results; of a tensor without elements nothing is ever computed."""
         return [
             NOTHING if self._is_empty(value.type) else part
-            for value, part in zip(op.results, found, strict=True)
+            for value, part in zip(op.results, dependences, strict=True)
         ]
 
     def _barrier(self, op: ir.Operation, operands: list[Dependence]) -> list[Dependence]:
@@ -168,10 +168,10 @@ class Transfer:
             self.live = self.find_live()
         return value in self.live
 
-    def _is_empty(self, kind: ir.Type) -> bool:
-        if kind not in self.empty:
-            self.empty[kind] = has_no_elements(kind)
-        return self.empty[kind]
+    def _is_empty(self, type_: ir.Type) -> bool:
+        if type_ not in self.empty:
+            self.empty[type_] = has_no_elements(type_)
+        return self.empty[type_]
 
 
 def _ordinary(op: ir.Operation, rule: str, operands: Sequence[Dependence]) -> Dependence:
@@ -498,9 +498,9 @@ def _number(value: ir.Value) -> float | int | None:
     return number if is_small or not is_converted else None
 
 
-def _limits(kind: ir.Type) -> tuple[float, float]:
+def _limits(type_: ir.Type) -> tuple[float, float]:
     """The least and the greatest number of a tensor's element type."""
-    element = ir.ShapedType(kind).element_type
+    element = ir.ShapedType(type_).element_type
     if not isinstance(element, ir.IntegerType):
         return -math.inf, math.inf
     if element.is_unsigned or element.width == 1:
@@ -604,14 +604,14 @@ def _elements(attribute: ir.Attribute | None) -> np.ndarray:
     return np.array(math.inf) if elements.dtype == object else elements
 
 
-def _is_complex(kind: ir.Type) -> bool:
-    return isinstance(ir.ShapedType(kind).element_type, ir.ComplexType)
+def _is_complex(type_: ir.Type) -> bool:
+    return isinstance(ir.ShapedType(type_).element_type, ir.ComplexType)
 
 
 def _is_token(value: ir.Value) -> bool:
     return not isinstance(value.type, ir.RankedTensorType)
 
 
-def has_no_elements(kind: ir.Type) -> bool:
+def has_no_elements(type_: ir.Type) -> bool:
     """Whether a type is that of a tensor with a dimension of size 0."""
-    return isinstance(kind, ir.RankedTensorType) and kind.has_static_shape and 0 in kind.shape
+    return isinstance(type_, ir.RankedTensorType) and type_.has_static_shape and 0 in type_.shape

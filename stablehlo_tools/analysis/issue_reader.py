@@ -283,11 +283,13 @@ class IssueReader:
 
     def _hand_on(self, op: ir.Operation, name: str) -> None:
         """Dependences through an op that neither communicates nor controls."""
-        found = self.transfer.results(op, name, self.known)
+        dependences = self.transfer.results(op, name, self.known)
         if self.moved and name in MOVING:
-            found = [part.with_all(self.moved) for part in found or [NOTHING] * len(op.results)]
-        if found is not None:
-            self._bind(op.results, found)
+            dependences = [
+                part.with_all(self.moved) for part in dependences or [NOTHING] * len(op.results)
+            ]
+        if dependences is not None:
+            self._bind(op.results, dependences)
         elif self.rereading:
             for result in op.results:
                 self.known.pop(result, None)
@@ -307,8 +309,8 @@ class IssueReader:
             bits |= VARIES
         else:
             bits &= ~VARIES
-        found = [Dependence(bits, bits)] * len(op.results)
-        self._bind(op.results, self.transfer.of_elements(op, found))
+        dependences = [Dependence(bits, bits)] * len(op.results)
+        self._bind(op.results, self.transfer.of_elements(op, dependences))
 
     def _place_collective(self, collective: Collective, after: int, level: Level) -> int:
         issue = self.issue(collective)
@@ -485,10 +487,10 @@ class IssueReader:
             following = self._iteration(op, sites, given, around)
             self.moved = outer
             inside = needed | following.all_bits() | changed | moved
-            found = self._changing(op, following, inside)
-            if found <= changing:
+            more = self._changing(op, following, inside)
+            if more <= changing:
                 break
-            changing |= found
+            changing |= more
         tested |= self._of(predicate).whole
         afters = _afters(following)
         chained = needed & ~reduce(or_, afters, tested) == 0 and all(map(changed.__and__, afters))
@@ -526,8 +528,8 @@ class IssueReader:
     def _of(self, value: ir.Value) -> Dependence:
         return self.known.get(value, NOTHING)
 
-    def _bind(self, values: Iterable[ir.Value], found: Iterable[Dependence]) -> None:
-        for value, part in zip(values, found, strict=True):
+    def _bind(self, values: Iterable[ir.Value], dependences: Iterable[Dependence]) -> None:
+        for value, part in zip(values, dependences, strict=True):
             if part.whole:
                 self.known[value] = part
             elif self.rereading:

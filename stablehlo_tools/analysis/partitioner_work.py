@@ -71,10 +71,10 @@ def leaves_work_to_the_partitioner(module: ir.Module) -> bool:
 
 def left_to_the_partitioner(module: ir.Module) -> LeftToCompiler | None:
     """What of a program's communication is left to a compiler; None where all is in the program."""
-    found = _first_annotation(module)
-    if found is None:
+    first = _first_annotation(module)
+    if first is None:
         return None
-    annotation, op = found
+    annotation, op = first
     partitions = _partitions(module, annotation)
     if partitions < 2:
         return None
@@ -118,17 +118,17 @@ def _first_annotation(module: ir.Module) -> tuple[Annotation, ir.Operation] | No
 
 
 def _annotations(op: ir.Operation) -> list[Annotation]:
-    found: list[Annotation] = []
+    annotations: list[Annotation] = []
     if op.name in (MANUAL_COMPUTATION, "sdy.sharding_constraint") or SHARDING in op.attributes:
-        found.append(Annotation.SHARDY)
+        annotations.append(Annotation.SHARDY)
     if is_gspmd(op):
-        found.append(Annotation.GSPMD)
+        annotations.append(Annotation.GSPMD)
     if is_round_trip(op):
-        found.append(Annotation.ROUND_TRIP)
+        annotations.append(Annotation.ROUND_TRIP)
     if op.name == FUNCTION:
         text = "".join(str(op.attributes.get(name, "")) for name in ("arg_attrs", "res_attrs"))
-        found += [Annotation.SHARDY] if f"{SHARDING} =" in text else []
-    return found
+        annotations += [Annotation.SHARDY] if f"{SHARDING} =" in text else []
+    return annotations
 
 
 def _is_manual(op: ir.Operation, module: ir.Module) -> bool:

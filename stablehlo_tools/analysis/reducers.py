@@ -25,23 +25,23 @@ def reducer_kind(block: ir.Block) -> str | None:
     if len(ops) != 2 or len(block.arguments) != 2:
         return None
     combine, end = ops
-    kind = combine.name.removeprefix("stablehlo.")
+    reducer = combine.name.removeprefix("stablehlo.")
     both = set(combine.operands) == set(block.arguments)
-    if kind not in REDUCERS or not both or list(end.operands) != list(combine.results):
+    if reducer not in REDUCERS or not both or list(end.operands) != list(combine.results):
         return None
-    return kind
+    return reducer
 
 
-def identity_of(kind: str, element_type: ir.Type) -> float | int | None:
+def identity_of(reducer: str, element_type: ir.Type) -> float | int | None:
     """The element that leaves every other as it is under a reducer of REDUCERS.
 
     For a sum of floats -0.0, which unlike 0.0 keeps -0.0. None where there is none to write.
     """
     if isinstance(element_type, ir.FloatType):
-        return float_identity(kind)
+        return float_identity(reducer)
     if not isinstance(element_type, ir.IntegerType):
         return None
-    return integer_identity(kind, element_type.width, signed=not element_type.is_unsigned)
+    return integer_identity(reducer, element_type.width, signed=not element_type.is_unsigned)
 
 
 def starts_idempotent(reduce: ir.Operation) -> bool:
@@ -65,10 +65,10 @@ def starts_idempotent(reduce: ir.Operation) -> bool:
         scalars = [ir.RankedTensorType.get([], element) for element in elements]
         vectors = [ir.RankedTensorType.get([1], element) for element in elements]
         wide = [ir.RankedTensorType.get([], _wide(element)) for element in elements]
-        kind = ir.FunctionType.get([], [*wide, *wide])
+        function_type = ir.FunctionType.get([], [*wide, *wide])
         names: dict[str, ir.Attribute] = {
             "sym_name": ir.StringAttr.get("main"),
-            "function_type": ir.TypeAttr.get(kind),
+            "function_type": ir.TypeAttr.get(function_type),
         }
         function = ir.Operation.create(
             "func.func", attributes=names, regions=1, ip=ir.InsertionPoint(module.body)
@@ -114,14 +114,14 @@ def captured(block: ir.Block) -> list[ir.Operation]:
     An argument of another block counts as the op around it.
     """
     inside = {value for op in block.operations for value in op.operation.results}
-    found: dict[ir.Value, ir.Operation] = {}
+    makers: dict[ir.Value, ir.Operation] = {}
     for op in block.operations:
         for value in op.operation.operands:
             if value in inside or value in list(block.arguments):
                 continue
             maker = producer(value)
-            found[value] = block.owner.operation if maker is None else maker
-    return list(found.values())
+            makers[value] = block.owner.operation if maker is None else maker
+    return list(makers.values())
 
 
 def own_constants(block: ir.Block, makers: Sequence[ir.Operation]) -> None:
@@ -136,16 +136,16 @@ def own_constants(block: ir.Block, makers: Sequence[ir.Operation]) -> None:
                     operands[number] = copy
 
 
-def is_identity_of(kind: str, value: ir.Value) -> bool:
+def is_identity_of(reducer: str, value: ir.Value) -> bool:
     """Whether a value is a constant, or one broadcast, that a reducer never shows in its result.
 
     0.0 counts for a sum of floats: all that it can change is the sign of a zero, and a sum that
     starts from it has changed that already.
     """
-    found = splat_of(value)
-    if found is None:
+    number = splat_of(value)
+    if number is None:
         return False
-    if isinstance(found, complex):
-        return found == complex_identity(kind)
-    wanted = identity_of(kind, element_of(value))
-    return wanted is not None and found == wanted
+    if isinstance(number, complex):
+        return number == complex_identity(reducer)
+    wanted = identity_of(reducer, element_of(value))
+    return wanted is not None and number == wanted

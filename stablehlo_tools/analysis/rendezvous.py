@@ -37,8 +37,8 @@ class Rendezvousing:
 
     def signature(self, collective: Collective) -> Signature:
         """What every participant must have alike; equal ones are one object."""
-        found = self._signature(collective)
-        return self.signatures.setdefault(found, found)
+        signature = self._signature(collective)
+        return self.signatures.setdefault(signature, signature)
 
     def _signature(self, collective: Collective) -> Signature:
         inner = collective.inner
@@ -134,10 +134,10 @@ class Rendezvousing:
             self.texts[pairs] = f"pairs {sorted(self.facts.groups(collective) or ())}"
         return self.texts[pairs]
 
-    def _text(self, kind: ir.Type) -> str:
-        if kind not in self.texts:
-            self.texts[kind] = str(kind)
-        return self.texts[kind]
+    def _text(self, type_: ir.Type) -> str:
+        if type_ not in self.texts:
+            self.texts[type_] = str(type_)
+        return self.texts[type_]
 
 
 def _spelled(region: ir.Region) -> str:

@@ -71,22 +71,22 @@ def _mapping(attribute: ir.Attribute) -> tuple[Factors, ...]:
 
 def project(rule: ShardingRule, tensor: int, dims: Dims, axes: MeshAxes) -> dict[int, Axes] | None:
     """The axes on each factor of a tensor; None where an axis straddles factors unevenly."""
-    found: dict[int, Axes] = {}
+    axes_of: dict[int, Axes] = {}
     for factors, divided in zip(rule.tensors[tensor], dims, strict=True):
         if len(factors) == 1:
-            found[factors[0]] = divided
+            axes_of[factors[0]] = divided
             continue
         rest = divided
         for factor in factors:
             parts = axes.split(rest, rule.sizes[factor])
             if parts is None:
                 return None
-            found[factor], rest = parts
-            if rest and axes.size(found[factor]) < rule.sizes[factor]:
+            axes_of[factor], rest = parts
+            if rest and axes.size(axes_of[factor]) < rule.sizes[factor]:
                 return None
         if rest:
             return None
-    return found
+    return axes_of
 
 
 def assemble(rule: ShardingRule, tensor: int, factors: dict[int, Axes], axes: MeshAxes) -> Dims:

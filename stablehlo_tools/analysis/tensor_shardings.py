@@ -134,10 +134,10 @@ class ValueShardings:
         attribute = self._attribute(value)
         if attribute is None:
             return ((),) * rank_of(value)
-        found = self.read(attribute)
+        sharding = self.read(attribute)
         op = producer(value)
         self.check_reduced(attribute, None if op is None else op.location)
-        return found
+        return sharding
 
     def check_reduced(self, attribute: ir.Attribute, location: ir.Location | None) -> None:
         """Raises a ToolError for a sharding, read before, that leaves sums of parts to be made."""
@@ -161,17 +161,17 @@ class ValueShardings:
 
     def read(self, attribute: ir.Attribute) -> Dims:
         """The sharding that an attribute stands for."""
-        found = self._read.get(attribute)
-        if found is None:
+        dims = self._read.get(attribute)
+        if dims is None:
             sharding = bindings.TensorShardingAttr(attribute)
             if list(sharding.unreduced_axes):
                 self._unreduced.add(attribute)
-            found = tuple(
+            dims = tuple(
                 self.axes.canonical(map(_axis, bindings.SdyDimensionShardingAttr(dim).axes))
                 for dim in sharding.dimension_shardings
             )
-            self._read[attribute] = found
-        return found
+            self._read[attribute] = dims
+        return dims
 
     def attribute(
         self, dims: Dims, context: ir.Context, unreduced: Axes = (), reduction: str = "sum"
@@ -250,11 +250,11 @@ def result_sharding(op: ir.Operation, number: int) -> ir.Attribute | None:
     return sharding_per_value(op.attributes[name])[number]
 
 
-def function_sharding(function: ir.Operation, kind: str, number: int) -> ir.Attribute | None:
+def function_sharding(function: ir.Operation, list_name: str, number: int) -> ir.Attribute | None:
     """The sharding in a function's `arg_attrs` or `res_attrs`; None where it has none."""
-    if kind not in function.attributes:
+    if list_name not in function.attributes:
         return None
-    entry = ir.DictAttr(ir.ArrayAttr(function.attributes[kind])[number])
+    entry = ir.DictAttr(ir.ArrayAttr(function.attributes[list_name])[number])
     return next((e.attr for e in entry if e.name == SHARDING), None)
 
 

@@ -57,8 +57,8 @@ def trip_count(
     that would wrap around are not understood.
     """
     known = dict(zip(loop.operands, initial, strict=True))
-    found = counted(loop, known.get)
-    return None if isinstance(found, str) else found.trips
+    result = counted(loop, known.get)
+    return None if isinstance(result, str) else result.trips
 
 
 def counted(loop: ir.Operation, known: Known) -> Counted | str:
@@ -98,15 +98,15 @@ def counter_of(loop: ir.Operation) -> Counter | str:
         return "its condition is not one comparison"
     direction = comparison_direction(compare)
     left, right = compare.operands
-    found = _counting_carry(left, condition, body)
-    if found is None:
+    counting = _counting_carry(left, condition, body)
+    if counting is None:
         left, right, direction = right, left, MIRRORED[direction]
-        found = _counting_carry(left, condition, body)
-    if found is None:
+        counting = _counting_carry(left, condition, body)
+    if counting is None:
         return "its condition compares no value that grows by a constant in each iteration"
     if not can_count(left.type):
         return "its counter is not an integer"
-    return Counter(*found, direction, right)
+    return Counter(*counting, direction, right)
 
 
 def constant_integer(value: ir.Value) -> int | None:
@@ -126,8 +126,8 @@ def known_integer(value: ir.Value) -> tuple[int, ...] | None:
 
 def constant_trips(loop: ir.Operation) -> int | None:
     """How often a loop runs that counts from a constant to a constant; None for any other."""
-    found = counted(loop, known_integer)
-    return None if isinstance(found, str) else found.trips[0]
+    result = counted(loop, known_integer)
+    return None if isinstance(result, str) else result.trips[0]
 
 
 def comparison_direction(compare: ir.Operation) -> str:

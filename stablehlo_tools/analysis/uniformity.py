@@ -375,11 +375,11 @@ class Uniformity:
         self.bind(list(op.results), known)
 
 
-def _array(kind: ir.Type, known: Variation) -> Values | None:
+def _array(type_: ir.Type, known: Variation) -> Values | None:
     """What is known of an operand as an array with a row for each device, or one for all."""
     if known.values is None:
         return known.tensor
-    dtype = element_dtype(kind)
+    dtype = element_dtype(type_)
     return None if dtype is None else np.array(known.values).astype(dtype)
 
 

@@ -51,12 +51,12 @@ def _is_unknown(op: ir.Operation) -> bool:
 
 
 def _custom_calls(module: ir.Module) -> list[ir.Operation]:
-    found: list[ir.Operation] = []
+    calls: list[ir.Operation] = []
 
     def visit(op: ir.Operation) -> ir.WalkResult:
         if op.name == CUSTOM_CALL:
-            found.append(op)
+            calls.append(op)
         return ir.WalkResult.ADVANCE
 
     walk(module.operation, visit)
-    return found
+    return calls

@@ -85,9 +85,9 @@ class Job:
         def read_all(parts: Sequence[_Part]) -> list[_Read[Issued]]:
             return [_read(self.artifacts[part.index], part) for part in parts]
 
-        found = _settled([loaded.name for loaded in self.artifacts], self.options, read_all)
-        programs = _placed([part.read.program for part in found], found, self.options)
-        pairs = zip(found, programs, strict=True)
+        parts = _settled([loaded.name for loaded in self.artifacts], self.options, read_all)
+        programs = _placed([part.read.program for part in parts], parts, self.options)
+        pairs = zip(parts, programs, strict=True)
         return [replace(part.read, program=program) for part, program in pairs]
 
 
@@ -102,8 +102,8 @@ def read_programs(paths: Sequence[str], options: Options, *, workers: int = 1) -
     def read_all(parts: Sequence[_Part]) -> list[_Read[Program]]:
         return _read_files([paths[part.index] for part in parts], parts, workers)
 
-    found = _settled(paths, options, read_all)
-    return _placed([part.read for part in found], found, options)
+    parts = _settled(paths, options, read_all)
+    return _placed([part.read for part in parts], parts, options)
 
 
 def _settled[T](
@@ -118,11 +118,11 @@ def _settled[T](
             "each, in order"
         )
     parts = [_Part(i, len(names), options) for i in range(len(names))]
-    found = read_all(parts)
+    reads = read_all(parts)
     if options.separate:
-        return found
-    size = max(part.size for part in found)
-    for name, part in zip(names, found, strict=True):
+        return reads
+    size = max(part.size for part in reads)
+    for name, part in zip(names, reads, strict=True):
         if part.is_stated and part.size != size:
             with naming(name):
                 raise ToolError(
@@ -130,20 +130,20 @@ def _settled[T](
                     "programs of one job state the same number (or give --separate, if each has "
                     "devices of its own)"
                 )
-    again = [i for i, part in enumerate(found) if part.size != size]
+    again = [i for i, part in enumerate(reads) if part.size != size]
     for i, part in zip(again, read_all([replace(parts[i], size=size) for i in again]), strict=True):
-        found[i] = part
-    return found
+        reads[i] = part
+    return reads
 
 
 def _placed(
-    programs: Sequence[Program], found: Sequence[_Read[Any]], options: Options
+    programs: Sequence[Program], parts: Sequence[_Read[Any]], options: Options
 ) -> list[Program]:
     """The programs on devices of their own, if they are separate; checks that none shares any."""
     placed = list(programs)
     if options.separate:
         first = 0
-        for i, part in enumerate(found):
+        for i, part in enumerate(parts):
             placed[i] = renumbered(placed[i], first)
             first += part.size
     seen: set[int] = set()

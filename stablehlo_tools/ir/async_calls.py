@@ -85,15 +85,15 @@ def lower_async_calls(module: ir.Module) -> None:
 
 def _calls(module: ir.Module, is_wanted: Callable[[ir.Operation], bool]) -> list[ir.Operation]:
     """The custom calls of a module that are wanted, in the order of the text."""
-    found: list[ir.Operation] = []
+    calls: list[ir.Operation] = []
 
     def visit(op: ir.Operation) -> ir.WalkResult:
         if op.name == CUSTOM_CALL and is_wanted(op):
-            found.append(op)
+            calls.append(op)
         return ir.WalkResult.ADVANCE
 
     walk(module.operation, visit)
-    return found
+    return calls
 
 
 def _write_collective(
@@ -236,8 +236,10 @@ def _copy_reducer(
 def _combines(function: ir.Operation, scalar: ir.Type) -> bool:
     if function.name != FUNCTION or len(function.regions[0].blocks) != 1:
         return False
-    kind = ir.FunctionType(ir.TypeAttr(function.attributes["function_type"]).value)
-    return list(kind.inputs) == [scalar, scalar] and list(kind.results) == [scalar]
+    function_type = ir.FunctionType(ir.TypeAttr(function.attributes["function_type"]).value)
+    return list(function_type.inputs) == [scalar, scalar] and list(function_type.results) == [
+        scalar
+    ]
 
 
 def _malformed(start: ir.Operation, told: str) -> ToolError:

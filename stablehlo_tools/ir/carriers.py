@@ -94,7 +94,7 @@ def drop_from_terminator(block: ir.Block, count: int) -> None:
 def append_arguments(block: ir.Block, types: Sequence[ir.Type]) -> list[ir.Value]:
     """Adds block arguments; their location is that of the op around the block."""
     location = block.owner.location
-    return [block.add_argument(kind, location) for kind in types]
+    return [block.add_argument(type_, location) for type_ in types]
 
 
 def drop_arguments(block: ir.Block, count: int) -> None:
@@ -136,7 +136,7 @@ def _resize_lists(
     attributes: dict[str, ir.Attribute],
     names: Sequence[str],
     grown: int,
-    kinds: Sequence[ir.Type] = (),
+    types: Sequence[ir.Type] = (),
 ) -> None:
     """Fits lists to `grown` values more, of these types, or to fewer if negative."""
     if grown and "mhlo.sharding" in attributes:
@@ -147,7 +147,7 @@ def _resize_lists(
         )
     for name in names:
         if grown and name in attributes:
-            attributes[name] = _resized(op, attributes[name], attributes, grown, kinds)
+            attributes[name] = _resized(op, attributes[name], attributes, grown, types)
 
 
 def _resized(
@@ -155,7 +155,7 @@ def _resized(
     attribute: ir.Attribute,
     attributes: dict[str, ir.Attribute],
     grown: int,
-    kinds: Sequence[ir.Type],
+    types: Sequence[ir.Type],
 ) -> ir.Attribute:
     if isinstance(attribute, ir.ArrayAttr):
         entries = list(attribute)[:grown] if grown < 0 else list(attribute)
@@ -163,12 +163,12 @@ def _resized(
         return ir.ArrayAttr.get(entries + [empty] * grown, attribute.context)
     entries = list(bindings.TensorShardingPerValueAttr(attribute).shardings)
     entries = entries[:grown] if grown < 0 else entries
-    entries += [_open_sharding(op, attributes, kind) for kind in kinds]
+    entries += [_open_sharding(op, attributes, type_) for type_ in types]
     return bindings.TensorShardingPerValueAttr.get(entries, attribute.context)
 
 
 def _open_sharding(
-    op: ir.Operation, attributes: dict[str, ir.Attribute], kind: ir.Type
+    op: ir.Operation, attributes: dict[str, ir.Attribute], type_: ir.Type
 ) -> ir.Attribute:
     """A sharding that says nothing yet, on the mesh that the op's other shardings name."""
     for name in (*_PER_OPERAND, *_PER_RESULT):
@@ -178,7 +178,7 @@ def _open_sharding(
         for sharding in bindings.TensorShardingPerValueAttr(listed).shardings:
             mesh = bindings.TensorShardingAttr(sharding).mesh_or_ref
             context = sharding.context
-            rank = kind.rank if isinstance(kind, ir.RankedTensorType) else 0
+            rank = type_.rank if isinstance(type_, ir.RankedTensorType) else 0
             free = bindings.SdyDimensionShardingAttr.get([], False, context=context)
             return bindings.TensorShardingAttr.get(mesh, [free] * rank, context=context)
     raise ToolError(

@@ -59,20 +59,20 @@ def is_splat(op: ir.Operation) -> bool:
     return not _complex_text(op).startswith(("dense<[", 'dense<"'))
 
 
-def copy_constant(op: ir.Operation, kind: ir.Type, point: ir.InsertionPoint) -> ir.Value:
+def copy_constant(op: ir.Operation, type_: ir.Type, point: ir.InsertionPoint) -> ir.Value:
     """A constant, Shardy's or StableHLO's, as one of StableHLO's; a splat may get another shape."""
     if _is_readable(op):
         value = ir.DenseElementsAttr(op.attributes["value"])
-        if kind != op.results[0].type:
-            value = ir.DenseElementsAttr.get_splat(kind, value.get_splat_value())
+        if type_ != op.results[0].type:
+            value = ir.DenseElementsAttr.get_splat(type_, value.get_splat_value())
         return ir.Operation.create(
             "stablehlo.constant",
-            results=[kind],
+            results=[type_],
             attributes={"value": value},
             loc=op.location,
             ip=point,
         ).results[0]
-    text = f'"stablehlo.constant"() <{{value = {_complex_text(op)} : {kind}}}> : () -> {kind}'
+    text = f'"stablehlo.constant"() <{{value = {_complex_text(op)} : {type_}}}> : () -> {type_}'
     with op.location:
         copy = ir.Operation.parse(text, context=op.context).operation
     point.insert(copy)
@@ -84,6 +84,6 @@ def _is_readable(op: ir.Operation) -> bool:
 
 
 def _complex_text(op: ir.Operation) -> str:
-    found = _VALUE.search(str(op.get_asm(print_generic_op_form=True)))
-    assert found is not None, "a dense constant"
-    return found.group(1)
+    match = _VALUE.search(str(op.get_asm(print_generic_op_form=True)))
+    assert match is not None, "a dense constant"
+    return match.group(1)

@@ -14,15 +14,15 @@ def share_common(module: ir.Module) -> None:
 
     Handles of ops in them must not be used afterwards.
     """
-    found: list[ir.Operation] = []
+    computations: list[ir.Operation] = []
 
     def visit(op: ir.Operation) -> ir.WalkResult:
         if op.name != _MANUAL:
             return ir.WalkResult.ADVANCE
-        found.append(op)
+        computations.append(op)
         return ir.WalkResult.SKIP
 
     walk(module.operation, visit)
     manager = bindings.parse_pass_pipeline(f"{_MANUAL}(cse)", module.context)
-    for op in found:
+    for op in computations:
         manager.run(op)

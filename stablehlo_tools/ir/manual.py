@@ -25,8 +25,8 @@ def wrap_body(
     body = [op.operation for op in block.operations][:-1]
     arguments = list(block.arguments)
     inner_types = [argument.type for argument in arguments]
-    for argument, kind in zip(arguments, outside[0], strict=True):
-        argument.set_type(kind)
+    for argument, type_ in zip(arguments, outside[0], strict=True):
+        argument.set_type(type_)
     named = ", ".join(f'"{axis}"' for axis in axes)
     manual = ir.Operation.create(
         "sdy.manual_computation",

@@ -39,8 +39,10 @@ def write_as_values(module: ir.Module) -> None:
 
 
 def _is_plain(op: ir.Operation) -> bool:
-    kinds = [value.type for value in (op.operands[0], op.results[0])]
-    if not all(isinstance(kind, ir.RankedTensorType) and kind.has_static_shape for kind in kinds):
+    types = [value.type for value in (op.operands[0], op.results[0])]
+    if not all(
+        isinstance(type_, ir.RankedTensorType) and type_.has_static_shape for type_ in types
+    ):
         return False
     return element_of(op.operands[0]) == element_of(op.results[0])
 
@@ -68,5 +70,5 @@ def _transposed(build: Builder, value: ir.Value, order: Sequence[int]) -> ir.Val
     if list(order) == sorted(order):
         return value
     shape = shape_of(value)
-    kind = build.tensor([shape[d] for d in order], element_of(value))
-    return build.op("transpose", [value], kind, permutation=build.integers(order))
+    type_ = build.tensor([shape[d] for d in order], element_of(value))
+    return build.op("transpose", [value], type_, permutation=build.integers(order))

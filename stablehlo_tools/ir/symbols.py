@@ -47,7 +47,7 @@ def _functions_in(body: ir.Block) -> dict[str, ir.Operation]:
 
 def referenced_symbols(op: ir.Operation) -> set[str]:
     """The symbols that the attributes of an op and of all ops in it refer to, however deep."""
-    found: set[str] = set()
+    symbols: set[str] = set()
     known: set[ir.Attribute] = set()  # equal attributes are read once
 
     def visit(inner: ir.Operation) -> ir.WalkResult:
@@ -58,11 +58,11 @@ def referenced_symbols(op: ir.Operation) -> set[str]:
                 continue
             if attribute not in known:
                 known.add(attribute)
-                found.update(_references(attribute))
+                symbols.update(_references(attribute))
         return ir.WalkResult.ADVANCE
 
     walk(op, visit)
-    return found
+    return symbols
 
 
 def copy_referenced_symbols(source: ir.Operation, target: ir.Module) -> None:

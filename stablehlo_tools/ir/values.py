@@ -40,11 +40,11 @@ def key_of(op: ir.Operation) -> ir.Value | ir.Operation:
     return op.results[0] if len(op.results) else op
 
 
-def is_float(kind: ir.Type) -> bool:
+def is_float(type_: ir.Type) -> bool:
     """Whether a type is that of a tensor of real or complex floats."""
-    if not isinstance(kind, ir.RankedTensorType):
+    if not isinstance(type_, ir.RankedTensorType):
         return False
-    return isinstance(kind.element_type, ir.FloatType | ir.ComplexType)
+    return isinstance(type_.element_type, ir.FloatType | ir.ComplexType)
 
 
 def has_uses(value: ir.Value) -> bool:

@@ -23,12 +23,12 @@ Box = tuple[range, ...]
 _MOST_RUNS = 4  # boxes that a mask is told by
 
 
-def shape_of(kind: ir.Type) -> Shape | None:
+def shape_of(type_: ir.Type) -> Shape | None:
     """The sizes of a tensor type, the parts of complex numbers included; None where unknown."""
-    if not isinstance(kind, ir.RankedTensorType) or not kind.has_static_shape:
+    if not isinstance(type_, ir.RankedTensorType) or not type_.has_static_shape:
         return None
-    parts = (2,) if isinstance(kind.element_type, ir.ComplexType) else ()
-    return (*kind.shape, *parts)
+    parts = (2,) if isinstance(type_.element_type, ir.ComplexType) else ()
+    return (*type_.shape, *parts)
 
 
 def whole_box(shape: Shape) -> Box:
@@ -140,12 +140,12 @@ def _bounds(places: list[int]) -> tuple[int, int, int]:
 
 def reshaped(box: Box, before: Shape, after: Shape) -> Box:
     """Elements of a box as they lie in another shape of as many: all of them, or a box of some."""
-    found: list[range] = []
+    places: list[range] = []
     for outer, inner in _groups(before, after):
         ranges = [box[d] for d in outer]
         sizes = [before[d] for d in outer]
-        found += _unflattened(_flattened(ranges, sizes), [after[d] for d in inner])
-    return tuple(found)
+        places += _unflattened(_flattened(ranges, sizes), [after[d] for d in inner])
+    return tuple(places)
 
 
 def _groups(before: Shape, after: Shape) -> Iterator[tuple[range, range]]:
@@ -200,27 +200,27 @@ def _flattened(ranges: Sequence[range], sizes: Sequence[int]) -> range:
 
 def _unflattened(places: range, sizes: Sequence[int]) -> list[range]:
     """Elements in a row as a box; a box of some of them where all are none."""
-    found: list[range] = []
+    along: list[range] = []
     inner = math.prod(sizes)
     for size in sizes:
         inner //= size
         first, last = places[0] // inner, places[-1] // inner
         if first == last:
-            found.append(range(first, first + 1))
+            along.append(range(first, first + 1))
         elif places.step % inner == 0:
-            found.append(range(first, last + 1, places.step // inner))
+            along.append(range(first, last + 1, places.step // inner))
             places = places[:1]
         elif rows := _full_rows(places, inner):
-            found.append(rows)
+            along.append(rows)
             start = rows[0] * inner
             places = _between(places, start, start + inner)
         else:
             one, other = (_between(places, row * inner, (row + 1) * inner) for row in (first, last))
             row, places = (first, one) if len(one) >= len(other) else (last, other)
-            found.append(range(row, row + 1))
-        start = found[-1][0] * inner
+            along.append(range(row, row + 1))
+        start = along[-1][0] * inner
         places = range(places[0] - start, places[-1] - start + 1, places.step)
-    return [canonical(numbers) for numbers in found]
+    return [canonical(numbers) for numbers in along]
 
 
 def _full_rows(places: range, inner: int) -> range:

@@ -176,16 +176,16 @@ def reach_of(op: ir.Operation, sizes: list[int], windows: list[int], names: Name
     edges = np.zeros((rank, 2), np.int64)
     if padding is not None:
         edges = np.array(ir.DenseIntElementsAttr(padding)).reshape(rank, 2)
-    found = [
+    reaches = [
         _along(size, window, stride, dilation, gap, int(low), int(high))
         for size, window, stride, dilation, gap, (low, high) in zip(
             sizes, windows, strides, base, spread, edges, strict=True
         )
     ]
     return Reach(
-        all(reach.every_window for reach in found),
-        all(reach.every_element for reach in found),
-        all(reach.every_place for reach in found),
+        all(reach.every_window for reach in reaches),
+        all(reach.every_element for reach in reaches),
+        all(reach.every_place for reach in reaches),
     )
 
 

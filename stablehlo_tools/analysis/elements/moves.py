@@ -282,15 +282,15 @@ def _windows(
     if table is None:
         return None
     table = np.expand_dims(table, -1) if vector == table.ndim else np.moveaxis(table, vector, -1)
-    found: list[tuple[tuple[int, ...], list[int]]] = []
+    windows: list[tuple[tuple[int, ...], list[int]]] = []
     for place in product(*map(range, table.shape[:-1])):
-        if len(found) == _MOST_WINDOWS:
+        if len(windows) == _MOST_WINDOWS:
             break
         begins = [0] * rank
         for dimension, start in zip(dimensions, table[place], strict=True):
             begins[dimension] = int(start)
-        found.append((place, begins))
-    return found
+        windows.append((place, begins))
+    return windows
 
 
 def _scatter(op: ir.Operation, shapes: Sequence[Shape], result: Shape) -> Moved | None:
