@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from stablehlo_tools.analysis.loop_indices import LoopIndices, written_positions
+from stablehlo_tools.analysis.loop_values import LoopIndices, written_positions
 from stablehlo_tools.analysis.loops import LoopBody
 from stablehlo_tools.analysis.trip_counts import known_integer
 from stablehlo_tools.bindings import ir

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from stablehlo_tools.analysis.argument_names import argument_name
 from stablehlo_tools.analysis.dimension_propagation.graph import Node
 from stablehlo_tools.analysis.dimension_propagation.seeds import Trial
+from stablehlo_tools.analysis.entry import argument_name
 from stablehlo_tools.analysis.partial_sums import PartialSums
 from stablehlo_tools.diagnostics import ToolError, note
 from stablehlo_tools.transforms.parts.accumulate_gradients.beforehand import OPAQUE

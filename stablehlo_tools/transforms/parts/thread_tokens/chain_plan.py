@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from stablehlo_tools import bindings
+from stablehlo_tools.analysis.chains import depends_on
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts
 from stablehlo_tools.analysis.communication import (
     CommunicatingFunction,
@@ -27,7 +28,6 @@ from stablehlo_tools.analysis.communication import (
     communicating_functions,
     iterate_collectives,
 )
-from stablehlo_tools.analysis.dataflow import depends_on
 from stablehlo_tools.analysis.liveness import has_effect, live_values
 from stablehlo_tools.analysis.permute_cycles import find_cycles
 from stablehlo_tools.analysis.permute_pairs import PAIRS, pairs_of
