@@ -22,7 +22,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from stablehlo_tools.analysis.loop_values import LoopIndices, written_positions
-from stablehlo_tools.analysis.loops import LoopBody
+from stablehlo_tools.analysis.loops import Key, LoopBody
 from stablehlo_tools.analysis.trip_counts import known_integer
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import (
@@ -36,7 +36,7 @@ from stablehlo_tools.dialect.names import (
 )
 from stablehlo_tools.dialect.reducers import REDUCERS
 from stablehlo_tools.ir.builder import shape_of
-from stablehlo_tools.ir.values import is_float, producer
+from stablehlo_tools.ir.values import is_float, key_of, named, producer
 
 ROWS = "rows"  # how rows that are written are combined
 _THROUGH = frozenset({SHARDING_CONSTRAINT, CONVERT})
@@ -164,8 +164,7 @@ class LoopCarries:
     def _rows(self, carry: int, ops: Sequence[ir.Operation]) -> Rows | None:
         """What rows slices or updates go over, if they move by one constant step and all that they
         touch is of their own iteration."""
-        found = [self._first_rows(op) for op in ops]
-        firsts = [row for row in found if row is not None]
+        firsts = [row for op in ops if (row := self._first_rows(op)) is not None]
         if not firsts or len(firsts) < len(ops):
             return None
         slopes = {row[1] - row[0] for row in firsts}
@@ -209,6 +208,16 @@ def accumulates_by(op: ir.Operation) -> str | None:
     name = ADD if op.name == SUBTRACT else op.name
     short = name.removeprefix("stablehlo.")
     return short if short in REDUCERS else None
+
+
+def tree_reducer(op: ir.Operation) -> str | None:
+    """The reducer by which an op is a node of a tree; None for one that is not.
+
+    A product is none: whatever scales a term is linear, and stands below the tree. Of `xor` no use
+    was seen, and nothing is written for it.
+    """
+    reducer = accumulates_by(op)
+    return None if reducer in ("multiply", "xor") else reducer
 
 
 def is_accumulated(end: ir.Value, argument: ir.Value) -> bool:
@@ -328,3 +337,130 @@ def _writes_whole(updates: Sequence[ir.Operation], indices: LoopIndices, trips: 
         return None
     count = sum(limit - start for start, limit in ranges)
     return is_broad and count == shape_of(updates[0].operands[0])[dims.pop()]
+
+
+# Trees of ops of one kind by which a carry is accumulated: `%next = %sum + (%a + %b) - %c`.
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A value that a tree combines; `negative` where it is subtracted."""
+
+    value: ir.Value
+    negative: bool
+
+
+@dataclass(frozen=True)
+class Tree:
+    """How a carry is accumulated: `leaves` without the carry itself, which stands in it once."""
+
+    carry: int
+    reducer: str
+    leaves: Sequence[Leaf]
+    nodes: Sequence[ir.Operation]  # from the root down
+
+
+class Trees:
+    """The trees of a body, each looked at once."""
+
+    def __init__(self, body: LoopBody) -> None:
+        self._body = body
+        self._over: dict[Key, Tree | str] = {}
+
+    def over(self, op: ir.Operation) -> Tree | str:
+        """The whole tree that an op with a `tree_reducer` is a node of; why it is of no carry."""
+        path: list[ir.Operation] = []
+        while key_of(op) not in self._over:
+            path.append(op)
+            above = self._above(op)
+            if not isinstance(above, ir.Operation):
+                self._over[key_of(op)] = above
+            else:
+                op = above
+        tree = self._over[key_of(op)]
+        self._over.update((key_of(node), tree) for node in path)
+        return tree
+
+    def _above(self, op: ir.Operation) -> ir.Operation | Tree | str:
+        """The node above one, or the tree that it is the root of."""
+        body, value = self._body, op.results[0]
+        carries, users = body.carries_of(value), body.users.get(value, [])
+        if carries:
+            if len(carries) > 1 or users:
+                return f"more than carry {carries[0]} reads what the {named(op)} adds up"
+            return _tree(body, op, carries[0])
+        above = only_user(body, value)
+        if isinstance(above, str) or tree_reducer(above) == tree_reducer(op):
+            return above
+        return f"it is added up, but the {named(above)} reads that in the same iteration"
+
+
+def only_user(body: LoopBody, value: ir.Value) -> ir.Operation | str:
+    """The only op that reads a value, or who else does."""
+    users, carries = body.users.get(value, []), body.carries_of(value)
+    if len(users) == 1 and not carries:
+        return users[0]
+    if carries:
+        return f"carry {carries[0]} takes its result as it is"
+    if not users:
+        return "nothing reads its result"
+    return f"its result is read by the {named(users[0])} and by the {named(users[1])}"
+
+
+def _tree(body: LoopBody, root: ir.Operation, carry: int) -> Tree | str:
+    accumulator, reducer = body.arguments[carry], tree_reducer(root)
+    assert reducer is not None, "one of the trees"
+    nodes, leaves = _below(body, root, reducer)
+    here = [leaf for leaf in leaves if leaf.value == accumulator]
+    if len(here) != 1 or here[0].negative:
+        return f"the {named(root)} does not add it to carry {carry}"
+    reason = _why_not_private(body, carry, nodes)
+    if reason:
+        return reason
+    return Tree(carry, reducer, [leaf for leaf in leaves if leaf != here[0]], nodes)
+
+
+def _below(
+    body: LoopBody, root: ir.Operation, reducer: str
+) -> tuple[list[ir.Operation], list[Leaf]]:
+    """The nodes of a tree, from the root down, and what it combines, from left to right."""
+    nodes, leaves = [root], list[Leaf]()
+    pending = _operands(root, negative=False)
+    while pending:
+        leaf = pending.pop()
+        maker = producer(leaf.value)
+        if maker is None or tree_reducer(maker) != reducer or not _is_read_once(body, leaf.value):
+            leaves.append(leaf)
+            continue
+        nodes.append(maker)
+        pending += _operands(maker, negative=leaf.negative)
+    return nodes, leaves
+
+
+def _operands(node: ir.Operation, *, negative: bool) -> list[Leaf]:
+    """What a node combines, the right operand first."""
+    left, right = node.operands
+    flips = node.name == SUBTRACT
+    return [Leaf(right, negative != flips), Leaf(left, negative)]
+
+
+def _is_read_once(body: LoopBody, value: ir.Value) -> bool:
+    """Whether a value of the body is one operand of one op."""
+    users = body.users.get(value, [])
+    if not body.is_inside(value) or len(users) != 1 or body.carries_of(value):
+        return False
+    return list(users[0].operands).count(value) == 1
+
+
+def _why_not_private(body: LoopBody, carry: int, nodes: Sequence[ir.Operation]) -> str | None:
+    """Whether anything but its own tree could tell how far an accumulator has come."""
+    accumulator = body.arguments[carry]
+    own = {key_of(node) for node in nodes}
+    other = next((u for u in body.users.get(accumulator, []) if key_of(u) not in own), None)
+    if other is not None:
+        return f"the accumulator, carry {carry}, is also read by the {named(other)}"
+    if body.carries_of(accumulator):
+        return f"the accumulator is also handed on as carry {body.carries_of(accumulator)[0]}"
+    if body.is_read_by_condition(carry):
+        return f"the condition reads the accumulator, carry {carry}"
+    return None

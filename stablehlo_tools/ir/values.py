@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import cmp_to_key
 
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import to_place
 
 
 def producer(value: ir.Value) -> ir.Operation | None:
@@ -38,6 +39,13 @@ def stand_in(value: ir.Value, replacement: ir.Value) -> None:
 def key_of(op: ir.Operation) -> ir.Value | ir.Operation:
     """What stands for an op in a set: its own hash takes as long as it has operands."""
     return op.results[0] if len(op.results) else op
+
+
+def named(op: ir.Operation) -> str:
+    """An op and where it is from, for a message."""
+    place = to_place(op.location)
+    name = op.name.removeprefix("stablehlo.")
+    return f"{name} of {place.file}:{place.line}" if place.file else name
 
 
 def is_float(type_: ir.Type) -> bool:

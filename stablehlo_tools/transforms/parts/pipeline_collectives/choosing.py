@@ -51,12 +51,12 @@ def predict(module: ir.Module, hardware: Hardware, held: str | None) -> Predicti
     """
     clock = Clock(hardware, ModuleFacts.of(module).grid.size)
     traced = traced_task_graph(module, clock, "")
-    reading = _Reading(held)
-    ns = reading.nanoseconds(traced, in_loop=False, scheduled=held is None)
-    return Prediction(ns, memory_profile(traced.graph).peak_bytes, reading.holds)
+    timing = _Timing(held)
+    ns = timing.nanoseconds(traced, in_loop=False, scheduled=held is None)
+    return Prediction(ns, memory_profile(traced.graph).peak_bytes, timing.holds)
 
 
-class _Reading:
+class _Timing:
     """Times a program, inner loops first."""
 
     def __init__(self, held: str | None) -> None:

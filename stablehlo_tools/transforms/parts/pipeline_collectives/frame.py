@@ -113,11 +113,11 @@ class Frame:
             return counter
         location = self._body.loop.location
         builder = Builder(self._point, location)
-        kind = counter.type
-        element = ir.RankedTensorType(kind).element_type
+        type_ = counter.type
+        element = ir.RankedTensorType(type_).element_type
         start = constant_integer(counter)
         if start is not None:
-            return builder.splat(wrap(start + amount, kind), [], element)
+            return builder.splat(wrap(start + amount, type_), [], element)
         name = "add" if amount > 0 else "subtract"
         return builder.same(name, counter, builder.splat(abs(amount), [], element))
 
@@ -141,14 +141,14 @@ def hoist(body: LoopBody, ops: Sequence[ir.Operation]) -> ir.Operation:
         frame.run(op, 0)
     moved = {key_of(op) for op in ops}
     read = {v for op in body.ops if key_of(op) not in moved for v in body.reads(op)}
-    wanted = [v for op in ops for v in op.results if v in read or body.carries_of(v)]
-    carried = [frame.get(value, 0) for value in wanted]
-    kinds = [value.type for value in carried]
-    loop = append(body.loop, carried, kinds)
+    carried_on = [v for op in ops for v in op.results if v in read or body.carries_of(v)]
+    carried = [frame.get(value, 0) for value in carried_on]
+    types = [value.type for value in carried]
+    loop = append(body.loop, carried, types)
     condition, block = (region.blocks[0] for region in loop.regions)
-    append_arguments(condition, kinds)
-    arguments = append_arguments(block, kinds)
-    for value, argument in zip(wanted, arguments, strict=True):
+    append_arguments(condition, types)
+    arguments = append_arguments(block, types)
+    for value, argument in zip(carried_on, arguments, strict=True):
         value.replace_all_uses_with(argument)
     append_to_terminator(block, arguments)
     for op in reversed(ops):

@@ -101,7 +101,7 @@ def _waiting(anchor: ir.Operation, made: Sequence[ir.Value]) -> list[ir.Value]:
     """The operands, there already, of large collectives behind an op that do not follow from it."""
     classify = classify_communication(anchor.context)
     follows = set(made)
-    found: dict[ir.Value, None] = {}
+    waiting: dict[ir.Value, None] = {}
     is_behind = False
     for view in anchor.block.operations:
         op = view.operation
@@ -110,9 +110,9 @@ def _waiting(anchor: ir.Operation, made: Sequence[ir.Value]) -> list[ir.Value]:
         elif is_behind:
             collective = classify(op)
             if collective is not None and _is_large(collective):
-                found.update(dict.fromkeys(v for v in op.operands if _is_there(v, anchor)))
+                waiting.update(dict.fromkeys(v for v in op.operands if _is_there(v, anchor)))
         is_behind = is_behind or op == anchor
-    return list(found)
+    return list(waiting)
 
 
 def _is_large(collective: Collective) -> bool:
@@ -135,7 +135,7 @@ def _body_of(traced: TracedGraph, loop: ir.Operation) -> TracedGraph | None:
     for task, body in traced.bodies.items():
         if any(op == loop for op in traced.ops[task]):
             return body
-        found = _body_of(body, loop)
-        if found is not None:
-            return found
+        inner = _body_of(body, loop)
+        if inner is not None:
+            return inner
     return None

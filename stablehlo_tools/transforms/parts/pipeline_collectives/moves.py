@@ -22,11 +22,10 @@ from stablehlo_tools.analysis.loop_values import LoopIndices, is_monotonic, writ
 from stablehlo_tools.analysis.loops import FORMATTING, LoopBody
 from stablehlo_tools.analysis.trip_counts import Counted, counted
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.diagnostics import to_place
 from stablehlo_tools.dialect.names import DYNAMIC_UPDATE_SLICE, WHILE
 from stablehlo_tools.dialect.traits import COLLECTIVES, short_names
 from stablehlo_tools.ir.symbols import functions_by_name
-from stablehlo_tools.ir.values import key_of, producer
+from stablehlo_tools.ir.values import key_of, named, producer
 from stablehlo_tools.ir.walk import walk
 
 MOVABLE = short_names(COLLECTIVES)  # transfers to a host, and Shardy's reshards, keep their place
@@ -102,25 +101,18 @@ def _needed_next(body: LoopBody, collective: Collective, here: Sequence[ir.Opera
     beginning of the next iteration, if that has compute that does not wait for it.
     """
     inside = {key_of(op) for op in here}
-    hanging = body.depending_on([collective.op], later=True)
-    reader = next((op for op in hanging if key_of(op) not in inside), None)
+    dependents = body.depending_on([collective.op], later=True)
+    reader = next((op for op in dependents if key_of(op) not in inside), None)
     if reader is None:
         return ""
     if collective.kind != "collective_permute":
         return f"the next iteration needs its result, for the {named(reader)}"
-    waiting = {key_of(op) for op in hanging}
+    waiting = {key_of(op) for op in dependents}
     if any(body.is_costly(op) and key_of(op) not in waiting for op in body.ops):
         return ""
     return (
         f"all that could hide it in the next iteration needs its result, the {named(reader)} first"
     )
-
-
-def named(op: ir.Operation) -> str:
-    """An op and where it is from, for a message."""
-    place = to_place(op.location)
-    name = op.name.removeprefix("stablehlo.")
-    return f"{name} of {place.file}:{place.line}" if place.file else name
 
 
 def why_unmovable(collective: Collective) -> str:

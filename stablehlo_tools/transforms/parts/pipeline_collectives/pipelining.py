@@ -99,16 +99,16 @@ def next_loop(module: ir.Module) -> ir.Operation | None:
 
 def unmarked(module: ir.Module, name: str) -> list[ir.Operation]:
     """The ops with a mark, inner ones last; they lose it."""
-    found: list[ir.Operation] = []
+    marked: list[ir.Operation] = []
 
     def visit(op: ir.Operation) -> ir.WalkResult:
         if name in op.attributes:
             del op.attributes[name]
-            found.append(op)
+            marked.append(op)
         return ir.WalkResult.ADVANCE
 
     walk(module.operation, visit)
-    return found
+    return marked
 
 
 _SUNK_ON = {
@@ -127,9 +127,11 @@ class OneLoop:
         self._module = module
         self._options = options
         self._facts = facts
-        self.changed = False
         self.notes: list[Diagnostic] = []
+        self.changed = False
         self._not_sunk: list[str] = []  # why each collective of the body is not sunk
+        self._as_it_is: LoopSurvey | None = None  # the loop, until it changes
+        self._own: Prediction | None = None  # of the module, until it changes
 
     def run(self) -> None:
         """Rewrites the loop, kind by kind."""
@@ -142,24 +144,36 @@ class OneLoop:
         if loop is not None:
             del loop.attributes[TO_PIPELINE]
 
+    def _surveyed(self) -> LoopSurvey:
+        """The loop as it stands in the module."""
+        if self._as_it_is is None:
+            self._as_it_is = self._survey(self._module)
+        return self._as_it_is
+
+    def _has_changed(self) -> None:
+        """Forgets what was read of the module before it was rewritten."""
+        self.changed = True
+        self._as_it_is = self._own = None
+
     def _survey(self, module: ir.Module) -> LoopSurvey:
+        """The loop as it stands in the module, or in a copy of it."""
         loop = next_loop(module)
         assert loop is not None, "the loop is marked until it is done"
         return survey_loop(loop, module, self._facts)
 
     def _hoist(self) -> None:
-        surveyed = self._survey(self._module)
+        surveyed = self._surveyed()
         moves = _unchanging(surveyed)
         if not moves or surveyed.fewest < 1 or not self._pays(_hoist_all):
             return
         for move in moves:
             self._note(move.collective, "runs once, before the loop: it sends the same each time")
         _hoist_all(surveyed)
-        self.changed = True
+        self._has_changed()
 
     def _sink(self) -> None:
         """Lets collectives run behind the loop."""
-        surveyed = self._survey(self._module)
+        surveyed = self._surveyed()
         plans = list(_sinkings(surveyed).values())
         chosen = self._sunk_choice(plans)
         for collective, plan in zip(surveyed.collectives, plans, strict=True):
@@ -171,7 +185,7 @@ class OneLoop:
                 self._not_sunk.append(_NO_GAIN)
         if chosen:
             _write_sunk(surveyed, chosen)
-            self.changed = True
+            self._has_changed()
 
     def _sunk_choice(self, plans: Sequence[Sinking | str]) -> frozenset[int]:
         """The groups that are sunk: all, or without those that are stacked, or none."""
@@ -190,7 +204,7 @@ class OneLoop:
 
     def _stage(self) -> None:
         """Moves collectives to iterations before or after their own."""
-        surveyed = self._survey(self._module)
+        surveyed = self._surveyed()
         choice = self._choice(surveyed)
         if choice and isinstance(stages_for(surveyed, choice, self._options.distance), str):
             choice = Choice()
@@ -199,7 +213,7 @@ class OneLoop:
         self._note_branches(surveyed)
         if choice:
             self._write(self._module, surveyed, choice)
-            self.changed = True
+            self._has_changed()
 
     def _note_branches(self, surveyed: LoopSurvey) -> None:
         for op in surveyed.body.ops:
@@ -220,14 +234,16 @@ class OneLoop:
 
     def _judge(self, choice: Choice) -> Prediction | None:
         """What a choice is predicted to make of the program."""
-        copy = copy_module(self._module)
         if choice:
+            copy = copy_module(self._module)
             surveyed = self._survey(copy)
             if isinstance(stages_for(surveyed, choice, self._options.distance), str):
                 return None
             self._write(copy, surveyed, choice)
-        told = self._predicted(copy)
-        return told if told.holds else None
+            predicted = self._predicted(copy)
+        else:
+            predicted = self._predicted_own()
+        return predicted if predicted.holds else None
 
     def _write(self, module: ir.Module, surveyed: LoopSurvey, choice: Choice) -> None:
         """Writes a choice that the loop can have."""
@@ -248,15 +264,21 @@ class OneLoop:
         """
         if self._options.direction != "auto":
             return True
-        own = self._predicted(self._module)
+        own = self._predicted_own()
         copy = copy_module(self._module)
         change(self._survey(copy))
-        told = self._predicted(copy)
+        predicted = self._predicted(copy)
         most = self._options.most_bytes
         if extra is not None and self._options.limit is None:
             most = own.peak_bytes + extra
-        fits = told.peak_bytes <= max(most, own.peak_bytes)
-        return fits and told.ns <= own.ns
+        fits = predicted.peak_bytes <= max(most, own.peak_bytes)
+        return fits and predicted.ns <= own.ns
+
+    def _predicted_own(self) -> Prediction:
+        """What the module takes as it stands."""
+        if self._own is None:
+            self._own = self._predicted(self._module)
+        return self._own
 
     def _predicted(self, module: ir.Module) -> Prediction:
         held = TO_HOLD if self._options.holds else None

@@ -46,7 +46,7 @@ def assign_stages(
 ) -> Stages:
     """The ops `ahead` run `distance` iterations before the others, those `late` as many after.
 
-    `ahead` holds all that it needs, `late` all of the iteration that hangs on it.
+    `ahead` holds all that it needs, `late` all of the iteration that depends on it.
     """
     early, last = {key_of(op) for op in ahead}, {key_of(op) for op in late}
     middle = distance if early else 0
@@ -251,8 +251,8 @@ class _StagedLoop:
 
     def _write_body(self, new: ir.Operation) -> None:
         body = self._body
-        kinds = [operand.type for operand in new.operands]
-        block = new.regions[1].blocks.append(*kinds, arg_locs=[new.location] * len(kinds))
+        types = [operand.type for operand in new.operands]
+        block = new.regions[1].blocks.append(*types, arg_locs=[new.location] * len(types))
         frame = self._frame(ir.InsertionPoint(block), list(block.arguments))
         self._bind_state(frame, list(block.arguments))
         for op in self._order:

@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from stablehlo_tools.analysis.collectives import Collective
 from stablehlo_tools.analysis.loops import LoopBody
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.ir.values import maker_of
-from stablehlo_tools.transforms.parts.pipeline_collectives.moves import is_static_tensor, named
+from stablehlo_tools.ir.values import maker_of, named
+from stablehlo_tools.transforms.parts.pipeline_collectives.moves import is_static_tensor
 from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.opened import OpenedLoop
-from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.sums import is_read_by_condition
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +35,7 @@ def last_value(body: LoopBody, collective: Collective, trips: int | None) -> Las
 
 
 def last_of(body: LoopBody, ops: Sequence[ir.Operation], trips: int | None) -> LastValue | str:
-    """The same of ops and all that hangs on them."""
+    """The same of ops and all that depends on them."""
     if trips is None:
         return "it is not known that the loop runs at all"
     if not trips:
@@ -65,7 +64,7 @@ def why_read(body: LoopBody, carry: int) -> str | None:
         return f"the next iteration reads its result, carry {carry}, in the {named(users[0])}"
     if body.carries_of(argument):
         return f"its result is handed on from carry {carry} to carry {body.carries_of(argument)[0]}"
-    if is_read_by_condition(body, carry):
+    if body.is_read_by_condition(carry):
         return f"the condition reads its result, carry {carry}"
     return None
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from stablehlo_tools.analysis.loops import Key, LoopBody
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.ir.builder import Builder, element_of, shape_of
+from stablehlo_tools.ir.builder import Builder
 from stablehlo_tools.ir.carriers import append_arguments, rebuild, reopened, terminator
 from stablehlo_tools.ir.values import key_of
 from stablehlo_tools.transforms.parts.pipeline_collectives.frame import Frame
@@ -29,10 +29,10 @@ class OpenedLoop:
         for number in dead:
             self._ends[number] = body.arguments[number]
 
-    def carry(self, kind: ir.Type, start: float) -> int:
+    def carry(self, type_: ir.Type, start: float) -> int:
         """The number of a carry that is free, which starts with one number in all elements."""
-        value = self._constant(kind, start)
-        number = next((n for n in self._free if self._starts[n].type == kind), None)
+        value = self._constant(type_, start)
+        number = next((n for n in self._free if self._starts[n].type == type_), None)
         if number is None:
             self._starts.append(value)
             self._ends.append(value)  # until `hand_on` says what
@@ -41,10 +41,10 @@ class OpenedLoop:
         self._starts[number] = value
         return number
 
-    def carry_of_rows(self, value: ir.Value, rows: tuple[int, ...], kind: ir.Type) -> int:
+    def carry_of_rows(self, value: ir.Value, rows: tuple[int, ...], type_: ir.Type) -> int:
         """The carry whose `rows` a value is written to, in turn; the same for all who ask."""
         if (value, rows) not in self._rows:
-            self._rows[value, rows] = self.carry(kind, 0)
+            self._rows[value, rows] = self.carry(type_, 0)
         return self._rows[value, rows]
 
     def open(self) -> None:
@@ -52,12 +52,12 @@ class OpenedLoop:
         old = self.body.loop
         for number in self._free:
             self._starts[number] = self._constant(self._starts[number].type, 0)
-        kinds = [value.type for value in self._starts]
-        self.new = reopened(old, self._starts, kinds)
+        types = [value.type for value in self._starts]
+        self.new = reopened(old, self._starts, types)
         for source, target in zip(old.regions, self.new.regions, strict=True):
             block = source.blocks[0]
             block.append_to(target)
-            append_arguments(block, kinds[len(block.arguments) :])
+            append_arguments(block, types[len(block.arguments) :])
         end = terminator(self.body.block)
         self.inside = ir.InsertionPoint(end)
         self.point = ir.InsertionPoint(old)
@@ -98,22 +98,15 @@ class OpenedLoop:
             return False
         return not any(list(result.uses) for result in op.results)
 
-    def _constant(self, kind: ir.Type, number: float) -> ir.Value:
+    def _constant(self, type_: ir.Type, number: float) -> ir.Value:
         """One number in all elements of a type."""
-        like = ir.RankedTensorType(kind)
+        like = ir.RankedTensorType(type_)
         if not isinstance(like.element_type, ir.ComplexType):
             return self._before.splat(number, like.shape, like.element_type)
         part = self._before.splat(number, like.shape, like.element_type.element_type)
-        return self._before.op("convert", [part], kind)
+        return self._before.op("convert", [part], type_)
 
 
 def build_at(opened: OpenedLoop, location: ir.Location) -> Builder:
     """Writes behind the new loop."""
     return Builder(opened.point, location)
-
-
-def converted(builder: Builder, value: ir.Value, element: ir.Type) -> ir.Value:
-    """A value in another element type."""
-    if element_of(value) == element:
-        return value
-    return builder.op("convert", [value], builder.tensor(shape_of(value), element))

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from stablehlo_tools.analysis.collectives import Collective, classify_communication, tensor_bytes
+from stablehlo_tools.analysis.loop_carries import Trees, tree_reducer
 from stablehlo_tools.analysis.loop_values import LoopIndices
 from stablehlo_tools.analysis.loops import Key, LoopBody
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import DYNAMIC_UPDATE_SLICE
 from stablehlo_tools.ir.builder import element_of, shape_of
 from stablehlo_tools.ir.values import in_block_order, key_of
 from stablehlo_tools.transforms.bucket_collectives import Merger
@@ -28,19 +30,18 @@ from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.last_values i
 )
 from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.opened import OpenedLoop
 from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.rows import (
-    UPDATE,
     RowsWriter,
     Stacked,
     stacked,
     stacked_from,
 )
 from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.sums import (
-    TREES,
     Accumulated,
     SumWriter,
-    Trees,
     accumulated,
 )
+
+_LARGEST = 32 << 20  # bytes of a bucket's operands: beyond, a larger message gains nothing
 
 Plan = Accumulated | LastValue | Stacked
 
@@ -66,8 +67,8 @@ def sinkings(body: LoopBody, indices: LoopIndices, trips: int | None) -> dict[Ke
 
     `trips` is how often the loop runs on every device, None where that is not known or differs.
     """
-    found = _Planner(body, indices, trips).found
-    return {key_of(c.op): found[key_of(c.op)] for c in body.collectives}
+    outcomes = _Planner(body, indices, trips).outcomes
+    return {key_of(c.op): outcomes[key_of(c.op)] for c in body.collectives}
 
 
 class _Planner:
@@ -76,9 +77,9 @@ class _Planner:
     def __init__(self, body: LoopBody, indices: LoopIndices, trips: int | None) -> None:
         self._body = body
         self._number = {key_of(c.op): i for i, c in enumerate(body.collectives)}
-        self.found: dict[Key, Sinking | str] = {}
+        self.outcomes: dict[Key, Sinking | str] = {}
         reasons = {key_of(c.op): why_unsinkable(c) for c in body.collectives}
-        self.found.update({key: reason for key, reason in reasons.items() if reason})
+        self.outcomes.update({key: reason for key, reason in reasons.items() if reason})
         trees = Trees(body)
         self._sums = {key_of(c.op): accumulated(body, c, trees) for c in self._left()}
         self._note_sums()
@@ -90,18 +91,18 @@ class _Planner:
             self._note(group, stacked_from(body, ops, indices, trips))
         for c in self._left():
             key = key_of(c.op)
-            self.found[key] = self._telling(c, self._sums[key], lasts[key], rows[key])
+            self.outcomes[key] = self._telling(c, self._sums[key], lasts[key], rows[key])
 
     def _left(self) -> list[Collective]:
         """The collectives that no way was found for yet."""
-        return [c for c in self._body.collectives if key_of(c.op) not in self.found]
+        return [c for c in self._body.collectives if key_of(c.op) not in self.outcomes]
 
     def _note_sums(self) -> None:
         """A chain that begins at an earlier collective takes later ones of it along."""
         plans = [plan for plan in self._sums.values() if isinstance(plan, Accumulated)]
         for plan in sorted(plans, key=lambda plan: -len(plan.steps)):
             members = [key_of(step.op) for step in plan.steps]
-            self._note([m for m in members if m in self._number and m not in self.found], plan)
+            self._note([m for m in members if m in self._number and m not in self.outcomes], plan)
 
     def _groups(
         self, plans: dict[Key, LastValue | str] | dict[Key, Stacked | str]
@@ -112,8 +113,8 @@ class _Planner:
             if isinstance(plan, str):
                 continue
             op = self._body.ops[self._body.position_of[key]]
-            hanging = self._body.depending_on([op], later=False)
-            members, places = [key], {self._body.position_of[key_of(o)] for o in hanging}
+            dependents = self._body.depending_on([op], later=False)
+            members, places = [key], {self._body.position_of[key_of(o)] for o in dependents}
             for group in [g for g in groups if g[1] & places]:
                 groups.remove(group)
                 members, places = group[0] + members, group[1] | places
@@ -124,7 +125,7 @@ class _Planner:
         group = min((self._number[key] for key in members), default=0)
         for key in members:
             collective = self._body.collectives[self._number[key]]
-            self.found[key] = (
+            self.outcomes[key] = (
                 plan
                 if isinstance(plan, str)
                 else Sinking(collective, _WAYS[type(plan)], group, plan, self._extra(plan))
@@ -133,10 +134,10 @@ class _Planner:
     def _telling(self, collective: Collective, *plans: Plan | str) -> str:
         """Of the reasons against the three ways, that against the one which comes closest."""
         against = [plan if isinstance(plan, str) else "" for plan in plans]
-        hanging = self._body.depending_on([collective.op], later=False)
-        if any(op.name == UPDATE for op in hanging):
+        dependents = self._body.depending_on([collective.op], later=False)
+        if any(op.name == DYNAMIC_UPDATE_SLICE for op in dependents):
             return against[2]
-        adds = (op for op in hanging if op.name in TREES)
+        adds = (op for op in dependents if tree_reducer(op) is not None)
         return against[0] if any(self._is_accumulation(op) for op in adds) else against[1]
 
     def _is_accumulation(self, op: ir.Operation) -> bool:
@@ -163,12 +164,12 @@ class _Planner:
         alike = [p for p in alike if p.signature == plan.signature]
         if plan.leaf.value != alike[0].leaf.value:
             return 0
-        kind = ir.RankedTensorType.get(
+        type_ = ir.RankedTensorType.get(
             shape_of(plan.local), element_of(accumulator), loc=plan.steps[0].op.location
         )
         leaves = {p.leaf.value for p in alike}
         replaces = len(leaves) == len(plan.tree.leaves)
-        return _difference(tensor_bytes(kind), _bytes([accumulator]) if replaces else 0)
+        return _difference(tensor_bytes(type_), _bytes([accumulator]) if replaces else 0)
 
 
 _WAYS: dict[type, Literal["sum", "last", "batch"]] = {
@@ -253,9 +254,6 @@ def _writers(body: LoopBody, chosen: Sequence[Sinking]) -> Iterator[SinkWriter]:
             yield LastWriter(body, plan)
         elif isinstance(plan, Stacked):
             yield RowsWriter(body, plan)
-
-
-_LARGEST = 32 << 20  # bytes of a bucket's operands: beyond, a larger message gains nothing
 
 
 def merge_sunk(module: ir.Module, ops: Sequence[ir.Operation]) -> list[ir.Operation]:

@@ -22,12 +22,12 @@ from stablehlo_tools.analysis.collectives import Collective
 from stablehlo_tools.analysis.loop_values import LoopIndices, is_monotonic
 from stablehlo_tools.analysis.loops import LoopBody
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import DYNAMIC_UPDATE_SLICE
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
-from stablehlo_tools.ir.values import key_of, maker_of
+from stablehlo_tools.ir.values import key_of, maker_of, named
 from stablehlo_tools.transforms.parts.pipeline_collectives.moves import (
     has_sharding,
     is_static_tensor,
-    named,
 )
 from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.opened import (
     OpenedLoop,
@@ -39,9 +39,6 @@ from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.stacked_ops i
     parameters_of,
     run_stacked,
 )
-from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.sums import is_read_by_condition
-
-UPDATE = "stablehlo.dynamic_update_slice"
 
 
 @dataclass(frozen=True)
@@ -76,18 +73,18 @@ def stacked(
 
 
 def stacked_from(
-    body: LoopBody, hanging: Sequence[ir.Operation], indices: LoopIndices, trips: int | None
+    body: LoopBody, dependents: Sequence[ir.Operation], indices: LoopIndices, trips: int | None
 ) -> Stacked | str:
-    """The same of ops and all that hangs on them."""
+    """The same of ops and all that depends on them."""
     if trips is None:
         return "it is not known how often the loop runs"
     if not trips:
         return "the loop never runs"
-    made: set[ir.Value] = {value for op in hanging for value in op.results}
+    made: set[ir.Value] = {value for op in dependents for value in op.results}
     stores: list[Store] = []
     ops: list[ir.Operation] = []
-    for op in hanging:
-        if op.name == UPDATE:
+    for op in dependents:
+        if op.name == DYNAMIC_UPDATE_SLICE:
             store = _store(body, op, indices, trips)
             if isinstance(store, str):
                 return store
@@ -111,7 +108,7 @@ def stacked_from(
 
 
 def _why_not(body: LoopBody, op: ir.Operation, made: set[ir.Value]) -> str | None:
-    """Why an op cannot run on stacked rows; `made` are those that hang on the collective."""
+    """Why an op cannot run on stacked rows; `made` are those that depend on the collective."""
     if body.is_costly(op):
         return f"its result is needed by the {named(op)}"
     carried = [n for value in op.results for n in body.carries_of(value)]
@@ -144,7 +141,7 @@ def _store(body: LoopBody, op: ir.Operation, indices: LoopIndices, trips: int) -
         return f"the buffer, carry {carry}, is also read by the {named(other)}"
     if body.carries_of(buffer) or list(op.operands).count(buffer) > 1:
         return f"the buffer, carry {carry}, is read more than once"
-    if is_read_by_condition(body, carry):
+    if body.is_read_by_condition(carry):
         return f"the condition reads the buffer, carry {carry}"
     if not is_static_tensor(buffer.type) or first is None:
         return f"the {named(op)} writes into a buffer without dimensions of a known size"
@@ -186,8 +183,8 @@ class RowsWriter:
         """A buffer for each value that is stacked, the old ones first."""
         for value in self._plan.read:
             shape = [self._plan.trips, *_row(value)[1:]]
-            kind = ir.RankedTensorType.get(shape, element_of(value), loc=self._body.loop.location)
-            number = opened.carry_of_rows(value, self._plan.stores[0].rows, kind)
+            type_ = ir.RankedTensorType.get(shape, element_of(value), loc=self._body.loop.location)
+            number = opened.carry_of_rows(value, self._plan.stores[0].rows, type_)
             self._numbers.append(number)
 
     def write(self, opened: OpenedLoop) -> tuple[dict[int, ir.Value], list[ir.Operation]]:
@@ -220,8 +217,7 @@ class RowsWriter:
         index = element_of(store.op.operands[2])
         starts = [builder.splat(n, [], index) for n in (store.first, *[0] * (len(whole) - 1))]
         before = self._body.loop.operands[store.carry]
-        name = UPDATE.removeprefix("stablehlo.")
-        return builder.op(name, [before, written, *starts], before.type)
+        return builder.update(before, written, starts)
 
     def _with_row(self, opened: OpenedLoop, number: int, value: ir.Value) -> ir.Value:
         """A buffer with the value of this iteration in its place."""
@@ -235,8 +231,7 @@ class RowsWriter:
         rest = len(_row(value)) - 1
         starts = [first] + [builder.splat(0, [], element_of(first))] * rest
         buffer = opened.argument(number)
-        name = UPDATE.removeprefix("stablehlo.")
-        return builder.op(name, [buffer, row, *starts], buffer.type)
+        return builder.update(buffer, row, starts)
 
     def _run(
         self, opened: OpenedLoop, op: ir.Operation, known: dict[ir.Value, ir.Value]

@@ -7,28 +7,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from stablehlo_tools.analysis.loops import LoopBody, values_used
+from stablehlo_tools.analysis.loops import FORMATTING, LoopBody, values_used
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.traits import ELEMENTWISE
+from stablehlo_tools.dialect.names import DYNAMIC_SLICE, PAD, REDUCE, SHARDING_CONSTRAINT
+from stablehlo_tools.dialect.traits import COLLECTIVES, ELEMENTWISE
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
-from stablehlo_tools.ir.inline import copy_with
+from stablehlo_tools.ir.reshaped_clone import reshaped_clone
 
-Attributes = dict[str, ir.Attribute]
+# A constraint would have to say how the new dimension is sharded.
+_STACKABLE = ELEMENTWISE | COLLECTIVES | {REDUCE} | (FORMATTING - {SHARDING_CONSTRAINT})
+
+# What attributes of these ops say of dimensions: the number of one, the numbers of some, a number
+# for each that the operand has, an entry for each (here what it is of the new first one).
+_ONE_DIMENSION = frozenset(
+    {"all_gather_dim", "concat_dimension", "dimension", "scatter_dimension", "split_dimension"}
+)
+_DIMENSIONS = frozenset({"dimensions"})
+_EVERY_DIMENSION = frozenset({"broadcast_dimensions", "permutation"})
+_FOR_EACH = {
+    "start_indices": 0,
+    "limit_indices": None,  # as many as there are iterations
+    "strides": 1,
+    "edge_padding_low": 0,
+    "edge_padding_high": 0,
+    "interior_padding": 0,
+}
 
 
 def has_rule(op: ir.Operation) -> bool:
     """Whether it is known how to run an op on stacked rows."""
-    return op.name in ELEMENTWISE or op.name in _RULES
+    return op.name in _STACKABLE
 
 
 def parameters_of(op: ir.Operation) -> range:
     """The operands that must be the same in all iterations, by number."""
     count = len(op.operands)
-    if op.name in ("stablehlo.pad", "stablehlo.dynamic_slice"):
+    if op.name in (PAD, DYNAMIC_SLICE):
         return range(1, count)
-    return range(count // 2 if op.name == "stablehlo.reduce" else count, count)
+    return range(count // 2 if op.name == REDUCE else count, count)
 
 
 def captured_by(body: LoopBody, op: ir.Operation) -> list[ir.Value]:
@@ -55,15 +73,11 @@ def run_stacked(
         value if number in fixed else _stacked(op, value, is_stacked, trips, shape, builder)
         for number, (value, is_stacked) in enumerate(operands)
     ]
-    if op.name == "stablehlo.dynamic_slice":
+    if op.name == DYNAMIC_SLICE:
         return [_window(op, given, trips, builder)]
-    copy = copy_with(op, captured, point)
-    for name, attribute in _RULES.get(op.name, _unchanged)(op, trips, builder).items():
-        copy.attributes[name] = attribute
-    for number, value in enumerate(given):
-        copy.operands[number] = value
-    for result in copy.results:
-        result.set_type(builder.tensor([trips, *shape_of(result)], element_of(result)))
+    types = [builder.tensor([trips, *shape_of(old)], element_of(old)) for old in op.results]
+    copy = reshaped_clone(op, given, types, point, captured=captured)
+    _count_from_next(copy, trips, builder)
     return list(copy.results)
 
 
@@ -92,61 +106,19 @@ def _window(op: ir.Operation, operands: Sequence[ir.Value], trips: int, b: Build
     if not starts:
         return value
     first = b.splat(0, [], element_of(starts[0]))
-    return b.dynamic_slice(value, [first, *starts], [trips, *_list(op, "slice_sizes")])
+    return b.dynamic_slice(value, [first, *starts], [trips, *shape_of(op.results[0])])
 
 
-def _unchanged(_op: ir.Operation, _trips: int, _builder: Builder) -> Attributes:
-    return {}
-
-
-def _next_dimension(*names: str) -> Callable[[ir.Operation, int, Builder], Attributes]:
-    """A rule: attributes that count one dimension count it from the new first one."""
-
-    def rule(op: ir.Operation, _trips: int, builder: Builder) -> Attributes:
-        found = ((name, ir.IntegerAttr(op.attributes[name]).value) for name in names)
-        return {name: builder.integer(dimension + 1) for name, dimension in found}
-
-    return rule
-
-
-def _next_dimensions(name: str, first: Sequence[int]) -> Callable[..., Attributes]:
-    """A rule: a list of dimensions, behind those that it begins with."""
-
-    def rule(op: ir.Operation, _trips: int, builder: Builder) -> Attributes:
-        return {name: builder.integers([*first, *(d + 1 for d in _list(op, name))])}
-
-    return rule
-
-
-def _slice(op: ir.Operation, trips: int, builder: Builder) -> Attributes:
-    first = {"start_indices": 0, "limit_indices": trips, "strides": 1}
-    return {name: builder.integers([n, *_list(op, name)]) for name, n in first.items()}
-
-
-def _pad(op: ir.Operation, _trips: int, builder: Builder) -> Attributes:
-    names = ("edge_padding_low", "edge_padding_high", "interior_padding")
-    return {name: builder.integers([0, *_list(op, name)]) for name in names}
-
-
-def _list(op: ir.Operation, name: str) -> list[int]:
-    return list(ir.DenseI64ArrayAttr(op.attributes[name]))
-
-
-_RULES: dict[str, Callable[[ir.Operation, int, Builder], Attributes]] = {
-    "stablehlo.all_gather": _next_dimension("all_gather_dim"),
-    "stablehlo.all_reduce": _unchanged,
-    "stablehlo.all_to_all": _next_dimension("split_dimension", "concat_dimension"),
-    "stablehlo.bitcast_convert": _unchanged,
-    "stablehlo.broadcast_in_dim": _next_dimensions("broadcast_dimensions", [0]),
-    "stablehlo.collective_broadcast": _unchanged,
-    "stablehlo.collective_permute": _unchanged,
-    "stablehlo.concatenate": _next_dimension("dimension"),
-    "stablehlo.dynamic_slice": _unchanged,
-    "stablehlo.pad": _pad,
-    "stablehlo.reduce": _next_dimensions("dimensions", []),
-    "stablehlo.reduce_scatter": _next_dimension("scatter_dimension"),
-    "stablehlo.reshape": _unchanged,
-    "stablehlo.reverse": _next_dimensions("dimensions", []),
-    "stablehlo.slice": _slice,
-    "stablehlo.transpose": _next_dimensions("permutation", [0]),
-}
+def _count_from_next(op: ir.Operation, trips: int, builder: Builder) -> None:
+    """Makes the attributes of an op speak of tensors with one more dimension in front."""
+    for name, attribute in list(op.attributes.items()):
+        if name in _ONE_DIMENSION:
+            op.attributes[name] = builder.integer(ir.IntegerAttr(attribute).value + 1)
+        elif name in _DIMENSIONS or name in _EVERY_DIMENSION:
+            first = [0] if name in _EVERY_DIMENSION else []
+            numbers = [dim + 1 for dim in ir.DenseI64ArrayAttr(attribute)]
+            op.attributes[name] = builder.integers([*first, *numbers])
+        elif name in _FOR_EACH:
+            of_new = _FOR_EACH[name]
+            first = trips if of_new is None else of_new
+            op.attributes[name] = builder.integers([first, *ir.DenseI64ArrayAttr(attribute)])

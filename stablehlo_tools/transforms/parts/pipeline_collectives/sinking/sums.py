@@ -40,169 +40,37 @@ from functools import cached_property
 
 from stablehlo_tools.analysis.channels import channel_number
 from stablehlo_tools.analysis.collectives import Collective
-from stablehlo_tools.analysis.loops import Key, LoopBody
+from stablehlo_tools.analysis.loop_carries import Leaf, Tree, Trees, only_user, tree_reducer
+from stablehlo_tools.analysis.loops import LoopBody
 from stablehlo_tools.analysis.reducers import identity_of, is_identity_of, reducer_kind
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import (
+    COLLECTIVE_BROADCAST,
+    COLLECTIVE_PERMUTE,
+    CONVERT,
+    DIVIDE,
+    GATHER,
+    MULTIPLY,
+    NEGATE,
+    PAD,
+)
+from stablehlo_tools.dialect.traits import Trait, ops_with, ops_with_any
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of, write_reducer
 from stablehlo_tools.ir.constants import splat_of
-from stablehlo_tools.ir.values import key_of, maker_of, producer
-from stablehlo_tools.transforms.parts.pipeline_collectives.moves import is_static_tensor, named
+from stablehlo_tools.ir.reshaped_clone import emptied_clone
+from stablehlo_tools.ir.values import maker_of, named
+from stablehlo_tools.transforms.parts.pipeline_collectives.moves import is_static_tensor
 from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.opened import (
     OpenedLoop,
     build_at,
-    converted,
 )
 
-_ADD, _SUBTRACT = "stablehlo.add", "stablehlo.subtract"
-TREES = frozenset(
-    f"stablehlo.{name}" for name in ("add", "and", "maximum", "minimum", "or", "subtract")
-)
-
-
-@dataclass(frozen=True)
-class Leaf:
-    """A value that a tree combines; `negative` where it is subtracted."""
-
-    value: ir.Value
-    negative: bool
-
-
-@dataclass(frozen=True)
-class Tree:
-    """How a carry is accumulated: `leaves` without the carry itself, which stands in it once."""
-
-    carry: int
-    kind: str
-    leaves: Sequence[Leaf]
-    nodes: Sequence[ir.Operation]  # from the root down
-
-
-class Trees:
-    """The trees of a body, each looked at once."""
-
-    def __init__(self, body: LoopBody) -> None:
-        self._body = body
-        self._over: dict[Key, Tree | str] = {}
-
-    def over(self, op: ir.Operation) -> Tree | str:
-        """The whole tree that an op of TREES is a node of; why it is none of an accumulator."""
-        path: list[ir.Operation] = []
-        while key_of(op) not in self._over:
-            path.append(op)
-            above = self._above(op)
-            if not isinstance(above, ir.Operation):
-                self._over[key_of(op)] = above
-            else:
-                op = above
-        found = self._over[key_of(op)]
-        self._over.update((key_of(node), found) for node in path)
-        return found
-
-    def _above(self, op: ir.Operation) -> ir.Operation | Tree | str:
-        """The node above one, or the tree that it is the root of."""
-        body, value = self._body, op.results[0]
-        carries, users = body.carries_of(value), body.users.get(value, [])
-        if carries:
-            if len(carries) > 1 or users:
-                return f"more than carry {carries[0]} reads what the {named(op)} adds up"
-            return _tree(body, op, carries[0])
-        above = only_user(body, value)
-        if isinstance(above, str) or _kind(above) == _kind(op):
-            return above
-        return f"it is added up, but the {named(above)} reads that in the same iteration"
-
-
-def only_user(body: LoopBody, value: ir.Value) -> ir.Operation | str:
-    """The only op that reads a value, or who else does."""
-    users, carries = body.users.get(value, []), body.carries_of(value)
-    if len(users) == 1 and not carries:
-        return users[0]
-    if carries:
-        return f"carry {carries[0]} takes its result as it is"
-    if not users:
-        return "nothing reads its result"
-    return f"its result is read by the {named(users[0])} and by the {named(users[1])}"
-
-
-def is_read_by_condition(body: LoopBody, carry: int) -> bool:
-    """Whether how often the loop runs depends on a carry."""
-    condition = body.loop.regions[0].blocks[0]
-    return bool(list(condition.arguments[carry].uses))
-
-
-def _tree(body: LoopBody, root: ir.Operation, carry: int) -> Tree | str:
-    accumulator, kind = body.arguments[carry], _kind(root)
-    assert kind is not None, "one of the trees"
-    nodes, leaves = _below(body, root, kind)
-    here = [leaf for leaf in leaves if leaf.value == accumulator]
-    if len(here) != 1 or here[0].negative:
-        return f"the {named(root)} does not add it to carry {carry}"
-    reason = _why_not_private(body, carry, nodes)
-    if reason:
-        return reason
-    return Tree(carry, kind, [leaf for leaf in leaves if leaf != here[0]], nodes)
-
-
-def _below(body: LoopBody, root: ir.Operation, kind: str) -> tuple[list[ir.Operation], list[Leaf]]:
-    """The nodes of a tree, from the root down, and what it combines, from left to right."""
-    nodes, leaves = [root], list[Leaf]()
-    pending = _operands(root, negative=False)
-    while pending:
-        leaf = pending.pop()
-        maker = producer(leaf.value)
-        if maker is None or _kind(maker) != kind or not _is_read_once(body, leaf.value):
-            leaves.append(leaf)
-            continue
-        nodes.append(maker)
-        pending += _operands(maker, negative=leaf.negative)
-    return nodes, leaves
-
-
-def _operands(node: ir.Operation, *, negative: bool) -> list[Leaf]:
-    """What a node combines, the right operand first."""
-    left, right = node.operands
-    flips = node.name == _SUBTRACT
-    return [Leaf(right, negative != flips), Leaf(left, negative)]
-
-
-def _is_read_once(body: LoopBody, value: ir.Value) -> bool:
-    """Whether a value of the body is one operand of one op."""
-    users = body.users.get(value, [])
-    if not body.is_inside(value) or len(users) != 1 or body.carries_of(value):
-        return False
-    return list(users[0].operands).count(value) == 1
-
-
-def _kind(op: ir.Operation) -> str | None:
-    """What an op accumulates by; None for ops that do not."""
-    if op.name not in TREES:
-        return None
-    return (_ADD if op.name == _SUBTRACT else op.name).removeprefix("stablehlo.")
-
-
-def _why_not_private(body: LoopBody, carry: int, nodes: Sequence[ir.Operation]) -> str | None:
-    """Whether anything but its own tree could tell how far an accumulator has come."""
-    accumulator = body.arguments[carry]
-    own = {key_of(node) for node in nodes}
-    other = next((u for u in body.users.get(accumulator, []) if key_of(u) not in own), None)
-    if other is not None:
-        return f"the accumulator, carry {carry}, is also read by the {named(other)}"
-    if body.carries_of(accumulator):
-        return f"the accumulator is also handed on as carry {body.carries_of(accumulator)[0]}"
-    if is_read_by_condition(body, carry):
-        return f"the condition reads the accumulator, carry {carry}"
-    return None
-
-
-REDUCING = frozenset({"stablehlo.all_reduce", "stablehlo.reduce_scatter"})
-_COMPLETE = frozenset({"stablehlo.all_gather", "stablehlo.all_to_all"})
-_SENDING = frozenset({"stablehlo.collective_permute", "stablehlo.collective_broadcast"})
-_MOVING = frozenset(
-    f"stablehlo.{name}"
-    for name in ("broadcast_in_dim", "dynamic_slice", "reshape", "reverse", "slice", "transpose")
-)
-_SCALING = frozenset({"stablehlo.multiply", "stablehlo.divide"})
-CONVERT = "stablehlo.convert"
+_REDUCING = ops_with(Trait.ACROSS_DEVICES)
+# A device that nobody sends to has zeros: the identity of a sum alone.
+_SENDING = frozenset({COLLECTIVE_PERMUTE, COLLECTIVE_BROADCAST})
+# What moves elements, to every device of a group if to another one; not a gather, which is costly.
+_MOVING = ops_with_any(Trait.LAYOUT | Trait.PIECE | Trait.EXCHANGE) - _SENDING - {GATHER}
+_SCALING = frozenset({MULTIPLY, DIVIDE})
 _LEAST_FLOAT = 16  # bits of an accumulator of floats
 _WIDER = {"bf16": ("f32", "f64"), "f16": ("f32", "f64"), "f32": ("f64",)}
 
@@ -216,16 +84,16 @@ class ChainOp:
 
 
 def why_not_linear(
-    body: LoopBody, steps: Sequence[ChainOp], kind: str, element: ir.Type
+    body: LoopBody, steps: Sequence[ChainOp], reducer: str, element: ir.Type
 ) -> str | None:
-    """Why a chain is not linear for accumulation by `kind` in elements of a type."""
-    if not _accumulates(kind, element):
-        return f"it is accumulated by {kind} of {element}"
+    """Why a chain is not linear for accumulation by `reducer` in elements of a type."""
+    if not _accumulates(reducer, element):
+        return f"it is accumulated by {reducer} of {element}"
     for step in steps:
-        reason = _why_not(body, step, kind)
+        reason = _why_not(body, step, reducer)
         if reason:
             return reason
-    return _why_not_widened(steps, kind)
+    return _why_not_widened(steps, reducer)
 
 
 def signature(step: ChainOp) -> tuple[object, ...]:
@@ -243,7 +111,7 @@ def signature(step: ChainOp) -> tuple[object, ...]:
 
 def takes_number(op: ir.Operation) -> bool:
     """Whether what an op of a chain reads besides is of the chain's element type."""
-    return op.name in _SCALING or op.name == "stablehlo.pad"
+    return op.name in _SCALING or op.name == PAD
 
 
 def _described(value: ir.Value) -> object:
@@ -251,39 +119,39 @@ def _described(value: ir.Value) -> object:
     return value if splat is None else (repr(splat), str(value.type))
 
 
-def _accumulates(kind: str, element: ir.Type) -> bool:
+def _accumulates(reducer: str, element: ir.Type) -> bool:
     """Whether the identity of an accumulation is known, and a total of it is well defined."""
     if isinstance(element, ir.FloatType):
         wide = element.width >= _LEAST_FLOAT
-        return wide and kind in ("add", "maximum", "minimum")
-    if not isinstance(element, ir.IntegerType) or (kind == "add" and element.width == 1):
+        return wide and reducer in ("add", "maximum", "minimum")
+    if not isinstance(element, ir.IntegerType) or (reducer == "add" and element.width == 1):
         return False
-    return identity_of(kind, element) is not None
+    return identity_of(reducer, element) is not None
 
 
-def _why_not(body: LoopBody, step: ChainOp, kind: str) -> str | None:
+def _why_not(body: LoopBody, step: ChainOp, reducer: str) -> str | None:
     op = step.op
     if not all(is_static_tensor(value.type) for value in (*op.operands, *op.results)):
         return f"the {named(op)} has a value without a static shape"
     others = [value for i, value in enumerate(op.operands) if i != step.through]
     if not all(body.is_indexed(value) and not body.is_moving(value) for value in others):
         return f"the {named(op)} has another operand that changes in the loop"
-    if op.name in REDUCING:
-        return _why_not_reduced(op, kind)
-    if op.name in _MOVING | _COMPLETE:
+    if op.name in _REDUCING:
+        return _why_not_reduced(op, reducer)
+    if op.name in _MOVING:
         return None if step.through == 0 else f"the {named(op)} reads it as an index"
     if op.name == CONVERT:
         return _why_not_converted(op)
-    if kind == "add" and _is_additive(step, others):
+    if reducer == "add" and _is_additive(step, others):
         return None
-    return f"the {named(op)} is not linear for {kind}"
+    return f"the {named(op)} is not linear for {reducer}"
 
 
-def _why_not_reduced(op: ir.Operation, kind: str) -> str | None:
+def _why_not_reduced(op: ir.Operation, reducer: str) -> str | None:
     if len(op.operands) != 1:
         return f"the {named(op)} has several operands"
-    if reducer_kind(op.regions[0].blocks[0]) != kind:
-        return f"the {named(op)} reduces otherwise than by {kind}"
+    if reducer_kind(op.regions[0].blocks[0]) != reducer:
+        return f"the {named(op)} reduces otherwise than by {reducer}"
     if element_of(op.operands[0]) != element_of(op.results[0]):
         return f"the {named(op)} changes the element type"
     return None
@@ -292,13 +160,13 @@ def _why_not_reduced(op: ir.Operation, kind: str) -> str | None:
 def _is_additive(step: ChainOp, others: Sequence[ir.Value]) -> bool:
     """Whether an op is linear for addition alone."""
     op = step.op
-    if op.name == "stablehlo.negate" or op.name in _SENDING:
+    if op.name == NEGATE or op.name in _SENDING:
         return True
-    if op.name == "stablehlo.pad":
+    if op.name == PAD:
         return step.through == 0 and is_identity_of("add", others[0])
     if op.name not in _SCALING:
         return False
-    if op.name == "stablehlo.multiply":
+    if op.name == MULTIPLY:
         return True
     return step.through == 0 and isinstance(element_of(op.results[0]), ir.FloatType)
 
@@ -322,15 +190,15 @@ def _is_wider(before: ir.FloatType, after: ir.FloatType) -> bool:
     return before == after or str(after) in _WIDER.get(str(before), ())
 
 
-def _why_not_widened(steps: Sequence[ChainOp], kind: str) -> str | None:
+def _why_not_widened(steps: Sequence[ChainOp], reducer: str) -> str | None:
     """Integers that wrap around before they are widened would not do so afterwards."""
-    if kind != "add" or not isinstance(element_of(steps[0].op.operands[0]), ir.IntegerType):
+    if reducer != "add" or not isinstance(element_of(steps[0].op.operands[0]), ir.IntegerType):
         return None
     computed: ir.Operation | None = None
     for step in steps:
         if step.op.name == CONVERT and computed is not None:
             return f"the {named(computed)} may wrap around before the {named(step.op)}"
-        if step.op.name in REDUCING | _SCALING or step.op.name == "stablehlo.negate":
+        if step.op.name in _REDUCING | _SCALING or step.op.name == NEGATE:
             computed = step.op
     return None
 
@@ -353,7 +221,7 @@ class Accumulated:
     def signature(self) -> tuple[object, ...]:
         """Equal for leaves that one local accumulator can hold together."""
         shape = tuple(shape_of(self.local))
-        steps = [signature(step) for step in self.steps if step.op.name != "stablehlo.convert"]
+        steps = [signature(step) for step in self.steps if step.op.name != CONVERT]
         return (self.tree.carry, self.leaf.negative, shape, tuple(steps))
 
 
@@ -361,7 +229,7 @@ def accumulated(body: LoopBody, collective: Collective, trees: Trees) -> Accumul
     """How a collective can run on an accumulator, or why it cannot."""
     steps: list[ChainOp] = []
     op, value = collective.op, collective.op.operands[0]
-    while op.name not in TREES:
+    while tree_reducer(op) is None:
         if len(op.results) != 1 or list(op.operands).count(value) != 1:
             return f"the {named(op)} is not linear"
         steps.append(ChainOp(op, list(op.operands).index(value)))
@@ -374,13 +242,13 @@ def accumulated(body: LoopBody, collective: Collective, trees: Trees) -> Accumul
     if isinstance(tree, str):
         return tree
     element = element_of(body.arguments[tree.carry])
-    reason = why_not_linear(body, steps, tree.kind, element)
+    reason = why_not_linear(body, steps, tree.reducer, element)
     if reason:
         return reason
-    found = [leaf for leaf in tree.leaves if leaf.value == value]
-    if len(found) != 1:
+    leaves = [leaf for leaf in tree.leaves if leaf.value == value]
+    if len(leaves) != 1:
         return f"carry {tree.carry} takes its result in more than once"
-    return Accumulated(tree, found[0], steps)
+    return Accumulated(tree, leaves[0], steps)
 
 
 class SumWriter:
@@ -402,13 +270,13 @@ class SumWriter:
 
     def take_carries(self, opened: OpenedLoop) -> None:
         """A local accumulator for each kind of chain."""
-        identity = identity_of(self._tree.kind, self._element)
+        identity = identity_of(self._tree.reducer, self._element)
         assert identity is not None, "of an accumulation that was planned"
         for leaves in self._alike.values():
-            kind = ir.RankedTensorType.get(
+            type_ = ir.RankedTensorType.get(
                 shape_of(leaves[0].local), self._element, loc=self._body.loop.location
             )
-            self._numbers.append(opened.carry(kind, identity))
+            self._numbers.append(opened.carry(type_, identity))
 
     def write(self, opened: OpenedLoop) -> tuple[dict[int, ir.Value], list[ir.Operation]]:
         """Writes the body's share, and the totals."""
@@ -419,7 +287,7 @@ class SumWriter:
         total = opened.result(carry) if self._staying else self._start
         collectives: list[ir.Operation] = []
         for number, leaves in zip(self._numbers, self._alike.values(), strict=True):
-            parts = [Leaf(converted(inside, p.local, self._element), False) for p in leaves]
+            parts = [Leaf(inside.convert(p.local, self._element), False) for p in leaves]
             opened.hand_on(number, self._added(inside, opened.argument(number), parts))
             value = self._finished(opened, opened.result(number), leaves[0].steps, collectives)
             sign = leaves[0].leaf.negative
@@ -429,7 +297,7 @@ class SumWriter:
     def _added(self, builder: Builder, total: ir.Value, leaves: Sequence[Leaf]) -> ir.Value:
         for leaf in leaves:
             total = builder.same(
-                "subtract" if leaf.negative else self._tree.kind, total, leaf.value
+                "subtract" if leaf.negative else self._tree.reducer, total, leaf.value
             )
         return total
 
@@ -454,20 +322,12 @@ class SumWriter:
         builder = build_at(opened, op.location)
         operands = [opened.after.get(other, 0) for other in _others(step)]
         if takes_number(op):
-            operands = [converted(builder, other, self._element) for other in operands]
+            operands = [builder.convert(other, self._element) for other in operands]
         operands.insert(step.through, value)
-        kind = builder.tensor(shape_of(op.results[0]), self._element)
-        new = ir.Operation.create(
-            op.name,
-            results=[kind],
-            operands=operands,
-            attributes=dict(op.attributes.items()),
-            regions=len(op.regions),
-            loc=op.location,
-            ip=opened.point,
-        )
-        if op.name in REDUCING:
-            write_reducer(self._tree.kind, self._element, new.regions[0], op.location)
+        type_ = builder.tensor(shape_of(op.results[0]), self._element)
+        new = emptied_clone(op, operands, [type_], opened.point, keep_shardings=True)
+        if op.name in _REDUCING:
+            write_reducer(self._tree.reducer, self._element, new.regions[0], op.location)
         return new.results[0]
 
 
