@@ -1,20 +1,35 @@
-"""Writes the ops of a block again for another number of samples."""
+"""Writes the ops of a block again for another number of samples.
+
+    %y = stablehlo.dot_general %x, %w : (tensor<2x4xf32>, tensor<4x4xf32>) -> tensor<2x4xf32>
+  ==>                                                                      // for 6 samples
+    %y = stablehlo.dot_general %h, %w : (tensor<6x4xf32>, tensor<4x4xf32>) -> tensor<6x4xf32>
+
+The samples are followed as a batch that is divided into one part a sample; ops must take each part
+by itself. Constants and broadcasts that a sample shares with others are written for more of them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stablehlo_tools.analysis.dimension_propagation.graph import WHILE, Body, Graph, Node
+from stablehlo_tools.analysis.dimension_propagation.graph import Body, Graph, Node
 from stablehlo_tools.analysis.dimension_propagation.layout import Layout, Step, reshaped
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims, propagate
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.traits import ELEMENTWISE
+from stablehlo_tools.dialect.dimensions import dimensions_of
+from stablehlo_tools.dialect.factors import FactorRole
+from stablehlo_tools.dialect.names import CONCATENATE, IOTA, RESHAPE, SLICE, WHILE
+from stablehlo_tools.dialect.traits import ELEMENTWISE, LAYOUT
 from stablehlo_tools.ir.builder import element_of, shape_of
 from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.constants import CONSTANTS, copy_constant, is_splat
 from stablehlo_tools.ir.inline import copy_with
 from stablehlo_tools.ir.reshaped_clone import Resize, emptied_clone, reshaped_clone
 from stablehlo_tools.ir.values import producer
+
+# What is written again where a value that is the same for all samples is needed for more of them:
+# ops that exporters make such values by. A reverse has never been among them.
+_FOLLOWED_BACK = ELEMENTWISE | LAYOUT - {"stablehlo.reverse"} | {CONCATENATE, IOTA, SLICE}
 
 Layouts = dict[int, Layout]
 
@@ -157,15 +172,12 @@ class Scaling:
             raise NotScaledError(_owner(value))
         if op.name in CONSTANTS and is_splat(op):
             return copy_constant(op, type_, point)
-        if op.name == "stablehlo.iota" and _integer(op, "iota_dimension") != layout.dim:
-            wanted: Sequence[Layout | None] | None = ()
-        else:
-            wanted = below(op, layout, self._dims.parts)
-        if wanted is None:
+        layouts = _operand_layouts(op, layout, self._dims.parts)
+        if layouts is None:
             raise NotScaledError(op)
         operands = [
             self._values[value] if inner is None else self._repeated(value, inner, point)
-            for value, inner in zip(op.operands, wanted, strict=True)
+            for value, inner in zip(op.operands, layouts, strict=True)
         ]
         return reshaped_clone(op, operands, [type_], point, self._resize(layout)).results[0]
 
@@ -203,10 +215,10 @@ class Scaling:
         for node in body.nodes:
             self._node(node, point)
         end = terminator(body.block)
-        wanted = layouts if len(end.operands) == len(layouts) else [None] * len(end.operands)
+        is_condition = len(end.operands) != len(layouts)  # of a while: it returns one boolean
         returned = [
             self._taken(value, layout, point)
-            for value, layout in zip(end.operands, wanted, strict=True)
+            for value, layout in zip(end.operands, [None] if is_condition else layouts, strict=True)
         ]
         ir.Operation.create(end.name, operands=returned, loc=end.location, ip=point)
 
@@ -217,31 +229,26 @@ def _owner(value: ir.Value) -> ir.Operation:
     return owner.owner.operation if isinstance(owner, ir.Block) else owner.operation
 
 
-def below(op: ir.Operation, layout: Layout, parts: int) -> Sequence[Layout | None] | None:
-    """The layouts of the operands of an op whose result, the same for all samples, is to have one.
+def _operand_layouts(
+    op: ir.Operation, layout: Layout, parts: int
+) -> Sequence[Layout | None] | None:
+    """The layouts of the operands of an op whose result, the same for all samples, is to have one:
+    its dimensions followed backwards, up to where it repeats elements.
 
     None for ops of which that is not known.
     """
-    shape = tuple(shape_of(op.results[0]))
-    shapes = [tuple(shape_of(value)) for value in op.operands]
-    if op.name in ELEMENTWISE:
-        return [layout if inner == shape else None for inner in shapes]
-    if op.name == "stablehlo.broadcast_in_dim":
-        dims = list(ir.DenseI64ArrayAttr(op.attributes["broadcast_dimensions"]))
-        if layout.dim not in dims or shapes[0][dims.index(layout.dim)] != shape[layout.dim]:
-            return [None]
-        return [layout.at(dims.index(layout.dim))]
-    if op.name == "stablehlo.reshape":
-        inner = reshaped(layout, shape, shapes[0], parts)
-        return None if inner is None else [inner]
-    if op.name == "stablehlo.transpose":
-        return [layout.at(list(ir.DenseI64ArrayAttr(op.attributes["permutation"]))[layout.dim])]
-    if op.name == "stablehlo.concatenate" and _integer(op, "dimension") != layout.dim:
-        return [layout] * len(shapes)
-    if op.name == "stablehlo.slice" and shapes[0][layout.dim] == shape[layout.dim]:
-        return [layout]
-    return None
-
-
-def _integer(op: ir.Operation, name: str) -> int:
-    return ir.IntegerAttr(op.attributes[name]).value
+    relation = dimensions_of(op) if op.name in _FOLLOWED_BACK else None
+    if relation is None:
+        return None
+    if op.name == RESHAPE:
+        before = reshaped(layout, relation.results[0], relation.operands[0], parts)
+        return None if before is None else [before]
+    layouts: list[Layout | None] = [None for _ in op.operands]
+    for factor in relation.along_result(0, layout.dim):
+        if factor.role is FactorRole.REPEATED:
+            continue
+        if factor.role is not FactorRole.KEPT:
+            return None
+        for along in factor.operands:
+            layouts[along.tensor] = layout.at(along.dim)
+    return layouts
