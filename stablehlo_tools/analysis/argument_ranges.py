@@ -20,9 +20,11 @@ from typing import Literal
 from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import (
+    BARRIER,
     CONVERT,
     DYNAMIC_UPDATE_SLICE,
     PAD,
+    POWER,
     SCATTER,
     SELECT,
     SHARDING_CONSTRAINT,
@@ -70,7 +72,6 @@ _WANTED = {
     **dict.fromkeys(ops_with(Trait.OF_POSITIVE), POSITIVE),
     **dict.fromkeys(ops_with(Trait.OF_UNIT), UNIT),
 }
-_POWER = "stablehlo.power"
 _MULTIPLY, _NEGATE = "stablehlo.multiply", "stablehlo.negate"
 _INTEGER_DIVISION = frozenset({"stablehlo.divide", "stablehlo.remainder"})
 
@@ -126,7 +127,7 @@ def _wanted(op: ir.Operation) -> Iterator[tuple[ir.Value, Range]]:
         yield _above_minus_one(op.operands[0])
     elif name in _WANTED and is_float(op.operands[0].type):
         yield op.operands[0], _WANTED[name]
-    elif name == _POWER and is_float(op.operands[0].type):
+    elif name == POWER and is_float(op.operands[0].type):
         exponent = splat_of(op.operands[1])
         if not isinstance(exponent, float) or not exponent.is_integer():
             yield op.operands[0], POSITIVE
@@ -219,7 +220,7 @@ def _arithmetic(op: ir.Operation, wanted: Range) -> list[tuple[ir.Value, Range]]
         return [] if is_square else [(operand, wanted) for operand in operands]
     if op.name in _SUMS and wanted == POSITIVE:
         return [(operand, wanted) for operand in operands]
-    if op.name in (_POWER, "stablehlo.sqrt"):
+    if op.name in (POWER, "stablehlo.sqrt"):
         return [(operands[0], wanted)]
     if op.name == "stablehlo.subtract":  # 1 - p, a probability or its complement
         minuend = splat_of(operands[0])
@@ -292,9 +293,6 @@ def _is_integer_scalar(value: ir.Value) -> bool:
     )
 
 
-_BARRIER = "stablehlo.optimization_barrier"
-
-
 class Origins:
     """Follows the values of one module backwards, across calls, loops, branches and computations.
 
@@ -335,7 +333,7 @@ class Origins:
             argument = ir.BlockArgument(value)
             return self._into(argument.owner.owner.operation, argument.arg_number)
         number = ir.OpResult(value).result_number
-        if op.name == _BARRIER:
+        if op.name == BARRIER:
             return [op.operands[number]]
         if op.name == WHILE:
             return _carried(op, number)

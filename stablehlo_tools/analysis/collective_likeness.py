@@ -32,12 +32,12 @@ from stablehlo_tools.analysis.replica_groups import GroupMode, ProcessGroups
 from stablehlo_tools.analysis.tensor_shardings import SHARDING
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.frontend_attributes import FRONTEND_ATTRIBUTES, LAYOUTS, steering
+from stablehlo_tools.dialect.names import BARRIER
 from stablehlo_tools.ir.builder import element_of, shape_of
 
 REDUCING = frozenset({"all_reduce", "reduce_scatter"})
 EXCHANGING = frozenset({"all_gather", "all_to_all", "collective_permute"})
 _ALONG = frozenset({"all_gather", "reduce_scatter", "all_to_all"})
-_BARRIER = "stablehlo.optimization_barrier"
 _XLA_SHARDING = "mhlo.sharding"
 
 # What the constraints judge in a way of their own, or what merging changes.
@@ -189,7 +189,7 @@ def _is_chained(op: ir.Operation) -> bool:
 
 
 def _holds_token(op: ir.Operation | ir.OpView) -> bool:
-    if op.operation.name != _BARRIER:
+    if op.operation.name != BARRIER:
         return False
     return any(not isinstance(value.type, ir.ShapedType) for value in op.operands)
 

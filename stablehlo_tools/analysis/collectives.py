@@ -44,7 +44,7 @@ from stablehlo_tools.dialect.custom_calls import (
     start_of_done,
     target_of,
 )
-from stablehlo_tools.dialect.names import BARRIER, CUSTOM_CALL
+from stablehlo_tools.dialect.names import ASYNC_START, BARRIER, CUSTOM_CALL
 from stablehlo_tools.dialect.traits import CARRIERS, Trait, ops_with_any
 from stablehlo_tools.ir.async_calls import detached_collective
 from stablehlo_tools.ir.symbols import functions_around, symbol_name
@@ -53,8 +53,7 @@ from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.order.program import UNKNOWN_CALL
 
 _KINDS = {name: name.partition(".")[2] for name in ops_with_any(Trait.COLLECTIVE | Trait.TRANSFER)}
-_ASYNC_START = "stablehlo.async_start"
-_CANDIDATES = frozenset(_KINDS) | {_ASYNC_START, CUSTOM_CALL}
+_CANDIDATES = frozenset(_KINDS) | {ASYNC_START, CUSTOM_CALL}
 
 # What may stand between a start and its done: it hands values on as they are.
 _MAY_HAND_ON = CARRIERS | {BARRIER}
@@ -88,7 +87,7 @@ class Collective:
     @property
     def is_async(self) -> bool:
         """Whether this is the start of an async pair."""
-        return self.op.name == _ASYNC_START or self.is_async_call
+        return self.op.name == ASYNC_START or self.is_async_call
 
     @property
     def is_async_call(self) -> bool:
@@ -357,7 +356,7 @@ def _check_done(done: ir.Operation, start: str) -> None:
 
 
 def _collective(op: ir.Operation, custom_calls: _CustomCalls) -> Collective | None:
-    if op.name == _ASYNC_START:
+    if op.name == ASYNC_START:
         inner = op.regions[0].blocks[0].operations[0].operation
         return Collective(op, inner, _KINDS.get(str(inner.name)) or str(inner.name))
     if op.name == CUSTOM_CALL:

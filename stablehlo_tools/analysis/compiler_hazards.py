@@ -22,7 +22,7 @@ from stablehlo_tools.analysis.collectives import Collective
 from stablehlo_tools.analysis.replica_groups import GroupMode
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.custom_calls import is_async_done
-from stablehlo_tools.dialect.names import ALL_GATHER, ALL_REDUCE
+from stablehlo_tools.dialect.names import ALL_GATHER, ALL_REDUCE, BARRIER, CONVERT, DYNAMIC_SLICE
 from stablehlo_tools.dialect.traits import (
     COLLECTIVES,
     Trait,
@@ -33,11 +33,7 @@ from stablehlo_tools.dialect.traits import (
 )
 from stablehlo_tools.ir.values import producer
 
-_BARRIER = "stablehlo.optimization_barrier"
-_CONVERT = "stablehlo.convert"
-_PART = "stablehlo.dynamic_slice"
-_ALL_REDUCE = "stablehlo.all_reduce"
-_ALIKE = frozenset({_ALL_REDUCE, "stablehlo.all_gather"})  # within each group
+_ALIKE = frozenset({ALL_REDUCE, "stablehlo.all_gather"})  # within each group
 _UNLIKE = (
     ops_with_any(
         Trait.COLLECTIVE | Trait.BRANCH | Trait.LOOP | Trait.RANDOM | Trait.DEVICE_ID | Trait.OPAQUE
@@ -72,14 +68,14 @@ class Surroundings:
             return ""
         over_replicas = kind == "all_reduce" and collective.group_mode is GroupMode.CROSS_REPLICA
         groups = collective.group_attribute("replica_groups") if over_replicas else None
-        is_free = kind in _COMPUTED and maker.name != _BARRIER
+        is_free = kind in _COMPUTED and maker.name != BARRIER
         if (is_free or over_replicas) and self._is_alike(value, groups):
             if is_free and (groups is None or self._is_alike(value, None)):
                 return "of a constant"
             return "of what all replicas have alike"
-        if maker.name == _CONVERT:
+        if maker.name == CONVERT:
             return f"of what is converted from {_element(maker.operands[0])}"
-        is_alone = kind == "all_reduce" and maker.name == _ALL_REDUCE and _user(value) is not None
+        is_alone = kind == "all_reduce" and maker.name == ALL_REDUCE and _user(value) is not None
         return "of an all_reduce" if is_alone else ""
 
     def _is_alike(self, value: ir.Value, groups: ir.Attribute | None) -> bool:
@@ -105,7 +101,7 @@ def _computed_from(value: ir.Value, groups: ir.Attribute | None) -> list[ir.Valu
         return None
     if maker.name in _ALIKE:
         return [] if groups is not None and maker.attributes["replica_groups"] == groups else None
-    if maker.name == _BARRIER:
+    if maker.name == BARRIER:
         return [maker.operands[ir.OpResult(value).result_number]]
     return list(maker.operands)
 
@@ -116,11 +112,11 @@ def _after(kind: str, value: ir.Value) -> str:
         user = _user(user.results[0])
     if user is None:
         return ""
-    if user.name == _CONVERT:
+    if user.name == CONVERT:
         return f"converted to {_element(user.results[0])}"
-    if kind in _PARTED and user.name == _PART:
+    if kind in _PARTED and user.name == DYNAMIC_SLICE:
         return "of which a part is taken"
-    return "in an all_reduce" if kind == "all_reduce" and user.name == _ALL_REDUCE else ""
+    return "in an all_reduce" if kind == "all_reduce" and user.name == ALL_REDUCE else ""
 
 
 def _user(value: ir.Value) -> ir.Operation | None:

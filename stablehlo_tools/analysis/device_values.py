@@ -19,14 +19,13 @@ from stablehlo_tools.analysis.device_arithmetic import COMPUTED, Values, element
 from stablehlo_tools.analysis.replica_groups import AxisRef, DeviceMesh, mesh_axes_groups
 from stablehlo_tools.analysis.shardings import manual_axes, sharding_axes, sharding_per_value
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.names import MANUAL_COMPUTATION, WHILE
+from stablehlo_tools.dialect.names import BARRIER, MANUAL_COMPUTATION, WHILE
 from stablehlo_tools.dialect.traits import CALLS, DEVICE_IDS
 from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.symbols import FUNCTION, callee_name, functions_by_name, symbol_name
 from stablehlo_tools.ir.values import producer
 from stablehlo_tools.ir.walk import walk
 
-_BARRIER = "stablehlo.optimization_barrier"
 _LARGEST = 1 << 16  # elements of a tensor that is looked at
 _LARGEST_ON_ALL = 1 << 20  # the same, all devices together
 _MOST_NESTED = 8  # calls, each evaluated by itself
@@ -91,7 +90,7 @@ class DeviceValues:
         position = ir.OpResult(value).result_number
         if op.name in DEVICE_IDS:
             return self._ids(op.name)
-        if op.name == _BARRIER:
+        if op.name == BARRIER:
             return self._of(op.operands[position], call, depth)
         if op.name == WHILE:
             return self._carry(op, position, call, depth)

@@ -8,13 +8,12 @@ from stablehlo_tools.analysis.collectives import find_collectives
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.gspmd import begins_shard_map
-from stablehlo_tools.dialect.names import CALL, COMPOSITE, MANUAL_COMPUTATION
+from stablehlo_tools.dialect.names import CALL, COMPOSITE, MANUAL_COMPUTATION, PARTITION_ID
 from stablehlo_tools.ir.symbols import callee_name, functions_by_name
 from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.order.program import UNKNOWN_CALL
 
 ENTRY = "main"
-_PARTITION_ID = "stablehlo.partition_id"
 # Of a program for all devices.
 _LEGAL_OUTSIDE = frozenset({"custom_call", UNKNOWN_CALL, "infeed", "outfeed"})
 
@@ -63,7 +62,7 @@ def is_per_device(module: ir.Module) -> bool:
             return ir.WalkResult.SKIP
         if begins_shard_map(op):
             in_shard_map = True
-        if op.name == _PARTITION_ID or op in communicating:
+        if op.name == PARTITION_ID or op in communicating:
             is_annotated = True
         if op.name in (CALL, COMPOSITE) and callee_name(op) not in seen:
             seen.add(callee_name(op))

@@ -28,7 +28,7 @@ from stablehlo_tools.analysis.trip_counts import constant_trips
 from stablehlo_tools.analysis.uniformity import Uniformity, Variation, number_classes
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import to_place
-from stablehlo_tools.dialect.names import WHILE
+from stablehlo_tools.dialect.names import COMPARE, REPLICA_ID, WHILE
 from stablehlo_tools.dialect.traits import (
     BRANCHES,
     COMPUTATIONS,
@@ -133,7 +133,6 @@ MOVING = ops_with(Trait.IRREVERSIBLE)  # what is computed by one is not what it 
 _STEPS = _names("add subtract")
 _FACTORS = _names("multiply")  # of floats: integers run into zero and stay there
 _CONNECTIVES = _names("and or not")
-_COMPARE = "stablehlo.compare"
 _MOST_LOOKED_AT = 64  # ops of a condition
 
 
@@ -170,15 +169,12 @@ def stays_a_loop(loop: ir.Operation, known: Callable[[ir.Value], int], changing:
         if op is not None and op.name in _CONNECTIVES:
             pending.extend(op.operands)
             continue
-        asked = list(op.operands) if op is not None and op.name == _COMPARE else [value]
+        asked = list(op.operands) if op is not None and op.name == COMPARE else [value]
         if any(known(operand) for operand in asked):
             is_open = True
         elif counted.isdisjoint(asked):
             return False
     return is_open
-
-
-_REPLICA_ID = "stablehlo.replica_id"
 
 
 class IssueReader:
@@ -276,7 +272,7 @@ class IssueReader:
             self._bind(op.results, [either(parts) for parts in zip(*ends, strict=True)])
         elif name in DEVICE_IDS:
             counts = self.rendezvous.facts.grid
-            count = counts.num_replicas if name == _REPLICA_ID else counts.num_partitions
+            count = counts.num_replicas if name == REPLICA_ID else counts.num_partitions
             self._bind(op.results, [GIVEN if count > 1 else NOTHING])
         else:
             self._hand_on(op, name)

@@ -30,14 +30,13 @@ from stablehlo_tools.analysis.elements.folding import folded
 from stablehlo_tools.analysis.trip_counts import constant_trips
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.collectives import TRANSFERS
-from stablehlo_tools.dialect.names import WHILE
+from stablehlo_tools.dialect.names import BARRIER, WHILE
 from stablehlo_tools.dialect.traits import BRANCHES, CALLS, CARRIERS, COMPUTATIONS, TERMINATORS
 from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.symbols import FUNCTION, callee_name, symbol_name
 from stablehlo_tools.ir.values import key_of
 from stablehlo_tools.ir.walk import walk
 
-_BARRIER = "stablehlo.optimization_barrier"
 # Ops that run whatever becomes of their results; other custom calls are taken to be pure.
 _EFFECTS = TRANSFERS | {"custom_call"}
 _LONGEST_SEARCH = 500  # values, for one collective
@@ -170,7 +169,7 @@ def _path(
 def _following(user: ir.Operation, position: int) -> Sequence[ir.Value] | None:
     """Values whose liveness makes the used one live; None for an output of the program."""
     name = user.name
-    if name == _BARRIER:
+    if name == BARRIER:
         return [user.results[position]]
     if name in CARRIERS:
         return []  # left to the complete analysis
@@ -289,7 +288,7 @@ class _Liveness:
             self._visit_carrier(op, ir.OpResult(value).result_number, demand)
             return
         self._enter(op)
-        if name == _BARRIER:
+        if name == BARRIER:
             self._mark([op.operands[ir.OpResult(value).result_number]], demand)
             return
         self._visit_ordinary(value, demand)

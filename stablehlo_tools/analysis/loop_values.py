@@ -5,7 +5,8 @@ times the iteration. `IterationValues` runs the loops around a branch or an inne
 loop decides by the row of a table that a rank holds, cut out at the loop's counter. Such a decision
 has no one value, but a series: its value in each iteration of the loops around it. It follows from
 constants, device ids and counters alone, so that devices with equal series decide alike whoever
-compiled their programs. Loops are followed that run equally often on all devices.
+compiled their programs. Loops are followed that run equally often on all devices. `ControlValues`
+has all that steers one loop, on every device in every iteration.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from stablehlo_tools.analysis.trip_counts import (
 )
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import BARRIER, DYNAMIC_UPDATE_SLICE, IF, WHILE
-from stablehlo_tools.dialect.traits import BRANCHES, COMPUTATIONS
+from stablehlo_tools.dialect.traits import BRANCHES, COMPUTATIONS, DEVICE_IDS
 from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.values import key_of, producer
 
@@ -44,6 +45,8 @@ Series = tuple[tuple[int, ...], ...]
 
 _MOST_TRIPS = 1 << 16  # of a loop whose indices are gone through
 _LARGEST = 1 << 14  # elements of a tensor that is computed
+_LARGEST_TABLE = 1 << 16  # elements of a tensor that comes into a loop that is controlled
+_LARGEST_CONTROL = 1 << 12  # elements of what each of its iterations computes anew
 _MOST_WORK = 200_000  # ops evaluated, for one outermost loop
 _DEEPEST = 200  # ops in a row, so that Python's stack suffices
 
@@ -300,3 +303,117 @@ def _decided(block: ir.Block) -> Iterator[ir.Operation]:
                 yield op
             for region in op.regions:
                 yield from _decided(region.blocks[0])
+
+
+class ControlValues:
+    """The integers that steer a counted loop, on every device in every iteration.
+
+    Tick counters, indices of stages, entries of tables and comparisons of them follow from
+    constants and from `partition_id`: they are computed here, iteration by iteration and for all
+    devices at once. What depends on an argument of the program is no control.
+    """
+
+    def __init__(
+        self, loop: ir.Operation, ticks: int, outside: Callable[[ir.Value], Values | None]
+    ) -> None:
+        self._outside = outside
+        self._known: dict[ir.Value, Values | None] = {}
+        body = loop.regions[1].blocks[0]
+        self._arguments: list[ir.Value] = list(body.arguments)
+        self._ends: list[ir.Value] = list(terminator(body).operands)
+        self._inside = set[ir.Value](self._arguments)
+        self._ops = list(_nested(body))
+        for op in self._ops:
+            self._inside.update(op.results)
+        self._entering = [self._from_outside(value) for value in loop.operands]
+        self._carried = self._steering()
+        self._rows: list[dict[ir.Value, Values]] = []
+        self._run(ticks)
+
+    def of(self, value: ir.Value, tick: int) -> Values | None:
+        """A value in an iteration; None where it is no control."""
+        if value not in self._inside or tick < 0:
+            return self._from_outside(value)
+        return self._rows[tick].get(value)
+
+    def constant(self, value: ir.Value) -> Values | None:
+        """A value that is the same in every iteration; None for any other."""
+        first = self.of(value, 0)
+        if first is None or value not in self._inside:
+            return first
+        return first if all(_same(first, row.get(value)) for row in self._rows) else None
+
+    def _from_outside(self, value: ir.Value) -> Values | None:
+        if value not in self._known:
+            self._known[value] = self._outside(value) if _size(value) <= _LARGEST_TABLE else None
+        return self._known[value]
+
+    def _steering(self) -> set[int]:
+        """The carries that are control: the most that can be so together."""
+        carried = {i for i, known in enumerate(self._entering) if known is not None}
+        while True:
+            known: set[ir.Value] = {self._arguments[i] for i in carried}
+            for op in self._ops:
+                if self._is_computed(op, known):
+                    known.add(op.results[0])
+            left = {i for i in carried if self._is_known(self._ends[i], known)}
+            if left == carried:
+                self._steered = [
+                    op for op in self._ops if len(op.results) and op.results[0] in known
+                ]
+                return carried
+            carried = left
+
+    def _is_known(self, value: ir.Value, known: set[ir.Value]) -> bool:
+        if value in self._inside:
+            return value in known
+        return self._from_outside(value) is not None
+
+    def _is_computed(self, op: ir.Operation, known: set[ir.Value]) -> bool:
+        if op.name in DEVICE_IDS:
+            return True
+        if op.name not in COMPUTED or element_dtype(op.results[0].type) is None:
+            return False
+        if _size(op.results[0]) > _LARGEST_CONTROL:
+            return False
+        return all(self._is_known(value, known) for value in op.operands)
+
+    def _run(self, ticks: int) -> None:
+        entering = {i: self._entering[i] for i in self._carried}
+        for _ in range(ticks):
+            row = {self._arguments[i]: v for i, v in entering.items() if v is not None}
+            for op in self._steered:
+                result = self._computed(op, row)
+                if result is not None:
+                    row[op.results[0]] = result
+            self._rows.append(row)
+            entering = {i: self._at(self._ends[i], row) for i in self._carried}
+
+    def _at(self, value: ir.Value, row: dict[ir.Value, Values]) -> Values | None:
+        return row.get(value) if value in self._inside else self._from_outside(value)
+
+    def _computed(self, op: ir.Operation, row: dict[ir.Value, Values]) -> Values | None:
+        if op.name in DEVICE_IDS:
+            return self._outside(op.results[0])
+        return evaluated(op, (self._at(value, row) for value in op.operands))
+
+
+def _same(one: Values, other: Values | None) -> bool:
+    return other is not None and one.shape == other.shape and bool((one == other).all())
+
+
+def _nested(block: ir.Block) -> Iterator[ir.Operation]:
+    """The ops of a block and of the branches in it, in order; not those of loops."""
+    for view in block.operations:
+        op = view.operation
+        if op.name in BRANCHES:
+            for region in op.regions:
+                yield from _nested(region.blocks[0])
+        yield op
+
+
+def _size(value: ir.Value) -> int:
+    type_ = value.type
+    if not isinstance(type_, ir.RankedTensorType) or not type_.has_static_shape:
+        return _LARGEST_TABLE + 1
+    return math.prod(type_.shape)

@@ -10,12 +10,11 @@ import numpy as np
 from stablehlo_tools import bindings
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.integer_arithmetic import MIRRORED
+from stablehlo_tools.dialect.names import COMPARE, CONSTANT
 from stablehlo_tools.dialect.reducers import integer_bounds
 from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.values import producer, unconstrained
 
-_CONSTANT = "stablehlo.constant"
-_COMPARE = "stablehlo.compare"
 _WRAPS = "its counter would wrap around before it meets its bound"
 _FOR_EVER = "its counter does not move, so that it runs for ever"
 
@@ -94,7 +93,7 @@ def counter_of(loop: ir.Operation) -> Counter | str:
     """What a loop's condition counts, or why that is not understood."""
     condition, body = (region.blocks[0] for region in loop.regions)
     compare = producer(unconstrained(terminator(condition).operands[0]))
-    if compare is None or compare.name != _COMPARE:
+    if compare is None or compare.name != COMPARE:
         return "its condition is not one comparison"
     direction = comparison_direction(compare)
     left, right = compare.operands
@@ -112,7 +111,7 @@ def counter_of(loop: ir.Operation) -> Counter | str:
 def constant_integer(value: ir.Value) -> int | None:
     """The integer that a constant of one element holds."""
     maker = producer(unconstrained(value))
-    if maker is None or maker.name != _CONSTANT or not is_integer_scalar(value.type):
+    if maker is None or maker.name != CONSTANT or not is_integer_scalar(value.type):
         return None
     return int(np.array(ir.DenseElementsAttr(maker.attributes["value"])).ravel()[0])
 

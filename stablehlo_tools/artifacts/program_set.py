@@ -15,11 +15,14 @@ from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from typing import Any
 
-from stablehlo_tools.analysis.added_collectives import op_that_may_add
 from stablehlo_tools.analysis.collectives import ModuleFacts
 from stablehlo_tools.analysis.entry import is_per_device
 from stablehlo_tools.analysis.issued import Inlined, Issued, inline_module, read_issued
-from stablehlo_tools.analysis.partitioner_work import Annotation, left_to_the_partitioner
+from stablehlo_tools.analysis.partitioner_work import (
+    Annotation,
+    left_to_the_partitioner,
+    op_that_may_add,
+)
 from stablehlo_tools.analysis.replica_groups import ProcessGrid
 from stablehlo_tools.analysis.unknown_calls import unknown_calls_counted
 from stablehlo_tools.artifacts import artifact

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from stablehlo_tools import bindings
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.ir.walk import walk
-
-_MANUAL = "sdy.manual_computation"
 
 
 def share_common(module: ir.Module) -> None:
@@ -17,12 +16,12 @@ def share_common(module: ir.Module) -> None:
     computations: list[ir.Operation] = []
 
     def visit(op: ir.Operation) -> ir.WalkResult:
-        if op.name != _MANUAL:
+        if op.name != MANUAL_COMPUTATION:
             return ir.WalkResult.ADVANCE
         computations.append(op)
         return ir.WalkResult.SKIP
 
     walk(module.operation, visit)
-    manager = bindings.parse_pass_pipeline(f"{_MANUAL}(cse)", module.context)
+    manager = bindings.parse_pass_pipeline(f"{MANUAL_COMPUTATION}(cse)", module.context)
     for op in computations:
         manager.run(op)

@@ -28,6 +28,20 @@ from stablehlo_tools.analysis.elements.boxes import (
 from stablehlo_tools.analysis.elements.folding import folded
 from stablehlo_tools.analysis.elements.links import Link, Piece, Reshape, identity
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import (
+    BROADCAST,
+    CONCATENATE,
+    DYNAMIC_SLICE,
+    DYNAMIC_UPDATE_SLICE,
+    GATHER,
+    PAD,
+    RESHAPE,
+    REVERSE,
+    SCATTER,
+    SELECT,
+    SLICE,
+    TRANSPOSE,
+)
 from stablehlo_tools.ir.carriers import terminator
 
 _MOST_WINDOWS = 16  # of a gather or a scatter, that are told apart
@@ -359,22 +373,19 @@ def _rank(value: ir.Value) -> int:
 
 _Rule = Callable[[ir.Operation, Sequence[Shape], Shape], Moved | None]
 _RULES: dict[str, _Rule] = {
-    f"stablehlo.{name}": rule
-    for name, rule in {
-        "broadcast_in_dim": _broadcast,
-        "complex": _complex,
-        "concatenate": _concatenate,
-        "dynamic_slice": _dynamic_slice,
-        "dynamic_update_slice": _update,
-        "gather": _gather,
-        "imag": _part(1),
-        "pad": _pad,
-        "real": _part(0),
-        "reshape": _reshape,
-        "reverse": _reverse,
-        "scatter": _scatter,
-        "select": _select,
-        "slice": _slice,
-        "transpose": _transpose,
-    }.items()
+    BROADCAST: _broadcast,
+    CONCATENATE: _concatenate,
+    DYNAMIC_SLICE: _dynamic_slice,
+    DYNAMIC_UPDATE_SLICE: _update,
+    GATHER: _gather,
+    PAD: _pad,
+    RESHAPE: _reshape,
+    REVERSE: _reverse,
+    SCATTER: _scatter,
+    SELECT: _select,
+    SLICE: _slice,
+    TRANSPOSE: _transpose,
+    "stablehlo.complex": _complex,
+    "stablehlo.imag": _part(1),
+    "stablehlo.real": _part(0),
 }

@@ -8,20 +8,20 @@ What depends on an argument of the program is no control.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
 
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts
-from stablehlo_tools.analysis.device_arithmetic import COMPUTED, Values, apply, element_dtype
+from stablehlo_tools.analysis.device_arithmetic import Values
 from stablehlo_tools.analysis.device_values import DeviceValues
+from stablehlo_tools.analysis.loop_values import ControlValues
 from stablehlo_tools.analysis.loops import values_used
 from stablehlo_tools.analysis.replica_groups import AxisRef, mesh_axes_groups
 from stablehlo_tools.analysis.shardings import sharding_axes, sharding_per_value
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
-from stablehlo_tools.dialect.traits import BRANCHES, Trait, full_names, ops_with
+from stablehlo_tools.dialect.traits import Trait, full_names, ops_with
 from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.values import producer
@@ -30,8 +30,6 @@ from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import Box
 _IDS = ops_with(Trait.DEVICE_ID)
 # Their results differ from device to device, or tick to tick, whatever their operands are.
 _DIFFERING = _IDS | full_names("infeed recv rng")
-_LARGEST = 1 << 16  # elements of control
-_LARGEST_VARYING = 1 << 12  # elements, of what every iteration computes anew
 
 
 @dataclass(frozen=True)
@@ -102,7 +100,7 @@ class LoopRegion:
         self.ends: list[ir.Value] = list(terminator(self.body).operands)
         self.manual = _manual_around(loop) if ranks.axis else None
         self._numbers: dict[ir.Value, int] = {a: i for i, a in enumerate(self.body.arguments)}
-        self._control = Control(loop, ticks, values.of)
+        self._control = ControlValues(loop, ticks, values.of)
         self._depths: dict[ir.Block, int] = {}
         self._varying = _varying(self.body, self.ends)
         self._by_rank = self._differing()
@@ -264,117 +262,3 @@ def _manual_around(loop: ir.Operation) -> ir.Operation | None:
             return parent.operation
         parent = parent.operation.parent
     return None
-
-
-class Control:
-    """The control of a counted loop. Arrays have a leading dimension for the devices, of size 1
-    where all hold the same."""
-
-    def __init__(
-        self, loop: ir.Operation, ticks: int, outside: Callable[[ir.Value], Values | None]
-    ) -> None:
-        self._outside = outside
-        self._known: dict[ir.Value, Values | None] = {}
-        body = loop.regions[1].blocks[0]
-        self._arguments: list[ir.Value] = list(body.arguments)
-        self._ends: list[ir.Value] = list(terminator(body).operands)
-        self._inside = set[ir.Value](self._arguments)
-        self._ops = list(_nested(body))
-        for op in self._ops:
-            self._inside.update(op.results)
-        self._entering = [self._from_outside(value) for value in loop.operands]
-        self._carried = self._steering()
-        self._rows: list[dict[ir.Value, Values]] = []
-        self._run(ticks)
-
-    def of(self, value: ir.Value, tick: int) -> Values | None:
-        """A value in an iteration; None where it is no control."""
-        if value not in self._inside or tick < 0:
-            return self._from_outside(value)
-        return self._rows[tick].get(value)
-
-    def constant(self, value: ir.Value) -> Values | None:
-        """A value that is the same in every iteration; None for any other."""
-        first = self.of(value, 0)
-        if first is None or value not in self._inside:
-            return first
-        return first if all(_same(first, row.get(value)) for row in self._rows) else None
-
-    def _from_outside(self, value: ir.Value) -> Values | None:
-        if value not in self._known:
-            self._known[value] = self._outside(value) if _size(value) <= _LARGEST else None
-        return self._known[value]
-
-    def _steering(self) -> set[int]:
-        """The carries that are control: the most that can be so together."""
-        carried = {i for i, known in enumerate(self._entering) if known is not None}
-        while True:
-            known: set[ir.Value] = {self._arguments[i] for i in carried}
-            for op in self._ops:
-                if self._is_computed(op, known):
-                    known.add(op.results[0])
-            left = {i for i in carried if self._is_known(self._ends[i], known)}
-            if left == carried:
-                self._steered = [
-                    op for op in self._ops if len(op.results) and op.results[0] in known
-                ]
-                return carried
-            carried = left
-
-    def _is_known(self, value: ir.Value, known: set[ir.Value]) -> bool:
-        if value in self._inside:
-            return value in known
-        return self._from_outside(value) is not None
-
-    def _is_computed(self, op: ir.Operation, known: set[ir.Value]) -> bool:
-        if op.name in _IDS:
-            return True
-        if op.name not in COMPUTED or element_dtype(op.results[0].type) is None:
-            return False
-        if _size(op.results[0]) > _LARGEST_VARYING:
-            return False
-        return all(self._is_known(value, known) for value in op.operands)
-
-    def _run(self, ticks: int) -> None:
-        entering = {i: self._entering[i] for i in self._carried}
-        for _ in range(ticks):
-            row = {self._arguments[i]: v for i, v in entering.items() if v is not None}
-            for op in self._steered:
-                result = self._computed(op, row)
-                if result is not None:
-                    row[op.results[0]] = result
-            self._rows.append(row)
-            entering = {i: self._at(self._ends[i], row) for i in self._carried}
-
-    def _at(self, value: ir.Value, row: dict[ir.Value, Values]) -> Values | None:
-        return row.get(value) if value in self._inside else self._from_outside(value)
-
-    def _computed(self, op: ir.Operation, row: dict[ir.Value, Values]) -> Values | None:
-        if op.name in _IDS:
-            return self._outside(op.results[0])
-        operands = [self._at(value, row) for value in op.operands]
-        known = [operand for operand in operands if operand is not None]
-        result = apply(op, known) if len(known) == len(operands) else None
-        dtype = element_dtype(op.results[0].type)
-        return result.astype(dtype) if result is not None and dtype is not None else None
-
-
-def _same(one: Values, other: Values | None) -> bool:
-    return other is not None and one.shape == other.shape and bool((one == other).all())
-
-
-def _nested(block: ir.Block) -> Iterator[ir.Operation]:
-    """The ops of a block and of the branches in it, in order; not those of loops."""
-    for view in block.operations:
-        op = view.operation
-        if op.name in BRANCHES:
-            for region in op.regions:
-                yield from _nested(region.blocks[0])
-        yield op
-
-
-def _size(value: ir.Value) -> int:
-    type_ = value.type
-    if not isinstance(type_, ir.RankedTensorType) or not type_.has_static_shape:
-        return _LARGEST + 1
-    return prod(type_.shape)

@@ -17,8 +17,8 @@ from stablehlo_tools.analysis.shardings import manual_axes, sharding_per_value
 from stablehlo_tools.analysis.tensor_shardings import Axes, ValueShardings, function_sharding
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.dialect.linearity import LINEAR_IN_ALL, LINEAR_IN_EACH, LINEAR_IN_FIRST
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
+from stablehlo_tools.dialect.traits import Trait, traits_of
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.values import maker_of, producer
@@ -145,11 +145,11 @@ def check_sums(module: ir.Module, shardings: ValueShardings) -> None:
 
 
 def _is_linear(op: ir.Operation, parts: Sequence[bool]) -> bool:
-    if op.name in LINEAR_IN_FIRST:
+    if Trait.LINEAR_IN_FIRST in traits_of(op.name):
         return parts[0] and not any(parts[1:])
-    if op.name in LINEAR_IN_ALL:
+    if Trait.LINEAR_IN_ALL in traits_of(op.name):
         return all(parts)
-    return op.name in LINEAR_IN_EACH and sum(parts) == 1
+    return Trait.LINEAR_IN_EACH in traits_of(op.name) and sum(parts) == 1
 
 
 def sum_everywhere(module: ir.Module, shardings: ValueShardings, channel: int) -> None:
