@@ -22,7 +22,7 @@ from typing import IO, Any, NoReturn
 from stablehlo_tools.artifacts.parsing import Form
 from stablehlo_tools.diagnostics import Diagnostic, Place, ToolError, note
 from stablehlo_tools.processes import activity
-from stablehlo_tools.processes.child_python import end_with_parent, receive, send, with_package
+from stablehlo_tools.processes.child import end_with_parent, receive, send, with_package
 
 
 class _Reader:
@@ -125,7 +125,7 @@ def _read_in_fork(
 ) -> tuple[dict[str, Any], bytes]:
     """The answer of a fork, or why it ended without one."""
     from stablehlo_tools.artifacts import parsing
-    from stablehlo_tools.processes.watched_end import explained
+    from stablehlo_tools.processes.ending import explained
 
     seconds = activity.seconds_for(len(data))
     server = os.getpid()

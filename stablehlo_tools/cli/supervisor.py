@@ -20,7 +20,7 @@ from typing import NoReturn
 from stablehlo_tools.cli.streams import text_output
 from stablehlo_tools.processes import activity
 from stablehlo_tools.processes.activity import IDLE, Activity
-from stablehlo_tools.processes.child_python import end_with_parent
+from stablehlo_tools.processes.child import end_with_parent
 
 BAD_INPUT = 2
 INTERRUPTED = 130
@@ -105,7 +105,7 @@ class _Supervisor:
                 os.write(_STDERR, data)
 
     def _explain(self, code: int) -> int:
-        from stablehlo_tools.processes.watched_end import explained
+        from stablehlo_tools.processes.ending import explained
 
         error = explained(self.present, code, self.overdue, self.said)
         return _print(error.diagnostic.render(error.input_name or "stablehlo-tools"), BAD_INPUT)

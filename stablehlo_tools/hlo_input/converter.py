@@ -16,8 +16,8 @@ from pathlib import Path
 
 from stablehlo_tools.diagnostics import Place, ToolError, first_line
 from stablehlo_tools.hlo_input.text import HloText
-from stablehlo_tools.processes.child_python import end_with_parent, wait_or_end, with_package
-from stablehlo_tools.processes.last_words import how_it_ended, last_words, shortened
+from stablehlo_tools.processes.child import end_with_parent, wait_or_end, with_package
+from stablehlo_tools.processes.ending import how_it_ended, last_words, shortened
 
 _INPUT, _OUTPUT, _ERROR = "module.hlo", "module.mlirbc", "error.json"
 _SECONDS = 60.0  # for a text of any size, and

@@ -9,15 +9,16 @@ back.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tempfile
+from typing import Any
 
 from stablehlo_tools import bindings
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.diagnostics import Place, ToolError
-from stablehlo_tools.processes.child_python import receive, send, with_package
-from stablehlo_tools.processes.last_words import how_it_ended, last_words
+from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.processes.child import Conversation, decoded_error, encoded_error, serve
+from stablehlo_tools.processes.ending import how_it_ended, last_words
+
+_MODULE = "stablehlo_tools.passes.native_passes"
 
 
 class NativePasses:
@@ -25,17 +26,16 @@ class NativePasses:
 
     def __init__(self, context: ir.Context) -> None:
         self._context = context
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Conversation | None = None
 
     def __enter__(self) -> NativePasses:
-        self._said = tempfile.TemporaryFile()
+        self._errors = tempfile.TemporaryFile()
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._process is not None:
-            self._process.kill()
-            self._process.communicate()
-        self._said.close()
+            self._process.end()
+        self._errors.close()
 
     def run(self, module: ir.Module, *passes: str) -> ir.Module:
         """The module after passes, in the same context.
@@ -43,56 +43,44 @@ class NativePasses:
         Raises a ToolError where a pass fails, located, or ends its process.
         """
         process = self._process = self._process or self._started()
-        assert process.stdin is not None
-        assert process.stdout is not None
         try:
-            send(process.stdin, list(passes), bindings.write_bytecode(module))
-            answer, data = receive(process.stdout)
+            answer, data = process.ask(list(passes), bindings.write_bytecode(module))
         except (OSError, EOFError):
-            raise self._ended(process.wait(), passes) from None
+            raise self._ended(process.exit_code(), passes) from None
         if "error" in answer:
-            raise ToolError(answer["error"], Place(**answer["place"]))
+            error = decoded_error(answer["error"]).diagnostic
+            raise ToolError(error.message, error.place)
         return bindings.parse_module(data, self._context)
 
-    def _started(self) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            [sys.executable, "-P", "-m", "stablehlo_tools.passes.native_passes"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._said,
-            env=with_package(),
-        )
+    def _started(self) -> Conversation:
+        # In the session of this process: it may be in the middle of a pass when the terminal goes.
+        return Conversation(_MODULE, stderr=self._errors.fileno(), own_session=False)
 
     def _ended(self, code: int, passes: tuple[str, ...]) -> ToolError:
-        self._said.seek(0)
-        said = self._said.read().decode(errors="replace")
+        self._errors.seek(0)
+        errors = self._errors.read().decode(errors="replace")
         ended = how_it_ended(code, f"running {', '.join(passes)}")
-        return ToolError(f"the compiler's process {ended}", notes=last_words(said))
+        return ToolError(f"the compiler's process {ended}", notes=last_words(errors))
 
 
 def main() -> None:
-    """Serves requests until the other side closes."""
-    from dataclasses import asdict
-
+    """Runs passes on modules until the other side closes."""
     from stablehlo_tools.diagnostics import Diagnostics
     from stablehlo_tools.passes.pipeline import RegisteredPass
 
     context = bindings.new_context()
-    while True:
-        try:
-            passes, data = receive(sys.stdin.buffer)
-        except EOFError:
-            return
+
+    def answer(passes: list[str], data: bytes) -> tuple[Any, bytes]:
         module = bindings.parse_module(data, context)
         try:
             for text in passes:
                 name, _, options = text.partition("{")
                 RegisteredPass(name, options.removesuffix("}")).run(module, Diagnostics())
-            answer, written = {}, bindings.write_bytecode(module)
+            return {}, bindings.write_bytecode(module)
         except ToolError as error:
-            place = asdict(error.diagnostic.place)
-            answer, written = {"error": error.diagnostic.message, "place": place}, b""
-        send(sys.stdout.buffer, answer, written)
+            return {"error": encoded_error(error)}, b""
+
+    serve(answer)
 
 
 if __name__ == "__main__":

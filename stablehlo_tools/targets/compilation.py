@@ -17,8 +17,8 @@ from typing import Any
 
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.diagnostics import Diagnostic, ToolError, note
-from stablehlo_tools.processes.child_python import wait_or_end, with_package
-from stablehlo_tools.processes.last_words import how_it_ended, last_words, shortened
+from stablehlo_tools.processes.child import wait_or_end, with_package
+from stablehlo_tools.processes.ending import how_it_ended, last_words, shortened
 from stablehlo_tools.targets import compiler_process
 from stablehlo_tools.targets.combined import read_combined
 from stablehlo_tools.targets.order import OrderReport, compare_order

@@ -17,8 +17,8 @@ from stablehlo_tools import bindings
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.ir.walk import walk
-from stablehlo_tools.processes.child_python import with_package
-from stablehlo_tools.processes.last_words import how_it_ended, last_words, shortened
+from stablehlo_tools.processes.child import with_package
+from stablehlo_tools.processes.ending import how_it_ended, last_words, shortened
 
 _INPUT, _OUTPUT, _ERROR = "module.mlirbc", "partitioned.mlirbc", "error.json"
 _DUMP = "dump"

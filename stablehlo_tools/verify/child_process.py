@@ -13,7 +13,7 @@ from pathlib import Path
 
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.processes.child_python import wait_or_end, with_package
+from stablehlo_tools.processes.child import wait_or_end, with_package
 from stablehlo_tools.verify.job import Answer, Request, Side, Stage, read_answer, read_stage
 
 _ERRORS = "errors.txt"

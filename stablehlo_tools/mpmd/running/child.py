@@ -18,8 +18,8 @@ from typing import Any
 
 from stablehlo_tools.diagnostics import Diagnostic, ToolError, first_line, note
 from stablehlo_tools.processes import activity
-from stablehlo_tools.processes.child_python import end_group, wait_or_end, with_package
-from stablehlo_tools.processes.last_words import how_it_ended, last_words
+from stablehlo_tools.processes.child import end_group, wait_or_end, with_package
+from stablehlo_tools.processes.ending import how_it_ended, last_words
 
 REQUEST, ANSWER, ERRORS = "request.json", "answer.json", "errors.txt"
 _PACKAGE = "stablehlo_tools.mpmd.running"

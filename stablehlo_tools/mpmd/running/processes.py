@@ -23,7 +23,7 @@ from stablehlo_tools.mpmd.running.arrays import read_arrays, write_arrays
 from stablehlo_tools.mpmd.running.localisation import LocalProgram, localised
 from stablehlo_tools.mpmd.running.sequential import Run
 from stablehlo_tools.mpmd.transfers.permutes import FORM, with_permutes
-from stablehlo_tools.processes.last_words import how_it_ended, last_words
+from stablehlo_tools.processes.ending import how_it_ended, last_words
 from stablehlo_tools.verify.element_types import Array
 
 ATTEMPTS = 3  # at a port that nobody else takes

@@ -1,0 +1,83 @@
+"""What ended a process that ran native code: its signal, its last words, what it was busy with.
+
+Native code of XLA and MLIR says why it gives up on standard error, among stack frames, and ends the
+process; here that becomes one line for a user.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+
+from stablehlo_tools.diagnostics import Diagnostic, ToolError, first_line, note
+from stablehlo_tools.processes.activity import READER, Activity
+
+_LONGEST_MESSAGE = 500  # characters
+_KEPT_OUTPUT = 1 << 16  # bytes from the end of standard error in which the last words are
+
+# Lines of a dying process that are not its reason: stack frames, addresses, crash reporting.
+_NOISE = re.compile(
+    r"^\s*(@ |\*\*\*|https?://|File \"|Thread 0x|Current thread|Extension modules|Traceback|"
+    r"Fatal Python error|WARNING|PLEASE submit|Stack dump|#\d+ 0x|\d+\.\s|[IW]\d{4} )|RAW: |^\s*$"
+)
+_LOG_PREFIX = re.compile(r"^[EF]\d{4} [\d:.]+\s+\d+ ([\w./+-]+:\d+)\] ")
+
+
+def how_it_ended(code: int, doing: str) -> str:
+    """How a process with this exit code ended, in words, while `doing` something."""
+    if code >= 0:
+        return f"ended with exit code {code} and no answer"
+    name = signal.Signals(-code).name
+    hint = ", which is what happens when the machine runs out of memory" if -code == 9 else ""
+    return f"was ended by {name} while {doing}{hint}"
+
+
+def last_words(errors: str) -> tuple[Diagnostic, ...]:
+    """The last line of standard error that gives a reason, a fatal one first, as a note."""
+    lines = [line for line in errors.splitlines() if not _NOISE.search(line)]
+    fatal = [line for line in lines if line.startswith("F") and _LOG_PREFIX.match(line)]
+    if not lines:
+        return ()
+    reason = (fatal or lines)[-1]
+    return (note(f"it said: {shortened(_LOG_PREFIX.sub(r'\1: ', reason))}"),)
+
+
+def shortened(message: str) -> str:
+    """The first line of a message, cut where it would fill a screen."""
+    line = first_line(message)
+    return line if len(line) <= _LONGEST_MESSAGE else line[: _LONGEST_MESSAGE - 1] + "…"
+
+
+def explained(present: Activity, code: int, overdue: bool, errors: int | None) -> ToolError:
+    """The error to report where a watched process ended by a signal while it did this.
+
+    `errors` is the file with its standard error; `overdue`: it was ended for taking too long.
+    """
+    how = f"{present.actor} {_how(present, code, overdue)}"
+    if present.reason:
+        message = f"{present.reason} ({how})"
+    elif present.actor == READER:
+        message = f"damaged, or nested too deeply: {how}; write or export it again"
+    else:
+        message = f"{how}; no file was written"
+    error = ToolError(message, notes=last_words(_end_of(errors)))
+    error.input_name = present.input_name or None
+    return error
+
+
+def _how(present: Activity, code: int, overdue: bool) -> str:
+    if overdue or -code == signal.SIGPROF:
+        return f"was stopped while {present.doing}, which did not come to an end"
+    return how_it_ended(code, present.doing)
+
+
+def _end_of(errors: int | None) -> str:
+    if errors is None:
+        return ""
+    with contextlib.suppress(OSError):
+        size = os.lseek(errors, 0, os.SEEK_END)
+        start = max(0, size - _KEPT_OUTPUT)
+        return os.pread(errors, _KEPT_OUTPUT, start).decode(errors="replace")
+    return ""
