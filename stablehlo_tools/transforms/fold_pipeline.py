@@ -65,14 +65,17 @@ from stablehlo_tools.ir.token_chain import refuse_tokens
 from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.transforms.parts.fold_pipeline.chains import SameStageError
 from stablehlo_tools.transforms.parts.fold_pipeline.folding import fold
-from stablehlo_tools.transforms.parts.fold_pipeline.loop_region import LoopRegion, Ranks
+from stablehlo_tools.transforms.parts.fold_pipeline.loop_region import (
+    LoopRegion,
+    Ranks,
+    manual_around,
+)
 from stablehlo_tools.transforms.parts.fold_pipeline.recognition import (
     axis_of,
     backward_of,
     erase_open_constraints,
     hoist_slices,
     loops_of,
-    manual_around,
     may_be_pipeline,
     region_of,
 )

@@ -18,11 +18,14 @@ from stablehlo_tools.ir.values import maker_of
 from stablehlo_tools.transforms.parts.fold_pipeline.batch_layout import BatchLayout, batched
 from stablehlo_tools.transforms.parts.fold_pipeline.chains import ChainFinder, Chains, StageInputs
 from stablehlo_tools.transforms.parts.fold_pipeline.layers import layers_of
-from stablehlo_tools.transforms.parts.fold_pipeline.loop_region import LoopRegion, Ranks
+from stablehlo_tools.transforms.parts.fold_pipeline.loop_region import (
+    LoopRegion,
+    Ranks,
+    manual_around,
+)
 from stablehlo_tools.transforms.parts.fold_pipeline.recognition import (
     axis_of,
     loops_of,
-    manual_around,
     may_be_pipeline,
     permutes_of,
     region_of,
@@ -134,20 +137,20 @@ def test_a_loop_that_moves_nothing_is_no_pipeline():
 def test_integers_that_steer_are_known_by_rank_and_tick():
     planned = Planned(SHIFTED)
     region = planned.region
-    (tick,) = (a for a in region.body.arguments if region.is_control(a))
+    (tick,) = (a for a in region.body.arguments if region.has_known_integers(a))
     fed = value_named(planned, "minimum")
     for value, expected in ((tick, [0, 1, 2, 3]), (fed, [0, 1, 2, 2])):
-        known = [region.control_at(value, 1, t) for t in range(4)]
+        known = [region.integers_at(value, 1, t) for t in range(4)]
         assert [None if n is None else int(n) for n in known] == expected
-        assert region.steady(value) is None
-    assert not region.is_control(value_named(planned, "tanh"))
+        assert region.steady_integers(value) is None
+    assert not region.has_known_integers(value_named(planned, "tanh"))
 
 
 def test_a_select_by_rank_is_known_and_differs():
     planned = Planned(SHIFTED)
     region, select = planned.region, maker_of(value_named(planned, "select"))
     predicate = select.operands[0]
-    assert [bool(region.control_at(predicate, rank, 0)) for rank in (0, 1)] == [True, False]
+    assert [bool(region.integers_at(predicate, rank, 0)) for rank in (0, 1)] == [True, False]
     assert region.differs(predicate)
 
 

@@ -1,9 +1,8 @@
 """The loop of a pipeline as the devices of an axis run it, tick by tick.
 
-It tells which values are shards, which differ from rank to rank or from tick to tick, and the
-integers that steer the loop: tick counters, indices of stages, entries of tables and comparisons of
-them follow from constants and from `partition_id`, and are computed here for all ticks and devices.
-What depends on an argument of the program is no control.
+It tells which values are shards, which differ from rank to rank or from tick to tick, and what the
+integers that steer the loop (its counter, the index of a stage, entries of tables) are on a rank in
+a tick. These decide which select, branch or slice a value is followed through.
 """
 
 from __future__ import annotations
@@ -30,6 +29,12 @@ from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import Box
 _IDS = ops_with(Trait.DEVICE_ID)
 # Their results differ from device to device, or tick to tick, whatever their operands are.
 _DIFFERING = _IDS | full_names("infeed recv rng")
+
+
+def manual_around(loop: ir.Operation) -> ir.Operation | None:
+    """The manual computation whose body a loop is an op of."""
+    owner = loop.block.owner.operation
+    return owner if owner.name == MANUAL_COMPUTATION else None
 
 
 @dataclass(frozen=True)
@@ -98,9 +103,9 @@ class LoopRegion:
         self.facts = values.facts
         self.body: ir.Block = loop.regions[1].blocks[0]
         self.ends: list[ir.Value] = list(terminator(self.body).operands)
-        self.manual = _manual_around(loop) if ranks.axis else None
+        self.manual = manual_around(loop) if ranks.axis else None
         self._numbers: dict[ir.Value, int] = {a: i for i, a in enumerate(self.body.arguments)}
-        self._control = ControlValues(loop, ticks, values.of)
+        self._integers = ControlValues(loop, ticks, values.of)
         self._depths: dict[ir.Block, int] = {}
         self._varying = _varying(self.body, self.ends)
         self._by_rank = self._differing()
@@ -158,17 +163,17 @@ class LoopRegion:
             self._depths[block] = depth
         return self._depths[block]
 
-    def control_at(self, value: ir.Value, rank: int, tick: int) -> Values | None:
+    def integers_at(self, value: ir.Value, rank: int, tick: int) -> Values | None:
         """A value of integers on a rank, where it is known and the same on all of its devices."""
-        return self._on_rank(self._control.of(value, tick), rank)
+        return self._on_rank(self._integers.of(value, tick), rank)
 
-    def is_control(self, value: ir.Value) -> bool:
+    def has_known_integers(self, value: ir.Value) -> bool:
         """Whether a value is known on every device in every tick."""
-        return self._control.of(value, 0) is not None
+        return self._integers.of(value, 0) is not None
 
-    def steady(self, value: ir.Value) -> Values | None:
+    def steady_integers(self, value: ir.Value) -> Values | None:
         """A value of integers that is known, and the same on all ranks in all ticks."""
-        known = self._control.constant(value)
+        known = self._integers.constant(value)
         if known is None or any((own != known[0]).any() for own in known):
             return None
         return known[0]
@@ -252,13 +257,3 @@ def _add_dependent(block: ir.Block, values: set[ir.Value]) -> None:
         op = view.operation
         if not values.isdisjoint(values_used(op)) or op.name in _DIFFERING:
             values.update(op.results)
-
-
-def _manual_around(loop: ir.Operation) -> ir.Operation | None:
-    """The manual computation whose body an op stands in."""
-    parent = loop.parent
-    while parent is not None:
-        if parent.operation.name == MANUAL_COMPUTATION:
-            return parent.operation
-        parent = parent.operation.parent
-    return None

@@ -31,7 +31,11 @@ from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.constants import CONSTANTS
 from stablehlo_tools.ir.values import producer, unconstrained
 from stablehlo_tools.ir.walk import walk
-from stablehlo_tools.transforms.parts.fold_pipeline.loop_region import LoopRegion, Ranks
+from stablehlo_tools.transforms.parts.fold_pipeline.loop_region import (
+    LoopRegion,
+    Ranks,
+    manual_around,
+)
 
 _MOST_TICKS = 1 << 14  # that are gone through
 # Concatenations, pads and updates: with slices, all ways to shift a tensor along a dimension.
@@ -52,12 +56,6 @@ def permutes_of(loop: ir.Operation) -> list[ir.Operation]:
     """The collective_permutes of a loop's body itself."""
     body = loop.regions[1].blocks[0]
     return [op.operation for op in body.operations if op.operation.name == COLLECTIVE_PERMUTE]
-
-
-def manual_around(loop: ir.Operation) -> ir.Operation | None:
-    """The manual computation whose body a loop is an op of."""
-    owner = loop.block.owner.operation
-    return owner if owner.name == MANUAL_COMPUTATION else None
 
 
 def rotations_of(loop: ir.Operation) -> list[ir.Operation]:

@@ -193,14 +193,14 @@ class Segments:
             return True
         if maker.name in CONSTANTS:
             return False
-        if self._region.is_control(value):
+        if self._region.has_known_integers(value):
             return not self._is_steady(maker)
         return value in self._stops or self._is_moved(value)
 
     def _is_steady(self, op: ir.Operation) -> bool:
         """Whether an op computes integers out of what is the same on all ranks in all ticks."""
         values = (*op.results, *op.operands)
-        known = all(self._region.steady(value) is not None for value in values)
+        known = all(self._region.steady_integers(value) is not None for value in values)
         return known and op.name in COMPUTED
 
     def _is_moved(self, value: ir.Value) -> bool:
@@ -223,9 +223,9 @@ class Segments:
         if op.name == BROADCAST:
             return not _repeats(op) and self._is_moved(op.operands[0])
         deciding, moved = deciding_operands(op)
-        if not all(region.is_control(index) for index in deciding):
+        if not all(region.has_known_integers(index) for index in deciding):
             return False
-        if any(region.steady(index) is None for index in deciding):
+        if any(region.steady_integers(index) is None for index in deciding):
             return True
         if op.name in BRANCHES:
             return True
@@ -239,7 +239,7 @@ class Segments:
             op = producer(value)
         if op is not None and op.name in CONSTANTS:
             return True
-        return self._region.is_control(value) or self._is_moved(value)
+        return self._region.has_known_integers(value) or self._is_moved(value)
 
 
 def _repeats(broadcast: ir.Operation) -> bool:

@@ -68,7 +68,7 @@ class Tracer:
 
     def _known(self, value: ir.Value, query: BoxQuery) -> Values | None:
         """A value of integers on the rank and in the tick of a query, where it is known."""
-        return self.region.control_at(value, query.rank, query.tick)
+        return self.region.integers_at(value, query.rank, query.tick)
 
     def _followed(self, query: BoxQuery) -> Answer:
         """One step back: known integers, carries, results of the loop, constants, arguments from
