@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from stablehlo_tools.analysis.dimension_propagation.graph import BRANCHES, WHILE, Node
-from stablehlo_tools.analysis.dimension_propagation.layout import Step
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims
+from stablehlo_tools.analysis.dimension_propagation.tilings import OpTiling
 from stablehlo_tools.analysis.reducers import is_identity_of, reducer_kind
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import (
@@ -80,12 +80,12 @@ class PartialSums:
             self._op(node)
 
     def _op(self, node: Node) -> None:
-        layouts = self.dims.layouts
+        layouts = self.dims.tilings
         in_parts = any(number in layouts for number in node.inputs)
         kinds = {self.terms[n] for n in node.inputs if n in self.terms}
         if not in_parts and not kinds:
             return
-        step = self.dims.steps.get(node)
+        step = self.dims.op_tilings.get(node)
         if in_parts and (step is None or kinds):
             self._block(node, node)
         elif in_parts:
@@ -96,7 +96,7 @@ class PartialSums:
         else:
             self.terms.update(dict.fromkeys(node.results, next(iter(kinds))))
 
-    def _step(self, node: Node, step: Step) -> None:
+    def _step(self, node: Node, step: OpTiling) -> None:
         """An op on samples: a sum over them is a term."""
         kind = step.combine
         if step.chained:
@@ -123,7 +123,7 @@ class PartialSums:
         """Whether a value can stand among terms: it is one, or the identity of the reduction."""
         if number in self.terms:
             return self.terms[number] == kind
-        return number not in self.dims.layouts and self._is_identity(number, kind)
+        return number not in self.dims.tilings and self._is_identity(number, kind)
 
     def _is_identity(self, number: int, kind: str) -> bool:
         value = self.dims.graph.values[number]
@@ -188,7 +188,7 @@ class PartialSums:
             if kind is None
             and stop is not None
             and place not in tried
-            and node.bodies[1].arguments[place] not in self.dims.layouts
+            and node.bodies[1].arguments[place] not in self.dims.tilings
             and self.is_term(node.operands[place], "add")
         ]
         tried.update(found)
@@ -221,7 +221,7 @@ class PartialSums:
                 self.terms[number] = kind
 
     def _branches(self, node: Node) -> None:
-        if node.operands[0] in self.terms or node.operands[0] in self.dims.layouts:
+        if node.operands[0] in self.terms or node.operands[0] in self.dims.tilings:
             self._block(node, node)
             return
         for body in node.bodies:

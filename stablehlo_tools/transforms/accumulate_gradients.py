@@ -54,8 +54,7 @@ from typing import ClassVar
 
 from stablehlo_tools.analysis.collectives import ModuleFacts
 from stablehlo_tools.analysis.dimension_propagation.graph import Graph
-from stablehlo_tools.analysis.dimension_propagation.seeds import try_seeds
-from stablehlo_tools.analysis.dimension_propagation.undivided import WholeShape
+from stablehlo_tools.analysis.dimension_propagation.seeds import WholeShape, try_seeds
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.bindings import ir

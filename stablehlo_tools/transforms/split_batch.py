@@ -49,14 +49,14 @@ from typing import ClassVar
 
 from stablehlo_tools.analysis.channels import Channels
 from stablehlo_tools.analysis.dimension_propagation.graph import Graph
-from stablehlo_tools.analysis.dimension_propagation.layout import Layout
 from stablehlo_tools.analysis.dimension_propagation.propagation import Meeting
-from stablehlo_tools.analysis.dimension_propagation.seeds import find_seeds
-from stablehlo_tools.analysis.dimension_propagation.undivided import (
+from stablehlo_tools.analysis.dimension_propagation.seeds import (
     fewer_parts,
+    find_seeds,
     sizes_undivided,
     undivided,
 )
+from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
 from stablehlo_tools.analysis.entry import argument_name, entry_function
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, ToolError, note
@@ -188,9 +188,9 @@ class SplitBatchPass(Pass):
 
     def _account(self, chosen: Chosen) -> Diagnostic:
         trial = chosen.trial
-        combined = sum(step.combine is not None for step in trial.dims.steps.values())
+        combined = sum(step.combine is not None for step in trial.dims.op_tilings.values())
         return note(
-            f"split-batch: the batch is {_seeds_text(chosen)}; {len(trial.dims.steps)} of "
+            f"split-batch: the batch is {_seeds_text(chosen)}; {len(trial.dims.op_tilings)} of "
             f"{len(trial.dims.graph.nodes)} ops run in {self.parts} parts, {trial.collectives} "
             f"collectives among them; {combined} results are combined from the parts",
             chosen.region.op.location,
@@ -205,7 +205,7 @@ def _seeds_text(chosen: Chosen) -> str:
     )
 
 
-def _dimension_text(layout: Layout) -> str:
+def _dimension_text(layout: DimTiling) -> str:
     return f"dimension {layout.dim}"
 
 

@@ -96,8 +96,8 @@ class SplitLayersPass(Pass):
     def _account(self, chosen: Chosen) -> Diagnostic:
         return note(
             f"split-layers: {len(chosen.cut)} loops over {sum(self.counts)} layers become "
-            f"{len(self.counts)} each, over {self._shown}; {len(chosen.dims.steps)} ops on stacks "
-            "run on pieces",
+            f"{len(self.counts)} each, over {self._shown}; {len(chosen.dims.op_tilings)} ops on "
+            "stacks run on pieces",
             chosen.cut[0].op.location,
         )
 

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from split_cases import INDEPENDENT, MIXING, Case, split, values
 
-from stablehlo_tools.analysis.dimension_propagation.layout import Layout
+from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
 
 
-def seeds_of(case: Case) -> dict[int, Layout]:
+def seeds_of(case: Case) -> dict[int, DimTiling]:
     """The batch of a case."""
-    return {at: Layout(dim) for at, dim in enumerate(case.batch) if dim is not None}
+    return {at: DimTiling(dim) for at, dim in enumerate(case.batch) if dim is not None}
 
 
-def assert_same(case: Case, seeds: dict[int, Layout], parts: int) -> None:
+def assert_same(case: Case, seeds: dict[int, DimTiling], parts: int) -> None:
     """That a function gives the same in parts."""
     arguments = case.arguments()
     in_parts, _ = split(case.function, arguments, seeds, parts)
@@ -30,7 +30,7 @@ def assert_same(case: Case, seeds: dict[int, Layout], parts: int) -> None:
 def test_independent_batches_are_followed_to_the_end(case: Case):
     _, dims = split(case.function, case.arguments(), seeds_of(case), 2)
     assert not dims.meetings
-    assert dims.steps
+    assert dims.op_tilings
 
 
 @pytest.mark.parametrize("case", MIXING, ids=lambda case: case.name)
@@ -65,11 +65,11 @@ def test_values_are_kept(case: Case):
     assert_same(case, seeds_of(case), 2)
 
 
-def all_seeds(case: Case, parts: int) -> list[dict[int, Layout]]:
+def all_seeds(case: Case, parts: int) -> list[dict[int, DimTiling]]:
     """Every way to cut each argument, or not, `outer` 1 or 2."""
-    ways: list[list[Layout | None]] = []
+    ways: list[list[DimTiling | None]] = []
     for argument in case.arguments():
-        layouts = [Layout(d, outer) for d in range(argument.ndim) for outer in (1, 2)]
+        layouts = [DimTiling(d, outer) for d in range(argument.ndim) for outer in (1, 2)]
         ways.append([None, *(cut for cut in layouts if cut.fits(argument.shape, parts))])
     return [
         {at: layout for at, layout in enumerate(cut) if layout is not None}

@@ -11,8 +11,8 @@ import pytest
 from jax import export, lax
 
 from stablehlo_tools.analysis.dimension_propagation.graph import Graph
-from stablehlo_tools.analysis.dimension_propagation.layout import Layout
 from stablehlo_tools.analysis.dimension_propagation.seeds import try_seeds
+from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.analysis.layer_loops import LayerLoop, layer_loops
@@ -159,13 +159,13 @@ def state_of(function: Callable[..., Any]) -> str:
     """What the result of a function of a batch and a matrix is, on one of two microbatches."""
     module = program(function, (BATCH, WIDTH), (WIDTH, WIDTH)).module
     graph = Graph.of(entry_function(module).regions[0].blocks[0])
-    trial = try_seeds(graph, {graph.root.arguments[0]: Layout(0)}, 2)
+    trial = try_seeds(graph, {graph.root.arguments[0]: DimTiling(0)}, 2)
     terms = PartialSums(trial.dims)
     terms.visit(graph.root.nodes)
     (result,) = graph.root.returned
     if result in terms.blocked:
         return "blocked"
-    return terms.terms.get(result) or ("samples" if result in trial.dims.layouts else "whole")
+    return terms.terms.get(result) or ("samples" if result in trial.dims.tilings else "whole")
 
 
 def total(x: Any) -> Any:

@@ -18,8 +18,8 @@ from jax import export, lax
 
 from stablehlo_tools.analysis.channels import Channels
 from stablehlo_tools.analysis.dimension_propagation.graph import Graph
-from stablehlo_tools.analysis.dimension_propagation.layout import Layout
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims, propagate
+from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
 from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.bindings import ir
@@ -58,7 +58,7 @@ def _numbers(random: np.random.Generator, shape: Any) -> Array:
 def split(
     function: Callable[..., Any],
     arguments: Sequence[Array],
-    seeds: dict[int, Layout],
+    seeds: dict[int, DimTiling],
     parts: int,
 ) -> tuple[Callable[..., Any], BatchDims]:
     """The function in parts, and what the analysis says of it."""

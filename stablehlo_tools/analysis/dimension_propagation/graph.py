@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from stablehlo_tools.analysis.dimension_propagation.layout import Step
-from stablehlo_tools.analysis.dimension_propagation.rules import (
-    Layouts,
+from stablehlo_tools.analysis.dimension_propagation.tilings import (
+    OpTiling,
+    Tilings,
     relation_of,
     shapes_of,
-    step_of,
+    tiling_of,
 )
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.factors import OpDimensions
@@ -56,9 +56,9 @@ class Node:
         """Which of its dimensions go together."""
         return relation_of(self.op)
 
-    def step(self, layouts: Layouts, parts: int, *, regroups: bool = False) -> Step | None:
-        """How it runs on operands of which some are tiled; see `step_of`."""
-        return step_of(self.op, self.relation, layouts, parts, regroups=regroups)
+    def tiling(self, tilings: Tilings, parts: int, *, regroups: bool = False) -> OpTiling | None:
+        """How it runs on operands of which some are tiled; see `tiling_of`."""
+        return tiling_of(self.op, self.relation, tilings, parts, regroups=regroups)
 
 
 @dataclass
@@ -85,11 +85,11 @@ class Graph:
 
     def number(self, value: ir.Value) -> int:
         """The number of a value, a new one where it has none yet."""
-        found = self.numbers.get(value)
-        if found is None:
-            found = self.numbers[value] = len(self.values)
+        number = self.numbers.get(value)
+        if number is None:
+            number = self.numbers[value] = len(self.values)
             self.values.append(value)
-        return found
+        return number
 
     def shape(self, number: int) -> tuple[int, ...] | None:
         """The shape of a value; None where it is no static tensor."""
@@ -139,23 +139,23 @@ def captured(op: ir.Operation) -> list[ir.Value]:
     return [value for value in used if value not in inside]
 
 
-def _spread(body: Body, found: set[int]) -> None:
+def _spread(body: Body, reached: set[int]) -> None:
     for node in body.nodes:
         if node.name == WHILE:
             condition, inner = node.bodies
             for place, operand in enumerate(node.operands):
-                if {operand, inner.returned[place], condition.returned[0]} & found:
-                    found |= {
+                if {operand, inner.returned[place], condition.returned[0]} & reached:
+                    reached |= {
                         node.results[place],
                         inner.arguments[place],
                         condition.arguments[place],
                     }
         for inner in node.bodies:
-            _spread(inner, found)
+            _spread(inner, reached)
         if node.name in BRANCHES:
             for place, result in enumerate(node.results):
                 returned = {inner.returned[place] for inner in node.bodies}
-                if (returned | {node.operands[0]}) & found:
-                    found.add(result)
-        elif node.name != WHILE and not found.isdisjoint(node.inputs):
-            found.update(node.results)
+                if (returned | {node.operands[0]}) & reached:
+                    reached.add(result)
+        elif node.name != WHILE and not reached.isdisjoint(node.inputs):
+            reached.update(node.results)

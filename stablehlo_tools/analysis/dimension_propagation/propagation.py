@@ -1,11 +1,13 @@
 """Which values of a block carry the batch, from the arguments that are said to carry it.
 
-Ops are followed in the order of the text, loops until nothing changes. A value lies in parts
-(`Layout`), is combined from what the parts give (`Step.combine`), or is whole: it does not depend
-on the batch, or an op needed the whole batch to make it. What depends on several samples at once is
-remembered as mixed, together with the op that mixed them: where it meets values in parts again, the
-batch is not independent. Counts, which depend on integers alone (how many tokens are no padding),
-are not mixed: they are known before the work starts.
+Ops are followed in the order of the text, loops until nothing changes. A value is tiled
+(`DimTiling`), is combined from what the parts give (`OpTiling.combine`), or is whole: it does not
+depend on the batch, or an op needed the whole batch to make it. What depends on several samples at
+once is remembered as mixed, together with the op that mixed them: where it meets tiled values
+again, the batch is not independent. Counts, which depend on integers alone (how many tokens are no
+padding), are not mixed: they are known before the work starts.
+
+`Origins` goes the other way, from values that are to be tiled to those that they are made of.
 """
 
 from __future__ import annotations
@@ -13,10 +15,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from stablehlo_tools.analysis.dimension_propagation.graph import WHILE, Body, Graph, Node
-from stablehlo_tools.analysis.dimension_propagation.layout import Layout, Step
+from stablehlo_tools.analysis.dimension_propagation.graph import BRANCHES, WHILE, Body, Graph, Node
+from stablehlo_tools.analysis.dimension_propagation.tilings import (
+    DimTiling,
+    OpTiling,
+    Tilings,
+    reshaped,
+)
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.names import BARRIER
+from stablehlo_tools.dialect.factors import Shape
+from stablehlo_tools.dialect.names import BARRIER, RESHAPE
 
 
 @dataclass(frozen=True)
@@ -32,56 +40,56 @@ class Meeting:
 class BatchDims:
     """The outcome. Values and nodes that are not listed are whole.
 
-    `layouts` are those of values in parts, by number. `steps` says how nodes run on parts; those of
-    control flow have none, but results and arguments of their blocks with layouts. `meetings` are
-    in the order of the text; without one the batch is independent.
+    `tilings` are those of tiled values, by number. `op_tilings` says how nodes run on parts; those
+    of control flow have none, but results and arguments of their blocks have tilings. `meetings`
+    are in the order of the text; without one the batch is independent.
     """
 
     graph: Graph
     parts: int
-    layouts: Mapping[int, Layout]
-    steps: Mapping[Node, Step]
+    tilings: Mapping[int, DimTiling]
+    op_tilings: Mapping[Node, OpTiling]
     meetings: tuple[Meeting, ...]
 
-    def layout_of(self, value: ir.Value) -> Layout | None:
-        """The layout of a value; None where it is whole."""
-        return self.layouts.get(self.graph.numbers[value])
+    def tiling_of(self, value: ir.Value) -> DimTiling | None:
+        """The tiling of a value; None where it is whole."""
+        return self.tilings.get(self.graph.numbers[value])
 
     def combined_by(self, value: ir.Value) -> str | None:
         """The reduction (`add`, …) that makes a value of what each part gives; None for others."""
         number = self.graph.numbers[value]
-        return next((s.combine for n, s in self.steps.items() if number in n.results), None)
+        return next((s.combine for n, s in self.op_tilings.items() if number in n.results), None)
 
 
 def propagate(
     graph: Graph,
-    seeds: Mapping[int, Layout],
+    seeds: Mapping[int, DimTiling],
     parts: int,
     *,
     to_the_end: bool = True,
     regroups: bool = False,
 ) -> BatchDims:
-    """Follows the batch from values that lie in parts, arguments of the block; if asked, only to
-    the first meeting, and through what joins and parts batches (`Asked.regroups`)."""
+    """Follows the batch from values that are tiled, arguments of the block; if asked, only to
+    the first meeting, and through what joins and parts batches (`regroups`)."""
     return Propagation(graph, parts, regroups=regroups).run(seeds, to_the_end=to_the_end)
 
 
 class Propagation:
-    """One walk through a graph; what a loop does to layouts can be told by a subclass."""
+    """One walk through a graph; what a loop does to tilings can be told by a subclass."""
 
     def __init__(self, graph: Graph, parts: int, *, regroups: bool = False) -> None:
         self.graph = graph
         self.parts = parts
         self.regroups = regroups
-        self.layouts: dict[int, Layout] = {}
+        self.tilings: dict[int, DimTiling] = {}
         self.mixed: dict[int, Node] = {}
-        self.steps: dict[Node, Step] = {}
+        self.op_tilings: dict[Node, OpTiling] = {}
         self.meetings: dict[Node, Node] = {}
-        self.concerned: set[int] = set()  # values with a layout, or mixed
+        self.concerned: set[int] = set()  # values with a tiling, or mixed
 
-    def run(self, seeds: Mapping[int, Layout], *, to_the_end: bool = True) -> BatchDims:
-        """Follows the values that lie in parts from the start."""
-        self.layouts.update(seeds)
+    def run(self, seeds: Mapping[int, DimTiling], *, to_the_end: bool = True) -> BatchDims:
+        """Follows the values that are tiled from the start."""
+        self.tilings.update(seeds)
         self.concerned.update(seeds)
         for node in self.graph.root.nodes:
             self.visit(node)
@@ -90,12 +98,12 @@ class Propagation:
         order = {node: place for place, node in enumerate(self.graph.nodes)}
         met = sorted(self.meetings.items(), key=lambda item: order[item[0]])
         meetings = tuple(Meeting(mixed, used) for used, mixed in met)
-        return BatchDims(self.graph, self.parts, self.layouts, self.steps, meetings)
+        return BatchDims(self.graph, self.parts, self.tilings, self.op_tilings, meetings)
 
     def visit(self, node: Node) -> None:
         """Follows them through one op."""
         self.meetings.pop(node, None)
-        self.steps.pop(node, None)
+        self.op_tilings.pop(node, None)
         if node.name == WHILE:
             self._loop(node)
         elif node.bodies:
@@ -112,38 +120,38 @@ class Propagation:
             if not self.concerned.isdisjoint(node.results):
                 self._set(node, [None] * len(node.results), None)
             return
-        layouts = tuple(map(self.layouts.get, node.operands))
-        captured = any(number in self.layouts for number in node.captures)
-        if not captured and not any(layouts):
+        tilings = tuple(map(self.tilings.get, node.operands))
+        captured = any(number in self.tilings for number in node.captures)
+        if not captured and not any(tilings):
             self._set(node, [None] * len(node.results), self._mixer(node.inputs))
             return
-        step = None
+        op_tiling = None
         if not captured:
-            step = node.step(layouts, self.parts, regroups=self.regroups)
-        if step is None:
+            op_tiling = node.tiling(tilings, self.parts, regroups=self.regroups)
+        if op_tiling is None:
             self._set(node, [None] * len(node.results), self._mixing(node))
             return
-        self.steps[node] = step
+        self.op_tilings[node] = op_tiling
         if node.name == BARRIER:
-            self._barrier(node, step)
+            self._barrier(node, op_tiling.results)
             return
         mixer = self._mixer(node.inputs)
-        if step.chained or step.combine is not None:
-            self._set(node, step.results, self._mixing(node))
-            if mixer is not None and not step.chained:
+        if op_tiling.chained or op_tiling.combine is not None:
+            self._set(node, op_tiling.results, self._mixing(node))
+            if mixer is not None and not op_tiling.chained:
                 self.meetings[node] = mixer
             return
         if mixer is not None:
             self.meetings[node] = mixer
-        self._set(node, step.results, None)
+        self._set(node, op_tiling.results, None)
 
-    def _barrier(self, node: Node, step: Step) -> None:
-        for operand, result, layout in zip(node.operands, node.results, step.results, strict=True):
-            self._put(result, layout, self.mixed.get(operand))
+    def _barrier(self, node: Node, tilings: Tilings) -> None:
+        for operand, result, tiling in zip(node.operands, node.results, tilings, strict=True):
+            self._put(result, tiling, self.mixed.get(operand))
 
     def _loop(self, node: Node) -> None:
         condition, body = node.bodies
-        carried: list[Layout | None] = [self.layouts.get(n) for n in node.operands]
+        carried: list[DimTiling | None] = [self.tilings.get(n) for n in node.operands]
         first = [self.mixed.get(n) for n in node.operands]
         mixed, kept_whole = first, set[int]()
         while True:
@@ -151,8 +159,8 @@ class Propagation:
                 for place, number in enumerate(inner.arguments):
                     self._put(number, carried[place], mixed[place])
                 self._body(inner)
-            after = [self.layouts.get(n) for n in body.returned]
-            found = [
+            after = [self.tilings.get(n) for n in body.returned]
+            agreed = [
                 self._carried(place, before, now, kept_whole)
                 for place, (before, now) in enumerate(zip(carried, after, strict=True))
             ]
@@ -161,18 +169,18 @@ class Propagation:
                 m or self.mixed.get(n) or ends or (node if place in kept_whole else None)
                 for place, (m, n) in enumerate(zip(mixed, body.returned, strict=True))
             ]
-            if found == carried and spread == mixed:
+            if agreed == carried and spread == mixed:
                 break
-            mixed = spread if found == carried else first  # which layouts may have mended
-            carried = found
+            mixed = spread if agreed == carried else first  # which tilings may have mended
+            carried = agreed
         for place, result in enumerate(node.results):
             self._put(result, carried[place], mixed[place])
         self._check(node, zip(carried, mixed, strict=True))
 
     def _carried(
-        self, place: int, before: Layout | None, now: Layout | None, kept_whole: set[int]
-    ) -> Layout | None:
-        """The layout that a loop carries a value in; whole where it comes back in another one."""
+        self, place: int, before: DimTiling | None, now: DimTiling | None, kept_whole: set[int]
+    ) -> DimTiling | None:
+        """The tiling that a loop carries a value in; whole where it comes back in another one."""
         if before is not None and now is not None and before != now:
             kept_whole.add(place)
         return None if place in kept_whole else before or now
@@ -181,47 +189,142 @@ class Propagation:
         chooser = self.mixed.get(node.operands[0])
         for body in node.bodies:
             self._body(body)
-        results: list[tuple[Layout | None, Node | None]] = []
+        results: list[tuple[DimTiling | None, Node | None]] = []
         for place, result in enumerate(node.results):
             numbers = [body.returned[place] for body in node.bodies]
-            found = {self.layouts[n] for n in numbers if n in self.layouts}
-            layout = next(iter(found)) if len(found) == 1 else None
-            joined = node if found and layout is None else None
+            returned = {self.tilings[n] for n in numbers if n in self.tilings}
+            tiling = next(iter(returned)) if len(returned) == 1 else None
+            joined = node if returned and tiling is None else None
             mixer = joined or chooser or self._mixer(numbers)
-            self._put(result, layout, mixer)
-            results.append((layout, mixer))
+            self._put(result, tiling, mixer)
+            results.append((tiling, mixer))
         self._check(node, results)
 
-    def _check(self, node: Node, carried: Iterable[tuple[Layout | None, Node | None]]) -> None:
+    def _check(self, node: Node, carried: Iterable[tuple[DimTiling | None, Node | None]]) -> None:
         """A mixed value that control flow carries in parts has met them."""
-        met = next((mixer for layout, mixer in carried if layout and mixer), None)
+        met = next((mixer for tiling, mixer in carried if tiling and mixer), None)
         if met is not None:
             self.meetings[node] = met
 
     def _mixing(self, node: Node) -> Node | None:
         """Who mixed the whole result of an op on parts: an earlier op, or this one."""
         earlier = self._mixer(node.inputs)
-        data = any(n in self.graph.data for n in node.inputs if n in self.layouts)
+        data = any(n in self.graph.data for n in node.inputs if n in self.tilings)
         return earlier or (node if data else None)
 
     def _mixer(self, numbers: Iterable[int]) -> Node | None:
-        found = map(self.mixed.get, numbers)
-        return next((mixer for mixer in found if mixer is not None), None)
+        mixers = map(self.mixed.get, numbers)
+        return next((mixer for mixer in mixers if mixer is not None), None)
 
-    def _set(self, node: Node, layouts: Iterable[Layout | None], mixer: Node | None) -> None:
-        for result, layout in zip(node.results, layouts, strict=True):
-            self._put(result, layout, mixer)
+    def _set(self, node: Node, tilings: Iterable[DimTiling | None], mixer: Node | None) -> None:
+        for result, tiling in zip(node.results, tilings, strict=True):
+            self._put(result, tiling, mixer)
 
-    def _put(self, number: int, layout: Layout | None, mixer: Node | None) -> None:
-        if layout is None:
-            self.layouts.pop(number, None)
+    def _put(self, number: int, tiling: DimTiling | None, mixer: Node | None) -> None:
+        if tiling is None:
+            self.tilings.pop(number, None)
         else:
-            self.layouts[number] = layout
+            self.tilings[number] = tiling
         if mixer is None:
             self.mixed.pop(number, None)
         else:
             self.mixed[number] = mixer
-        if layout is None and mixer is None:
+        if tiling is None and mixer is None:
             self.concerned.discard(number)
         else:
             self.concerned.add(number)
+
+
+TiledValue = tuple[int, DimTiling]
+
+
+class Origins:
+    """Where values that are tiled come from, op by op backwards."""
+
+    def __init__(self, graph: Graph, parts: int, *, regroups: bool = False) -> None:
+        self._graph = graph
+        self._parts = parts
+        self._regroups = regroups
+        self._makers: dict[int, tuple[Node, int]] = {}
+        self._carriers: dict[int, tuple[Node, int]] = {}
+        for node in graph.nodes:
+            self._makers |= {number: (node, i) for i, number in enumerate(node.results)}
+            if node.name == WHILE:
+                inner = node.bodies[1].arguments
+                self._carriers |= {number: (node, i) for i, number in enumerate(inner)}
+
+    def of(self, wanted: Iterable[TiledValue]) -> dict[int, DimTiling]:
+        """The first values, with their tilings, that those asked for are made of: arguments, or
+        what ops make that take nothing tiled."""
+        origins: dict[int, DimTiling] = {}
+        pending, seen = list(wanted), set[int]()
+        while pending:
+            number, tiling = pending.pop()
+            shape = self._graph.shape(number)
+            if number in seen or shape is None or not tiling.fits(shape, self._parts):
+                continue
+            seen.add(number)
+            before = self._before(number, tiling)
+            if before is None:
+                origins[number] = tiling
+            else:
+                pending += before
+        return origins
+
+    def _before(self, number: int, tiling: DimTiling) -> list[TiledValue] | None:
+        """What a value is made of, in which tilings; None where it comes from nothing else."""
+        if number in self._carriers:
+            return self._around(*self._carriers[number], tiling)
+        if number not in self._makers:
+            return None
+        node, place = self._makers[number]
+        if node.name == WHILE:
+            return self._around(node, place, tiling)
+        if node.name in BRANCHES:
+            return [(body.returned[place], tiling) for body in node.bodies]
+        return self._through(node, place, tiling)
+
+    def _around(self, node: Node, place: int, tiling: DimTiling) -> list[TiledValue]:
+        """What a carry of a loop comes from."""
+        return [(node.operands[place], tiling), (node.bodies[1].returned[place], tiling)]
+
+    def _through(self, node: Node, place: int, tiling: DimTiling) -> list[TiledValue] | None:
+        """The operands that an op must take tiled to give such a result."""
+        for position in range(len(node.operands)):
+            for given in self._candidates(node, position, place, tiling):
+                tilings = tuple(
+                    given if other == position else None for other in range(len(node.operands))
+                )
+                op_tiling = node.tiling(tilings, self._parts, regroups=self._regroups)
+                if op_tiling is None or op_tiling.results[place] != tiling:
+                    continue
+                taken = zip(node.operands, op_tiling.operands, strict=True)
+                return [(operand, each) for operand, each in taken if each is not None]
+        return None
+
+    def _candidates(
+        self, node: Node, position: int, place: int, tiling: DimTiling
+    ) -> list[DimTiling]:
+        """The tilings of an operand that may give a result such a tiling."""
+        relation = node.relation
+        if relation is None:
+            return []
+        shape, result = relation.operands[position], relation.results[place]
+        if node.name == RESHAPE:
+            back = reshaped(tiling, result, shape, self._parts)
+            return [] if back is None else [back]
+        dims = [
+            link.operand.dim
+            for link in relation.of_result(place, tiling.dim)
+            if link.operand.tensor == position
+        ]
+        outers = dict.fromkeys((tiling.outer, *_same_groups(tiling, shape, result), 1))
+        return [DimTiling(dim, outer) for outer in outers for dim in dims]
+
+
+def _same_groups(tiling: DimTiling, shape: Shape, result: Shape) -> list[int]:
+    """How often an operand of another size along the batch holds all parts, as its result does."""
+    if tiling.dim >= min(len(shape), len(result)):
+        return []
+    outer, rest = divmod(shape[tiling.dim] * tiling.outer, result[tiling.dim] or 1)
+    return [outer] if outer and not rest else []

@@ -1,23 +1,31 @@
 """Finding the arguments that carry the batch, where nobody says which do.
 
 Every dimension of an argument that can be cut is tried: integers first, since tokens and labels are
-samples and weights are not. The one wins that puts the most work in parts. Arguments that the parts
-then need pieces of are samples too: they are added where that puts more work in parts.
+samples and weights are not. The one wins that tiles the most work. Arguments that the parts then
+need pieces of are samples too: they are added where that tiles more work.
+
+The batch is found by how a program works on it when it is cut, so with a number of parts that does
+not divide it something else is taken for the batch: a weight, whose refusal says nothing of use. A
+smaller number of parts finds the batch itself: `undivided` says so, in the numbers of all devices.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
 from stablehlo_tools.analysis.dimension_propagation.graph import WHILE, Body, Graph, Node
-from stablehlo_tools.analysis.dimension_propagation.layout import Layout
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims, propagate
-from stablehlo_tools.analysis.dimension_propagation.rules import COLLECTIVES, CONTRACTIONS
+from stablehlo_tools.analysis.dimension_propagation.tilings import CONTRACTIONS, DimTiling
+from stablehlo_tools.analysis.entry import argument_name, outside_of
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.factors import Shape
+from stablehlo_tools.dialect.traits import COLLECTIVES
+from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.values import is_float
 
-Seeds = dict[int, Layout]
+Seeds = dict[int, DimTiling]
 Sources = dict[int, tuple[int, ...]]
 _MOST_TRIALS = 256
 _MOST_EXTENDED = 8
@@ -26,7 +34,7 @@ _MOST_FOLLOWED = 32  # arguments whose outermost dimension is followed past what
 
 @dataclass(frozen=True)
 class Trial:
-    """The batch followed from some seeds, and how much work then lies in parts."""
+    """The batch followed from some seeds, and how much work then is tiled."""
 
     seeds: Seeds
     dims: BatchDims
@@ -45,8 +53,8 @@ def try_seeds(
     """Follows the batch from seeds; if asked, only as far as it is independent, and through what
     joins and parts batches."""
     dims = propagate(graph, seeds, parts, to_the_end=to_the_end, regroups=regroups)
-    collectives = sum(node.name in COLLECTIVES for node in dims.steps)
-    return Trial(seeds, dims, collectives, work_of(graph, dims.steps))
+    collectives = sum(node.name in COLLECTIVES for node in dims.op_tilings)
+    return Trial(seeds, dims, collectives, work_of(graph, dims.op_tilings))
 
 
 def work_of(graph: Graph, nodes: Iterable[Node]) -> int:
@@ -100,7 +108,7 @@ def _together(best: Trial, others: Sequence[Trial]) -> Trial:
             continue
         seeds = {**best.seeds, **other.seeds}
         both = try_seeds(best.dims.graph, seeds, best.dims.parts, to_the_end=False)
-        kept = best.dims.steps.keys() <= both.dims.steps.keys()
+        kept = best.dims.op_tilings.keys() <= both.dims.op_tilings.keys()
         if kept and both.independent and both.collectives > best.collectives:
             best = both
     return best
@@ -115,18 +123,20 @@ def _work(trial: Trial) -> int:
 
 
 def _is_likely(seeds: Seeds, arguments: set[int]) -> bool:
-    return all(number in arguments and layout.dim == 0 for number, layout in seeds.items())
+    return all(number in arguments and tiling.dim == 0 for number, tiling in seeds.items())
 
 
 def candidates(graph: Graph, arguments: Iterable[int], parts: int) -> list[Seeds]:
     """The dimensions that can be cut, outer ones first."""
-    found = [
+    divisible = [
         (dim, number)
         for number in arguments
         for dim in range(len(graph.shape(number) or ()))
-        if Layout(dim).fits(graph.shape(number) or (), parts)
+        if DimTiling(dim).fits(graph.shape(number) or (), parts)
     ]
-    return [{number: Layout(dim)} for dim, number in sorted(found, key=_outer)[:_MOST_TRIALS]]
+    return [
+        {number: DimTiling(dim)} for dim, number in sorted(divisible, key=_outer)[:_MOST_TRIALS]
+    ]
 
 
 def _outer(candidate: tuple[int, int]) -> int:
@@ -136,7 +146,7 @@ def _outer(candidate: tuple[int, int]) -> int:
 def extended(trial: Trial) -> Trial:
     """The trial with further arguments that carry the batch, as many samples as those it has."""
     graph, parts = trial.dims.graph, trial.dims.parts
-    samples = {(graph.shape(n) or ())[layout.dim] for n, layout in trial.seeds.items()}
+    samples = {(graph.shape(n) or ())[tiling.dim] for n, tiling in trial.seeds.items()}
     sources = sources_of(graph)
     pending = needed_arguments(trial, sources)
     tried = set(trial.seeds)
@@ -151,7 +161,7 @@ def extended(trial: Trial) -> Trial:
                 continue
             together = {**trial.seeds, **seeds}
             other = try_seeds(graph, together, parts, to_the_end=False)
-            kept = trial.dims.steps.keys() <= other.dims.steps.keys()
+            kept = trial.dims.op_tilings.keys() <= other.dims.op_tilings.keys()
             if kept and other.independent and other.work > trial.work:
                 trial, pending = other, needed_arguments(other, sources)
                 break
@@ -160,12 +170,12 @@ def extended(trial: Trial) -> Trial:
 
 def needed_arguments(trial: Trial, sources: Sources) -> list[int]:
     """The arguments from which whole values are computed that the parts take pieces of."""
-    graph, layouts = trial.dims.graph, trial.dims.layouts
+    graph, tilings = trial.dims.graph, trial.dims.tilings
     pending = [
         operand
-        for node, step in trial.dims.steps.items()
-        for operand, layout in zip(node.operands, step.operands, strict=True)
-        if layout is not None and operand not in layouts
+        for node, op_tiling in trial.dims.op_tilings.items()
+        for operand, tiling in zip(node.operands, op_tiling.operands, strict=True)
+        if tiling is not None and operand not in tilings
     ]
     seen = set(pending)
     while pending:
@@ -181,20 +191,20 @@ def sources_of(graph: Graph) -> Sources:
     return _sources(graph.root, {})
 
 
-def _sources(body: Body, found: Sources) -> Sources:
+def _sources(body: Body, sources: Sources) -> Sources:
     for node in body.nodes:
         for inner in node.bodies:
-            _sources(inner, found)
+            _sources(inner, sources)
         if node.name == WHILE:
             carried = node.bodies[1]
             for place, operand in enumerate(node.operands):
                 source = (operand, carried.returned[place])
-                found[carried.arguments[place]] = found[node.results[place]] = source
+                sources[carried.arguments[place]] = sources[node.results[place]] = source
             continue
         for place, result in enumerate(node.results):
             chosen = tuple(inner.returned[place] for inner in node.bodies)
-            found[result] = (*node.inputs, *chosen)
-    return found
+            sources[result] = (*node.inputs, *chosen)
+    return sources
 
 
 def _elements(graph: Graph, number: int) -> int:
@@ -205,3 +215,83 @@ def _multiplications(graph: Graph, operands: tuple[int, ...], results: int) -> i
     """Of a dot or a convolution: about the geometric mean of what it reads and writes, cubed."""
     read = prod(max(_elements(graph, number), 1) for number in operands)
     return int((read * max(results, 1)) ** 0.5)
+
+
+# The shape, for all devices together, of an argument of the block; its number is the place.
+WholeShape = Callable[[int], Shape]
+_TRIED = (2, 3, 5, 7)  # parts; a batch of a larger prime is rare
+_MOST_NAMED = 3
+_MOST_NUMBERS = 6
+
+
+def fewer_parts(graph: Graph, parts: int) -> Iterator[int]:
+    """Numbers of parts that divide the outermost dimension of arguments that `parts` does not."""
+    shapes = [graph.shape(number) or () for number in graph.root.arguments]
+    sizes = {shape[0] for shape in shapes if shape and shape[0] % parts}
+    for fewer in _TRIED:
+        if fewer != parts and any(size and size % fewer == 0 for size in sizes):
+            yield fewer
+
+
+def has_integers(graph: Graph, seeds: Seeds) -> bool:
+    """Whether one of them is of integers: tokens and labels are samples, and weights are not."""
+    return any(not is_float(graph.values[number].type) for number in seeds)
+
+
+def undivided(
+    graph: Graph, seeds: Seeds, parts: int, what: str, whole: WholeShape | None = None
+) -> str:
+    """Why so many parts (`what`: `microbatches`) cannot be made of the batch that `seeds` are, and
+    what could: in the numbers of all devices. Empty where they divide it."""
+    sizes = {number: (graph.shape(number) or ())[tiling.dim] for number, tiling in seeds.items()}
+    size = next((sizes[number] for number in sorted(sizes) if sizes[number] % parts), None)
+    if size is None:
+        return ""
+    alike = [number for number in sorted(sizes) if sizes[number] == size]
+    first, dim = alike[0], seeds[alike[0]].dim
+    place = graph.root.arguments.index(first)
+    rows = (whole or _outside(graph))(place)[dim]
+    devices = rows // size if size else 1
+    spread = f", {size} on each of {devices} devices" if devices > 1 else ""
+    along = "rows" if not dim else f"elements in dimension {dim}"
+    has = "has" if len(alike) == 1 else "have"
+    dividing = [str(n) for n in range(2, size + 1) if size % n == 0][:_MOST_NUMBERS]
+    others = f"take {' or '.join(dividing)} {what}, or " if dividing else "take "
+    return (
+        f"{parts} {what} do not divide the batch: {_named(graph, alike)} {has} {rows} {along}"
+        f"{spread}; {others}a batch of a multiple of {parts * devices}"
+    )
+
+
+def sizes_undivided(graph: Graph, parts: int) -> list[str]:
+    """The arguments that could be the batch but for their outermost sizes, the last ones first:
+    integers, then floats of at least two dimensions."""
+    integers, floats = list[str](), list[str]()
+    for number in reversed(graph.root.arguments):
+        shape = graph.shape(number) or ()
+        of_floats = is_float(graph.values[number].type)
+        if not shape or shape[0] % parts == 0 or (of_floats and len(shape) < 2):
+            continue
+        rows = "1 row" if shape[0] == 1 else f"{shape[0]} rows"
+        name = argument_name(graph.values[number])
+        said = f"{name} has {rows}, which {parts} do not divide"
+        (floats if of_floats else integers).append(said)
+    return [*integers, *floats][:_MOST_NAMED]
+
+
+def _named(graph: Graph, numbers: list[int]) -> str:
+    names = [argument_name(graph.values[number]) for number in numbers[:_MOST_NAMED]]
+    left = len(numbers) - len(names)
+    if left:
+        names.append(f"{left} more")
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _outside(graph: Graph) -> WholeShape:
+    """Shapes as they are outside of the block, where that is the body of a manual computation."""
+
+    def whole(place: int) -> Shape:
+        value = outside_of(graph.values[graph.root.arguments[place]])
+        return tuple(shape_of(value)) if isinstance(value.type, ir.RankedTensorType) else ()
+
+    return whole

@@ -18,8 +18,8 @@ from itertools import accumulate
 
 from stablehlo_tools.analysis.channels import Channels
 from stablehlo_tools.analysis.dimension_propagation.graph import WHILE, Body, Node
-from stablehlo_tools.analysis.dimension_propagation.layout import Layout, Step, part_shape
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims
+from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling, OpTiling, part_shape
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import BARRIER
 from stablehlo_tools.dialect.traits import ELEMENTWISE, full_names
@@ -77,7 +77,7 @@ class AllPartsWriter:
     def _nodes(self, body: Body) -> None:
         """Rewrites the nodes of a block."""
         for node in body.nodes:
-            step = self._dims.steps.get(node)
+            step = self._dims.op_tilings.get(node)
             if node.name == WHILE:
                 self._loop(node)
             elif node.bodies:
@@ -91,7 +91,7 @@ class AllPartsWriter:
                 if node.name in _CHEAP:
                     self._kept.append(node.op)
 
-    def _copies(self, node: Node, step: Step) -> None:
+    def _copies(self, node: Node, step: OpTiling) -> None:
         """An op, once for each part."""
         if node.name == BARRIER:
             self._barriers(node, step)
@@ -111,7 +111,7 @@ class AllPartsWriter:
         else:
             self._record(node, step.results, made)
 
-    def _taken(self, op: ir.Operation, step: Step) -> list[tuple[ir.Value, ...]]:
+    def _taken(self, op: ir.Operation, step: OpTiling) -> list[tuple[ir.Value, ...]]:
         """Each operand, once for each part."""
         return [
             (self._pieces.whole(value, op),) * len(self._sizes)
@@ -121,7 +121,7 @@ class AllPartsWriter:
         ]
 
     def _copy(
-        self, op: ir.Operation, operands: Sequence[ir.Value], step: Step, number: int
+        self, op: ir.Operation, operands: Sequence[ir.Value], step: OpTiling, number: int
     ) -> list[ir.Value]:
         types = [
             self._type(result, layout, number)
@@ -133,7 +133,7 @@ class AllPartsWriter:
             self._channels.renew(copy)
         return list(copy.results)
 
-    def _barriers(self, node: Node, step: Step) -> None:
+    def _barriers(self, node: Node, step: OpTiling) -> None:
         """A barrier for each part; what is whole waits with the first."""
         op = node.op
         taken = self._taken(op, step)
@@ -155,7 +155,7 @@ class AllPartsWriter:
         self._record(node, step.results, made)
 
     def _record(
-        self, node: Node, layouts: Sequence[Layout | None], made: Sequence[Sequence[ir.Value]]
+        self, node: Node, layouts: Sequence[DimTiling | None], made: Sequence[Sequence[ir.Value]]
     ) -> None:
         """What stands for the results of a node: parts, or the first of `made` where whole."""
         for place, layout in enumerate(layouts):
@@ -168,7 +168,7 @@ class AllPartsWriter:
     def _loop(self, node: Node) -> None:
         """A loop whose carries in parts become a carry for each part, behind the others."""
         op = node.op
-        layouts = [self._dims.layouts.get(number) for number in node.results]
+        layouts = [self._dims.tilings.get(number) for number in node.results]
         operands = self._flat(op, op.operands, layouts)
         for body in node.bodies:
             self._add_arguments(body, layouts)
@@ -183,7 +183,7 @@ class AllPartsWriter:
 
     def _branches(self, node: Node) -> None:
         op = node.op
-        layouts = [self._dims.layouts.get(number) for number in node.results]
+        layouts = [self._dims.tilings.get(number) for number in node.results]
         self._take_whole(op, [0])
         for body in node.bodies:
             self._nodes(body)
@@ -192,7 +192,7 @@ class AllPartsWriter:
         self._rebuilt(node, list(op.operands), layouts)
 
     def _flat(
-        self, user: ir.Operation, values: Iterable[ir.Value], layouts: Sequence[Layout | None]
+        self, user: ir.Operation, values: Iterable[ir.Value], layouts: Sequence[DimTiling | None]
     ) -> list[ir.Value]:
         """Whole values, and behind them the parts of the others."""
         whole: list[ir.Value] = []
@@ -204,7 +204,7 @@ class AllPartsWriter:
                 parts += self._pieces.parts_of(value, layout, user)
         return whole + parts
 
-    def _add_arguments(self, body: Body, layouts: Sequence[Layout | None]) -> None:
+    def _add_arguments(self, body: Body, layouts: Sequence[DimTiling | None]) -> None:
         for number, layout in zip(body.arguments, layouts, strict=True):
             if layout is None:
                 continue
@@ -216,7 +216,7 @@ class AllPartsWriter:
             self._pieces.put(argument, layout, parts)
 
     def _rebuilt(
-        self, node: Node, operands: Sequence[ir.Value], layouts: Sequence[Layout | None]
+        self, node: Node, operands: Sequence[ir.Value], layouts: Sequence[DimTiling | None]
     ) -> ir.Operation:
         """The op around rewritten blocks, with results in parts."""
         op, pieces = node.op, len(self._sizes)
@@ -243,11 +243,11 @@ class AllPartsWriter:
         self._dead.append(op)
         return new
 
-    def _type(self, value: ir.Value, layout: Layout | None, number: int) -> ir.Type:
+    def _type(self, value: ir.Value, layout: DimTiling | None, number: int) -> ir.Type:
         """The type of a piece of a value, or of all of it."""
         return part_type(value, layout, self._dims.parts, self._sizes[number])
 
-    def _types(self, value: ir.Value, layout: Layout | None) -> list[ir.Type]:
+    def _types(self, value: ir.Value, layout: DimTiling | None) -> list[ir.Type]:
         return [self._type(value, layout, number) for number in range(len(self._sizes))]
 
     def _take_whole(self, op: ir.Operation, places: Iterable[int]) -> None:
@@ -295,15 +295,15 @@ class Pieces:
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self.sizes = tuple(sizes)
-        self._parts: dict[ir.Value, tuple[Layout, Values]] = {}
+        self._parts: dict[ir.Value, tuple[DimTiling, Values]] = {}
         self._whole: dict[ir.Value, ir.Value] = {}
-        self._cut: dict[tuple[ir.Value, Layout], Values] = {}
+        self._cut: dict[tuple[ir.Value, DimTiling], Values] = {}
 
-    def put(self, value: ir.Value, layout: Layout, parts: Sequence[ir.Value]) -> None:
+    def put(self, value: ir.Value, layout: DimTiling, parts: Sequence[ir.Value]) -> None:
         """Records the parts that stand for a value."""
         self._parts[value] = layout, tuple(parts)
 
-    def parts_of(self, value: ir.Value, layout: Layout, user: ir.Operation) -> Values:
+    def parts_of(self, value: ir.Value, layout: DimTiling, user: ir.Operation) -> Values:
         """A value in parts, for an op that needs them."""
         known = self._parts.get(value)
         if known is not None and known[0] == layout:
@@ -326,7 +326,7 @@ class Pieces:
         return self._whole[value]
 
 
-def _cut(build: Builder, value: ir.Value, layout: Layout, sizes: Sequence[int]) -> Values:
+def _cut(build: Builder, value: ir.Value, layout: DimTiling, sizes: Sequence[int]) -> Values:
     """The pieces of a whole value: smaller constants and broadcasts, or slices."""
     shape, parts = tuple(shape_of(value)), sum(sizes)
     smaller: dict[int, ir.Value | None] = {}
@@ -345,7 +345,7 @@ def _cut(build: Builder, value: ir.Value, layout: Layout, sizes: Sequence[int]) 
     )
 
 
-def _joined(build: Builder, pieces: Sequence[ir.Value], layout: Layout) -> ir.Value:
+def _joined(build: Builder, pieces: Sequence[ir.Value], layout: DimTiling) -> ir.Value:
     """The whole of all pieces."""
     dim = layout.dim
     if layout.outer == 1:
@@ -356,7 +356,7 @@ def _joined(build: Builder, pieces: Sequence[ir.Value], layout: Layout) -> ir.Va
     return build.reshape(build.concatenate(rows, dim + 1), whole)
 
 
-def _apart(build: Builder, value: ir.Value, layout: Layout) -> ir.Value:
+def _apart(build: Builder, value: ir.Value, layout: DimTiling) -> ir.Value:
     """A value with what is outside of the parts as a dimension of its own."""
     shape, dim = shape_of(value), layout.dim
     rows = [*shape[:dim], layout.outer, shape[dim] // layout.outer, *shape[dim + 1 :]]
@@ -364,7 +364,7 @@ def _apart(build: Builder, value: ir.Value, layout: Layout) -> ir.Value:
 
 
 def _piece(
-    build: Builder, value: ir.Value, layout: Layout, parts: int, first: int, count: int
+    build: Builder, value: ir.Value, layout: DimTiling, parts: int, first: int, count: int
 ) -> ir.Value:
     shape, dim = shape_of(value), layout.dim
     inner = shape[dim] // (layout.outer * parts)

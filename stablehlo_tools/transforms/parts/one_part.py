@@ -15,13 +15,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from stablehlo_tools.analysis.dimension_propagation.graph import WHILE, Body, Node
-from stablehlo_tools.analysis.dimension_propagation.layout import Layout, Step, part_shape
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims
+from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling, OpTiling, part_shape
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.reshaped_clone import Resize, alike_clone, emptied_clone, reshaped_clone
 
-Outside = Callable[[int, Layout | None], ir.Value]
+Outside = Callable[[int, DimTiling | None], ir.Value]
 Finish = Callable[[ir.Operation], None]
 
 
@@ -45,12 +45,12 @@ class OnePartWriter:
         self._finish = finish
         self.values: dict[int, ir.Value] = {}
 
-    def get(self, number: int, layout: Layout | None, build: Builder) -> ir.Value:
+    def get(self, number: int, layout: DimTiling | None, build: Builder) -> ir.Value:
         """What stands for a value, where an op takes it in a layout."""
         stand_in = self.values.get(number)
         if stand_in is None:
             return self._outside(number, layout)
-        if layout is None or number in self._dims.layouts:
+        if layout is None or number in self._dims.tilings:
             return stand_in
         return cut(build, stand_in, layout, self._dims.parts, self._microbatch)
 
@@ -64,7 +64,7 @@ class OnePartWriter:
 
     def _op(self, node: Node, point: ir.InsertionPoint) -> None:
         build = Builder(point, node.op.location)
-        step, values = self._dims.steps.get(node), self._dims.graph.values
+        step, values = self._dims.op_tilings.get(node), self._dims.graph.values
         layouts = step.operands if step is not None else (None,) * len(node.operands)
         operands = self._taken(node.operands, layouts, build)
         types = [result.type for result in node.op.results]
@@ -78,7 +78,7 @@ class OnePartWriter:
     def _control_flow(self, node: Node, point: ir.InsertionPoint) -> None:
         """A loop carries parts in place of whole values, and a branch returns them."""
         build = Builder(point, node.op.location)
-        layouts = [self._dims.layouts.get(number) for number in node.results]
+        layouts = [self._dims.tilings.get(number) for number in node.results]
         carried = layouts if node.name == WHILE else [None] * len(node.operands)
         operands = self._taken(node.operands, carried, build)
         types = [part_type_of(self._dims, number) for number in node.results]
@@ -93,13 +93,13 @@ class OnePartWriter:
             is_condition = node.name == WHILE and body is node.bodies[0]
             self._fill(body, block, [None] if is_condition else layouts)
 
-    def _fill(self, body: Body, block: ir.Block, layouts: Sequence[Layout | None]) -> None:
+    def _fill(self, body: Body, block: ir.Block, layouts: Sequence[DimTiling | None]) -> None:
         build = Builder(ir.InsertionPoint(block), block.owner.location)
         self.write(body.nodes, build.point)
         build.end_region(self._taken(body.returned, layouts, build))
 
     def _taken(
-        self, numbers: Sequence[int], layouts: Sequence[Layout | None], build: Builder
+        self, numbers: Sequence[int], layouts: Sequence[DimTiling | None], build: Builder
     ) -> list[ir.Value]:
         return [
             self.get(number, layout, build) for number, layout in zip(numbers, layouts, strict=True)
@@ -113,10 +113,10 @@ class OnePartWriter:
 
 def part_type_of(dims: BatchDims, number: int) -> ir.Type:
     """The type of one part of a value, or of all of it where it is in none."""
-    return part_type(dims.graph.values[number], dims.layouts.get(number), dims.parts)
+    return part_type(dims.graph.values[number], dims.tilings.get(number), dims.parts)
 
 
-def part_type(value: ir.Value, layout: Layout | None, parts: int, count: int = 1) -> ir.Type:
+def part_type(value: ir.Value, layout: DimTiling | None, parts: int, count: int = 1) -> ir.Type:
     """The type of one part of a value, or of `count` consecutive ones together."""
     if layout is None:
         return value.type
@@ -124,13 +124,13 @@ def part_type(value: ir.Value, layout: Layout | None, parts: int, count: int = 1
     return ir.RankedTensorType.get(shape, element_of(value), loc=ir.Location.unknown())
 
 
-def resize_of(step: Step | None, parts: int, count: int = 1) -> Resize | None:
+def resize_of(step: OpTiling | None, parts: int, count: int = 1) -> Resize | None:
     """How the first operand of an op shrinks to `count` of its parts."""
     layout = None if step is None else step.operands[0]
     return None if layout is None else Resize(layout.dim, parts, count)
 
 
-def apart(shape: Sequence[int], layout: Layout, parts: int) -> list[int]:
+def apart(shape: Sequence[int], layout: DimTiling, parts: int) -> list[int]:
     """A shape with its batch dimension in three: outer, microbatches, inner."""
     dim = layout.dim
     inner = shape[dim] // (layout.outer * parts)
@@ -138,7 +138,7 @@ def apart(shape: Sequence[int], layout: Layout, parts: int) -> list[int]:
 
 
 def cut(
-    build: Builder, value: ir.Value, layout: Layout, parts: int, microbatch: ir.Value
+    build: Builder, value: ir.Value, layout: DimTiling, parts: int, microbatch: ir.Value
 ) -> ir.Value:
     """One microbatch of a whole value."""
     shape = part_shape(tuple(shape_of(value)), layout, parts)
@@ -153,7 +153,7 @@ def cut(
 
 
 def window(
-    rows: Sequence[int], layout: Layout, microbatch: ir.Value, zero: ir.Value
+    rows: Sequence[int], layout: DimTiling, microbatch: ir.Value, zero: ir.Value
 ) -> tuple[list[ir.Value], list[int]]:
     """Where a microbatch of a tensor that lies `apart` begins, and its sizes; `zero` is of the
     microbatch's type."""

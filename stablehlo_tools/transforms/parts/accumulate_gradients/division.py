@@ -100,7 +100,7 @@ class _Reading:
         gone = [node for node in graph.root.nodes if node in chosen]
         wanted = self._wanted(gone)
         run = [node for node in graph.root.nodes if node in chosen or node in self.again]
-        terms, layouts = self.terms.terms, self.dims.layouts
+        terms, layouts = self.terms.terms, self.dims.tilings
         return Division(
             self.trial,
             needed(run, wanted),
@@ -122,7 +122,7 @@ class _Reading:
 
     def _foresee(self, node: Node) -> None:
         """What is known beforehand is neither a term nor blocked."""
-        in_parts = all(number in self.dims.layouts for number in node.results)
+        in_parts = all(number in self.dims.tilings for number in node.results)
         runs = in_parts and self._works_on_samples(node) and self._waits(node, ()) is None
         if runs and not communicates(node):
             self.again.add(node)
@@ -131,7 +131,7 @@ class _Reading:
             self.terms.blocked.pop(number, None)
 
     def _works_on_samples(self, node: Node) -> bool:
-        return any(number in self.dims.layouts for number in inputs_of(node))
+        return any(number in self.dims.tilings for number in inputs_of(node))
 
     def _place(self, node: Node) -> None:
         used = inputs_of(node)
@@ -143,7 +143,7 @@ class _Reading:
                 self.refusal = mixing_refusal(self.terms, waits, node, self.trial)
         elif on_samples or not self.kept.isdisjoint(used):
             self.inside.append(node)
-            whole = [n for n in node.results if n not in self.dims.layouts]
+            whole = [n for n in node.results if n not in self.dims.tilings]
             self.kept.update(n for n in whole if n not in self.terms.terms)
         elif any(number in self.terms.terms for number in used):
             self.linear.append(node)
@@ -161,7 +161,7 @@ class _Reading:
 
     def _changed(self, node: Node) -> Node | None:
         """Control flow, the node or one in it, that hands parts on as whole values."""
-        layouts = self.dims.layouts
+        layouts = self.dims.tilings
         for body in node.bodies:
             for place, number in enumerate(body.returned[: len(node.results)]):
                 given = [number]

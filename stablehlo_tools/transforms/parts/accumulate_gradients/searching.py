@@ -6,23 +6,20 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from stablehlo_tools.analysis.dimension_propagation.graph import Graph, Node
-from stablehlo_tools.analysis.dimension_propagation.layout import Layout
-from stablehlo_tools.analysis.dimension_propagation.origins import Origins, Wanted
-from stablehlo_tools.analysis.dimension_propagation.rules import CONTRACTIONS
+from stablehlo_tools.analysis.dimension_propagation.propagation import Origins, TiledValue
 from stablehlo_tools.analysis.dimension_propagation.seeds import (
     Seeds,
     Trial,
-    candidates,
-    try_seeds,
-    work_of,
-)
-from stablehlo_tools.analysis.dimension_propagation.undivided import (
     WholeShape,
+    candidates,
     fewer_parts,
     has_integers,
     sizes_undivided,
+    try_seeds,
     undivided,
+    work_of,
 )
+from stablehlo_tools.analysis.dimension_propagation.tilings import CONTRACTIONS, DimTiling
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, ToolError, note
 from stablehlo_tools.ir.values import is_float
@@ -67,13 +64,13 @@ def given_division(
                 f"dimension {dimension} of a static size (P3)",
                 location,
             )
-        if not Layout(dimension).fits(shape, parts):
+        if not DimTiling(dimension).fits(shape, parts):
             raise ToolError(
                 f"accumulate-gradients: dimension {dimension} of argument {place} has "
                 f"{shape[dimension]} elements, which {parts} microbatches do not divide (P3)",
                 location,
             )
-        seeds[number] = Layout(dimension)
+        seeds[number] = DimTiling(dimension)
     found = divide(try_seeds(graph, strided(graph, seeds, parts), parts, regroups=True))
     if not found.inside:
         raise ToolError(
@@ -194,17 +191,17 @@ class _Search:
         """The division with further seeds, where that is worth it."""
         together = {**found.trial.seeds, **seeds}
         trial = try_seeds(self.graph, together, self.parts, regroups=True)
-        kept = found.dims.steps.keys() <= trial.dims.steps.keys()
+        kept = found.dims.op_tilings.keys() <= trial.dims.op_tilings.keys()
         if not kept or trial.work < found.trial.work:
             return found
         return divide(trial)
 
 
-def _missing(trial: Trial) -> Iterator[Wanted]:
+def _missing(trial: Trial) -> Iterator[TiledValue]:
     """The whole values that ops take parts of."""
-    for node, step in trial.dims.steps.items():
+    for node, step in trial.dims.op_tilings.items():
         for number, layout in zip(node.operands, step.operands, strict=True):
-            if layout is not None and number not in trial.dims.layouts:
+            if layout is not None and number not in trial.dims.tilings:
                 yield number, layout
 
 
@@ -215,14 +212,14 @@ def _unlikeliness(trial: Trial) -> float:
 
 
 def _contractions(division: Division) -> int:
-    steps = division.dims.steps
+    steps = division.dims.op_tilings
     return work_of(division.dims.graph, [node for node in steps if node.name in CONTRACTIONS])
 
 
 def _on_all_samples(division: Division) -> int:
     """The work of contractions that the loop needs, or has in it, but that do not run on
     microbatches: more than of those that do, where features are cut and no samples."""
-    graph, steps = division.dims.graph, division.dims.steps
+    graph, steps = division.dims.graph, division.dims.op_tilings
     gone = set(division.gone)
     ahead = needed(
         [node for node in graph.root.nodes if node not in gone],

@@ -11,7 +11,7 @@ from math import gcd
 
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.dimension_propagation.graph import Node
-from stablehlo_tools.analysis.dimension_propagation.layout import Layout
+from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
 from stablehlo_tools.analysis.replica_groups import DeviceMesh
 from stablehlo_tools.analysis.shardings import sharding_axes
 from stablehlo_tools.analysis.tensor_shardings import (
@@ -38,7 +38,7 @@ def relax_constraints(division: Division, written: Mapping[int, ir.Value], meshe
     `written` is what stands for each value, by number.
     """
     for node in _all(division.inside):
-        layout = division.dims.layouts.get(node.results[0]) if node.results else None
+        layout = division.dims.tilings.get(node.results[0]) if node.results else None
         if node.name == _CONSTRAINT and layout is not None:
             _relax(maker_of(written[node.results[0]]), layout, meshes)
 
@@ -75,7 +75,7 @@ def _all(nodes: Sequence[Node]) -> Iterator[Node]:
             yield from _all(body.nodes)
 
 
-def _relax(op: ir.Operation, layout: Layout, meshes: Meshes) -> None:
+def _relax(op: ir.Operation, layout: DimTiling, meshes: Meshes) -> None:
     sharding = op.attributes["sharding"]
     mesh_name = sharding_axes(sharding)[0]
     if mesh_name not in meshes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stablehlo_tools.analysis.dimension_propagation.graph import Node
-from stablehlo_tools.analysis.dimension_propagation.layout import Layout, part_shape
+from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling, part_shape
 from stablehlo_tools.analysis.reducers import identity_of
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
@@ -79,12 +79,12 @@ class _Writer:
         self._division = division
         self._dims = division.dims
         self._values = division.dims.graph.values
-        self._found: dict[tuple[int, Layout], ir.Value] = {}
+        self._found: dict[tuple[int, DimTiling], ir.Value] = {}
         self._last: ir.Operation | None = None
         self._zero = build.i32(0)
         carried = [_nothing(build, kind, self._values[n]) for n, kind in division.sums]
         carried += [
-            _zeros(build, self._rows(n, self._dims.layouts[n]), element_of(self._values[n]))
+            _zeros(build, self._rows(n, self._dims.tilings[n]), element_of(self._values[n]))
             for n in division.samples
         ]
         carried += [
@@ -105,22 +105,22 @@ class _Writer:
             before = next(carried)
             after.append(build.same(kind, before, build.convert(made[n], element_of(before))))
         for n in division.samples:
-            after.append(self._put(build, next(carried), made[n], self._dims.layouts[n]))
+            after.append(self._put(build, next(carried), made[n], self._dims.tilings[n]))
         return self.loop.close([*after, *(made[n] for n in division.same)])
 
-    def _rows(self, n: int, layout: Layout) -> list[int]:
+    def _rows(self, n: int, layout: DimTiling) -> list[int]:
         return apart(shape_of(self._values[n]), layout, self._dims.parts)
 
-    def _window(self, rows: Sequence[int], layout: Layout) -> tuple[list[ir.Value], list[int]]:
+    def _window(self, rows: Sequence[int], layout: DimTiling) -> tuple[list[ir.Value], list[int]]:
         """Where the loop's microbatch begins in a tensor that lies `apart`, and its sizes."""
         return window(rows, layout, self.loop.counter, self._zero)
 
-    def _put(self, build: Builder, rows: ir.Value, part: ir.Value, layout: Layout) -> ir.Value:
+    def _put(self, build: Builder, rows: ir.Value, part: ir.Value, layout: DimTiling) -> ir.Value:
         starts, sizes = self._window(shape_of(rows), layout)
         new = build.reshape(part, sizes)
         return build.update(rows, new, starts)
 
-    def _outside(self, n: int, layout: Layout | None) -> ir.Value:
+    def _outside(self, n: int, layout: DimTiling | None) -> ir.Value:
         """A value that is there before the loop, or its part for a microbatch: the same for all,
         before the loop, or cut out once an iteration."""
         if layout is None:
@@ -129,7 +129,7 @@ class _Writer:
             self._found[n, layout] = self._part(self._values[n], n, layout)
         return self._found[n, layout]
 
-    def _part(self, value: ir.Value, n: int, layout: Layout) -> ir.Value:
+    def _part(self, value: ir.Value, n: int, layout: DimTiling) -> ir.Value:
         shape = part_shape(tuple(shape_of(value)), layout, self._dims.parts)
         before = self.loop.before
         type_ = before.tensor(shape, element_of(value))

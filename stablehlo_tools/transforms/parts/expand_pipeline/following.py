@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from stablehlo_tools.analysis.dimension_propagation.graph import BRANCHES, WHILE, Body, Graph, Node
-from stablehlo_tools.analysis.dimension_propagation.layout import Layout, reshaped
+from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling, reshaped
 from stablehlo_tools.analysis.loop_carries import Rows
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, note
@@ -40,7 +40,7 @@ class Follower:
         self._graph = graph
         self._layers = layers
         self._phases = {phase.node: phase for phase in phases}
-        self.layouts: dict[int, Layout] = {}
+        self.layouts: dict[int, DimTiling] = {}
         self.constants: dict[Node, None] = {}
         self._near: dict[int, list[Node]] = {}
         self._inside: set[Node] = set()
@@ -62,7 +62,7 @@ class Follower:
 
     def follow(self, number: int, node: Node) -> None:
         """Follows a stack that a loop accesses. Raises ToolError where that is not possible."""
-        self._put(number, Layout(0), node)
+        self._put(number, DimTiling(0), node)
         while self._pending:
             self._visit(self._pending.pop())
 
@@ -102,7 +102,7 @@ class Follower:
             found[place] = layout.dim
         return found
 
-    def _put(self, number: int, layout: Layout, node: Node) -> None:
+    def _put(self, number: int, layout: DimTiling, node: Node) -> None:
         known = self.layouts.get(number)
         if known == layout:
             return
@@ -152,7 +152,7 @@ class Follower:
             if not all_rows or loop.trips != self._layers:
                 raise self._refusal(node)
             for number in numbers:
-                self._put(number, Layout(0), node)
+                self._put(number, DimTiling(0), node)
 
     def _alike(self, numbers: Sequence[int], node: Node) -> None:
         """Values that control flow hands on as they are."""
@@ -164,7 +164,7 @@ class Follower:
 
     def _forwards(self, node: Node) -> None:
         taken = tuple(map(self.layouts.get, node.operands))
-        step = node.step(taken, self._layers)
+        step = node.tiling(taken, self._layers)
         captured = any(number in self.layouts for number in node.captures)
         if step is None or step.chained or captured:
             raise self._refusal(node)
@@ -188,7 +188,7 @@ class Follower:
         for place, number in enumerate(node.operands):
             for layout in self._candidates(node, number, wanted):
                 given = tuple(layout if i == place else None for i in range(len(node.operands)))
-                step = node.step(given, self._layers)
+                step = node.tiling(given, self._layers)
                 if step is None or step.combine is not None or step.results != wanted:
                     continue
                 self._put(number, layout, node)
@@ -199,13 +199,15 @@ class Follower:
                 return
         raise self._refusal(node)
 
-    def _operands(self, node: Node, layouts: Sequence[Layout | None]) -> None:
+    def _operands(self, node: Node, layouts: Sequence[DimTiling | None]) -> None:
         """All operands, where the first is alike for all layers."""
         for number, layout in zip(node.operands, layouts, strict=True):
             if layout is not None:
                 self._put(number, layout, node)
 
-    def _candidates(self, node: Node, number: int, wanted: Sequence[Layout | None]) -> list[Layout]:
+    def _candidates(
+        self, node: Node, number: int, wanted: Sequence[DimTiling | None]
+    ) -> list[DimTiling]:
         shape = self._graph.shape(number)
         first = next(layout for layout in wanted if layout is not None)
         if shape is None:
@@ -214,7 +216,7 @@ class Follower:
             after = self._graph.shape(node.results[0]) or ()
             back = reshaped(first, after, shape, self._layers)
             return [] if back is None else [back]
-        found = [Layout(dim, first.outer) for dim in range(len(shape))]
+        found = [DimTiling(dim, first.outer) for dim in range(len(shape))]
         return [layout for layout in found if layout.fits(shape, self._layers)]
 
     def _refusal(self, node: Node) -> ToolError:
@@ -228,7 +230,7 @@ class Follower:
         )
 
 
-def _is_alike(node: Node, layout: Layout) -> bool:
+def _is_alike(node: Node, layout: DimTiling) -> bool:
     """Whether an op gives the same for each layer, whatever it is given."""
     if node.name in CONSTANTS:
         return is_splat(node.op)

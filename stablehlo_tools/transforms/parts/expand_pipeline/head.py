@@ -152,7 +152,7 @@ def _check_taken(
 def _activations(forward: Phase) -> set[int]:
     """The flows behind the last layer that are of samples."""
     flows = {forward.node.results[carry] for carry in forward.flows}
-    return flows & forward.dims.layouts.keys()
+    return flows & forward.dims.tilings.keys()
 
 
 def _on_samples(terms: PartialSums, forward: Phase, hanging: list[Node]) -> set[Node]:
@@ -170,11 +170,11 @@ def _on_samples(terms: PartialSums, forward: Phase, hanging: list[Node]) -> set[
 
 def _runs_on_samples(terms: PartialSums, node: Node) -> bool:
     dims = terms.dims
-    if not any(number in dims.layouts for number in inputs_of(node)):
+    if not any(number in dims.tilings for number in inputs_of(node)):
         return False
     used = [number for number in node.results if has_uses(dims.graph.values[number])]
     return bool(used) and all(
-        number not in terms.blocked and (number in dims.layouts or terms.terms.get(number) == "add")
+        number not in terms.blocked and (number in dims.tilings or terms.terms.get(number) == "add")
         for number in used
     )
 

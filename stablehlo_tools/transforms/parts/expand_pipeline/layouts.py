@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from stablehlo_tools.analysis.dimension_propagation.graph import Node
-from stablehlo_tools.analysis.dimension_propagation.layout import Layout
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims
+from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
 from stablehlo_tools.analysis.loop_carries import Rows
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
@@ -33,7 +33,7 @@ class StackOrder:
     """
 
     chunks: Chunks
-    layouts: dict[int, Layout]
+    layouts: dict[int, DimTiling]
     arguments: dict[int, int]
     results: dict[int, int]
     constants: tuple[Node, ...]
@@ -67,7 +67,7 @@ def stack_orders(dims: BatchDims, phases: Sequence[Phase], chunks: Chunks) -> St
             for number in (phase.node.operands[carry], phase.node.results[carry]):
                 value = dims.graph.values[number]
                 is_weight = number in dims.graph.data and is_float(value.type)
-                if not is_weight or phase.body.arguments[carry] in dims.layouts:
+                if not is_weight or phase.body.arguments[carry] in dims.tilings:
                     optional.append((number, phase))
                     continue
                 _check_whole(phase, rows, value)

@@ -7,20 +7,18 @@ from dataclasses import dataclass
 from itertools import chain
 
 from stablehlo_tools.analysis.dimension_propagation.graph import Graph
-from stablehlo_tools.analysis.dimension_propagation.layout import Layout
 from stablehlo_tools.analysis.dimension_propagation.seeds import (
     Seeds,
     Trial,
     candidates,
     extended,
-    try_seeds,
-)
-from stablehlo_tools.analysis.dimension_propagation.undivided import (
     fewer_parts,
     has_integers,
     sizes_undivided,
+    try_seeds,
     undivided,
 )
+from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
 from stablehlo_tools.analysis.layer_loops import LayerLoop
 from stablehlo_tools.diagnostics import ToolError, note
 from stablehlo_tools.ir.values import is_float
@@ -113,7 +111,7 @@ def strided(graph: Graph, seeds: Seeds, parts: int) -> Seeds:
     over devices, each has its share of every microbatch."""
     shapes = {number: graph.shape(number) or () for number in seeds}
     return {
-        number: Layout(layout.dim, shapes[number][layout.dim] // parts)
+        number: DimTiling(layout.dim, shapes[number][layout.dim] // parts)
         for number, layout in seeds.items()
     }
 
@@ -131,7 +129,7 @@ def _over_layers(loops: Sequence[LayerLoop], trial: Trial) -> list[LayerLoop]:
     found: list[LayerLoop] = []
     for loop in loops:
         inside = any(is_inside(loop.op, outer.op) for outer in found)
-        stacks = [trial.dims.layout_of(loop.op.results[carry]) for carry in loop.weights]
+        stacks = [trial.dims.tiling_of(loop.op.results[carry]) for carry in loop.weights]
         if not inside and any(layout is None or layout.dim == 0 for layout in stacks):
             found.append(loop)
     return found
@@ -177,4 +175,4 @@ def _last(graph: Graph, number: int) -> int:
 
 
 def _carries(loop: LayerLoop, trial: Trial) -> bool:
-    return any(trial.dims.layout_of(loop.op.results[carry]) for carry in loop.flows)
+    return any(trial.dims.tiling_of(loop.op.results[carry]) for carry in loop.flows)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stablehlo_tools.analysis.dimension_propagation.graph import Graph
-from stablehlo_tools.analysis.dimension_propagation.layout import Layout
+from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
 from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.analysis.tensor_shardings import SHARDING
 from stablehlo_tools.bindings import ir
@@ -77,7 +77,7 @@ def put_in_order(module: ir.Module, graph: Graph, axis: Axis, orders: Sequence[S
                 _divide(main, kind, places, axis)
 
 
-def _permuted(op: ir.Operation, layout: Layout, order: StackOrder) -> ir.Value:
+def _permuted(op: ir.Operation, layout: DimTiling, order: StackOrder) -> ir.Value:
     """What a constant or an iota is with its layers in the new order."""
     build = Builder(ir.InsertionPoint(op), op.location)
     result = op.results[0]
@@ -110,7 +110,7 @@ def _pieced(
     return build.reshape(build.concatenate(pieces, dim), shape_of(value))
 
 
-def _constrain(value: ir.Value, layout: Layout, axis: Axis) -> None:
+def _constrain(value: ir.Value, layout: DimTiling, axis: Axis) -> None:
     op = producer(value)
     if op is None or op.name != _CONSTRAINT or layout.outer != 1:
         return

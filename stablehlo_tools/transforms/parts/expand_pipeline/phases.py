@@ -172,7 +172,7 @@ def _sums(
         mixed = {
             c for c in flows if {body.returned[c]} & (terms.terms.keys() | terms.blocked.keys())
         }
-        found = {c for c in mixed if body.arguments[c] not in dims.layouts}
+        found = {c for c in mixed if body.arguments[c] not in dims.tilings}
         if found <= sums:
             break
         sums |= found

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from stablehlo_tools.analysis.collectives import ModuleFacts
 from stablehlo_tools.analysis.dimension_propagation.graph import Body, Graph
-from stablehlo_tools.analysis.dimension_propagation.layout import Layout
 from stablehlo_tools.analysis.dimension_propagation.seeds import Seeds
+from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.analysis.layer_loops import LayerLoop, layer_loops
@@ -252,7 +252,7 @@ def _given(graph: Graph, main: ir.Operation, options: Options, parts: int) -> Se
                 f"{options.dimension} of argument {number}, {graph.values[argument].type} (P3)",
                 main.location,
             )
-        seeds[argument] = Layout(options.dimension)
+        seeds[argument] = DimTiling(options.dimension)
     return seeds or None
 
 

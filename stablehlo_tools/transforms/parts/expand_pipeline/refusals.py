@@ -46,7 +46,7 @@ def source_of(terms: PartialSums, node: Node) -> Node | None:
         if maker is None or number in seen:
             continue
         seen.add(number)
-        step = terms.dims.steps.get(maker)
+        step = terms.dims.op_tilings.get(maker)
         if step is not None and (step.combine is not None or step.chained):
             return maker
         pending += [n for n in maker.inputs if n in terms.terms]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from stablehlo_tools.analysis.dimension_propagation.layout import Layout
+from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
 from stablehlo_tools.analysis.loop_carries import Rows
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
@@ -26,7 +26,7 @@ from stablehlo_tools.transforms.parts.expand_pipeline.resharding import (
 from stablehlo_tools.transforms.parts.one_part import apart
 
 # The rows, how the batch lies in them, and whether the program keeps them in the ranks' order.
-Form = tuple[int, int, Layout | None, bool]
+Form = tuple[int, int, DimTiling | None, bool]
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Stacks:
     _permutes: list[ir.Operation] = field(default_factory=list[ir.Operation])
 
     def spread(
-        self, build: Builder, value: ir.Value, rows: Rows, layout: Layout | None
+        self, build: Builder, value: ir.Value, rows: Rows, layout: DimTiling | None
     ) -> ir.Value:
         """[rows, …] as [repeats, ranks, layers, span, …], the batch of the rest in three."""
         key = value, build.point.block, self._form(rows, layout)
@@ -56,14 +56,19 @@ class Stacks:
             self._forms[key] = self._spread(build, value, rows, layout)
         return self._forms[key]
 
-    def shape(self, rows: Rows, shape: Sequence[int], layout: Layout | None) -> list[int]:
+    def shape(self, rows: Rows, shape: Sequence[int], layout: DimTiling | None) -> list[int]:
         """The shape that a stack of a shape is spread to."""
         chunks = self.chunks
         head = [chunks.repeats, chunks.ranks, chunks.longest, rows.span]
         return [*head, *row_shape(shape, layout, self.parts)]
 
     def gathered(
-        self, build: Builder, value: ir.Value, rows: Rows, layout: Layout | None, before: ir.Value
+        self,
+        build: Builder,
+        value: ir.Value,
+        rows: Rows,
+        layout: DimTiling | None,
+        before: ir.Value,
     ) -> ir.Value:
         """The reverse: [rows, …] from what the ranks hold, rows that no iteration writes from
         `before`."""
@@ -104,7 +109,7 @@ class Stacks:
         return self._permutes
 
     def _spread(
-        self, build: Builder, value: ir.Value, rows: Rows, layout: Layout | None
+        self, build: Builder, value: ir.Value, rows: Rows, layout: DimTiling | None
     ) -> ir.Value:
         chunks, span = self.chunks, rows.span
         shape = self.shape(rows, shape_of(value), layout)
@@ -145,7 +150,7 @@ class Stacks:
         self._made.append(value)
         return value
 
-    def _form(self, rows: Rows, layout: Layout | None) -> Form:
+    def _form(self, rows: Rows, layout: DimTiling | None) -> Form:
         return rows.first, rows.span, layout, id(rows) in self.ordered
 
     def _padded(self, build: Builder, each: ir.Value) -> ir.Value:
@@ -171,7 +176,7 @@ def _stands_in(op: ir.Operation, computation: ir.Operation) -> bool:
     return op.parent is not None and op.parent.operation == computation
 
 
-def row_shape(shape: Sequence[int], layout: Layout | None, parts: int) -> list[int]:
+def row_shape(shape: Sequence[int], layout: DimTiling | None, parts: int) -> list[int]:
     """The shape of a row of a stack, its batch dimension in three; the layout is the stack's."""
     if layout is None:
         return list(shape[1:])

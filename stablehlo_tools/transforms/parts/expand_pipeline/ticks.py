@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from stablehlo_tools.analysis.dimension_propagation.layout import Layout, part_shape
+from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling, part_shape
 from stablehlo_tools.analysis.loop_carries import Access
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
@@ -59,7 +59,7 @@ class PhaseWriter:
         self._direction = direction
         self._region = region
         self._how = how
-        self._layouts = phase.dims.layouts
+        self._layouts = phase.dims.tilings
         self._parts = phase.dims.parts
         self._finals = tuple(finals)
         self._kept = kept
@@ -192,9 +192,9 @@ class PhaseWriter:
         """Values from outside of the layer loop; parts of them are taken once a tick."""
         phase = self._phase
         place_of = {n: c for c, n in enumerate(phase.body.arguments)}
-        cuts: dict[tuple[int, Layout], ir.Value] = {}
+        cuts: dict[tuple[int, DimTiling], ir.Value] = {}
 
-        def outside(number: int, layout: Layout | None) -> ir.Value:
+        def outside(number: int, layout: DimTiling | None) -> ir.Value:
             if number in place_of:
                 value = phase.loop.op.operands[place_of[number]]
             else:
@@ -286,7 +286,7 @@ class PhaseWriter:
         stack: ir.Value,
         head: Sequence[ir.Value],
         access: Access,
-        layout: Layout | None,
+        layout: DimTiling | None,
         row: Row,
     ) -> tuple[list[ir.Value], list[int]]:
         """Where rows of a stack begin, and their sizes."""
@@ -339,7 +339,7 @@ class PhaseWriter:
     def _operand(self, carry: int) -> ir.Value:
         return self._phase.loop.op.operands[carry]
 
-    def _layout(self, carry: int) -> Layout | None:
+    def _layout(self, carry: int) -> DimTiling | None:
         """How the batch lies in a carry; in a stack, behind the rows."""
         return self._layouts.get(self._phase.body.arguments[carry])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from stablehlo_tools.analysis.dimension_propagation.layout import Layout
+from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.counted_loop import (
@@ -243,8 +243,8 @@ class HeadWriter:
             after.append(build.update(before, new, at))
         return starts, after
 
-    def _outside(self, build: Builder, row: Row) -> Callable[[int, Layout | None], ir.Value]:
-        def outside(n: int, layout: Layout | None) -> ir.Value:
+    def _outside(self, build: Builder, row: Row) -> Callable[[int, DimTiling | None], ir.Value]:
+        def outside(n: int, layout: DimTiling | None) -> ir.Value:
             inside = self._region.whole(self._dims.graph.values[n])
             if layout is None:
                 return inside
@@ -252,11 +252,11 @@ class HeadWriter:
 
         return outside
 
-    def _start_layout(self, carry: int, n: int) -> Layout | None:
-        return self._dims.layouts.get(n)
+    def _start_layout(self, carry: int, n: int) -> DimTiling | None:
+        return self._dims.tilings.get(n)
 
-    def _finals(self) -> list[tuple[ir.Value, Layout]]:
-        return [(self._value(n), self._dims.layouts[n]) for n in self._head.finals]
+    def _finals(self) -> list[tuple[ir.Value, DimTiling]]:
+        return [(self._value(n), self._dims.tilings[n]) for n in self._head.finals]
 
     def _slot(self, build: Builder, row: Row) -> ir.Value:
         """Microbatches come and go in turn."""

@@ -84,7 +84,7 @@ class Results:
                     value = build.same("add", before, value)
             else:
                 rows = loop.writes[carry]
-                layout = self._phase.dims.layouts.get(self._phase.body.arguments[carry])
+                layout = self._phase.dims.tilings.get(self._phase.body.arguments[carry])
                 value = self._how.stacks.gathered(
                     build, build.convert(value, element_of(before)), rows, layout, before
                 )

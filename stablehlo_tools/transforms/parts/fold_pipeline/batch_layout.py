@@ -10,8 +10,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from stablehlo_tools.analysis.dimension_propagation.graph import Graph
-from stablehlo_tools.analysis.dimension_propagation.layout import Layout
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims, propagate
+from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.transforms.parts.fold_pipeline.chains import Handoff, Pieces
@@ -61,7 +61,7 @@ def batched(
         shape = graph.shape(graph.root.arguments[number]) or ()
         for dim in sorted(range(len(shape)), key=lambda d: shape[d] == 1):
             try:
-                dims = follow_batch(graph, {number: Layout(dim)}, shape[dim])
+                dims = follow_batch(graph, {number: DimTiling(dim)}, shape[dim])
                 stage = _fitting(dims, batch, handoffs)
                 if stage is not None:
                     _try(dims, scratch)
@@ -85,9 +85,9 @@ def _fitting(
     stage hands on each sample as the next one takes it."""
     root = dims.graph.root
     inputs = {
-        i: dims.layouts[number] for i, number in enumerate(root.arguments) if number in dims.layouts
+        i: dims.tilings[number] for i, number in enumerate(root.arguments) if number in dims.tilings
     }
-    outputs = [dims.layouts.get(number) for number in root.returned]
+    outputs = [dims.tilings.get(number) for number in root.returned]
     if inputs.keys() != set(batch) or None in outputs:
         return None
     layouts = [*inputs.values(), *(layout for layout in outputs if layout is not None)]

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stablehlo_tools.analysis.dimension_propagation.graph import Body, Graph, Node
-from stablehlo_tools.analysis.dimension_propagation.layout import Layout, Step, reshaped
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims, propagate
+from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling, OpTiling, reshaped
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimensions import dimensions_of
 from stablehlo_tools.dialect.factors import FactorRole
@@ -31,7 +31,7 @@ from stablehlo_tools.ir.values import producer
 # ops that exporters make such values by. A reverse has never been among them.
 _FOLLOWED_BACK = ELEMENTWISE | LAYOUT - {"stablehlo.reverse"} | {CONCATENATE, IOTA, SLICE}
 
-Layouts = dict[int, Layout]
+Layouts = dict[int, DimTiling]
 
 
 class NotScaledError(Exception):
@@ -61,8 +61,8 @@ def follow_batch(graph: Graph, seeds: Layouts, parts: int) -> BatchDims:
 
 def _refuse_mixing(dims: BatchDims) -> None:
     for node in dims.graph.nodes:
-        step = dims.steps.get(node)
-        carries = any(number in dims.layouts for number in node.inputs)
+        step = dims.op_tilings.get(node)
+        carries = any(number in dims.tilings for number in node.inputs)
         mixes = step is not None and (step.combine is not None or step.chained)
         if mixes or (carries and step is None and not node.bodies):
             raise NotScaledError(node.op)
@@ -73,8 +73,8 @@ def _refuse_mixing(dims: BatchDims) -> None:
 def _missing(dims: BatchDims) -> int:
     """How many operands should carry the batch, and do not."""
     return sum(
-        layout is not None and number not in dims.layouts
-        for node, step in dims.steps.items()
+        layout is not None and number not in dims.tilings
+        for node, step in dims.op_tilings.items()
         for number, layout in zip(node.operands, step.operands, strict=True)
     )
 
@@ -87,8 +87,8 @@ def _added(dims: BatchDims, missing: int, seeds: Layouts) -> Layouts | None:
         if place in seeds:
             continue
         for dim in range(len(shape)):
-            more = {**seeds, place: Layout(dim)}
-            if not Layout(dim).fits(shape, dims.parts) or shape[dim] == 1 != dims.parts:
+            more = {**seeds, place: DimTiling(dim)}
+            if not DimTiling(dim).fits(shape, dims.parts) or shape[dim] == 1 != dims.parts:
                 continue
             tried = propagate(
                 graph, {graph.root.arguments[i]: s for i, s in more.items()}, dims.parts
@@ -121,9 +121,9 @@ class Scaling:
 
     def type_of(self, value: ir.Value) -> ir.Type:
         """The type of what stands for a value."""
-        return self._type(value, self._dims.layout_of(value))
+        return self._type(value, self._dims.tiling_of(value))
 
-    def _type(self, value: ir.Value, layout: Layout | None) -> ir.Type:
+    def _type(self, value: ir.Value, layout: DimTiling | None) -> ir.Type:
         if layout is None:
             return value.type
         shape = shape_of(value)
@@ -137,7 +137,7 @@ class Scaling:
         self._values.update(zip(body.block.arguments, arguments, strict=True))
 
     def _node(self, node: Node, point: ir.InsertionPoint) -> None:
-        step = self._dims.steps.get(node)
+        step = self._dims.op_tilings.get(node)
         if node.bodies:
             self._control_flow(node, point)
         elif step is None:
@@ -146,7 +146,7 @@ class Scaling:
         else:
             self._scaled(node.op, step, point)
 
-    def _scaled(self, op: ir.Operation, step: Step, point: ir.InsertionPoint) -> None:
+    def _scaled(self, op: ir.Operation, step: OpTiling, point: ir.InsertionPoint) -> None:
         operands = [
             self._taken(value, layout, point)
             for value, layout in zip(op.operands, step.operands, strict=True)
@@ -156,16 +156,18 @@ class Scaling:
         copy = reshaped_clone(op, operands, types, point, resize, self._values)
         self._values.update(zip(op.results, copy.results, strict=True))
 
-    def _taken(self, value: ir.Value, layout: Layout | None, point: ir.InsertionPoint) -> ir.Value:
+    def _taken(
+        self, value: ir.Value, layout: DimTiling | None, point: ir.InsertionPoint
+    ) -> ir.Value:
         """What stands for an operand that is taken in a layout."""
-        known = self._dims.layouts.get(self._dims.graph.number(value))
+        known = self._dims.tilings.get(self._dims.graph.number(value))
         if known == layout:
             return self._values[value]
         if layout is None or known is not None:
             raise NotScaledError(_owner(value))
         return self._repeated(value, layout, point)
 
-    def _repeated(self, value: ir.Value, layout: Layout, point: ir.InsertionPoint) -> ir.Value:
+    def _repeated(self, value: ir.Value, layout: DimTiling, point: ir.InsertionPoint) -> ir.Value:
         """A value that is the same for all samples, for more or fewer of them."""
         op, type_ = producer(value), self._type(value, layout)
         if op is None:
@@ -181,12 +183,12 @@ class Scaling:
         ]
         return reshaped_clone(op, operands, [type_], point, self._resize(layout)).results[0]
 
-    def _resize(self, layout: Layout | None) -> Resize | None:
+    def _resize(self, layout: DimTiling | None) -> Resize | None:
         return None if layout is None else Resize(layout.dim, self._dims.parts, self._samples)
 
     def _control_flow(self, node: Node, point: ir.InsertionPoint) -> None:
         op = node.op
-        layouts = [self._dims.layouts.get(number) for number in node.results]
+        layouts = [self._dims.tilings.get(number) for number in node.results]
         operands = list(op.operands)
         if node.name == WHILE:
             taken = [
@@ -205,7 +207,7 @@ class Scaling:
         body: Body,
         region: ir.Region,
         types: Sequence[ir.Type],
-        layouts: Sequence[Layout | None],
+        layouts: Sequence[DimTiling | None],
     ) -> None:
         types = types if len(body.block.arguments) else []
         locations = [argument.location for argument in body.block.arguments]
@@ -230,8 +232,8 @@ def _owner(value: ir.Value) -> ir.Operation:
 
 
 def _operand_layouts(
-    op: ir.Operation, layout: Layout, parts: int
-) -> Sequence[Layout | None] | None:
+    op: ir.Operation, layout: DimTiling, parts: int
+) -> Sequence[DimTiling | None] | None:
     """The layouts of the operands of an op whose result, the same for all samples, is to have one:
     its dimensions followed backwards, up to where it repeats elements.
 
@@ -243,7 +245,7 @@ def _operand_layouts(
     if op.name == RESHAPE:
         before = reshaped(layout, relation.results[0], relation.operands[0], parts)
         return None if before is None else [before]
-    layouts: list[Layout | None] = [None for _ in op.operands]
+    layouts: list[DimTiling | None] = [None for _ in op.operands]
     for factor in relation.along_result(0, layout.dim):
         if factor.role is FactorRole.REPEATED:
             continue

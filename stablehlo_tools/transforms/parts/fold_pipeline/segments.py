@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from stablehlo_tools.analysis.collectives import classify_communication
 from stablehlo_tools.analysis.device_arithmetic import COMPUTED
 from stablehlo_tools.analysis.dimension_propagation.graph import Graph, captured
-from stablehlo_tools.analysis.dimension_propagation.layout import Layout
+from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
 from stablehlo_tools.analysis.loops import FORMATTING
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimensions import integers
@@ -293,9 +293,9 @@ def row_of_stages(segment: Segment, dim: int, count: int, scratch: Scratch) -> S
             if size % count:
                 continue
             try:
-                dims = follow_batch(graph, {number: Layout(seed)}, count)
-                outputs = [dims.layouts.get(output) for output in graph.root.returned]
-                if any(layout != Layout(dim) for layout in outputs):
+                dims = follow_batch(graph, {number: DimTiling(seed)}, count)
+                outputs = [dims.tilings.get(output) for output in graph.root.returned]
+                if any(layout != DimTiling(dim) for layout in outputs):
                     continue
                 scaling = Scaling(dims, 1)
                 function = scratch.function(
@@ -304,14 +304,14 @@ def row_of_stages(segment: Segment, dim: int, count: int, scratch: Scratch) -> S
                         graph.root, given, ir.InsertionPoint(block)
                     ),
                 )
-                return StageRows(function, count, _dims_of(graph, dims.layouts))
+                return StageRows(function, count, _dims_of(graph, dims.tilings))
             except NotScaledError as error:
                 mixing = mixing or error.op
     op = mixing or (failed.operation if not isinstance(failed, ir.Block) else segment.function)
     raise UnresolvedError(f"{op.name} computes several stages together, not each by itself", op, 3)
 
 
-def _dims_of(graph: Graph, layouts: Mapping[int, Layout]) -> tuple[int | None, ...]:
+def _dims_of(graph: Graph, layouts: Mapping[int, DimTiling]) -> tuple[int | None, ...]:
     """The dimension of each argument that carries the batch."""
     of_arguments = [layouts.get(number) for number in graph.root.arguments]
     return tuple(None if layout is None else layout.dim for layout in of_arguments)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stablehlo_tools.analysis.dimension_propagation.graph import Graph
-from stablehlo_tools.analysis.dimension_propagation.layout import Layout
 from stablehlo_tools.analysis.dimension_propagation.seeds import (
     Seeds,
     Trial,
@@ -14,6 +13,7 @@ from stablehlo_tools.analysis.dimension_propagation.seeds import (
     find_seeds,
     try_seeds,
 )
+from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
 from stablehlo_tools.analysis.entry import entry_function, is_per_device
 from stablehlo_tools.analysis.shardings import sharding_per_value
 from stablehlo_tools.bindings import ir
@@ -101,7 +101,7 @@ def _given(module: ir.Module, arguments: Sequence[int]) -> dict[ir.Value, int]:
 
 def _checked(
     graph: Graph, number: int, argument: int, dimension: int, parts: int, region: Region
-) -> Layout:
+) -> DimTiling:
     shape = graph.shape(number)
     if shape is None or not 0 <= dimension < len(shape):
         raise ToolError(
@@ -109,13 +109,13 @@ def _checked(
             f"{dimension} of a static size (P4)",
             region.op.location,
         )
-    if not Layout(dimension).fits(shape, parts):
+    if not DimTiling(dimension).fits(shape, parts):
         raise ToolError(
             f"dimension {dimension} of argument {argument} has {shape[dimension]} elements on a "
             f"device, which {parts} parts do not divide (P4)",
             region.op.location,
         )
-    return Layout(dimension)
+    return DimTiling(dimension)
 
 
 def _handed_on(region: Region, graph: Graph, earlier: Sequence[Chosen]) -> Seeds:
@@ -130,7 +130,7 @@ def _handed_on(region: Region, graph: Graph, earlier: Sequence[Chosen]) -> Seeds
         left = sharding_per_value(source.region.op.attributes["out_shardings"])[result]
         taken = sharding_per_value(region.op.attributes["in_shardings"])[place]
         dims = source.trial.dims
-        layout = dims.layouts.get(dims.graph.root.returned[result])
+        layout = dims.tilings.get(dims.graph.root.returned[result])
         if layout is not None and left == taken:
             found[graph.root.arguments[place]] = layout
     return found

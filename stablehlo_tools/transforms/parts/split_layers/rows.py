@@ -10,9 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from stablehlo_tools.analysis.dimension_propagation.graph import BRANCHES, WHILE, Graph, Node
-from stablehlo_tools.analysis.dimension_propagation.layout import Layout
-from stablehlo_tools.analysis.dimension_propagation.origins import Origins, Wanted
-from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims, Propagation
+from stablehlo_tools.analysis.dimension_propagation.propagation import (
+    BatchDims,
+    Origins,
+    Propagation,
+    TiledValue,
+)
+from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
 from stablehlo_tools.analysis.layer_loops import LayerLoop
 from stablehlo_tools.analysis.loop_carries import Rows
 from stablehlo_tools.bindings import ir
@@ -20,7 +24,7 @@ from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.values import key_of
 
 Key = ir.Value | ir.Operation
-ROWS = Layout(0)
+ROWS = DimTiling(0)
 
 
 class CutLoops:
@@ -62,7 +66,7 @@ def _is_whole(loop: LayerLoop, rows: Rows) -> bool:
 def follow(graph: Graph, loops: CutLoops, trips: int) -> BatchDims:
     """The values of a graph that lie in rows of layers, `trips` of them."""
     origins = RowOrigins(graph, loops, trips)
-    seeds: dict[int, Layout] = {}
+    seeds: dict[int, DimTiling] = {}
     while True:
         dims = _RowPropagation(graph, loops, trips, seeds).run(seeds)
         found = origins.of(_wanted(dims, loops))
@@ -72,17 +76,17 @@ def follow(graph: Graph, loops: CutLoops, trips: int) -> BatchDims:
         seeds |= added
 
 
-def _wanted(dims: BatchDims, loops: CutLoops) -> Iterator[Wanted]:
+def _wanted(dims: BatchDims, loops: CutLoops) -> Iterator[TiledValue]:
     """The whole values that something takes rows of."""
-    layouts = dims.layouts
+    layouts = dims.tilings
 
-    def missing(numbers: Iterable[int], taken: Iterable[Layout | None]) -> Iterator[Wanted]:
+    def missing(numbers: Iterable[int], taken: Iterable[DimTiling | None]) -> Iterator[TiledValue]:
         for number, layout in zip(numbers, taken, strict=True):
             if layout is not None and number not in layouts:
                 yield number, layout
 
     for node in dims.graph.nodes:
-        step, loop = dims.steps.get(node), loops.find(node)
+        step, loop = dims.op_tilings.get(node), loops.find(node)
         if step is not None:
             yield from missing(node.operands, step.operands)
         elif loop is not None:
@@ -101,7 +105,7 @@ class _RowPropagation(Propagation):
     """Follows rows forward; values that `seeds` name lie in rows unless an op makes them so."""
 
     def __init__(
-        self, graph: Graph, loops: CutLoops, trips: int, seeds: Mapping[int, Layout]
+        self, graph: Graph, loops: CutLoops, trips: int, seeds: Mapping[int, DimTiling]
     ) -> None:
         super().__init__(graph, trips)
         self._cut = loops
@@ -118,8 +122,8 @@ class _RowPropagation(Propagation):
         else:
             super()._loop(node)
 
-    def _put(self, number: int, layout: Layout | None, mixer: Node | None) -> None:
-        super()._put(number, layout or self._seeds.get(number), mixer)
+    def _put(self, number: int, tiling: DimTiling | None, mixer: Node | None) -> None:
+        super()._put(number, tiling or self._seeds.get(number), mixer)
 
 
 class RowOrigins(Origins):
@@ -130,17 +134,17 @@ class RowOrigins(Origins):
         self._loops = loops
         self.writers: list[Key] = []  # loops to cut that were met, as they write what was asked for
 
-    def of(self, wanted: Iterable[Wanted]) -> dict[int, Layout]:
+    def of(self, wanted: Iterable[TiledValue]) -> dict[int, DimTiling]:
         """As without loops to cut; notes those that write what was asked for."""
         self.writers.clear()
         return super().of(wanted)
 
-    def _around(self, node: Node, place: int, layout: Layout) -> list[Wanted]:
+    def _around(self, node: Node, place: int, tiling: DimTiling) -> list[TiledValue]:
         loop = self._loops.find(node)
         if loop is None:
-            return [] if self._loops.is_left(node) else super()._around(node, place, layout)
-        if layout != ROWS or place not in in_pieces(loop):
+            return [] if self._loops.is_left(node) else super()._around(node, place, tiling)
+        if tiling != ROWS or place not in in_pieces(loop):
             return []
         if place in loop.writes:
             self.writers.append(key_of(node.op))
-        return [(node.operands[place], layout)]
+        return [(node.operands[place], tiling)]

@@ -1,0 +1,330 @@
+"""How a tensor is tiled, and how an op runs on tiles of its operands.
+
+An op has a tiling where, for operands that are tiled, the op on part k gives part k of the result,
+or where the results of the parts combine to the result. The relation of its dimensions says so.
+Everything else has none: custom calls, random numbers, ops with side effects, and every op whose
+dimensions have no relation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from stablehlo_tools.analysis.reducers import is_identity_of, reducer_kind
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.dimensions import dimensions_of, static_shape
+from stablehlo_tools.dialect.factors import Factor, FactorRole, Link, OpDimensions, Shape
+from stablehlo_tools.dialect.names import BARRIER, CONVOLUTION, RESHAPE, SCATTER
+from stablehlo_tools.dialect.traits import COLLECTIVES, Trait, ops_with
+
+# What counts as multiplications. No exporter writes a `dot` any more, and it is not followed.
+CONTRACTIONS = ops_with(Trait.CONTRACTION) - {"stablehlo.dot"}
+# Ops with a relation that the batch is not followed through: exporters write other ops for most of
+# them, a map's region may be anything, and batch norms of training take statistics of all samples.
+_NOT_FOLLOWED = frozenset(
+    f"stablehlo.{name}"
+    for name in (
+        "broadcast",
+        "cross-replica-sum",
+        "dot",
+        "dynamic_gather",
+        "map",
+        "batch_norm_grad",
+        "batch_norm_training",
+    )
+)
+_EACH_BY_ITSELF = COLLECTIVES | {BARRIER}  # operand i makes result i
+_PLAIN = (ir.FloatType, ir.IntegerType, ir.ComplexType)
+
+
+@dataclass(frozen=True, slots=True)
+class DimTiling:
+    """Which elements of a tensor belong to which part of the batch.
+
+    Dimension `dim` is read as `[outer, parts, inner]`; part k holds `[:, k, :]` of it. With `outer`
+    1 the parts are consecutive pieces of the dimension. A larger one comes of merging the batch
+    behind another dimension: a reshape, or an all_gather of every device's share of the batch.
+    """
+
+    dim: int
+    outer: int = 1
+
+    def at(self, dim: int) -> DimTiling:
+        """The same along another dimension of the same size."""
+        return DimTiling(dim, self.outer)
+
+    def fits(self, shape: Shape, parts: int) -> bool:
+        """Whether a tensor of this shape can be tiled so."""
+        if self.dim >= len(shape):
+            return False
+        size = shape[self.dim]
+        return size > 0 and size % (self.outer * parts) == 0
+
+
+@dataclass(frozen=True, slots=True)
+class OpTiling:
+    """How an op runs once for each part.
+
+    `operands[i]` is the tiling that an operand is taken in, None for all of it; likewise the
+    results. `combine` is the op (`add`, `maximum`, …) that makes the whole result of what the parts
+    give; with `chained`, each part's op starts from the result of the part before it, in the place
+    of operand 0.
+    """
+
+    operands: tuple[DimTiling | None, ...]
+    results: tuple[DimTiling | None, ...]
+    combine: str | None = None
+    chained: bool = False
+
+
+Tilings = tuple[DimTiling | None, ...]
+
+
+def reshaped(tiling: DimTiling, before: Shape, after: Shape, parts: int) -> DimTiling | None:
+    """The tiling behind a reshape; None where the parts are no such pieces of one dimension."""
+    inner = before[tiling.dim] // (tiling.outer * parts)
+    ahead = prod(before[: tiling.dim]) * tiling.outer
+    behind = inner * prod(before[tiling.dim + 1 :])
+    for dim in range(len(after)):
+        major, minor = prod(after[:dim]), prod(after[dim + 1 :])
+        if after[dim] < parts or ahead % major or behind % minor:
+            continue
+        return DimTiling(dim, ahead // major)
+    return None
+
+
+def part_shape(shape: Shape, tiling: DimTiling | None, parts: int, count: int = 1) -> Shape:
+    """The shape of one part, or of `count` consecutive ones together."""
+    if tiling is None:
+        return shape
+    size = shape[tiling.dim] // parts * count
+    return (*shape[: tiling.dim], size, *shape[tiling.dim + 1 :])
+
+
+def relation_of(op: ir.Operation) -> OpDimensions | None:
+    """The dimensions of an op that the batch may be followed through."""
+    if op.name in _NOT_FOLLOWED or not all(map(_is_plain, (*op.operands, *op.results))):
+        return None
+    return dimensions_of(op)
+
+
+def shapes_of(values: Iterable[ir.Value]) -> tuple[Shape, ...] | None:
+    """The shapes of tensors of plain elements; None where one is something else, or not static."""
+    shapes: list[Shape] = []
+    for value in values:
+        shape = static_shape(value.type) if _is_plain(value) else None
+        if shape is None:
+            return None
+        shapes.append(shape)
+    return tuple(shapes)
+
+
+def _is_plain(value: ir.Value) -> bool:
+    type_ = value.type
+    if not isinstance(type_, ir.RankedTensorType) or type_.encoding is not None:
+        return False
+    return isinstance(type_.element_type, _PLAIN)
+
+
+def tiling_of(
+    op: ir.Operation,
+    relation: OpDimensions | None,
+    tilings: Tilings,
+    parts: int,
+    *,
+    regroups: bool = False,
+) -> OpTiling | None:
+    """How an op runs on operands of which some are tiled; None where it needs them whole.
+
+    With `regroups`, slices, padding and concatenation along the batch are followed, where each part
+    has as much of the outcome.
+    """
+    if relation is None:
+        return None
+    tiling = Query(op, relation, tilings, parts, regroups).answer()
+    if tiling is None or not _fit(tiling.operands, relation.operands, parts):
+        return None
+    return tiling if _fit(tiling.results, relation.results, parts) else None
+
+
+def _fit(tilings: Tilings, shapes: Sequence[Shape], parts: int) -> bool:
+    return all(
+        tiling is None or tiling.fits(shape, parts)
+        for tiling, shape in zip(tilings, shapes, strict=True)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """How does an op run, whose operands come in these tilings?"""
+
+    op: ir.Operation
+    relation: OpDimensions
+    tilings: Tilings
+    parts: int
+    regroups: bool
+
+    def answer(self) -> OpTiling | None:
+        """How the op runs on them."""
+        name = self.op.name
+        if not _fit(self.tilings, self.relation.operands, self.parts):
+            return None
+        if name in _EACH_BY_ITSELF:
+            return self._each_by_itself()
+        first = next((i for i, tiling in enumerate(self.tilings) if tiling is not None), None)
+        tiling = None if first is None else self.tilings[first]
+        if first is None or tiling is None:
+            return None
+        if name == RESHAPE:
+            return self._reshaped(tiling)
+        factors = self.relation.along_operand(first, tiling.dim)
+        if len(factors) != 1:
+            return None
+        (factor,) = factors
+        if self._is_excluded(factor):
+            return None
+        if factor.role is FactorRole.MOVED:
+            return self._regrouped(factor, tiling)
+        return self._along(factor, tiling)
+
+    def _is_excluded(self, factor: Factor) -> bool:
+        """Where the relation holds, and the batch is not followed."""
+        name = self.op.name
+        if name == "stablehlo.batch_norm_inference":  # features are no samples
+            return len(factor.operands) > 1
+        if name == SCATTER:  # nobody has asked for one into several tensors
+            return len(self.relation.results) > 1
+        if name != CONVOLUTION or factor.role is not FactorRole.CONTRACTED:
+            return False
+        # A sum over features in groups; in groups of batches only where both operands come tiled.
+        roles = {each.role for each in self.relation.factors}
+        by_batch = FactorRole.SPLIT in roles and None not in self.tilings
+        return FactorRole.REGROUPED in roles and not by_batch
+
+    def _along(self, factor: Factor, tiling: DimTiling) -> OpTiling | None:
+        """All operands that have a factor are tiled along it, and no others may be."""
+        operands: list[DimTiling | None] = [None for _ in self.tilings]
+        results: list[DimTiling | None] = [None for _ in self.relation.results]
+        for along in factor.operands:
+            operands[along.tensor] = tiling.at(along.dim)
+        for along in factor.results:
+            results[along.tensor] = tiling.at(along.dim)
+        pairs = zip(self.tilings, operands, strict=True)
+        if any(given not in (None, taken) for given, taken in pairs):
+            return None
+        taken = tuple(operands)
+        match factor.role:
+            case FactorRole.KEPT:
+                return OpTiling(taken, tuple(results))
+            case FactorRole.CONTRACTED:
+                return OpTiling(taken, (None,), "add")
+            case FactorRole.REDUCED if self.op.name == SCATTER:
+                is_known = reducer_kind(self.op.regions[0].blocks[0]) is not None
+                return OpTiling(taken, (None,), chained=True) if is_known else None
+            case FactorRole.REDUCED:
+                reducer = self._combining()
+                return None if reducer is None else OpTiling(taken, (None,), reducer)
+            case _:
+                return None
+
+    def _combining(self) -> str | None:
+        """What makes a reduce's result of those of the parts; its initial value counts for each."""
+        reducer = reducer_kind(self.op.regions[0].blocks[0])
+        single = len(self.relation.results) == 1
+        if not single or reducer is None or not is_identity_of(reducer, self.op.operands[1]):
+            return None
+        return reducer
+
+    def _reshaped(self, tiling: DimTiling) -> OpTiling | None:
+        (before,), (after,) = self.relation.operands, self.relation.results
+        if 0 in before:
+            return None
+        behind = reshaped(tiling, before, after, self.parts)
+        return None if behind is None else OpTiling((tiling,), (behind,))
+
+    def _each_by_itself(self) -> OpTiling | None:
+        """Collectives, of whose operands none may be whole, and barriers."""
+        if self.op.name != BARRIER and None in self.tilings:
+            return None
+        results: list[DimTiling | None] = []
+        for i, tiling in enumerate(self.tilings):
+            link = None if tiling is None else self._link(i, tiling.dim)
+            if tiling is None or link is None:
+                results.append(None)
+                continue
+            if link.role is not FactorRole.EXCHANGED:
+                results.append(tiling)
+                continue
+            exchanged = self._exchanged(link, tiling)
+            if exchanged is None:
+                return None
+            results.append(exchanged)
+        return OpTiling(self.tilings, tuple(results))
+
+    def _link(self, operand: int, dim: int) -> Link:
+        (link,) = self.relation.of_operand(operand, dim)
+        return link
+
+    def _exchanged(self, link: Link, tiling: DimTiling) -> DimTiling | None:
+        """Where the device's share holds all parts several times, as it does of what it gathers
+        from several devices; what it hands out in pieces, each piece has to hold all parts of."""
+        operand, result, pieces = link.operand.tensor, link.result.tensor, link.factor.size
+        before = self.relation.operands[operand][tiling.dim]
+        after = self.relation.results[result][tiling.dim]
+        outer = tiling.outer
+        if after <= before:
+            if outer % pieces:
+                return None
+            outer //= pieces
+        if after >= before:
+            outer *= pieces
+        return DimTiling(tiling.dim, outer)
+
+    def _regrouped(self, factor: Factor, tiling: DimTiling) -> OpTiling | None:
+        """Slices, pads and concatenates along the batch, which take or add as much of each part."""
+        match self.op.name:
+            case "stablehlo.slice":
+                return self._sliced(factor, tiling)
+            case "stablehlo.pad":
+                return self._padded(factor, tiling)
+            case "stablehlo.concatenate":
+                return self._joined(tiling)
+            case _:
+                return None
+
+    def _sliced(self, factor: Factor, tiling: DimTiling) -> OpTiling | None:
+        taken = factor.operands[0]
+        outers = self._outers(tiling, 0, (taken.start or 0, factor.size))
+        if outers is None or taken.step != 1:
+            return None
+        return OpTiling((tiling,), (DimTiling(tiling.dim, outers[1]),))
+
+    def _padded(self, factor: Factor, tiling: DimTiling) -> OpTiling | None:
+        taken, put = factor.operands[0], factor.results[0]
+        low = put.start or 0
+        high = self.relation.results[0][tiling.dim] - low - factor.size
+        whole = taken.start == 0 and factor.size == self.relation.operands[0][tiling.dim]
+        added = self._outers(tiling, 0, (low, high))
+        if added is None or put.step != 1 or not whole:
+            return None
+        return OpTiling((tiling, None), (DimTiling(tiling.dim, tiling.outer + sum(added)),))
+
+    def _joined(self, tiling: DimTiling) -> OpTiling | None:
+        sizes = [shape[tiling.dim] for shape in self.relation.operands]
+        outers = self._outers(tiling, self.tilings.index(tiling), sizes)
+        if outers is None or 0 in outers:
+            return None
+        taken = tuple(DimTiling(tiling.dim, outer) for outer in outers)
+        if any(each not in (None, own) for each, own in zip(self.tilings, taken, strict=True)):
+            return None
+        return OpTiling(taken, (DimTiling(tiling.dim, sum(outers)),))
+
+    def _outers(self, tiling: DimTiling, operand: int, sizes: Sequence[int]) -> list[int] | None:
+        """How many times each of some sizes holds all parts once, as they alternate in a dimension;
+        None where one does not hold them whole, and where this is not asked for."""
+        group = self.relation.operands[operand][tiling.dim] // tiling.outer
+        if any(size % group for size in sizes) or not (self.regroups or not any(sizes)):
+            return None
+        return [size // group for size in sizes]
