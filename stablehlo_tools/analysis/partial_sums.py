@@ -329,3 +329,21 @@ _LINEAR: dict[str, _Rule] = {
     SCATTER: _scatter,
     SELECT: _select,
 }
+
+
+def source_of(terms: PartialSums, node: Node) -> Node | None:
+    """The op that made the first term which an op takes."""
+    makers = {number: maker for maker in terms.dims.graph.nodes for number in maker.results}
+    pending = [n for n in node.inputs if n in terms.terms]
+    seen: set[int] = set()
+    while pending:
+        number = pending.pop()
+        maker = makers.get(number)
+        if maker is None or number in seen:
+            continue
+        seen.add(number)
+        step = terms.dims.op_tilings.get(maker)
+        if step is not None and (step.combine is not None or step.chained):
+            return maker
+        pending += [n for n in maker.inputs if n in terms.terms]
+    return None

@@ -72,10 +72,14 @@ from stablehlo_tools.ir.reshapes import fold_reshapes
 from stablehlo_tools.ir.token_chain import refuse_tokens
 from stablehlo_tools.ir.while_loop import link_loops
 from stablehlo_tools.passes.base import Pass
-from stablehlo_tools.transforms.parts.expand_pipeline.expansion import Expansion
-from stablehlo_tools.transforms.parts.expand_pipeline.explanation import exchanged, explained
-from stablehlo_tools.transforms.parts.expand_pipeline.ordering import StackOrders, orders_of
-from stablehlo_tools.transforms.parts.expand_pipeline.planning import Options, plan_expansion
+from stablehlo_tools.transforms.parts.expand_pipeline.emit import PlanWriter
+from stablehlo_tools.transforms.parts.expand_pipeline.expansion_plan import (
+    Options,
+    exchanged,
+    explained,
+    plan_expansion,
+)
+from stablehlo_tools.transforms.parts.expand_pipeline.stack_orders import StackOrders, orders_of
 
 
 @dataclass(frozen=True)
@@ -112,10 +116,10 @@ class ExpandPipelinePass(Pass):
             if self.explain:
                 diagnostics.collected += explained(plan)
             orders = orders_of(plan) if self.layout == "pipeline" else ()
-            expansion = Expansion(copy, plan, orders)
-            expansion.run()
+            writer = PlanWriter(copy, plan, orders)
+            writer.run()
             if self.explain:
-                diagnostics.collected += exchanged(expansion.exchanges)
+                diagnostics.collected += exchanged(writer.exchanges)
         erase_unused(copy.body)
         share_common(copy)
         take_over(module, copy)

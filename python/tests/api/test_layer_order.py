@@ -36,7 +36,7 @@ from stablehlo_tools import to_layer_order as in_layers
 from stablehlo_tools import to_pipeline_order as in_pipeline
 from stablehlo_tools.cli.main import main as run
 from stablehlo_tools.transforms.parts.expand_pipeline.chunks import Chunks
-from stablehlo_tools.transforms.parts.expand_pipeline.resharding import rounds
+from stablehlo_tools.transforms.parts.expand_pipeline.stacks import rounds
 
 LAYERS, BATCH, WIDTH, INNER = 8, 8, 8, 16
 MESHES = {"stage=4": {"stage": 4}, "stage=2 data=2": {"stage": 2, "data": 2}}

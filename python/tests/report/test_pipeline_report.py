@@ -52,7 +52,7 @@ from stablehlo_tools.schedules.lockstep import (
     forward_lockstep,
     training_lockstep,
 )
-from stablehlo_tools.transforms.parts.expand_pipeline.tables import Row
+from stablehlo_tools.transforms.parts.expand_pipeline.ticks import Row
 
 LAYERS, BATCH, WIDTH, HIDDEN = 8, 8, 16, 32
 MICROBATCHES = 4

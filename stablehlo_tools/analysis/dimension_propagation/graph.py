@@ -5,7 +5,7 @@ The analysis runs many times, from different arguments; it must not ask the bind
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -137,6 +137,30 @@ def captured(op: ir.Operation) -> list[ir.Value]:
         for block in region.blocks:
             visit(block)
     return [value for value in used if value not in inside]
+
+
+def inputs_of(node: Node) -> set[int]:
+    """The values that an op and the ops in it use, its own blocks' among them."""
+    used = set(node.inputs)
+    for body in node.bodies:
+        used.update(body.returned)
+        for inner in body.nodes:
+            used |= inputs_of(inner)
+    return used
+
+
+def needed(
+    nodes: Sequence[Node], ends: Iterable[int], given: Set[int] = frozenset()
+) -> tuple[Node, ...]:
+    """Those of the ops that values depend on, the makers of `given` ones left out."""
+    wanted = set(ends)
+    found: list[Node] = []
+    for node in reversed(nodes):
+        if wanted.isdisjoint(node.results) or not given.isdisjoint(node.results):
+            continue
+        found.append(node)
+        wanted.update(inputs_of(node))
+    return tuple(reversed(found))
 
 
 def _spread(body: Body, reached: set[int]) -> None:

@@ -6,13 +6,12 @@ Ops like that read the batch and no weights, and multiply no matrices.
 
 from __future__ import annotations
 
-from stablehlo_tools.analysis.dimension_propagation.graph import Body, Graph, Node
+from stablehlo_tools.analysis.dimension_propagation.graph import Body, Graph, Node, inputs_of
 from stablehlo_tools.analysis.dimension_propagation.seeds import Seeds
 from stablehlo_tools.analysis.dimension_propagation.tilings import CONTRACTIONS
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.dialect.traits import COLLECTIVES
 from stablehlo_tools.ir.values import is_float
-from stablehlo_tools.transforms.parts.expand_pipeline.phases import inputs_of
 
 OPAQUE = frozenset({"stablehlo.custom_call", MANUAL_COMPUTATION})
 

@@ -11,12 +11,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
 
 from stablehlo_tools.analysis.collectives import tensor_bytes
-from stablehlo_tools.analysis.dimension_propagation.graph import Graph, Node
+from stablehlo_tools.analysis.dimension_propagation.graph import Graph, Node, inputs_of
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.traits import COLLECTIVES
 from stablehlo_tools.ir.builder import element_of, shape_of
-from stablehlo_tools.transforms.parts.expand_pipeline.elements import wide
-from stablehlo_tools.transforms.parts.expand_pipeline.phases import inputs_of
+from stablehlo_tools.transforms.parts.expand_pipeline.ticks import wide
 
 _MOST_TOGETHER = 64  # linear ops that are tried in the loop at once
 _CONSTRAINT = "sdy.sharding_constraint"

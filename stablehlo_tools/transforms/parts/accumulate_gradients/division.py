@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from stablehlo_tools.analysis.dimension_propagation.graph import WHILE, Body, Node
+from stablehlo_tools.analysis.dimension_propagation.graph import (
+    WHILE,
+    Body,
+    Node,
+    inputs_of,
+    needed,
+)
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims
 from stablehlo_tools.analysis.dimension_propagation.seeds import Trial
 from stablehlo_tools.analysis.partial_sums import PartialSums
@@ -18,7 +24,6 @@ from stablehlo_tools.transforms.parts.accumulate_gradients.beforehand import (
 )
 from stablehlo_tools.transforms.parts.accumulate_gradients.boundary import Boundary
 from stablehlo_tools.transforms.parts.accumulate_gradients.refusals import mixing_refusal
-from stablehlo_tools.transforms.parts.expand_pipeline.phases import inputs_of, needed
 
 _WEIGHTS_RANK = 2  # vectors and scalars may be needed to know the weight of each sample
 

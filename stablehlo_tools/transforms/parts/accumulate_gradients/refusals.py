@@ -5,10 +5,9 @@ from __future__ import annotations
 from stablehlo_tools.analysis.dimension_propagation.graph import Node
 from stablehlo_tools.analysis.dimension_propagation.seeds import Trial
 from stablehlo_tools.analysis.entry import argument_name
-from stablehlo_tools.analysis.partial_sums import PartialSums
+from stablehlo_tools.analysis.partial_sums import PartialSums, source_of
 from stablehlo_tools.diagnostics import ToolError, note
 from stablehlo_tools.transforms.parts.accumulate_gradients.beforehand import OPAQUE
-from stablehlo_tools.transforms.parts.expand_pipeline.refusals import source_of
 
 
 def mixing_refusal(terms: PartialSums, waits: Node, used: Node, trial: Trial) -> ToolError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from stablehlo_tools.analysis.dimension_propagation.graph import Graph, Node
+from stablehlo_tools.analysis.dimension_propagation.graph import Graph, Node, inputs_of, needed
 from stablehlo_tools.analysis.dimension_propagation.propagation import Origins, TiledValue
 from stablehlo_tools.analysis.dimension_propagation.seeds import (
     Seeds,
@@ -25,7 +25,6 @@ from stablehlo_tools.diagnostics import Diagnostic, ToolError, note
 from stablehlo_tools.ir.values import is_float
 from stablehlo_tools.transforms.parts.accumulate_gradients.division import Division, divide
 from stablehlo_tools.transforms.parts.expand_pipeline.microbatches import strided
-from stablehlo_tools.transforms.parts.expand_pipeline.phases import inputs_of, needed
 
 _MOST_DIVIDED = 32
 _LEAST_SHARE = 16  # of the contractions one in so many is in the loop; others are an optimizer's

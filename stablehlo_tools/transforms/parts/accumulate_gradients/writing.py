@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stablehlo_tools.analysis.dimension_propagation.graph import Node
+from stablehlo_tools.analysis.dimension_propagation.graph import Node, inputs_of
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling, part_shape
 from stablehlo_tools.analysis.reducers import identity_of
 from stablehlo_tools.bindings import ir
@@ -15,8 +15,7 @@ from stablehlo_tools.ir.reshaped_clone import alike_clone
 from stablehlo_tools.ir.values import maker_of
 from stablehlo_tools.transforms.parts.accumulate_gradients.division import Division
 from stablehlo_tools.transforms.parts.accumulate_gradients.uneven import Meshes, relax_constraints
-from stablehlo_tools.transforms.parts.expand_pipeline.elements import wide
-from stablehlo_tools.transforms.parts.expand_pipeline.phases import inputs_of
+from stablehlo_tools.transforms.parts.expand_pipeline.ticks import wide
 from stablehlo_tools.transforms.parts.one_part import OnePartWriter, apart, window
 
 

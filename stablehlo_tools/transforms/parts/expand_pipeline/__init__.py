@@ -1,13 +1,11 @@
-"""The parts of expand-pipeline.
+"""The parts of expand-pipeline, in the order in which a program goes through them.
 
-What is decided: `planning.py` all of it; `microbatches.py` which dimension is the batch,
-`phases.py` how a layer loop runs on one microbatch, `head.py` what stands between a forward and a
-backward loop, `chunks.py` which layers lie on which rank, `layouts.py` and `following.py` which
-arguments and results are stacks of layers. `refusals.py` and `explanation.py` tell the user.
+What is decided, by `expansion_plan.py`: `microbatches.py` which dimension is the batch,
+`layer_phase.py` how a layer loop runs on one microbatch, `head.py` what stands between a forward
+and a backward loop, `chunks.py` which layers lie on which rank; for layout=pipeline,
+`stack_orders.py` which arguments and results are stacks of layers.
 
-What is written, by `expansion.py`: `writing.py` a loop of its own, `training.py` a forward and a
-backward loop in one. Both use `region.py` (the manual computation), `tables.py` (the schedule),
-`ticks.py` (a layer loop in a tick), `narrowing.py` (ops on one microbatch), `counted.py`,
-`elements.py` and `state.py`. `stacks.py` puts stacks in the ranks' order, `resharding.py` by
-exchanging chunks, `ordering.py` by keeping them so.
+What is written, by `emit.py`: a manual computation (`region.py`) with a loop over the ticks of the
+schedule, in which every layer loop has its turn (`ticks.py`); `stacks.py` spreads stacks of layers
+over the ranks and gathers them again.
 """

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stablehlo_tools.analysis.dimension_propagation.graph import Body, Node
-from stablehlo_tools.analysis.partial_sums import PartialSums
+from stablehlo_tools.analysis.dimension_propagation.graph import Body, Node, inputs_of, needed
+from stablehlo_tools.analysis.partial_sums import PartialSums, source_of
 from stablehlo_tools.diagnostics import ToolError, note
 from stablehlo_tools.ir.values import has_uses
-from stablehlo_tools.transforms.parts.expand_pipeline.phases import Phase, inputs_of, needed
-from stablehlo_tools.transforms.parts.expand_pipeline.refusals import source_of
+from stablehlo_tools.transforms.parts.expand_pipeline.layer_phase import Phase
 
 
 @dataclass(frozen=True)

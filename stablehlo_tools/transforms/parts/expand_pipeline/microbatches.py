@@ -23,7 +23,7 @@ from stablehlo_tools.analysis.layer_loops import LayerLoop
 from stablehlo_tools.diagnostics import ToolError, note
 from stablehlo_tools.ir.values import is_float
 from stablehlo_tools.ir.walk import is_inside
-from stablehlo_tools.transforms.parts.expand_pipeline.phases import Phase, plan_phase
+from stablehlo_tools.transforms.parts.expand_pipeline.layer_phase import Phase, plan_phase
 
 _MOST_PLANNED = 8
 

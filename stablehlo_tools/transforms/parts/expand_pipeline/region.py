@@ -1,7 +1,13 @@
-"""A manual computation over one axis, written from the inside: what it takes, turns up."""
+"""A manual computation over one axis of the mesh, written from the inside.
+
+What it takes of the program turns up while its ops are written: `Region.bring` adds an operand when
+it is first asked for. So a holder without operands is made first, and the computation itself, with
+all operands, results and shardings, when the region is closed.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,6 +18,25 @@ from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.ir.builder import Builder, element_of
 from stablehlo_tools.ir.constants import CONSTANTS
 from stablehlo_tools.ir.values import maker_of, producer
+
+
+def without_axis(op: ir.Operation, axis: str) -> None:
+    """Takes an axis out of the shardings that an op states."""
+    for name in ("sharding", "sdy.sharding"):
+        if name not in op.attributes or f'"{axis}"' not in str(op.attributes[name]):
+            continue
+        op.attributes[name] = ir.Attribute.parse(
+            _without(str(op.attributes[name]), axis), op.context
+        )
+
+
+def _without(text: str, axis: str) -> str:
+    """The text of a sharding without an axis, or parts of it, among those of a dimension."""
+    reference = rf'"{re.escape(axis)}"(?::\(\d+\)\d+)?'
+    text = re.sub(rf"{reference}, ", "", text)
+    text = re.sub(rf", {reference}", "", text)
+    return re.sub(reference, "", text)
+
 
 _SPREADING = frozenset({"stablehlo.broadcast_in_dim", "stablehlo.iota", "stablehlo.reshape"})
 

@@ -1,32 +1,30 @@
-"""One layer loop in the loop over ticks: what a rank does for it in a tick."""
+"""One layer loop in the loop over ticks: what a rank does for it in a tick.
+
+The schedule is a table of integers, a row for each tick, of which every rank has its own (`Table`).
+In a tick a rank takes a microbatch's activations, as they came from the rank before or as the layer
+loop starts, runs the layers of one of its chunks on them, and sends them on. What the loop over
+ticks carries for that is a `State`; the ops of a layer are written by `one_part.OnePartWriter`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
+import numpy as np
+
+from stablehlo_tools.analysis.dimension_propagation.graph import inputs_of
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling, part_shape
 from stablehlo_tools.analysis.loop_carries import Access
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.counted_loop import CountedLoop
 from stablehlo_tools.schedules.lockstep import Direction
-from stablehlo_tools.transforms.parts.expand_pipeline.chunks import RANK_DIMENSION
-from stablehlo_tools.transforms.parts.expand_pipeline.elements import (
-    nothing,
-    put_row,
-    row_of,
-    wide,
-)
-from stablehlo_tools.transforms.parts.expand_pipeline.phases import (
-    Phase,
-    RowRead,
-    RowWrite,
-    inputs_of,
-)
-from stablehlo_tools.transforms.parts.expand_pipeline.region import Region
-from stablehlo_tools.transforms.parts.expand_pipeline.stacks import row_shape
-from stablehlo_tools.transforms.parts.expand_pipeline.state import NOTHING_KEPT, How, Kept, State
-from stablehlo_tools.transforms.parts.expand_pipeline.tables import Row, Table
+from stablehlo_tools.transforms.parts.expand_pipeline.chunks import RANK_DIMENSION, Chunks
+from stablehlo_tools.transforms.parts.expand_pipeline.layer_phase import Phase, RowRead, RowWrite
+from stablehlo_tools.transforms.parts.expand_pipeline.region import Region, without_axis
+from stablehlo_tools.transforms.parts.expand_pipeline.stacks import Stacks, row_shape
 from stablehlo_tools.transforms.parts.one_part import (
     OnePartWriter,
     Outside,
@@ -35,6 +33,175 @@ from stablehlo_tools.transforms.parts.one_part import (
     part_type_of,
     window,
 )
+
+
+def nothing(build: Builder, shape: Sequence[int], element: ir.Type) -> ir.Value:
+    """What changes no number that it is added to: -0.0 for floats.
+
+    Ranks that have no results of their own hold it, so that a sum over all gives the others' bits.
+    """
+    return build.splat(-0.0 if isinstance(element, ir.FloatType) else 0, shape, element)
+
+
+def wide(element: ir.Type) -> ir.Type:
+    """The type that terms are added up in: at least 32 bits of float."""
+    if isinstance(element, ir.FloatType) and element.width < 32:
+        return ir.F32Type.get(element.context)
+    return element
+
+
+def row_starts(build: Builder, rows: ir.Value, head: Sequence[ir.Value]) -> list[ir.Value]:
+    return [*head, *[build.i32(0)] * (len(shape_of(rows)) - len(head))]
+
+
+def put_row(build: Builder, rows: ir.Value, value: ir.Value, head: Sequence[ir.Value]) -> ir.Value:
+    """Rows with one of them written."""
+    row = build.reshape(value, [1, *shape_of(value)])
+    return build.update(rows, row, row_starts(build, rows, head))
+
+
+def row_of(build: Builder, rows: ir.Value, head: Sequence[ir.Value]) -> ir.Value:
+    """One of the rows."""
+    shape = shape_of(rows)[1:]
+    taken = build.dynamic_slice(rows, row_starts(build, rows, head), [1, *shape])
+    return build.reshape(taken, shape)
+
+
+@dataclass
+class State:
+    """What a phase carries from tick to tick, each by the carry of the layer loop that it is of.
+
+    `received` are flows as they came, `finals` flows behind the last layer, `sums` the terms added
+    up so far, `stores` the rows written so far.
+    """
+
+    received: dict[int, ir.Value] = field(default_factory=dict[int, ir.Value])
+    finals: dict[int, ir.Value] = field(default_factory=dict[int, ir.Value])
+    sums: dict[int, ir.Value] = field(default_factory=dict[int, ir.Value])
+    stores: dict[int, ir.Value] = field(default_factory=dict[int, ir.Value])
+
+    def flat(self) -> list[ir.Value]:
+        """All values, in an order that `like` knows."""
+        return [value for group in self._groups() for value in group.values()]
+
+    def like(self, values: Sequence[ir.Value]) -> State:
+        """A state with other values."""
+        rest = list(values)
+        groups = [{carry: rest.pop(0) for carry in group} for group in self._groups()]
+        return State(*groups)
+
+    def _groups(self) -> tuple[dict[int, ir.Value], ...]:
+        return self.received, self.finals, self.sums, self.stores
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The stacks that a forward leaves for the backward, by carry, and how many slots hold each."""
+
+    slots: int = 0
+    carries: frozenset[int] = frozenset()
+
+
+NOTHING_KEPT = Kept()
+
+
+@dataclass(frozen=True)
+class EmitContext:
+    """How phases are written: `skip` leaves out the layers of a rank that has no work, `axis` is
+    the manual one."""
+
+    chunks: Chunks
+    stacks: Stacks
+    skip: bool
+    axis: str
+
+    def finish(self, copy: ir.Operation) -> None:
+        """What every op that is copied into the manual computation needs: inside of it no sharding
+        may name its axis."""
+        without_axis(copy, self.axis)
+
+
+class Row(NamedTuple):
+    """What a rank does in a tick, in scalars: i32, and i1 for `runs` and `ends`.
+
+    `first` and `layers` are the iterations of the chunk, the first one and how many; `ends` says
+    that it is the last chunk of the direction, `received` that its input came from another; the
+    others are those of a `Cell`, `source` and `kept` never below 0.
+    """
+
+    runs: ir.Value
+    ends: ir.Value
+    received: ir.Value
+    chunk: ir.Value
+    microbatch: ir.Value
+    source: ir.Value
+    kept: ir.Value
+    delivery: ir.Value
+    first: ir.Value
+    layers: ir.Value
+
+
+_FLAGS = 3
+
+
+@dataclass(frozen=True)
+class Table:
+    """A direction of a schedule, in the region of the ranks: [1, ticks, columns] on each."""
+
+    inside: ir.Value
+    ticks: int
+
+    @staticmethod
+    def of(
+        region: Region, direction: Direction, chunks: Chunks, *, back: bool, skip: bool
+    ) -> Table:
+        """Writes the table outside and brings each rank its part; with `skip`, a rank without work
+        has no iterations."""
+        numbers = _numbers(direction, chunks, back=back, skip=skip)
+        return Table(region.bring(region.outside.constant(numbers), 0), numbers.shape[1])
+
+    def row(self, build: Builder, tick: ir.Value) -> Row:
+        """The rank's row of a tick."""
+        zero = build.i32(0)
+        columns = len(Row._fields)
+        row = build.reshape(
+            build.dynamic_slice(self.inside, [zero, tick, zero], [1, 1, columns]), [columns]
+        )
+        values = [_entry(build, row, column) for column in range(columns)]
+        flags = [build.compare("NE", value, zero) for value in values[:_FLAGS]]
+        return Row(*flags, *values[_FLAGS:])
+
+
+def _numbers(direction: Direction, chunks: Chunks, *, back: bool, skip: bool) -> np.ndarray:
+    ticks, ranks = len(direction.cells), chunks.ranks
+    found = np.zeros((ranks, ticks, len(Row._fields)), dtype=np.int32)
+    final = 0 if back else ranks * chunks.repeats - 1
+    for tick, cells in enumerate(direction.cells):
+        for rank, cell in enumerate(cells):
+            delivery = direction.deliveries[tick][rank]
+            if cell is None:
+                count = 0 if skip else chunks.sizes[rank]
+                found[rank, tick] = (0, 0, 0, 0, 0, 0, 0, delivery, chunks.firsts[rank], count)
+                continue
+            p = cell.chunk * ranks + rank
+            found[rank, tick] = (
+                1,
+                p == final,
+                cell.source >= 0,
+                cell.chunk,
+                cell.microbatch,
+                max(cell.source, 0),
+                max(cell.kept, 0),
+                delivery,
+                chunks.firsts[p],
+                chunks.sizes[p],
+            )
+    return found
+
+
+def _entry(build: Builder, row: ir.Value, column: int) -> ir.Value:
+    return build.reshape(build.slice_along(row, 0, column, column + 1), [])
+
 
 Left = Mapping[int, ir.Value]  # stores of what a forward leaves, by the carry that reads it
 
@@ -51,20 +218,20 @@ class PhaseWriter:
         phase: Phase,
         direction: Direction,
         region: Region,
-        how: How,
+        context: EmitContext,
         finals: Sequence[int],
         kept: Kept = NOTHING_KEPT,
     ) -> None:
         self._phase = phase
         self._direction = direction
         self._region = region
-        self._how = how
+        self._context = context
         self._layouts = phase.dims.tilings
         self._parts = phase.dims.parts
         self._finals = tuple(finals)
         self._kept = kept
         self._table = Table.of(
-            region, direction, how.chunks, back=phase.loop.reverse, skip=how.skip
+            region, direction, context.chunks, back=phase.loop.reverse, skip=context.skip
         )
         self._stacks: dict[int, ir.Value] = {}
 
@@ -81,7 +248,7 @@ class PhaseWriter:
                 continue
             layout = self._layout(carry)
             outer = self._phase.loop.op.operands[carry]
-            spread = self._how.stacks.spread(self._region.outside, outer, read.rows, layout)
+            spread = self._context.stacks.spread(self._region.outside, outer, read.rows, layout)
             local = self._region.bring(spread, RANK_DIMENSION)
             shape = shape_of(local)
             del shape[RANK_DIMENSION]
@@ -116,11 +283,11 @@ class PhaseWriter:
         from; `kept` are the stores of the other phase. Returns the state, nothing received yet, and
         the flows behind the chunk.
         """
-        phase, how = self._phase, self._how
+        phase, context = self._phase, self._context
         flows = [self._input(build, row, state, carry, starts) for carry in phase.flows]
         inner = State({}, {}, state.sums, state.stores)
-        even = how.chunks.is_even and not how.skip
-        limit = build.i32(how.chunks.longest) if even else row.layers
+        even = context.chunks.is_even and not context.skip
+        limit = build.i32(context.chunks.longest) if even else row.layers
         loop = CountedLoop(build, limit, [*flows, *inner.flat()])
         carried = loop.arguments
         inner = inner.like(carried[len(flows) :])
@@ -128,7 +295,7 @@ class PhaseWriter:
         after, ends = self._layer(loop, row, carried[: len(flows)], inner, (outside, kept))
         results = loop.close([*ends, *after.flat()])
         after = after.like(results[len(flows) :])
-        if not how.skip:
+        if not context.skip:
             for carry, before in state.sums.items():
                 after.sums[carry] = build.same("select", row.runs, after.sums[carry], before)
         out = dict(zip(phase.flows, results[: len(flows)], strict=True))
@@ -167,7 +334,7 @@ class PhaseWriter:
         if phase.loop.reverse:
             last = build.same("subtract", row.layers, build.i32(1))
             layer = build.same("subtract", last, layer)
-        writing = OnePartWriter(phase.dims, row.microbatch, outside, self._how.finish)
+        writing = OnePartWriter(phase.dims, row.microbatch, outside, self._context.finish)
         values = writing.values
         self._count(build, row, layer, values)
         values.update(zip((phase.body.arguments[c] for c in phase.flows), flows, strict=True))
@@ -273,10 +440,10 @@ class PhaseWriter:
         value = writing.get(number_, layout, build)
         new = build.reshape(build.convert(value, element_of(store)), sizes)
         kind = self._phase.terms.terms.get(number_)
-        if kind is not None or not self._how.skip:
+        if kind is not None or not self._context.skip:
             old = build.dynamic_slice(store, starts, sizes)
             new = build.same(kind, old, new) if kind is not None else new
-            if not self._how.skip:
+            if not self._context.skip:
                 new = build.same("select", row.runs, new, old)
         return build.update(store, new, starts)
 
@@ -358,7 +525,7 @@ class PhaseWriter:
     def _store_shape(self, carry: int) -> tuple[list[int], ir.Type]:
         """[chunks or slots, layers, span, row]."""
         rows = next(w.rows for w in self._phase.writes if w.rows.carry == carry)
-        whole, layout, chunks = self._operand(carry), self._layout(carry), self._how.chunks
+        whole, layout, chunks = self._operand(carry), self._layout(carry), self._context.chunks
         sums = any(
             w.update in self._phase.terms.terms for w in self._phase.writes if w.rows.carry == carry
         )

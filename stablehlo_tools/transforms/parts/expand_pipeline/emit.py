@@ -1,30 +1,42 @@
-"""One forward for a microbatch, one backward: both loops and the head in one loop over ticks."""
+"""Writes a plan: a loop over the ticks of a schedule in the place of each pipeline's loops.
+
+A layer loop by itself becomes one loop over ticks (`_write_loop`). For 1F1B, a forward loop, a
+backward loop and the head between them become one (`_write_training`): a microbatch's backward
+begins as soon as its forward ends. Both write a manual computation over the axis of the ranks, from
+whose results the values behind the loops are made (`Results`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from stablehlo_tools.analysis.channels import next_channel
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
-from stablehlo_tools.ir.counted_loop import (
-    CountedLoop,
-)
+from stablehlo_tools.ir.constants import splat_of
+from stablehlo_tools.ir.counted_loop import CountedLoop
 from stablehlo_tools.ir.values import has_uses
 from stablehlo_tools.schedules.lockstep import Cell, Direction, Lockstep
-from stablehlo_tools.transforms.parts.expand_pipeline.elements import (
+from stablehlo_tools.transforms.parts.expand_pipeline.chunks import RANK_DIMENSION
+from stablehlo_tools.transforms.parts.expand_pipeline.expansion_plan import Pipelined, Plan
+from stablehlo_tools.transforms.parts.expand_pipeline.head import Training
+from stablehlo_tools.transforms.parts.expand_pipeline.layer_phase import Phase
+from stablehlo_tools.transforms.parts.expand_pipeline.region import Region
+from stablehlo_tools.transforms.parts.expand_pipeline.stack_orders import StackOrder, put_in_order
+from stablehlo_tools.transforms.parts.expand_pipeline.stacks import Stacks
+from stablehlo_tools.transforms.parts.expand_pipeline.ticks import (
+    EmitContext,
+    Kept,
+    PhaseWriter,
+    Row,
+    State,
     nothing,
     put_row,
     row_of,
     wide,
 )
-from stablehlo_tools.transforms.parts.expand_pipeline.head import Training
-from stablehlo_tools.transforms.parts.expand_pipeline.region import Region
-from stablehlo_tools.transforms.parts.expand_pipeline.state import How, Kept, State
-from stablehlo_tools.transforms.parts.expand_pipeline.tables import Row
-from stablehlo_tools.transforms.parts.expand_pipeline.ticks import PhaseWriter
-from stablehlo_tools.transforms.parts.expand_pipeline.writing import Results
 from stablehlo_tools.transforms.parts.one_part import (
     OnePartWriter,
     apart,
@@ -34,7 +46,135 @@ from stablehlo_tools.transforms.parts.one_part import (
 )
 
 
-def write_training(plan: Training, schedule: Lockstep, region: Region, how: How) -> None:
+class PlanWriter:
+    """Puts the pipelines of a plan into its module.
+
+    `exchanges` are the permutes that put stacks into another order.
+    """
+
+    def __init__(self, module: ir.Module, plan: Plan, orders: Sequence[StackOrder] = ()) -> None:
+        self._module = module
+        self._plan = plan
+        self._orders = {order.chunks.trips: order for order in orders}
+        self._channel = next_channel(module) - 1
+        self._stacks: dict[int, Stacks] = {}
+        self.exchanges: list[ir.Operation] = []
+
+    def run(self) -> None:
+        """Rewrites the module; the plan's loops are gone afterwards."""
+        if self._orders:
+            graph = self._plan.cut.trial.dims.graph
+            put_in_order(self._module, graph, self._plan.axis, tuple(self._orders.values()))
+        for each in self._plan.pipelines:
+            self._write(each)
+        for stacks in self._stacks.values():
+            permutes = stacks.finish(self._channel)
+            self._channel += len(permutes)
+            self.exchanges += permutes
+
+    def _write(self, each: Pipelined) -> None:
+        work, plan = each.work, self._plan
+        anchor = work.loop.op if isinstance(work, Phase) else work.backward.loop.op
+        region, stacks = Region(plan.axis, anchor, self._channel), self._stacks_for(each)
+        context = EmitContext(each.chunks, stacks, plan.options.skip, plan.axis.name)
+        if isinstance(work, Phase):
+            _write_loop(work, each.schedule.directions[0], region, context)
+        else:
+            _write_training(work, each.schedule, region, context)
+        self._channel = region.channel
+
+    def _stacks_for(self, each: Pipelined) -> Stacks:
+        """One for all loops over as many layers, so that what one leaves another takes as it is."""
+        trips = each.chunks.trips
+        if trips not in self._stacks:
+            ordered = self._orders[trips].rows if trips in self._orders else frozenset[int]()
+            axis, parts = self._plan.axis, self._plan.microbatches
+            self._stacks[trips] = Stacks(axis, each.chunks, parts, ordered)
+        return self._stacks[trips]
+
+
+def _write_loop(phase: Phase, direction: Direction, region: Region, context: EmitContext) -> None:
+    """Replaces the layer loop by a loop over the ticks of a schedule of one direction."""
+    finals = [c for c in phase.flows if has_uses(phase.loop.op.results[c])]
+    writer = PhaseWriter(phase, direction, region, context, finals)
+    writer.bring_stacks()
+    state = writer.initial()
+    loop = CountedLoop(region.end, region.end.i32(writer.ticks), state.flat())
+    state = state.like(loop.arguments)
+    row = writer.row(loop.inside, loop.counter)
+    state, out = writer.run(loop.inside, row, state, {}, {})
+    state = writer.hand_on(loop.inside, row, state, out)
+    state = state.like(loop.close(state.flat()))
+    results = Results(phase, region, context)
+    inside = results.inside(state)
+    outer = region.close(inside)
+    results.stand_in(Builder(ir.InsertionPoint(phase.loop.op), phase.loop.op.location), outer)
+    phase.loop.op.erase()
+
+
+class Results:
+    """What stands for the results of a layer loop."""
+
+    def __init__(self, phase: Phase, region: Region, context: EmitContext) -> None:
+        self._phase = phase
+        self._region = region
+        self._context = context
+        self._order: list[tuple[str, int]] = []
+
+    def inside(self, state: State) -> list[tuple[ir.Value, int | None]]:
+        """The results of the region, from the state behind the last tick."""
+        build, found = self._region.end, list[tuple[ir.Value, int | None]]()
+        for carry, whole in state.finals.items():
+            self._order.append(("flow", carry))
+            found.append((self._region.total(build, whole), None))
+        for carry, total in state.sums.items():
+            self._order.append(("sum", carry))
+            found.append((self._region.total(build, total), None))
+        for carry, store in state.stores.items():
+            self._order.append(("stack", carry))
+            shape = shape_of(store)
+            shape.insert(RANK_DIMENSION, 1)
+            found.append((build.reshape(store, shape), RANK_DIMENSION))
+        return found
+
+    def stand_in(self, build: Builder, outer: Sequence[ir.Value]) -> None:
+        """Lets the results of the region take the place of the loop's."""
+        op, loop = self._phase.loop.op, self._phase.loop
+        for carry in (*loop.constants, *loop.reads):
+            if carry not in loop.writes:
+                self._stand_for(carry, op.operands[carry])
+        for carry, step in loop.counters.items():
+            if has_uses(op.results[carry]):
+                start = op.operands[carry]
+                moved = build.splat_like(step * loop.trips, start)
+                self._stand_for(carry, build.same("add", start, moved))
+        for (kind, carry), result in zip(self._order, outer, strict=True):
+            value = result
+            before = op.operands[carry]
+            if kind == "flow":
+                value = build.reshape(value, shape_of(before))
+                value = build.convert(value, element_of(before))
+            elif kind == "sum":
+                value = build.convert(value, element_of(before))
+                if splat_of(before) != 0:
+                    value = build.same("add", before, value)
+            else:
+                rows = loop.writes[carry]
+                layout = self._phase.dims.tilings.get(self._phase.body.arguments[carry])
+                value = self._context.stacks.gathered(
+                    build, build.convert(value, element_of(before)), rows, layout, before
+                )
+            self._stand_for(carry, value)
+
+    def _stand_for(self, carry: int, value: ir.Value) -> None:
+        op, graph = self._phase.loop.op, self._phase.dims.graph
+        op.results[carry].replace_all_uses_with(value)
+        graph.values[self._phase.node.results[carry]] = value
+
+
+def _write_training(
+    plan: Training, schedule: Lockstep, region: Region, context: EmitContext
+) -> None:
     """Replaces both loops and the head by one loop over the ticks of a schedule.
 
     The region stands where the backward loop stood.
@@ -46,12 +186,12 @@ def write_training(plan: Training, schedule: Lockstep, region: Region, how: How)
     assert schedule.backward is not None
     head, backward = plan.head, plan.backward
     kept = Kept(schedule.kept_slots, frozenset(head.residuals.values()))
-    first = PhaseWriter(plan.forward, schedule.forward, region, how, head.whole_flows, kept)
+    first = PhaseWriter(plan.forward, schedule.forward, region, context, head.whole_flows, kept)
     finals = [c for c in backward.flows if has_uses(backward.loop.op.results[c])]
-    second = PhaseWriter(backward, schedule.backward, region, how, finals)
+    second = PhaseWriter(backward, schedule.backward, region, context, finals)
     first.bring_stacks()
     second.bring_stacks(tuple(head.residuals))
-    between = HeadWriter(plan, region, how, slots)
+    between = HeadWriter(plan, region, context, slots)
     ahead, back = first.initial(), second.initial()
     carried = [*ahead.flat(), *back.flat(), *between.initial()]
     loop = CountedLoop(region.end, region.end.i32(first.ticks), carried)
@@ -69,7 +209,7 @@ def write_training(plan: Training, schedule: Lockstep, region: Region, how: How)
     ahead, back, held = _split(ahead, back, results)
     for carry in head.residuals.values():
         del ahead.stores[carry]
-    _finish(plan, region, how, (ahead, back), between, held)
+    _finish(plan, region, context, (ahead, back), between, held)
 
 
 def mirrored(schedule: Lockstep) -> Lockstep:
@@ -122,12 +262,12 @@ class HeadWriter:
     of all samples, in this order.
     """
 
-    def __init__(self, plan: Training, region: Region, how: How, slots: int) -> None:
+    def __init__(self, plan: Training, region: Region, context: EmitContext, slots: int) -> None:
         self._plan = plan
         self._head = plan.head
         self._dims = plan.forward.dims
         self._region = region
-        self._how = how
+        self._context = context
         self._slots = slots
 
     def initial(self) -> list[ir.Value]:
@@ -164,7 +304,7 @@ class HeadWriter:
         """
         begins = build.same("and", row.runs, build.same("not", row.received))
         waiting = len(self._head.flows)
-        if self._how.skip:
+        if self._context.skip:
             return self._branch(build, row, held, begins)
         starts, after = self._once(build, row, held)
         chosen = [
@@ -220,7 +360,7 @@ class HeadWriter:
         """The head on the row's microbatch, and what is carried then, the waiting left out."""
         head, waiting = self._head, len(self._head.flows)
         outside = self._outside(build, row)
-        writing = OnePartWriter(self._dims, row.microbatch, outside, self._how.finish)
+        writing = OnePartWriter(self._dims, row.microbatch, outside, self._context.finish)
         for i, carry in enumerate(head.flows):
             value = row_of(build, held[i], [self._slot(build, row)])
             writing.values[self._plan.forward.node.results[carry]] = value
@@ -274,13 +414,13 @@ class HeadWriter:
 def _finish(
     plan: Training,
     region: Region,
-    how: How,
+    context: EmitContext,
     states: tuple[State, State],
     between: HeadWriter,
     held: Sequence[ir.Value],
 ) -> None:
     """Ends the region and puts its results where the loops and the head stood."""
-    first, second = Results(plan.forward, region, how), Results(plan.backward, region, how)
+    first, second = Results(plan.forward, region, context), Results(plan.backward, region, context)
     inside = [first.inside(states[0]), second.inside(states[1]), between.finals(held)]
     outer = region.close([each for group in inside for each in group])
     one, two = len(inside[0]), len(inside[0]) + len(inside[1])

@@ -1,11 +1,17 @@
-"""Decides what becomes a pipeline, and on which schedule; writes nothing."""
+"""Which loops over layers become pipelines, and on which schedule; writes nothing.
+
+`plan_expansion` finds the mesh axis, the loops and the batch, checks what the pass demands (P1 to
+P7), and pairs a forward with its backward loop for 1F1B. `explained` tells the user of it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from stablehlo_tools.analysis.collectives import ModuleFacts
+import numpy as np
+
+from stablehlo_tools.analysis.collectives import ModuleFacts, tensor_bytes
 from stablehlo_tools.analysis.dimension_propagation.graph import Body, Graph
 from stablehlo_tools.analysis.dimension_propagation.seeds import Seeds
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
@@ -14,7 +20,7 @@ from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.analysis.layer_loops import LayerLoop, layer_loops
 from stablehlo_tools.analysis.tensor_shardings import MeshAxes, ValueShardings
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.diagnostics import Diagnostic, Severity, ToolError, to_place
+from stablehlo_tools.diagnostics import Diagnostic, Severity, ToolError, note, to_place
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.ir.builder import element_of, shape_of
 from stablehlo_tools.ir.symbols import functions_by_name
@@ -26,8 +32,8 @@ from stablehlo_tools.schedules.lockstep import (
 )
 from stablehlo_tools.transforms.parts.expand_pipeline.chunks import Chunks
 from stablehlo_tools.transforms.parts.expand_pipeline.head import Training, plan_head
+from stablehlo_tools.transforms.parts.expand_pipeline.layer_phase import Phase
 from stablehlo_tools.transforms.parts.expand_pipeline.microbatches import Cut, find_cut
-from stablehlo_tools.transforms.parts.expand_pipeline.phases import Phase
 from stablehlo_tools.transforms.parts.expand_pipeline.region import Axis
 
 _BY_INDEX = frozenset({"stablehlo.gather", "stablehlo.scatter"})
@@ -288,3 +294,47 @@ def _warning(text: str, each: Pipelined) -> Diagnostic:
     work = each.work
     op = work.loop.op if isinstance(work, Phase) else work.backward.loop.op
     return Diagnostic(Severity.WARNING, f"expand-pipeline: {text}", to_place(op.location))
+
+
+def explained(plan: Plan) -> Iterator[Diagnostic]:
+    """A note for each pipeline."""
+    for each in plan.pipelines:
+        yield _account(each, plan)
+
+
+def exchanged(permutes: Sequence[ir.Operation]) -> Iterator[Diagnostic]:
+    """A note on what is sent to put stacks into another order, if anything is."""
+    if not permutes:
+        return
+    sent: dict[int, int] = {}
+    for permute in permutes:
+        size = tensor_bytes(ir.RankedTensorType(permute.operands[0].type)) or 0
+        for source, target in np.array(permute.attributes["source_target_pairs"]).tolist():
+            sent[source] = sent.get(source, 0) + size * (source != target)
+    yield note(
+        f"expand-pipeline: a rank sends up to {max(sent.values())} bytes to bring stacks from the "
+        "order of the layers into that of the ranks, or back: chunks go round the ranks in turn; "
+        "with layout=pipeline none are sent",
+        permutes[0].location,
+    )
+
+
+def _account(each: Pipelined, plan: Plan) -> Diagnostic:
+    schedule, chunks, work = each.schedule, each.chunks, each.work
+    op = work.loop.op if isinstance(work, Phase) else work.forward.loop.op
+    layers = f"{chunks.longest}" if chunks.is_even else f"{chunks.sizes[-1]} to {chunks.longest}"
+    cells = sum(
+        cell is not None
+        for direction in schedule.directions
+        for column in direction.cells
+        for cell in column
+    )
+    busy = cells / (schedule.ranks * schedule.ticks)
+    text = (
+        f"expand-pipeline: {schedule.name}: {chunks.trips} iterations on {schedule.ranks} ranks, "
+        f"{schedule.chunks} chunks of {layers} on each; {schedule.microbatches} microbatches in "
+        f"{schedule.ticks} ticks, {cells} chunks run, {busy:.3f} a rank and tick"
+    )
+    if schedule.kept_slots:
+        text += f"; {schedule.kept_slots} chunks' activations kept on a rank"
+    return note(text, op.location)

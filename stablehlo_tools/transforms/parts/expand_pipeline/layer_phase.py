@@ -1,22 +1,55 @@
-"""Plans how the body of a layer loop runs on one microbatch, or says which op forbids it."""
+"""A layer loop on one microbatch: how its body runs, or which op forbids it.
+
+A *phase* is a loop over layers as a rank of the pipeline runs it: what goes from rank to rank (the
+activations, or their cotangents), which rows of which stacks an iteration reads and writes, and
+which of its carries only add terms up. Sums over the batch become sums over microbatches; anything
+else that takes several samples at once is refused, by the name of the op.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
 
-from stablehlo_tools.analysis.dimension_propagation.graph import Body, Node
+from stablehlo_tools.analysis.dimension_propagation.graph import Body, Node, inputs_of, needed
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims
 from stablehlo_tools.analysis.layer_loops import LayerLoop
 from stablehlo_tools.analysis.loop_carries import Access, Rows
-from stablehlo_tools.analysis.partial_sums import PartialSums
+from stablehlo_tools.analysis.partial_sums import PartialSums, source_of
 from stablehlo_tools.analysis.reducers import identity_of
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.diagnostics import ToolError, note
+from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.ir.builder import element_of
 from stablehlo_tools.ir.values import has_uses, key_of
-from stablehlo_tools.transforms.parts.expand_pipeline.refusals import mixing_refusal
+
+_OPAQUE = frozenset({"stablehlo.custom_call", MANUAL_COMPUTATION})
+
+
+def mixing_refusal(terms: PartialSums, node: Node) -> ToolError:
+    """Names the op that needs the whole batch, and the sum over samples that it takes, if any."""
+    source = source_of(terms, node)
+    if source is None and node.name in _OPAQUE:
+        return ToolError(
+            f"expand-pipeline: {node.name} takes samples of the batch, and nobody knows what it "
+            "does with each, so that it cannot run on one microbatch (P4)",
+            node.op.location,
+        )
+    if source is None:
+        return ToolError(
+            f"expand-pipeline: {node.name} mixes samples of the batch, so that it cannot run on "
+            "one microbatch (P4): statistics of each sample by itself can, or `arguments` and "
+            "`dimension` name another batch",
+            node.op.location,
+        )
+    return ToolError(
+        f"expand-pipeline: {source.name} mixes samples of the batch, and {node.name} needs the "
+        "outcome for the whole batch before the next layer (P4): take statistics of each sample by "
+        "itself, or name another batch with `arguments` and `dimension`",
+        source.op.location,
+        (note("it is needed whole here", node.op.location),),
+    )
+
 
 _ADDING = frozenset({"stablehlo.add", "sdy.sharding_constraint"})
 
@@ -184,30 +217,6 @@ def _sums(
             culprit = next((n for n in body.nodes if end in n.results), body.nodes[-1])
             raise mixing_refusal(terms, culprit)
     return terms, sums
-
-
-def needed(
-    nodes: Sequence[Node], ends: Iterable[int], given: Set[int] = frozenset()
-) -> tuple[Node, ...]:
-    """Those of the ops that values hang on, the makers of `given` ones left out."""
-    wanted = set(ends)
-    found: list[Node] = []
-    for node in reversed(nodes):
-        if wanted.isdisjoint(node.results) or not given.isdisjoint(node.results):
-            continue
-        found.append(node)
-        wanted.update(inputs_of(node))
-    return tuple(reversed(found))
-
-
-def inputs_of(node: Node) -> set[int]:
-    """The values that an op and the ops in it use, its own blocks' among them."""
-    used = set(node.inputs)
-    for body in node.bodies:
-        used.update(body.returned)
-        for inner in body.nodes:
-            used |= inputs_of(inner)
-    return used
 
 
 def _live(loop: LayerLoop, body: Body, node: Node) -> set[int]:

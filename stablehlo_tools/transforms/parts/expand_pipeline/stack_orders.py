@@ -1,0 +1,499 @@
+"""With layout=pipeline, a program's stacks of layers are kept in the order of the ranks.
+
+The layers of a rank then lie side by side in the program's own arguments and results: weights,
+gradients, moments of an optimizer. Which values those are is found from what the layer loops read
+and write, from op to op, both ways (`Follower`): an op that treats every layer alike computes a
+stack in one order from stacks in that order, and a sum over all layers is the same in any order. An
+op that needs single layers, or their order, cannot be passed. Nothing is moved: constants are
+written in the new order, and arguments, results and constraints divided over the axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from stablehlo_tools import bindings
+from stablehlo_tools.analysis.dimension_propagation.graph import BRANCHES, WHILE, Body, Graph, Node
+from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims
+from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling, reshaped
+from stablehlo_tools.analysis.entry import entry_function
+from stablehlo_tools.analysis.loop_carries import Rows
+from stablehlo_tools.analysis.tensor_shardings import SHARDING, axes_in, axis_text
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import ToolError, note
+from stablehlo_tools.dialect.names import BARRIER, BROADCAST, IOTA, RESHAPE, SHARDING_CONSTRAINT
+from stablehlo_tools.ir.builder import Builder, element_of, shape_of
+from stablehlo_tools.ir.constants import CONSTANTS, is_splat, value_of
+from stablehlo_tools.ir.values import is_float, producer
+from stablehlo_tools.transforms.parts.expand_pipeline.chunks import Chunks
+from stablehlo_tools.transforms.parts.expand_pipeline.expansion_plan import Plan
+from stablehlo_tools.transforms.parts.expand_pipeline.layer_phase import Phase
+from stablehlo_tools.transforms.parts.expand_pipeline.region import Axis
+
+
+def is_whole(phase: Phase, rows: Rows, value: ir.Value) -> bool:
+    """Whether a loop takes all rows of a stack."""
+    return rows.first == 0 and rows.span * phase.loop.trips == shape_of(value)[0]
+
+
+class Follower:
+    """Follows stacks from value to value.
+
+    `layouts` are those found, by number, cut into as many parts as there are layers; `constants`
+    the ops that make some of them of nothing, in the order of the layers.
+    """
+
+    def __init__(self, graph: Graph, phases: Sequence[Phase], layers: int) -> None:
+        self._graph = graph
+        self._layers = layers
+        self._phases = {phase.node: phase for phase in phases}
+        self.layouts: dict[int, DimTiling] = {}
+        self.constants: dict[Node, None] = {}
+        self._near: dict[int, list[Node]] = {}
+        self._inside: set[Node] = set()
+        self._pending: list[Node] = []
+        for phase in phases:
+            self._inside |= set(_nodes_in(phase.node))
+        for node in graph.nodes:
+            for number in dict.fromkeys(_touched(node, node in self._phases)):
+                self._near.setdefault(number, []).append(node)
+
+    def copy(self) -> Follower:
+        """Another one that has come as far."""
+        other = object.__new__(Follower)
+        other.__dict__.update(self.__dict__)
+        other.layouts = dict(self.layouts)
+        other.constants = dict(self.constants)
+        other._pending = []
+        return other
+
+    def follow(self, number: int, node: Node) -> None:
+        """Follows a stack that a loop accesses. Raises ToolError where that is not possible."""
+        self._put(number, DimTiling(0), node)
+        while self._pending:
+            self._visit(self._pending.pop())
+
+    def arguments(self) -> dict[int, int]:
+        """The program's arguments that are stacks, and the dimension that the layers lie along.
+        Raises ToolError where they lie in no one dimension."""
+        return self._dimensions(self._graph.root.arguments, "argument")
+
+    def results(self) -> dict[int, int]:
+        """The results; as `arguments`."""
+        return self._dimensions(self._graph.root.returned, "result")
+
+    def rows(self) -> Iterable[Rows]:
+        """What the loops access of stacks that were found."""
+        for node, phase in self._phases.items():
+            for stacks, numbers in (
+                (phase.loop.reads, node.operands),
+                (phase.loop.writes, node.results),
+            ):
+                for carry, rows in stacks.items():
+                    if numbers[carry] in self.layouts:
+                        yield rows
+
+    def _dimensions(self, numbers: Sequence[int], what: str) -> dict[int, int]:
+        found: dict[int, int] = {}
+        for place, number in enumerate(numbers):
+            layout = self.layouts.get(number)
+            if layout is None:
+                continue
+            if layout.outer != 1:
+                raise ToolError(
+                    f"expand-pipeline: layout=pipeline cannot order {what} {place}, "
+                    f"{self._graph.values[number].type}: its dimension {layout.dim} holds the "
+                    f"layers {layout.outer} times (P8); stack them apart, or use layout=layers",
+                    next(iter(self._phases)).op.location,
+                )
+            found[place] = layout.dim
+        return found
+
+    def _put(self, number: int, layout: DimTiling, node: Node) -> None:
+        known = self.layouts.get(number)
+        if known == layout:
+            return
+        if known is not None:
+            raise self._refusal(node)
+        maker = next((n for n in self._near.get(number, ()) if number in n.results), None)
+        if maker is not None and _is_alike(maker, layout):
+            return
+        shape = self._graph.shape(number)
+        if shape is None or not layout.fits(shape, self._layers):
+            raise self._refusal(node)
+        self.layouts[number] = layout
+        self._pending += self._near.get(number, [])
+
+    def _visit(self, node: Node) -> None:
+        if node in self._phases:
+            self._loop(node, self._phases[node])
+        elif node in self._inside:
+            raise self._refusal(node)
+        elif node.name == WHILE:
+            condition, body = node.bodies
+            for place, operand in enumerate(node.operands):
+                arguments = condition.arguments[place], body.arguments[place]
+                self._alike((operand, node.results[place], *arguments, body.returned[place]), node)
+        elif node.name in BRANCHES:
+            for place, result in enumerate(node.results):
+                self._alike((result, *(body.returned[place] for body in node.bodies)), node)
+        elif node.name == BARRIER:
+            for operand, result in zip(node.operands, node.results, strict=True):
+                self._alike((operand, result), node)
+        elif any(number in self.layouts for number in node.operands):
+            self._forwards(node)
+        elif any(number in self.layouts for number in node.captures):
+            raise self._refusal(node)
+        else:
+            self._backwards(node)
+
+    def _loop(self, node: Node, phase: Phase) -> None:
+        """A layer loop takes stacks row by row, and leaves those that it reads as they are."""
+        loop = phase.loop
+        for carry, numbers in enumerate(zip(node.operands, node.results, strict=True)):
+            if not any(number in self.layouts for number in numbers):
+                continue
+            rows = loop.reads.get(carry) or loop.writes.get(carry)
+            value = self._graph.values[numbers[0]]
+            all_rows = rows is not None and is_whole(phase, rows, value)
+            if not all_rows or loop.trips != self._layers:
+                raise self._refusal(node)
+            for number in numbers:
+                self._put(number, DimTiling(0), node)
+
+    def _alike(self, numbers: Sequence[int], node: Node) -> None:
+        """Values that control flow hands on as they are."""
+        found = next((self.layouts[n] for n in numbers if n in self.layouts), None)
+        if found is None:
+            return
+        for number in numbers:
+            self._put(number, found, node)
+
+    def _forwards(self, node: Node) -> None:
+        taken = tuple(map(self.layouts.get, node.operands))
+        step = node.tiling(taken, self._layers)
+        captured = any(number in self.layouts for number in node.captures)
+        if step is None or step.chained or captured:
+            raise self._refusal(node)
+        for number, layout in zip(node.operands, step.operands, strict=True):
+            if layout is not None:
+                self._put(number, layout, node)
+            elif number in self.layouts:
+                raise self._refusal(node)
+        for number, layout in zip(node.results, step.results, strict=True):
+            if layout is not None:
+                self._put(number, layout, node)
+            elif number in self.layouts:
+                raise self._refusal(node)
+
+    def _backwards(self, node: Node) -> None:
+        """What an op is to be given, for its result to be a stack."""
+        wanted = tuple(map(self.layouts.get, node.results))
+        if node.name == IOTA or node.name in CONSTANTS:
+            self.constants[node] = None
+            return
+        for place, number in enumerate(node.operands):
+            for layout in self._candidates(node, number, wanted):
+                given = tuple(layout if i == place else None for i in range(len(node.operands)))
+                step = node.tiling(given, self._layers)
+                if step is None or step.combine is not None or step.results != wanted:
+                    continue
+                self._put(number, layout, node)
+                if number in self.layouts:
+                    self._forwards(node)
+                    return
+                self._operands(node, step.operands)
+                return
+        raise self._refusal(node)
+
+    def _operands(self, node: Node, layouts: Sequence[DimTiling | None]) -> None:
+        """All operands, where the first is alike for all layers."""
+        for number, layout in zip(node.operands, layouts, strict=True):
+            if layout is not None:
+                self._put(number, layout, node)
+
+    def _candidates(
+        self, node: Node, number: int, wanted: Sequence[DimTiling | None]
+    ) -> list[DimTiling]:
+        shape = self._graph.shape(number)
+        first = next(layout for layout in wanted if layout is not None)
+        if shape is None:
+            return []
+        if node.name == RESHAPE:
+            after = self._graph.shape(node.results[0]) or ()
+            back = reshaped(first, after, shape, self._layers)
+            return [] if back is None else [back]
+        found = [DimTiling(dim, first.outer) for dim in range(len(shape))]
+        return [layout for layout in found if layout.fits(shape, self._layers)]
+
+    def _refusal(self, node: Node) -> ToolError:
+        loop = next(iter(self._phases)).op
+        return ToolError(
+            "expand-pipeline: layout=pipeline cannot bring the stacked layers into the order of "
+            f"the ranks: {node.name} needs single layers, or the order they are in (P8); apply it "
+            "to each layer alike, or use layout=layers",
+            node.op.location,
+            (note(f"the {self._layers} layers of this loop", loop.location),),
+        )
+
+
+def _is_alike(node: Node, layout: DimTiling) -> bool:
+    """Whether an op gives the same for each layer, whatever it is given."""
+    if node.name in CONSTANTS:
+        return is_splat(node.op)
+    if node.name == IOTA:
+        return ir.IntegerAttr(node.op.attributes["iota_dimension"]).value != layout.dim
+    if node.name != BROADCAST:
+        return False
+    dims = list(ir.DenseI64ArrayAttr(node.op.attributes["broadcast_dimensions"]))
+    return layout.dim not in dims or shape_of(node.op.operands[0])[dims.index(layout.dim)] == 1
+
+
+def _touched(node: Node, is_layers: bool) -> Iterable[int]:
+    yield from node.inputs
+    yield from node.results
+    if is_layers:
+        return
+    for body in node.bodies:
+        yield from body.arguments
+        yield from body.returned
+
+
+def _nodes_in(node: Node) -> Iterable[Node]:
+    for body in node.bodies:
+        yield from _nodes_of(body)
+
+
+def _nodes_of(body: Body) -> Iterable[Node]:
+    for node in body.nodes:
+        yield node
+        yield from _nodes_in(node)
+
+
+@dataclass(frozen=True)
+class StackOrder:
+    """The stacks of as many layers, in a program without calls.
+
+    `layouts` tells of each such value, by number, how the layers lie in it; `arguments` and
+    `results` are those of `main`, each with the dimension that the layers lie along. `constants`
+    make stacks that are written in the order of the layers. `rows` are what the loops access of
+    stacks, by identity.
+    """
+
+    chunks: Chunks
+    layouts: dict[int, DimTiling]
+    arguments: dict[int, int]
+    results: dict[int, int]
+    constants: tuple[Node, ...]
+    rows: frozenset[int]
+
+    @property
+    def order(self) -> list[int]:
+        """For each place of a stack in the order of the ranks, the layer that lies there."""
+        return self.chunks.order()
+
+
+def stack_orders(dims: BatchDims, phases: Sequence[Phase], chunks: Chunks) -> StackOrder:
+    """The stacks that loops over as many layers read and write, and all that hangs together with
+    them. Raises a located ToolError for an op that needs the order of the layers.
+
+    What has no batch and is made of arguments of floats counts as weights. Other stacks keep the
+    order of the layers where they cannot be followed: keys of random numbers, what a loop leaves
+    for each sample.
+    """
+    if not chunks.is_even:
+        raise ToolError(
+            f"expand-pipeline: layout=pipeline cannot cut {chunks.trips} layers into "
+            f"{chunks.ranks * chunks.repeats} equal chunks, {chunks.repeats} on each of "
+            f"{chunks.ranks} ranks (P8); layout=layers can do with chunks of different lengths",
+            phases[0].loop.op.location,
+        )
+    follower = Follower(dims.graph, phases, chunks.trips)
+    optional: list[tuple[int, Phase]] = []
+    for phase in phases:
+        for carry, rows in _stacks(phase):
+            for number in (phase.node.operands[carry], phase.node.results[carry]):
+                value = dims.graph.values[number]
+                is_weight = number in dims.graph.data and is_float(value.type)
+                if not is_weight or phase.body.arguments[carry] in dims.tilings:
+                    optional.append((number, phase))
+                    continue
+                _check_whole(phase, rows, value)
+                follower.follow(number, phase.node)
+    for number, phase in optional:
+        trial = follower.copy()
+        try:
+            trial.follow(number, phase.node)
+            trial.arguments()
+            trial.results()
+        except ToolError:
+            continue
+        follower = trial
+    return StackOrder(
+        chunks,
+        follower.layouts,
+        follower.arguments(),
+        follower.results(),
+        tuple(follower.constants),
+        frozenset(map(id, follower.rows())),
+    )
+
+
+def _stacks(phase: Phase) -> Iterable[tuple[int, Rows]]:
+    """The stacks that a loop reads and writes."""
+    taken = {read.rows.carry: read.rows for read in phase.reads}
+    taken |= {write.rows.carry: write.rows for write in phase.writes}
+    for carry in sorted(taken):
+        yield carry, taken[carry]
+
+
+def _check_whole(phase: Phase, rows: Rows, value: ir.Value) -> None:
+    if is_whole(phase, rows, value):
+        return
+    raise ToolError(
+        f"expand-pipeline: layout=pipeline cannot order {value.type}: the loop takes "
+        f"{rows.span * phase.loop.trips} of its rows, from {rows.first} (P8); stack the layers of "
+        "the loop apart from others, or use layout=layers",
+        phase.loop.op.location,
+    )
+
+
+@dataclass(frozen=True)
+class StackOrders:
+    """The stacks of a program, one for each number of layers, and the axis that has the ranks."""
+
+    axis: Axis
+    orders: tuple[StackOrder, ...]
+
+
+def orders_of(plan: Plan) -> tuple[StackOrder, ...]:
+    """The stacks of each number of layers. Raises ToolError for a program with a stack of which
+    layers cannot be put into another order."""
+    by_layers: dict[int, list[Phase]] = {}
+    for phase in plan.cut.phases:
+        by_layers.setdefault(phase.loop.trips, []).append(phase)
+    found: list[StackOrder] = []
+    for layers, phases in by_layers.items():
+        chunks = Chunks(plan.axis.size, plan.options.repeats, layers)
+        order = stack_orders(plan.cut.trial.dims, phases, chunks)
+        for other in found:
+            _check_apart(order, other, phases[0])
+        found.append(order)
+    return tuple(found)
+
+
+def _check_apart(one: StackOrder, other: StackOrder, phase: Phase) -> None:
+    if one.layouts.keys().isdisjoint(other.layouts):
+        return
+    raise ToolError(
+        "expand-pipeline: layout=pipeline cannot order a stack that belongs to loops over "
+        f"{other.chunks.trips} and over {one.chunks.trips} layers (P8); use layout=layers",
+        phase.loop.op.location,
+    )
+
+
+def put_in_order(module: ir.Module, graph: Graph, axis: Axis, orders: Sequence[StackOrder]) -> None:
+    """Writes constants in the new order, and divides arguments, results and what is constrained
+    over the axis."""
+    main = entry_function(module)
+    for each in orders:
+        for node in each.constants:
+            number = node.results[0]
+            new = _permuted(node.op, each.layouts[number], each)
+            graph.values[number].replace_all_uses_with(new)
+            graph.values[number] = new
+        for number, layout in each.layouts.items():
+            _constrain(graph.values[number], layout, axis)
+        for kind, places in (("arg_attrs", each.arguments), ("res_attrs", each.results)):
+            if places:
+                _divide(main, kind, places, axis)
+
+
+def _permuted(op: ir.Operation, layout: DimTiling, order: StackOrder) -> ir.Value:
+    """What a constant or an iota is with its layers in the new order."""
+    build = Builder(ir.InsertionPoint(op), op.location)
+    result = op.results[0]
+    shape, layers = shape_of(result), order.chunks.trips
+    inner = shape[layout.dim] // (layout.outer * layers)
+    if op.name == "stablehlo.iota":
+        along = np.arange(shape[layout.dim]).reshape(layout.outer, layers, inner)
+        numbers = build.table(along[:, order.order].reshape(-1).tolist())
+        element = build.convert(numbers, element_of(result))
+        return build.broadcast(element, shape, [layout.dim])
+    apart = [*shape[: layout.dim], layout.outer, layers, inner, *shape[layout.dim + 1 :]]
+    value = value_of(op)
+    elements = None if value is None else np.array(ir.DenseElementsAttr(value))
+    if elements is None or elements.dtype.kind not in "iuf":
+        return _pieced(build, op.clone(ip=build.point).results[0], apart, layout.dim + 1, order)
+    taken = elements.reshape(apart).take(order.order, axis=layout.dim + 1).reshape(shape)
+    dense = ir.DenseElementsAttr.get(np.ascontiguousarray(taken), type=result.type)
+    return build.op("constant", [], result.type, value=dense)
+
+
+def _pieced(
+    build: Builder, value: ir.Value, apart: list[int], dim: int, order: StackOrder
+) -> ir.Value:
+    """A value with its layers in the new order, where NumPy has no such elements."""
+    rows = build.reshape(value, apart)
+    pieces = [
+        build.slice_along(rows, dim, first, first + order.chunks.longest)
+        for first in order.order[:: order.chunks.longest]
+    ]
+    return build.reshape(build.concatenate(pieces, dim), shape_of(value))
+
+
+def _constrain(value: ir.Value, layout: DimTiling, axis: Axis) -> None:
+    op = producer(value)
+    if op is None or op.name != SHARDING_CONSTRAINT or layout.outer != 1:
+        return
+    rank = len(shape_of(value))
+    op.attributes["sharding"] = divided_first(
+        op.attributes["sharding"], axis, rank, layout.dim, op.context
+    )
+
+
+def _divide(main: ir.Operation, kind: str, places: dict[int, int], axis: Axis) -> None:
+    function = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value)
+    types = function.inputs if kind == "arg_attrs" else function.results
+    if kind in main.attributes:
+        entries = [ir.DictAttr(each) for each in ir.ArrayAttr(main.attributes[kind])]
+    else:
+        entries = [ir.DictAttr.get({}, main.context)] * len(types)
+    found: list[ir.Attribute] = []
+    for number, (entry, type_) in enumerate(zip(entries, types, strict=True)):
+        named = {each.name: each.attr for each in entry}
+        if number in places:
+            rank = ir.RankedTensorType(type_).rank
+            named[SHARDING] = divided_first(
+                named.get(SHARDING), axis, rank, places[number], main.context
+            )
+        found.append(ir.DictAttr.get(named, main.context))
+    main.attributes[kind] = ir.ArrayAttr.get(found, main.context)
+
+
+def divided_first(
+    sharding: ir.Attribute | None, axis: Axis, rank: int, dimension: int, context: ir.Context
+) -> ir.Attribute:
+    """A sharding with a dimension divided over an axis before all others, and no other over it.
+
+    Where there is none yet, the other dimensions are left open.
+    """
+    dims = [("", True)] * rank
+    if sharding is not None:
+        given = list(bindings.TensorShardingAttr(sharding).dimension_shardings)
+        dims = [_axes(bindings.SdyDimensionShardingAttr(dim), axis.name) for dim in given]
+    listed: list[str] = []
+    for place, (axes, is_open) in enumerate(dims):
+        first = f'"{axis.name}"' if place == dimension else ""
+        rest = "?" if is_open and place != dimension else ""
+        listed.append("{" + ", ".join(filter(None, (first, axes, rest))) + "}")
+    text = f"#sdy.sharding<@{axis.mesh_name}, [{', '.join(listed)}]>"
+    return ir.Attribute.parse(text, context)
+
+
+def _axes(dim: bindings.SdyDimensionShardingAttr, without: str) -> tuple[str, bool]:
+    found = [axis for axis in axes_in(str(dim)) if axis.name != without]
+    return ", ".join(map(axis_text, found)), not dim.is_closed
