@@ -50,7 +50,7 @@ _ALL_TERMS = ops_with(Trait.LINEAR_IN_ALL)
 @dataclass
 class PartialSums:
     """The outcome, by the numbers of values: `terms` gives the reduction that joins the terms,
-    `blocked` the op because of which a value cannot be had."""
+    `blocked` the op because of which a value is not available."""
 
     dims: BatchDims
     terms: dict[int, str] = field(default_factory=dict[int, str])
@@ -82,32 +82,32 @@ class PartialSums:
     def _op(self, node: Node) -> None:
         layouts = self.dims.tilings
         in_parts = any(number in layouts for number in node.inputs)
-        kinds = {self.terms[n] for n in node.inputs if n in self.terms}
-        if not in_parts and not kinds:
+        reducers = {self.terms[n] for n in node.inputs if n in self.terms}
+        if not in_parts and not reducers:
             return
         step = self.dims.op_tilings.get(node)
-        if in_parts and (step is None or kinds):
+        if in_parts and (step is None or reducers):
             self._block(node, node)
         elif in_parts:
             assert step is not None
             self._step(node, step)
-        elif len(kinds) > 1 or not self._is_linear(node, next(iter(kinds))):
+        elif len(reducers) > 1 or not self._is_linear(node, next(iter(reducers))):
             self._block(node, node)
         else:
-            self.terms.update(dict.fromkeys(node.results, next(iter(kinds))))
+            self.terms.update(dict.fromkeys(node.results, next(iter(reducers))))
 
     def _step(self, node: Node, step: OpTiling) -> None:
         """An op on samples: a sum over them is a term."""
-        kind = step.combine
+        reducer = step.combine
         if step.chained:
-            kind = reducer_kind(node.op.regions[0].blocks[0])
-            if kind is None or not is_identity_of(kind, node.op.operands[0]):
+            reducer = reducer_kind(node.op.regions[0].blocks[0])
+            if reducer is None or not is_identity_of(reducer, node.op.operands[0]):
                 self._block(node, node)
                 return
-        if kind == "add" and _is_boolean(node):
-            kind = "or"
-        if kind is not None:
-            self.terms.update(dict.fromkeys(node.results, kind))
+        if reducer == "add" and _is_boolean(node):
+            reducer = "or"
+        if reducer is not None:
+            self.terms.update(dict.fromkeys(node.results, reducer))
 
     def _barrier(self, node: Node) -> None:
         for operand, result in zip(node.operands, node.results, strict=True):
@@ -119,28 +119,28 @@ class PartialSums:
     def _block(self, node: Node, why: Node) -> None:
         self.blocked.update(dict.fromkeys(node.results, why))
 
-    def is_term(self, number: int, kind: str) -> bool:
+    def is_term(self, number: int, reducer: str) -> bool:
         """Whether a value can stand among terms: it is one, or the identity of the reduction."""
         if number in self.terms:
-            return self.terms[number] == kind
-        return number not in self.dims.tilings and self._is_identity(number, kind)
+            return self.terms[number] == reducer
+        return number not in self.dims.tilings and self._is_identity(number, reducer)
 
-    def _is_identity(self, number: int, kind: str) -> bool:
+    def _is_identity(self, number: int, reducer: str) -> bool:
         value = self.dims.graph.values[number]
-        return (kind == "add" and _is_zero(value)) or is_identity_of(kind, value)
+        return (reducer == "add" and _is_zero(value)) or is_identity_of(reducer, value)
 
-    def _is_linear(self, node: Node, kind: str) -> bool:
+    def _is_linear(self, node: Node, reducer: str) -> bool:
         """Whether an op on terms gives a term."""
         if node.name in _SHAPE:
             return True
-        if kind != "add":
+        if reducer != "add":
             return False
         terms = [n in self.terms for n in node.operands]
         rule = _LINEAR.get(node.name)
         if node.name in _UNARY:
             return True
         if node.name in _ALL_TERMS:
-            return all(self.is_term(n, kind) for n in node.operands)
+            return all(self.is_term(n, reducer) for n in node.operands)
         return rule is not None and rule(self, node, terms)
 
     def _loop(self, node: Node) -> None:
@@ -154,20 +154,20 @@ class PartialSums:
                 self.visit(inner.nodes)
             after = [self.terms.get(n) for n in body.returned]
             ends = [self.blocked.get(n) for n in body.returned]
-            found = [
+            joined = [
                 self._carried(node, place, before, now)
                 for place, (before, now) in enumerate(zip(carried, after, strict=True))
             ]
             spread = [
-                old or end or (node if isinstance(kind, Node) else None)
-                for old, end, kind in zip(stopped, ends, found, strict=True)
+                old or end or (node if isinstance(reducer, Node) else None)
+                for old, end, reducer in zip(stopped, ends, joined, strict=True)
             ]
-            kinds = [None if isinstance(kind, Node) else kind for kind in found]
+            reducers = [None if isinstance(reducer, Node) else reducer for reducer in joined]
             for place in self._hopeful(node, carried, ends, tried):
-                kinds[place], spread[place] = "add", None
-            if kinds == carried and spread == stopped:
+                reducers[place], spread[place] = "add", None
+            if reducers == carried and spread == stopped:
                 break
-            carried, stopped = kinds, spread
+            carried, stopped = reducers, spread
         decides = condition.returned[0]
         if decides in self.terms or decides in self.blocked:
             self._block(node, self.blocked.get(decides, node))
@@ -181,18 +181,18 @@ class PartialSums:
         ends: Sequence[Node | None],
         tried: set[int],
     ) -> list[int]:
-        """Carries that are no terms yet and cannot be had, but may be sums that start from 0."""
-        found = [
+        """Carries that are no terms yet and not available, but may be sums that start from 0."""
+        hopeful = [
             place
-            for place, (kind, stop) in enumerate(zip(carried, ends, strict=True))
-            if kind is None
+            for place, (reducer, stop) in enumerate(zip(carried, ends, strict=True))
+            if reducer is None
             and stop is not None
             and place not in tried
             and node.bodies[1].arguments[place] not in self.dims.tilings
             and self.is_term(node.operands[place], "add")
         ]
-        tried.update(found)
-        return found
+        tried.update(hopeful)
+        return hopeful
 
     def _carried(
         self, node: Node, place: int, before: str | None, now: str | None
@@ -200,25 +200,25 @@ class PartialSums:
         """What a carry is of, from before the loop and from an iteration."""
         if before == now:
             return before
-        kind = before or now
-        assert kind is not None
+        reducer = before or now
+        assert reducer is not None
         if before is not None:
             returned = node.bodies[1].returned[place]
-            return before if now is None and self.is_term(returned, kind) else node
+            return before if now is None and self.is_term(returned, reducer) else node
         starts = node.operands[place]
-        return kind if self.is_term(starts, kind) else node
+        return reducer if self.is_term(starts, reducer) else node
 
     def _put(
         self, numbers: Sequence[int], carried: Sequence[str | None], stopped: Sequence[Node | None]
     ) -> None:
         """What the carries of a loop are, in it or behind it."""
-        for number, kind, stop in zip(numbers, carried, stopped, strict=True):
+        for number, reducer, stop in zip(numbers, carried, stopped, strict=True):
             self.terms.pop(number, None)
             self.blocked.pop(number, None)
             if stop is not None:
                 self.blocked[number] = stop
-            elif kind is not None:
-                self.terms[number] = kind
+            elif reducer is not None:
+                self.terms[number] = reducer
 
     def _branches(self, node: Node) -> None:
         if node.operands[0] in self.terms or node.operands[0] in self.dims.tilings:
@@ -229,14 +229,14 @@ class PartialSums:
         for place, result in enumerate(node.results):
             numbers = [body.returned[place] for body in node.bodies]
             stop = next((self.blocked[n] for n in numbers if n in self.blocked), None)
-            kinds = {self.terms[n] for n in numbers if n in self.terms}
+            reducers = {self.terms[n] for n in numbers if n in self.terms}
             if stop is not None:
                 self.blocked[result] = stop
-            elif kinds:
-                kind = next(iter(kinds))
-                fits = len(kinds) == 1 and all(self.is_term(n, kind) for n in numbers)
+            elif reducers:
+                reducer = next(iter(reducers))
+                fits = len(reducers) == 1 and all(self.is_term(n, reducer) for n in numbers)
                 if fits:
-                    self.terms[result] = kind
+                    self.terms[result] = reducer
                 else:
                     self.blocked[result] = node
 
@@ -295,21 +295,21 @@ def _first_two(sums: PartialSums, node: Node, terms: list[bool]) -> bool:
 def _sum(sums: PartialSums, node: Node, terms: list[bool]) -> bool:
     if len(terms) != 2 or not _first(sums, node, terms):
         return False
-    kind = reducer_kind(node.op.regions[0].blocks[0])
-    return kind == "add" and is_identity_of(kind, node.op.operands[1])
+    reducer = reducer_kind(node.op.regions[0].blocks[0])
+    return reducer == "add" and is_identity_of(reducer, node.op.operands[1])
 
 
 def _scatter(sums: PartialSums, node: Node, terms: list[bool]) -> bool:
     if len(terms) != 3 or terms[1]:
         return False
-    kind = reducer_kind(node.op.regions[0].blocks[0])
-    return kind == "add" and all(sums.is_term(node.operands[i], "add") for i in (0, 2))
+    reducer = reducer_kind(node.op.regions[0].blocks[0])
+    return reducer == "add" and all(sums.is_term(node.operands[i], "add") for i in (0, 2))
 
 
 def _summed(sums: PartialSums, node: Node, terms: list[bool]) -> bool:
     """A sum over devices, of terms of a sum over microbatches."""
-    kind = reducer_kind(node.op.regions[0].blocks[0])
-    return kind == "add" and _moved(sums, node, terms)
+    reducer = reducer_kind(node.op.regions[0].blocks[0])
+    return reducer == "add" and _moved(sums, node, terms)
 
 
 def _moved(sums: PartialSums, node: Node, _: list[bool]) -> bool:

@@ -60,7 +60,7 @@ def ahead(body: LoopBody, collective: Collective) -> Move:
             )
         if body.is_costly(op):
             return Move(collective, reason=f"what it sends needs the {named(op)} before it")
-    return _with_tensors(collective, needed, needed)
+    return _with_tensors(collective, needed)
 
 
 def late(body: LoopBody, collective: Collective, indices: LoopIndices) -> Move:
@@ -76,7 +76,7 @@ def late(body: LoopBody, collective: Collective, indices: LoopIndices) -> Move:
         reason = "nothing is carried on of its result"
     if not reason:
         reason = _needed_next(body, collective, here)
-    return Move(collective, reason=reason) if reason else _with_tensors(collective, here, here)
+    return Move(collective, reason=reason) if reason else _with_tensors(collective, here)
 
 
 def _stays_here(
@@ -190,11 +190,9 @@ def _is_regular(op: ir.Operation, body: LoopBody, indices: LoopIndices) -> bool:
     return positions is not None and is_monotonic(positions[1])
 
 
-def _with_tensors(
-    collective: Collective, ops: Sequence[ir.Operation], made: Sequence[ir.Operation]
-) -> Move:
+def _with_tensors(collective: Collective, ops: Sequence[ir.Operation]) -> Move:
     """The move, if all that its ops make can be carried from one iteration to the next."""
-    for op in made:
+    for op in ops:
         for result in op.results:
             if not isinstance(result.type, ir.RankedTensorType):
                 return Move(collective, reason=f"a loop carries no {result.type}")
