@@ -19,7 +19,6 @@ from stablehlo_tools import bindings
 from stablehlo_tools.analysis.trip_counts import (
     comparison_direction,
     integer_range,
-    is_integer_scalar,
 )
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect import integer_arithmetic
@@ -101,13 +100,20 @@ def scalar_result(op: ir.Operation, rows: Sequence[Values]) -> Values | None:
 
     Divisions are taken to be XLA's.
     """
+    if op.name not in SCALAR_OPS:
+        return None
     type_ = op.results[0].type
-    if op.name not in SCALAR_OPS or not is_integer_scalar(type_):
+    if not isinstance(type_, ir.RankedTensorType) or type_.rank:
+        return None
+    element = type_.element_type
+    if not isinstance(element, ir.IntegerType):
         return None
     result = rows[0] if op.name in _HANDING_ON else apply(op, rows, Undefined.AS_XLA)
-    dtype = element_dtype(type_)
-    if result is None or dtype is not None:
-        return None if result is None else result.astype(dtype)
+    if result is None:
+        return None
+    dtype = integer_dtype(element.width, signed=not element.is_unsigned)
+    if dtype is not None:
+        return result.astype(dtype, copy=False)
     low, high = integer_range(type_)  # of 2 or 4 bits, which NumPy has no type for
     return (result.astype(np.int64) - low) % (high - low + 1) + low
 

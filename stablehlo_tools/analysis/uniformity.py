@@ -63,7 +63,8 @@ _LARGEST_ON_ALL = 1 << 18  # the same, all devices together
 class Variation:
     """How a value differs over the devices: a class for each, and the values where known.
 
-    `tensor` is that of a value of some dimensions, with a row for each device or one for all.
+    `tensor` is that of a value of some dimensions, with a row for each device or one for all; a
+    scalar may have it, too.
     """
 
     classes: tuple[int, ...]
@@ -241,18 +242,18 @@ class Uniformity:
             return [self.anywhere] * count
         if name == "stablehlo.constant":
             value = constant_integer(op.results[0])
-            known = None if value is None else (value,) * len(self.devices)
-            tensor = self._tensor(op, []) if value is None else None
-            return [Variation(self.everywhere.classes, known, tensor)]
+            if value is not None:
+                return [_of_scalars(scalar_rows((value,) * len(self.devices), op.results[0].type))]
+            return [Variation(self.everywhere.classes, None, self._tensor(op, []))]
         if name == "stablehlo.optimization_barrier":
             return [self.of(value) for value in op.operands]
         operands = [self.of(value) for value in op.operands]
         operands += [self.of(value) for value in _captured(op) if value in self.env]
         if not operands:
             return [self.everywhere] * count
-        values = self._scalar(op, operands) if count == 1 else None
-        if values is not None:
-            return [Variation(number_classes(values), values)]
+        numbers = self._scalar(op, operands) if count == 1 else None
+        if numbers is not None:
+            return [_of_scalars(numbers)]
         tensor = self._tensor(op, operands) if name in COMPUTED else None
         if tensor is not None:
             return [self._of_tensor(tensor)]
@@ -264,16 +265,15 @@ class Uniformity:
         values = tuple(of_device(device, partitions) for device in self.devices)
         return Variation(number_classes(values), values)
 
-    def _scalar(self, op: ir.Operation, operands: Sequence[Variation]) -> tuple[int, ...] | None:
+    def _scalar(self, op: ir.Operation, operands: Sequence[Variation]) -> Values | None:
         """The values of an integer scalar on each device, if they can be computed."""
         if op.name not in SCALAR_OPS or any(part.values is None for part in operands):
             return None
         rows = [
-            scalar_rows(part.values or (), value.type)
+            part.tensor if part.tensor is not None else scalar_rows(part.values or (), value.type)
             for value, part in zip(op.operands, operands, strict=True)
         ]
-        result = scalar_result(op, rows)
-        return None if result is None else tuple(int(number) for number in result)
+        return scalar_result(op, rows)
 
     def _tensor(self, op: ir.Operation, operands: Sequence[Variation]) -> Values | None:
         """A small integer tensor on each device, if it can be computed."""
@@ -380,7 +380,15 @@ def _array(type_: ir.Type, known: Variation) -> Values | None:
     if known.values is None:
         return known.tensor
     dtype = element_dtype(type_)
+    if known.tensor is not None and known.tensor.dtype == dtype:
+        return known.tensor
     return None if dtype is None else np.array(known.values).astype(dtype)
+
+
+def _of_scalars(numbers: Values) -> Variation:
+    """An integer scalar on each device; the array stays, for what is computed from it."""
+    values = tuple(map(int, numbers.tolist()))
+    return Variation(number_classes(values), values, numbers)
 
 
 def initial_of(initial: Sequence[Variation]) -> list[tuple[int, ...] | None]:

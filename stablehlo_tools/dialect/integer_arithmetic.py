@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,7 @@ MIRRORED = {"LT": "GT", "LE": "GE", "GT": "LT", "GE": "LE", "EQ": "EQ", "NE": "N
 HOLD_OF_EQUALS = frozenset({"EQ", "GE", "LE"})
 
 
+@cache
 def integer_dtype(width: int, *, signed: bool) -> np.dtype[Any] | None:
     """The NumPy type of a boolean (width 1) or of an integer of whole bytes; None for others."""
     if width == 1:
@@ -50,11 +52,12 @@ def computed(
     name: str, operands: Sequence[Integers], undefined: Undefined = Undefined.UNKNOWN
 ) -> Integers | None:
     """The result of an op of COMPUTED; None where nothing defines it."""
-    with np.errstate(all="ignore"):
-        if name in _DIVISIONS:
-            dividend, divisor = operands
-            return _divided(_DIVISIONS[name], dividend, divisor, undefined)
+    compute = _DIVISIONS.get(name)
+    if compute is None:
         return _COMPUTED[name](*operands)
+    dividend, divisor = operands
+    with np.errstate(all="ignore"):
+        return _divided(compute, dividend, divisor, undefined)
 
 
 def compared(direction: str, one: Integers, other: Integers) -> Integers:
@@ -97,11 +100,13 @@ def _quotient(a: Integers, b: Integers) -> Integers:
     """Towards zero, where NumPy rounds down."""
     floor = a // b
     inexact = (floor * b != a) & ((a < 0) != (b < 0))
-    return np.where(b == 0, ~np.zeros_like(a), floor + inexact).astype(a.dtype)
+    quotient = (floor + inexact).astype(a.dtype)
+    return quotient if b.all() else np.where(b == 0, ~np.zeros_like(a), quotient)
 
 
 def _remainder(a: Integers, b: Integers) -> Integers:
-    return np.where(b == 0, a, np.fmod(a, b)).astype(a.dtype)
+    rest = np.fmod(a, b)
+    return rest if b.all() else np.where(b == 0, a, rest)
 
 
 def _shifted(compute: Callable[[Integers, Integers], Integers]) -> Callable[..., Integers | None]:
