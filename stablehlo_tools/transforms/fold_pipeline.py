@@ -18,9 +18,9 @@ on the whole batch again, which `expand-pipeline` can expand to any.
 Pipelines are found by what they compute, not by names. Integers that steer the loop (ticks, ranks,
 entries of tables, comparisons of these) are computed for every tick and rank; values are followed
 back from the outputs through what only moves them: selects and branches that are decided so, slices
-and updates at known places, permutes between ranks or the rotation of a dimension. What is left is,
-for each microbatch, a chain of stages. Ramp-up and ramp-down are not followed, as no output leads
-there. It does not matter whether ranks are devices of a mesh axis (`shard_map`, the output of
+and updates at known positions, permutes between ranks or the rotation of a dimension. What is left
+is, for each microbatch, a chain of stages. Ramp-up and ramp-down are not followed, as no output
+leads there. It does not matter whether ranks are devices of a mesh axis (`shard_map`, the output of
 `expand-pipeline`) or lie along a dimension of one program's state (praxis, MaxText), how inputs are
 fed and outputs collected, or how often microbatches go around.
 
@@ -38,7 +38,7 @@ Preconditions:
   P4  What leaves the pipeline is what stages computed, each element on one rank: nothing that all
       ranks add up, nothing that a product with zero masks (garbage may be no number).
   P5  All microbatches go through equally many stages, with the same weights, and a stage takes its
-      input from one other stage. What else it takes hangs on the stage or on the microbatch.
+      input from one other stage. What else it takes depends on the stage or on the microbatch.
   P6  The pipeline is not differentiated: no second loop takes what the ticks of it leave.
 
 Guarantees: the signature as it was; other axes of the mesh stay manual or automatic. Values are

@@ -97,9 +97,9 @@ def _shown(view: Any) -> str:
     inner = " ".join(filter(None, (_shown(v) for block in blocks for v in block.operations)))
     if op.name != "stablehlo.while":
         return inner
-    found = counted(op, _constant)
-    assert not isinstance(found, str)
-    return f"{found.trips[0]}[{inner}]" if inner else str(found.trips[0])
+    count = counted(op, _constant)
+    assert not isinstance(count, str)
+    return f"{count.trips[0]}[{inner}]" if inner else str(count.trips[0])
 
 
 def _constant(value: ir.Value) -> list[int] | None:
@@ -108,14 +108,14 @@ def _constant(value: ir.Value) -> list[int] | None:
 
 
 def names_of(exported: Exported) -> set[str]:
-    found: set[str] = set()
+    names: set[str] = set()
 
     def visit(op: ir.Operation) -> ir.WalkResult:
-        found.add(op.name)
+        names.add(op.name)
         return ir.WalkResult.ADVANCE
 
     walk(from_exported(exported).module.operation, visit)
-    return found
+    return names
 
 
 def check(case: Case, loops: str) -> None:

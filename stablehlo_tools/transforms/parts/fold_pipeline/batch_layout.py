@@ -90,8 +90,8 @@ def _fitting(
     outputs = [dims.tilings.get(number) for number in root.returned]
     if inputs.keys() != set(batch) or None in outputs:
         return None
-    layouts = [*inputs.values(), *(layout for layout in outputs if layout is not None)]
-    if any(layout.outer != 1 for layout in layouts):
+    tilings = [*inputs.values(), *(tiling for tiling in outputs if tiling is not None)]
+    if any(tiling.outer != 1 for tiling in tilings):
         return None
     for handoff in handoffs:
         moved = any(not isinstance(op, Convert) for op in handoff.ops)
@@ -99,8 +99,8 @@ def _fitting(
             return None
     return BatchedStage(
         dims,
-        {i: layout.dim for i, layout in inputs.items()},
-        tuple(layout.dim for layout in outputs if layout is not None),
+        {i: tiling.dim for i, tiling in inputs.items()},
+        tuple(tiling.dim for tiling in outputs if tiling is not None),
     )
 
 

@@ -284,12 +284,7 @@ class _Windows:
 
 
 def _at_indices(op: ir.Operation, query: BoxQuery, known: Integers) -> Answer:
-    if op.name == GATHER:
-        windows = _gathered(op, query, known)
-    elif op.name == SCATTER:
-        windows = _scattered(op, known)
-    else:
-        windows = _window(op, known)
+    windows = (_indexed if op.name in (GATHER, SCATTER) else _window)(op, known)
     if windows is None:
         return None
     if op.name in ops_with(Trait.PIECE):
@@ -358,74 +353,41 @@ def _window(op: ir.Operation, known: Integers) -> _Windows | None:
     return _Windows(shape, sizes, (), (), dims, dims, lambda _: starts)
 
 
-def _gathered(op: ir.Operation, query: BoxQuery, known: Integers) -> _Windows | None:
-    numbers, shape = gather_numbers(op), shape_of(op.operands[0])
-    rows = _rows(known(op.operands[1]), numbers.index_vector)
-    if rows is None:
+def _indexed(op: ir.Operation, known: Integers) -> _Windows | None:
+    """The windows of a gather, or of a scatter that replaces elements."""
+    if op.name == GATHER:
+        numbers, other = gather_numbers(op), shape_of(op.results[0])
+        inner = numbers.offset_dims
+    elif len(op.results) == 1 and _replaces(op):
+        numbers, other = scatter_numbers(op), shape_of(op.operands[2])
+        inner = numbers.update_window_dims
+    else:
         return None
-    batching = zip(numbers.operand_batching, numbers.indices_batching, strict=True)
-    return _Windows(
-        shape,
-        integers(op, "slice_sizes"),
-        rows.shape[:-1],
-        numbers.batch_dims(len(query.box.sizes)),
-        numbers.offset_dims,
-        numbers.window_dims(len(shape)),
-        _starts(rows, numbers.index_map, _counted(batching, numbers.index_vector), len(shape)),
-    )
-
-
-def _scattered(op: ir.Operation, known: Integers) -> _Windows | None:
-    """The windows of a scatter that replaces elements."""
-    if len(op.results) != 1 or not _replaces(op):
-        return None
-    numbers, shape = scatter_numbers(op), shape_of(op.operands[0])
-    rows = _rows(known(op.operands[1]), numbers.index_vector)
-    if rows is None:
-        return None
-    update, kept = shape_of(op.operands[2]), numbers.window_dims(len(shape))
-    sizes = [1] * len(shape)
-    for dim, along in zip(kept, numbers.update_window_dims, strict=True):
-        sizes[dim] = update[along]
-    batching = zip(numbers.operand_batching, numbers.indices_batching, strict=True)
-    return _Windows(
-        shape,
-        sizes,
-        rows.shape[:-1],
-        numbers.batch_dims(len(update)),
-        numbers.update_window_dims,
-        kept,
-        _starts(rows, numbers.index_map, _counted(batching, numbers.index_vector), len(shape)),
-    )
-
-
-def _rows(indices: Values | None, index_vector: int) -> Values | None:
-    """Indices with their components as the last dimension."""
+    indices, vector = known(op.operands[1]), numbers.index_vector
     if indices is None:
         return None
-    if index_vector == indices.ndim:
-        return indices[..., None]
-    return np.moveaxis(indices, index_vector, -1)
+    # The components of an index as the last dimension; the others are the number of a window.
+    rows = indices[..., None] if vector == indices.ndim else np.moveaxis(indices, vector, -1)
+    shape = shape_of(op.operands[0])
+    kept = numbers.window_dims(len(shape))
+    sizes = [1] * len(shape)
+    for dim, along in zip(kept, inner, strict=True):
+        sizes[dim] = other[along]
+    batching = [
+        (dim, index - (index > vector))
+        for dim, index in zip(numbers.operand_batching, numbers.indices_batching, strict=True)
+    ]
 
-
-def _counted(batching: Iterator[tuple[int, int]], index_vector: int) -> list[tuple[int, int]]:
-    """Batching dimensions of an operand, each with the component of a window's number that it is:
-    the dimension of the indices, counted without that of their components."""
-    return [(dim, index - (index > index_vector)) for dim, index in batching]
-
-
-def _starts(
-    rows: Values, index_map: Sequence[int], batching: Sequence[tuple[int, int]], rank: int
-) -> Callable[[Sequence[int]], list[int]]:
     def starts(number: Sequence[int]) -> list[int]:
-        start = [0] * rank
-        for dim, index in zip(index_map, rows[tuple(number)], strict=True):
+        start = [0] * len(shape)
+        for dim, index in zip(numbers.index_map, rows[tuple(number)], strict=True):
             start[dim] = int(index)
-        for dim, place in batching:
-            start[dim] = number[place]
+        for dim, component in batching:
+            start[dim] = number[component]
         return start
 
-    return starts
+    numbered = numbers.batch_dims(len(other))
+    return _Windows(shape, sizes, rows.shape[:-1], numbered, inner, kept, starts)
 
 
 def _replaces(scatter: ir.Operation) -> bool:

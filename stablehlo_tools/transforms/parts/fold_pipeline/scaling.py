@@ -31,7 +31,7 @@ from stablehlo_tools.ir.values import producer
 # ops that exporters make such values by. A reverse has never been among them.
 _FOLLOWED_BACK = ELEMENTWISE | LAYOUT - {"stablehlo.reverse"} | {CONCATENATE, IOTA, SLICE}
 
-Layouts = dict[int, DimTiling]
+Tilings = dict[int, DimTiling]
 
 
 class NotScaledError(Exception):
@@ -42,7 +42,7 @@ class NotScaledError(Exception):
         self.op = op
 
 
-def follow_batch(graph: Graph, seeds: Layouts, parts: int) -> BatchDims:
+def follow_batch(graph: Graph, seeds: Tilings, parts: int) -> BatchDims:
     """The batch from some arguments of a block on, and from all others that then carry it too.
 
     `seeds` are by number of the argument. Raises NotScaledError where samples are mixed.
@@ -60,11 +60,13 @@ def follow_batch(graph: Graph, seeds: Layouts, parts: int) -> BatchDims:
 
 
 def _refuse_mixing(dims: BatchDims) -> None:
+    """Raises NotScaledError for an op that makes one result of several samples: a sum over the
+    batch would be another number for a larger one."""
     for node in dims.graph.nodes:
-        step = dims.op_tilings.get(node)
+        op_tiling = dims.op_tilings.get(node)
         carries = any(number in dims.tilings for number in node.inputs)
-        mixes = step is not None and (step.combine is not None or step.chained)
-        if mixes or (carries and step is None and not node.bodies):
+        mixes = op_tiling is not None and (op_tiling.combine is not None or op_tiling.chained)
+        if mixes or (carries and op_tiling is None and not node.bodies):
             raise NotScaledError(node.op)
     if dims.meetings:
         raise NotScaledError(dims.meetings[0].used.op)
@@ -73,21 +75,22 @@ def _refuse_mixing(dims: BatchDims) -> None:
 def _missing(dims: BatchDims) -> int:
     """How many operands should carry the batch, and do not."""
     return sum(
-        layout is not None and number not in dims.tilings
-        for node, step in dims.op_tilings.items()
-        for number, layout in zip(node.operands, step.operands, strict=True)
+        tiling is not None and number not in dims.tilings
+        for node, op_tiling in dims.op_tilings.items()
+        for number, tiling in zip(node.operands, op_tiling.operands, strict=True)
     )
 
 
-def _added(dims: BatchDims, missing: int, seeds: Layouts) -> Layouts | None:
-    """The seeds and one more, with which more operands carry the batch."""
+def _added(dims: BatchDims, missing: int, seeds: Tilings) -> Tilings | None:
+    """The seeds and one more, with which more operands carry the batch: what travels with the
+    activations, such as the positions of tokens, meets them in some op."""
     graph = dims.graph
-    for place, number in enumerate(graph.root.arguments):
+    for argument, number in enumerate(graph.root.arguments):
         shape = graph.shape(number) or ()
-        if place in seeds:
+        if argument in seeds:
             continue
         for dim in range(len(shape)):
-            more = {**seeds, place: DimTiling(dim)}
+            more = {**seeds, argument: DimTiling(dim)}
             if not DimTiling(dim).fits(shape, dims.parts) or shape[dim] == 1 != dims.parts:
                 continue
             tried = propagate(
@@ -123,11 +126,11 @@ class Scaling:
         """The type of what stands for a value."""
         return self._type(value, self._dims.tiling_of(value))
 
-    def _type(self, value: ir.Value, layout: DimTiling | None) -> ir.Type:
-        if layout is None:
+    def _type(self, value: ir.Value, tiling: DimTiling | None) -> ir.Type:
+        if tiling is None:
             return value.type
         shape = shape_of(value)
-        shape[layout.dim] = self._size(shape[layout.dim])
+        shape[tiling.dim] = self._size(shape[tiling.dim])
         return ir.RankedTensorType.get(shape, element_of(value), loc=ir.Location.unknown())
 
     def _size(self, size: int) -> int:
@@ -137,69 +140,71 @@ class Scaling:
         self._values.update(zip(body.block.arguments, arguments, strict=True))
 
     def _node(self, node: Node, point: ir.InsertionPoint) -> None:
-        step = self._dims.op_tilings.get(node)
+        op_tiling = self._dims.op_tilings.get(node)
         if node.bodies:
             self._control_flow(node, point)
-        elif step is None:
+        elif op_tiling is None:
             copy = copy_with(node.op, self._values, point)
             self._values.update(zip(node.op.results, copy.results, strict=True))
         else:
-            self._scaled(node.op, step, point)
+            self._scaled(node.op, op_tiling, point)
 
-    def _scaled(self, op: ir.Operation, step: OpTiling, point: ir.InsertionPoint) -> None:
+    def _scaled(self, op: ir.Operation, op_tiling: OpTiling, point: ir.InsertionPoint) -> None:
         operands = [
-            self._taken(value, layout, point)
-            for value, layout in zip(op.operands, step.operands, strict=True)
+            self._taken(value, tiling, point)
+            for value, tiling in zip(op.operands, op_tiling.operands, strict=True)
         ]
-        types = [self._type(r, layout) for r, layout in zip(op.results, step.results, strict=True)]
-        resize = self._resize(step.operands[0])
+        types = [
+            self._type(r, tiling) for r, tiling in zip(op.results, op_tiling.results, strict=True)
+        ]
+        resize = self._resize(op_tiling.operands[0])
         copy = reshaped_clone(op, operands, types, point, resize, self._values)
         self._values.update(zip(op.results, copy.results, strict=True))
 
     def _taken(
-        self, value: ir.Value, layout: DimTiling | None, point: ir.InsertionPoint
+        self, value: ir.Value, tiling: DimTiling | None, point: ir.InsertionPoint
     ) -> ir.Value:
-        """What stands for an operand that is taken in a layout."""
+        """What stands for an operand that is taken in a tiling."""
         known = self._dims.tilings.get(self._dims.graph.number(value))
-        if known == layout:
+        if known == tiling:
             return self._values[value]
-        if layout is None or known is not None:
+        if tiling is None or known is not None:
             raise NotScaledError(_owner(value))
-        return self._repeated(value, layout, point)
+        return self._repeated(value, tiling, point)
 
-    def _repeated(self, value: ir.Value, layout: DimTiling, point: ir.InsertionPoint) -> ir.Value:
+    def _repeated(self, value: ir.Value, tiling: DimTiling, point: ir.InsertionPoint) -> ir.Value:
         """A value that is the same for all samples, for more or fewer of them."""
-        op, type_ = producer(value), self._type(value, layout)
+        op, type_ = producer(value), self._type(value, tiling)
         if op is None:
             raise NotScaledError(_owner(value))
         if op.name in CONSTANTS and is_splat(op):
             return copy_constant(op, type_, point)
-        layouts = _operand_layouts(op, layout, self._dims.parts)
-        if layouts is None:
+        tilings = _operand_tilings(op, tiling, self._dims.parts)
+        if tilings is None:
             raise NotScaledError(op)
         operands = [
             self._values[value] if inner is None else self._repeated(value, inner, point)
-            for value, inner in zip(op.operands, layouts, strict=True)
+            for value, inner in zip(op.operands, tilings, strict=True)
         ]
-        return reshaped_clone(op, operands, [type_], point, self._resize(layout)).results[0]
+        return reshaped_clone(op, operands, [type_], point, self._resize(tiling)).results[0]
 
-    def _resize(self, layout: DimTiling | None) -> Resize | None:
-        return None if layout is None else Resize(layout.dim, self._dims.parts, self._samples)
+    def _resize(self, tiling: DimTiling | None) -> Resize | None:
+        return None if tiling is None else Resize(tiling.dim, self._dims.parts, self._samples)
 
     def _control_flow(self, node: Node, point: ir.InsertionPoint) -> None:
         op = node.op
-        layouts = [self._dims.tilings.get(number) for number in node.results]
+        tilings = [self._dims.tilings.get(number) for number in node.results]
         operands = list(op.operands)
         if node.name == WHILE:
             taken = [
-                self._taken(v, layout, point) for v, layout in zip(operands, layouts, strict=True)
+                self._taken(v, tiling, point) for v, tiling in zip(operands, tilings, strict=True)
             ]
         else:
             taken = [self._values[value] for value in operands]
-        types = [self._type(r, layout) for r, layout in zip(op.results, layouts, strict=True)]
+        types = [self._type(r, tiling) for r, tiling in zip(op.results, tilings, strict=True)]
         new = emptied_clone(op, taken, types, point)
         for body, region in zip(node.bodies, new.regions, strict=True):
-            self._body(body, region, types, layouts)
+            self._body(body, region, types, tilings)
         self._values.update(zip(op.results, new.results, strict=True))
 
     def _body(
@@ -207,7 +212,7 @@ class Scaling:
         body: Body,
         region: ir.Region,
         types: Sequence[ir.Type],
-        layouts: Sequence[DimTiling | None],
+        tilings: Sequence[DimTiling | None],
     ) -> None:
         types = types if len(body.block.arguments) else []
         locations = [argument.location for argument in body.block.arguments]
@@ -217,10 +222,10 @@ class Scaling:
         for node in body.nodes:
             self._node(node, point)
         end = terminator(body.block)
-        is_condition = len(end.operands) != len(layouts)  # of a while: it returns one boolean
+        is_condition = len(end.operands) != len(tilings)  # of a while: it returns one boolean
         returned = [
-            self._taken(value, layout, point)
-            for value, layout in zip(end.operands, [None] if is_condition else layouts, strict=True)
+            self._taken(value, tiling, point)
+            for value, tiling in zip(end.operands, [None] if is_condition else tilings, strict=True)
         ]
         ir.Operation.create(end.name, operands=returned, loc=end.location, ip=point)
 
@@ -231,10 +236,10 @@ def _owner(value: ir.Value) -> ir.Operation:
     return owner.owner.operation if isinstance(owner, ir.Block) else owner.operation
 
 
-def _operand_layouts(
-    op: ir.Operation, layout: DimTiling, parts: int
+def _operand_tilings(
+    op: ir.Operation, tiling: DimTiling, parts: int
 ) -> Sequence[DimTiling | None] | None:
-    """The layouts of the operands of an op whose result, the same for all samples, is to have one:
+    """The tilings of the operands of an op whose result, the same for all samples, is to have one:
     its dimensions followed backwards, up to where it repeats elements.
 
     None for ops of which that is not known.
@@ -243,14 +248,14 @@ def _operand_layouts(
     if relation is None:
         return None
     if op.name == RESHAPE:
-        before = reshaped(layout, relation.results[0], relation.operands[0], parts)
+        before = reshaped(tiling, relation.results[0], relation.operands[0], parts)
         return None if before is None else [before]
-    layouts: list[DimTiling | None] = [None for _ in op.operands]
-    for factor in relation.along_result(0, layout.dim):
+    tilings: list[DimTiling | None] = [None for _ in op.operands]
+    for factor in relation.along_result(0, tiling.dim):
         if factor.role is FactorRole.REPEATED:
             continue
         if factor.role is not FactorRole.KEPT:
             return None
         for along in factor.operands:
-            layouts[along.tensor] = layout.at(along.dim)
-    return layouts
+            tilings[along.tensor] = tiling.at(along.dim)
+    return tilings

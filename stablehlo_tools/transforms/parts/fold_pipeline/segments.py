@@ -42,8 +42,8 @@ from stablehlo_tools.transforms.parts.fold_pipeline.scaling import (
 )
 from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import Box, UnresolvedError
 
-# What is erased where nothing uses it. A segment leaves behind no other ops: what it does not need
-# it does not collect.
+# What is erased where nothing uses it: what segments leave of the moves around them. `ir/dce` would
+# also take out dots and the like of the program around a pipeline, which are not this pass's.
 _ERASED = FORMATTING | ELEMENTWISE | CONSTANTS | {IOTA, GATHER, PARTITION_ID}
 
 
@@ -295,7 +295,7 @@ def row_of_stages(segment: Segment, dim: int, count: int, scratch: Scratch) -> S
             try:
                 dims = follow_batch(graph, {number: DimTiling(seed)}, count)
                 outputs = [dims.tilings.get(output) for output in graph.root.returned]
-                if any(layout != DimTiling(dim) for layout in outputs):
+                if any(tiling != DimTiling(dim) for tiling in outputs):
                     continue
                 scaling = Scaling(dims, 1)
                 function = scratch.function(
@@ -311,7 +311,7 @@ def row_of_stages(segment: Segment, dim: int, count: int, scratch: Scratch) -> S
     raise UnresolvedError(f"{op.name} computes several stages together, not each by itself", op, 3)
 
 
-def _dims_of(graph: Graph, layouts: Mapping[int, DimTiling]) -> tuple[int | None, ...]:
+def _dims_of(graph: Graph, tilings: Mapping[int, DimTiling]) -> tuple[int | None, ...]:
     """The dimension of each argument that carries the batch."""
-    of_arguments = [layouts.get(number) for number in graph.root.arguments]
-    return tuple(None if layout is None else layout.dim for layout in of_arguments)
+    of_arguments = [tilings.get(number) for number in graph.root.arguments]
+    return tuple(None if tiling is None else tiling.dim for tiling in of_arguments)

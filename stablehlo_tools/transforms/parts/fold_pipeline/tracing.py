@@ -53,7 +53,7 @@ class Tracer:
         self.region = region
 
     def pieces(self, value: ir.Value, rank: int, tick: int, box: Box) -> list[Piece]:
-        """What a box of a value consists of, by place. Raises UnresolvedError."""
+        """What a box of a value consists of, in order of the targets. Raises UnresolvedError."""
         pending = [BoxQuery(value, rank, tick, box, View(Box.whole(box.sizes)))]
         done: list[Piece] = []
         while pending:
