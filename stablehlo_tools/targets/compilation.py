@@ -6,10 +6,7 @@ the caller gets a `Compilation` or one ToolError.
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +14,8 @@ from typing import Any
 
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.diagnostics import Diagnostic, ToolError, note
-from stablehlo_tools.processes.child import wait_or_end, with_package
-from stablehlo_tools.processes.ending import how_it_ended, last_words, shortened
+from stablehlo_tools.processes import child
+from stablehlo_tools.processes.ending import shortened
 from stablehlo_tools.targets import compiler_process
 from stablehlo_tools.targets.combined import read_combined
 from stablehlo_tools.targets.order import OrderReport, compare_order
@@ -125,30 +122,24 @@ def _run_compiler(
     """The answer of the compiler's process. Raises ToolError for any that is none."""
     target = machine.target
     request = {
-        "parent": os.getpid(),
         "target": target.value,
         "topology": machine.name,
         "replicas": prepared.grid.num_replicas,
         "partitions": prepared.grid.num_partitions,
         "tuple_arguments": target is Target.TPU and prepared.arguments > _TUPLED_ARGUMENTS,
     }
-    (directory / compiler_process.REQUEST).write_text(json.dumps(request))
     (directory / compiler_process.MODULE).write_bytes(prepared.bytecode)
-    code, said = _run(directory, machine, timeout)
-    if code is None:
-        raise ToolError(
-            f"{target.title} took more than {timeout:g} s and was stopped; --timeout gives it more"
-        )
-    answer_file = directory / compiler_process.ANSWER
-    if code != 0 or not answer_file.exists():
-        raise ToolError(
-            f"the compiler {target.title} {how_it_ended(code, 'compiling')}", notes=last_words(said)
-        )
-    answer = json.loads(answer_file.read_text())
-    if "error" in answer:
-        message = f"{target.title} refused the program: {shortened(answer['error'])}"
+    variables = environment(machine, os.environ, directory / "dump")
+    outcome = child.ask(compiler_process.__name__, directory, request, timeout, variables)
+    overdue = (
+        f"{target.title} took more than {timeout:g} s and was stopped; --timeout gives it more"
+    )
+    if outcome.in_time(overdue) or outcome.answer is None:
+        raise outcome.death(f"the compiler {target.title}", "compiling")
+    if outcome.error:
+        message = f"{target.title} refused the program: {shortened(outcome.error)}"
         raise ToolError(message, notes=_foreign(prepared, target))
-    return answer
+    return outcome.answer
 
 
 def _foreign(prepared: PreparedModule, target: Target) -> tuple[Diagnostic, ...]:
@@ -157,20 +148,3 @@ def _foreign(prepared: PreparedModule, target: Target) -> tuple[Diagnostic, ...]
     if not platforms or target.platform in platforms:
         return ()
     return (note(f"it was exported for {', '.join(platforms)}, not for {target.platform}"),)
-
-
-def _run(directory: Path, machine: Topology, timeout: float) -> tuple[int | None, str]:
-    """Exit code (None: out of time) and standard error of the process that compiles."""
-    variables = with_package(environment(machine, os.environ, directory / "dump"))
-    said = directory / "stderr"
-    with said.open("wb") as stderr:
-        process = subprocess.Popen(
-            [sys.executable, "-m", compiler_process.__name__, str(directory)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=stderr,
-            env=variables,
-            start_new_session=True,
-        )
-        code = wait_or_end(process, timeout)
-    return code, said.read_text(errors="replace")

@@ -1,45 +1,24 @@
 """The process that compiles one module: `python -m stablehlo_tools.targets.compiler_process DIR`.
 
 A process of its own, because a compiler may end it, and because its environment has to be set
-before jax is imported. DIR holds `request.json` and `module.mlirbc`; what is left there is
-`answer.json` and, where the compiler took the module, `schedule.hlo`. `compilation` starts it.
+before jax is imported. DIR holds a request (`processes.child`) and `module.mlirbc`; what is left
+there is an answer and, where the compiler took the module, `schedule.hlo`. `compilation` starts it.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
 
-REQUEST = "request.json"
+from stablehlo_tools.processes.child import answer_request
+
 MODULE = "module.mlirbc"
-ANSWER = "answer.json"
 SCHEDULE = "schedule.hlo"
 
 
-def main(directory: Path) -> None:
-    """Compiles what the directory holds and leaves the answer there."""
-    request = json.loads((directory / REQUEST).read_text())
-    threading.Thread(target=_end_with, args=(request["parent"],), daemon=True).start()
-    try:
-        answer = _compile(directory, request)
-    except Exception as error:  # XLA's and jax's errors are of several private types
-        answer = {"error": str(error) or type(error).__name__, "type": type(error).__name__}
-    (directory / ANSWER).write_text(json.dumps(answer))
-
-
-def _end_with(parent: int) -> None:
-    """Ends this process when the one that waits for its answer is gone."""
-    while os.getppid() == parent:
-        time.sleep(1)
-    os._exit(1)
-
-
-def _compile(directory: Path, request: dict[str, Any]) -> dict[str, Any]:
+def compile_module(directory: Path, request: dict[str, Any]) -> dict[str, Any]:
+    """Compiles the module in the directory and leaves its schedule there; answers its memory."""
     from stablehlo_tools import bindings
     from stablehlo_tools.targets.topologies import GPU_CONFIG, Target
 
@@ -64,4 +43,4 @@ def _compile(directory: Path, request: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    answer_request(compile_module)

@@ -7,20 +7,20 @@ where that refuses. `python -m stablehlo_tools.targets.xla_partitioner DIR` is t
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
+import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from stablehlo_tools import bindings
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.ir.walk import walk
-from stablehlo_tools.processes.child import with_package
-from stablehlo_tools.processes.ending import how_it_ended, last_words, shortened
+from stablehlo_tools.processes import child
+from stablehlo_tools.processes.ending import shortened
 
-_INPUT, _OUTPUT, _ERROR = "module.mlirbc", "partitioned.mlirbc", "error.json"
+_MODULE = "stablehlo_tools.targets.xla_partitioner"
+_INPUT, _OUTPUT = "module.mlirbc", "partitioned.mlirbc"
 _DUMP = "dump"
 _PASS = "spmd-partitioning"
 DEFAULT_TIMEOUT = 600.0  # seconds
@@ -64,43 +64,29 @@ def _run(directory: Path, partitions: int, timeout: float) -> None:
         f"--xla_force_host_platform_device_count={partitions} "
         f"--xla_dump_to={directory / _DUMP} --xla_dump_hlo_pass_re={_PASS}"
     )
-    try:
-        result = subprocess.run(
-            [sys.executable, "-P", "-m", "stablehlo_tools.targets.xla_partitioner", str(directory)],
-            env={**with_package(), "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            check=False,
-            timeout=timeout,
-        )
-    except subprocess.TimeoutExpired:
-        raise ToolError(f"XLA's partitioner took more than {timeout:g} s and was stopped") from None
-    if (directory / _ERROR).exists():
-        message = json.loads((directory / _ERROR).read_text())
-        raise ToolError(f"XLA's partitioner refused the program: {shortened(message)}")
-    if not (directory / _OUTPUT).exists():
-        ended = how_it_ended(result.returncode, "partitioning")
-        raise ToolError(f"XLA's partitioner {ended}", notes=last_words(result.stderr))
+    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    outcome = child.ask(_MODULE, directory, {}, timeout, environment)
+    outcome.in_time(f"XLA's partitioner took more than {timeout:g} s and was stopped")
+    if outcome.error:
+        raise ToolError(f"XLA's partitioner refused the program: {shortened(outcome.error)}")
+    if outcome.answer is None:
+        raise outcome.death("XLA's partitioner", "partitioning")
 
 
-def main(directory: Path) -> None:
-    """Compiles the module in the directory and leaves there what the partitioner made of it."""
+def partition(directory: Path, _request: dict[str, Any]) -> dict[str, Any]:
+    """In the child: compiles the module in the directory and leaves there what the partitioner
+    made of it."""
     import jax
 
-    try:
-        devices = jax.devices()
-        code = (directory / _INPUT).read_bytes()
-        bindings.compile_for_devices(code, 1, len(devices), devices, partitioned=True)
-        dumped = list((directory / _DUMP).glob(f"*after_{_PASS}*.txt"))
-        if len(dumped) != 1:
-            raise RuntimeError(f"it left {len(dumped)} dumps of its result")
-        (directory / _OUTPUT).write_bytes(bindings.hlo_text_to_stablehlo(dumped[0].read_text()))
-    except Exception as error:  # XLA's and jax's errors are of several private types
-        (directory / _ERROR).write_text(json.dumps(str(error) or type(error).__name__))
+    devices = jax.devices()
+    code = (directory / _INPUT).read_bytes()
+    bindings.compile_for_devices(code, 1, len(devices), devices, partitioned=True)
+    dumped = list((directory / _DUMP).glob(f"*after_{_PASS}*.txt"))
+    if len(dumped) != 1:
+        raise RuntimeError(f"it left {len(dumped)} dumps of its result")
+    (directory / _OUTPUT).write_bytes(bindings.hlo_text_to_stablehlo(dumped[0].read_text()))
+    return {}
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    child.answer_request(partition)
