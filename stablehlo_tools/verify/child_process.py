@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import math
-import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from stablehlo_tools.artifacts.artifact import Artifact
-from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.processes.child import wait_or_end, with_package
-from stablehlo_tools.verify.job import Answer, Request, Side, Stage, read_answer, read_stage
+from stablehlo_tools.diagnostics import ToolError, first_line
+from stablehlo_tools.processes import child
+from stablehlo_tools.processes.virtual_devices import seconds_to_meet, virtual_devices
+from stablehlo_tools.verify.job import Answer, Request, Side, Stage, read_stage
 
-_ERRORS = "errors.txt"
+_MODULE = "stablehlo_tools.verify.execution_process"
 _FATAL = re.compile(
     r"^F\d{4} [\d:.]+ +\d+ [^\]]+\] (?P<what>.*)$|^(?P<llvm>LLVM ERROR: .*)$", re.MULTILINE
 )
@@ -36,30 +33,23 @@ def run_child(
 
     Raises ToolError, about the file that the child was busy with, when it does not.
     """
-    request.write(directory)
     devices = max(run.replicas * run.partitions for run in request.runs)
-    options = ["-P", "-X", "faulthandler"]  # import nothing from here; a stack when it crashes
-    command = [sys.executable, *options, "-m", "stablehlo_tools.verify.execution_process"]
-    with (directory / _ERRORS).open("wb") as errors:
-        child = subprocess.Popen(
-            [*command, str(directory)],
-            env=_environment(devices, timeout, as_deployed=request.as_deployed),
-            stdin=subprocess.DEVNULL,
-            stdout=errors,
-            stderr=errors,
-            start_new_session=True,
-        )
-        code = wait_or_end(child, timeout)
-    answer = read_answer(directory)
-    if answer is not None and not answer.error:
-        return answer
-    stage = (answer.stage if answer else None) or read_stage(directory)
-    errors_text = (directory / _ERRORS).read_text(encoding="utf-8", errors="replace")
-    if answer is not None:
-        raise _about(stage, artifacts, f"{_cannot(stage)}: {answer.error}")
-    if code is None:
-        raise _about(stage, artifacts, _timed_out(stage, devices, timeout, errors_text))
-    raise _about(stage, artifacts, _died(stage, code, errors_text))
+    environment = _environment(devices, timeout, as_deployed=request.as_deployed)
+    outcome = child.ask(
+        _MODULE, directory, request.fields(), timeout, environment, runs_programs=True
+    )
+    if outcome.answer is not None and not outcome.error:
+        return Answer.of(outcome.answer)
+    stage = read_stage(directory)
+    if outcome.error:
+        message = f"{_cannot(stage)}: {first_line(outcome.error)}"
+    elif outcome.code is None:
+        message = _timed_out(stage, devices, timeout, outcome.errors)
+    else:
+        message = _died(stage, outcome.code, outcome.errors)
+    error = ToolError(message)
+    error.input_name = artifacts[stage.side if stage else "before"].name
+    raise error
 
 
 def _environment(devices: int, timeout: float, *, as_deployed: bool) -> dict[str, str]:
@@ -68,30 +58,11 @@ def _environment(devices: int, timeout: float, *, as_deployed: bool) -> dict[str
     XLA:CPU drops a narrowing that a widening follows, so that moving an op would change values:
     hence no excess precision, unless `as_deployed`. `XLA_FLAGS` of the caller can overrule that.
     """
-    stuck = min(timeout, max(40.0, timeout / 4))
-    flags = [
-        f"--xla_cpu_collective_call_terminate_timeout_seconds={math.ceil(stuck)}",
-        f"--xla_cpu_collective_timeout_seconds={math.ceil(stuck)}",
-        f"--xla_cpu_collective_call_warn_stuck_timeout_seconds={max(1, int(stuck / 2))}",
-    ]
+    warned = max(1, int(seconds_to_meet(timeout) / 2))
+    flags = [f"--xla_cpu_collective_call_warn_stuck_timeout_seconds={warned}"]
     if not as_deployed:
         flags.append("--xla_allow_excess_precision=false")
-    flags.append(os.environ.get("XLA_FLAGS", ""))
-    flags.append(f"--xla_force_host_platform_device_count={devices}")
-    inherited = {name: text for name, text in os.environ.items() if not name.startswith("JAX_")}
-    return {
-        **with_package(inherited),
-        "XLA_FLAGS": " ".join(flags),
-        "JAX_PLATFORMS": "cpu",
-        "JAX_ENABLE_X64": "1",
-        "TF_CPP_MIN_LOG_LEVEL": "2",
-    }
-
-
-def _about(stage: Stage | None, artifacts: Mapping[Side, Artifact], message: str) -> ToolError:
-    error = ToolError(message)
-    error.input_name = artifacts[stage.side if stage else "before"].name
-    return error
+    return virtual_devices(devices, timeout, flags)
 
 
 def _cannot(stage: Stage | None) -> str:
@@ -121,10 +92,10 @@ def _stuck(errors: str) -> str:
     """Which collective waited for whom, in words; empty where none did."""
     if _INTERPRETER_STUCK in errors:
         return "a deadlock: a collective of the reference interpreter waited 3 s for the others"
-    found = list(_STUCK.finditer(errors))
-    if not found:
+    reports = list(_STUCK.finditer(errors))
+    if not reports:
         return ""
-    last = found[-1]
+    last = reports[-1]
     arrived = f"{last['arrived']} of {last['expected']}" if last["arrived"] else "not all"
     return (
         f"a deadlock: {arrived} devices came to the {last['what']} of devices [{last['devices']}]"

@@ -8,15 +8,15 @@ XLA and the interpreter end the process they run in when a collective waits too 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from stablehlo_tools import bindings
-from stablehlo_tools.diagnostics import first_line
+from stablehlo_tools.processes.child import answer_request
 from stablehlo_tools.verify.comparison import (
     OutputComparison,
     Shard,
@@ -38,27 +38,22 @@ from stablehlo_tools.verify.random_inputs import (
 from stablehlo_tools.verify.signatures import Value
 
 
-def main(directory: Path) -> None:
-    """Answers the request that lies in `directory`."""
-    request = Request.read(directory)
+def answer(directory: Path, fields: dict[str, Any]) -> dict[str, Any]:
+    """In the child: runs and compares what the request names, up to the first run that differs."""
+    request = Request.of(fields)
     worker = _Worker(directory, request)
     answers: list[RunAnswer] = []
-    try:
-        for run in request.runs:
-            answers.append(worker.answer(run))
-            if not answers[-1].same:
-                break
-        Answer(tuple(answers)).write(directory)
-    except Exception as error:  # whatever XLA, JAX or the interpreter has to say about a program
-        message = first_line(str(error) or type(error).__name__)
-        Answer(error=message, stage=worker.stage).write(directory)
+    for run in request.runs:
+        answers.append(worker.answer(run))
+        if not answers[-1].same:
+            break
+    return Answer(tuple(answers)).fields()
 
 
 @dataclass
 class _Worker:
     directory: Path
     request: Request
-    stage: Stage | None = None
 
     def answer(self, run: Run) -> RunAnswer:
         """Compiles both programs, then compares them until a trial differs."""
@@ -72,14 +67,14 @@ class _Worker:
                 return self._ran(programs[side], Stage("running", side, run.backend, trial), inputs)
 
             before = ran("before") if trial or first is None else first
-            found = self._compared(run, before, ran("after"))
-            if any(output.differing for output in found):
+            outputs = self._compared(run, before, ran("after"))
+            if any(output.differing for output in outputs):
                 again = self._compared(run, before, ran("before"))
                 repeats = not any(output.differing for output in again)
-                return RunAnswer(found, trial + 1, repeats, simplified, style.value)
+                return RunAnswer(outputs, trial + 1, repeats, simplified, style.value)
             seen = tuple(
                 replace(new, finite=max(new.finite, seen[i].finite if seen else 0))
-                for i, new in enumerate(found)
+                for i, new in enumerate(outputs)
             )
         return RunAnswer(seen, self.request.trials, simplified=simplified, style=style.value)
 
@@ -132,7 +127,6 @@ class _Worker:
         )
 
     def _enter(self, stage: Stage) -> None:
-        self.stage = stage
         stage.write(self.directory)
 
 
@@ -196,4 +190,4 @@ def _known(value: Value) -> ElementType:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    answer_request(answer)

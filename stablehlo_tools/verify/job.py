@@ -1,6 +1,6 @@
 """What the parent process asks of the child that runs the programs, and what the child answers.
 
-Both sides are JSON files in a directory that the two share; the programs lie beside them.
+Both are JSON (`processes.child`) in a directory that the two share; the programs lie beside them.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from stablehlo_tools.processes import child
 from stablehlo_tools.verify.comparison import Difference, OutputComparison, Rule
 from stablehlo_tools.verify.random_inputs import Style
 from stablehlo_tools.verify.signatures import Value
 
-REQUEST, ANSWER, STAGE = "request.json", "answer.json", "stage.json"
+_STAGE = "stage.json"
 
 Side = Literal["before", "after"]
 SIDES: tuple[Side, Side] = ("before", "after")
@@ -55,17 +56,25 @@ class Request:
     fixed: Mapping[str, float]  # by the number of the input
     as_deployed: bool
 
+    def fields(self) -> dict[str, Any]:
+        """The request as JSON can hold it."""
+        return asdict(self)
+
+    @staticmethod
+    def of(fields: dict[str, Any]) -> Request:
+        """The request that has these fields."""
+        fields["runs"] = tuple(_run(run) for run in fields["runs"])
+        fields["rule"] = Rule(**fields["rule"])
+        return Request(**fields)
+
     def write(self, directory: Path) -> None:
-        """Writes the request for the child."""
-        (directory / REQUEST).write_text(json.dumps(asdict(self)), encoding="utf-8")
+        """Leaves the request in a directory."""
+        child.write_request(directory, self.fields())
 
     @staticmethod
     def read(directory: Path) -> Request:
         """Reads what `write` wrote."""
-        fields = json.loads((directory / REQUEST).read_text(encoding="utf-8"))
-        fields["runs"] = tuple(_run(run) for run in fields["runs"])
-        fields["rule"] = Rule(**fields["rule"])
-        return Request(**fields)
+        return Request.of(child.read_request(directory))
 
 
 @dataclass(frozen=True)
@@ -79,7 +88,7 @@ class Stage:
 
     def write(self, directory: Path) -> None:
         """Leaves word, for the case that the child does not come back."""
-        (directory / STAGE).write_text(json.dumps(asdict(self)), encoding="utf-8")
+        (directory / _STAGE).write_text(json.dumps(asdict(self)), encoding="utf-8")
 
 
 @dataclass(frozen=True)
@@ -105,39 +114,23 @@ class RunAnswer:
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer for each run up to the first that differs; or what went wrong, and where."""
+    """An answer for each run up to the first that differs."""
 
     runs: tuple[RunAnswer, ...] = ()
-    error: str = ""
-    stage: Stage | None = None
 
-    def write(self, directory: Path) -> None:
-        """Writes the answer for the parent."""
-        (directory / ANSWER).write_text(json.dumps(asdict(self)), encoding="utf-8")
+    def fields(self) -> dict[str, Any]:
+        """The answer as JSON can hold it."""
+        return asdict(self)
 
-
-def read_answer(directory: Path) -> Answer | None:
-    """The child's answer, or None where it left none."""
-    fields = _read(directory / ANSWER)
-    if fields is None:
-        return None
-    runs = tuple(
-        RunAnswer(
-            tuple(_comparison(o) for o in run["outputs"]),
-            run["trials"],
-            run["before_repeats"],
-            run["simplified"],
-            run["style"],
-        )
-        for run in fields["runs"]
-    )
-    stage = Stage(**fields["stage"]) if fields["stage"] else None
-    return Answer(runs, fields["error"], stage)
+    @staticmethod
+    def of(fields: dict[str, Any]) -> Answer:
+        """The answer that has these fields."""
+        return Answer(tuple(_run_answer(run) for run in fields["runs"]))
 
 
 def read_stage(directory: Path) -> Stage | None:
     """What the child was last busy with, or None where it never began."""
-    fields = _read(directory / STAGE)
+    fields = child.read_json(directory / _STAGE)
     return None if fields is None else Stage(**fields)
 
 
@@ -153,16 +146,14 @@ def _value(fields: dict[str, Any]) -> Value:
     return Value(**fields)
 
 
+def _run_answer(fields: dict[str, Any]) -> RunAnswer:
+    fields["outputs"] = tuple(_comparison(output) for output in fields["outputs"])
+    return RunAnswer(**fields)
+
+
 def _comparison(fields: dict[str, Any]) -> OutputComparison:
     first: dict[str, Any] | None = fields["first"]
     if first is not None:
         first["index"] = tuple(first["index"])
         fields["first"] = Difference(**first)
     return OutputComparison(**fields)
-
-
-def _read(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # missing, or cut short when the child was ended
-        return None
