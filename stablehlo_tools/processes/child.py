@@ -50,9 +50,8 @@ def start(
     `traced`: with its stack on standard error where it crashes. `own_session`: it leads a group of
     its own, so that Ctrl-C reaches this process alone, which then ends the whole group.
     """
-    options = ("-X", "faulthandler") if traced else ()
     return subprocess.Popen(
-        [sys.executable, "-P", *options, "-m", module, *words],
+        command(module, *words, traced=traced),
         env=with_package(os.environ if environment is None else environment),
         # A word on a pipe that carries no conversation is there at once.
         bufsize=-1 if stdout == subprocess.PIPE else 0,
@@ -63,22 +62,17 @@ def start(
     )
 
 
-def with_package(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+def command(module: str, *words: str, traced: bool) -> list[str]:
+    """The command line that runs a module, with none of the working directory's in its way."""
+    options = ("-X", "faulthandler") if traced else ()
+    return [sys.executable, "-P", *options, "-m", module, *words]
+
+
+def with_package(environment: Mapping[str, str]) -> dict[str, str]:
     """The variables, with this package where Python looks first."""
     package_root = str(Path(__file__).parents[2])
     paths = filter(None, (package_root, environment.get(_SEARCH_PATH)))
     return {**environment, _SEARCH_PATH: os.pathsep.join(paths)}
-
-
-def wait_or_end(process: subprocess.Popen[bytes], timeout: float) -> int | None:
-    """The exit code of a process that leads a group of its own; None where it took more than so
-    many seconds. Whatever happens, the group has ended then."""
-    try:
-        return process.wait(timeout)
-    except subprocess.TimeoutExpired:
-        return None
-    finally:
-        end_group(process)
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:
@@ -169,7 +163,12 @@ def ask(
             stderr=errors,
             traced=runs_programs,
         )
-        code = wait_or_end(process, timeout)
+        try:
+            code = process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            end_group(process)
     said = (directory / _ERRORS).read_text(encoding="utf-8", errors="replace")
     return Outcome(code, read_json(directory / _ANSWER), said)
 

@@ -26,10 +26,10 @@ from stablehlo_tools.bindings import new_context, parse_module
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.mpmd import rank_set
 from stablehlo_tools.mpmd.manifest import Entry, Manifest, Piece
-from stablehlo_tools.mpmd.running import child
 from stablehlo_tools.mpmd.running.functions import as_module
 from stablehlo_tools.mpmd.running.original import make_inputs, run_original
 from stablehlo_tools.mpmd.running.outcome import How, Options, run_set
+from stablehlo_tools.processes import child
 
 DIES = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
 HANGS = "import time; time.sleep(10000)"
@@ -76,7 +76,8 @@ def test_what_becomes_of_a_child_is_one_error(
 ) -> None:
     write_set(tmp_path / "set", table_of(SMALL))
 
-    def command(_: str, *words: str) -> list[str]:
+    def command(_: str, *words: str, traced: bool) -> list[str]:
+        assert traced
         return [sys.executable, "-c", code, *words]
 
     monkeypatch.setattr(child, "command", command)

@@ -5,7 +5,6 @@ python -m stablehlo_tools.mpmd.running.interpreter_process DIRECTORY
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -37,4 +36,4 @@ def answer(directory: Path, request: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    child.main(Path(sys.argv[1]), answer)
+    child.main(answer)

@@ -5,7 +5,6 @@ Each process compiles its own rank's program, in the form `permutes`, for its ow
 
 from __future__ import annotations
 
-import json
 import socket
 import subprocess
 import time
@@ -23,12 +22,14 @@ from stablehlo_tools.mpmd.running.arrays import read_arrays, write_arrays
 from stablehlo_tools.mpmd.running.localisation import LocalProgram, localised
 from stablehlo_tools.mpmd.running.sequential import Run
 from stablehlo_tools.mpmd.transfers.permutes import FORM, with_permutes
+from stablehlo_tools.processes.child import end_group, start, write_request
 from stablehlo_tools.processes.ending import how_it_ended, last_words
 from stablehlo_tools.verify.element_types import Array
 
 ATTEMPTS = 3  # at a port that nobody else takes
 _MODULE, _COMPILED, _FAILED = "module.mlirbc", "compiled", "failed"
 _PERMUTE = "stablehlo.collective_permute"
+_ERRORS = "errors.txt"
 _PORT_TAKEN = "already in use"
 _POLL = 0.02
 
@@ -79,7 +80,7 @@ def _prepare(
         "types": [str(value.type) for value in terminator(block).operands],
         "permutes": sum(view.operation.name == _PERMUTE for view in block.operations),
     }
-    (room / child.REQUEST).write_text(json.dumps(request), encoding="utf-8")
+    write_request(room, request)
     (room / _MODULE).write_bytes(bindings.write_bytecode(program.module))
     types = [str(argument.type) for argument in block.arguments]
     divided = program.divided(inputs)
@@ -90,8 +91,8 @@ def _prepare(
 
 def _by_result(room: Path, devices: int) -> list[list[Array]]:
     """`[result][device]`."""
-    found = [read_arrays(room / child.outputs_of(device)) for device in range(devices)]
-    return [list(parts) for parts in zip(*found, strict=True)]
+    of_devices = [read_arrays(room / child.outputs_of(device)) for device in range(devices)]
+    return [list(parts) for parts in zip(*of_devices, strict=True)]
 
 
 def _attempt(rooms: Sequence[Path], devices: int, timeout: float) -> None:
@@ -129,22 +130,25 @@ class _Process:
         self.rank, self.room = rank, room
         (room / _FAILED).unlink(missing_ok=True)
         (room / _COMPILED).unlink(missing_ok=True)
-        with (room / child.ERRORS).open("wb") as errors:
-            self.process = subprocess.Popen(
-                child.command("worker_process", str(room), str(port)),
-                env=child.environment(devices, timeout),
-                bufsize=0,
+        with (room / _ERRORS).open("wb") as errors:
+            self.process = start(
+                f"{child.PACKAGE}.worker_process",
+                str(room),
+                str(port),
+                environment=child.environment(devices, timeout),
                 stdin=subprocess.PIPE,
                 stdout=errors,
                 stderr=errors,
-                start_new_session=True,
+                traced=True,
             )
 
     def __enter__(self) -> _Process:
         return self
 
     def __exit__(self, *_: object) -> None:
-        child.end(self.process)
+        end_group(self.process)
+        assert self.process.stdin is not None
+        self.process.stdin.close()
 
     @property
     def failed(self) -> bool:
@@ -158,7 +162,7 @@ class _Process:
 
     def error(self) -> Exception:
         """What became of a rank that failed."""
-        errors = child.said(self.room / child.ERRORS)
+        errors = (self.room / _ERRORS).read_text(encoding="utf-8", errors="replace")
         if _PORT_TAKEN in errors:
             return _PortTakenError()
         code = self.process.poll()

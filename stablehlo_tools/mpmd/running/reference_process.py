@@ -5,7 +5,6 @@ python -m stablehlo_tools.mpmd.running.reference_process DIRECTORY
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -57,4 +56,4 @@ def _whole(value: Value, shards: list[Shard]) -> Array:
 
 
 if __name__ == "__main__":
-    child.main(Path(sys.argv[1]), answer)
+    child.main(answer)

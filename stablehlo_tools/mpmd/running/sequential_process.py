@@ -5,7 +5,6 @@ A process of its own because the number of virtual devices is fixed when JAX sta
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -42,4 +41,4 @@ def answer(directory: Path, request: dict[str, str]) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    child.main(Path(sys.argv[1]), answer)
+    child.main(answer)

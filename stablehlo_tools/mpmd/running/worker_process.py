@@ -7,7 +7,7 @@ A line on standard input means that all have compiled.
 
 from __future__ import annotations
 
-import json
+import os
 import re
 import sys
 import threading
@@ -23,17 +23,19 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from stablehlo_tools import bindings
 from stablehlo_tools.mpmd.running import child
 from stablehlo_tools.mpmd.running.arrays import read_arrays, write_arrays
+from stablehlo_tools.processes.child import read_request
 from stablehlo_tools.verify.element_types import Array
 
 MODULE, COMPILED, FAILED = "module.mlirbc", "compiled", "failed"
+_STANDARD_INPUT = 0
 _PERMUTE = re.compile(r"collective-permute(-start)?\(")
 
 
 def main(directory: Path, port: int) -> None:
     """Leaves the results of each device in `directory`; raises whatever JAX or XLA raises."""
     go = threading.Event()
-    child.listen(go.set)
-    request = json.loads((directory / child.REQUEST).read_text(encoding="utf-8"))
+    _listen(go)
+    request = read_request(directory)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     address = f"127.0.0.1:{port}"
     jax.distributed.initialize(
@@ -48,6 +50,17 @@ def main(directory: Path, port: int) -> None:
     for device in range(request["devices"])[::-1]:  # the first, which is waited for, comes last
         found = [np.asarray(of_devices[device]) for of_devices in results]
         write_arrays(directory / child.outputs_of(device), found, request["types"])
+
+
+def _listen(go: threading.Event) -> None:
+    """Sets `go` when the parent says something, and ends this process when the parent is gone."""
+
+    def follow() -> None:
+        while os.read(_STANDARD_INPUT, 1):  # not sys.stdin, whose lock ends Python badly
+            go.set()
+        os._exit(1)  # whatever hangs
+
+    threading.Thread(target=follow, daemon=True).start()
 
 
 def _compiled(code: bytes, permutes: int) -> Any:
