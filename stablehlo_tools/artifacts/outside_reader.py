@@ -23,7 +23,6 @@ from stablehlo_tools.processes.child import (
     Conversation,
     decoded_error,
     encoded_error,
-    end_with_parent,
     receive,
     send,
     serve,
@@ -131,7 +130,7 @@ def _answer(
     from stablehlo_tools import bindings
     from stablehlo_tools.artifacts import parsing
 
-    end_with_parent(server)
+    activity.end_with_parent(server)
     os.dup2(errors.fileno(), 2)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.setitimer(signal.ITIMER_PROF, seconds)

@@ -20,7 +20,6 @@ from typing import NoReturn
 from stablehlo_tools.cli.streams import text_output
 from stablehlo_tools.processes import activity
 from stablehlo_tools.processes.activity import IDLE, Activity
-from stablehlo_tools.processes.child import end_with_parent
 
 BAD_INPUT = 2
 INTERRUPTED = 130
@@ -36,25 +35,25 @@ def supervised(command: Callable[[], int]) -> int:
     """The exit code of a command that is run in a child process."""
     sys.stdout.flush()
     sys.stderr.flush()
-    told, telling = os.pipe()
-    said = os.memfd_create("stderr") if hasattr(os, "memfd_create") else None
+    activities, watcher = os.pipe()
+    errors = os.memfd_create("stderr") if hasattr(os, "memfd_create") else None
     parent = os.getpid()
     signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
     child = os.fork()
     if child == 0:
-        os.close(told)
-        _become_child(command, parent, telling, said)
-    os.close(telling)
-    return _Supervisor(child, told, said).wait()
+        os.close(activities)
+        _become_child(command, parent, watcher, errors)
+    os.close(watcher)
+    return _Supervisor(child, activities, errors).wait()
 
 
 class _Supervisor:
     """The parent's side: one child, and what is known of it."""
 
-    def __init__(self, child: int, told: int, said: int | None) -> None:
+    def __init__(self, child: int, activities: int, errors: int | None) -> None:
         self.child = child
-        self.told = told
-        self.said = said
+        self.activities = activities
+        self.errors = errors
         self.interrupted = False
         self.overdue = False
         self.present = IDLE
@@ -65,14 +64,14 @@ class _Supervisor:
                 signal.signal(number, self._forward)
         signal.signal(signal.SIGALRM, self._end)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
-        with os.fdopen(self.told, "rb") as lines:
+        with os.fdopen(self.activities, "rb") as lines:
             for line in lines:
                 self._hear(activity.told(line))
         _, status = os.waitpid(self.child, 0)
         # What is sent from now on comes too late: there is no child to pass it on to.
         signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
         signal.setitimer(signal.ITIMER_REAL, 0)
-        self._repeat_what_was_said(status)
+        self._repeat_errors(status)
         code = os.waitstatus_to_exitcode(status)
         if code >= 0:
             return code
@@ -95,19 +94,19 @@ class _Supervisor:
         self.overdue = not self.interrupted
         os.kill(self.child, signal.SIGKILL)
 
-    def _repeat_what_was_said(self, status: int) -> None:
+    def _repeat_errors(self, status: int) -> None:
         """What native code wrote to standard error; of a process that was ended, only why."""
-        if self.said is None or not os.WIFEXITED(status):
+        if self.errors is None or not os.WIFEXITED(status):
             return
         with contextlib.suppress(OSError):
-            os.lseek(self.said, 0, os.SEEK_SET)
-            while data := os.read(self.said, 1 << 16):
+            os.lseek(self.errors, 0, os.SEEK_SET)
+            while data := os.read(self.errors, 1 << 16):
                 os.write(_STDERR, data)
 
     def _explain(self, code: int) -> int:
         from stablehlo_tools.processes.ending import explained
 
-        error = explained(self.present, code, self.overdue, self.said)
+        error = explained(self.present, code, self.overdue, self.errors)
         return _print(error.diagnostic.render(error.input_name or "stablehlo-tools"), BAD_INPUT)
 
 
@@ -118,15 +117,15 @@ def _print(message: str, code: int) -> int:
 
 
 def _become_child(
-    command: Callable[[], int], parent: int, telling: int, said: int | None
+    command: Callable[[], int], parent: int, watcher: int, errors: int | None
 ) -> NoReturn:
     """Runs the command and ends with its exit code; never returns into what the parent goes on
     with."""
-    end_with_parent(parent)
+    activity.end_with_parent(parent)
     _enlarge_stack()
-    activity.tell(telling)
-    if said is not None:
-        _keep_native_stderr(said)
+    activity.tell(watcher)
+    if errors is not None:
+        _keep_native_stderr(errors)
     # A terminal interrupts the parent, too, which passes it on: once is enough.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
@@ -158,10 +157,10 @@ def _enlarge_stack() -> None:
         resource.setrlimit(resource.RLIMIT_STACK, (wanted, most))
 
 
-def _keep_native_stderr(said: int) -> None:
-    """Python goes on writing to standard error; what native code writes there goes to `said`."""
+def _keep_native_stderr(errors: int) -> None:
+    """Python goes on writing to standard error; what native code writes there goes to `errors`."""
     with contextlib.suppress(OSError, AttributeError):  # it is closed
         sys.stderr.flush()
         own = os.dup(_STDERR)
-        os.dup2(said, _STDERR)
+        os.dup2(errors, _STDERR)
         sys.stderr = text_output(own)

@@ -1,4 +1,4 @@
-"""What this process is busy with, told to the process that watches it.
+"""A process that its parent watches: it tells what it is busy with, and ends with the parent.
 
 Native code can end a process, or never return, on bytes that it was not made for. So what a command
 does happens in a child; this is how its parent knows what to say of it, and how long to wait.
@@ -10,6 +10,9 @@ import contextlib
 import json
 import os
 import signal
+import sys
+import threading
+import time
 from collections.abc import Generator
 from dataclasses import asdict, dataclass
 
@@ -17,6 +20,7 @@ READER = "the reader"
 _BYTES_A_SECOND = 100_000  # a tenth of what the slowest of MLIR's readers does
 _LEAST_SECONDS = 10
 WAIT_PER_CPU_SECOND = 6  # seconds that a machine with other work may take for one of its own
+_SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
 
 
 @dataclass(frozen=True)
@@ -96,3 +100,24 @@ def _say(pipe: int, cpu_seconds: float) -> None:
     signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
     with contextlib.suppress(OSError):  # it has gone
         os.write(pipe, json.dumps(asdict(_present)).encode() + b"\n")
+
+
+def end_with_parent(parent: int) -> None:
+    """Ends this process, a child of `parent`, when that ends in whatever way.
+
+    On Linux also when the thread ends that started it: for a child that its thread waits for.
+    """
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:  # it ended before that
+            os._exit(1)
+    else:
+        threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)

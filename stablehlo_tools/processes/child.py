@@ -19,20 +19,18 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from stablehlo_tools.diagnostics import Diagnostic, Place, ToolError, note
+from stablehlo_tools.processes.activity import end_with_parent
 from stablehlo_tools.processes.ending import how_it_ended, last_words
 
 _REQUEST, _ANSWER, _ERRORS = "request.json", "answer.json", "errors.txt"
 _ERROR, _REFUSED = "error", "refused"
 _SEARCH_PATH = "PYTHONPATH"
-_SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
 
 
 def start(
@@ -80,27 +78,6 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-
-
-def end_with_parent(parent: int) -> None:
-    """Ends this process, a child of `parent`, when that ends in whatever way.
-
-    On Linux also when the thread ends that started it: for a child that its thread waits for.
-    """
-    if sys.platform == "linux":
-        import ctypes
-
-        ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # it ended before that
-            os._exit(1)
-    else:
-        threading.Thread(target=_watch, args=(parent,), daemon=True).start()
-
-
-def _watch(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(1)
-    os._exit(1)
 
 
 # One request: files in a directory.

@@ -9,7 +9,7 @@ from collections.abc import Generator
 _STDERR = 2
 
 
-class Said:
+class Captured:
     """What was written so far."""
 
     def __init__(self, descriptor: int | None) -> None:
@@ -28,21 +28,21 @@ class Said:
 
 
 @contextlib.contextmanager
-def native_stderr() -> Generator[Said]:
+def native_stderr() -> Generator[Captured]:
     """Keeps what is written to standard error until the end of the block: of the whole process, so
     the block must be short."""
     try:
         own = os.dup(_STDERR)
     except OSError:  # it is closed
-        yield Said(None)
+        yield Captured(None)
         return
     kept = os.memfd_create("stderr")
-    said = Said(kept)
+    captured = Captured(kept)
     os.dup2(kept, _STDERR)
     try:
-        yield said
+        yield captured
     finally:
         os.dup2(own, _STDERR)
-        said.keep()
+        captured.keep()
         os.close(own)
         os.close(kept)
