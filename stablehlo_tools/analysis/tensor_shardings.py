@@ -204,6 +204,13 @@ class ValueShardings:
             size //= divided
         return self.axes.canonical(kept)
 
+    def even_dims(self, value: ir.Value, dims: Dims) -> Dims:
+        """The axes that divide each dimension of a value evenly."""
+        if not any(dims):
+            return dims
+        shape = ir.RankedTensorType(value.type).shape
+        return tuple(self.even(size, axes) for size, axes in zip(shape, dims, strict=True))
+
     def local_shape(self, shape: Sequence[int], dims: Dims) -> list[int]:
         """What one device holds of a shape. Raises ValueError where it does not divide."""
         local: list[int] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from stablehlo_tools.bindings import ir
 
@@ -30,6 +30,19 @@ def walk(root: ir.Operation, visit: Callable[[ir.Operation], ir.WalkResult]) -> 
         raise
     if raised:
         raise raised[0]
+
+
+def ops_named(root: ir.Operation, names: Collection[str]) -> list[ir.Operation]:
+    """The ops of these names in an op, itself among them, pre-order."""
+    listed: list[ir.Operation] = []
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        if op.name in names:
+            listed.append(op)
+        return ir.WalkResult.ADVANCE
+
+    walk(root, visit)
+    return listed
 
 
 def is_inside(op: ir.Operation, outer: ir.Operation) -> bool:

@@ -62,34 +62,34 @@ from stablehlo_tools.transforms.parts.partition.border import (
     make_border_even,
     warn_of_uneven,
 )
-from stablehlo_tools.transforms.parts.partition.choosing import choose_divisions
-from stablehlo_tools.transforms.parts.partition.dividing import Divider
-from stablehlo_tools.transforms.parts.partition.evening import make_even
-from stablehlo_tools.transforms.parts.partition.folding import fold_reshards
+from stablehlo_tools.transforms.parts.partition.dividing import (
+    Divider,
+    choose_divisions,
+    fold_reshards,
+    make_even,
+)
 from stablehlo_tools.transforms.parts.partition.global_view import (
     drop_barriers,
     drop_propagation_notes,
     restore_global_view,
 )
 from stablehlo_tools.transforms.parts.partition.localizing import Localizer
-from stablehlo_tools.transforms.parts.partition.meshes import (
-    MESH,
-    has_inlined_meshes,
-    one_mesh,
-    rename_meshes,
-)
+from stablehlo_tools.transforms.parts.partition.op_rules import widen_rules
 from stablehlo_tools.transforms.parts.partition.preparation import (
+    MESH,
     check,
     check_shardy,
+    has_inlined_meshes,
     is_partitioned,
+    one_mesh,
     prepare,
+    rename_meshes,
 )
 from stablehlo_tools.transforms.parts.partition.unreduced import (
     UnreducedBorder,
     check_sums,
     sum_everywhere,
 )
-from stablehlo_tools.transforms.parts.partition.wider_rules import widen_rules
 
 # Shardy's passes, and why each stands where it does.
 _LIFT_MESHES = "sdy-lift-inlined-meshes"  # first: every sharding names a mesh of the module

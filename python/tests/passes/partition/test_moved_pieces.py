@@ -2,7 +2,7 @@
 
 import pytest
 
-from stablehlo_tools.transforms.parts.partition.moved_pieces import rounds
+from stablehlo_tools.transforms.parts.partition.local_ops import rounds
 
 
 @pytest.mark.parametrize("parts", [2, 3, 4, 8])

@@ -22,7 +22,7 @@ from stablehlo_tools.artifacts.artifact import from_exported
 from stablehlo_tools.diagnostics import Place, ToolError, to_place
 from stablehlo_tools.passes.pipeline import Pipeline
 from stablehlo_tools.transforms import partition
-from stablehlo_tools.transforms.parts.partition import indexed_ops
+from stablehlo_tools.transforms.parts.partition import local_ops
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -48,13 +48,13 @@ def test_values_are_those_of_one_device(program: ShardedProgram) -> None:
 
 def test_a_gather_without_its_mask_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert complaint(_GATHER) is None
-    right = indexed_ops._inside
+    right = local_ops._inside
 
     def everywhere(build: Any, *given: Any) -> Any:
         inside = right(build, *given)
         return build.same("or", inside, build.op("not", [inside], inside.type))
 
-    monkeypatch.setattr(indexed_ops, "_inside", everywhere)
+    monkeypatch.setattr(local_ops, "_inside", everywhere)
     assert complaint(_GATHER) is not None
 
 

@@ -120,20 +120,12 @@ def make_border_even(main: ir.Operation, shardings: ValueShardings) -> None:
         lists = [dict_of(each) for each in ir.ArrayAttr(main.attributes[name])]
         for number, value in enumerate(_values(main, name)):
             stated = _at_border(main, name, number, value, shardings)
-            even = even_dims(value, stated, shardings)
+            even = shardings.even_dims(value, stated)
             if even != stated:
                 lists[number][SHARDING] = shardings.attribute(even, main.context)
         main.attributes[name] = ir.ArrayAttr.get(
             [ir.DictAttr.get(each, main.context) for each in lists], main.context
         )
-
-
-def even_dims(value: ir.Value, dims: Dims, shardings: ValueShardings) -> Dims:
-    """The axes that divide each dimension of a value evenly."""
-    if not any(dims):
-        return dims
-    shape = shape_of(value)
-    return tuple(shardings.even(size, axes) for size, axes in zip(shape, dims, strict=True))
 
 
 def dict_of(attribute: ir.Attribute) -> dict[str, ir.Attribute]:

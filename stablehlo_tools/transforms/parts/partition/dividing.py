@@ -1,20 +1,30 @@
-"""Makes every op's operands and results divided as the op can run on parts.
+"""Makes operands and results divided as their op can run on parts, around Shardy's reshards.
 
-Shardy inserts reshards until each op fits its sharding rule. What is left is done here: dimensions
-that must be whole though a rule divides them, ops without a rule, and sums of parts that no
-all_reduce follows. Where the axes fit on another dimension they move there, which costs an
-all_to_all and not an all_gather.
+In the order in which they run:
+
+`make_even`         Shardy lets a dimension of 31 be divided by 2, and leaves the padding to a later
+                    partitioner. Here each device must hold an equal part, so the last axes of such
+                    a dimension are dropped.
+`choose_divisions`  which of two dimensions an axis divides, where a gather or scatter can have it
+                    on one only; before Shardy inserts reshards.
+`Divider`           what Shardy leaves, which inserts reshards until each op fits its sharding rule:
+                    dimensions that must be whole though a rule divides them, ops without a rule,
+                    and sums of parts that no all_reduce follows. Where the axes fit on another
+                    dimension they move there, which costs an all_to_all and not an all_gather.
+`fold_reshards`     leaves out reshards that no data needs to move for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from stablehlo_tools.analysis.replica_groups import AxisRef
 from stablehlo_tools.analysis.sharding_rules import ShardingRule, assemble, project, rule_of
 from stablehlo_tools.analysis.shardings import sharding_per_value
 from stablehlo_tools.analysis.tensor_shardings import (
+    SHARDING,
     Axes,
     Dims,
     ValueShardings,
@@ -26,25 +36,278 @@ from stablehlo_tools.analysis.tensor_shardings import (
 )
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostics
-from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
-from stablehlo_tools.ir.symbols import FUNCTION
-from stablehlo_tools.transforms.parts.partition.resharding import (
-    ALL_REDUCE,
+from stablehlo_tools.dialect.names import (
+    BARRIER,
+    BROADCAST,
+    GATHER,
+    IOTA,
+    MANUAL_COMPUTATION,
     RESHARD,
-    Resharder,
-    all_reduce_of,
+    SCATTER,
+    WHILE,
 )
-from stablehlo_tools.transforms.parts.partition.undividable import (
+from stablehlo_tools.dialect.traits import BRANCHES, TERMINATORS, Trait, ops_with
+from stablehlo_tools.ir.builder import element_of, shape_of
+from stablehlo_tools.ir.symbols import FUNCTION
+from stablehlo_tools.ir.values import producer, stand_in
+from stablehlo_tools.ir.walk import ops_named, walk
+from stablehlo_tools.transforms.parts.partition.op_rules import (
     combines_by,
     is_whole_op,
     undividable,
 )
 
+ALL_REDUCE = "sdy.all_reduce"  # makes a partial result whole
+# Ops that Shardy inserts, and where they say how their result is divided.
+_STATING = {RESHARD: "sharding", ALL_REDUCE: "out_sharding"}
+_MADE_ANYWHERE = ops_with(Trait.CONSTANT) | {IOTA}
+_INDEXED = frozenset({GATHER, SCATTER})
+_MOST_CONFLICTS = 4
 # Ops that carry each value on as it is divided.
-_CARRIERS = frozenset({"stablehlo.while", "stablehlo.optimization_barrier"})
-_BRANCHES = frozenset({"stablehlo.if", "stablehlo.case"})
+_CARRIERS = frozenset({WHILE, BARRIER})
 # Nothing to fit: each device makes its part of the result by itself.
-_SKIPPED = frozenset({RESHARD, "stablehlo.constant", "sdy.constant", "stablehlo.iota"})
+_SKIPPED = _MADE_ANYWHERE | {RESHARD}
+
+Choice = dict[int, Axes]  # the axes of each factor
+
+
+def make_even(module: ir.Module, shardings: ValueShardings) -> None:
+    """Changes the shardings that ops state for results, in place, not those of signatures."""
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        if op.name in _STATING:
+            dims = shardings.of(op.results[0])
+            even = _even(op.results[0], dims, shardings)
+            if even != dims:
+                op.attributes[_STATING[op.name]] = shardings.attribute(even, op.context)
+        elif SHARDING in op.attributes and op.name != MANUAL_COMPUTATION:
+            now = [shardings.of(result) for result in op.results]
+            even_each = [_even(v, d, shardings) for v, d in zip(op.results, now, strict=True)]
+            if even_each != now:
+                op.attributes[SHARDING] = shardings.per_value(even_each, op.context)
+        return ir.WalkResult.ADVANCE
+
+    walk(module.operation, visit)
+
+
+def _even(value: ir.Value, dims: Dims, shardings: ValueShardings) -> Dims:
+    if not rank_of(value):
+        return dims
+    shape = ir.RankedTensorType(value.type).shape
+    return tuple(_dividing(n, axes, shardings) for n, axes in zip(shape, dims, strict=True))
+
+
+def _dividing(size: int, axes: Axes, shardings: ValueShardings) -> Axes:
+    while axes and size % shardings.axes.size(axes):
+        axes = axes[:-1]
+    return axes
+
+
+class Resharder:
+    """Puts reshards in, where a value is not divided as wanted."""
+
+    def __init__(self, shardings: ValueShardings) -> None:
+        self._shardings = shardings
+
+    def operand(self, op: ir.Operation, number: int, wanted: Dims) -> None:
+        """Lets an op take an operand divided as wanted."""
+        value = op.operands[number]
+        if rank_of(value) and self._shardings.of(value) != wanted:
+            op.operands[number] = self._reshard(value, wanted, op.location, ir.InsertionPoint(op))
+
+    def result(self, op: ir.Operation, number: int, wanted: Dims) -> None:
+        """Divides a result as wanted, and gives those who use it what they had before.
+
+        An all_reduce that makes it whole stays next to it, and is divided like it: what reduces
+        the parts is what made them.
+        """
+        every = [self._shardings.of(result) for result in op.results]
+        old, every[number] = every[number], wanted
+        if old == wanted:
+            return
+        op.attributes[SHARDING] = self._shardings.per_value(every, op.context)
+        last, result = op, op.results[number]
+        all_reduce = all_reduce_of(result)
+        if all_reduce is not None:
+            last, result = all_reduce, all_reduce.results[0]
+            last.attributes["out_sharding"] = self._shardings.attribute(wanted, op.context)
+        if list(result.uses):
+            after = ir.InsertionPoint.after(last)
+            stand_in(result, self._reshard(result, old, op.location, after))
+
+    def _reshard(
+        self, value: ir.Value, dims: Dims, location: ir.Location, point: ir.InsertionPoint
+    ) -> ir.Value:
+        return ir.Operation.create(
+            RESHARD,
+            results=[value.type],
+            operands=[value],
+            attributes={"sharding": self._shardings.attribute(dims, location.context)},
+            loc=location,
+            ip=point,
+        ).results[0]
+
+
+def all_reduce_of(value: ir.Value) -> ir.Operation | None:
+    """The all_reduce by which Shardy makes a partial result whole: the one op that takes it."""
+    users = [use.owner.operation for use in value.uses]
+    return users[0] if len(users) == 1 and users[0].name == ALL_REDUCE else None
+
+
+def fold_reshards(module: ir.Module, shardings: ValueShardings) -> None:
+    """Folds every reshard of the module, in place, and drops those that nobody uses.
+
+    reshard(reshard(x, A), B)       ==>  reshard(x, B), or x where it is divided so already
+    reshard(broadcast(scalar), B)   ==>  broadcast(scalar) divided as B; constants, iotas alike
+    """
+    reshards = ops_named(module.operation, {RESHARD})
+    remade: dict[ir.Value, ir.Operation] = {}
+    for op in reshards:
+        maker = _fold(op, shardings)
+        if maker is not None:
+            remade[maker.results[0]] = maker
+    for op in (*reversed(reshards), *remade.values()):
+        if not list(op.results[0].uses):
+            op.erase()
+
+
+def _fold(op: ir.Operation, shardings: ValueShardings) -> ir.Operation | None:
+    """Folds one reshard; returns the op that a copy of takes its place, if one does."""
+    source, result = op.operands[0], op.results[0]
+    maker = producer(source)
+    while maker is not None and maker.name == RESHARD:
+        source = maker.operands[0]
+        maker = producer(source)
+    op.operands[0] = source
+    wanted = shardings.of(result)
+    if shardings.of(source) == wanted:
+        result.replace_all_uses_with(source)
+        return None
+    if maker is None or not is_made_anywhere(maker):
+        return None
+    copy = maker.clone(ip=ir.InsertionPoint(op))
+    copy.attributes[SHARDING] = shardings.per_value([wanted], op.context)
+    result.replace_all_uses_with(copy.results[0])
+    return maker
+
+
+def is_made_anywhere(op: ir.Operation) -> bool:
+    """Whether each device can make any part of an op's result by itself."""
+    if op.name in _MADE_ANYWHERE:
+        return True
+    return op.name == BROADCAST and rank_of(op.operands[0]) == 0
+
+
+def choose_divisions(module: ir.Module, shardings: ValueShardings) -> None:
+    """Puts reshards around the gathers and scatters whose operands ask for one axis twice.
+
+        rows = gather(table {…, "fsdp"}, tokens {"fsdp", …})      // both its operands are divided
+
+    Shardy lets the batch win: it gathers the whole table, and sums the gradient's. With a large
+    table it is far cheaper to gather the indices, look up a part of each row, and exchange parts of
+    rows for whole rows afterwards. Here the way that moves fewest bytes is chosen; Shardy then
+    finds an op that fits its rule and leaves it alone.
+    """
+    for op in ops_named(module.operation, _INDEXED):
+        rule = rule_of(op) if len(op.results) == 1 else None
+        if rule is not None:
+            _choose(op, rule, shardings)
+
+
+def _choose(op: ir.Operation, rule: ShardingRule, shardings: ValueShardings) -> None:
+    values = [*op.operands, *op.results]
+    now = [shardings.of(value) for value in values]
+    asked = _asked(rule, now, shardings)
+    if asked is None:
+        return
+    whole = set(rule.whole)
+    for tensor, dim in undividable(op):
+        whole.update(rule.tensors[tensor][dim])
+    asked = {factor: axes for factor, axes in asked.items() if factor not in whole}
+    conflicts = [
+        (one, other)
+        for one, other in itertools.combinations(sorted(asked), 2)
+        if shardings.axes.overlap(asked[one], asked[other])
+    ]
+    if not 0 < len(conflicts) <= _MOST_CONFLICTS:
+        return
+    best = min(
+        _choices(asked, conflicts),
+        key=lambda choice: _cost(rule, values, now, choice, shardings),
+    )
+    resharder = Resharder(shardings)
+    wanted = [assemble(rule, t, best, shardings.axes) for t in range(len(values))]
+    for number in range(len(op.operands)):
+        resharder.operand(op, number, wanted[number])
+    resharder.result(op, 0, wanted[-1])
+
+
+def _asked(rule: ShardingRule, now: list[Dims], shardings: ValueShardings) -> Choice | None:
+    """The axes that each factor has on the tensor that divides it most."""
+    asked: Choice = {}
+    for tensor, dims in enumerate(now):
+        parts = project(rule, tensor, dims, shardings.axes)
+        if parts is None:
+            return None
+        for factor, axes in parts.items():
+            if shardings.axes.size(axes) > shardings.axes.size(asked.get(factor, ())):
+                asked[factor] = axes
+    return asked
+
+
+def _choices(asked: Choice, conflicts: list[tuple[int, int]]) -> Iterator[Choice]:
+    """Every way to let one of two factors in conflict give up its axes."""
+    for losers in itertools.product(*conflicts):
+        yield {factor: axes for factor, axes in asked.items() if factor not in losers}
+
+
+def _cost(
+    rule: ShardingRule,
+    values: list[ir.Value],
+    now: list[Dims],
+    choice: Choice,
+    shardings: ValueShardings,
+) -> float:
+    """Bytes that a device receives for the reshards and the sum that a choice asks for."""
+    wanted = [assemble(rule, t, choice, shardings.axes) for t in range(len(values))]
+    total = 0.0
+    for number, value in enumerate(values):
+        maker = producer(value) if number < rule.operands else None
+        if rank_of(value) and (maker is None or not is_made_anywhere(maker)):
+            total += _reshard_bytes(value, now[number], wanted[number], shardings)
+    summed = [axis for factor in rule.reduced for axis in choice.get(factor, ())]
+    members = shardings.axes.size(summed)
+    held = _bytes(values[-1]) / _parts(wanted[-1], shardings)
+    return total + 2 * held * (1 - 1 / members)
+
+
+def _reshard_bytes(value: ir.Value, now: Dims, wanted: Dims, shardings: ValueShardings) -> float:
+    """What a device receives: what moves to another dimension, then what is gathered."""
+    axes = shardings.axes
+    before, after = ([a for dim in dims for a in dim] for dims in (now, wanted))
+    gone = [axis for axis in before if not axes.overlap([axis], after)]
+    moved = [
+        axis
+        for old, new in zip(now, wanted, strict=True)
+        for axis in old
+        if axes.overlap([axis], after) and not axes.overlap([axis], new)
+    ]
+    held = _bytes(value) / _parts(now, shardings)
+    gathered = held * axes.size(gone)
+    return held * (1 - 1 / axes.size(moved)) + gathered * (1 - 1 / axes.size(gone))
+
+
+def _parts(dims: Dims, shardings: ValueShardings) -> int:
+    return shardings.axes.size(axis for dim in dims for axis in dim)
+
+
+def _bytes(value: ir.Value) -> float:
+    total = 1.0
+    for size in shape_of(value):
+        total *= size
+    element = element_of(value)
+    width = element.width if isinstance(element, ir.IntegerType | ir.FloatType) else 64
+    return total * width / 8
 
 
 @dataclass
@@ -72,11 +335,11 @@ class Divider:
             op = view.operation
             if op.name in _SKIPPED:
                 continue
-            if op.name in ("func.return", "sdy.return", "stablehlo.return"):
+            if op.name in TERMINATORS:
                 self._expect(op, self._returned(owner, len(op.operands)))
                 continue
             self._op(op)
-            if op.name in (*_CARRIERS, *_BRANCHES, MANUAL_COMPUTATION):
+            if op.name in (*_CARRIERS, *BRANCHES, MANUAL_COMPUTATION):
                 for region in op.regions:
                     for inner in region.blocks:
                         self._block(op, inner)
@@ -89,7 +352,7 @@ class Divider:
             self._expect(op, wanted)
         elif op.name == ALL_REDUCE:
             self._expect(op, [self.shardings.of(op.results[0])])
-        elif op.name not in _BRANCHES:
+        elif op.name not in BRANCHES:
             self._fit(op)
 
     def _border(self, op: ir.Operation, number: int) -> Dims:
@@ -97,7 +360,7 @@ class Divider:
 
     def _returned(self, owner: ir.Operation, count: int) -> list[Dims | None]:
         """How a block must return its values divided; None where it is free to."""
-        found: list[Dims | None] = []
+        returned: list[Dims | None] = []
         for number in range(count):
             attribute = None
             if owner.name == FUNCTION:
@@ -106,10 +369,10 @@ class Divider:
                 whole = result_sharding(owner, number)
                 attribute = self.shardings.inside(owner, whole) if whole else None
             elif count == len(owner.results):
-                found.append(self.shardings.of(owner.results[number]))
+                returned.append(self.shardings.of(owner.results[number]))
                 continue
-            found.append(self.shardings.read(attribute) if attribute else None)
-        return found
+            returned.append(self.shardings.read(attribute) if attribute else None)
+        return returned
 
     def _expect(self, op: ir.Operation, wanted: Iterable[Dims | None]) -> None:
         for number, dims in enumerate(wanted):

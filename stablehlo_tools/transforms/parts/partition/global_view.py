@@ -13,7 +13,7 @@ are made anew, and sharding rules that Shardy wrote for debugging are dropped.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from stablehlo_tools.analysis.replica_groups import AxisRef
 from stablehlo_tools.analysis.sharding_rules import project, rule_of
@@ -27,11 +27,12 @@ from stablehlo_tools.analysis.tensor_shardings import (
 )
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.dialect.names import RESHARD
+from stablehlo_tools.dialect.traits import Trait, ops_with
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.symbols import FUNCTION
 from stablehlo_tools.ir.values import producer
-from stablehlo_tools.ir.walk import walk
-from stablehlo_tools.transforms.parts.partition.resharding import RESHARD
+from stablehlo_tools.ir.walk import ops_named, walk
 
 _EDGES = frozenset({"sdy.data_flow_edge", "sdy.func_data_flow_edge"})
 _BARRIER = "sdy.propagation_barrier"
@@ -39,17 +40,8 @@ _BARRIER = "sdy.propagation_barrier"
 _DEBUG = frozenset({"sdy.propagation_edges", "sdy.sharding_origins"})
 _REDUCTIONS = {"sdy.all_reduce": "reduction_axes", "sdy.reduce_scatter": "reduce_scatter_axes"}
 _SUM = 0  # as Shardy's reductions say that they sum; the others are maximum and minimum
-_MOVES = frozenset(
-    f"sdy.{name}"
-    for name in (
-        "all_gather",
-        "all_slice",
-        "all_to_all",
-        "collective_permute",
-        "replicated_to_unreduced",
-        "sharded_to_unreduced",
-    )
-)
+# What moves parts between devices, and leaves the value as it is.
+_MOVES = ops_with(Trait.RESHARDING) - _REDUCTIONS.keys()
 
 # A module's copy whose ops have Shardy's sharding rules.
 WithRules = Callable[[ir.Module], ir.Module]
@@ -87,9 +79,9 @@ def restore_global_view(
 
     Raises a located ToolError for a reduction of which it is not certain what it sums.
     """
-    for op in _all(module, {*_EDGES, "sdy.constant"}):
+    for op in ops_named(module.operation, {*_EDGES, "sdy.constant"}):
         _replace(op, _constant(op) if op.name == "sdy.constant" else _after_edge(op))
-    reductions = _all(module, _REDUCTIONS)
+    reductions = ops_named(module.operation, _REDUCTIONS)
     parts = _PartialSums(shardings).of_each(with_rules(module)) if reductions else []
     for op, axes in zip(reductions, parts, strict=True):
         if axes is not None and _within(_reduced_axes(op), axes, shardings):
@@ -103,13 +95,13 @@ def restore_global_view(
                 'unreduced={"axis"} in its sharding (P6)',
                 op.location,
             )
-    for op in _all(module, _MOVES):
+    for op in ops_named(module.operation, _MOVES):
         _replace(op, _reshard(op))
 
 
 def drop_barriers(module: ir.Module) -> None:
     """Takes out the barriers to propagation, when it is over."""
-    for op in _all(module, {_BARRIER}):
+    for op in ops_named(module.operation, {_BARRIER}):
         attribute = result_sharding(op, 0)
         value = op.operands[0]
         _replace(op, value if attribute is None else _reshard(op, attribute))
@@ -186,19 +178,6 @@ def _of_equal_values(op: ir.Operation, shardings: ValueShardings) -> ir.Value:
         count = build.splat(times, shape_of(op.operands[0]), element)
         op.operands[0] = build.same("multiply", op.operands[0], count)
     return _reshard(op)
-
-
-def _all(module: ir.Module, names: Iterable[str]) -> list[ir.Operation]:
-    wanted = frozenset(names)
-    found: list[ir.Operation] = []
-
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        if op.name in wanted:
-            found.append(op)
-        return ir.WalkResult.ADVANCE
-
-    walk(module.operation, visit)
-    return found
 
 
 def _replace(op: ir.Operation, value: ir.Value) -> None:

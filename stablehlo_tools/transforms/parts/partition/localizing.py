@@ -24,14 +24,19 @@ from stablehlo_tools.analysis.tensor_shardings import (
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
+from stablehlo_tools.dialect.traits import Trait, ops_with_any
 from stablehlo_tools.ir.builder import Builder, shape_of
 from stablehlo_tools.ir.carriers import terminator
+from stablehlo_tools.ir.constants import CONSTANTS
 from stablehlo_tools.ir.values import stand_in
-from stablehlo_tools.transforms.parts.partition.collectives import CollectiveWriter
-from stablehlo_tools.transforms.parts.partition.local_index import DeviceOffsets
+from stablehlo_tools.transforms.parts.partition.local_body import (
+    WRITTEN,
+    CollectiveWriter,
+    DeviceOffsets,
+)
 from stablehlo_tools.transforms.parts.partition.local_ops import REWRITERS, constant
 
-_WITH_BODIES = frozenset({"stablehlo.while", "stablehlo.if", "stablehlo.case"})
+_WITH_BODIES = ops_with_any(Trait.BRANCH | Trait.LOOP)
 
 
 class Localizer:
@@ -70,7 +75,7 @@ class Localizer:
             self._op(view.operation)
 
     def _op(self, op: ir.Operation) -> None:
-        if op.name in ("stablehlo.constant", "sdy.constant"):
+        if op.name in CONSTANTS:
             constant(self, op)
         elif op.name.startswith("sdy."):
             self._sdy(op)
@@ -100,14 +105,14 @@ class Localizer:
 
     def part_type(self, value: ir.Value, dims: Dims) -> ir.Type:
         """The type of one device's part of a global value."""
-        kind = ir.RankedTensorType(value.type)
+        whole = ir.RankedTensorType(value.type)
         try:
-            shape = self.shardings.local_shape(kind.shape, dims)
+            shape = self.shardings.local_shape(whole.shape, dims)
         except ValueError as error:
             owner = value.owner
             location = None if isinstance(owner, ir.Block) else owner.operation.location
             raise ToolError(f"partition needs equal parts: {error}", location) from None
-        return ir.RankedTensorType.get(shape, kind.element_type, loc=self._body.owner.location)
+        return ir.RankedTensorType.get(shape, whole.element_type, loc=self._body.owner.location)
 
     def replace(self, op: ir.Operation, value: ir.Value) -> None:
         """Puts a local value in the place of an op's one result, whose attributes still say how it
@@ -133,8 +138,7 @@ class Localizer:
         if op.name == MANUAL_COMPUTATION:
             self._dissolve(op)
             return
-        known = ("all_gather", "all_slice", "all_to_all", "collective_permute", "all_reduce")
-        if op.name.removeprefix("sdy.") not in known:
+        if op.name not in WRITTEN:
             raise ToolError(f"partition: {op.name} is not supported here", op.location)
         self.replace(op, self.collectives.write(op, self.divided(op.operands[0])))
 

@@ -17,20 +17,21 @@ from stablehlo_tools.analysis.shardings import manual_axes, sharding_per_value
 from stablehlo_tools.analysis.tensor_shardings import Axes, ValueShardings, function_sharding
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
-from stablehlo_tools.dialect.traits import Trait, traits_of
+from stablehlo_tools.dialect.names import BARRIER, MANUAL_COMPUTATION
+from stablehlo_tools.dialect.traits import Trait, ops_with_any, traits_of
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.values import maker_of, producer
-from stablehlo_tools.ir.walk import walk
-from stablehlo_tools.transforms.parts.partition.collectives import all_reduce, dense_groups
-from stablehlo_tools.transforms.parts.partition.local_index import DeviceOffsets
-from stablehlo_tools.transforms.parts.partition.meshes import WITH_SHARDINGS
+from stablehlo_tools.ir.walk import ops_named, walk
+from stablehlo_tools.transforms.parts.partition.local_body import (
+    DeviceOffsets,
+    all_reduce,
+    dense_groups,
+)
+from stablehlo_tools.transforms.parts.partition.preparation import WITH_SHARDINGS
 
 # Ops that carry each value on as it is.
-_CARRIERS = frozenset(
-    f"stablehlo.{name}" for name in ("case", "if", "optimization_barrier", "return", "while")
-)
+_CARRIERS = ops_with_any(Trait.BRANCH | Trait.LOOP) | {BARRIER, "stablehlo.return"}
 _UNREDUCED = re.compile(r", unreduced=\w*\{[^}]*\}")
 _REDUCERS = {"sum": "add", "max": "maximum", "min": "minimum"}
 
@@ -81,9 +82,9 @@ class UnreducedBorder:
         for argument, parts in zip(arguments, self.arguments, strict=True):
             if parts.axes:
                 build = Builder(ir.InsertionPoint(after_partition), main.location)
-                kind = _REDUCERS[parts.reduction]
+                reducer = _REDUCERS[parts.reduction]
                 groups = shardings.axes.groups(parts.axes)
-                whole = all_reduce(build, argument, groups, kind, channel)
+                whole = all_reduce(build, argument, groups, reducer, channel)
                 channel += 1
                 argument.replace_all_uses_except(whole, [maker_of(whole)])
         end = terminator(block)
@@ -158,15 +159,7 @@ def sum_everywhere(module: ir.Module, shardings: ValueShardings, channel: int) -
 
     Raises a located ToolError for a manual computation that takes parts.
     """
-    computations: list[ir.Operation] = []
-
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        if op.name == MANUAL_COMPUTATION:
-            computations.append(op)
-        return ir.WalkResult.ADVANCE
-
-    walk(module.operation, visit)
-    for op in computations:
+    for op in ops_named(module.operation, {MANUAL_COMPUTATION}):
         channel = _sum_results(op, shardings, channel)
 
     def strip(op: ir.Operation) -> ir.WalkResult:
@@ -197,7 +190,7 @@ def _sum_results(computation: ir.Operation, shardings: ValueShardings, channel: 
         if axes:
             build = Builder(ir.InsertionPoint(end), computation.location)
             groups = shardings.axes.groups(axes)
-            kind = _REDUCERS[parts.reduction]
-            end.operands[number] = all_reduce(build, end.operands[number], groups, kind, channel)
+            reducer = _REDUCERS[parts.reduction]
+            end.operands[number] = all_reduce(build, end.operands[number], groups, reducer, channel)
             channel += 1
     return channel

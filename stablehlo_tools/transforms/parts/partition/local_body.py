@@ -1,4 +1,8 @@
-"""Shardy's collectives on parts, as StableHLO's.
+"""What the body of one device is written with: offsets, collectives, and a view of what is local.
+
+`DeviceOffsets` looks up where a device's part begins; `CollectiveWriter` turns Shardy's collectives
+into StableHLO's on parts; `LocalView` is what the rules for single ops (`local_ops`) know of the
+body that is localized.
 
 Replica groups are dense lists of partition ids, in the order of the axes: the member at position k
 holds, or receives, part k.
@@ -8,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -17,13 +22,78 @@ from stablehlo_tools.analysis.replica_groups import ProcessGroups
 from stablehlo_tools.analysis.tensor_shardings import Axes, Dims, MeshAxes, ValueShardings, axes_in
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.dialect.traits import Trait, ops_with
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of, write_reducer
 from stablehlo_tools.ir.values import maker_of, producer
-from stablehlo_tools.transforms.parts.partition.local_index import DeviceOffsets
+
+
+class DeviceOffsets:
+    """Where a device's part of a dimension starts: scalars of i32, made at the top of a body."""
+
+    def __init__(self, body: ir.Block, axes: MeshAxes, location: ir.Location) -> None:
+        self._axes = axes
+        self._location = location
+        build = Builder(ir.InsertionPoint.at_block_begin(body), location)
+        unsigned = ir.IntegerType.get_unsigned(32, location.context)
+        self._partition = build.op("partition_id", [], build.tensor([], unsigned))
+        self._last = maker_of(self._partition)
+        self._made: dict[tuple[Axes, int], ir.Value] = {}
+        self._tables: dict[tuple[Axes, tuple[int, ...]], ir.Value] = {}
+
+    def start(self, axes: Axes, local_size: int) -> ir.Value:
+        """The first element of the device's part, `local_size` elements long, along the axes."""
+        key = (axes, local_size)
+        if key not in self._made:
+            table = [int(position) * local_size for position in self._axes.positions(axes)]
+            self._made[key] = self._lookup(table)
+        return self._made[key]
+
+    def by_position(self, axes: Axes, numbers: Sequence[int]) -> ir.Value:
+        """The number that belongs to the device's position along the axes."""
+        key = (axes, tuple(numbers))
+        if key not in self._tables:
+            table = [numbers[int(position)] for position in self._axes.positions(axes)]
+            self._tables[key] = self._lookup(table)
+        return self._tables[key]
+
+    def zero(self) -> ir.Value:
+        """The constant 0."""
+        key = ((), 0)
+        if key not in self._made:
+            i32 = ir.IntegerType.get_signless(32, self._location.context)
+            self._made[key] = self._kept(self._builder().splat(0, [], i32))
+        return self._made[key]
+
+    def finish(self) -> None:
+        """Takes the partition id out again where no table was looked up."""
+        if not list(self._partition.uses):
+            maker_of(self._partition).erase()
+
+    def _lookup(self, table: list[int]) -> ir.Value:
+        build = self._builder()
+        row = build.dynamic_slice(build.table(table), [self._partition], [1])
+        return self._kept(build.reshape(row, []))
+
+    def _builder(self) -> Builder:
+        return Builder(ir.InsertionPoint.after(self._last), self._location)
+
+    def _kept(self, value: ir.Value) -> ir.Value:
+        self._last = maker_of(value)
+        return value
+
 
 _LISTS = re.compile(r"\{([^{}]*)\}")
 _EXCHANGES = re.compile(r"\{([^{}]*)\}\s*:\s*(\d+)\s*->\s*(\d+)")
 _SUM = 0  # as sdy.all_reduce says that it sums
+
+
+# The ops of Shardy that `CollectiveWriter` writes. sdy-reshard-to-collectives, which runs before,
+# is given no values in parts of a sum, and reduces by all_reduce alone.
+WRITTEN = ops_with(Trait.RESHARDING) - {
+    "sdy.reduce_scatter",
+    "sdy.replicated_to_unreduced",
+    "sdy.sharded_to_unreduced",
+}
 
 
 class CollectiveWriter:
@@ -42,16 +112,16 @@ class CollectiveWriter:
         sharding."""
         build = Builder(ir.InsertionPoint(op), op.location)
         value, after = op.operands[0], self._shardings.of(op.results[0])
-        kind = op.name.removeprefix("sdy.")
-        if kind == "all_gather":
+        name = op.name.removeprefix("sdy.")
+        if name == "all_gather":
             return self.all_gather(build, value, _axis_lists(op, "gathering_axes"))
-        if kind == "all_slice":
+        if name == "all_slice":
             return self.all_slice(build, value, _axis_lists(op, "slicing_axes"))
-        if kind == "all_to_all":
+        if name == "all_to_all":
             return self._all_to_all(build, value, op)
-        if kind == "collective_permute":
+        if name == "collective_permute":
             return self._permute(build, value, before, after)
-        if kind == "all_reduce":
+        if name == "all_reduce":
             axes = axes_in(str(op.attributes["reduction_axes"]))
             return self._all_reduce(build, value, axes, op)
         raise AssertionError(f"no lowering for {op.name}")
@@ -196,7 +266,7 @@ def _axis_lists(op: ir.Operation, name: str) -> list[Axes]:
 
 
 def all_reduce(
-    build: Builder, value: ir.Value, groups: ProcessGroups, kind: str, channel: int
+    build: Builder, value: ir.Value, groups: ProcessGroups, reducer: str, channel: int
 ) -> ir.Value:
     """A value of which each device of a group holds a part, combined by one op."""
     combined = build.op(
@@ -207,7 +277,7 @@ def all_reduce(
         channel_handle=bindings.ChannelHandle.get(channel, 1, build.context),
         use_global_device_ids=ir.UnitAttr.get(build.context),
     )
-    write_reducer(kind, element_of(value), maker_of(combined).regions[0], build.location)
+    write_reducer(reducer, element_of(value), maker_of(combined).regions[0], build.location)
     return combined
 
 
@@ -217,3 +287,40 @@ def dense_groups(
     """Rows of device ids, as replica groups or pairs are written."""
     with context:
         return ir.DenseElementsAttr.get(np.asarray(list(rows), dtype=np.int64))
+
+
+class LocalView(Protocol):
+    """A body of which all values above the op at hand are one device's parts."""
+
+    shardings: ValueShardings
+    offsets: DeviceOffsets
+    collectives: CollectiveWriter
+
+    def divided(self, value: ir.Value) -> Dims:
+        """How a value, local or about to be, is divided; made by ops already passed."""
+        ...
+
+    def size(self, axes: Axes) -> int:
+        """Into how many parts axes divide."""
+        ...
+
+    def whole_shape(self, value: ir.Value) -> list[int]:
+        """The global shape of a value that is local already."""
+        ...
+
+    def part_type(self, value: ir.Value, dims: Dims) -> ir.Type:
+        """The type of one device's part of a global value."""
+        ...
+
+    def replace(self, op: ir.Operation, value: ir.Value) -> None:
+        """Puts a local value in the place of an op's one result, whose attributes still say how it
+        is divided, and erases the op."""
+        ...
+
+    def stand_in(self, old: ir.Value, new: ir.Value) -> None:
+        """Lets a value made from another one, divided alike, take its place everywhere else."""
+        ...
+
+    def adopt(self, old: ir.Value, new: ir.Value) -> None:
+        """Puts a value in the place of one that is divided alike."""
+        ...
