@@ -65,6 +65,7 @@ from stablehlo_tools.transforms.parts.create_reduce_scatter.exchanges import (
     Inverse,
     plan_constant,
     plan_inverse,
+    plan_sharing,
 )
 from stablehlo_tools.transforms.parts.create_reduce_scatter.group_forms import GroupForms
 from stablehlo_tools.transforms.parts.create_reduce_scatter.padded import Padded, plan_padded
@@ -72,7 +73,6 @@ from stablehlo_tools.transforms.parts.create_reduce_scatter.rewriting import (
     drop_unused_results,
     erase_unused,
 )
-from stablehlo_tools.transforms.parts.create_reduce_scatter.sharing import plan_sharing
 
 _CHUNKED = frozenset({"all_reduce", "all_gather"})
 _COPYING = frozenset({"all_gather", "all_to_all", "collective_permute"})

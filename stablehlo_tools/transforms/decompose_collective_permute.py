@@ -91,10 +91,12 @@ from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, Severity, ToolE
 from stablehlo_tools.ir.token_chain import refuse_tokens
 from stablehlo_tools.ir.values import key_of
 from stablehlo_tools.passes.base import Pass
-from stablehlo_tools.transforms.parts.decompose_collective_permute.conflicts import conflicting
-from stablehlo_tools.transforms.parts.decompose_collective_permute.transfers import to_transfers
-from stablehlo_tools.transforms.parts.decompose_collective_permute.validity.skipping import (
+from stablehlo_tools.transforms.parts.decompose_collective_permute.skipping import (
     skip_unneeded,
+)
+from stablehlo_tools.transforms.parts.decompose_collective_permute.transfers import (
+    conflicting,
+    to_transfers,
 )
 
 _PERMUTES = "collective-permute"

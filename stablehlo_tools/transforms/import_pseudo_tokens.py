@@ -58,15 +58,15 @@ from stablehlo_tools.ir.token_chain import is_link
 from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.transforms.parts.import_pseudo_tokens.acceptance import accepted_chains
-from stablehlo_tools.transforms.parts.import_pseudo_tokens.partial_order import (
+from stablehlo_tools.transforms.parts.import_pseudo_tokens.exploration import Program
+from stablehlo_tools.transforms.parts.import_pseudo_tokens.planning import ImportPlan, plan_import
+from stablehlo_tools.transforms.parts.import_pseudo_tokens.rewriting import (
     PartialOrder,
+    drop_token_arguments,
     partial_order,
+    take_out,
     thread_partial_order,
 )
-from stablehlo_tools.transforms.parts.import_pseudo_tokens.planning import ImportPlan, plan_import
-from stablehlo_tools.transforms.parts.import_pseudo_tokens.program import Program
-from stablehlo_tools.transforms.parts.import_pseudo_tokens.rewriting import take_out
-from stablehlo_tools.transforms.parts.import_pseudo_tokens.signature import drop_token_arguments
 from stablehlo_tools.transforms.thread_tokens import thread_collectives
 
 

@@ -61,8 +61,8 @@ from stablehlo_tools.transforms.parts.reassociate_collectives.terms import (
     Classify,
     term_of,
     why_not_merged,
+    write_merged,
 )
-from stablehlo_tools.transforms.parts.reassociate_collectives.writing import write_merged
 
 _NAMES = frozenset(f"stablehlo.{kind}" for kind in REDUCERS)
 

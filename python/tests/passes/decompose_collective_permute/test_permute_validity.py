@@ -26,13 +26,14 @@ from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.cli.main import main
 from stablehlo_tools.targets.compilation import compile_artifact
 from stablehlo_tools.targets.topologies import Target
-from stablehlo_tools.transforms.parts.decompose_collective_permute.validity import planning
-from stablehlo_tools.transforms.parts.decompose_collective_permute.validity.planning import (
+from stablehlo_tools.transforms.parts.decompose_collective_permute.skipping import (
+    MOST_FORMS,
     Strategy,
+    ValidityPlan,
     describe,
     plan,
+    write,
 )
-from stablehlo_tools.transforms.parts.decompose_collective_permute.validity.writing import write
 
 Array = np.ndarray[Any, Any]
 STRATEGIES: list[Strategy] = ["edges", "edges", "edges", "edges", "whole"]
@@ -62,7 +63,7 @@ def of(exported: Exported) -> list[Windows]:
 
 
 def rewritten(
-    program: Artifact, strategy: Strategy = "edges", most_forms: int = planning.MOST_FORMS
+    program: Artifact, strategy: Strategy = "edges", most_forms: int = MOST_FORMS
 ) -> tuple[Artifact, int]:
     """The program with its plans written, and how many transfers are skipped."""
     result = program.copy()
@@ -77,7 +78,7 @@ def rewritten(
     return result, skipped
 
 
-def write_plan(program: Artifact, chosen: planning.ValidityPlan) -> None:
+def write_plan(program: Artifact, chosen: ValidityPlan) -> None:
     with program.module.context:
         write(chosen)
 
@@ -91,7 +92,7 @@ def values(exported: Exported, given: Sequence[Array]) -> list[bytes]:
     return [array.tobytes() for array in kept_values.run(exported, given)]
 
 
-def check(exported: Exported, strategy: Strategy = "edges", most: int = planning.MOST_FORMS) -> int:
+def check(exported: Exported, strategy: Strategy = "edges", most: int = MOST_FORMS) -> int:
     """That the values stay in every bit; how many transfers are skipped."""
     after, skipped = rewritten(artifact.from_exported(exported), strategy, most)
     given = arguments(exported)

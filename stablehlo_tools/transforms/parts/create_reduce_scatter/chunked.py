@@ -26,10 +26,11 @@ from stablehlo_tools.transforms.parts.create_reduce_scatter.rewriting import (
     compute_from,
     with_shape,
 )
-from stablehlo_tools.transforms.parts.create_reduce_scatter.slices import Slice, find_slices
-from stablehlo_tools.transforms.parts.create_reduce_scatter.windows import (
+from stablehlo_tools.transforms.parts.create_reduce_scatter.slices import (
+    Slice,
     Window,
     chunks_of,
+    find_slices,
     shape_of,
 )
 

@@ -27,11 +27,12 @@ from stablehlo_tools.analysis.device_arithmetic import Values, clamped_starts
 from stablehlo_tools.analysis.device_values import DeviceValues
 from stablehlo_tools.analysis.replica_groups import ProcessGroups
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import DYNAMIC_SLICE
 from stablehlo_tools.ir.builder import Builder, element_of
 from stablehlo_tools.transforms.parts.create_reduce_scatter.chunked import is_of_unsure_order
 from stablehlo_tools.transforms.parts.create_reduce_scatter.group_forms import GroupForms
 from stablehlo_tools.transforms.parts.create_reduce_scatter.rewriting import collective_like
-from stablehlo_tools.transforms.parts.create_reduce_scatter.windows import DYNAMIC_SLICE, shape_of
+from stablehlo_tools.transforms.parts.create_reduce_scatter.slices import shape_of
 
 _PAD = "stablehlo.pad"
 _DROPPED = ("replica_groups", "all_gather_dim", "use_global_device_ids")

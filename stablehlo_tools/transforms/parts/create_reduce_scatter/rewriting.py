@@ -7,16 +7,14 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from stablehlo_tools.analysis.device_arithmetic import COMPUTED
 from stablehlo_tools.analysis.tensor_shardings import SHARDING
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.names import CALL
+from stablehlo_tools.dialect.names import BROADCAST, CALL, CONSTANT, DYNAMIC_SLICE
 from stablehlo_tools.dialect.traits import COMPUTATIONS
 from stablehlo_tools.ir.symbols import callee_name
 from stablehlo_tools.ir.values import has_uses, producer
-from stablehlo_tools.transforms.parts.create_reduce_scatter.slices import Slice, Step
-from stablehlo_tools.transforms.parts.create_reduce_scatter.windows import (
-    BROADCAST,
-    CONSTANT,
-    DYNAMIC_SLICE,
+from stablehlo_tools.transforms.parts.create_reduce_scatter.slices import (
     ELEMENTWISE,
+    Slice,
+    Step,
     Window,
     narrowed_shape,
     splat_of,

@@ -1,7 +1,7 @@
 """Writes send and recv in the place of permutes, on one token chain through the whole module.
 
-The chain is what `thread-tokens` would put through these permutes, and through what conflicts with
-them; a permute between its two barriers is then replaced:
+The chain is what `thread-tokens` would put through these permutes, and through what conflicts
+with them; a permute between its two barriers is then replaced:
 
     %x1, %t1 = stablehlo.optimization_barrier %x, %t0      %y, %r = "stablehlo.recv"(%t0)
     %y0 = "stablehlo.collective_permute"(%x1)         ==>  %s = "stablehlo.send"(%x, %t0)
@@ -9,6 +9,12 @@ them; a permute between its two barriers is then replaced:
 
 The rest of the chain stays, without its marks: it is part of the program now, not for
 `strip-tokens` to take out.
+
+Other collectives conflict with a transfer where they could wait for it while it waits for them:
+where they have two devices in common, in one connected group of each: the
+one device can be in the first while the other is in the second. What conflicts with a transfer
+joins its group, through which further ones may conflict. (XLA's decomposer draws the same line:
+collectives along the other axes of a mesh stay free.)
 """
 
 from __future__ import annotations
@@ -16,13 +22,57 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stablehlo_tools import bindings
-from stablehlo_tools.analysis.collectives import Collective
+from stablehlo_tools.analysis.collectives import Collective, ModuleFacts
 from stablehlo_tools.analysis.permute_pairs import PAIRS
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.collectives import TRANSFERS
 from stablehlo_tools.ir.token_chain import CARRIED, LINK
 from stablehlo_tools.ir.values import key_of, maker_of
 from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.transforms.thread_tokens import thread_collectives
+
+_Groups = list[frozenset[int]]
+
+
+def conflicting(
+    transfers: Sequence[Collective], others: Sequence[Collective], facts: ModuleFacts
+) -> list[Collective]:
+    """Those of `others` that conflict with one of `transfers`, directly or through each other.
+
+    Only collectives whose participants are known: the host never waits for a device's peers.
+    """
+    together: _Groups = []
+    for transfer in transfers:
+        together = _joined(together, _groups(transfer, facts))
+    found: set[int] = set()
+    waiting = {n: groups for n, c in enumerate(others) if (groups := _groups(c, facts))}
+    while met := [n for n, groups in waiting.items() if _meet(together, groups)]:
+        for n in met:
+            together = _joined(together, waiting.pop(n))
+        found.update(met)
+    return [others[n] for n in sorted(found)]
+
+
+def _groups(collective: Collective, facts: ModuleFacts) -> _Groups:
+    """The connected groups of a collective's participants."""
+    if collective.kind in TRANSFERS:
+        return []
+    return _joined([], [frozenset(group) for group in facts.groups(collective) or ()])
+
+
+def _joined(groups: _Groups, more: Sequence[frozenset[int]]) -> _Groups:
+    """The groups with more of them, those that have a device in common as one."""
+    joined = list(groups)
+    for group in more:
+        touching = [g for g in joined if g & group]
+        joined = [g for g in joined if not g & group]
+        joined.append(group.union(*touching))
+    return joined
+
+
+def _meet(groups: _Groups, others: _Groups) -> bool:
+    return any(len(group & other) > 1 for group in groups for other in others)
+
 
 _DEVICE_TO_DEVICE = 1
 _FRONTEND = "mhlo.frontend_attributes"

@@ -1,5 +1,13 @@
 """Which candidate chains are torch-xla's, and may go: their root is zero and they are no user's.
 
+The candidate chain of a root is where the values flow that are zero because the root is:
+
+    C(x + T)            a link: the collective C takes the token T
+    T' = T * C(…)[0]    a maker: T' comes after C
+    …, T' = all_reduce(…, T)    a maker that takes T as well
+
+T may be converted and broadcast on the way to each. What else uses a token is an escape.
+
 A constant root is zero; there the doubt is whether the user wrote the addition. The form of an
 argument shows a chain, never that the caller passes zero: that takes torch-xla's own module, or
 the user's word.
@@ -12,15 +20,16 @@ from dataclasses import dataclass, replace
 
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, ToolError, note
-from stablehlo_tools.transforms.parts.import_pseudo_tokens.exploration import explore
-from stablehlo_tools.transforms.parts.import_pseudo_tokens.graph import (
+from stablehlo_tools.transforms.parts.import_pseudo_tokens.exploration import (
     Base,
     Escape,
     Maker,
+    Program,
     TokenGraph,
+    element_type,
+    explore,
+    is_scalar,
 )
-from stablehlo_tools.transforms.parts.import_pseudo_tokens.patterns import element_type, is_scalar
-from stablehlo_tools.transforms.parts.import_pseudo_tokens.program import Program
 
 _TORCH_XLA_MODULES = ("IrToHlo", "SyncTensorsGraph")
 _HOW_TO_SAY = "if it always is zero, say so: assume-zero-argument={}"

@@ -1,42 +1,360 @@
-"""Follows a root's zero forward through a module.
+"""Follows a root's zero forward through a module, by the arithmetic that pseudo-tokens are made of.
 
 Loops, branches and calls are taken to hand a token on; where it turns out that one of their
 other values is none, the guess is taken back and the search begins anew.
+
+The pieces of arithmetic are recognised by structure alone; what that asks of a module is gathered
+in one walk (`Program`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+import math
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 
 from stablehlo_tools.analysis.communication import is_public
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.names import CALL, WHILE
-from stablehlo_tools.dialect.traits import BRANCHES
-from stablehlo_tools.ir.carriers import terminator
-from stablehlo_tools.ir.symbols import FUNCTION, callee_name, symbol_name
-from stablehlo_tools.transforms.parts.import_pseudo_tokens.graph import (
-    Base,
-    Escape,
-    Flow,
-    Link,
-    Maker,
-    TokenGraph,
-)
-from stablehlo_tools.transforms.parts.import_pseudo_tokens.patterns import (
+from stablehlo_tools.dialect.names import (
     ADD,
     ALL_REDUCE,
-    FED_BY_ADDITION,
+    BROADCAST,
+    CALL,
+    COMPARE,
+    CONSTANT,
+    CONVERT,
     MULTIPLY,
-    OR,
-    RESHAPING,
-    ZERO_KEEPING,
-    FirstElement,
-    first_element,
-    is_scalar,
-    is_test_for_zero,
+    RESHAPE,
+    TRANSPOSE,
+    WHILE,
 )
-from stablehlo_tools.transforms.parts.import_pseudo_tokens.program import Program
+from stablehlo_tools.dialect.reducers import REDUCERS
+from stablehlo_tools.dialect.traits import BRANCHES, COLLECTIVES
+from stablehlo_tools.ir.carriers import terminator
+from stablehlo_tools.ir.constants import splat_element
+from stablehlo_tools.ir.symbols import FUNCTION, callee_name, functions_by_name, symbol_name
+from stablehlo_tools.ir.walk import walk
+
+Base = ir.Value | None  # the token that a value is made of; None is the constant zero
+
+
+def is_same(first: Base, second: Base) -> bool:
+    """Whether two tokens are one. (A value refuses to be compared with None.)"""
+    if first is None or second is None:
+        return first is second
+    return first == second
+
+
+@dataclass(frozen=True, eq=False)
+class Link:
+    """A collective that takes a token: its operand at `position` is `plain` + token."""
+
+    collective: ir.Operation
+    position: int
+    plain: ir.Value
+    base: Base
+
+
+@dataclass(frozen=True, eq=False)
+class Maker:
+    """What makes a token that comes after a collective, from the one that came before it.
+
+    `op` is the product, or the all_reduce itself; its operand at `position` is the old token.
+    """
+
+    collective: ir.Operation
+    op: ir.Operation
+    position: int
+    base: Base
+    token: ir.Value
+    path: tuple[ir.Operation, ...] = ()
+
+    @property
+    def is_carry(self) -> bool:
+        """Whether the token goes through the collective as an operand and a result of its own."""
+        return self.op.name == ALL_REDUCE
+
+
+@dataclass(frozen=True, eq=False)
+class Flow:
+    """A token handed through a loop, a branch or a call by the operand of `op` at `position`."""
+
+    op: ir.Operation
+    position: int
+    base: Base
+    targets: tuple[ir.Value, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Escape:
+    """A use of a token that is no part of a chain."""
+
+    op: ir.Operation
+    position: int
+    base: Base
+
+
+@dataclass(frozen=True, eq=False)
+class TokenGraph:
+    """The candidate chain of one root: None for the constant zeros of the module.
+
+    To be asked only when it is filled.
+    """
+
+    root: Base
+    bases: dict[ir.Value, Base] = field(default_factory=dict[ir.Value, Base])
+    images: list[ir.Operation] = field(default_factory=list[ir.Operation])
+    links: list[Link] = field(default_factory=list[Link])
+    makers: list[Maker] = field(default_factory=list[Maker])
+    flows: list[Flow] = field(default_factory=list[Flow])
+    escapes: list[Escape] = field(default_factory=list[Escape])
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no collective takes a token of this root."""
+        return not self.links and not any(maker.is_carry for maker in self.makers)
+
+    def collectives(self) -> Iterator[ir.Operation]:
+        """The collectives that take a token, with repeats."""
+        yield from (link.collective for link in self.links)
+        yield from (maker.collective for maker in self.makers if maker.is_carry)
+
+    @cached_property
+    def _handed(self) -> dict[Base, list[ir.Value]]:
+        targets: dict[Base, list[ir.Value]] = {}
+        for flow in self.flows:
+            targets.setdefault(flow.base, []).extend(flow.targets)
+        return targets
+
+    @cached_property
+    def _made(self) -> dict[Base, list[ir.Value]]:
+        tokens: dict[Base, list[ir.Value]] = {}
+        for maker in self.makers:
+            tokens.setdefault(maker.base, []).append(maker.token)
+        return tokens
+
+    @cached_property
+    def _taken(self) -> set[Base]:
+        carries = [maker.base for maker in self.makers if maker.is_carry]
+        return {*carries, *(link.base for link in self.links)}
+
+    def downstream(self, base: Base, *, through_makers: bool) -> set[Base]:
+        """The tokens that a token becomes by being handed on, or also by being made into others."""
+        reached: set[Base] = {base}
+        pending: list[Base] = [base]
+        while pending:
+            token = pending.pop()
+            following = list(self._handed.get(token, ()))
+            if through_makers:
+                following += self._made.get(token, ())
+            pending += [target for target in following if target not in reached]
+            reached.update(following)
+        return reached
+
+    def made_tokens(self) -> set[Base]:
+        """The tokens that come after some collective, wherever they are handed."""
+        return {
+            token
+            for maker in self.makers
+            for token in self.downstream(maker.token, through_makers=False)
+        }
+
+    def feeds(self, token: ir.Value) -> bool:
+        """Whether a collective takes this token."""
+        return not self._taken.isdisjoint(self.downstream(token, through_makers=False))
+
+    def is_chain(self) -> bool:
+        """Whether a token made after one collective is taken by a further one."""
+        return any(self.feeds(maker.token) for maker in self.makers)
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """A module's functions, calls, zeros and collectives. An op's key is its first result."""
+
+    functions: dict[str, ir.Operation]
+    calls: dict[str, list[ir.Operation]] = field(
+        default_factory=lambda: defaultdict[str, list[ir.Operation]](list)
+    )
+    zeros: list[ir.Value] = field(default_factory=list[ir.Value])
+    tokened: list[ir.Operation] = field(default_factory=list[ir.Operation])
+    positions: dict[ir.Value, int] = field(default_factory=dict[ir.Value, int])
+
+    @staticmethod
+    def of(module: ir.Module) -> Program:
+        """Walks the module once."""
+        program = Program(functions_by_name(module))
+
+        def visit(op: ir.Operation) -> ir.WalkResult:
+            if len(op.results):
+                program.positions[op.results[0]] = len(program.positions)
+            if op.name in TOKENED:
+                program.tokened.append(op)
+            elif op.name == CALL:
+                program.calls[callee_name(op)].append(op)
+            elif is_zero_constant(op):
+                program.zeros.append(op.results[0])
+            return ir.WalkResult.ADVANCE
+
+        walk(module.operation, visit)
+        return program
+
+    def position(self, op: ir.Operation) -> int:
+        """The place in the program of an op that has results."""
+        return self.positions[op.results[0]]
+
+    def callee(self, call: ir.Operation) -> ir.Operation | None:
+        """The function of one block that a call leads to and that only calls reach."""
+        function = self.functions.get(callee_name(call))
+        if function is None or is_public(function) or len(function.regions[0].blocks) != 1:
+            return None
+        return function
+
+    def entries(self) -> Sequence[tuple[str, ir.Operation]]:
+        """The public functions that have a body, by name: `main` alone, where there is one."""
+        public = [
+            (name, function)
+            for name, function in self.functions.items()
+            if is_public(function) and len(function.regions[0].blocks)
+        ]
+        return [entry for entry in public if entry[0] == "main"] or public
+
+
+def enclosing_function(op: ir.Operation) -> ir.Operation:
+    """The function that an op stands in."""
+    while op.name != FUNCTION:
+        parent = op.parent
+        assert parent is not None, "every token stands in a function"
+        op = parent
+    return op
+
+
+OR = "stablehlo.or"  # the sum of two booleans
+# Ops that hand a zero on, in another element type or shape.
+RESHAPING = frozenset({CONVERT, BROADCAST, RESHAPE})
+
+# The collectives that torch-xla hands its token by an addition; an all_reduce has it as an operand.
+FED_BY_ADDITION = COLLECTIVES - {ALL_REDUCE, "stablehlo.collective_broadcast"}
+TOKENED = FED_BY_ADDITION | {ALL_REDUCE}
+# Reductions of zeros that are zero; by `xor`, which would be one too, torch-xla reduces nothing.
+ZERO_KEEPING = REDUCERS - {"xor"}
+
+# Ops between a collective's result and the element of it that a token is multiplied by.
+_ON_THE_WAY = frozenset({CONVERT, RESHAPE, TRANSPOSE})
+
+
+@dataclass(frozen=True, eq=False)
+class FirstElement:
+    """One element of a collective's result, and the ops that pick and scale it, last one first."""
+
+    collective: ir.Operation
+    path: tuple[ir.Operation, ...]
+
+
+def defining_op(value: ir.Value) -> ir.Operation | None:
+    """The op that a value is a result of; None for a block argument."""
+    owner = value.owner
+    return None if isinstance(owner, ir.Block) else owner.operation
+
+
+def element_type(value: ir.Value) -> ir.Type | None:
+    """The element type of a tensor, None for a value of another type."""
+    kind = value.type
+    return kind.element_type if isinstance(kind, ir.RankedTensorType) else None
+
+
+def is_scalar(value: ir.Value) -> bool:
+    """Whether a value is a tensor of rank 0."""
+    kind = value.type
+    return isinstance(kind, ir.RankedTensorType) and kind.rank == 0
+
+
+def is_zero_constant(op: ir.Operation) -> bool:
+    """Whether an op is a constant that is +0 in every element, or false."""
+    if op.name != CONSTANT:
+        return False
+    # The attribute of a constant of another element type cannot even be read.
+    if not isinstance(element_type(op.results[0]), ir.FloatType | ir.IntegerType):
+        return False
+    splat = splat_element(op)
+    if isinstance(splat, ir.FloatAttr):
+        return splat.value == 0 and math.copysign(1, splat.value) > 0
+    return isinstance(splat, ir.IntegerAttr | ir.BoolAttr) and not splat.value
+
+
+def is_zero(value: ir.Value) -> bool:
+    """Whether a value is shown to be zero in every element by constants alone."""
+    source = _reshaped(value)
+    return source is not None and is_zero_constant(source)
+
+
+def is_uniform_constant(value: ir.Value) -> bool:
+    """Whether a value is a constant that is the same in every element."""
+    source = _reshaped(value)
+    if source is None or source.name != CONSTANT:
+        return False
+    return isinstance(element_type(source.results[0]), ir.FloatType | ir.IntegerType) and (
+        splat_element(source) is not None
+    )
+
+
+def is_test_for_zero(op: ir.Operation, position: int) -> bool:
+    """Whether an op is `operand != 0`, torch-xla's conversion to a boolean."""
+    if op.name != COMPARE or "NE" not in str(op.attributes["comparison_direction"]):
+        return False
+    return is_zero(op.operands[1 - position])
+
+
+def first_element(value: ir.Value) -> FirstElement | None:
+    """The collective that a scalar is the first element of, as torch-xla picks and scales it."""
+    path: list[ir.Operation] = []
+    op = defining_op(value) if is_scalar(value) else None
+    while op is not None and op.name not in TOKENED:
+        source = _step_back(op)
+        if source is None:
+            return None
+        path.append(op)
+        op = defining_op(source)
+    return None if op is None else FirstElement(op, tuple(path))
+
+
+def _step_back(op: ir.Operation) -> ir.Value | None:
+    """The array that an op on the way to a first element picks from, None for another op."""
+    if op.name in _ON_THE_WAY or _picks_first(op):
+        return op.operands[0]
+    if op.name != MULTIPLY:
+        return None
+    for position in (0, 1):
+        if is_uniform_constant(op.operands[1 - position]):
+            return op.operands[position]
+    return None
+
+
+def _picks_first(op: ir.Operation) -> bool:
+    name = op.name
+    if name == "stablehlo.slice":
+        starts, limits = op.attributes["start_indices"], op.attributes["limit_indices"]
+        return _all_are(starts, 0) and _all_are(limits, 1)
+    if name in ("stablehlo.gather", "stablehlo.dynamic_slice"):
+        indices = list(op.operands)[1:]
+        return _all_are(op.attributes["slice_sizes"], 1) and all(map(is_zero, indices))
+    return False
+
+
+def _all_are(numbers: ir.Attribute, number: int) -> bool:
+    entries: Sequence[int] = list(ir.DenseI64ArrayAttr(numbers))
+    return all(entry == number for entry in entries)
+
+
+def _reshaped(value: ir.Value) -> ir.Operation | None:
+    """The op that a value is made of by reshaping and converting alone."""
+    op = defining_op(value)
+    while op is not None and op.name in RESHAPING:
+        op = defining_op(op.operands[0])
+    return op
+
 
 _RETURNS = frozenset({"func.return", "stablehlo.return"})
 

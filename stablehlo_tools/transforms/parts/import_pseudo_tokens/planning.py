@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from stablehlo_tools.analysis.liveness import live_values
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, note
-from stablehlo_tools.transforms.parts.import_pseudo_tokens.graph import (
+from stablehlo_tools.transforms.parts.import_pseudo_tokens.exploration import (
     Base,
     Link,
     Maker,
+    Program,
     TokenGraph,
     is_same,
 )
-from stablehlo_tools.transforms.parts.import_pseudo_tokens.program import Program
 
 # Attributes of an op by which XLA's importers state the shapes and layouts of its results.
 _RESULT_LISTS = ("xla_shape", "result_layout")

@@ -1,29 +1,106 @@
-"""Takes planned chains out of the IR. Applying decides nothing."""
+"""Takes planned chains out of the IR. Applying decides nothing.
+
+The order that pseudo-tokens made is kept as it is: forks stay forks, joins are by after_all. The
+argument that held the zero is dropped.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.names import WHILE
-from stablehlo_tools.ir.carriers import drop
-from stablehlo_tools.transforms.parts.import_pseudo_tokens.graph import (
+from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.dialect.names import CONSTANT, CONVERT, WHILE
+from stablehlo_tools.ir.carriers import drop, drop_entry_argument
+from stablehlo_tools.ir.symbols import symbol_name
+from stablehlo_tools.ir.token_chain import create_join, tie_operands, tie_results
+from stablehlo_tools.transforms.parts.import_pseudo_tokens.exploration import (
+    RESHAPING,
     Base,
     Flow,
     Maker,
-    TokenGraph,
-)
-from stablehlo_tools.transforms.parts.import_pseudo_tokens.patterns import (
-    CONSTANT,
-    CONVERT,
-    RESHAPING,
-    defining_op,
-)
-from stablehlo_tools.transforms.parts.import_pseudo_tokens.planning import ImportPlan
-from stablehlo_tools.transforms.parts.import_pseudo_tokens.program import (
     Program,
+    TokenGraph,
+    defining_op,
     enclosing_function,
 )
+from stablehlo_tools.transforms.parts.import_pseudo_tokens.planning import (
+    ImportPlan,
+    not_in_one_block,
+    sources,
+)
+
+PartialOrder = list[list[int]]  # by member: those it comes directly after
+
+
+def partial_order(plan: ImportPlan) -> PartialOrder:
+    """The members that each member's token comes from. Raises where they share no block."""
+    first = plan.members[0]
+    for member in plan.members:
+        if member.block != first.block:
+            raise not_in_one_block(member)
+    number = {member.results[0]: i for i, member in enumerate(plan.members)}
+    return [[number[source.results[0]] for source in taken] for taken in sources(plan)]
+
+
+def thread_partial_order(members: Sequence[ir.Operation], order: PartialOrder) -> None:
+    """Ties each member after those it has to come after; a token leaves where one is awaited."""
+    first = members[0]
+    root = create_join([], ir.InsertionPoint(first), first.location)
+    awaited = {source for sources_of_one in order for source in sources_of_one}
+    tokens: dict[int, ir.Value] = {}
+    for i, member in enumerate(members):
+        before = [tokens[source] for source in order[i]] or [root]
+        ip = ir.InsertionPoint(member)
+        token = before[0] if len(before) == 1 else create_join(before, ip, member.location)
+        token = tie_operands(member, token)
+        if i in awaited:
+            tokens[i] = tie_results(member, token)
+
+
+_JAX_EXPORT = "jax.uses_shape_polymorphism"
+# Attributes of a module that count arguments.
+_LISTS = (
+    "mhlo.input_output_alias",
+    "mhlo.cross_program_prefetches",
+    "mhlo.spmd_parameters_shardings",
+    "mhlo.xla_entry_computation_parameter_layouts",
+    "mhlo.xla_entry_computation_parameter_tiles",
+)
+
+
+def drop_token_arguments(module: ir.Module, chains: Sequence[TokenGraph]) -> None:
+    """Removes the arguments that the chains started from.
+
+    Raises a located ToolError where one is still used, or the arguments are listed elsewhere.
+    """
+    arguments = [ir.BlockArgument(chain.root) for chain in chains if chain.root is not None]
+    for argument in sorted(arguments, key=lambda argument: -argument.arg_number):
+        function = argument.owner.owner.operation
+        what = f"drop-token-argument: argument {argument.arg_number} of @{symbol_name(function)}"
+        _check_not_listed(module, what)
+        use = next(iter(argument.uses), None)
+        if use is not None:
+            user = use.owner.operation
+            raise ToolError(f"{what} is still used, by {user.name} (P6)", user.location)
+        drop_entry_argument(function, argument.arg_number)
+
+
+def _check_not_listed(module: ir.Module, what: str) -> None:
+    attributes = module.operation.attributes
+    if _JAX_EXPORT in attributes:
+        raise ToolError(
+            f"{what} belongs to the calling convention of a jax.export artifact (P6)",
+            module.operation.location,
+        )
+    for name in _LISTS:
+        listed = attributes.get(name)
+        if listed is None or (isinstance(listed, ir.ArrayAttr) and not len(listed)):
+            continue
+        raise ToolError(
+            f"{what}: the module's attribute {name} counts arguments, and would be wrong (P6)",
+            module.operation.location,
+        )
 
 
 def take_out(plan: ImportPlan) -> list[ir.Operation]:

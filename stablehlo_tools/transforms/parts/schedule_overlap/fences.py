@@ -1,22 +1,247 @@
 """Which barriers hold a schedule: from when to when each collective is in flight.
 
 A fence is one barrier at an anchor. The operands of the collectives that begin there go through
-it, so that none begins earlier; so do the results of those that have to be over there, which keeps
-their slot free for the next. Compute that was moved is linked to what runs before it. What follows
-from the program's own dependences needs no fence.
+it, so that none begins earlier; so do the results of those that have to be over there, which
+keeps their slot free for the next. Compute that was moved is linked to what runs before it. What
+follows from the program's own dependences needs no fence.
+
+An anchor is a point in time of the block that a barrier can hold on to.
+XLA does not fuse across a barrier, so it stands where a kernel begins or ends in any case: before
+a matrix product, a convolution, a kernel call or a loop, on the operand that is ready last; or
+behind a reduction to something small, on its result. Should XLA have fused what makes the operand
+into the op after all, the operand has to be written and read: where that takes long beside the op,
+as the attention scores do that a product with the values reads, there is no anchor.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
+from stablehlo_tools.analysis.effects import Effects
+from stablehlo_tools.analysis.tasks.graph import TracedGraph
+from stablehlo_tools.analysis.tasks.op_work import bytes_of
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.custom_calls import is_future
+from stablehlo_tools.dialect.names import CONVOLUTION, CUSTOM_CALL, WHILE
+from stablehlo_tools.ir.symbols import FUNCTION
 from stablehlo_tools.ir.values import key_of, producer
-from stablehlo_tools.transforms.parts.schedule_overlap.anchors import Anchor
-from stablehlo_tools.transforms.parts.schedule_overlap.block_plan import BlockPlan, Places
+from stablehlo_tools.ir.walk import walk
+
+type Places = Mapping[ir.Value | ir.Operation, int]  # numbers of ops, by what stands for them
+
+
+@dataclass(frozen=True, slots=True)
+class BlockPlan:
+    """All ops of a block but its last in their new order; by op, its place in it.
+
+    `ops` are those of each task in this block, in program order.
+    """
+
+    block: ir.Block
+    order: Sequence[ir.Operation]
+    ops: Sequence[Sequence[ir.Operation]]
+
+
+def plan_block(traced: TracedGraph, order: Sequence[int], effects: Effects) -> BlockPlan | None:
+    """The plan of the block that most tasks of a graph stand in; None if nothing stands in one."""
+    block = _home(traced)
+    if block is None:
+        return None
+    lifted = [_lifted(ops, block) for ops in traced.ops]
+    wanted = (op for task in order for op in lifted[task])
+    return BlockPlan(block, _in_order(block, wanted, effects), lifted)
+
+
+def _home(traced: TracedGraph) -> ir.Block | None:
+    counts = Counter(op.block for ops in traced.ops for op in ops[-1:])
+    return counts.most_common(1)[0][0] if counts else None
+
+
+def _lifted(ops: Sequence[ir.Operation], block: ir.Block) -> list[ir.Operation]:
+    found: dict[ir.Value | ir.Operation, ir.Operation] = {}
+    for op in ops:
+        around = _ancestor_in(op, block)
+        if around is not None:
+            found.setdefault(key_of(around), around)
+    return list(found.values())
+
+
+def _ancestor_in(op: ir.Operation, block: ir.Block) -> ir.Operation | None:
+    current = op
+    while current.block != block:
+        parent = current.parent
+        if parent is None or parent.name == FUNCTION:
+            return None
+        current = parent.operation
+    return current
+
+
+def _in_order(
+    block: ir.Block, wanted: Iterable[ir.Operation], effects: Effects
+) -> list[ir.Operation]:
+    """The ops of a block: those wanted in this order, each behind all that it needs."""
+    ops = [op.operation for op in block.operations][:-1]
+    number = {key_of(op): i for i, op in enumerate(ops)}
+    needs = [sorted(_needs(op, number)) for op in ops]
+    for before, after in pairwise(effects.in_block(block)):
+        needs[number[key_of(after)]].append(number[key_of(before)])
+    done = bytearray(len(ops))
+    result: list[ir.Operation] = []
+    indices = [number[key_of(op)] for op in wanted]
+    for wished in (*indices, *range(len(ops))):
+        stack = [wished]
+        while stack:
+            at = stack[-1]
+            missing = [i for i in needs[at] if not done[i]]
+            if missing and not done[at]:
+                stack += reversed(missing)
+                continue
+            stack.pop()
+            if not done[at]:
+                done[at] = 1
+                result.append(ops[at])
+    return result
+
+
+def _needs(op: ir.Operation, number: dict[ir.Value | ir.Operation, int]) -> set[int]:
+    """The ops of the block whose results an op, or an op in its regions, uses."""
+    found: set[int] = set()
+
+    def visit(inner: ir.Operation) -> ir.WalkResult:
+        for operand in inner.operands:
+            owner = operand.owner
+            at = None if isinstance(owner, ir.Block) else number.get(key_of(owner.operation))
+            if at is not None:
+                found.add(at)
+        return ir.WalkResult.ADVANCE
+
+    if len(op.regions):
+        walk(op, visit)
+    else:
+        visit(op)
+    found.discard(number[key_of(op)])
+    return found
+
+
+_BEFORE = frozenset({CONVOLUTION, CUSTOM_CALL, WHILE})
+_DOT = "stablehlo.dot_general"
+_REDUCE = "stablehlo.reduce"
+_SMALLER = 16  # times: what a reduction to something small makes of its operand
+_SHARE = 0.15  # of an op's time
+_LEAST_NS = 20_000.0  # of a reduction: a shorter one is as good as a moment
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """A moment: before an op, on its operands of these numbers, or behind it, on its result."""
+
+    task: int
+    op: ir.Operation
+    place: int  # of the op in the block
+    operands: tuple[int, ...]  # none: behind it
+    time: float  # ns
+
+    @property
+    def served_from(self) -> int:
+        """The place of the first op that can read what goes through a barrier here."""
+        return self.place if self.operands else self.place + 1
+
+
+def find_anchors(
+    plan: BlockPlan,
+    order: Sequence[int],
+    begin: Sequence[float],
+    ns: Sequence[float],
+    copy_rate: float,
+) -> list[Anchor]:
+    """The anchors of a block in their order; `begin` and `ns` are those of the tasks.
+
+    `copy_rate` is how many bytes memory reads or writes in a ns.
+    """
+    places = {key_of(op): place for place, op in enumerate(plan.order)}
+    task_of = _tasks(plan, order)
+    levels: dict[ir.Value | ir.Operation, int] = {}
+    found: list[Anchor] = []
+    for place, op in enumerate(plan.order):
+        level = max((_level(operand, levels) for operand in op.operands), default=0)
+        task = task_of.get(key_of(op))
+        if task is not None and (op.name == _DOT or op.name in _BEFORE):
+            numbers = [
+                number
+                for number in _ready_last(op, levels, places)
+                if not _costs(op.operands[number], ns[task], copy_rate)
+            ]
+            if numbers and _ready_last(op, levels, places)[-1] in numbers:
+                found.append(Anchor(task, op, place, tuple(numbers), begin[task]))
+            level += 1
+        elif task is not None and _is_behind(op) and ns[task] >= _LEAST_NS:
+            found.append(Anchor(task, op, place, (), begin[task] + ns[task]))
+        levels[key_of(op)] = level
+    return found
+
+
+def _tasks(plan: BlockPlan, order: Sequence[int]) -> Places:
+    """The task that each op of the block stands in."""
+    return {key_of(op): task for task in order for op in plan.ops[task]}
+
+
+def _is_behind(op: ir.Operation) -> bool:
+    if op.name != _REDUCE or len(op.results) != 1:
+        return False
+    return bytes_of(op.results[0]) * _SMALLER <= bytes_of(op.operands[0])
+
+
+def _costs(value: ir.Value, ns: float, copy_rate: float) -> bool:
+    """Whether to write and read a value, should a barrier make that necessary, takes long."""
+    return 2 * bytes_of(value) / copy_rate > _SHARE * ns
+
+
+def _level(value: ir.Value, levels: Places) -> int:
+    """How many anchors in a row lead to a value."""
+    maker = producer(value)
+    return 0 if maker is None else levels.get(key_of(maker), 0)
+
+
+def _ready_last(op: ir.Operation, levels: Places, places: Places) -> list[int]:
+    """The numbers of the tensor operands that other anchors lead to, the last ready one last."""
+    ranked = sorted(
+        (_level(operand, levels), _place(operand, places), number)
+        for number, operand in enumerate(op.operands)
+        if isinstance(operand.type, ir.RankedTensorType) and not is_future(operand)
+    )
+    return [number for level, _, number in ranked if level] or [n for _, _, n in ranked[-1:]]
+
+
+def _place(value: ir.Value, places: Places) -> int:
+    maker = producer(value)
+    return -1 if maker is None else places.get(key_of(maker), -1)
+
+
+def unordered_neighbours(plan: BlockPlan, anchors: Sequence[Anchor]) -> list[tuple[Anchor, Anchor]]:
+    """Anchors that follow each other of which the second does not need the first's result."""
+    return [
+        (first, second) for first, second in pairwise(anchors) if not _leads_to(plan, first, second)
+    ]
+
+
+def _leads_to(plan: BlockPlan, first: Anchor, second: Anchor) -> bool:
+    between = {key_of(op) for op in plan.order[first.place : second.place + 1]}
+    pending = [second.op]
+    while pending:
+        op = pending.pop()
+        if key_of(op) == key_of(first.op):
+            return True
+        for operand in op.operands:
+            maker = producer(operand)
+            if maker is not None and key_of(maker) in between:
+                between.discard(key_of(maker))
+                pending.append(maker)
+    return False
+
 
 _MOST_LOOKED_AT = 200  # values that are made of a collective's result
 _SLACK = 5_000.0  # ns: anchors so close to each other are the same moment

@@ -1,4 +1,9 @@
-"""A schedule for the ops of one block: planned for what a compiler can be held to."""
+"""A schedule for the ops of one block: planned for what a compiler can be held to.
+
+A task of the schedule stands for ops of the block, or of regions inside ops of it: then for the
+op of the block around them. Ops that no task stands for (constants, what each reader makes anew,
+what nobody uses) come right before the first op that needs them.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +17,16 @@ from stablehlo_tools.overlap.scheduling.forward import Moments
 from stablehlo_tools.overlap.scheduling.problem import Problem, problem_of
 from stablehlo_tools.overlap.scheduling.scheduler import Limits, Schedule, schedule
 from stablehlo_tools.overlap.scheduling.timing import time_order
-from stablehlo_tools.transforms.parts.schedule_overlap.anchors import Anchor, find_anchors
-from stablehlo_tools.transforms.parts.schedule_overlap.block_plan import BlockPlan, plan_block
-from stablehlo_tools.transforms.parts.schedule_overlap.fences import Fence, Flight, plan_fences
-from stablehlo_tools.transforms.parts.schedule_overlap.links import unordered_neighbours
+from stablehlo_tools.transforms.parts.schedule_overlap.fences import (
+    Anchor,
+    BlockPlan,
+    Fence,
+    Flight,
+    find_anchors,
+    plan_block,
+    plan_fences,
+    unordered_neighbours,
+)
 
 _END = 0.05  # of the longest chain: what so little hangs on may end last
 

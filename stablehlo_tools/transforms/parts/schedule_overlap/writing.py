@@ -7,9 +7,12 @@ from collections.abc import Callable, Sequence
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.values import key_of, maker_of
-from stablehlo_tools.transforms.parts.schedule_overlap.anchors import Anchor
-from stablehlo_tools.transforms.parts.schedule_overlap.block_plan import BlockPlan
-from stablehlo_tools.transforms.parts.schedule_overlap.fences import Fence, place_of
+from stablehlo_tools.transforms.parts.schedule_overlap.fences import (
+    Anchor,
+    BlockPlan,
+    Fence,
+    place_of,
+)
 from stablehlo_tools.transforms.parts.schedule_overlap.scheduled_block import ScheduledBlock
 
 _BARRIER = "stablehlo.optimization_barrier"

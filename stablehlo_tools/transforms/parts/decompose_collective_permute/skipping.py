@@ -1,0 +1,384 @@
+"""Which edges of a permute run in which iterations of its loop, and the branch that skips the rest.
+
+The needed windows of the edges cut the iterations into phases. Each phase has one permute with
+just its edges, so that an iteration still runs at most one permute, however many windows there are.
+
+    %y = permute(%x) [[0,1],[1,2]]
+==>
+    %y = if (%counter < 3) { permute(%x) [[0,1],[1,2]] } else { zeros }
+
+The counter is the same on all devices, so all of them take the same branch and a permute always
+meets its partners. Where no edge runs the result is zeros, as of a permute without pairs.
+
+A permute in a branch overlaps nothing outside of it: XLA:GPU, which splits one in the plain into a
+start and a done, runs it in one piece there. So this pays where the transfer is exposed anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+
+from stablehlo_tools.analysis.collectives import ModuleFacts, tensor_bytes
+from stablehlo_tools.analysis.demand import Counter, PermuteDemand, Ranges, permute_demand
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import Diagnostic, note
+from stablehlo_tools.dialect.traits import BRANCHES
+from stablehlo_tools.ir.builder import Builder
+from stablehlo_tools.ir.copying import copy_module, take_over
+from stablehlo_tools.ir.inline import inline_all_calls
+from stablehlo_tools.ir.token_chain import refuse_tokens
+
+Strategy = Literal["edges", "whole"]
+Edges = frozenset[int]  # positions in the pairs of a permute
+
+MOST_FORMS = 8  # permutes that one is replaced by: each costs a branch and code, once
+SYMBOLIC = "its result has a symbolic dimension, of which there are no zeros"
+NOT_PLAIN = "its elements are not integers, floats or complex numbers, of which a zero is known"
+WRITTEN = "it stands in a branch on the iteration already"
+NEVER = "it never runs, or has no pairs"
+ALL_NEEDED = "every edge is needed in every iteration"
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Iterations from `first` to `last`, and the edges that run in them."""
+
+    first: int
+    last: int
+    edges: Edges
+
+    @property
+    def length(self) -> int:
+        """How many iterations."""
+        return self.last - self.first + 1
+
+
+@dataclass(frozen=True)
+class ValidityPlan:
+    """What becomes of one permute; the phases cover all iterations of its loop."""
+
+    demand: PermuteDemand
+    phases: tuple[Phase, ...]
+
+    @property
+    def forms(self) -> tuple[Edges, ...]:
+        """The different sets of edges, as they first appear."""
+        return tuple(dict.fromkeys(phase.edges for phase in self.phases))
+
+    @property
+    def before(self) -> int:
+        """Transfers of the permute as it was, an edge in an iteration being one."""
+        return len(self.demand.pairs) * sum(_lengths(self.demand.executed))
+
+    @property
+    def needed(self) -> int:
+        """Transfers that something depends on."""
+        return sum(sum(_lengths(windows)) for windows in self.demand.needed)
+
+    @property
+    def after(self) -> int:
+        """Transfers that stay; more than are needed where phases were joined."""
+        runs = set(_iterations(self.demand.executed))
+        return sum(
+            len(phase.edges)
+            for phase in self.phases
+            for n in range(phase.first, phase.last + 1)
+            if n in runs
+        )
+
+
+def plan(
+    demand: PermuteDemand, strategy: Strategy = "edges", most_forms: int = MOST_FORMS
+) -> ValidityPlan | str:
+    """What becomes of a permute, or why it stays as it is.
+
+    `edges`: each edge runs in the iterations that need it, and in further ones where there would
+    be more than `most_forms` sets of edges. `whole`: all edges that are ever needed run in the
+    iterations that need any.
+    """
+    reason = demand.reason or _unwritable(demand.op)
+    if reason:
+        return reason
+    if not demand.executed or not demand.pairs:
+        return NEVER
+    phases = _phases(demand, strategy)
+    while len({phase.edges for phase in phases}) > max(most_forms, 1):
+        phases = _joined(phases)
+    every = frozenset(range(len(demand.pairs)))
+    if all(phase.edges == every for phase in phases):
+        return ALL_NEEDED
+    return ValidityPlan(demand, tuple(phases))
+
+
+def describe(chosen: ValidityPlan | PermuteDemand) -> str:
+    """The windows of the edges, iterations counted from 0: for a note."""
+    demand = chosen.demand if isinstance(chosen, ValidityPlan) else chosen
+    alike: dict[Ranges, list[str]] = {}
+    for (source, target), windows in zip(demand.pairs, demand.needed, strict=True):
+        alike.setdefault(windows, []).append(f"{source}>{target}")
+    told = [_told(names, windows, demand.trips) for windows, names in alike.items()]
+    if not isinstance(chosen, ValidityPlan):
+        return "; ".join(told)
+    skipped = f"{chosen.before - chosen.after} of {chosen.before} transfers are skipped"
+    return "; ".join([*told, skipped])
+
+
+def _told(names: Sequence[str], windows: Ranges, trips: int) -> str:
+    edges = f"edge {names[0]} is" if len(names) == 1 else f"edges {', '.join(names)} are"
+    if not windows:
+        return f"{edges} never needed"
+    parts = [str(a) if a == b else f"{a} to {b}" for a, b in windows]
+    iterations = (
+        "iteration" if len(windows) == 1 and windows[0][0] == windows[0][1] else "iterations"
+    )
+    return f"{edges} needed in {iterations} {', '.join(parts)} of {trips}"
+
+
+def _phases(demand: PermuteDemand, strategy: Strategy) -> list[Phase]:
+    """Iterations with equal edges in a row; where the permute does not run, those before it."""
+    wanted: list[set[int]] = [set() for _ in range(demand.trips)]
+    for edge, windows in enumerate(demand.needed):
+        for n in _iterations(windows):
+            wanted[n].add(edge)
+    if strategy == "whole":
+        union = set[int]().union(*wanted)
+        wanted = [union if edges else set() for edges in wanted]
+    found: list[Phase] = []
+    for n in _iterations(demand.executed):
+        edges = frozenset(wanted[n])
+        if found and found[-1].edges == edges:
+            found[-1] = Phase(found[-1].first, n, edges)
+        else:
+            found.append(Phase(n, n, edges))
+    ends = [phase.first - 1 for phase in found[1:]] + [demand.trips - 1]
+    starts = [0] + [end + 1 for end in ends[:-1]]
+    return [Phase(a, b, p.edges) for a, b, p in zip(starts, ends, found, strict=True)]
+
+
+def _joined(phases: Sequence[Phase]) -> list[Phase]:
+    """The phases with those two neighbours joined for which that adds the fewest transfers."""
+    added = [_added(one, two) for one, two in pairwise(phases)]
+    at = added.index(min(added))
+    one, two = phases[at], phases[at + 1]
+    joined = Phase(one.first, two.last, one.edges | two.edges)
+    return _merged([*phases[:at], joined, *phases[at + 2 :]])
+
+
+def _added(one: Phase, two: Phase) -> int:
+    both = len(one.edges | two.edges)
+    return one.length * (both - len(one.edges)) + two.length * (both - len(two.edges))
+
+
+def _merged(phases: Sequence[Phase]) -> list[Phase]:
+    found: list[Phase] = []
+    for phase in phases:
+        if found and found[-1].edges == phase.edges:
+            found[-1] = Phase(found[-1].first, phase.last, phase.edges)
+        else:
+            found.append(phase)
+    return found
+
+
+def _unwritable(op: ir.Operation) -> str:
+    if _is_written(op):
+        return WRITTEN
+    kind = ir.RankedTensorType(op.results[0].type)
+    if not kind.has_static_shape:
+        return SYMBOLIC
+    plain = isinstance(kind.element_type, ir.IntegerType | ir.FloatType | ir.ComplexType)
+    return "" if plain else NOT_PLAIN
+
+
+def _is_written(op: ir.Operation) -> bool:
+    """Whether all that the regions of the branch around an op hold are permutes and constants."""
+    branch = op.parent
+    if branch is None or branch.name not in BRANCHES:
+        return False
+    held = {
+        inner.operation.name for region in branch.regions for inner in region.blocks[0].operations
+    }
+    return held <= {op.name, "stablehlo.constant", "stablehlo.return"}
+
+
+def _lengths(windows: Ranges) -> list[int]:
+    return [last - first + 1 for first, last in windows]
+
+
+def _iterations(windows: Ranges) -> list[int]:
+    return [n for first, last in windows for n in range(first, last + 1)]
+
+
+_PAIRS = "source_target_pairs"
+_MOST_COMPARED = 2  # ranges of a condition that is written with comparisons
+
+
+def write(plan: ValidityPlan) -> ir.Value:
+    """Replaces the permute of a plan; returns what stands for its result.
+
+    The handle to the permute becomes invalid, those to its loop and to other permutes do not.
+    """
+    op = plan.demand.op
+    forms = plan.forms
+    if len(forms) == 1:
+        result = _form(op, plan, forms[0], ir.InsertionPoint(op))
+    else:
+        result = _Writer(plan).write()
+    op.results[0].replace_all_uses_with(result)
+    op.erase()
+    return result
+
+
+class _Writer:
+    def __init__(self, plan: ValidityPlan) -> None:
+        self.plan = plan
+        self.op = plan.demand.op
+        self.builder = Builder(ir.InsertionPoint(self.op), self.op.location)
+        counter = plan.demand.counter
+        assert counter is not None, "a plan of several forms has a loop of several iterations"
+        self.counter: Counter = counter
+        self.value: ir.Value = plan.demand.loop.regions[1].blocks[0].arguments[counter.position]
+
+    def write(self) -> ir.Value:
+        forms = self.plan.forms
+        if len(forms) == 2:
+            windows = [self._windows(form) for form in forms]
+            first = 0 if len(windows[0]) <= len(windows[1]) else 1
+            if len(windows[first]) <= _MOST_COMPARED:
+                chosen = (forms[first], forms[1 - first])
+                return self._branch("if", self._within(windows[first]), chosen)
+        return self._branch("case", self._looked_up(), forms)
+
+    def _windows(self, form: Edges) -> Ranges:
+        return tuple((p.first, p.last) for p in self.plan.phases if p.edges == form)
+
+    def _branch(self, name: str, choice: ir.Value, forms: Sequence[Edges]) -> ir.Value:
+        branch = ir.Operation.create(
+            f"stablehlo.{name}",
+            results=[self.op.results[0].type],
+            operands=[choice],
+            regions=len(forms),
+            loc=self.op.location,
+            ip=ir.InsertionPoint(self.op),
+        )
+        for region, form in zip(branch.regions, forms, strict=True):
+            inside = ir.InsertionPoint(region.blocks.append())
+            result = _form(self.op, self.plan, form, inside)
+            ir.Operation.create(
+                "stablehlo.return", operands=[result], loc=self.op.location, ip=inside
+            )
+        return branch.results[0]
+
+    def _within(self, windows: Ranges) -> ir.Value:
+        """Whether the iteration is in one of the windows."""
+        tests = [self._inside(first, last) for first, last in windows]
+        found = tests[0]
+        for test in tests[1:]:
+            found = self.builder.same("or", found, test)
+        return found
+
+    def _inside(self, first: int, last: int) -> ir.Value:
+        at_least, at_most = ("GE", "LE") if self.counter.step > 0 else ("LE", "GE")
+        tests: list[ir.Value] = []
+        if first > 0:
+            tests.append(self.builder.compare(at_least, self.value, self._counted(first)))
+        if last < self.plan.demand.trips - 1:
+            tests.append(self.builder.compare(at_most, self.value, self._counted(last)))
+        assert tests, "a window of all iterations is no condition"
+        return tests[0] if len(tests) == 1 else self.builder.same("and", *tests)
+
+    def _counted(self, iteration: int) -> ir.Value:
+        """What the counter is in an iteration."""
+        return self._number(self.counter.start + iteration * self.counter.step)
+
+    def _number(self, number: int) -> ir.Value:
+        kind = self.value.type
+        value = ir.Attribute.parse(f"dense<{number}> : {kind}", self.op.context)
+        return self.builder.op("constant", [], kind, value=value)
+
+    def _looked_up(self) -> ir.Value:
+        """The number of the form, out of a table by the iteration."""
+        forms = {form: n for n, form in enumerate(self.plan.forms)}
+        table = [forms[p.edges] for p in self.plan.phases for _ in range(p.length)]
+        looked = self.builder.dynamic_slice(self.builder.table(table), [self._iteration()], [1])
+        return self.builder.reshape(looked, [])
+
+    def _iteration(self) -> ir.Value:
+        start, step = self.counter.start, self.counter.step
+        found = self.value
+        if step < 0:
+            found = self.builder.same("subtract", self._number(start), found)
+        elif start:
+            found = self.builder.same("subtract", found, self._number(start))
+        if abs(step) > 1:
+            found = self.builder.same("divide", found, self._number(abs(step)))
+        return found
+
+
+def _form(op: ir.Operation, plan: ValidityPlan, form: Edges, at: ir.InsertionPoint) -> ir.Value:
+    """The permute with some of its edges; zeros without any."""
+    kind = op.results[0].type
+    if not form:
+        return ir.Operation.create(
+            "stablehlo.constant",
+            results=[kind],
+            attributes={"value": ir.Attribute.parse(f"dense<{_zero(kind)}> : {kind}", op.context)},
+            loc=op.location,
+            ip=at,
+        ).results[0]
+    copy = op.clone(ip=at)
+    pairs = [pair for edge, pair in enumerate(plan.demand.pairs) if edge in form]
+    copy.attributes[_PAIRS] = ir.DenseElementsAttr.get(
+        np.array(pairs, dtype=np.int64), context=op.context
+    )
+    return copy.results[0]
+
+
+def _zero(kind: ir.Type) -> str:
+    element = ir.RankedTensorType(kind).element_type
+    if isinstance(element, ir.ComplexType):
+        return "(0.0, 0.0)" if isinstance(element.element_type, ir.FloatType) else "(0, 0)"
+    if isinstance(element, ir.FloatType):
+        return "0.0"
+    return "false" if ir.IntegerType(element).width == 1 else "0"
+
+
+def skip_unneeded(module: ir.Module, least_bytes: int, name: str) -> list[Diagnostic]:
+    """Rewrites the module, calls inlined, if there is something to skip; a note for each permute
+    of a loop.
+
+    Permutes of fewer than `least_bytes` bytes stay. Raises a located ToolError in the name of a
+    pass for a module that has tokens, if something is to be rewritten.
+    """
+    draft = copy_module(module)
+    inline_all_calls(draft)
+    demands = permute_demand(draft, ModuleFacts.of(draft))
+    plans = [(d, _small(d, least_bytes) or plan(d)) for d in demands]
+    notes = [
+        note(f"collective_permute: {_verdict(found)}", demand.op.location)
+        for demand, found in plans
+    ]
+    written = [found for _, found in plans if isinstance(found, ValidityPlan)]
+    for found in written:
+        write(found)
+    if written:
+        refuse_tokens(module, name, "P3")
+        take_over(module, draft)
+    return notes
+
+
+def _small(demand: PermuteDemand, least_bytes: int) -> str:
+    size = tensor_bytes(ir.ShapedType(demand.op.operands[0].type))
+    if size is None or size >= least_bytes:
+        return ""
+    return f"its {size} bytes are less than min-bytes"
+
+
+def _verdict(found: ValidityPlan | str) -> str:
+    if isinstance(found, ValidityPlan):
+        return describe(found)
+    return found if found == ALL_NEEDED else f"no transfer is skipped: {found}"

@@ -1,1 +1,0 @@
-"""Skips the transfers of a permute in a loop that no output depends on."""
