@@ -175,10 +175,10 @@ def _parts(collective: Collective) -> int | None:
     return large // small if gathers else small // max(1, large)
 
 
-def _is_plain(kind: ir.Type) -> bool:
-    if not isinstance(kind, ir.RankedTensorType) or not kind.has_static_shape:
+def _is_plain(type_: ir.Type) -> bool:
+    if not isinstance(type_, ir.RankedTensorType) or not type_.has_static_shape:
         return False
-    return isinstance(kind.element_type, ir.IntegerType | ir.FloatType | ir.ComplexType)
+    return isinstance(type_.element_type, ir.IntegerType | ir.FloatType | ir.ComplexType)
 
 
 def _is_chained(op: ir.Operation) -> bool:

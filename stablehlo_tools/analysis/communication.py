@@ -79,7 +79,7 @@ class _Builder:
         self.module = module
         self.counts = counts
         self.functions = functions_by_name(module)
-        self.found: list[Collective | ir.Operation] = []  # collectives and calls, in order
+        self.entries: list[Collective | ir.Operation] = []  # collectives and calls, in order
         self.calls: dict[str, list[ir.Operation]] = {}
         self.references: dict[str, ir.Operation] = {}
         self.callees: dict[str, list[str]] = {name: [] for name in self.functions}
@@ -91,7 +91,7 @@ class _Builder:
             self._check_references(name)
         built = {name: self._function(name) for name in communicating}
         lists: dict[ir.Block, list[Site]] = {}  # by block: an op's hash takes in all its operands
-        for entry in self.found:
+        for entry in self.entries:
             if isinstance(entry, Collective):
                 self._place(Site(entry.op, collective=entry), lists, built)
             elif callee_name(entry) in communicating:
@@ -104,7 +104,7 @@ class _Builder:
         def visit(op: ir.Operation) -> ir.WalkResult:
             name = op.name
             if name in CALLS:
-                self.found.append(op)
+                self.entries.append(op)
                 self.calls.setdefault(callee_name(op), []).append(op)
                 self.callees[self._enclosing(op)].append(callee_name(op))
                 return ir.WalkResult.ADVANCE
@@ -116,7 +116,7 @@ class _Builder:
             collective = classify(op)
             if collective is None or not (self.counts is None or self.counts(collective)):
                 return ir.WalkResult.ADVANCE
-            self.found.append(collective)
+            self.entries.append(collective)
             # What a reduction calls or does is found too, and then has no place in any order.
             return ir.WalkResult.SKIP if collective.is_async else ir.WalkResult.ADVANCE
 
@@ -166,7 +166,7 @@ class _Builder:
         for name, callees in self.callees.items():
             for callee in callees:
                 callers.setdefault(callee, []).append(name)
-        talking = {self._enclosing(c.op) for c in self.found if isinstance(c, Collective)}
+        talking = {self._enclosing(c.op) for c in self.entries if isinstance(c, Collective)}
         pending = list(talking)
         while pending:
             new = [caller for caller in callers[pending.pop()] if caller not in talking]

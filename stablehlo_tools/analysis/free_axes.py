@@ -8,7 +8,7 @@ from stablehlo_tools.analysis.replica_groups import DeviceMesh
 from stablehlo_tools.analysis.shardings import manual_axes
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
-from stablehlo_tools.ir.walk import walk
+from stablehlo_tools.ir.walk import ops_where
 
 
 class FreeAxes:
@@ -34,15 +34,7 @@ class FreeAxes:
     @cached_property
     def manual_computations(self) -> list[ir.Operation]:
         """Those of the module."""
-        found: list[ir.Operation] = []
-
-        def visit(op: ir.Operation) -> ir.WalkResult:
-            if op.name == MANUAL_COMPUTATION:
-                found.append(op)
-            return ir.WalkResult.ADVANCE
-
-        walk(self._module.operation, visit)
-        return found
+        return ops_where(self._module.operation, lambda op: op.name == MANUAL_COMPUTATION)
 
     @cached_property
     def _anywhere(self) -> bool:

@@ -20,7 +20,7 @@ from stablehlo_tools.dialect.custom_calls import (
     target_of,
 )
 from stablehlo_tools.dialect.names import CUSTOM_CALL
-from stablehlo_tools.ir.walk import walk
+from stablehlo_tools.ir.walk import ops_where
 
 
 @contextmanager
@@ -51,12 +51,4 @@ def _is_unknown(op: ir.Operation) -> bool:
 
 
 def _custom_calls(module: ir.Module) -> list[ir.Operation]:
-    calls: list[ir.Operation] = []
-
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        if op.name == CUSTOM_CALL:
-            calls.append(op)
-        return ir.WalkResult.ADVANCE
-
-    walk(module.operation, visit)
-    return calls
+    return ops_where(module.operation, lambda op: op.name == CUSTOM_CALL)

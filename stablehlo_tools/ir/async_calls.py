@@ -23,7 +23,7 @@ from stablehlo_tools.dialect.traits import Trait, ops_with, short_names
 from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.inline import copy_with
 from stablehlo_tools.ir.symbols import FUNCTION, functions_by_name
-from stablehlo_tools.ir.walk import walk
+from stablehlo_tools.ir.walk import ops_where
 
 CONFIG = "async_collective_config"
 FRONTEND_ATTRIBUTES = "mhlo.frontend_attributes"
@@ -85,15 +85,7 @@ def lower_async_calls(module: ir.Module) -> None:
 
 def _calls(module: ir.Module, is_wanted: Callable[[ir.Operation], bool]) -> list[ir.Operation]:
     """The custom calls of a module that are wanted, in the order of the text."""
-    calls: list[ir.Operation] = []
-
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        if op.name == CUSTOM_CALL and is_wanted(op):
-            calls.append(op)
-        return ir.WalkResult.ADVANCE
-
-    walk(module.operation, visit)
-    return calls
+    return ops_where(module.operation, lambda op: op.name == CUSTOM_CALL and is_wanted(op))
 
 
 def _write_collective(

@@ -17,21 +17,14 @@ import numpy as np
 
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
-from stablehlo_tools.ir.walk import walk
+from stablehlo_tools.ir.walk import ops_where
 
 _COPY, _BITCAST = "mhlo.copy", "mhlo.bitcast"
 
 
 def write_as_values(module: ir.Module) -> None:
     """Rewrites the copies and bitcasts of a module; those that change element types stay."""
-    listed: list[ir.Operation] = []
-
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        if op.name in (_COPY, _BITCAST) and _is_plain(op):
-            listed.append(op)
-        return ir.WalkResult.ADVANCE
-
-    walk(module.operation, visit)
+    listed = ops_where(module.operation, lambda op: op.name in (_COPY, _BITCAST) and _is_plain(op))
     for op in listed:
         value = op.operands[0] if op.name == _COPY else reread(op)
         op.results[0].replace_all_uses_with(value)

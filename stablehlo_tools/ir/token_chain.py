@@ -58,11 +58,11 @@ def may_decide_platform(value: ir.Value) -> bool:
     jax makes these constants at the call, and a barrier would keep the compiler from seeing it:
     the code of the other platforms would stay, which this one cannot even compile.
     """
-    kind = value.type
+    type_ = value.type
     return (
-        isinstance(kind, ir.RankedTensorType)
-        and kind.rank == 0
-        and isinstance(kind.element_type, ir.IntegerType)
+        isinstance(type_, ir.RankedTensorType)
+        and type_.rank == 0
+        and isinstance(type_.element_type, ir.IntegerType)
     )
 
 

@@ -32,17 +32,22 @@ def walk(root: ir.Operation, visit: Callable[[ir.Operation], ir.WalkResult]) -> 
         raise raised[0]
 
 
-def ops_named(root: ir.Operation, names: Collection[str]) -> list[ir.Operation]:
-    """The ops of these names in an op, itself among them, pre-order."""
-    listed: list[ir.Operation] = []
+def ops_where(root: ir.Operation, wanted: Callable[[ir.Operation], bool]) -> list[ir.Operation]:
+    """The ops in an op, itself among them, of which a question is true, pre-order."""
+    ops: list[ir.Operation] = []
 
     def visit(op: ir.Operation) -> ir.WalkResult:
-        if op.name in names:
-            listed.append(op)
+        if wanted(op):
+            ops.append(op)
         return ir.WalkResult.ADVANCE
 
     walk(root, visit)
-    return listed
+    return ops
+
+
+def ops_named(root: ir.Operation, names: Collection[str]) -> list[ir.Operation]:
+    """The ops of these names in an op, itself among them, pre-order."""
+    return ops_where(root, lambda op: op.name in names)
 
 
 def is_inside(op: ir.Operation, outer: ir.Operation) -> bool:
