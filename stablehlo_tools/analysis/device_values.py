@@ -25,6 +25,7 @@ from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.symbols import FUNCTION, callee_name, functions_by_name, symbol_name
 from stablehlo_tools.ir.values import producer
 from stablehlo_tools.ir.walk import walk
+from stablehlo_tools.ir.while_loop import is_invariant
 
 _LARGEST = 1 << 16  # elements of a tensor that is looked at
 _LARGEST_ON_ALL = 1 << 20  # the same, all devices together
@@ -121,8 +122,7 @@ class DeviceValues:
 
     def _carry(self, loop: ir.Operation, position: int, call: _Call, depth: int) -> Values | None:
         """What a loop carries, if its body hands it on as it came."""
-        body = loop.regions[1].blocks[0]
-        if terminator(body).operands[position] != body.arguments[position]:
+        if not is_invariant(loop, position):
             return None
         return self._of(loop.operands[position], call, depth)
 

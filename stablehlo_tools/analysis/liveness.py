@@ -36,6 +36,7 @@ from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.symbols import FUNCTION, callee_name, symbol_name
 from stablehlo_tools.ir.values import key_of
 from stablehlo_tools.ir.walk import walk
+from stablehlo_tools.ir.while_loop import is_invariant
 
 # Ops that run whatever becomes of their results; other custom calls are taken to be pure.
 _EFFECTS = TRANSFERS | {"custom_call"}
@@ -303,7 +304,7 @@ class _Liveness:
         self._mark(self.operands_of(value))
 
     def _visit_carrier(self, op: ir.Operation, position: int, demand: Demand) -> None:
-        if op.name == WHILE and _hands_on(op, position):
+        if op.name == WHILE and is_invariant(op, position):
             self._mark([op.operands[position]], demand)  # whether the loop runs or not
             return
         self._keep(op)
@@ -348,7 +349,7 @@ class _Surviving(_Liveness):
             if len(set(ends)) == 1:  # whatever decides
                 self._mark(ends[:1], demand)
                 return
-        runs = constant_trips(op) if op.name == WHILE and not _hands_on(op, position) else None
+        runs = constant_trips(op) if op.name == WHILE and not is_invariant(op, position) else None
         if runs is None:
             super()._visit_carrier(op, position, demand)
         elif runs:  # what a loop surely overwrites is needed only if the loop reads it
@@ -359,7 +360,7 @@ class _Surviving(_Liveness):
 
     def _visit_argument(self, argument: ir.BlockArgument, block: ir.Block, demand: Demand) -> None:
         op, position = block.owner.operation, argument.arg_number
-        trips = constant_trips(op) if op.name == WHILE and not _hands_on(op, position) else None
+        trips = constant_trips(op) if op.name == WHILE and not is_invariant(op, position) else None
         if trips is None:
             super()._visit_argument(argument, block, demand)
             return
@@ -380,12 +381,6 @@ def _taken(branch: ir.Operation) -> int | None:
         return 0 if chosen else 1
     count = len(branch.regions)
     return int(chosen) if 0 <= int(chosen) < count else count - 1
-
-
-def _hands_on(loop: ir.Operation, position: int) -> bool:
-    """Whether a loop's body returns a carry as it came."""
-    body = loop.regions[1].blocks[0]
-    return terminator(body).operands[position] == body.arguments[position]
 
 
 def _operands(result: ir.Value) -> Sequence[ir.Value]:

@@ -14,6 +14,7 @@ from stablehlo_tools.dialect.names import COMPARE, CONSTANT
 from stablehlo_tools.dialect.reducers import integer_bounds
 from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.values import producer, unconstrained
+from stablehlo_tools.ir.while_loop import is_invariant
 
 _WRAPS = "its counter would wrap around before it meets its bound"
 _FOR_EVER = "its counter does not move, so that it runs for ever"
@@ -217,15 +218,13 @@ def _bounds(value: ir.Value, loop: ir.Operation, known: Known) -> Sequence[int] 
     constant = constant_integer(value)
     if constant is not None:
         return (constant,)
-    condition, body = (region.blocks[0] for region in loop.regions)
+    condition = loop.regions[0].blocks[0]
     position = _position(value, condition)
     if position is None:
         maker = producer(value)
         is_outside = maker is None or maker.block != condition
         return known(value) if is_outside else None
-    if terminator(body).operands[position] != body.arguments[position]:
-        return None
-    return known(loop.operands[position])
+    return known(loop.operands[position]) if is_invariant(loop, position) else None
 
 
 def _position(value: ir.Value, block: ir.Block) -> int | None:

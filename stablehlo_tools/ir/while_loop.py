@@ -57,6 +57,12 @@ class WhileLoop:
         return carried
 
 
+def is_invariant(loop: ir.Operation, carry: int) -> bool:
+    """Whether every iteration of a `while` hands a carry on as it came."""
+    body = loop.regions[1].blocks[0]
+    return terminator(body).operands[carry] == body.arguments[carry]
+
+
 def link_loops(module: ir.Module) -> None:
     """Lets what a loop is given stand for a result that every iteration hands on as it came; and a
     stack that one loop has written stand for reshapes of it that another loop is given.
