@@ -8,7 +8,7 @@ from stablehlo_tools.analysis.replica_groups import DeviceMesh
 from stablehlo_tools.analysis.shardings import manual_axes
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
-from stablehlo_tools.ir.walk import ops_where
+from stablehlo_tools.ir.walk import ops_named
 
 
 class FreeAxes:
@@ -34,7 +34,7 @@ class FreeAxes:
     @cached_property
     def manual_computations(self) -> list[ir.Operation]:
         """Those of the module."""
-        return ops_where(self._module.operation, lambda op: op.name == MANUAL_COMPUTATION)
+        return ops_named(self._module.operation, {MANUAL_COMPUTATION})
 
     @cached_property
     def _anywhere(self) -> bool:

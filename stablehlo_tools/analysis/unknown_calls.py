@@ -20,7 +20,7 @@ from stablehlo_tools.dialect.custom_calls import (
     target_of,
 )
 from stablehlo_tools.dialect.names import CUSTOM_CALL
-from stablehlo_tools.ir.walk import ops_where
+from stablehlo_tools.ir.walk import ops_named
 
 
 @contextmanager
@@ -51,4 +51,4 @@ def _is_unknown(op: ir.Operation) -> bool:
 
 
 def _custom_calls(module: ir.Module) -> list[ir.Operation]:
-    return ops_where(module.operation, lambda op: op.name == CUSTOM_CALL)
+    return ops_named(module.operation, {CUSTOM_CALL})
