@@ -2,22 +2,20 @@
 
 Known are integers that follow from constants, device ids and counters, and values that are zeros.
 Both are evaluated forwards. Which values can be known at all is found first, once, so that an
-iteration costs only those.
+iteration costs only those: a loop's carry can be known if it can be before the loop and, that
+given, after each iteration.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from stablehlo_tools.analysis.collectives import ModuleFacts
-from stablehlo_tools.analysis.demand.dimensions import static_shape
-from stablehlo_tools.analysis.demand.knowable import Marking
-from stablehlo_tools.analysis.demand.levels import Need
-from stablehlo_tools.analysis.demand.program import ENTER, LEAVE, Code, Program, Step
-from stablehlo_tools.analysis.demand.slots import BARRIER, Slots
+from stablehlo_tools.analysis.demand.program import ENTER, LEAVE, Code, Need, OpInstance, Program
 from stablehlo_tools.analysis.demand.splats import (
     Values,
     computed_splat,
@@ -26,14 +24,109 @@ from stablehlo_tools.analysis.demand.splats import (
     merged,
     updated,
 )
-from stablehlo_tools.analysis.demand.zero_tracking import ZeroTracking
-from stablehlo_tools.analysis.demand.zeros import UPDATE
-from stablehlo_tools.analysis.device_arithmetic import COMPUTED, apply, element_dtype
+from stablehlo_tools.analysis.demand.tracked_dims import TrackedDims
+from stablehlo_tools.analysis.demand.zeros import ZeroTracking
+from stablehlo_tools.analysis.device_arithmetic import (
+    COMPUTED,
+    apply,
+    element_dtype,
+)
 from stablehlo_tools.analysis.device_values import DeviceValues
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.names import WHILE
-from stablehlo_tools.dialect.traits import BRANCHES, DEVICE_IDS
+from stablehlo_tools.dialect.dimensions import static_shape
+from stablehlo_tools.dialect.names import BARRIER, DYNAMIC_UPDATE_SLICE, WHILE
+from stablehlo_tools.dialect.traits import (
+    BRANCHES,
+    DEVICE_IDS,
+)
 from stablehlo_tools.ir.constants import splat_of
+
+
+@dataclass(frozen=True)
+class Marking:
+    """Marks in `can` what can be known; what is marked at first stays.
+
+    `plain` says so of the result of an op with one; `partly`, whether a branch's result may be
+    known when not all regions' are; `same[n]` is the value that n, a shard, is handed on from.
+    """
+
+    can: list[bool]
+    plain: Callable[[OpInstance], bool]
+    partly: bool
+    walked: set[int]
+    same: dict[int, int]
+
+    def mark(self, code: Code) -> None:
+        """Marks the values of a block whose arguments are marked."""
+        can = self.can
+        for step in code.steps:
+            if step.name == WHILE:
+                self._loop(step)
+            elif step.name in BRANCHES:
+                self._branches(step)
+            elif step.name == BARRIER:
+                for operand, result in zip(step.operands, step.results, strict=True):
+                    can[result] = can[operand]
+            elif step.name == ENTER:
+                for result in step.results:
+                    if result in self.same:
+                        can[result] = can[result] or can[self.same[result]]
+            elif step.name != LEAVE and len(step.results) == 1 and not can[step.results[0]]:
+                can[step.results[0]] = self.plain(step)
+
+    def listed(self, code: Code) -> list[OpInstance]:
+        """The steps of a block that are to be evaluated in each iteration."""
+        return [step for step in code.steps if self._is_listed(step)]
+
+    def _is_listed(self, step: OpInstance) -> bool:
+        inside = [n for region in step.regions for n in _all_results(region)]
+        return any(self.can[number] for number in (*step.results, *inside))
+
+    def _branches(self, step: OpInstance) -> None:
+        for region in step.regions:
+            self.mark(region)
+        enough = any if self.partly else all
+        for position, result in enumerate(step.results):
+            self.can[result] = enough(self.can[r.ends[position]] for r in step.regions)
+
+    def _loop(self, loop: OpInstance) -> None:
+        condition, body = loop.regions
+        can = self.can
+        hopes = [can[operand] for operand in loop.operands]
+        if loop.number not in self.walked:
+            rows = zip(hopes, body.ends, body.arguments, strict=True)
+            hopes = [hope and end == argument for hope, end, argument in rows]
+        while True:
+            # A constant of the body is marked from the start; what depends on a carry starts anew.
+            for block in (condition, body):
+                for argument, hope in zip(block.arguments, hopes, strict=True):
+                    can[argument] = hope
+                self._clear(block)
+                self.mark(block)
+            after = [hope and can[end] for hope, end in zip(hopes, body.ends, strict=True)]
+            if after == hopes:
+                break
+            hopes = after
+        for result, hope in zip(loop.results, hopes, strict=True):
+            can[result] = hope
+
+    def _clear(self, code: Code) -> None:
+        for step in code.steps:
+            if step.operands and step.name not in (ENTER, LEAVE):
+                for result in step.results:
+                    self.can[result] = False
+            for region in step.regions:
+                self._clear(region)
+
+
+def _all_results(code: Code) -> list[int]:
+    found = list(code.ends)
+    for step in code.steps:
+        found += step.results
+        for region in step.regions:
+            found += _all_results(region)
+    return found
+
 
 Carries = list[tuple[Values | None, Need | None]]
 
@@ -79,13 +172,13 @@ class Knowledge:
         program: Program,
         module: ir.Module,
         facts: ModuleFacts,
-        slots: Slots,
+        tracked: TrackedDims,
         same: dict[int, int],
         walked: set[int],
         budget: Budget,
     ) -> None:
         self.now: list[Values | None] = [None] * len(program.types)
-        self.zeros = ZeroTracking(program, module, facts, slots, self.of_devices)
+        self.zeros = ZeroTracking(program, module, facts, tracked, self.of_devices)
         self.histories: dict[int, list[Carries] | None] = {}
         self.endless: set[int] = set()
         self._program = program
@@ -97,7 +190,7 @@ class Knowledge:
         self._dtypes = [element_dtype(kind) for kind in program.types]
         self._integers = self._marking(self._is_computed, partly=False)
         self._zero = self._marking(self._may_be_zero, partly=True)
-        self._lists: dict[int, list[tuple[Step, bool, bool]]] = {}
+        self._lists: dict[int, list[tuple[OpInstance, bool, bool]]] = {}
         outside = DeviceValues(module, facts)
         for step in program.steps:
             self._start(step, outside)
@@ -135,20 +228,22 @@ class Knowledge:
             return known
         return np.broadcast_to(known, (self._devices, *known.shape[1:]))
 
-    def _marking(self, plain: Callable[[Step], bool], *, partly: bool) -> Marking:
+    def _marking(self, plain: Callable[[OpInstance], bool], *, partly: bool) -> Marking:
         can = [False] * len(self._program.types)
         return Marking(can, plain, partly, self._walked, self._same)
 
-    def _is_computed(self, step: Step) -> bool:
+    def _is_computed(self, step: OpInstance) -> bool:
         if step.name in _CONSTANTS or self._dtypes[step.results[0]] is None:
             return False
         can = self._integers.can
-        return (step.name in COMPUTED or step.name == UPDATE) and all(can[v] for v in step.operands)
+        return (step.name in COMPUTED or step.name == DYNAMIC_UPDATE_SLICE) and all(
+            can[v] for v in step.operands
+        )
 
-    def _may_be_zero(self, step: Step) -> bool:
+    def _may_be_zero(self, step: OpInstance) -> bool:
         return self.zeros.is_tracked(step, self._zero.can)
 
-    def _listed(self, code: Code) -> list[tuple[Step, bool, bool]]:
+    def _listed(self, code: Code) -> list[tuple[OpInstance, bool, bool]]:
         """The steps of a block to evaluate: whether for integers, whether for zeros."""
         key = id(code)
         if key not in self._lists:
@@ -177,7 +272,7 @@ class Knowledge:
             for n, taker in zip(numbers, to, strict=True)
         ]
 
-    def _simulated(self, loop: Step) -> list[Carries] | None:
+    def _simulated(self, loop: OpInstance) -> list[Carries] | None:
         """What a loop carries into each iteration; None if nobody knows how often it runs.
 
         The operands must be up to date.
@@ -208,7 +303,7 @@ class Knowledge:
         self._bind(loop.results, self._handed(body.arguments, loop.results))
         return history
 
-    def _after(self, loop: Step) -> None:
+    def _after(self, loop: OpInstance) -> None:
         """What is known of a loop's results."""
         history = self._simulated(loop)
         self.histories[loop.number] = history
@@ -222,7 +317,7 @@ class Knowledge:
             else:
                 self._bind([result], [(None, None)])
 
-    def _branches(self, step: Step) -> None:
+    def _branches(self, step: OpInstance) -> None:
         for region in step.regions:
             self.forward(region)
         chosen = chosen_region(self.of_devices(step.operands[0]), step)
@@ -231,7 +326,7 @@ class Knowledge:
             self.now[result] = merged(chosen, parts, _LARGEST)
         self.zeros.merge(step, chosen)
 
-    def _computed(self, step: Step) -> Values | None:
+    def _computed(self, step: OpInstance) -> Values | None:
         operands = [self.now[operand] for operand in step.operands]
         known = [operand for operand in operands if operand is not None]
         if len(known) != len(operands):
@@ -243,12 +338,12 @@ class Knowledge:
                 return converted(result, dtype)
         if shape is None or math.prod(shape) > _LARGEST:
             return None
-        if step.name == UPDATE:
+        if step.name == DYNAMIC_UPDATE_SLICE:
             return updated(known[0], known[1], known[2:])
         result = apply(step.op, known)
         return None if result is None else converted(result, dtype)
 
-    def _start(self, step: Step, outside: DeviceValues) -> None:
+    def _start(self, step: OpInstance, outside: DeviceValues) -> None:
         """What is known all along: constants, ids, and what crosses a manual computation."""
         if step.name == "stablehlo.constant" and self.zeros.start(step):
             self._zero.can[step.results[0]] = True
@@ -284,7 +379,7 @@ def _are_same_integers(before: Carries, after: Carries) -> bool:
     )
 
 
-def chosen_region(predicate: Values | None, step: Step) -> Values | None:
+def chosen_region(predicate: Values | None, step: OpInstance) -> Values | None:
     """Which region of an `if` or `case` each device runs."""
     if predicate is None or predicate.ndim != 1:
         return None

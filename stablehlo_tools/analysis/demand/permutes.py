@@ -16,10 +16,16 @@ import numpy as np
 
 from stablehlo_tools.analysis.collectives import ModuleFacts, classify_communication
 from stablehlo_tools.analysis.demand.knowledge import Budget, Knowledge, TooMuchWorkError
-from stablehlo_tools.analysis.demand.levels import Levels, crossing_values
-from stablehlo_tools.analysis.demand.program import Code, Step, read_program, walked_loops
+from stablehlo_tools.analysis.demand.program import (
+    Code,
+    Levels,
+    OpInstance,
+    crossing_values,
+    read_program,
+    walked_loops,
+)
 from stablehlo_tools.analysis.demand.rules import Rules
-from stablehlo_tools.analysis.demand.slots import Slots
+from stablehlo_tools.analysis.demand.tracked_dims import TrackedDims
 from stablehlo_tools.analysis.demand.walking import Counting, Record, Walk
 from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.bindings import ir
@@ -86,10 +92,10 @@ def permute_demand(module: ir.Module, facts: ModuleFacts) -> list[PermuteDemand]
     classify = classify_communication(module.context)
     walked = walked_loops(program.main, lambda step: classify(step.op) is not None)
     same = crossing_values(program, facts)
-    slots = Slots(program, same)
-    knowledge = Knowledge(program, module, facts, slots, same, walked, budget)
+    tracked = TrackedDims(program, same)
+    knowledge = Knowledge(program, module, facts, tracked, same, walked, budget)
     levels = Levels(program, facts)
-    rules = Rules(program, module, facts, knowledge, levels, slots, same)
+    rules = Rules(program, module, facts, knowledge, levels, tracked, same)
     for record in records.values():
         _read_targets(record, rules, facts)
     walk = Walk(program, rules, knowledge, levels, budget, records)
@@ -112,9 +118,9 @@ def ranges(iterations: Iterable[int]) -> Ranges:
     return tuple(found)
 
 
-def _permutes(code: Code, loop: Step | None) -> list[tuple[Step, Step | None]]:
+def _permutes(code: Code, loop: OpInstance | None) -> list[tuple[OpInstance, OpInstance | None]]:
     """The permutes, with the innermost loop around each."""
-    found: list[tuple[Step, Step | None]] = []
+    found: list[tuple[OpInstance, OpInstance | None]] = []
     for step in code.steps:
         if step.name == _PERMUTE:
             found.append((step, loop))

@@ -1,14 +1,27 @@
-"""A program as the demand analysis reads it: calls written out, every value with a number.
+"""A program as the demand analysis reads it: calls written out, every value with a number;
+and which devices share a value.
 
 A function that is called twice is read twice, so that each call has its own values. Arguments of
 callees are the operands themselves. Regions of control flow are kept as nested code.
+
+Where some axes of the mesh are left to the partitioner, it moves data along them as it likes: what
+one device needs, all that differ from it along free axes only must have. Outside of every manual
+computation that holds for all devices.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from stablehlo_tools import bindings
+from stablehlo_tools.analysis.collectives import ModuleFacts
+from stablehlo_tools.analysis.replica_groups import AxisRef, mesh_axes_groups
+from stablehlo_tools.analysis.shardings import manual_axes, sharding_axes, sharding_per_value
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION, WHILE
 from stablehlo_tools.dialect.traits import BRANCHES, CALLS, COMPUTATIONS
@@ -21,8 +34,9 @@ _DEEPEST = 60  # calls and regions in each other
 
 
 @dataclass(eq=False, slots=True)
-class Step:
-    """One op, or an edge of a manual computation, with the numbers of its values.
+class OpInstance:
+    """One op as one call of its function runs it, or an edge of a manual computation, with the
+    numbers of its values.
 
     `computation` is the manual computation that it belongs to, `above` for an edge the one around
     that. `captured` are the values that its regions
@@ -45,7 +59,7 @@ class Code:
     """A block: its arguments, its steps in order, and what it ends with."""
 
     arguments: list[int]
-    steps: list[Step] = field(default_factory=list[Step])
+    steps: list[OpInstance] = field(default_factory=list[OpInstance])
     ends: list[int] = field(default_factory=list[int])
 
     def reads(self) -> set[int]:
@@ -70,7 +84,7 @@ class Program:
     main: Code
     types: list[ir.Type]
     values: list[ir.Value]
-    steps: list[Step]
+    steps: list[OpInstance]
 
     @property
     def is_global(self) -> bool:
@@ -107,7 +121,7 @@ class _Reader:
         self.functions = functions_by_name(module)
         self.types: list[ir.Type] = []
         self.values: list[ir.Value] = []
-        self.steps: list[Step] = []
+        self.steps: list[OpInstance] = []
 
     def block(self, block: ir.Block, around: _Around) -> Code:
         """Reads a block; the scope around it gets its values, too."""
@@ -173,8 +187,8 @@ class _Reader:
 
     def _step(
         self, op: ir.Operation, name: str, operands: list[int], around: ir.Operation | None
-    ) -> Step:
-        step = Step(len(self.steps), op, name, operands, [], around)
+    ) -> OpInstance:
+        step = OpInstance(len(self.steps), op, name, operands, [], around)
         self.steps.append(step)
         return step
 
@@ -198,7 +212,7 @@ def _captured(op: ir.Operation, scope: dict[ir.Value, int]) -> list[int]:
 
 
 def walked_loops(
-    code: Code, communicates: Callable[[Step], bool], inside: bool = False
+    code: Code, communicates: Callable[[OpInstance], bool], inside: bool = False
 ) -> set[int]:
     """The numbers of the loops that are worth following iteration by iteration: the outermost, and
     those in them that communicate.
@@ -213,11 +227,93 @@ def walked_loops(
     return found
 
 
-def nested(code: Code) -> Sequence[Step]:
+def nested(code: Code) -> Sequence[OpInstance]:
     """Every step of a code and of its regions, in order."""
-    found: list[Step] = []
+    found: list[OpInstance] = []
     for step in code.steps:
         found.append(step)
         for region in step.regions:
             found += nested(region)
     return found
+
+
+Groups = NDArray[Any]
+Need = NDArray[np.bool_]  # by device and place; one column where places are not told apart
+
+
+class Levels:
+    """The groups of devices that share values, for each manual computation and outside of all."""
+
+    def __init__(self, program: Program, facts: ModuleFacts) -> None:
+        self._facts = facts
+        self._everyone: Groups = np.arange(facts.grid.size).reshape(1, -1)
+        self._outside = self._everyone if program.is_global else None
+        self._known: dict[ir.Operation, Groups | None] = {}
+
+    def groups(self, computation: ir.Operation | None) -> Groups | None:
+        """Rows of devices that share what one of them needs; None where each is on its own."""
+        if computation is None:
+            return self._outside
+        if computation not in self._known:
+            self._known[computation] = self._groups(computation)
+        return self._known[computation]
+
+    def _groups(self, computation: ir.Operation) -> Groups | None:
+        names = {*_meshes(computation, "in_shardings"), *_meshes(computation, "out_shardings")}
+        mesh = self._facts.meshes.get(next(iter(names))) if len(names) == 1 else None
+        manual: set[str] = set()
+        around: ir.Operation | None = computation
+        while around is not None:
+            if around.name == MANUAL_COMPUTATION:
+                manual |= manual_axes(around)
+            around = around.parent
+        if mesh is None or mesh.size != self._facts.grid.size:
+            return self._everyone
+        free = [AxisRef(name) for name, size in mesh.axes if name not in manual and size > 1]
+        return np.array(mesh_axes_groups(mesh, free)) if free else None
+
+
+def shared(need: Need, groups: Groups | None) -> Need:
+    """What each device needs, once all of a group need what one of it does."""
+    if groups is None:
+        return need
+    spread = need.copy()
+    spread[groups] = need[groups].any(axis=1, keepdims=True)
+    return spread
+
+
+def crossing_values(program: Program, facts: ModuleFacts) -> dict[int, int]:
+    """The shards that one manual computation takes as another left them: inside to outside.
+
+    A training step has one computation for each direction, and what the first saves for the second
+    goes through global values that nothing else is done with.
+    """
+    made: dict[int, tuple[OpInstance, int]] = {}
+    same: dict[int, int] = {}
+    for step in program.steps:
+        if step.above is not None or step.name not in (ENTER, LEAVE):
+            continue
+        if step.name == LEAVE:
+            made.update((number, (step, i)) for i, number in enumerate(step.results))
+            continue
+        for position, (outside, inside) in enumerate(zip(step.operands, step.results, strict=True)):
+            if outside not in made:
+                continue
+            left, index = made[outside]
+            if _form(left, "out_shardings", index, facts) == _form(
+                step, "in_shardings", position, facts
+            ) and (program.types[outside] == program.types[inside]):
+                same[inside] = outside
+    return same
+
+
+def _form(step: OpInstance, name: str, position: int, facts: ModuleFacts) -> tuple[object, ...]:
+    """How a value is divided among the devices."""
+    sharding = sharding_per_value(step.op.attributes[name])[position]
+    mesh = sharding_axes(sharding)[0]
+    dimensions = tuple(str(d) for d in bindings.TensorShardingAttr(sharding).dimension_shardings)
+    return facts.meshes.get(mesh, mesh), dimensions, manual_axes(step.op)
+
+
+def _meshes(computation: ir.Operation, name: str) -> list[str]:
+    return [sharding_axes(s)[0] for s in sharding_per_value(computation.attributes[name])]

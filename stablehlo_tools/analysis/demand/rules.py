@@ -16,19 +16,62 @@ from stablehlo_tools.analysis.collectives import (
     ModuleFacts,
     classify_communication,
 )
-from stablehlo_tools.analysis.demand.dimensions import Lane
-from stablehlo_tools.analysis.demand.exchanges import exchange_rule
-from stablehlo_tools.analysis.demand.indexing import Access
 from stablehlo_tools.analysis.demand.knowledge import Knowledge
-from stablehlo_tools.analysis.demand.levels import Levels, Need, shared
-from stablehlo_tools.analysis.demand.program import ENTER, LEAVE, Program, Step
-from stablehlo_tools.analysis.demand.slots import BARRIER, Slots
-from stablehlo_tools.analysis.demand.zeros import SELECT, taken, window
+from stablehlo_tools.analysis.demand.program import (
+    ENTER,
+    LEAVE,
+    Levels,
+    Need,
+    OpInstance,
+    Program,
+    shared,
+)
+from stablehlo_tools.analysis.demand.tracked_dims import Access, DimMap, TrackedDims
+from stablehlo_tools.analysis.demand.zeros import taken, window
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.custom_calls import is_annotation
-from stablehlo_tools.dialect.traits import CALLS
+from stablehlo_tools.dialect.names import BARRIER, SELECT
+from stablehlo_tools.dialect.traits import CALLS, Trait, ops_with, short_names
 from stablehlo_tools.ir.symbols import functions_by_name
+
+_GROUPED = short_names(ops_with(Trait.GROUPED))
+
+
+def exchange_rule(collective: Collective, facts: ModuleFacts) -> Callable[[Need], Need] | None:
+    """What the devices need of the operands; None for what is not understood.
+
+    A permute needs just the sources of the targets that need something; of the other collectives,
+    a group with one member that needs something needs all.
+    """
+    if collective.is_async:
+        return None
+    groups = facts.groups(collective)
+    if groups is None:
+        return None
+    if collective.kind == "collective_permute":
+        return _permuted([source for source, _ in groups], [target for _, target in groups])
+    if collective.kind not in _GROUPED:
+        return None
+    members = [list(group) for group in groups]
+
+    def rule(need: Need) -> Need:
+        found = np.zeros_like(need)
+        for group in members:
+            found[group] = need[group].any(axis=0)
+        return found
+
+    return rule
+
+
+def _permuted(sources: list[int], targets: list[int]) -> Callable[[Need], Need]:
+    def rule(need: Need) -> Need:
+        found = np.zeros_like(need)
+        np.logical_or.at(found, sources, need[targets])
+        return found
+
+    return rule
+
 
 Needs = list[tuple[int, Need]]
 Rule = Callable[[Sequence[Need | None]], Needs]
@@ -45,37 +88,37 @@ class Rules:
         facts: ModuleFacts,
         knowledge: Knowledge,
         levels: Levels,
-        slots: Slots,
+        tracked: TrackedDims,
         same: dict[int, int],
     ) -> None:
         self._program = program
         self._facts = facts
         self._knowledge = knowledge
         self._levels = levels
-        self._slots = slots
+        self._tracked = tracked
         self._same = same
         self._classify = classify_communication(module.context)
         self._effects = Effects(functions_by_name(module))
         self.devices = facts.grid.size
-        self.most_places = max(slots.counts, default=1)
+        self.most_places = max(tracked.counts, default=1)
 
     def places(self, value: int) -> int:
         """How many columns a value's needs have."""
-        return self._slots.counts[value]
+        return self._tracked.counts[value]
 
     def full(self, value: int) -> Need:
         """A need of all of a value on all devices."""
         return np.broadcast_to(np.True_, (self.devices, self.places(value)))
 
-    def has_effect(self, step: Step) -> bool:
+    def has_effect(self, step: OpInstance) -> bool:
         """Whether an op runs whatever becomes of its results."""
         return step.name not in (ENTER, LEAVE) and self._effects.has_effect(step.op)
 
-    def communication(self, step: Step) -> Collective | None:
+    def communication(self, step: OpInstance) -> Collective | None:
         """The collective that a step is."""
         return None if step.name in (ENTER, LEAVE) else self._classify(step.op)
 
-    def of(self, step: Step) -> Rule:
+    def of(self, step: OpInstance) -> Rule:
         """The rule of a step that is no control flow."""
         operands = [*step.operands, *step.captured]
         if self.has_effect(step):
@@ -93,7 +136,7 @@ class Rules:
             if exchanged is None or len(step.operands) != len(step.results):
                 return self._on_devices(step, operands, together=True)
             return self._exchange(step, exchanged)
-        access = self._slots.access(step)
+        access = self._tracked.access(step)
         if access is not None:
             return self._access(step, access)
         if step.name == SELECT:
@@ -105,26 +148,26 @@ class Rules:
 
     def handed(self, need: Need, source: int, target: int) -> Need:
         """The need of a value that another one is in the next iteration, or outside of a region."""
-        if self._slots.alike(source, target):
+        if self._tracked.alike(source, target):
             return need
         return self.carried(need, target, None)
 
-    def carried(self, need: Need, target: int, lane: Lane | None) -> Need:
+    def carried(self, need: Need, target: int, dim_map: DimMap | None) -> Need:
         """The need of operand `target` for that of the result."""
-        if lane is None:
+        if dim_map is None:
             places = self.places(target)
             spread = need if need.shape[1] == 1 else need.any(axis=1, keepdims=True)
             return spread if places == 1 else np.broadcast_to(spread, (self.devices, places))
-        if lane.is_whole:
+        if dim_map.is_whole:
             return need
         found = np.zeros((self.devices, self.places(target)), np.bool_)
-        found[:, lane.operands] = need[:, lane.results]
+        found[:, dim_map.operands] = need[:, dim_map.results]
         return found
 
     def _is_known(self, value: int) -> bool:
         return self._knowledge.now[value] is not None
 
-    def _barrier(self, step: Step) -> Rule:
+    def _barrier(self, step: OpInstance) -> Rule:
         operands = step.operands
         return lambda needs: [
             (operand, need)
@@ -132,7 +175,7 @@ class Rules:
             if need is not None
         ]
 
-    def _crossing(self, step: Step) -> Rule:
+    def _crossing(self, step: OpInstance) -> Rule:
         """Shards and global values: all places, unless two computations pass on what they hold."""
         above = self._levels.groups(step.above) if step.name == ENTER else None
 
@@ -152,12 +195,12 @@ class Rules:
 
         return rule
 
-    def _is_shard(self, step: Step, inside: int, outside: int) -> bool:
+    def _is_shard(self, step: OpInstance, inside: int, outside: int) -> bool:
         """Whether the places of what leaves are still those of the shard."""
         same_type = self._program.types[inside] == self._program.types[outside]
-        return same_type and self._slots.alike(inside, outside)
+        return same_type and self._tracked.alike(inside, outside)
 
-    def _on_devices(self, step: Step, operands: Sequence[int], *, together: bool) -> Rule:
+    def _on_devices(self, step: OpInstance, operands: Sequence[int], *, together: bool) -> Rule:
         """All operands, where any result is needed: on that device, or on all `together`."""
 
         def rule(needs: Sequence[Need | None]) -> Needs:
@@ -175,8 +218,8 @@ class Rules:
 
         return rule
 
-    def _local(self, step: Step) -> Rule:
-        parts = [(v, self._slots.lane(step, i)) for i, v in enumerate(step.operands)]
+    def _local(self, step: OpInstance) -> Rule:
+        parts = [(v, self._tracked.dim_map(step, i)) for i, v in enumerate(step.operands)]
         parts += [(value, None) for value in step.captured]
 
         def rule(needs: Sequence[Need | None]) -> Needs:
@@ -184,32 +227,32 @@ class Rules:
             if need is None:
                 return []
             return [
-                (operand, self.carried(need, operand, lane))
-                for operand, lane in parts
+                (operand, self.carried(need, operand, dim_map))
+                for operand, dim_map in parts
                 if not self._is_known(operand)
             ]
 
         return rule
 
-    def _exchange(self, step: Step, moved: Callable[[Need], Need]) -> Rule:
+    def _exchange(self, step: OpInstance, moved: Callable[[Need], Need]) -> Rule:
         def rule(needs: Sequence[Need | None]) -> Needs:
             found: Needs = []
             for position, need in enumerate(needs):
                 if need is None:
                     continue
-                lane = self._slots.lane(step, position) if len(needs) == 1 else None
+                dim_map = self._tracked.dim_map(step, position) if len(needs) == 1 else None
                 operand = step.operands[position]
-                found.append((operand, self.carried(moved(need), operand, lane)))
+                found.append((operand, self.carried(moved(need), operand, dim_map)))
             return found
 
         return rule
 
-    def _select(self, step: Step) -> Rule:
+    def _select(self, step: OpInstance) -> Rule:
         """Only the side that is taken, where the predicate is known."""
         predicate, one, other = step.operands
         whole = self._local(step)
-        sides = [(one, self._slots.lane(step, 1)), (other, self._slots.lane(step, 2))]
-        dimension = self._slots.dimensions[step.results[0]]
+        sides = [(one, self._tracked.dim_map(step, 1)), (other, self._tracked.dim_map(step, 2))]
+        dimension = self._tracked.dimensions[step.results[0]]
 
         def rule(needs: Sequence[Need | None]) -> Needs:
             need = needs[0]
@@ -219,14 +262,14 @@ class Rules:
             if known is None:
                 return whole(needs)
             found: Needs = []
-            for wanted, (operand, lane) in zip((True, False), sides, strict=True):
+            for wanted, (operand, dim_map) in zip((True, False), sides, strict=True):
                 side = taken(known, wanted, dimension) & need
-                found.append((operand, self.carried(side, operand, lane)))
+                found.append((operand, self.carried(side, operand, dim_map)))
             return found
 
         return rule
 
-    def _access(self, step: Step, at: Access) -> Rule:
+    def _access(self, step: OpInstance, at: Access) -> Rule:
         """A read or a write at a place: just that place, where it is known."""
         whole = self._local(step)
         extent = self.places(step.operands[0])
@@ -258,7 +301,7 @@ class Rules:
         return rule
 
 
-def _is_local(step: Step) -> bool:
+def _is_local(step: OpInstance) -> bool:
     """Whether an op computes on each device by itself, and does nothing else."""
     if step.name == "stablehlo.custom_call":
         return is_annotation(step.op)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stablehlo_tools.analysis.demand.program import Step
+from stablehlo_tools.analysis.demand.program import OpInstance
 from stablehlo_tools.analysis.device_arithmetic import apply, clamped_starts
 from stablehlo_tools.dialect.names import GATHER
 from stablehlo_tools.dialect.traits import ELEMENTWISE, LAYOUT, Trait, ops_with
@@ -35,7 +35,9 @@ def spread(numbers: Values, shape: tuple[int, ...]) -> Values:
     return np.broadcast_to(numbers.reshape(-1, *[1] * len(shape)), (len(numbers), *shape))
 
 
-def computed_splat(step: Step, operands: list[Values], shape: tuple[int, ...]) -> Values | None:
+def computed_splat(
+    step: OpInstance, operands: list[Values], shape: tuple[int, ...]
+) -> Values | None:
     """What an op makes of splats, where that is a splat."""
     if step.name in _MOVED:
         return spread(lone(operands[0]), shape)

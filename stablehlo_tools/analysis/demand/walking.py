@@ -19,8 +19,17 @@ from stablehlo_tools.analysis.demand.knowledge import (
     Knowledge,
     chosen_region,
 )
-from stablehlo_tools.analysis.demand.levels import Groups, Levels, Need, shared
-from stablehlo_tools.analysis.demand.program import ENTER, Code, Program, Step, nested
+from stablehlo_tools.analysis.demand.program import (
+    ENTER,
+    Code,
+    Groups,
+    Levels,
+    Need,
+    OpInstance,
+    Program,
+    nested,
+    shared,
+)
 from stablehlo_tools.analysis.demand.rules import Rule, Rules
 from stablehlo_tools.analysis.trip_counts import trip_count
 from stablehlo_tools.dialect.names import WHILE
@@ -38,8 +47,8 @@ class Record:
     needs what it receives, and by iteration, whether the permute runs.
     """
 
-    step: Step
-    loop: Step
+    step: OpInstance
+    loop: OpInstance
     targets: list[int]
     needed: NDArray[np.bool_] | None = None
     executed: NDArray[np.bool_] | None = None
@@ -99,7 +108,7 @@ class Walk:
             else:
                 self._plain(step, needs)
 
-    def _plain(self, step: Step, needs: Sequence[Need | None]) -> None:
+    def _plain(self, step: OpInstance, needs: Sequence[Need | None]) -> None:
         record = self._records.get(step.number)
         if record is not None:
             self._note(record, needs[0])
@@ -122,7 +131,7 @@ class Walk:
         zeros = self._knowledge.zeros.now[value]
         return need if need is None or zeros is None else need & ~zeros
 
-    def _loop(self, loop: Step, needs: Sequence[Need | None]) -> None:
+    def _loop(self, loop: OpInstance, needs: Sequence[Need | None]) -> None:
         history = self._knowledge.histories.get(loop.number)
         if history is None:
             self._whole(loop, needs)
@@ -146,7 +155,7 @@ class Walk:
             if need is not None:
                 self._add(operand, shared(self._rules.handed(need, source, operand), groups))
 
-    def _whole(self, loop: Step, needs: Sequence[Need | None]) -> None:
+    def _whole(self, loop: OpInstance, needs: Sequence[Need | None]) -> None:
         """A loop that is not walked: everything that goes in, where anything is needed.
 
         How often it runs may depend on what nobody needs; it must end all the same.
@@ -173,7 +182,7 @@ class Walk:
             spread = np.broadcast_to(needed, (len(needed), self._rules.places(value)))
             self._add(value, shared(spread, groups))
 
-    def _ends(self, loop: Step) -> bool:
+    def _ends(self, loop: OpInstance) -> bool:
         """Whether a loop's number of iterations is known."""
         now = (self._knowledge.of_devices(operand) for operand in loop.operands)
         initial = [
@@ -182,7 +191,7 @@ class Walk:
         ]
         return trip_count(loop.op, initial) is not None
 
-    def _branches(self, step: Step, needs: Sequence[Need | None]) -> None:
+    def _branches(self, step: OpInstance, needs: Sequence[Need | None]) -> None:
         predicate = step.operands[0]
         chosen = chosen_region(self._knowledge.of_devices(predicate), step)
         if chosen is None:
@@ -200,7 +209,7 @@ class Walk:
             self._backward(region)
         self._active = around
 
-    def _add_predicate(self, step: Step, needs: Sequence[Need | None]) -> None:
+    def _add_predicate(self, step: OpInstance, needs: Sequence[Need | None]) -> None:
         inside = [s for region in step.regions for s in nested(region)]
         runs = self._communicates(step) or any(s.number in self._effects for s in inside)
         rows = [need.any(axis=1, keepdims=True) for need in needs if need is not None]
@@ -211,7 +220,7 @@ class Walk:
             needed = np.logical_or.reduce(rows)
             self._add(step.operands[0], shared(needed, groups))
 
-    def _communicates(self, step: Step) -> bool:
+    def _communicates(self, step: OpInstance) -> bool:
         return any(
             self._rules.communication(inner) is not None
             for region in step.regions
@@ -227,7 +236,7 @@ class Walk:
         if need is not None:
             record.needed[iteration] |= need[record.targets].any(axis=1)
 
-    def _size(self, loop: Step, trips: int) -> None:
+    def _size(self, loop: OpInstance, trips: int) -> None:
         """Makes room for the permutes of a loop."""
         for record in self._records.values():
             if record.loop is not loop:
@@ -238,7 +247,7 @@ class Walk:
             elif len(record.needed) != trips:
                 record.reason = CHANGING
 
-    def _count(self, loop: Step, history: Sequence[Carries]) -> None:
+    def _count(self, loop: OpInstance, history: Sequence[Carries]) -> None:
         """Notes the carried integers that are the same on all devices, whenever the loop runs."""
         found = Counting(len(history))
         for position in range(len(loop.operands)):
@@ -253,6 +262,6 @@ class Walk:
         self.countings[loop.number] = found
 
 
-def _has_effect(step: Step, rules: Rules) -> bool:
+def _has_effect(step: OpInstance, rules: Rules) -> bool:
     control = step.name in BRANCHES or step.name == WHILE
     return not control and rules.has_effect(step)

@@ -10,22 +10,23 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from stablehlo_tools.analysis.demand.dimensions import Lane
-from stablehlo_tools.analysis.demand.indexing import Access
-from stablehlo_tools.analysis.demand.levels import Need
-from stablehlo_tools.analysis.demand.program import Step
+from stablehlo_tools.analysis.collectives import Collective, ModuleFacts, classify_communication
+from stablehlo_tools.analysis.demand.program import Need, OpInstance, Program
 from stablehlo_tools.analysis.demand.splats import Values, is_splat, lone
+from stablehlo_tools.analysis.demand.tracked_dims import Access, DimMap, TrackedDims
 from stablehlo_tools.analysis.device_arithmetic import clamped_starts
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.names import SHARDING_CONSTRAINT
+from stablehlo_tools.dialect.names import (
+    COLLECTIVE_PERMUTE,
+    DYNAMIC_SLICE,
+    DYNAMIC_UPDATE_SLICE,
+    PAD,
+    SELECT,
+    SHARDING_CONSTRAINT,
+)
 from stablehlo_tools.dialect.traits import Trait, ops_with
 from stablehlo_tools.ir.constants import splat_of
 
-SELECT = "stablehlo.select"
-PERMUTE = "stablehlo.collective_permute"
-SLICE = "stablehlo.dynamic_slice"
-UPDATE = "stablehlo.dynamic_update_slice"
-PAD = "stablehlo.pad"
 # Zeros of one operand are zeros of the result.
 KEEPING = ops_with(Trait.ZERO_OF_ZERO) | {SHARDING_CONSTRAINT}
 # Zeros of all operands are zeros of the result.
@@ -41,26 +42,26 @@ def is_zero(op: ir.Operation) -> bool:
     return all(part == 0 and not np.signbit(part) for part in parts)
 
 
-def can_be_zero(step: Step, can: Sequence[bool]) -> bool:
+def can_be_zero(step: OpInstance, can: Sequence[bool]) -> bool:
     """Whether a result may be known to be zeros, given the operands that may."""
     known = [can[operand] for operand in step.operands]
-    if step.name == PERMUTE:
+    if step.name == COLLECTIVE_PERMUTE:
         return True  # on devices that are no target
-    if step.name in (SELECT, UPDATE):
+    if step.name in (SELECT, DYNAMIC_UPDATE_SLICE):
         return any(known)
-    if step.name in KEEPING or step.name == SLICE:
+    if step.name in KEEPING or step.name == DYNAMIC_SLICE:
         return known[0]
     return (step.name in JOINING or step.name == PAD) and all(known)
 
 
-def moved(zeros: Need, places: int, lane: Lane | None) -> Need:
+def moved(zeros: Need, places: int, dim_map: DimMap | None) -> Need:
     """Where a result is zeros that holds an operand's elements and no others."""
-    if lane is None:
+    if dim_map is None:
         return np.broadcast_to(zeros.all(axis=1, keepdims=True), (len(zeros), places))
-    if lane.is_whole:
+    if dim_map.is_whole:
         return zeros
     found = np.ones((len(zeros), places), np.bool_)
-    found[:, lane.results] = zeros[:, lane.operands]
+    found[:, dim_map.results] = zeros[:, dim_map.operands]
     return found
 
 
@@ -105,3 +106,143 @@ def permuted(pairs: Sequence[tuple[int, int]]) -> Callable[[Need], Need]:
         return found
 
     return rule
+
+
+Rule = Callable[[], Need | None]
+
+
+class ZeroTracking:
+    """`now[n]` says where value n is zeros; None where that is known nowhere.
+
+    `known` gives the known integers of a value, with a row for each device.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        module: ir.Module,
+        facts: ModuleFacts,
+        tracked: TrackedDims,
+        known: Callable[[int], Values | None],
+    ) -> None:
+        self.now: list[Need | None] = [None] * len(program.types)
+        self._tracked = tracked
+        self._known = known
+        self._facts = facts
+        self._devices = facts.grid.size
+        self._outside = program.is_global
+        self._classify = classify_communication(module.context)
+        self._rules: dict[int, Rule] = {}
+
+    def start(self, step: OpInstance) -> bool:
+        """Notes a constant of zeros; whether it is one."""
+        if not is_zero(step.op):
+            return False
+        shape = (self._devices, self._tracked.counts[step.results[0]])
+        self.now[step.results[0]] = np.broadcast_to(np.True_, shape)
+        return True
+
+    def is_tracked(self, step: OpInstance, can: Sequence[bool]) -> bool:
+        """Whether a result may be zeros, given the operands that may."""
+        if step.computation is None and self._outside:
+            return False
+        return can_be_zero(step, can)
+
+    def evaluate(self, step: OpInstance) -> None:
+        """Brings the result of an op up to date."""
+        if step.number not in self._rules:
+            self._rules[step.number] = self._rule(step)
+        found = self._rules[step.number]()
+        self.now[step.results[0]] = found if found is not None and found.any() else None
+
+    def merge(self, step: OpInstance, chosen: Values | None) -> None:
+        """Brings the results of an `if` or `case` up to date."""
+        for position, result in enumerate(step.results):
+            ends = [region.ends[position] for region in step.regions]
+            parts = [self.handed(end, result) for end in ends]
+            if chosen is None:
+                found = np.logical_and.reduce(parts)
+            else:
+                found = np.stack(parts)[chosen, np.arange(self._devices)]
+            self.now[result] = found if found.any() else None
+
+    def handed(self, value: int, to: int) -> Need:
+        """Where a value is zeros, by the places of one that takes it over."""
+        zero = self._of(value)
+        if self._tracked.alike(value, to):
+            return zero
+        return moved(zero, self._tracked.counts[to], None)
+
+    def _of(self, value: int) -> Need:
+        found = self.now[value]
+        if found is None:
+            return np.zeros((self._devices, self._tracked.counts[value]), np.bool_)
+        return found
+
+    def _moved(self, value: int, result: int, dim_map: DimMap | None) -> Need:
+        return moved(self._of(value), self._tracked.counts[result], dim_map)
+
+    def _rule(self, step: OpInstance) -> Rule:
+        result = step.results[0]
+        name = step.name
+        if name == COLLECTIVE_PERMUTE:
+            return self._permute(step, self._classify(step.op))
+        parts = [(v, self._tracked.dim_map(step, i)) for i, v in enumerate(step.operands)]
+        if name == SELECT:
+            (_, _), one, other = parts
+            dimension = self._tracked.dimensions[result]
+            return lambda: selected(
+                self._known(step.operands[0]),
+                self._moved(one[0], result, one[1]),
+                self._moved(other[0], result, other[1]),
+                dimension,
+            )
+        if name in (DYNAMIC_SLICE, DYNAMIC_UPDATE_SLICE):
+            return self._access(step)
+        if name == PAD:
+            parts[1] = (step.operands[1], None)
+            dim_map = parts[0][1]
+            if dim_map is not None and not dim_map.is_whole:
+                return lambda: self._padded(step, dim_map)
+        taken = parts[:1] if name in KEEPING else parts
+        return lambda: np.logical_and.reduce(
+            [self._moved(v, result, dim_map) for v, dim_map in taken]
+        )
+
+    def _padded(self, step: OpInstance, dim_map: DimMap) -> Need:
+        result = step.results[0]
+        beside = self._moved(step.operands[1], result, None)
+        inside = np.zeros_like(beside)
+        inside[:, dim_map.results] = True
+        return np.where(inside, self._moved(step.operands[0], result, dim_map), beside)
+
+    def _permute(self, step: OpInstance, collective: Collective | None) -> Rule:
+        groups = self._facts.groups(collective) if collective is not None else None
+        if groups is None:
+            return lambda: None
+        exchanged = permuted([(source, target) for source, target in groups])
+        operand, result = step.operands[0], step.results[0]
+        dim_map = self._tracked.dim_map(step, 0)
+        return lambda: exchanged(self._moved(operand, result, dim_map))
+
+    def _access(self, step: OpInstance) -> Rule:
+        buffer, result = step.operands[0], step.results[0]
+        reads = step.name == DYNAMIC_SLICE
+        access = self._tracked.access(step)
+        extent = self._tracked.counts[buffer]
+        whole = self._tracked.dim_map(step, 0)
+
+        def rule() -> Need:
+            index = self._known(step.operands[access.index]) if access is not None else None
+            if access is None or index is None:
+                kept = self._moved(buffer, result, whole)
+                return kept if reads else kept & self._moved(step.operands[1], result, None)
+            at = window(access, index, extent)
+            if reads:
+                inside = (self._of(buffer) | ~at).all(axis=1, keepdims=True)
+                return np.broadcast_to(inside, (self._devices, self._tracked.counts[result]))
+            written = self._of(step.operands[1]).all(axis=1, keepdims=True)
+            before = self._of(buffer)
+            return np.where(at, written if access.overwrites else written & before, before)
+
+        return rule
