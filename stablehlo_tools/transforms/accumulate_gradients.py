@@ -68,15 +68,21 @@ from stablehlo_tools.ir.symbols import functions_by_name
 from stablehlo_tools.ir.token_chain import refuse_tokens
 from stablehlo_tools.ir.while_loop import link_loops
 from stablehlo_tools.passes.base import Pass
-from stablehlo_tools.transforms.parts.accumulate_gradients.barriers import free_whole_values
-from stablehlo_tools.transforms.parts.accumulate_gradients.division import Division, divide
-from stablehlo_tools.transforms.parts.accumulate_gradients.explanation import explained
+from stablehlo_tools.transforms.parts.accumulate_gradients.division import (
+    Division,
+    divide,
+    explained,
+    free_whole_values,
+)
+from stablehlo_tools.transforms.parts.accumulate_gradients.microbatch_loop import (
+    needed_later,
+    uneven_arguments,
+    write_loop,
+)
 from stablehlo_tools.transforms.parts.accumulate_gradients.searching import (
     find_division,
     given_division,
 )
-from stablehlo_tools.transforms.parts.accumulate_gradients.uneven import uneven_arguments
-from stablehlo_tools.transforms.parts.accumulate_gradients.writing import needed_later, write_loop
 
 
 @dataclass(frozen=True)

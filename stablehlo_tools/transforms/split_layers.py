@@ -52,8 +52,8 @@ from stablehlo_tools.ir.dce import erase_unused
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.symbols import functions_by_name
 from stablehlo_tools.passes.base import Pass
-from stablehlo_tools.transforms.parts.split_layers.choosing import Chosen, choose
-from stablehlo_tools.transforms.parts.split_layers.emission import RangeEmission
+from stablehlo_tools.transforms.parts.split_layers.cut_loops import Chosen, choose
+from stablehlo_tools.transforms.parts.split_layers.ranges import RangeEmission
 
 
 @dataclass(frozen=True)

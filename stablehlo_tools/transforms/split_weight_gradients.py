@@ -42,13 +42,17 @@ from stablehlo_tools.ir.dce import erase_unused
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.symbols import functions_by_name
 from stablehlo_tools.passes.base import Pass
-from stablehlo_tools.transforms.parts.split_layers.backward import (
+from stablehlo_tools.transforms.parts.split_weight_gradients.backward_loops import (
     awaited_carries,
     backward_loops,
     layer_chains,
 )
-from stablehlo_tools.transforms.parts.split_layers.divided_writing import write_division
-from stablehlo_tools.transforms.parts.split_layers.division import Backward, Division, divide
+from stablehlo_tools.transforms.parts.split_weight_gradients.division import (
+    Backward,
+    Division,
+    divide,
+)
+from stablehlo_tools.transforms.parts.split_weight_gradients.two_loops import write_division
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,11 @@ from stablehlo_tools.mpmd.staging.step import Forward, Step, find_forward
 from stablehlo_tools.mpmd.staging.units import layer_loops_by_node, units_of
 from stablehlo_tools.mpmd.staging.untying import take_apart
 from stablehlo_tools.mpmd.staging.weights import Weigher
-from stablehlo_tools.transforms.parts.split_layers.backward import backward_loops, layer_chains
-from stablehlo_tools.transforms.parts.split_layers.choosing import uncut_loops
+from stablehlo_tools.transforms.parts.split_layers.cut_loops import uncut_loops
+from stablehlo_tools.transforms.parts.split_weight_gradients.backward_loops import (
+    backward_loops,
+    layer_chains,
+)
 from stablehlo_tools.transforms.split_layers import SplitLayersPass
 from stablehlo_tools.transforms.split_weight_gradients import SplitWeightGradientsPass
 

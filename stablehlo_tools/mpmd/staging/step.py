@@ -25,7 +25,10 @@ from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.mpmd.staging.dataflow import Dataflow, Node
 from stablehlo_tools.mpmd.staging.microbatches import MicrobatchLoop, heavy_ops
 from stablehlo_tools.mpmd.staging.weights import Weigher
-from stablehlo_tools.transforms.parts.split_layers.backward import backward_loops, layer_chains
+from stablehlo_tools.transforms.parts.split_weight_gradients.backward_loops import (
+    backward_loops,
+    layer_chains,
+)
 
 _FEW_ROWS = 8  # indices of a gather that takes a sample, and looks up no table
 

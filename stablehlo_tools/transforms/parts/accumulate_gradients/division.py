@@ -1,29 +1,191 @@
-"""Which ops of a training step run on each microbatch, and which before or behind all of them."""
+"""Which ops of a training step run on each microbatch, and which before or behind all of them.
+
+How many tokens count is needed by the first microbatch already, since its loss is divided by it.
+Ops like that read the batch and no weights, and multiply no matrices.
+
+What is linear in a sum may run on each term or on the total. On the total it runs once; but where
+gradients of one weight are added, or a term is cut, fewer bytes are accumulated if that is done
+in the loop. So are terms that the program has in a narrow type and converts to a wide one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
+from stablehlo_tools.analysis.collectives import tensor_bytes
 from stablehlo_tools.analysis.dimension_propagation.graph import (
     WHILE,
     Body,
+    Graph,
     Node,
     inputs_of,
     needed,
 )
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims
-from stablehlo_tools.analysis.dimension_propagation.seeds import Trial
-from stablehlo_tools.analysis.partial_sums import PartialSums
-from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.transforms.parts.accumulate_gradients.beforehand import (
-    communicates,
-    is_heavy,
-    known_beforehand,
-    numbers_in,
-)
-from stablehlo_tools.transforms.parts.accumulate_gradients.boundary import Boundary
-from stablehlo_tools.transforms.parts.accumulate_gradients.refusals import mixing_refusal
+from stablehlo_tools.analysis.dimension_propagation.seeds import Seeds, Trial
+from stablehlo_tools.analysis.dimension_propagation.tilings import CONTRACTIONS
+from stablehlo_tools.analysis.entry import argument_name
+from stablehlo_tools.analysis.partial_sums import PartialSums, source_of
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import Diagnostic, ToolError, note
+from stablehlo_tools.dialect.names import BARRIER, MANUAL_COMPUTATION
+from stablehlo_tools.dialect.traits import COLLECTIVES
+from stablehlo_tools.ir.builder import element_of, shape_of
+from stablehlo_tools.ir.values import is_float
+from stablehlo_tools.transforms.parts.expand_pipeline.ticks import wide
+
+OPAQUE = frozenset({"stablehlo.custom_call", MANUAL_COMPUTATION})
+
+
+def known_beforehand(graph: Graph, seeds: Seeds, rank: int) -> set[Node]:
+    """The ops of the block that hang on nothing but the batch, integers, and floats of at most
+    `rank` dimensions; without contractions."""
+    late = {
+        number
+        for number in graph.root.arguments
+        if number not in seeds
+        and is_float(graph.values[number].type)
+        and len(graph.shape(number) or ()) >= rank
+    }
+    found: set[Node] = set()
+    for node in graph.root.nodes:
+        if late.isdisjoint(inputs_of(node)) and not is_heavy(node):
+            found.add(node)
+        else:
+            late.update(node.results)
+    return found
+
+
+def is_heavy(node: Node) -> bool:
+    """Whether an op is a contraction, one that nobody knows, or has such a one in it."""
+    if node.name in CONTRACTIONS or node.name in OPAQUE:
+        return True
+    return any(is_heavy(inner) for body in node.bodies for inner in body.nodes)
+
+
+def communicates(node: Node) -> bool:
+    """Whether an op is a collective, or has one in it."""
+    inner = (each for body in node.bodies for each in body.nodes)
+    return node.name in COLLECTIVES or any(map(communicates, inner))
+
+
+def numbers_in(body: Body) -> set[int]:
+    """The values of a block and of the blocks in it."""
+    found = set(body.arguments)
+    for node in body.nodes:
+        found.update(node.results)
+        for inner in node.bodies:
+            found |= numbers_in(inner)
+    return found
+
+
+_MOST_TOGETHER = 64  # linear ops that are tried in the loop at once
+_CONSTRAINT = "sdy.sharding_constraint"
+
+
+def accumulated_bytes(value: ir.Value) -> int:
+    """What an accumulator of a value takes, in at least float32."""
+    kind = ir.RankedTensorType.get(
+        shape_of(value), wide(element_of(value)), loc=ir.Location.unknown(value.context)
+    )
+    return tensor_bytes(kind) or 0
+
+
+class Boundary:
+    """Chooses which of the linear ops run in the loop."""
+
+    def __init__(
+        self, graph: Graph, inside: Set[Node], linear: Sequence[Node], terms: Mapping[int, str]
+    ) -> None:
+        self._graph = graph
+        self._terms = terms
+        self._chosen = set(inside)
+        self._linear = {number: node for node in linear for number in node.results}
+        self._made = dict(self._linear)
+        self._made.update({number: node for node in inside for number in node.results})
+        self._users: dict[int, list[Node | None]] = defaultdict(list)
+        for node in graph.root.nodes:
+            for number in sorted(inputs_of(node)):
+                self._users[number].append(node)
+        for number in graph.root.returned:
+            self._users[number].append(None)
+        for node in linear:
+            self._consider(node)
+
+    def __contains__(self, node: Node) -> bool:
+        return node in self._chosen
+
+    def _consider(self, node: Node) -> None:
+        """Takes an op into the loop, with those that it hangs on, where that is cheaper."""
+        together = self._with_sources(node)
+        if together is None:
+            return
+        numbers = {n for each in together for n in (*inputs_of(each), *each.results)}
+        before = self._cost(numbers)
+        self._chosen |= together
+        if self._cost(numbers) >= before:
+            self._chosen -= together
+
+    def _with_sources(self, node: Node) -> set[Node] | None:
+        found, pending = set[Node](), [node]
+        while pending:
+            each = pending.pop()
+            if each in found or each in self._chosen:
+                continue
+            if each.name in COLLECTIVES or each.bodies or len(found) == _MOST_TOGETHER:
+                return None
+            found.add(each)
+            pending += [self._linear[n] for n in inputs_of(each) if n in self._linear]
+        return found
+
+    def _cost(self, numbers: Iterable[int]) -> tuple[int, int, int]:
+        """The bytes of accumulators; then how many are of a type that terms are rounded to, and how
+        many are about to be constrained to a sharding."""
+        size, narrow, free = 0, 0, 0
+        for number in numbers:
+            if number not in self._terms or self._made.get(number) not in self._chosen:
+                continue
+            outside = [user for user in self._users[number] if user not in self._chosen]
+            if not outside:
+                continue
+            value = self._graph.values[number]
+            size += accumulated_bytes(value)
+            narrow += wide(element_of(value)) != element_of(value)
+            free += all(user is not None and user.name == _CONSTRAINT for user in outside)
+        return size, narrow, free
+
+
+def mixing_refusal(terms: PartialSums, waits: Node, used: Node, trial: Trial) -> ToolError:
+    """Names the op that needs all samples, and one that works on samples and hangs on it."""
+    source = source_of(terms, waits) or waits
+    batch = seeds_text(trial)
+    if source.name in OPAQUE:
+        return ToolError(
+            f"accumulate-gradients: {source.name} takes samples of the batch ({batch}), and nobody "
+            "knows what it does with each, so that it cannot run on one microbatch (P4)",
+            source.op.location,
+            (note(f"{used.name} works on samples and hangs on it", used.op.location),),
+        )
+    return ToolError(
+        f"accumulate-gradients: {source.name} takes all samples of the batch ({batch}), and what "
+        "follows from it is used with samples again, so that no microbatch can run before all "
+        "others have come as far (P4): take statistics of each sample by itself, or name another "
+        "batch with `arguments` and `dimension`",
+        source.op.location,
+        (note(f"{used.name} works on samples and hangs on it", used.op.location),),
+    )
+
+
+def seeds_text(trial: Trial) -> str:
+    """The dimensions that are cut, of arguments as the caller of the program knows them."""
+    values = trial.dims.graph.values
+    return ", ".join(
+        f"dimension {layout.dim} of {argument_name(values[number])}"
+        for number, layout in sorted(trial.seeds.items())
+    )
+
 
 _WEIGHTS_RANK = 2  # vectors and scalars may be needed to know the weight of each sample
 
@@ -182,3 +344,34 @@ class _Reading:
 
     def _returned(self, node: Node, body: Body, place: int) -> tuple[int, ...]:
         return (body.returned[place],) if body is node.bodies[1] else ()
+
+
+def free_whole_values(division: Division) -> bool:
+    """Lets values that no microbatch changes go past the barriers of a division, so that what is
+    computed from them can stay in front of the loop. Whether there were any.
+
+    Rematerialisation puts weights and samples behind one barrier. The division is not valid any
+    more where this returns True.
+    """
+    values, found = division.dims.graph.values, False
+    for node in division.gone:
+        if node.name != BARRIER:
+            continue
+        for operand, result in zip(node.operands, node.results, strict=True):
+            if result in division.whole:
+                values[result].replace_all_uses_with(values[operand])
+                found = True
+    return found
+
+
+def explained(division: Division) -> Diagnostic:
+    """Which arguments carry the batch, what runs in the loop, and what leaves it."""
+    graph = division.dims.graph
+    size = sum(accumulated_bytes(graph.values[n]) for n, _ in division.sums)
+    return note(
+        f"accumulate-gradients: the batch is {seeds_text(division.trial)}; {len(division.inside)} "
+        f"of {len(graph.root.nodes)} ops run on each of {division.dims.parts} microbatches; "
+        f"{len(division.sums)} sums, {size} bytes, are accumulated, and {len(division.samples)} "
+        "values of samples are put together",
+        division.inside[0].op.location,
+    )

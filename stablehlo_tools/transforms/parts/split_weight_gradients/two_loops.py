@@ -11,7 +11,11 @@ from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.inline import copy_with
 from stablehlo_tools.ir.reshaped_clone import emptied_clone
 from stablehlo_tools.ir.values import key_of, maker_of
-from stablehlo_tools.transforms.parts.split_layers.division import Backward, Division, states
+from stablehlo_tools.transforms.parts.split_weight_gradients.division import (
+    Backward,
+    Division,
+    states,
+)
 
 _LEAST_WIDTH = 32  # bits that count any number of layers
 

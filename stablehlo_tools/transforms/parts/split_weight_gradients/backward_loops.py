@@ -11,18 +11,18 @@ from stablehlo_tools.analysis.trip_counts import Counted, counted, known_integer
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.values import key_of
 from stablehlo_tools.ir.walk import is_inside
-from stablehlo_tools.transforms.parts.split_layers.division import (
-    Backward,
-    Division,
-    has_chain,
-    is_write,
-)
 from stablehlo_tools.transforms.parts.split_layers.linked_loops import (
     loops_ahead,
     loops_behind,
     loops_in,
 )
 from stablehlo_tools.transforms.parts.split_layers.marks import range_of
+from stablehlo_tools.transforms.parts.split_weight_gradients.division import (
+    Backward,
+    Division,
+    has_chain,
+    is_write,
+)
 
 
 def layer_chains(block: ir.Block, effects: Effects) -> list[Backward]:

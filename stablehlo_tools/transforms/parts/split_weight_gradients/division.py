@@ -14,16 +14,15 @@ from math import prod
 from stablehlo_tools.analysis.loops import FORMATTING, LoopBody
 from stablehlo_tools.analysis.trip_counts import Counted
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.traits import ELEMENTWISE
+from stablehlo_tools.dialect.traits import ELEMENTWISE, Trait, full_names, ops_with
 from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.values import key_of, maker_of, producer, unconstrained
-from stablehlo_tools.transforms.parts.split_layers.minimum_cut import cheapest_cut
+from stablehlo_tools.transforms.parts.split_weight_gradients.minimum_cut import cheapest_cut
 
 _UPDATE = "stablehlo.dynamic_update_slice"
 _CONSTRAINT = "sdy.sharding_constraint"
-_WORK = frozenset(
-    f"stablehlo.{name}" for name in ("convolution", "dot", "dot_general", "scatter", "while")
-)
+# What takes its time in a layer: only where such an op can wait is a second loop worth it.
+_WORK = ops_with(Trait.CONTRACTION) | full_names("scatter while")
 _CHEAP = ELEMENTWISE | FORMATTING
 
 

@@ -1,0 +1,293 @@
+"""Which loops over layers are cut, and how the rows of their stacks lie in pieces.
+
+A loop that is to be cut takes stacks row by row and writes others so; whatever it hands on is
+whole. From there rows are followed forward, as `analysis/dimension_propagation` follows a batch,
+and backward to where stacks come from, until both agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from stablehlo_tools.analysis.dimension_propagation.graph import BRANCHES, WHILE, Graph, Node
+from stablehlo_tools.analysis.dimension_propagation.propagation import (
+    BatchDims,
+    Origins,
+    Propagation,
+    TiledValue,
+)
+from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
+from stablehlo_tools.analysis.effects import Effects
+from stablehlo_tools.analysis.layer_loops import LayerLoop, layer_loops, read_layer_loop
+from stablehlo_tools.analysis.loop_carries import Rows
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
+from stablehlo_tools.ir.builder import shape_of
+from stablehlo_tools.ir.values import key_of
+from stablehlo_tools.ir.walk import is_inside
+from stablehlo_tools.transforms.parts.split_layers.linked_loops import loops_ahead, loops_in
+from stablehlo_tools.transforms.parts.split_layers.marks import range_of
+
+Key = ir.Value | ir.Operation
+ROWS = DimTiling(0)
+
+
+class CutLoops:
+    """The loops to cut, over as many layers each, and other loops over layers, which are left as
+    they are and take whole stacks."""
+
+    def __init__(self, loops: Iterable[LayerLoop], others: Iterable[LayerLoop]) -> None:
+        self._loops = {key_of(loop.op): loop for loop in loops}
+        self._others: set[Key] = {key_of(loop.op) for loop in others}
+
+    def find(self, node: Node) -> LayerLoop | None:
+        """The loop to cut that a node is."""
+        return self._loops.get(key_of(node.op)) if node.name == WHILE else None
+
+    def is_left(self, node: Node) -> bool:
+        """Whether a node is a loop over layers that is left as it is."""
+        return node.name == WHILE and key_of(node.op) in self._others
+
+
+def in_pieces(loop: LayerLoop) -> list[int]:
+    """The carries of which the loop takes or writes all rows, in order."""
+    return [carry for carry in stacks(loop) if _is_whole(loop, rows_of(loop, carry))]
+
+
+def stacks(loop: LayerLoop) -> list[int]:
+    """The carries that the loop takes or writes by rows, in order."""
+    return sorted(loop.reads.keys() | loop.writes.keys())
+
+
+def rows_of(loop: LayerLoop, carry: int) -> Rows:
+    """The rows of a carry that the loop goes over; those it reads it also writes, if any."""
+    return loop.writes[carry] if carry in loop.writes else loop.reads[carry]
+
+
+def _is_whole(loop: LayerLoop, rows: Rows) -> bool:
+    return shape_of(loop.op.operands[rows.carry])[0] == rows.span * loop.trips
+
+
+def follow(graph: Graph, loops: CutLoops, trips: int) -> BatchDims:
+    """The values of a graph that lie in rows of layers, `trips` of them."""
+    origins = RowOrigins(graph, loops, trips)
+    seeds: dict[int, DimTiling] = {}
+    while True:
+        dims = _RowPropagation(graph, loops, trips, seeds).run(seeds)
+        found = origins.of(_wanted(dims, loops))
+        added = {number: layout for number, layout in found.items() if number not in seeds}
+        if not added:
+            return dims
+        seeds |= added
+
+
+def _wanted(dims: BatchDims, loops: CutLoops) -> Iterator[TiledValue]:
+    """The whole values that something takes rows of."""
+    layouts = dims.tilings
+
+    def missing(numbers: Iterable[int], taken: Iterable[DimTiling | None]) -> Iterator[TiledValue]:
+        for number, layout in zip(numbers, taken, strict=True):
+            if layout is not None and number not in layouts:
+                yield number, layout
+
+    for node in dims.graph.nodes:
+        step, loop = dims.op_tilings.get(node), loops.find(node)
+        if step is not None:
+            yield from missing(node.operands, step.operands)
+        elif loop is not None:
+            places = in_pieces(loop)
+            yield from missing([node.operands[place] for place in places], [ROWS] * len(places))
+        elif node.name == WHILE and not loops.is_left(node):
+            carried = [layouts.get(number) for number in node.results]
+            yield from missing(node.operands, carried)
+            yield from missing(node.bodies[1].returned, carried)
+        elif node.name in BRANCHES:
+            for body in node.bodies:
+                yield from missing(body.returned, [layouts.get(n) for n in node.results])
+
+
+class _RowPropagation(Propagation):
+    """Follows rows forward; values that `seeds` name lie in rows unless an op makes them so."""
+
+    def __init__(
+        self, graph: Graph, loops: CutLoops, trips: int, seeds: Mapping[int, DimTiling]
+    ) -> None:
+        super().__init__(graph, trips)
+        self._cut = loops
+        self._seeds = dict(seeds)
+
+    def _loop(self, node: Node) -> None:
+        loop = self._cut.find(node)
+        if loop is not None:
+            places = set(in_pieces(loop))
+            layouts = [ROWS if place in places else None for place in range(len(node.results))]
+            self._set(node, layouts, None)
+        elif self._cut.is_left(node):
+            self._set(node, [None] * len(node.results), None)
+        else:
+            super()._loop(node)
+
+    def _put(self, number: int, tiling: DimTiling | None, mixer: Node | None) -> None:
+        super()._put(number, tiling or self._seeds.get(number), mixer)
+
+
+class RowOrigins(Origins):
+    """Where values that lie in rows come from, past the loops that are cut."""
+
+    def __init__(self, graph: Graph, loops: CutLoops, trips: int) -> None:
+        super().__init__(graph, trips)
+        self._loops = loops
+        self.writers: list[Key] = []  # loops to cut that were met, as they write what was asked for
+
+    def of(self, wanted: Iterable[TiledValue]) -> dict[int, DimTiling]:
+        """As without loops to cut; notes those that write what was asked for."""
+        self.writers.clear()
+        return super().of(wanted)
+
+    def _around(self, node: Node, place: int, tiling: DimTiling) -> list[TiledValue]:
+        loop = self._loops.find(node)
+        if loop is None:
+            return [] if self._loops.is_left(node) else super()._around(node, place, tiling)
+        if tiling != ROWS or place not in in_pieces(loop):
+            return []
+        if place in loop.writes:
+            self.writers.append(key_of(node.op))
+        return [(node.operands[place], tiling)]
+
+
+_ROOTS = frozenset({"func.func", MANUAL_COMPUTATION})
+_WHERE = frozenset({"stablehlo.while", "stablehlo.if", "stablehlo.case"})
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The loops of one block to cut, and what of the block lies in rows of their layers."""
+
+    cut: tuple[LayerLoop, ...]
+    loops: CutLoops
+    dims: BatchDims
+
+
+def uncut_loops(main: ir.Operation, effects: Effects) -> list[LayerLoop]:
+    """The loops over layers of `main` that have not been cut, as `loop` counts them."""
+    return _uncut(_every(main, effects))
+
+
+def choose(
+    main: ir.Operation, effects: Effects, trips: int, counts: str, number: int
+) -> list[Chosen]:
+    """What to cut in `main` and its manual computations. Raises ToolError."""
+    every = _every(main, effects)
+    uncut = _uncut(every)
+    wanted = [loop for loop in uncut if loop.trips == trips]
+    if not wanted:
+        raise ToolError(_none(uncut, trips, counts), main.location)
+    one = _numbered(uncut, number, trips, counts, main) if number >= 0 else None
+    if one is not None:
+        wanted = [loop for loop in wanted if not is_inside(one.op, loop.op)]
+    blocks: dict[ir.Block, list[LayerLoop]] = {}
+    for loop in _outermost(wanted):
+        blocks.setdefault(_root(loop), []).append(loop)
+    if one is not None:
+        blocks = {_root(one): _sharing(one, blocks[_root(one)])}
+    found: list[Chosen] = []
+    for block, loops in blocks.items():
+        keys = {key_of(loop.op) for loop in loops}
+        others = [
+            loop
+            for loop in every
+            if key_of(loop.op) not in keys and not any(is_inside(one.op, loop.op) for one in loops)
+        ]
+        cut = CutLoops(loops, others)
+        found.append(Chosen(tuple(loops), cut, follow(Graph.of(block), cut, trips)))
+    return found
+
+
+def _every(main: ir.Operation, effects: Effects) -> list[LayerLoop]:
+    """The loops over layers of `main`, and those that write rows which such loops read, with
+    weights that all their layers share."""
+    found = {key_of(each.op): each for each in layer_loops(main.regions[0].blocks[0], effects)}
+    for loop in list(found.values()):
+        rows = [loop.op.operands[carry] for carry in loop.reads]
+        for op, carry in loops_ahead(rows):
+            if key_of(op) in found:
+                continue
+            other = read_layer_loop(op, effects, weights=False)
+            if other is not None and other.trips == loop.trips and carry in other.writes:
+                found[key_of(op)] = other
+    keys = map(key_of, loops_in(main))
+    return [found[key] for key in keys if key in found]
+
+
+def _uncut(every: Sequence[LayerLoop]) -> list[LayerLoop]:
+    return [loop for loop in every if range_of(loop.op) is None]
+
+
+def _outermost(loops: Sequence[LayerLoop]) -> list[LayerLoop]:
+    return [loop for loop in loops if not any(is_inside(loop.op, other.op) for other in loops)]
+
+
+def _none(uncut: Sequence[LayerLoop], trips: int, counts: str) -> str:
+    heights = sorted({loop.trips for loop in uncut})
+    there = ", ".join(map(str, heights))
+    known = f"loops go over {there}" if heights else "there is no loop over layers left to cut"
+    return f"split-layers: no loop goes over {trips} layers, the sum of {counts}: {known} (P1)"
+
+
+def _numbered(
+    uncut: Sequence[LayerLoop], number: int, trips: int, counts: str, main: ir.Operation
+) -> LayerLoop:
+    if number >= len(uncut):
+        raise ToolError(
+            f"split-layers: there is no loop {number} over layers: there are {len(uncut)} (P2)",
+            main.location,
+        )
+    one = uncut[number]
+    if one.trips != trips:
+        raise ToolError(
+            f"split-layers: loop {number} goes over {one.trips} layers, and {counts} are {trips} "
+            "(P1)",
+            one.op.location,
+        )
+    return one
+
+
+def _root(loop: LayerLoop) -> ir.Block:
+    """The block of `main` or of a manual computation that a loop stands in. Raises ToolError."""
+    block = loop.op.block
+    while True:
+        owner = block.owner.operation
+        if owner.name in _ROOTS:
+            return block
+        if owner.name not in _WHERE:
+            raise ToolError(
+                f"split-layers: the loop over layers stands in {owner.name}, through which rows "
+                "are not followed (P3)",
+                loop.op.location,
+            )
+        block = owner.block
+
+
+def _sharing(one: LayerLoop, loops: Sequence[LayerLoop]) -> list[LayerLoop]:
+    """A loop and those of `loops` that go over stacks of the same origin, in their order."""
+    graph = Graph.of(_root(one))
+    origins = RowOrigins(graph, CutLoops(loops, ()), one.trips)
+    sources: list[set[int | Key]] = []
+    for loop in loops:
+        wanted = [
+            (graph.numbers[loop.op.operands[carry]], ROWS)
+            for carry in in_pieces(loop)
+            if carry in loop.reads
+        ]
+        first = origins.of(wanted)
+        arguments = {number for number in first if number in graph.root.arguments}
+        sources.append({*arguments, *origins.writers, key_of(loop.op)})
+    known = sources[[key_of(loop.op) for loop in loops].index(key_of(one.op))]
+    grown = True
+    while grown:
+        joined = [each for each in sources if not known.isdisjoint(each) and not each <= known]
+        known = known.union(*joined)
+        grown = bool(joined)
+    return [loop for loop, each in zip(loops, sources, strict=True) if not known.isdisjoint(each)]
