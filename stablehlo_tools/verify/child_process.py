@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.diagnostics import ToolError, first_line
 from stablehlo_tools.processes import child
 from stablehlo_tools.processes.virtual_devices import seconds_to_meet, virtual_devices
-from stablehlo_tools.verify.job import Answer, Request, Side, Stage, read_stage
+from stablehlo_tools.verify.job import Request, RunAnswer, Side, Stage, read_stage
 
 _MODULE = "stablehlo_tools.verify.execution_process"
 _FATAL = re.compile(
@@ -28,18 +29,19 @@ _DEADLOCK = "a deadlock, a loop without end, or too much work"
 
 def run_child(
     directory: Path, request: Request, artifacts: Mapping[Side, Artifact], timeout: float
-) -> Answer:
-    """Has the child answer a request whose programs lie in `directory`, in `timeout` seconds.
+) -> tuple[RunAnswer, ...]:
+    """Has the child answer a request whose programs lie in `directory`, in `timeout` seconds: the
+    runs up to the first that differs.
 
     Raises ToolError, about the file that the child was busy with, when it does not.
     """
     devices = max(run.replicas * run.partitions for run in request.runs)
     environment = _environment(devices, timeout, as_deployed=request.as_deployed)
     outcome = child.ask(
-        _MODULE, directory, request.fields(), timeout, environment, runs_programs=True
+        _MODULE, directory, asdict(request), timeout, environment, runs_programs=True
     )
     if outcome.answer is not None and not outcome.error:
-        return Answer.of(outcome.answer)
+        return tuple(RunAnswer.of(fields) for fields in outcome.answer["runs"])
     stage = read_stage(directory)
     if outcome.error:
         message = f"{_cannot(stage)}: {first_line(outcome.error)}"

@@ -56,10 +56,6 @@ class Request:
     fixed: Mapping[str, float]  # by the number of the input
     as_deployed: bool
 
-    def fields(self) -> dict[str, Any]:
-        """The request as JSON can hold it."""
-        return asdict(self)
-
     @staticmethod
     def of(fields: dict[str, Any]) -> Request:
         """The request that has these fields."""
@@ -69,7 +65,7 @@ class Request:
 
     def write(self, directory: Path) -> None:
         """Leaves the request in a directory."""
-        child.write_request(directory, self.fields())
+        child.write_request(directory, asdict(self))
 
     @staticmethod
     def read(directory: Path) -> Request:
@@ -111,21 +107,11 @@ class RunAnswer:
         """Whether no element differs."""
         return not any(output.differing for output in self.outputs)
 
-
-@dataclass(frozen=True)
-class Answer:
-    """An answer for each run up to the first that differs."""
-
-    runs: tuple[RunAnswer, ...] = ()
-
-    def fields(self) -> dict[str, Any]:
-        """The answer as JSON can hold it."""
-        return asdict(self)
-
     @staticmethod
-    def of(fields: dict[str, Any]) -> Answer:
+    def of(fields: dict[str, Any]) -> RunAnswer:
         """The answer that has these fields."""
-        return Answer(tuple(_run_answer(run) for run in fields["runs"]))
+        fields["outputs"] = tuple(_comparison(output) for output in fields["outputs"])
+        return RunAnswer(**fields)
 
 
 def read_stage(directory: Path) -> Stage | None:
@@ -144,11 +130,6 @@ def _run(fields: dict[str, Any]) -> Run:
 def _value(fields: dict[str, Any]) -> Value:
     fields["shape"] = tuple(fields["shape"])
     return Value(**fields)
-
-
-def _run_answer(fields: dict[str, Any]) -> RunAnswer:
-    fields["outputs"] = tuple(_comparison(output) for output in fields["outputs"])
-    return RunAnswer(**fields)
 
 
 def _comparison(fields: dict[str, Any]) -> OutputComparison:

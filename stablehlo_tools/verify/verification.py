@@ -141,15 +141,15 @@ def verify_artifacts(
             for side, program in plan.programs.items():
                 (directory / plan.run.program(side)).write_bytes(program)
         try:
-            answer = run_child(directory, request, artifacts, options.timeout)
+            answers = run_child(directory, request, artifacts, options.timeout)
         except ToolError as error:
             notes = tuple(note(hint) for hint in _steering(plans[0], options.fixed))
             error.diagnostic = replace(error.diagnostic, notes=(*error.diagnostic.notes, *notes))
             raise
-    shown = len(answer.runs) - 1 if not answer.runs[-1].same else 0
+    shown = len(answers) - 1 if not answers[-1].same else 0
     hints = _steering(plans[shown], options.fixed)
     return _verification(
-        options, request.runs[shown], answer.runs[shown], hints, time.monotonic() - started
+        options, request.runs[shown], answers[shown], hints, time.monotonic() - started
     )
 
 
