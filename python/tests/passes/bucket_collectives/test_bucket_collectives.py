@@ -14,6 +14,7 @@ import jax
 import numpy as np
 import pytest
 import random_buckets
+from bucket_candidates import candidates
 from random_buckets import DEVICES, Program, arguments, random_program
 from soaking import first
 
@@ -22,7 +23,6 @@ from stablehlo_tools.analysis.collectives import find_collectives
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.transforms.parts.bucket_collectives.candidates import candidates
 from stablehlo_tools.transforms.parts.bucket_collectives.merge import Merger
 
 

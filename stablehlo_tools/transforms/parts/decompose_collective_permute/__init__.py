@@ -1,1 +1,1 @@
-"""The parts of `break-permute-cycles` and `decompose-collective-permute`."""
+"""How decompose-collective-permute skips transfers of loops, and writes send and recv."""

@@ -1,0 +1,1 @@
+"""How partition makes of a sharded program the one that each device runs, by Shardy's passes."""

@@ -1,1 +1,1 @@
-"""The token chain: its marks, the plan of its links, and the two forms it is written in."""
+"""The token chain: the plan of its links, and the two forms that it is written in."""
