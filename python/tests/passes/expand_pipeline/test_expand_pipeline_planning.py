@@ -1,0 +1,56 @@
+"""What expand-pipeline decides before it writes: chunks, exchanges, lockstep schedules."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stablehlo_tools.artifacts import artifact
+from stablehlo_tools.schedules.lockstep import training_lockstep
+from stablehlo_tools.transforms.expand_pipeline import ExpandPipelinePass
+from stablehlo_tools.transforms.parts.expand_pipeline.chunks import Chunks
+from stablehlo_tools.transforms.parts.expand_pipeline.emit import mirrored, waiting_slots
+from stablehlo_tools.transforms.parts.expand_pipeline.stacks import rounds
+
+LIT = Path(__file__).parents[4] / "lit_tests/transforms/expand_pipeline_layout.mlir"
+
+
+def test_even_chunks_take_every_layer_once() -> None:
+    chunks = Chunks(ranks=2, repeats=2, trips=8)
+    assert chunks.is_even
+    assert chunks.order() == [0, 1, 4, 5, 2, 3, 6, 7]
+
+
+def test_uneven_chunks_end_in_rows_that_nobody_reads() -> None:
+    chunks = Chunks(ranks=4, repeats=1, trips=6)
+    assert chunks.sizes == (2, 2, 1, 1)
+    assert chunks.order() == [0, 1, 2, 3, 4, -1, 5, -1]
+
+
+@pytest.mark.parametrize(("ranks", "repeats"), [(2, 2), (4, 2), (4, 3), (3, 5)])
+def test_in_a_round_every_rank_sends_one_chunk_and_receives_one(ranks: int, repeats: int) -> None:
+    turns = rounds(ranks, repeats)
+    assert sorted(p for sent in turns for p in sent) == list(range(ranks * repeats))
+    for sent in turns:
+        assert [p % ranks for p in sent] == list(range(ranks))
+        assert {p // repeats for p in sent} == set(range(ranks))
+
+
+def test_a_schedule_mirrored_twice_is_the_schedule() -> None:
+    schedule = training_lockstep(4, 8, 1, True)
+    assert mirrored(schedule) != schedule
+    assert mirrored(mirrored(schedule)) == schedule
+
+
+def test_activations_wait_for_the_head_no_longer_than_the_schedule_says() -> None:
+    assert 1 <= waiting_slots(training_lockstep(4, 8, 1, True)) <= 8
+
+
+def test_the_stacks_of_weights_are_found_and_the_module_stays() -> None:
+    text = LIT.read_text().split("\n// -----\n")[0]
+    module = artifact.parse(text.encode()).module
+    before = str(module)
+    found = ExpandPipelinePass(microbatches=2, layout="pipeline").stack_orders(module)
+    assert str(module) == before
+    assert all(order.arguments for order in found.orders)
