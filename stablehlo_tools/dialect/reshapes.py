@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from math import gcd, prod
+from math import gcd
 
 from stablehlo_tools.dialect.factors import Shape
 
@@ -116,8 +116,3 @@ def runs(before: Shape, after: Shape) -> tuple[tuple[range, range], ...]:
                 j += 1
         pairs.append((range(first, i), range(second, j)))
     return tuple(pairs)
-
-
-def elements_before(shape: Shape, dim: int) -> int:
-    """How many elements the dimensions before one hold: in row-major order, how often it runs."""
-    return prod(shape[:dim])
