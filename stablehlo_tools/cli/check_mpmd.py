@@ -22,8 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Prints the verdict. Raises ToolError on bad input."""
     from stablehlo_tools.cli.timing import tool_version
-    from stablehlo_tools.mpmd.proof.proving import prove
-    from stablehlo_tools.mpmd.proof.summary import set_report
+    from stablehlo_tools.mpmd.proof.proving import prove, set_report
     from stablehlo_tools.mpmd.rank_set import load
     from stablehlo_tools.report.mpmd_text import to_json, verdict
 

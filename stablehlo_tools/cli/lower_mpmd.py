@@ -23,8 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Writes the set; always 0. Raises ToolError."""
     from stablehlo_tools.mpmd import rank_set
-    from stablehlo_tools.mpmd.transfers.both_ends import with_both_ends
-    from stablehlo_tools.mpmd.transfers.permutes import with_permutes
+    from stablehlo_tools.mpmd.transfers import with_both_ends, with_permutes
 
     ranks = rank_set.load(arguments.directory)
     lower = with_both_ends if arguments.transfers == "both-ends" else with_permutes

@@ -86,8 +86,7 @@ def _report_set(arguments: argparse.Namespace) -> int:
     """Draws a set of rank programs, or prints it."""
     from stablehlo_tools.diagnostics import ToolError
     from stablehlo_tools.files import atomic
-    from stablehlo_tools.mpmd.proof.proving import prove
-    from stablehlo_tools.mpmd.proof.summary import set_report
+    from stablehlo_tools.mpmd.proof.proving import prove, set_report
     from stablehlo_tools.mpmd.rank_set import load
     from stablehlo_tools.report.mpmd_html import render_set
     from stablehlo_tools.report.mpmd_perfetto import set_trace

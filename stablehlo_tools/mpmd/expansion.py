@@ -36,20 +36,29 @@ from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, ToolError, nami
 from stablehlo_tools.ir.copying import copy_module
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.symbols import copy_referenced_symbols, functions_by_name, symbol_name
-from stablehlo_tools.mpmd.devices import Devices, take_off_devices
-from stablehlo_tools.mpmd.manifest import Entry, Manifest, Piece, Rank, Stage, costs_of_stages
-from stablehlo_tools.mpmd.names import is_reserved
+from stablehlo_tools.mpmd.manifest import (
+    Entry,
+    Manifest,
+    Piece,
+    Rank,
+    Stage,
+    costs_of_stages,
+    is_reserved,
+)
 from stablehlo_tools.mpmd.paths import argument_paths, result_paths
 from stablehlo_tools.mpmd.reading import read_rank
-from stablehlo_tools.mpmd.staging.kernel_times import total_ns
-from stablehlo_tools.mpmd.staging.marks import dissolve_named, forget_marks
-from stablehlo_tools.mpmd.staging.plain_forms import use_plain_forms
-from stablehlo_tools.mpmd.staging.recurrences import stack_recurrences
-from stablehlo_tools.mpmd.staging.staging import Staged, own_loop, read_step, stage_step
-from stablehlo_tools.mpmd.staging.weights import Weigher
-from stablehlo_tools.mpmd.useless_cuts import useless_cut
+from stablehlo_tools.mpmd.staging.forward import dissolve_named, forget_marks
+from stablehlo_tools.mpmd.staging.loop_forms import stack_recurrences, use_plain_forms
+from stablehlo_tools.mpmd.staging.op_times import Weigher, total_ns
+from stablehlo_tools.mpmd.staging.staging import (
+    Staged,
+    own_loop,
+    read_step,
+    stage_step,
+    useless_cut,
+)
 from stablehlo_tools.mpmd.wiring import wiring
-from stablehlo_tools.mpmd.writing.on_devices import OnDevices
+from stablehlo_tools.mpmd.writing.on_devices import Devices, OnDevices, take_off_devices
 from stablehlo_tools.mpmd.writing.plan import Plan
 from stablehlo_tools.mpmd.writing.rank import RankWriter, Written, pieces_of
 from stablehlo_tools.mpmd.writing.stage_costs import hop, stage_costs

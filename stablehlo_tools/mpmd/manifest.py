@@ -1,4 +1,4 @@
-"""What belongs to a set of rank programs: `manifest.json`; `manifest_schema` reads it.
+"""What belongs to a set of rank programs, `manifest.json`, and how functions of a rank are called.
 
 {"version": 1, "source": "step.jax_export", "devices": 1, "form": "pairs",
  "schedule": {"name": "1f1b", …},               // a table, as `schedule --format json` writes it
@@ -15,18 +15,28 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from stablehlo_tools.schedules.costs import Costs, costs
 from stablehlo_tools.schedules.forms import json_form
-from stablehlo_tools.schedules.table import Table
+from stablehlo_tools.schedules.table import Kind, Table
 
 NAME = "manifest.json"
 VERSION = 1
 FORMS = ("pairs", "both-ends", "permutes")
-FINISH = "finish"
+PREPARE = "prepare"  # once, before the first action
+FINISH = "finish"  # once for each round, behind the last action: finish_0, finish_1, …
+_PHASES = {
+    Kind.FORWARD: "forward",
+    Kind.BACKWARD: "backward",
+    Kind.INPUT_GRADIENT: "input_gradient",
+    Kind.WEIGHT_GRADIENT: "weight_gradient",
+}
+_KINDS = {name: kind for kind, name in _PHASES.items()}
+_STAGE = re.compile(r"stage_(\d+)_(\w+)")
 
 
 @dataclass(frozen=True)
@@ -175,3 +185,22 @@ def encode(manifest: Manifest) -> str:
 
 def _lines(items: Sequence[Any]) -> str:
     return "[" + ",\n ".join(json.dumps(asdict(item)) for item in items) + "]"
+
+
+def function_of(kind: Kind, stage: int) -> str:
+    """`stage_3_forward`: what runs a phase of a stage, for the microbatch that operand 0 says."""
+    return f"stage_{stage}_{_PHASES[kind]}"
+
+
+def phase_of(name: str) -> tuple[Kind, int] | None:
+    """The phase and the stage that a function runs; None for any other function."""
+    found = _STAGE.fullmatch(name)
+    if found is None or found[2] not in _KINDS:
+        return None
+    return _KINDS[found[2]], int(found[1])
+
+
+def is_reserved(name: str) -> bool:
+    """Whether the writer of a rank gives this name to a function of its own."""
+    finish = re.fullmatch(rf"{FINISH}_\d+", name) is not None
+    return name == PREPARE or finish or phase_of(name) is not None

@@ -20,7 +20,7 @@ from stablehlo_tools.dialect.names import CALL, MANUAL_COMPUTATION
 from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.constants import splat_of, value_text
 from stablehlo_tools.ir.symbols import callee_name
-from stablehlo_tools.mpmd.names import FINISH, PREPARE, phase_of
+from stablehlo_tools.mpmd.manifest import FINISH, PREPARE, phase_of
 from stablehlo_tools.schedules.table import Action
 
 BARRIER, CONSTANT = "stablehlo.optimization_barrier", "stablehlo.constant"

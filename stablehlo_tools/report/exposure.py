@@ -1,9 +1,13 @@
-"""What an artifact's communication costs: the program as written, and as compilers schedule it."""
+"""What an artifact's communication costs, as the `ProgramReport` that every view is made from.
+
+An artifact's program is timed as written and as compilers schedule it; what is drawn of it are
+tasks on streams, with loops unrolled as far as they fit.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,20 +22,122 @@ from stablehlo_tools.cost.hardware import Hardware, load_hardware
 from stablehlo_tools.cost.measured import MeasuredProfile
 from stablehlo_tools.diagnostics import Diagnostic, ToolError, naming
 from stablehlo_tools.hlo_input.text import HloText
-from stablehlo_tools.overlap.task_graph import TaskGraph
-from stablehlo_tools.report.document import ProgramReport
+from stablehlo_tools.overlap.bounds import floor, stream_totals
+from stablehlo_tools.overlap.collective_times import Path as LoopPath
+from stablehlo_tools.overlap.collective_times import collective_numbers, collective_rows, graphs_of
+from stablehlo_tools.overlap.memory import MemoryProfile, Place, memory_profile
+from stablehlo_tools.overlap.simulator import LoopRun, Run, Simulation, simulate
+from stablehlo_tools.overlap.streams import Flight
+from stablehlo_tools.overlap.task_graph import COMPUTE_STREAM, Task, TaskGraph, TaskKind
+from stablehlo_tools.report.document import Alive, Event, ProgramReport
 from stablehlo_tools.report.pipeline_document import PipelineReport
-from stablehlo_tools.report.pipeline_rows import pipeline_report
-from stablehlo_tools.report.pipeline_times import pipeline_times
-from stablehlo_tools.report.programs import program_report
+from stablehlo_tools.report.pipeline_rows import pipeline_report, pipeline_times
+from stablehlo_tools.report.rows import kernel_rows, loop_rows, unsteady_loops
 from stablehlo_tools.targets.xla_partitioner import partition_with_xla
 
+_MOST_ALIVE = 25
 AS_WRITTEN = "as-written"
 TARGETS = (AS_WRITTEN, "gpu", "tpu")
 PARTITIONING = "partition,create-reduce-scatter"
 _COMPILED_FOR = {"gpu": "h100", "tpu": "tpu-v5e"}
 _DEFAULT_HARDWARE = {"tpu": "tpu-v5e"}
 _OTHERWISE = "h100"
+_MOST_EVENTS = 20_000  # beyond so many, further iterations of a loop are drawn as one block
+
+
+def program_report(
+    graph: TaskGraph,
+    hardware: Hardware,
+    devices: int,
+    *,
+    name: str,
+    target: str,
+    notes: tuple[str, ...] = (),
+    pipelines: tuple[PipelineReport, ...] = (),
+    with_timeline: bool = True,
+) -> ProgramReport:
+    """The figures of a program whose tasks are timed for this hardware."""
+    simulation = simulate(graph)
+    memory = memory_profile(graph)
+    bound = floor(graph)
+    totals = stream_totals(graph)
+    drawn = timeline(graph, simulation) if with_timeline else None
+    by_streams = max(bound.streams.values())
+    return ProgramReport(
+        name=name,
+        target=target,
+        hardware=hardware.title,
+        devices=devices,
+        total_ns=simulation.total_ns,
+        compute_ns=simulation.compute_ns,
+        communication_ns=sum(totals[stream] for stream in _network_streams(graph)),
+        exposed_ns=simulation.exposed_ns,
+        floor_ns=bound.ns,
+        floor_is=(
+            "critical path" if bound.critical_path_ns >= by_streams else f"stream {bound.busiest}"
+        ),
+        critical_path_ns=bound.critical_path_ns,
+        peak_bytes=memory.peak_bytes,
+        capacity_bytes=hardware.memory_bytes,
+        alive=tuple(_alive(graph, memory)),
+        streams=drawn.streams if drawn is not None else tuple(totals),
+        collectives=collective_rows(graph, simulation),
+        loops=loop_rows(graph, simulation),
+        kernels=kernel_rows(graph),
+        notes=(*notes, *_notes(graph, simulation)),
+        pipelines=pipelines,
+        events=drawn.events if drawn is not None else (),
+        memory=tuple(_curve(simulation, memory)) if with_timeline else (),
+    )
+
+
+def _network_streams(graph: TaskGraph) -> set[str]:
+    return {
+        task.communication.stream
+        for inner in graph.walk()
+        for task in inner.tasks
+        if task.communication is not None and task.communication.is_collective
+    }
+
+
+def _alive(graph: TaskGraph, memory: MemoryProfile) -> Iterator[Alive]:
+    for holding in memory.alive[:_MOST_ALIVE]:
+        task = _task_at(graph, holding.allocated_at)
+        if holding.bytes:
+            yield Alive(task.name, holding.bytes, task.place)
+
+
+def _task_at(graph: TaskGraph, place: Place) -> Task:
+    for outer in place.loops:
+        loop = graph.tasks[outer].loop
+        assert loop is not None, "a place leads through loops"
+        graph = loop.body
+    return graph.tasks[place.task]
+
+
+def _curve(simulation: Simulation, memory: MemoryProfile) -> Iterator[tuple[float, float]]:
+    """What is alive from each moment on, where that changes."""
+    run = simulation.run
+    last = -1.0
+    moment = 0.0
+    for position, task in enumerate(run.order):
+        moment = max(moment, run.begin[task])
+        if memory.live[position] != last:
+            last = memory.live[position]
+            yield moment, last
+    yield simulation.total_ns, max(last, 0.0)
+
+
+def _notes(graph: TaskGraph, simulation: Simulation) -> Iterator[str]:
+    for inner in graph.walk():
+        for task in inner.tasks:
+            if task.loop is not None and task.loop.trips is None:
+                yield f"{task.place}: how often this loop runs is not known: one iteration is timed"
+    for task, folded in unsteady_loops(simulation.run):
+        yield (
+            f"{task.place}: this loop does not become steady: {folded} iterations are "
+            "taken to be like the last"
+        )
 
 
 @dataclass(frozen=True)
@@ -210,3 +316,133 @@ def _report(
 
 def _one_line(diagnostic: Diagnostic, name: str) -> str:
     return diagnostic.render(name).splitlines()[0]
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Events in the order of their begin, and the names of the streams they are on."""
+
+    streams: tuple[str, ...]
+    events: tuple[Event, ...]
+
+
+def timeline(graph: TaskGraph, simulation: Simulation, most: int = _MOST_EVENTS) -> Timeline:
+    """What is drawn of a program."""
+    drawing = _Drawing(graph, most)
+    drawing.draw(simulation.run, (), 0.0)
+    drawing.tail(simulation.total_ns - simulation.tail_ns)
+    events = sorted(drawing.events, key=lambda event: (event.begin, event.stream, event.end))
+    return Timeline(tuple(drawing.streams), tuple(events))
+
+
+def critical_tasks(graph: TaskGraph) -> set[tuple[LoopPath, int]]:
+    """The tasks of the longest chain of dependences, loops entered that stand in it."""
+    found: set[tuple[LoopPath, int]] = set()
+    for path, inner in graphs_of(graph):
+        if path and (path[:-1], path[-1]) not in found:
+            continue
+        found.update((path, task) for task in floor(inner).path)
+    return found
+
+
+class _Drawing:
+    """Collects the events of runs, shifted to where they are drawn."""
+
+    def __init__(self, graph: TaskGraph, most: int) -> None:
+        self.events: list[Event] = []
+        self.streams: dict[str, int] = {COMPUTE_STREAM: 0}
+        self._most = most
+        self._numbers = collective_numbers(graph)
+        self._critical = critical_tasks(graph)
+        self._counted: dict[int, int] = {}
+
+    def draw(self, run: Run, path: LoopPath, shift: float) -> None:
+        """Draws one passage through a graph."""
+        for task in run.graph.tasks:
+            if task.kind is TaskKind.LOOP:
+                self._loop(run.loops[task.id], task, path, shift)
+            elif task.kind is TaskKind.WAIT:
+                self._wait(run, task, path, shift)
+            elif task.kind is not TaskKind.COLLECTIVE_START and task.ns:
+                begin, end = run.begin[task.id], run.end[task.id]
+                self._add(COMPUTE_STREAM, begin, end, shift, task, "compute", path)
+        for flight in run.all_flights():
+            self._flight(flight, run.graph.tasks, path, shift)
+
+    def tail(self, clock: float) -> None:
+        """Draws what the device waits for when all compute is over, as in the exposed time."""
+        late = [event for event in self.events if event.end > clock and event.stream > 0]
+        for event in sorted(late, key=lambda event: event.end):
+            if event.end > clock:
+                self.events.append(replace(event, stream=0, begin=clock, kind="wait"))
+                clock = event.end
+
+    def _wait(self, run: Run, task: Task, path: LoopPath, shift: float) -> None:
+        begin, end = run.begin[task.id], run.end[task.id]
+        if end > begin:
+            self._add(COMPUTE_STREAM, begin, end, shift, task, "wait", path)
+
+    def _flight(self, flight: Flight, tasks: Sequence[Task], path: LoopPath, shift: float) -> None:
+        task = tasks[flight.starts[0]]
+        sent = task.communication
+        kind = "collective" if sent is not None and sent.is_collective else "compute"
+        self._add(flight.stream, flight.begin, flight.end, shift, task, kind, path)
+
+    def _loop(self, loop: LoopRun, task: Task, path: LoopPath, shift: float) -> None:
+        inside = (*path, task.id)
+        for iteration, offset in self._iterations(loop):
+            if offset is None:
+                begin = max(iteration.end, default=loop.begin)
+                end = begin + loop.folded * loop.period
+                self._add(COMPUTE_STREAM, begin, end, shift, task, "loop", path, loop.folded)
+            else:
+                self.draw(iteration, inside, shift + offset)
+
+    def _iterations(self, loop: LoopRun) -> Iterator[tuple[Run, float | None]]:
+        """The iterations to draw with their offsets; None where a block stands for the rest."""
+        representative = max(0, len(loop.iterations) - 2)
+        for number, iteration in enumerate(loop.iterations):
+            yield iteration, 0.0
+            if number != representative or not loop.folded:
+                continue
+            needed = loop.folded * self._size(iteration)
+            if len(self.events) + needed <= self._most:
+                for repeat in range(1, loop.folded + 1):
+                    yield iteration, repeat * loop.period
+            else:
+                yield iteration, None
+
+    def _size(self, run: Run) -> int:
+        own = len(run.graph.tasks)
+        return own + sum(
+            (1 + loop.folded) * self._size(iteration)
+            for loop in run.loops.values()
+            for iteration in loop.iterations
+        )
+
+    def _add(
+        self,
+        stream: str,
+        begin: float,
+        end: float,
+        shift: float,
+        task: Task,
+        kind: str,
+        path: LoopPath,
+        folded: int = 0,
+    ) -> None:
+        start = task.start if task.kind is TaskKind.WAIT else task.id
+        self.events.append(
+            Event(
+                stream=self.streams.setdefault(stream, len(self.streams)),
+                begin=begin + shift,
+                end=end + shift,
+                label=task.name,
+                op=task.op,
+                place=task.place,
+                kind=kind,
+                collective=self._numbers.get((path, -1 if start is None else start), -1),
+                folded=folded,
+                critical=(path, task.id) in self._critical,
+            )
+        )

@@ -6,7 +6,7 @@ import html
 from collections.abc import Iterator, Sequence
 
 from stablehlo_tools.diagnostics import size
-from stablehlo_tools.report.mpmd_document import Level, RankRow, SetReport
+from stablehlo_tools.mpmd.set_report import Level, RankRow, SetReport
 from stablehlo_tools.report.mpmd_text import memory_cells, message_rows, verdict
 from stablehlo_tools.report.schedule_html import render_page
 

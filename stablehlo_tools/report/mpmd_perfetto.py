@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from stablehlo_tools.mpmd.set_report import RankRow, SetReport
 from stablehlo_tools.report.document import SCHEMA
-from stablehlo_tools.report.mpmd_document import RankRow, SetReport
-from stablehlo_tools.report.schedule_steps import NAMES, letter_of
+from stablehlo_tools.report.schedule_gantt import NAMES, letter_of
 from stablehlo_tools.schedules.table import Action, parts
 from stablehlo_tools.schedules.validation.communication import other_end
 

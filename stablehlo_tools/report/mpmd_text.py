@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from stablehlo_tools.diagnostics import duration, size
-from stablehlo_tools.report.mpmd_document import RankRow, SetReport
+from stablehlo_tools.mpmd.set_report import RankRow, SetReport
 from stablehlo_tools.report.schedule_table import described, percent, to_text
 
 _MEMORY = ("rank", "stages", "held", "bound", "peak", "limit", "weights", "arguments", "peak at")

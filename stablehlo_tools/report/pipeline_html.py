@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from importlib import resources
 
 from stablehlo_tools.report.document import Document, ProgramReport
-from stablehlo_tools.report.pipeline_document import PipelineReport
+from stablehlo_tools.report.pipeline_document import PipelineReport, tick_timeline
 from stablehlo_tools.report.pipeline_text import layers_of, pipeline_figures
-from stablehlo_tools.report.pipeline_timeline import tick_timeline
 from stablehlo_tools.report.schedule_html import axis_marks, legend_items, rank_row
 
 _STYLES = ("schedule.css", "pipeline.css")

@@ -1,17 +1,147 @@
-"""From a pipeline that was read out of a module to the data that is shown of it."""
+"""From a pipeline that was read out of a module to what is shown of it, its times included.
+
+How long a pipeline takes on a device: what its ticks hold, as the cost model times it, rank by
+rank.
+
+A loop over ticks is one program for all ranks, and a rank's row of the table says how many layers
+it runs in a tick. Ranks wait for each other only where they exchange: a rank begins a tick when it
+has ended the one before and its neighbours' sends of that have arrived.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from stablehlo_tools.analysis.pipelines.bubbles import bubble_of, schedule_name
-from stablehlo_tools.analysis.pipelines.pipeline import Pipeline
+import numpy as np
+from numpy.typing import NDArray
+
+from stablehlo_tools.analysis.pipelines.pipeline import Pipeline, bubble_of, schedule_name
+from stablehlo_tools.analysis.tasks.graph import TracedGraph
+from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import to_place
+from stablehlo_tools.ir.walk import is_inside
+from stablehlo_tools.overlap.simulator import simulate
+from stablehlo_tools.overlap.task_graph import TaskKind
 from stablehlo_tools.report.pipeline_document import (
     DirectionRow,
     PipelineReport,
     PipelineTimes,
 )
+
+Times = NDArray[np.float64]  # [ranks, ticks], ns
+
+
+def pipeline_times(pipeline: Pipeline, program: TracedGraph) -> PipelineTimes | None:
+    """The times of a pipeline of a program; None where the program does not run it."""
+    tick = _body_of(pipeline.loop, program)
+    if tick is None:
+        return None
+    bodies = [_body_of(phase.layers, tick) for phase in pipeline.phases]
+    layers = [simulate(body.graph).total_ns for body in bodies if body is not None]
+    if len(layers) != len(pipeline.phases):
+        return None
+    sends = [sum(_ns(op, tick) for op in phase.permutes) for phase in pipeline.phases]
+    head, rest = _around(pipeline, tick)
+    useful = _useful(pipeline, layers, head)
+    run = rest + sum(
+        phase.iterations * ns for phase, ns in zip(pipeline.phases, layers, strict=True)
+    )
+    run = run + head * _begins(pipeline)
+    total = _makespan(run, pipeline, sends)
+    share = useful / (total * pipeline.schedule.ranks) if total else 1.0
+    return PipelineTimes(total, 1 - share, tuple(layers), tuple(sends), head, rest)
+
+
+def _body_of(loop: ir.Operation, program: TracedGraph) -> TracedGraph | None:
+    """The body of a loop, wherever it stands in a program."""
+    for task, body in program.bodies.items():
+        if loop in program.ops[task]:
+            return body
+        found = _body_of(loop, body)
+        if found is not None:
+            return found
+    return None
+
+
+def _ns(op: ir.Operation, tick: TracedGraph) -> float:
+    return sum(task.ns for task, ops in zip(tick.graph.tasks, tick.ops, strict=True) if op in ops)
+
+
+def _around(pipeline: Pipeline, tick: TracedGraph) -> tuple[float, float]:
+    """What a tick takes beside layers and permutes: in branches, which stand for the head that
+    ranks without it leave out, and outside of them."""
+    permutes = [op for phase in pipeline.phases for op in phase.permutes]
+    head = rest = 0.0
+    for task, ops in zip(tick.graph.tasks, tick.ops, strict=True):
+        first = ops[0] if ops else None
+        if first is None or first in permutes or _is_layers(first, pipeline):
+            continue
+        whole = task.loop is not None
+        ns = simulate_task(tick, task.id) if whole else task.ns
+        if _is_in_branch(first, pipeline.loop):
+            head += ns
+        elif task.kind is not TaskKind.WAIT:
+            rest += ns
+    return head, rest
+
+
+def simulate_task(program: TracedGraph, task: int) -> float:
+    """A loop that is no layer loop: its iterations one after the other."""
+    loop = program.graph.tasks[task].loop
+    assert loop is not None, "only loops have bodies"
+    return (loop.trips or 1) * simulate(loop.body).total_ns
+
+
+def _is_layers(op: ir.Operation, pipeline: Pipeline) -> bool:
+    return any(op == phase.layers for phase in pipeline.phases)
+
+
+def _is_in_branch(op: ir.Operation, loop: ir.Operation) -> bool:
+    parent = op.parent
+    while parent is not None and parent.operation != loop:
+        if parent.operation.name in ("stablehlo.if", "stablehlo.case"):
+            return is_inside(parent.operation, loop)
+        parent = parent.operation.parent
+    return False
+
+
+def _begins(pipeline: Pipeline) -> Times:
+    """1 where a rank begins a microbatch's backward, which is where the head stands."""
+    schedule = pipeline.schedule
+    found = np.zeros((schedule.ranks, schedule.ticks))
+    if len(pipeline.phases) < 2 or schedule.backward is None:
+        return found
+    for tick, column in enumerate(schedule.backward.cells):
+        for rank, cell in enumerate(column):
+            found[rank, tick] = cell is not None and cell.source < 0
+    return found
+
+
+def _useful(pipeline: Pipeline, layers: Sequence[float], head: float) -> float:
+    """The time of all ranks in which they run layers that count, and heads."""
+    work = head * float(_begins(pipeline).sum())
+    for phase, direction, ns in zip(
+        pipeline.phases, pipeline.schedule.directions, layers, strict=True
+    ):
+        runs = np.array([[cell is not None for cell in column] for column in direction.cells])
+        work += ns * float(phase.iterations[runs.T].sum())
+    return work
+
+
+def _makespan(run: Times, pipeline: Pipeline, sends: Sequence[float]) -> float:
+    """When the last rank ends its last tick, and what it sends then has arrived."""
+    ends = run[:, 0].copy()
+    for tick in range(1, run.shape[1]):
+        ends = _arrived(ends, pipeline, sends) + run[:, tick]
+    return float(_arrived(ends, pipeline, sends).max())
+
+
+def _arrived(ends: Times, pipeline: Pipeline, sends: Sequence[float]) -> Times:
+    """When each rank has ended a tick and received what its neighbours sent in it."""
+    ready = ends
+    for phase, ns in zip(pipeline.phases, sends, strict=True):
+        ready = np.maximum(ready, np.roll(ends, -1 if phase.back else 1) + ns)
+    return ready
 
 
 def pipeline_report(

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from stablehlo_tools.diagnostics import duration, size
-from stablehlo_tools.report.pipeline_document import PipelineReport
-from stablehlo_tools.report.pipeline_timeline import tick_timeline
-from stablehlo_tools.report.schedule_colours import MIXED
-from stablehlo_tools.report.schedule_gantt import IDLE, Gantt, shown
+from stablehlo_tools.report.pipeline_document import PipelineReport, tick_timeline
+from stablehlo_tools.report.schedule_gantt import IDLE, MIXED, Gantt, shown
 
 _COLUMNS = 96  # of a chart
 _MOST_RANKS = 64

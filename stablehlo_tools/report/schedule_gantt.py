@@ -1,8 +1,15 @@
-"""A timed schedule as rows of characters: ranks down, time across.
+"""A timed schedule as rows of characters, ranks down, time across; and the colours it shares.
+
+A timed schedule as rows of characters: ranks down, time across.
 
 Where nearly all steps are a column long or more, every step is drawn: its letter, the microbatch
 where there is room, and a filling of its phase. Otherwise each column stands for a block of time
 and shows what its work is. Without colours the chart says the same by letters alone.
+
+The colours of a schedule in a terminal: a hue for each phase, a shade for each chunk.
+
+From the 256 colours that terminals share, hues that stay apart for the colour-blind; letters say
+the same, so nothing is lost without them.
 """
 
 from __future__ import annotations
@@ -14,17 +21,23 @@ from functools import cached_property
 from itertools import groupby
 from typing import NamedTuple
 
-from stablehlo_tools.report.schedule_colours import MIXED, Style, painted
-from stablehlo_tools.report.schedule_steps import (
-    NAMES,
-    axis_step,
-    chunk_of,
-    letter_of,
-    microbatch_of,
-)
 from stablehlo_tools.schedules.simulator import Timeline
-from stablehlo_tools.schedules.table import Step
+from stablehlo_tools.schedules.table import Action, Pair, Step
 
+MIXED = "M"
+_RESET = "\x1b[0m"
+_DIM = "\x1b[2m"
+_BLACK, _WHITE = 16, 231
+NAMES = {
+    "F": "forward",
+    "B": "backward, both gradients",
+    "I": "input gradient",
+    "W": "weight gradient",
+    "P": "forward and backward at once",
+    ">": "send",
+    "<": "receive",
+}
+_ROUNDING = 1e-6
 IDLE = "."
 FILLINGS = {"F": "-", "B": "=", "I": "+", "W": "~", "P": "#", ">": ">", "<": "<"}
 _PHASES = frozenset("FBIWP")
@@ -34,6 +47,74 @@ _CLOSE = 1e-6
 _BETWEEN_MARKS = 8  # of the axis, columns at least
 _HIDDEN = 0.02  # of all steps: so many may go without a column
 _MOSTLY = 0.9  # of a block's busy time: then it shows that phase
+
+
+class Style(NamedTuple):
+    """What a column shows: the letter of a phase, or nothing, and the chunk on its rank."""
+
+    letter: str = ""
+    chunk: int = 0
+
+
+class _Shade(NamedTuple):
+    back: int
+    text: int
+
+
+_SHADES = {  # from chunk 0 on
+    "F": (_Shade(25, _WHITE), _Shade(74, _BLACK), _Shade(117, _BLACK), _Shade(153, _BLACK)),
+    "B": (_Shade(166, _BLACK), _Shade(214, _BLACK), _Shade(222, _BLACK), _Shade(230, _BLACK)),
+    "I": (_Shade(125, _WHITE), _Shade(169, _BLACK), _Shade(211, _BLACK), _Shade(225, _BLACK)),
+    "W": (_Shade(28, _WHITE), _Shade(71, _BLACK), _Shade(114, _BLACK), _Shade(157, _BLACK)),
+    "P": (_Shade(61, _WHITE), _Shade(104, _BLACK), _Shade(147, _BLACK), _Shade(189, _BLACK)),
+    ">": (_Shade(240, _WHITE),),
+    "<": (_Shade(240, _WHITE),),
+    MIXED: (_Shade(245, _BLACK),),
+}
+
+
+def painted(text: str, style: Style) -> str:
+    """The text in its colours; dim where the style names no phase."""
+    shades = _SHADES.get(style.letter)
+    if shades is None:
+        return f"{_DIM}{text}{_RESET}"
+    shade = shades[style.chunk % len(shades)]
+    return f"\x1b[48;5;{shade.back}m\x1b[38;5;{shade.text}m{text}{_RESET}"
+
+
+def letter_of(step: Step) -> str:
+    """What a step is drawn with."""
+    if isinstance(step, Pair):
+        return "P"
+    if step.kind.is_compute:
+        return step.kind.value
+    return ">" if step.kind.is_send else "<"
+
+
+def chunk_of(timeline: Timeline, rank: int, step: Step) -> int:
+    """Which of its rank's stages a step is of, a pair by its forward."""
+    stage = step.stage if isinstance(step, Action) else step.forward.stage
+    held = timeline.table.placement.held[rank]
+    return held.index(stage) if stage in held else 0
+
+
+def microbatch_of(step: Step) -> str:
+    """The number in a step, the two numbers in a pair."""
+    if isinstance(step, Action):
+        return str(step.microbatch)
+    return f"{step.forward.microbatch}/{step.backward.microbatch}"
+
+
+def axis_step(least: float) -> float:
+    """The distance of the marks of an axis: 1, 2 or 5 times a power of ten, from `least` up."""
+    power = 10.0 ** (len(str(int(least))) - 1) if least >= 1 else 1.0
+    while power > least:
+        power /= 10
+    return next(
+        power * factor for factor in (1, 2, 5, 10) if power * factor >= least * (1 - _ROUNDING)
+    )
+
+
 _PARTLY_IDLE, _MOSTLY_IDLE = 0.1, 0.5  # of a block's time
 
 

@@ -15,7 +15,7 @@ from importlib import resources
 from typing import TYPE_CHECKING
 
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.report.schedule_steps import (
+from stablehlo_tools.report.schedule_gantt import (
     NAMES,
     axis_step,
     chunk_of,

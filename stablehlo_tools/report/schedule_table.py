@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from stablehlo_tools.report.schedule_colours import Style, painted
-from stablehlo_tools.report.schedule_gantt import FILLINGS, IDLE, Gantt, shown
-from stablehlo_tools.report.schedule_steps import NAMES
+from stablehlo_tools.report.schedule_gantt import (
+    FILLINGS,
+    IDLE,
+    NAMES,
+    Gantt,
+    Style,
+    painted,
+    shown,
+)
 from stablehlo_tools.schedules.forms.json_form import Search
 from stablehlo_tools.schedules.simulator import Timeline
 from stablehlo_tools.schedules.table import Table

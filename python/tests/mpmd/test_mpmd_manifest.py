@@ -18,8 +18,7 @@ from stablehlo_tools.cli import main as command_line
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.mpmd import manifest as manifests
 from stablehlo_tools.mpmd import rank_set
-from stablehlo_tools.mpmd.manifest_schema import decode
-from stablehlo_tools.mpmd.set_files import refusal_of_name
+from stablehlo_tools.mpmd.rank_set import decode, refusal_of_name
 
 SET = SCHEDULES[0]
 Change = Callable[[Any], object]

@@ -35,9 +35,7 @@ from stablehlo_tools.mpmd.running.arrays import cut_pieces, join_pieces
 from stablehlo_tools.mpmd.running.compiling import compile_ranks
 from stablehlo_tools.mpmd.running.original import make_inputs
 from stablehlo_tools.mpmd.running.processes import run_processes
-from stablehlo_tools.mpmd.transfers.both_ends import with_both_ends
-from stablehlo_tools.mpmd.transfers.order import rounds_of
-from stablehlo_tools.mpmd.transfers.permutes import with_permutes
+from stablehlo_tools.mpmd.transfers import rounds_of, with_both_ends, with_permutes
 from stablehlo_tools.order.findings import Verdict
 from stablehlo_tools.order.program import Program
 from stablehlo_tools.order.verdict import decide

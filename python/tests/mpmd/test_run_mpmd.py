@@ -24,7 +24,7 @@ from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.mpmd import manifest as manifests
 from stablehlo_tools.mpmd import rank_set
 from stablehlo_tools.mpmd.expansion import Request, expand_mpmd
-from stablehlo_tools.mpmd.manifest_schema import decode
+from stablehlo_tools.mpmd.rank_set import decode
 from stablehlo_tools.mpmd.running import sequential_process
 from stablehlo_tools.mpmd.running.arrays import cut_pieces, join_pieces
 from stablehlo_tools.mpmd.running.original import make_inputs

@@ -26,9 +26,9 @@ from stablehlo_tools.bindings import new_context, parse_module
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.mpmd import rank_set
 from stablehlo_tools.mpmd.manifest import Entry, Manifest, Piece
-from stablehlo_tools.mpmd.running.functions import as_module
 from stablehlo_tools.mpmd.running.original import make_inputs, run_original
 from stablehlo_tools.mpmd.running.outcome import How, Options, run_set
+from stablehlo_tools.mpmd.running.player import as_module
 from stablehlo_tools.processes import child
 
 DIES = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"

@@ -10,9 +10,8 @@ import pytest
 
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.report import schedule_html
-from stablehlo_tools.report.schedule_gantt import FILLINGS, Gantt
+from stablehlo_tools.report.schedule_gantt import FILLINGS, Gantt, axis_step
 from stablehlo_tools.report.schedule_html import render_page
-from stablehlo_tools.report.schedule_steps import axis_step
 from stablehlo_tools.report.schedule_table import figure, to_text
 from stablehlo_tools.schedules.communication import with_communication
 from stablehlo_tools.schedules.costs import costs, unit_costs

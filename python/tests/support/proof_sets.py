@@ -11,10 +11,9 @@ from rank_sets import write_set
 
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.mpmd import manifest as manifests
-from stablehlo_tools.mpmd.manifest_schema import decode
 from stablehlo_tools.mpmd.proof.findings import Rule
 from stablehlo_tools.mpmd.proof.proving import Proof
-from stablehlo_tools.mpmd.rank_set import RankSet
+from stablehlo_tools.mpmd.rank_set import RankSet, decode
 from stablehlo_tools.schedules.catalogue import build
 from stablehlo_tools.schedules.costs import unit_costs
 from stablehlo_tools.schedules.setting import Setting

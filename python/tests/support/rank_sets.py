@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stablehlo_tools.mpmd import manifest as manifests
-from stablehlo_tools.mpmd.manifest import Entry, Manifest, Piece, Rank, Stage, Transfer
-from stablehlo_tools.mpmd.names import function_of
+from stablehlo_tools.mpmd.manifest import Entry, Manifest, Piece, Rank, Stage, Transfer, function_of
 from stablehlo_tools.schedules.catalogue import build
 from stablehlo_tools.schedules.communication import with_communication
 from stablehlo_tools.schedules.costs import unit_costs

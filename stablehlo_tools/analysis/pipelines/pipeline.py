@@ -1,19 +1,24 @@
-"""What is known of a pipeline that stands in a module."""
+"""What is known of a pipeline that stands in a module: its name, and how much of it is bubble."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stablehlo_tools.analysis.collectives import Collective
-from stablehlo_tools.analysis.pipelines.holdings import Holdings
 from stablehlo_tools.analysis.pipelines.rank_tables import MeshAxis
+from stablehlo_tools.analysis.pipelines.tick_loops import Holdings
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.schedules.lockstep import Lockstep
+from stablehlo_tools.schedules.lockstep import Cell, Lockstep
 
 Iterations = NDArray[np.int32]  # [ranks, ticks]: layers that a rank runs in a tick
+CUSTOM = "custom"
+LEAST_OF_ONE = "(S - 1) / (MV + S - 1)"
+LEAST_OF_BOTH = "(VS + S - 2) / (MV + VS + S - 2)"
 
 
 @dataclass(frozen=True)
@@ -70,3 +75,91 @@ class Pipeline:
             for rank, cell in enumerate(column)
             if cell is None
         )
+
+
+class Bubble(NamedTuple):
+    """The cells of a schedule, those that run, and the least share of idle ones.
+
+    A cell is a rank's tick, and half a one where a tick has a forward and a backward. `formula` is
+    in S ranks, V chunks a rank and M microbatches; `closed_form` is what it comes to.
+    """
+
+    cells: int
+    run: int
+    formula: str
+    closed_form: float
+
+    @property
+    def share(self) -> float:
+        """The share of the cells that do not run."""
+        return 1 - self.run / self.cells
+
+
+def bubble_of(schedule: Lockstep) -> Bubble:
+    """Counts the idle cells of a schedule.
+
+    The closed form is that of GPipe for one direction, (S - 1) / (M + S - 1) with V = 1
+    (arXiv 1811.06965, section 2.3); chunks divide the bubble by V (arXiv 2104.04473, section 2.2),
+    and a 1F1B that runs a forward or a backward in a tick has the same: 2MV of 2(MV + S - 1) ticks.
+    Where M < S, chunks cannot be interleaved so closely, and where S does not divide M, 1F1B cannot
+    always. With a forward and a backward in one tick, the first backward follows VS - 1 ticks of
+    forwards, and the backwards take MV + S - 1 ticks.
+    """
+    run = sum(
+        cell is not None
+        for direction in schedule.directions
+        for column in direction.cells
+        for cell in column
+    )
+    ranks, chunks, microbatches = schedule.ranks, schedule.chunks, schedule.microbatches
+    cells, work = ranks * schedule.ticks, microbatches * chunks
+    if not is_together(schedule):
+        idle = ranks - 1
+        return Bubble(cells, run, LEAST_OF_ONE, idle / (work + idle))
+    idle = chunks * ranks + ranks - 2
+    return Bubble(2 * cells, run, LEAST_OF_BOTH, idle / (work + idle))
+
+
+def is_together(schedule: Lockstep) -> bool:
+    """Whether any rank runs a forward and a backward in one tick."""
+    if schedule.forward is None or schedule.backward is None:
+        return False
+    columns = zip(schedule.forward.cells, schedule.backward.cells, strict=True)
+    return any(
+        ahead is not None and back is not None
+        for column in columns
+        for ahead, back in zip(*column, strict=True)
+    )
+
+
+def schedule_name(schedule: Lockstep) -> str:
+    """`gpipe`, `circular`, `1f1b`, `interleaved-1f1b`, or `custom`.
+
+    One direction is GPipe with one chunk a rank, circular with several. Both in one loop are 1F1B
+    where the last rank runs the first backward as soon as it can, and then one forward, one
+    backward.
+    """
+    interleaved = schedule.chunks > 1
+    if len(schedule.directions) == 1:
+        return "circular" if interleaved else "gpipe"
+    if not _alternates(schedule):
+        return CUSTOM
+    return "interleaved-1f1b" if interleaved else "1f1b"
+
+
+def _alternates(schedule: Lockstep) -> bool:
+    """Whether the last rank goes on to backwards after its first microbatch, and from then on runs
+    no two forwards in a row."""
+    assert schedule.forward is not None
+    assert schedule.backward is not None
+    last = schedule.ranks - 1
+    steps: list[tuple[bool, Cell]] = []
+    for ahead, back in zip(schedule.forward.cells, schedule.backward.cells, strict=True):
+        cells = ((False, ahead[last]), (True, back[last]))
+        steps += [(is_back, cell) for is_back, cell in cells if cell is not None]
+    final = schedule.chunks - 1
+    first = next(at for at, (_, cell) in enumerate(steps) if cell.chunk == final)
+    turns = [is_back for is_back, _ in steps[first:]]
+    before, after = steps[first][1], steps[first + 1][1]
+    own = (before.chunk, before.microbatch) == (after.chunk, after.microbatch)
+    return own and all(one or other for one, other in pairwise(turns))

@@ -1,4 +1,4 @@
-"""Tables of integers of which each rank of a mesh axis has its own rows.
+"""The table of a pipeline: its columns, in integers, and the rows of it that each rank has.
 
 In a program for all devices such a table is a constant that a manual computation takes in divided
 along the axis; in the program of one device, a constant sliced at the device's place on the axis.
@@ -6,6 +6,7 @@ along the axis; in the program of one device, a constant sliced at the device's 
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,7 +15,6 @@ from numpy.typing import NDArray
 
 from stablehlo_tools.analysis.collectives import ModuleFacts
 from stablehlo_tools.analysis.device_values import DeviceValues
-from stablehlo_tools.analysis.pipelines.columns import Column
 from stablehlo_tools.analysis.replica_groups import AxisRef, DeviceMesh, mesh_axes_groups
 from stablehlo_tools.analysis.shardings import sharding_axes, sharding_per_value
 from stablehlo_tools.analysis.trip_counts import constant_integer
@@ -23,6 +23,27 @@ from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.ir.builder import element_of, shape_of
 from stablehlo_tools.ir.constants import CONSTANTS, value_of
 from stablehlo_tools.ir.values import producer
+
+
+class Column(enum.IntEnum):
+    """Where each integer stands in a row.
+
+    `RUNS`, `ENDS` and `RECEIVED` are flags: the rank has work; it is the last chunk of the
+    direction; the input is taken from a receive slot. `CHUNK`, `MICROBATCH`, `SOURCE` and `KEPT`
+    are those of a `schedules.lockstep.Cell`, never below 0. `DELIVERY` is the slot for what arrives
+    at the end of the tick. `FIRST` is the first layer of the chunk, `LAYERS` how many it has.
+    """
+
+    RUNS = 0
+    ENDS = 1
+    RECEIVED = 2
+    CHUNK = 3
+    MICROBATCH = 4
+    SOURCE = 5
+    KEPT = 6
+    DELIVERY = 7
+    FIRST = 8
+    LAYERS = 9
 
 
 @dataclass(frozen=True)

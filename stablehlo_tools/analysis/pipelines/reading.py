@@ -21,15 +21,23 @@ from stablehlo_tools.analysis.collectives import (
     tensor_bytes,
 )
 from stablehlo_tools.analysis.device_values import DeviceValues
-from stablehlo_tools.analysis.pipelines.columns import Column
-from stablehlo_tools.analysis.pipelines.directions import ReadDirection, read_direction
-from stablehlo_tools.analysis.pipelines.entries import Entries
-from stablehlo_tools.analysis.pipelines.finals import final_reductions
-from stablehlo_tools.analysis.pipelines.flows import Classify, flows_of
-from stablehlo_tools.analysis.pipelines.holdings import holdings, kept_bytes
+from stablehlo_tools.analysis.pipelines.lockstep_match import (
+    ReadDirection,
+    read_direction,
+    schedule_of,
+)
 from stablehlo_tools.analysis.pipelines.pipeline import Iterations, Phase, Pipeline
-from stablehlo_tools.analysis.pipelines.schedules import schedule_of
-from stablehlo_tools.analysis.pipelines.tick_loops import TickLoop, tick_loop
+from stablehlo_tools.analysis.pipelines.rank_tables import Column
+from stablehlo_tools.analysis.pipelines.tick_loops import (
+    Classify,
+    Entries,
+    TickLoop,
+    final_reductions,
+    flows_of,
+    holdings,
+    kept_bytes,
+    tick_loop,
+)
 from stablehlo_tools.analysis.shardings import manual_axes
 from stablehlo_tools.analysis.trip_counts import constant_integer, counter_of
 from stablehlo_tools.bindings import ir

@@ -1,21 +1,36 @@
-"""Loops over ticks: a `while` that takes a row of a table, or of two, in each iteration."""
+"""Loops over ticks, and what their tables choose: entries, flows between ranks, sums, stacks."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
 
-from stablehlo_tools.analysis.collectives import ModuleFacts
+from stablehlo_tools.analysis.collectives import Collective, ModuleFacts, tensor_bytes
 from stablehlo_tools.analysis.device_values import DeviceValues
-from stablehlo_tools.analysis.pipelines.columns import Column
-from stablehlo_tools.analysis.pipelines.rank_tables import MeshAxis, RankTable, rank_table
+from stablehlo_tools.analysis.pipelines.rank_tables import Column, MeshAxis, RankTable, rank_table
 from stablehlo_tools.analysis.trip_counts import Counter, constant_integer, counted, known_integer
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import (
+    COLLECTIVE_PERMUTE,
+    CONVERT,
+    DYNAMIC_SLICE,
+    DYNAMIC_UPDATE_SLICE,
+    SELECT,
+    SLICE,
+    WHILE,
+)
+from stablehlo_tools.dialect.traits import LAYOUT, Trait, ops_with, short_names
 from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.carriers import terminator
-from stablehlo_tools.ir.values import producer
-from stablehlo_tools.ir.walk import is_inside
+from stablehlo_tools.ir.values import key_of, producer
+from stablehlo_tools.ir.walk import is_inside, walk
 
-_SLICE = "stablehlo.dynamic_slice"
+Entry = tuple[int, Column]  # a table of the loop and a column of it
+Classify = Callable[[ir.Operation], Collective | None]
+_REDUCES = short_names(ops_with(Trait.ACROSS_DEVICES))
+_FORMS = LAYOUT - {"stablehlo.reverse"} | {CONVERT, SELECT, SLICE}
 
 
 @dataclass(frozen=True)
@@ -59,7 +74,7 @@ def tick_loop(op: ir.Operation, facts: ModuleFacts, known: DeviceValues) -> Tick
 
 def _row_of(op: ir.Operation, loop: ir.Operation, counter: Counter, ticks: int) -> ir.Value | None:
     """The table of which an op of a loop's body takes the row of the tick."""
-    if op.name != _SLICE or len(op.operands) != 4 or counter.step != 1:
+    if op.name != DYNAMIC_SLICE or len(op.operands) != 4 or counter.step != 1:
         return None
     table, first, tick, column = (op.operands[i] for i in range(4))
     body = loop.regions[1].blocks[0]
@@ -82,3 +97,254 @@ def outside_of(value: ir.Value, loop: ir.Operation) -> ir.Value | None:
         return loop.operands[number] if same else None
     op = producer(value)
     return None if op is not None and is_inside(op, loop) else value
+
+
+class Entries:
+    """The entries behind the scalars of one loop."""
+
+    def __init__(self, loop: TickLoop) -> None:
+        self._rows = {row.results[0]: table for table, row in enumerate(loop.rows)}
+        self._known: dict[ir.Value, frozenset[Entry]] = {}
+
+    def of(self, value: ir.Value) -> frozenset[Entry]:
+        """The entries behind a value; loops, branches and memory are not looked through."""
+        if value not in self._known:
+            self._known[value] = frozenset()
+            self._known[value] = self._behind(value)
+        return self._known[value]
+
+    def _behind(self, value: ir.Value) -> frozenset[Entry]:
+        op = producer(value)
+        if op is None or len(op.regions) or op.name == DYNAMIC_SLICE or not _is_small(value):
+            return frozenset()
+        if op.name == "stablehlo.slice":
+            table = self._rows.get(_unreshaped(op.operands[0]))
+            start = list(ir.DenseI64ArrayAttr(op.attributes["start_indices"]))[-1]
+            if table is not None and shape_of(op.results[0])[-1] == 1:
+                return frozenset({(table, Column(start))})
+        return frozenset[Entry]().union(*(self.of(operand) for operand in op.operands))
+
+
+def _is_small(value: ir.Value) -> bool:
+    """Whether a value can be a part of a row: a handful of integers or flags."""
+    kind = ir.RankedTensorType(value.type)
+    return isinstance(kind.element_type, ir.IntegerType) and prod(kind.shape) <= len(Column)
+
+
+def _unreshaped(value: ir.Value) -> ir.Value:
+    op = producer(value)
+    while op is not None and op.name == "stablehlo.reshape":
+        value = op.operands[0]
+        op = producer(value)
+    return value
+
+
+@dataclass(frozen=True)
+class Flow:
+    """What a direction hands from rank to rank: the permute, the loop over a chunk's layers that
+    leaves what is sent, and the carry that holds what was received."""
+
+    permute: ir.Operation
+    layers: ir.Operation
+    result: int  # of the layer loop
+    received: int  # carry of the tick loop
+
+
+def flows_of(
+    loop: TickLoop, table: int, entries: Entries, facts: ModuleFacts, classify: Classify, step: int
+) -> list[Flow]:
+    """What the direction of a table hands on: it is chosen by the table between what was received
+    and what comes from outside, goes through the layers, and is sent along the ring."""
+    found: dict[ir.Value, Flow] = {}
+    chosen = frozenset({(table, Column.RECEIVED)})
+    for view in loop.body.operations:
+        op = view.operation
+        if op.name != "stablehlo.select" or entries.of(op.operands[0]) != chosen:
+            continue
+        carry = _carry_behind(op.operands[1], loop.body)
+        flow = None if carry is None else _flow(loop, carry)
+        if flow is not None and _is_ring(flow.permute, loop.axis, facts, classify, step):
+            found[flow.permute.results[0]] = flow
+    return list(found.values())
+
+
+def _flow(loop: TickLoop, carry: int) -> Flow | None:
+    """The flow whose arrivals a carry holds."""
+    permute = _behind(terminator(loop.body).operands[carry], loop.body, COLLECTIVE_PERMUTE)
+    if permute is None:
+        return None
+    sent = permute.operands[0]
+    layers = _behind(sent, loop.body, WHILE)
+    if layers is None:
+        return None
+    return Flow(permute, layers, _result_behind(sent, layers), carry)
+
+
+def _is_ring(
+    permute: ir.Operation, axis: MeshAxis, facts: ModuleFacts, classify: Classify, step: int
+) -> bool:
+    collective = classify(permute)
+    pairs = None if collective is None else facts.groups(collective)
+    return pairs is not None and frozenset((pair[0], pair[1]) for pair in pairs) == axis.ring(step)
+
+
+def _carry_behind(value: ir.Value, body: ir.Block) -> int | None:
+    for source in _sources(value, body):
+        if source.owner == body:
+            return ir.BlockArgument(source).arg_number
+    return None
+
+
+def _behind(value: ir.Value, body: ir.Block, name: str) -> ir.Operation | None:
+    """The op of a name that a value was made by, up to changes of its form."""
+    for source in _sources(value, body):
+        op = producer(source)
+        if op is not None and op.name == name:
+            return op
+    return None
+
+
+def _result_behind(value: ir.Value, op: ir.Operation) -> int:
+    results: list[ir.Value] = list(op.results)
+    while value not in results:
+        made = producer(value)
+        assert made is not None, "the op was found on this way"
+        value = _passed(made)
+    return results.index(value)
+
+
+def _sources(value: ir.Value, body: ir.Block) -> Iterator[ir.Value]:
+    """A value and those that it is another form of, back to a loop, a permute or the block's
+    arguments."""
+    while True:
+        yield value
+        op = producer(value)
+        if op is None or op.block != body or not len(op.operands) or len(op.regions):
+            return
+        value = _passed(op)
+
+
+def _passed(op: ir.Operation) -> ir.Value:
+    """The operand that a result is a form of."""
+    return op.operands[1 if op.name == DYNAMIC_UPDATE_SLICE else 0]
+
+
+def final_reductions(
+    loop: ir.Operation, axis: MeshAxis, facts: ModuleFacts, classify: Classify
+) -> Iterator[Collective]:
+    """The reductions over the axis of what a loop over ticks leaves, or of a form of that."""
+    waiting = list(loop.results)
+    seen: set[ir.Value | ir.Operation] = set()
+    while waiting:
+        for use in waiting.pop().uses:
+            op = use.owner.operation
+            if key_of(op) in seen or op.block != loop.block:
+                continue
+            seen.add(key_of(op))
+            if op.name in _FORMS:
+                waiting += op.results
+                continue
+            collective = classify(op)
+            if collective is not None and _is_over(collective, axis, facts):
+                yield collective
+
+
+def _is_over(collective: Collective, axis: MeshAxis, facts: ModuleFacts) -> bool:
+    """Whether a collective reduces over the whole axis, and maybe over others too."""
+    groups = facts.groups(collective) if collective.kind in _REDUCES else None
+    if groups is None:
+        return False
+    number = {device: n for n, group in enumerate(groups) for device in group}
+    return all(len({number.get(device) for device in line}) == 1 for line in axis.groups)
+
+
+class Holdings(NamedTuple):
+    """What one direction holds on a rank, in bytes.
+
+    `weights` are the stacks that it takes rows of by chunk, as they are in front of the loop;
+    `read` is of those that have rows for each microbatch, which another loop left. `written` is
+    what its layers write for the program: rows that they leave, or gradients added up.
+    """
+
+    weights: Mapping[ir.Value, int]
+    read: int
+    written: int
+
+
+def holdings(
+    loop: TickLoop, layers: ir.Operation, flows: Iterable[Flow], entries: Entries
+) -> Holdings:
+    """What the layers of a direction hold, each stack once."""
+    weights: dict[ir.Value, int] = {}
+    read: dict[ir.Value, int] = {}
+    for op in row_reads(layers):
+        stack = _held_outside(op.operands[0], loop.op)
+        behind = columns_behind(op, entries)
+        if stack is None or Column.CHUNK not in behind:
+            continue
+        found = read if Column.MICROBATCH in behind else weights
+        found[stack] = _bytes(stack)
+    return Holdings(weights, sum(read.values()), sum(map(_bytes, _written(loop, layers, flows))))
+
+
+def kept_bytes(ahead: ir.Operation, back: ir.Operation) -> int:
+    """Bytes of the stacks that one layer loop leaves and another takes rows of in the same tick."""
+    left = set(ahead.results)
+    kept: dict[ir.Value, int] = {}
+    for op in row_reads(back):
+        stack = outside_of(op.operands[0], back)
+        if stack is not None and stack in left:
+            kept[stack] = _bytes(stack)
+    return sum(kept.values())
+
+
+def row_reads(layers: ir.Operation) -> Iterator[ir.Operation]:
+    """The slices that a layer loop takes, those in branches and inner loops among them."""
+    found: list[ir.Operation] = []
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        if op.name == DYNAMIC_SLICE:
+            found.append(op)
+        return ir.WalkResult.ADVANCE
+
+    walk(layers, visit)
+    return iter(found)
+
+
+def columns_behind(op: ir.Operation, entries: Entries) -> frozenset[Column]:
+    """The columns of any table that say where a slice begins."""
+    starts = [op.operands[i] for i in range(1, len(op.operands))]
+    return frozenset(column for start in starts for _, column in entries.of(start))
+
+
+def _held_outside(value: ir.Value, loop: ir.Operation) -> ir.Value | None:
+    """A stack as it is in front of the loop over ticks; None for what that makes."""
+    op = producer(value)
+    while op is not None and op.name == "stablehlo.reshape":
+        value = op.operands[0]
+        op = producer(value)
+    while op is None:
+        around = ir.BlockArgument(value).owner.owner.operation
+        if around.name != "stablehlo.while" or not _is_or_in(around, loop):
+            return value
+        outside = outside_of(value, around)
+        if outside is None:
+            return None
+        return _held_outside(outside, loop)
+    return None if is_inside(op, loop) else value
+
+
+def _is_or_in(op: ir.Operation, outer: ir.Operation) -> bool:
+    return op == outer or is_inside(op, outer)
+
+
+def _written(loop: TickLoop, layers: ir.Operation, flows: Iterable[Flow]) -> Iterator[ir.Value]:
+    """The carries of the loop over ticks that a layer loop goes on with."""
+    handed = {flow.result for flow in flows}
+    for position, value in enumerate(layers.operands):
+        if value.owner == loop.body and position not in handed:
+            yield value
+
+
+def _bytes(value: ir.Value) -> int:
+    return tensor_bytes(ir.ShapedType(value.type)) or 0

@@ -1,15 +1,30 @@
-"""Whether the inputs and outputs of the original program lie where the manifest says: M9."""
+"""Inputs and outputs (M9), what stands outside of the schedule (M12), sums of two ranks (M4).
+
+Whether what stands outside of the schedule takes what the manifest says: M12.
+
+The schedule tells what its actions take. Of `prepare`, the rounds of the finish, their messages and
+what `main` returns the manifest tells it (`mpmd/wiring.py`), for ranks that it knows it of.
+
+Sums of a stage that several ranks have a part of: M4.
+
+Where two ranks hold a stage, each for its own microbatches, one sends its sum to the other behind
+the schedule. What the other makes of it first is made of its own sum of the same gradient, too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import NamedTuple
 
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.mpmd.manifest import Entry, Manifest, Piece
 from stablehlo_tools.mpmd.proof.findings import Findings, Rule
-from stablehlo_tools.mpmd.reading import Reading
+from stablehlo_tools.mpmd.proof.labels import Labels
+from stablehlo_tools.mpmd.proof.sums import Dependences, InSums, Slot
+from stablehlo_tools.mpmd.reading import Call, Message, Origin, Reading, Source
+from stablehlo_tools.mpmd.wiring import RETURN, wiring
 
 
 class _Side(NamedTuple):
@@ -108,3 +123,96 @@ def _size(entry: Entry, dim: int | None) -> int | None:
     """The size of a dimension, read from the text of the type."""
     shape = entry.type.removeprefix("tensor<").split("x")[:-1]
     return int(shape[dim]) if dim is not None and 0 <= dim < len(shape) else None
+
+
+def check_outside(manifest: Manifest, reading: Reading, findings: Findings) -> None:
+    """M12 of one rank."""
+    expected = manifest.ranks[reading.rank].wiring
+    if not expected:
+        return
+    scheduled = {transfer.channel for transfer in manifest.transfers if transfer.is_scheduled}
+    found = wiring(reading, scheduled)
+    places = _places(reading)
+    for name in dict.fromkeys((*expected, *found)):
+        said = _difference(name, found.get(name), expected.get(name))
+        if said:
+            findings.add(Rule.OUTSIDE, said, reading, places.get(name, reading.main))
+
+
+def _places(reading: Reading) -> dict[str, ir.Operation]:
+    return {
+        f"@{event.function}" if isinstance(event, Call) else f"channel {event.channel}": event.op
+        for event in reading.events
+    }
+
+
+def _difference(name: str, found: Sequence[str] | None, expected: Sequence[str] | None) -> str:
+    if found is None:
+        return f"{name} is missing, which the manifest has outside of the schedule"
+    if expected is None:
+        return f"{name} stands outside of the schedule, where the manifest has none"
+    for number, (there, wanted) in enumerate(zip_longest(found, expected, fillvalue="nothing")):
+        if there != wanted:
+            what = "@main returns" if name == RETURN else f"{name} takes"
+            return f"{what} {there} as number {number}, where {wanted} is expected"
+    return ""
+
+
+def check_parts(
+    readings: Sequence[Reading],
+    labels: Labels,
+    sums: Mapping[int, InSums],
+    findings: Findings,
+) -> None:
+    """M4 between ranks, of which `sums` has those of each."""
+    sent: dict[int, tuple[Slot, ...]] = {}
+    for reading in readings:
+        for message in reading.messages:
+            if message.is_send and message.operand is not None:
+                sent[message.channel] = _sum_of(reading, sums[reading.rank], message.operand)
+    for reading in readings:
+        dependences = Dependences(reading.module)
+        for message in reading.messages:
+            label = labels.of(reading, message.index)
+            if message.is_send or label is None or label.action is not None:
+                continue
+            part = sent.get(message.channel, ())
+            _check_added(reading, message, part, sums[reading.rank], dependences, findings)
+
+
+def _sum_of(reading: Reading, sums: InSums, origin: Origin) -> tuple[Slot, ...]:
+    """The results that the actions of a rank leave of the sum that a value is the end of; nothing
+    where no action made the value."""
+    event = reading.events[origin.event] if origin.source is Source.CALL else None
+    if not isinstance(event, Call) or event.action is None:
+        return ()
+    slot = Slot(event.function, origin.number)
+    return next((chain for chain in sums.chains if slot in chain), (slot,))
+
+
+def _check_added(
+    reading: Reading,
+    message: Message,
+    part: tuple[Slot, ...],
+    sums: InSums,
+    dependences: Dependences,
+    findings: Findings,
+) -> None:
+    received = Origin(Source.MESSAGE, 0, message.index)
+    for use in reading.uses.get(received, []) if part else []:
+        call = reading.events[use.event] if use.event >= 0 else None
+        if not isinstance(call, Call):
+            continue
+        own = {
+            number
+            for number, operand in enumerate(call.operands)
+            if not set(part).isdisjoint(_sum_of(reading, sums, operand))
+        }
+        takers = dependences.takers(call.function, use.operand)
+        if own and any(own.isdisjoint(taker) for taker in takers):
+            said = (
+                f"{reading.titled(message.index)} brings what another rank has of the sum that "
+                f"result {part[0].number} of @{part[0].function} leaves, and @{call.function} "
+                "does not add it to this rank's"
+            )
+            findings.add(Rule.SUMS, said, reading, call.op)

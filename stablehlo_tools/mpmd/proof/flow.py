@@ -14,8 +14,7 @@ from collections.abc import Sequence
 
 from stablehlo_tools.mpmd.proof.findings import Findings, Rule
 from stablehlo_tools.mpmd.proof.labels import Labels
-from stablehlo_tools.mpmd.proof.relative import Flow, Relative, microbatch_of
-from stablehlo_tools.mpmd.proof.sums import InSums, check_sums
+from stablehlo_tools.mpmd.proof.sums import Flow, InSums, Relative, check_sums, microbatch_of
 from stablehlo_tools.mpmd.reading import RETURN, Call, Message, Origin, Reading, Source, Use
 from stablehlo_tools.schedules.table import Action, Kind
 

@@ -2,35 +2,36 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
+from stablehlo_tools.analysis.tasks.op_work import bytes_of
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.artifacts.program_set import Job, Options
 from stablehlo_tools.diagnostics import ToolError, naming
 from stablehlo_tools.mpmd.manifest import Manifest
 from stablehlo_tools.mpmd.memory import RankMemory, rank_memory
-from stablehlo_tools.mpmd.proof.devices import check_devices
-from stablehlo_tools.mpmd.proof.ends import check_ends
+from stablehlo_tools.mpmd.proof.devices import check_devices, one_device
+from stablehlo_tools.mpmd.proof.ends import check_ends, check_outside, check_parts
 from stablehlo_tools.mpmd.proof.findings import Finding, Findings, Rule, numbers
 from stablehlo_tools.mpmd.proof.flow import check_flow
 from stablehlo_tools.mpmd.proof.labels import Labels, label_messages
-from stablehlo_tools.mpmd.proof.one_device import one_device
-from stablehlo_tools.mpmd.proof.outside import check_outside
-from stablehlo_tools.mpmd.proof.parts import check_parts
-from stablehlo_tools.mpmd.proof.rows import check_rows
-from stablehlo_tools.mpmd.proof.structure import check_structure
+from stablehlo_tools.mpmd.proof.structure import check_rows, check_structure
 from stablehlo_tools.mpmd.rank_set import RankSet
-from stablehlo_tools.mpmd.reading import Reading, read_rank
+from stablehlo_tools.mpmd.reading import Call, Message, Reading, read_rank
+from stablehlo_tools.mpmd.set_report import Level, Link, RankRow, SetReport
 from stablehlo_tools.order.report import finding_text
 from stablehlo_tools.order.simulation import UndecidedError
 from stablehlo_tools.order.verdict import decide
+from stablehlo_tools.schedules.costs import Costs
 from stablehlo_tools.schedules.simulator import Timeline, simulate
-from stablehlo_tools.schedules.table import Table
+from stablehlo_tools.schedules.table import Action, Table, actions_of, compacted
 
 PAIRS = "pairs"
 _ROUNDING = 0.5  # bytes
+_MICROSECONDS = 1e6  # of a second
 
 
 @dataclass(frozen=True)
@@ -171,3 +172,115 @@ def _check_memory(reading: Reading, memory: RankMemory, findings: Findings) -> N
         )
         findings.add(Rule.MEMORY, said, reading, event.op)
         return
+
+
+def set_report(proof: Proof, name: str, version: str) -> SetReport:
+    """What there is to show of a set, proven or not. An unproven one has the manifest's schedule.
+
+    Raises ToolError for a schedule that cannot be timed.
+    """
+    manifest = proof.manifest
+    table = proof.table if proof.is_proven else compacted(manifest.table)
+    timeline = simulate(table, _in_microseconds(manifest.costs))
+    memory = {one.rank: one for one in proof.memory}
+    return SetReport(
+        name,
+        version,
+        manifest.source,
+        manifest.hardware,
+        manifest.devices,
+        timeline,
+        tuple(
+            _row(manifest, reading, memory.get(reading.rank), timeline)
+            for reading in proof.readings
+        ),
+        _links(proof),
+        tuple(map(str, proof.findings)),
+        proof.found,
+    )
+
+
+def _in_microseconds(costs: Costs) -> Costs:
+    def scaled(times: tuple[float, ...]) -> tuple[float, ...]:
+        return tuple(time * _MICROSECONDS for time in times)
+
+    return replace(
+        costs,
+        forward=scaled(costs.forward),
+        input_gradient=scaled(costs.input_gradient),
+        weight_gradient=scaled(costs.weight_gradient),
+        backward=scaled(costs.backward),
+        communication=costs.communication * _MICROSECONDS,
+    )
+
+
+def _row(
+    manifest: Manifest, reading: Reading, memory: RankMemory | None, timeline: Timeline
+) -> RankRow:
+    sends = sum(message.is_send for message in reading.messages)
+    stages = timeline.table.placement.held[reading.rank]
+    row = RankRow(
+        rank=reading.rank,
+        stages=stages,
+        what=tuple(manifest.stages[stage].what for stage in stages),
+        actions=len(reading.calls),
+        sends=sends,
+        receives=len(reading.messages) - sends,
+        held=0.0,
+        bound=0.0,
+        peak=0.0,
+        peak_at="",
+        limit=0.0,
+        weights=0.0,
+        arguments=0.0,
+        levels=(),
+    )
+    if memory is None:
+        return row
+    return replace(
+        row,
+        held=memory.held,
+        bound=memory.bound,
+        peak=memory.peak,
+        peak_at="its arguments" if memory.peak_at < 0 else reading.titled(memory.peak_at),
+        limit=memory.limit,
+        weights=memory.weights,
+        arguments=memory.arguments,
+        levels=_levels(reading, memory, timeline),
+    )
+
+
+def _levels(reading: Reading, memory: RankMemory, timeline: Timeline) -> tuple[Level, ...]:
+    ended: dict[Action, float] = {}
+    row, ends = timeline.table.rows[reading.rank], timeline.ends[reading.rank]
+    for step, end in zip(row, ends, strict=True):
+        ended.update(dict.fromkeys(actions_of((step,)), end))
+    levels: list[Level] = []
+    for moment in memory.moments:
+        event = reading.events[moment.event]
+        time = ended.get(event.action) if isinstance(event, Call) and event.action else None
+        levels.append(Level(reading.titled(moment.event), moment.held, moment.bound, time))
+    return tuple(levels)
+
+
+def _links(proof: Proof) -> tuple[Link, ...]:
+    """The messages by the ranks that they go between."""
+    found: defaultdict[tuple[int, int], list[tuple[bool, float]]] = defaultdict(list)
+    for reading in proof.readings:
+        for message in reading.messages:
+            label = proof.labels.of(reading, message.index)
+            if label is None or not message.is_send:
+                continue
+            ranks = (label.transfer.source, label.transfer.target)
+            found[ranks].append((label.action is not None, _bytes(message)))
+    return tuple(_link(ranks, each) for ranks, each in sorted(found.items()))
+
+
+def _bytes(message: Message) -> float:
+    return bytes_of(message.op.operands[0])
+
+
+def _link(ranks: tuple[int, int], sent: list[tuple[bool, float]]) -> Link:
+    scheduled = [size for is_scheduled, size in sent if is_scheduled]
+    finish = [size for is_scheduled, size in sent if not is_scheduled]
+    return Link(*ranks, len(scheduled), sum(scheduled), len(finish), sum(finish))

@@ -7,7 +7,7 @@ from typing import Any
 
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.mpmd.rank_set import RankSet
-from stablehlo_tools.mpmd.transfers.both_ends import FORM, with_both_ends
+from stablehlo_tools.mpmd.transfers import BOTH_ENDS, with_both_ends
 from stablehlo_tools.targets.compilation import Compilation, compile_artifact
 
 _TRANSFERS = ("send", "recv")
@@ -45,7 +45,7 @@ def compile_ranks(ranks: RankSet, timeout: float) -> list[RankCompilation]:
 
     Raises ToolError for a set in another form than that one and `pairs`.
     """
-    written = ranks if ranks.manifest.form == FORM else with_both_ends(ranks)
+    written = ranks if ranks.manifest.form == BOTH_ENDS else with_both_ends(ranks)
     found: list[RankCompilation] = []
     for rank, program in enumerate(written.programs):
         try:

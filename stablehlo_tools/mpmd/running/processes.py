@@ -15,20 +15,20 @@ from typing import Any
 
 from stablehlo_tools import bindings
 from stablehlo_tools.diagnostics import ToolError, naming
+from stablehlo_tools.dialect.names import COLLECTIVE_PERMUTE
 from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.mpmd.rank_set import RankSet
 from stablehlo_tools.mpmd.running import child
 from stablehlo_tools.mpmd.running.arrays import read_arrays, write_arrays
 from stablehlo_tools.mpmd.running.localisation import LocalProgram, localised
 from stablehlo_tools.mpmd.running.sequential import Run
-from stablehlo_tools.mpmd.transfers.permutes import FORM, with_permutes
+from stablehlo_tools.mpmd.transfers import PERMUTES, with_permutes
 from stablehlo_tools.processes.child import end_group, start, write_request
 from stablehlo_tools.processes.ending import how_it_ended, last_words
 from stablehlo_tools.verify.element_types import Array
 
 ATTEMPTS = 3  # at a port that nobody else takes
 _MODULE, _COMPILED, _FAILED = "module.mlirbc", "compiled", "failed"
-_PERMUTE = "stablehlo.collective_permute"
 _ERRORS = "errors.txt"
 _PORT_TAKEN = "already in use"
 _POLL = 0.02
@@ -43,7 +43,7 @@ def run_processes(
     they are not done within `timeout` seconds.
     """
     with naming(ranks.name):
-        written = ranks if ranks.manifest.form == FORM else with_permutes(ranks)
+        written = ranks if ranks.manifest.form == PERMUTES else with_permutes(ranks)
         programs = [localised(written, rank) for rank in range(ranks.ranks)]
         rooms = [directory / f"rank_{rank}" for rank in range(ranks.ranks)]
         for rank, (program, room) in enumerate(zip(programs, rooms, strict=True)):
@@ -78,7 +78,7 @@ def _prepare(
         "ranks": ranks.ranks,
         "devices": devices,
         "types": [str(value.type) for value in terminator(block).operands],
-        "permutes": sum(view.operation.name == _PERMUTE for view in block.operations),
+        "permutes": sum(view.operation.name == COLLECTIVE_PERMUTE for view in block.operations),
     }
     write_request(room, request)
     (room / _MODULE).write_bytes(bindings.write_bytecode(program.module))

@@ -10,23 +10,30 @@ from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.clock import Clock
 from stablehlo_tools.cost.collectives import transfer_time
+from stablehlo_tools.cost.hardware import Hardware
 from stablehlo_tools.cost.work import Transfer
-from stablehlo_tools.diagnostics import Diagnostics, ToolError
+from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, Severity, ToolError, note, to_place
+from stablehlo_tools.dialect.names import WHILE
 from stablehlo_tools.ir.symbols import functions_by_name
 from stablehlo_tools.ir.values import key_of
 from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.mpmd.staging.assignment import Assignment, assign
-from stablehlo_tools.mpmd.staging.cutting import cut_units
+from stablehlo_tools.mpmd.staging.cutting import cut_units, layer_loops_by_node, units_of
 from stablehlo_tools.mpmd.staging.dataflow import Dataflow
-from stablehlo_tools.mpmd.staging.kernel_times import kernel_times
-from stablehlo_tools.mpmd.staging.marks import mark, marked, marked_forward, named_by_user
+from stablehlo_tools.mpmd.staging.forward import (
+    Forward,
+    find_forward,
+    mark,
+    marked,
+    marked_forward,
+    named_by_user,
+)
 from stablehlo_tools.mpmd.staging.microbatches import MicrobatchLoop, find_microbatch_loop
-from stablehlo_tools.mpmd.staging.spreads import own_spreads
-from stablehlo_tools.mpmd.staging.step import Forward, Step, find_forward
-from stablehlo_tools.mpmd.staging.units import layer_loops_by_node, units_of
-from stablehlo_tools.mpmd.staging.untying import take_apart
-from stablehlo_tools.mpmd.staging.weights import Weigher
+from stablehlo_tools.mpmd.staging.op_times import Weigher, kernel_times
+from stablehlo_tools.mpmd.staging.split_stage_sums import own_spreads, take_apart
+from stablehlo_tools.mpmd.staging.step import Step
 from stablehlo_tools.transforms.parts.split_layers.cut_loops import uncut_loops
+from stablehlo_tools.transforms.parts.split_layers.marks import range_of
 from stablehlo_tools.transforms.parts.split_weight_gradients.backward_loops import (
     backward_loops,
     layer_chains,
@@ -36,6 +43,7 @@ from stablehlo_tools.transforms.split_weight_gradients import SplitWeightGradien
 
 _MUCH = 1e9  # bytes
 _NAME = "stablehlo_tools.cut"  # tells a loop that is to be cut from others
+_MILLI = 1e3
 
 
 @dataclass(frozen=True)
@@ -167,3 +175,45 @@ def _has_backward_loops(module: ir.Module) -> bool:
 
 def _block(module: ir.Module) -> ir.Block:
     return entry_function(module).regions[0].blocks[0]
+
+
+def useless_cut(
+    staged: Staged, makespan: float, alone: float, ranks: int, hardware: Hardware
+) -> Diagnostic | None:
+    """A warning for a set of several ranks that is no faster than one; None for any other. Times in
+    seconds: of a step of the set, and of the step on one rank as it is."""
+    if ranks == 1 or makespan < alone:
+        return None
+    loop = _uncut_loop(staged, hardware)
+    notes = () if loop is None else (_not_cut(*loop),)
+    return Diagnostic(
+        Severity.WARNING,
+        f"expand-mpmd: this set is slower than one rank: {makespan * _MILLI:.3f} ms a step "
+        f"predicted on {ranks} ranks, and {alone * _MILLI:.3f} ms for the step as it is on one; "
+        "--compare times other schedules, fewer microbatches keep more work in each",
+        to_place(staged.step.loop.op.location),
+        notes,
+    )
+
+
+def _uncut_loop(staged: Staged, hardware: Hardware) -> tuple[ir.Operation, float] | None:
+    """The heaviest loop of a microbatch that is in one stage, and its share of all work, where that
+    is more than a stage should have."""
+    weigher = Weigher(hardware)
+    ops = [node.op for node in staged.step.staged]
+    total = sum(map(weigher.ns, ops))
+    whole = [op for op in ops if op.name == WHILE and range_of(op) is None]
+    heaviest = max(whole, key=weigher.ns, default=None)
+    if heaviest is None or not total:
+        return None
+    share = weigher.ns(heaviest) / total
+    return (heaviest, share) if share * staged.assignment.stages > 1 else None
+
+
+def _not_cut(loop: ir.Operation, share: float) -> Diagnostic:
+    return note(
+        f"this loop is {share:.0%} of the work of a microbatch, and lies in one stage whole: no "
+        "layers are found in it to be cut apart, a lax.scan over stacked weights in which each "
+        "takes what the one before gave; write them so, or without a loop",
+        loop.location,
+    )

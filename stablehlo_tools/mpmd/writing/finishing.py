@@ -14,14 +14,13 @@ from typing import Literal, NamedTuple
 
 from stablehlo_tools.analysis.tasks.op_work import bytes_of
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import CONCATENATE
 from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.values import producer, unconstrained
 from stablehlo_tools.mpmd.staging.dataflow import Node
-from stablehlo_tools.mpmd.staging.spreads import is_spread
+from stablehlo_tools.mpmd.staging.split_stage_sums import is_spread
 from stablehlo_tools.mpmd.staging.step import Step
 from stablehlo_tools.mpmd.writing.fixed import Rows
-
-_CONCATENATE = "stablehlo.concatenate"
 
 
 class Made(NamedTuple):
@@ -206,7 +205,7 @@ class _Planner:
     def _is_joined(self, number: int) -> bool:
         """Whether a value that is returned is put together of rows, and read by nothing else."""
         maker = producer(unconstrained(self._outer.values[number]))
-        if maker is None or maker.name != _CONCATENATE:
+        if maker is None or maker.name != CONCATENATE:
             return False
         users = list(maker.results[0].uses)
         return len(users) == 1

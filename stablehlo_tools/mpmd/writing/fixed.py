@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Literal, NamedTuple
 
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import SLICE
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.constants import CONSTANTS
 from stablehlo_tools.ir.inline import copy_with
 from stablehlo_tools.mpmd.staging.dataflow import Dataflow, Node
 from stablehlo_tools.mpmd.staging.step import Step
 
-_SLICE = "stablehlo.slice"
 _SPREADS = frozenset({"stablehlo.broadcast_in_dim", "stablehlo.iota", "stablehlo.constant"})
 _FEW = 64  # elements that are computed anew wherever they are read
 
@@ -76,7 +76,7 @@ class Fixed:
         if key.place == "outer" and key.number in self._arguments:
             return Rows(self._arguments[key.number])
         node = self._maker(key)
-        if node is None or node.name != _SLICE:
+        if node is None or node.name != SLICE:
             return None
         source = self._sources(key, node)[0]
         if source.place != "outer" or source.number not in self._arguments:

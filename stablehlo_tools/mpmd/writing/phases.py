@@ -13,10 +13,9 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.builder import Builder, element_of
 from stablehlo_tools.ir.inline import copy_with
 from stablehlo_tools.ir.values import producer
-from stablehlo_tools.mpmd.names import function_of
-from stablehlo_tools.mpmd.staging.assignment import Assignment, Work
+from stablehlo_tools.mpmd.manifest import function_of
+from stablehlo_tools.mpmd.staging.assignment import Assignment, Ends, Work
 from stablehlo_tools.mpmd.staging.dataflow import Node
-from stablehlo_tools.mpmd.staging.routing import Ends
 from stablehlo_tools.mpmd.staging.step import Step
 from stablehlo_tools.mpmd.writing.fixed import Fixed, Key
 

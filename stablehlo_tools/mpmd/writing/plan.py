@@ -11,9 +11,10 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.ir.constants import splat_of
 from stablehlo_tools.mpmd.manifest import Transfer
-from stablehlo_tools.mpmd.staging.assignment import Assignment, Work
-from stablehlo_tools.mpmd.staging.routing import (
+from stablehlo_tools.mpmd.staging.assignment import (
+    Assignment,
     Messages,
+    Work,
     ends_of,
     route,
     run_as,

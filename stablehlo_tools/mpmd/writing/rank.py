@@ -12,14 +12,12 @@ from dataclasses import dataclass
 
 from stablehlo_tools import bindings
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.mpmd.manifest import Piece
-from stablehlo_tools.mpmd.names import PREPARE
-from stablehlo_tools.mpmd.writing.finish_functions import FinishFunction, finish_function
+from stablehlo_tools.mpmd.manifest import PREPARE, Piece
 from stablehlo_tools.mpmd.writing.finishing import Made, Returned
 from stablehlo_tools.mpmd.writing.fixed import Key, Rows
+from stablehlo_tools.mpmd.writing.once import FinishFunction, Start, finish_function, write_prepare
 from stablehlo_tools.mpmd.writing.phases import Phase, private_function
 from stablehlo_tools.mpmd.writing.plan import Plan
-from stablehlo_tools.mpmd.writing.preparing import Start, write_prepare
 from stablehlo_tools.schedules.table import Action, actions_of
 
 _DEVICE_TO_DEVICE = 1  # the type of a channel

@@ -13,9 +13,15 @@ from stablehlo_tools.cost.hardware import Hardware
 from stablehlo_tools.cost.work import Transfer
 from stablehlo_tools.ir.symbols import copy_referenced_symbols
 from stablehlo_tools.mpmd.manifest import Stage
-from stablehlo_tools.mpmd.staging.assignment import Assignment, Work
-from stablehlo_tools.mpmd.staging.kernel_times import total_ns
-from stablehlo_tools.mpmd.staging.routing import Value, ends_of, run_as, staged_values
+from stablehlo_tools.mpmd.staging.assignment import (
+    Assignment,
+    Value,
+    Work,
+    ends_of,
+    run_as,
+    staged_values,
+)
+from stablehlo_tools.mpmd.staging.op_times import total_ns
 from stablehlo_tools.mpmd.staging.step import Step
 from stablehlo_tools.mpmd.writing.fixed import Fixed
 from stablehlo_tools.mpmd.writing.phases import Phase, Phases

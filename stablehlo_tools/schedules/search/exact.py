@@ -33,7 +33,7 @@ class ExactBest(NamedTuple):
     """A schedule, timed; whether nothing is faster; a makespan that nothing is below.
 
     `proven` and `bound` speak of the placements that are searched. Where times are no multiples of
-    one unit (exact_units.py), the bound of a proven schedule may be below its makespan by a
+    one unit (exact_model.py), the bound of a proven schedule may be below its makespan by a
     millionth of the longest phase for every action.
     """
 

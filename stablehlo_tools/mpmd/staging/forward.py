@@ -1,4 +1,4 @@
-"""Marks on ops: the stage that an op of the forward was given, and the stages that users name.
+"""The forward of a step: which ops it has, and the stages that they are given or name.
 
 Users name stages with `jax.named_scope("stage_0")`, …, which jax writes into locations, or with
 Shardy's named computations.
@@ -8,20 +8,100 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, note
+from stablehlo_tools.dialect.names import NAMED_COMPUTATION
 from stablehlo_tools.ir.manual import dissolve
+from stablehlo_tools.ir.values import is_float, key_of
 from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.mpmd.staging.dataflow import Node
-from stablehlo_tools.mpmd.staging.step import Forward, Step, staged_inputs
+from stablehlo_tools.mpmd.staging.microbatches import heavy_ops
+from stablehlo_tools.mpmd.staging.op_times import Weigher
+from stablehlo_tools.mpmd.staging.step import Step, staged_inputs
 from stablehlo_tools.transforms.parts.split_layers.marks import range_of
+from stablehlo_tools.transforms.parts.split_weight_gradients.backward_loops import (
+    backward_loops,
+    layer_chains,
+)
 
 _OWN = "stablehlo_tools."
 STAGES = f"{_OWN}stages"
 _SCOPE = re.compile(r"(?<![\w])stage_(\d+)(?![\w])")
-_NAMED = "sdy.named_computation"
+
+
+@dataclass(frozen=True)
+class Forward:
+    """The staged nodes of the forward, by index."""
+
+    nodes: frozenset[int]
+
+
+def find_forward(step: Step, weigher: Weigher) -> Forward:
+    """The staged ops that lead to the loss, or to what else hangs on most weights by least work;
+    and those that lead from them to other scalars without another product. Where all products lead
+    there, as they do to the gradients of stacked layers of a step that gives no loss: those that
+    lead to the first loop that goes back over layers.
+
+    Raises a located ToolError where all products of the step lead there: it has no backward.
+    """
+    weights = _weights_below(step)
+    needed = [step.flow.nodes[index] for index in sorted(step.needed)]
+    ns = {node.index: weigher.ns(node.op) for node in needed}
+    products = {node.index for node in needed if heavy_ops(node.op)}
+    best: tuple[int, float, int] | None = None
+    nodes: set[int] = set()
+    for term in step.terms:
+        above = _above(step, term) & ns.keys()
+        hangs_on = frozenset[int]().union(*(weights.get(n, frozenset()) for n in term.inputs))
+        rank = (-len(hangs_on), sum(ns[index] for index in above), term.index)
+        if above and (best is None or rank < best):
+            best, nodes = rank, above
+    for term in step.terms:
+        above = _above(step, term) & ns.keys()
+        is_scalar = not ir.RankedTensorType(step.flow.values[term.results[0]].type).rank
+        if is_scalar and above & products <= nodes:
+            nodes = nodes | above
+    if not products - nodes:
+        nodes = _before_backward(step) & ns.keys()
+    if not nodes & products:
+        raise ToolError(
+            "expand-mpmd: the loop over microbatches computes a forward only; a pipeline of rank "
+            "programs needs a training step, expand-pipeline takes forward programs (P4)",
+            step.loop.op.location,
+        )
+    return Forward(frozenset(nodes))
+
+
+def _before_backward(step: Step) -> set[int]:
+    """What leads to the first loop that goes back over layers, if there is one."""
+    block = step.loop.block
+    loops = backward_loops(layer_chains(block, step.effects), block, step.effects)
+    keys = {key_of(loop.op) for loop in loops}
+    first = next((node for node in step.flow.nodes if key_of(node.op) in keys), None)
+    return set() if first is None else step.flow.ancestors(first.inputs)
+
+
+def _above(step: Step, term: Node) -> set[int]:
+    return step.flow.ancestors(n for n in term.inputs if step.is_staged(n))
+
+
+def _weights_below(step: Step) -> dict[int, frozenset[int]]:
+    """The arguments of floats that each staged value hangs on."""
+    found: dict[int, frozenset[int]] = {}
+    is_weight = {n for n in step.outer.arguments if is_float(step.outer.values[n].type)}
+    for node in step.staged:
+        below: set[int] = set()
+        for number in node.inputs:
+            if number in step.invariant:
+                below |= step.roots(number) & is_weight
+            else:
+                below |= found.get(number, frozenset())
+        for number in node.results:
+            found[number] = frozenset(below)
+    return found
 
 
 def dissolve_named(module: ir.Module) -> None:
@@ -30,7 +110,7 @@ def dissolve_named(module: ir.Module) -> None:
     found: list[ir.Operation] = []
 
     def visit(op: ir.Operation) -> ir.WalkResult:
-        if op.name == _NAMED:
+        if op.name == NAMED_COMPUTATION:
             found.append(op)
         return ir.WalkResult.ADVANCE
 

@@ -9,35 +9,51 @@ jax writes the first where a number is weakly typed, the third in a scan over `j
 last for `losses.at[i].set(loss)`. The second, where %a is a carry, leaves out microbatches whose
 gradients are not finite. A scatter drops what is out of bounds, and a slice is moved back: so the
 last two are rewritten only where %i is known to be inside in every iteration.
+
+Computes in front of the loop over microbatches what each hands to the next, where no work on the
+microbatches goes into it: a key of random numbers that is split in every iteration, a rate.
+
+    while(%i, %key, %sum) { %next, %own = split(%key)   … dropout(%own) … }
+  ==>
+    %keys = while(%j, %key, %keys) { … %keys[%j] = %key …  %next, %own = split(%key) … }
+    while(%i, %key, %sum) { %own = split(%keys[%i]) … }
 """
 
 from __future__ import annotations
 
+from stablehlo_tools.analysis.collectives import classify_communication
 from stablehlo_tools.analysis.effects import Effects
+from stablehlo_tools.analysis.loop_carries import is_accumulated
 from stablehlo_tools.analysis.loop_values import LoopIndices
 from stablehlo_tools.analysis.loops import LoopBody
 from stablehlo_tools.analysis.trip_counts import constant_trips, is_integer_scalar, known_integer
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import (
+    ADD,
+    CONCATENATE,
+    CONVERT,
+    DYNAMIC_SLICE,
+    IOTA,
+    RESHAPE,
+    SCATTER,
+    SELECT,
+    WHILE,
+)
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.carriers import terminator
+from stablehlo_tools.ir.counted_loop import CountedLoop
+from stablehlo_tools.ir.inline import copy_with
 from stablehlo_tools.ir.values import producer
+from stablehlo_tools.ir.walk import walk
+from stablehlo_tools.mpmd.staging.dataflow import Dataflow, Node
 from stablehlo_tools.mpmd.staging.microbatches import heavy_ops
 
-_WHILE = "stablehlo.while"
-_ADD = "stablehlo.add"
-_CONVERT = "stablehlo.convert"
-_SELECT = "stablehlo.select"
-_IOTA = "stablehlo.iota"
-_RESHAPE = "stablehlo.reshape"
-_SLICE = "stablehlo.dynamic_slice"
-_SCATTER = "stablehlo.scatter"
-_SPREADING = frozenset({"stablehlo.broadcast_in_dim", _RESHAPE})
-_CONCATENATE = "stablehlo.concatenate"
+_SPREADING = frozenset({"stablehlo.broadcast_in_dim", RESHAPE})
 
 
 def use_plain_forms(block: ir.Block, effects: Effects) -> None:
     """Rewrites the heavy loops of a block that run a known number of times, in place."""
-    for loop in [view.operation for view in block.operations if view.operation.name == _WHILE]:
+    for loop in [view.operation for view in block.operations if view.operation.name == WHILE]:
         trips = constant_trips(loop)
         if trips is None or not heavy_ops(loop):
             continue
@@ -51,19 +67,19 @@ def use_plain_forms(block: ir.Block, effects: Effects) -> None:
 
 
 def _drop_conversion(op: ir.Operation) -> None:
-    if op.name == _CONVERT and op.operands[0].type == op.results[0].type:
+    if op.name == CONVERT and op.operands[0].type == op.results[0].type:
         op.results[0].replace_all_uses_with(op.operands[0])
         op.erase()
 
 
 def _select_term(op: ir.Operation) -> None:
     """Selects what is added to a carry, rather than the sum or the carry."""
-    if op.name != _SELECT:
+    if op.name != SELECT:
         return
     for carried, added in ((2, 1), (1, 2)):
         carry, sum_ = op.operands[carried], op.operands[added]
         add = producer(sum_)
-        if add is None or add.name != _ADD or len(list(sum_.uses)) != 1:
+        if add is None or add.name != ADD or len(list(sum_.uses)) != 1:
             continue
         if not isinstance(carry, ir.BlockArgument) or list(add.operands).count(carry) != 1:
             continue
@@ -84,7 +100,7 @@ def _count_directly(loop: ir.Operation, trips: int, effects: Effects) -> None:
     reading = [
         view.operation
         for view in inside.operations
-        if view.operation.name == _RESHAPE and not shape_of(view.operation.results[0])
+        if view.operation.name == RESHAPE and not shape_of(view.operation.results[0])
     ]
     if not reading:
         return
@@ -103,7 +119,7 @@ def _count_directly(loop: ir.Operation, trips: int, effects: Effects) -> None:
 def _counted_by(op: ir.Operation, body: LoopBody, indices: LoopIndices) -> ir.Value | None:
     """The index that a scalar read out of an iota is equal to; None for any other scalar."""
     taken = producer(op.operands[0])
-    if taken is None or taken.name != _SLICE or not is_integer_scalar(op.results[0].type):
+    if taken is None or taken.name != DYNAMIC_SLICE or not is_integer_scalar(op.results[0].type):
         return None
     array = taken.operands[0]
     carry = body.argument_number(array)
@@ -112,7 +128,7 @@ def _counted_by(op: ir.Operation, body: LoopBody, indices: LoopIndices) -> ir.Va
             return None
         array = body.loop.operands[carry]
     maker = producer(array)
-    if maker is None or maker.name != _IOTA or len(shape_of(array)) != 1:
+    if maker is None or maker.name != IOTA or len(shape_of(array)) != 1:
         return None
     row = indices.of(taken.operands[1])
     is_inside = row is not None and min(row) >= 0 and max(row) < shape_of(array)[0]
@@ -121,7 +137,7 @@ def _counted_by(op: ir.Operation, body: LoopBody, indices: LoopIndices) -> ir.Va
 
 def _rewrite_scatters(loop: ir.Operation, trips: int, effects: Effects) -> None:
     inside = loop.regions[1].blocks[0]
-    scatters = [view.operation for view in inside.operations if view.operation.name == _SCATTER]
+    scatters = [view.operation for view in inside.operations if view.operation.name == SCATTER]
     writing = [op for op in scatters if _replaces(op)]
     if not writing:
         return
@@ -182,7 +198,7 @@ def _components(index: ir.Value) -> list[ir.Value] | None:
         return None
     if maker.name in _SPREADING and not shape_of(maker.operands[0]):
         return [maker.operands[0]] if shape_of(index) == [1] else None
-    if maker.name != _CONCATENATE:
+    if maker.name != CONCATENATE:
         return None
     found = [_components(operand) for operand in maker.operands]
     known = [part for part in found if part is not None]
@@ -203,3 +219,131 @@ def _as_slice(op: ir.Operation, starts: list[ir.Value | None]) -> None:
     )
     op.results[0].replace_all_uses_with(written)
     op.erase()
+
+
+def stack_recurrences(block: ir.Block, effects: Effects) -> None:
+    """Rewrites the heavy loops of a block that run a known number of times, in place."""
+    loops = [view.operation for view in block.operations if view.operation.name == WHILE]
+    for loop in loops:
+        trips = constant_trips(loop)
+        if trips is not None and heavy_ops(loop):
+            _Recurrences(loop, trips, effects).rewrite()
+
+
+class _Recurrences:
+    """What iterations of a loop hand on that hangs on itself and their number alone."""
+
+    def __init__(self, loop: ir.Operation, trips: int, effects: Effects) -> None:
+        self._loop = loop
+        self._trips = trips
+        self._effects = effects
+        self._body = LoopBody(loop, effects)
+        self._flow = Dataflow.of(self._body.block)
+        self._communicates = classify_communication(loop.context)
+        self._carry_of = {number: carry for carry, number in enumerate(self._flow.arguments)}
+
+    def rewrite(self) -> None:
+        """Stacks them in front of the loop, which then takes row after row."""
+        counter = next(iter(sorted(self._body.steps)), None)
+        found = self._found()
+        if not found or counter is None:
+            return
+        stacks, last = self._stack(found)
+        end = terminator(self._body.block)
+        build = Builder(ir.InsertionPoint.at_block_begin(self._body.block), self._loop.location)
+        row = self._row(build, counter)
+        for carry, stack, value in zip(found, stacks, last, strict=True):
+            argument = self._body.arguments[carry]
+            sizes = shape_of(argument)
+            starts = [row, *[build.i32(0)] * len(sizes)]
+            taken = build.reshape(build.dynamic_slice(stack, starts, [1, *sizes]), sizes)
+            argument.replace_all_uses_with(taken)
+            end.operands[carry] = argument
+            self._loop.results[carry].replace_all_uses_with(value)
+
+    def _found(self) -> list[int]:
+        """The carries, as many as hang on each other alone."""
+        body = self._body
+        found = [
+            carry
+            for carry, argument in enumerate(body.arguments)
+            if carry not in body.invariant
+            and carry not in body.steps
+            and not is_accumulated(body.ends[carry], argument)
+        ]
+        nodes = {carry: self._nodes([carry]) for carry in found}
+        found = [carry for carry in found if all(map(self._is_light, nodes[carry]))]
+        known = body.invariant | body.steps.keys()
+        while True:
+            kept = [c for c in found if self._read(nodes[c], c) <= known | set(found)]
+            if kept == found:
+                return found
+            found = kept
+
+    def _nodes(self, carries: list[int]) -> list[Node]:
+        """What computes the next values of carries, in order."""
+        ends = [self._flow.numbers[self._body.ends[carry]] for carry in carries]
+        return [self._flow.nodes[index] for index in sorted(self._flow.ancestors(ends))]
+
+    def _read(self, nodes: list[Node], carry: int) -> set[int]:
+        """The carries that a next value is computed from."""
+        read = {n for node in nodes for n in node.inputs}
+        read.add(self._flow.numbers[self._body.ends[carry]])
+        return {self._carry_of[n] for n in read if n in self._carry_of}
+
+    def _is_light(self, node: Node) -> bool:
+        if self._effects.has_effect(node.op) or heavy_ops(node.op):
+            return False
+        silent = True
+
+        def visit(op: ir.Operation) -> ir.WalkResult:
+            nonlocal silent
+            silent = silent and self._communicates(op) is None
+            return ir.WalkResult.ADVANCE
+
+        walk(node.op, visit)
+        return silent
+
+    def _stack(self, carries: list[int]) -> tuple[list[ir.Value], list[ir.Value]]:
+        """A loop that writes the values of all iterations; these, and what they come to."""
+        body, operands = self._body, self._loop.operands
+        nodes = self._nodes(carries)
+        read = {c for carry in carries for c in self._read(nodes, carry)}
+        counters = sorted(read & body.steps.keys())
+        build = Builder(ir.InsertionPoint(self._loop), self._loop.location)
+        empty = [
+            build.splat(0, [self._trips, *shape_of(operands[c])], element_of(operands[c]))
+            for c in carries
+        ]
+        moving = [*carries, *counters]
+        start = [operands[c] for c in moving]
+        loop = CountedLoop(build, build.i32(self._trips), [*start, *empty])
+        values, stacks = loop.arguments[: len(moving)], loop.arguments[len(moving) :]
+        stand_ins = {body.arguments[c]: operands[c] for c in sorted(body.invariant)}
+        stand_ins |= {body.arguments[c]: v for c, v in zip(moving, values, strict=True)}
+        inside = loop.inside
+        written = [
+            _written(inside, stack, value, loop.counter)
+            for stack, value in zip(stacks, values, strict=False)
+        ]
+        for node in self._nodes(moving):
+            copy = copy_with(node.op, stand_ins, inside.point)
+            stand_ins |= dict(zip(node.op.results, copy.results, strict=True))
+        following = [stand_ins.get(body.ends[c], body.ends[c]) for c in moving]
+        results = loop.close([*following, *written])
+        return results[len(moving) :], results[: len(carries)]
+
+    def _row(self, build: Builder, counter: int) -> ir.Value:
+        """Which iteration it is, by a counter."""
+        argument = self._body.arguments[counter]
+        start, step = self._loop.operands[counter], self._body.steps[counter]
+        passed = build.same("subtract", argument, start)
+        if step != 1:
+            passed = build.same("divide", passed, build.splat(step, [], element_of(argument)))
+        return passed
+
+
+def _written(build: Builder, stack: ir.Value, value: ir.Value, row: ir.Value) -> ir.Value:
+    sizes = shape_of(value)
+    starts = [row, *[build.i32(0)] * len(sizes)]
+    return build.update(stack, build.reshape(value, [1, *sizes]), starts)

@@ -1,20 +1,21 @@
-"""How long ops take, roughly: what stages are balanced by.
-
-Matrix products by the roofline of `cost/kernels.py`; of all else the bytes that it writes, since
-compilers fuse it with what it reads. What is launched and what is hidden plays no part.
-"""
+"""How long ops take: each by itself, roughly, and as the kernels that compilers make of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from stablehlo_tools.analysis.collectives import Collective, classify_communication
+from stablehlo_tools.analysis.tasks.graph import TracedGraph, traced_task_graph
 from stablehlo_tools.analysis.tasks.op_work import bytes_of, op_work, short_name
 from stablehlo_tools.analysis.trip_counts import constant_trips
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.cost.clock import Clock
 from stablehlo_tools.cost.hardware import Hardware
 from stablehlo_tools.cost.kernels import kernel_ns
 from stablehlo_tools.cost.work import Work, WorkKind
+from stablehlo_tools.ir.values import key_of
+from stablehlo_tools.mpmd.staging.step import Step
+from stablehlo_tools.overlap.task_graph import TaskGraph
 
 _ENTERED = frozenset({"stablehlo.while", "stablehlo.if", "stablehlo.case"})
 _PRODUCTS = frozenset({WorkKind.MATMUL, WorkKind.CONVOLUTION})
@@ -58,3 +59,36 @@ def _times(op: ir.Operation) -> int:
     """How often the regions of an op run; of a loop of which that is not known, once."""
     trips = constant_trips(op) if op.name == "stablehlo.while" else None
     return 1 if trips is None else trips
+
+
+def kernel_times(module: ir.Module, step: Step, clock: Clock) -> dict[int, float]:
+    """Nanoseconds of each node of the body of the loop over microbatches, by index.
+
+    A kernel of several ops counts at the last of them, where its result is read; a loop with all of
+    its iterations. Raises ToolError.
+    """
+    whole = traced_task_graph(module, clock, "expand-mpmd")
+    key = key_of(step.loop.op)
+    loop = next(task for task, ops in enumerate(whole.ops) if key in map(key_of, ops))
+    return _by_node(whole.bodies[loop], step)
+
+
+def total_ns(graph: TaskGraph) -> float:
+    """The time of all tasks, one after the other; of loops, of all iterations."""
+    return sum(
+        task.ns if task.loop is None else total_ns(task.loop.body) * (task.loop.trips or 1)
+        for task in graph.tasks
+    )
+
+
+def _by_node(body: TracedGraph, step: Step) -> dict[int, float]:
+    index_of = {key_of(node.op): node.index for node in step.flow.nodes}
+    found: dict[int, float] = {}
+    for number, (task, ops) in enumerate(zip(body.graph.tasks, body.ops, strict=True)):
+        ns = task.ns
+        if task.loop is not None:
+            ns = total_ns(body.bodies[number].graph) * (task.loop.trips or 1)
+        places = [index_of[key_of(op)] for op in ops if key_of(op) in index_of]
+        if places:
+            found[max(places)] = found.get(max(places), 0.0) + ns
+    return found

@@ -1,4 +1,6 @@
-"""Takes sums of gradients apart that come from several stages.
+"""Takes apart what several stages share: sums of gradients, and what is spread from few elements.
+
+Takes sums of gradients apart that come from several stages.
 
 The gradient of a weight that two stages use is the sum of a part from each. Summed up before it is
 accumulated, the one part would travel with every microbatch; accumulated apart, they meet once:
@@ -11,29 +13,35 @@ accumulated, the one part would travel with every microbatch; accumulated apart,
     %e = stablehlo.convert %b
     %t = stablehlo.add %total, %d
     %sum = stablehlo.add %t, %e
+
+Values that are spread from few elements, as the factor that clips all gradients is: each reader
+makes its own, where it stands, so that the few elements travel and not what they are spread to.
 """
 
 from __future__ import annotations
 
+from math import prod
+
 from stablehlo_tools.analysis.loop_carries import is_sum
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.names import CONVERT, SHARDING_CONSTRAINT
+from stablehlo_tools.dialect.names import ADD, BROADCAST, CONVERT, SHARDING_CONSTRAINT, WHILE
 from stablehlo_tools.dialect.traits import Trait, ops_with
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.dce import erase_unused
-from stablehlo_tools.ir.values import is_float
+from stablehlo_tools.ir.values import is_float, key_of, producer
 from stablehlo_tools.mpmd.staging.assignment import Assignment
 from stablehlo_tools.mpmd.staging.dataflow import Node
 from stablehlo_tools.mpmd.staging.step import Step
 
-_ADD = "stablehlo.add"
-_WHILE = "stablehlo.while"
 _LINEAR = ops_with(Trait.BIJECTIVE) - {"stablehlo.reverse"} | {
     CONVERT,
     SHARDING_CONSTRAINT,
     "stablehlo.negate",
 }
+
+_KEEPING = ops_with(Trait.BIJECTIVE) - {"stablehlo.reverse"} | {CONVERT, "stablehlo.negate"}
+_FEW = 64  # elements
 
 
 def take_apart(step: Step, assignment: Assignment) -> bool:
@@ -44,7 +52,7 @@ def take_apart(step: Step, assignment: Assignment) -> bool:
         if each.reducer != "add" or len(each.links) < 1:
             continue
         for link in each.links:
-            if link.op.name == _ADD and _take_apart(step, assignment, link.op, 1 - link.place):
+            if link.op.name == ADD and _take_apart(step, assignment, link.op, 1 - link.place):
                 erase_unused(step.loop.block)
                 return True
     return False
@@ -55,7 +63,7 @@ def _begin_anew(step: Step, assignment: Assignment) -> bool:
     so it is with the gradient of weights that all layers share."""
     for index, work in assignment.of.items():
         loop = step.flow.nodes[index].op
-        if loop.name != _WHILE:
+        if loop.name != WHILE:
             continue
         inside = loop.regions[1].blocks[0]
         ends = terminator(inside).operands
@@ -86,7 +94,7 @@ def _take_apart(step: Step, assignment: Assignment, link: ir.Operation, place: i
         node = _only_read(step, number)
         if node is None:
             return False
-        if node.name == _ADD:
+        if node.name == ADD:
             break
         if node.name not in _LINEAR:
             return False
@@ -111,7 +119,7 @@ def _stages(step: Step, assignment: Assignment, number: int) -> set[int]:
     while pending:
         number = pending.pop()
         node = _only_read(step, number)
-        if node is not None and (node.name == _ADD or node.name in _LINEAR):
+        if node is not None and (node.name == ADD or node.name in _LINEAR):
             pending += node.inputs
             continue
         maker = step.flow.maker.get(number)
@@ -138,3 +146,32 @@ def _rewrite(step: Step, added: Node, between: list[Node], link: ir.Operation, p
     first.operands[place] = parts[0]
     link.operands[1 - place] = first.results[0]
     link.operands[place] = parts[1]
+
+
+def is_spread(op: ir.Operation) -> bool:
+    """Whether an op spreads few elements, or reshapes or converts what has been spread."""
+    if op.name == BROADCAST:
+        count = prod(shape_of(op.operands[0]))
+        return count <= _FEW and count < prod(shape_of(op.results[0]))
+    if op.name in _KEEPING:
+        maker = producer(op.operands[0])
+        return maker is not None and is_spread(maker)
+    return False
+
+
+def own_spreads(block: ir.Block) -> None:
+    """Rewrites the ops of a block, not those in their regions: each reader of what is spread gets a
+    copy."""
+    for view in list(block.operations)[::-1]:
+        op = view.operation
+        if not len(op.results) or not is_spread(op):
+            continue
+        readers = {key_of(use.owner.operation): use.owner.operation for use in op.results[0].uses}
+        outermost = [reader for reader in readers.values() if reader.block == block]
+        if len(outermost) != len(readers):
+            continue  # a region reads it
+        for reader in outermost[1:]:
+            copy = op.clone(ip=ir.InsertionPoint(reader)).results[0]
+            for position, operand in enumerate(reader.operands):
+                if operand == op.results[0]:
+                    reader.operands[position] = copy

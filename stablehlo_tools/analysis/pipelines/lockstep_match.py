@@ -1,0 +1,179 @@
+"""From tables of integers to a schedule in lock step, where they are one: it is played to see."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stablehlo_tools.analysis.pipelines.rank_tables import Column
+from stablehlo_tools.schedules.lockstep import Cell, Direction, Lockstep
+
+Entries = NDArray[np.int32]  # [ranks, ticks, columns]
+_Work = tuple[int, int]  # a virtual stage and a microbatch
+_Slots = list[list[_Work | None]]  # by rank
+
+
+class ReadDirection(NamedTuple):
+    """A direction as a table says it; `sizes` are the layers of each chunk, by virtual stage."""
+
+    back: bool
+    direction: Direction
+    chunks: int
+    microbatches: int
+    sizes: tuple[int, ...]
+
+
+def read_direction(entries: Entries, *, training: bool) -> ReadDirection | None:
+    """The direction that a table says; None where its integers say none.
+
+    Every rank has to run each of its chunks once on each microbatch, only the first virtual stage
+    of a direction may take its input from outside, and chunks must be of consecutive layers.
+    Without `training` nothing is kept, whatever the column holds.
+    """
+    runs = entries[:, :, Column.RUNS]
+    flags = entries[:, :, : Column.RECEIVED + 1]
+    if not np.isin(flags, (0, 1)).all() or (entries < 0).any() or not runs.any():
+        return None
+    ranks = len(entries)
+    at = np.nonzero(runs)
+    chunk, microbatch = (entries[..., c][at] for c in (Column.CHUNK, Column.MICROBATCH))
+    chunks, microbatches = int(chunk.max()) + 1, int(microbatch.max()) + 1
+    work = (at[0] * chunks + chunk) * microbatches + microbatch
+    if not np.array_equal(np.sort(work), np.arange(ranks * chunks * microbatches)):
+        return None
+    slots = entries[..., (Column.SOURCE, Column.KEPT, Column.DELIVERY)]
+    if slots.max() > chunks * microbatches:  # one more than there can be values
+        return None
+    stage = chunk * ranks + at[0]
+    back = _is_backward(entries[at], stage, ranks * chunks - 1)
+    sizes = _sizes(entries[at], stage, ranks * chunks)
+    if back is None or sizes is None:
+        return None
+    direction = _direction(entries, training=training)
+    return ReadDirection(back, direction, chunks, microbatches, sizes)
+
+
+def _is_backward(rows: Entries, stage: NDArray[np.int64], last: int) -> bool | None:
+    """Which way the microbatches go, where the flags of all rows agree on one."""
+    begins, ends = rows[:, Column.RECEIVED] == 0, rows[:, Column.ENDS] == 1
+    for back, (first, final) in ((False, (0, last)), (True, (last, 0))):
+        if np.array_equal(begins, stage == first) and np.array_equal(ends, stage == final):
+            return back
+    return None
+
+
+def _sizes(rows: Entries, stage: NDArray[np.int64], stages: int) -> tuple[int, ...] | None:
+    """The layers of each virtual stage, where all rows agree and no layer is left out."""
+    sizes, firsts = np.zeros(stages, np.int64), np.zeros(stages, np.int64)
+    sizes[stage], firsts[stage] = rows[:, Column.LAYERS], rows[:, Column.FIRST]
+    same = (sizes[stage] == rows[:, Column.LAYERS]) & (firsts[stage] == rows[:, Column.FIRST])
+    follows = np.array_equal(firsts, np.cumsum(sizes) - sizes)
+    if not same.all() or not follows or (sizes < 1).any():
+        return None
+    return tuple(int(size) for size in sizes)
+
+
+def _direction(entries: Entries, *, training: bool) -> Direction:
+    columns = entries.transpose(1, 0, 2).tolist()
+    cells = tuple(tuple(_cell(row, training=training) for row in column) for column in columns)
+    deliveries = tuple(tuple(row[Column.DELIVERY] for row in column) for column in columns)
+    slots = 1 + int(max(entries[..., Column.SOURCE].max(), entries[..., Column.DELIVERY].max()))
+    return Direction(cells, deliveries, slots)
+
+
+def _cell(row: list[int], *, training: bool) -> Cell | None:
+    if not row[Column.RUNS]:
+        return None
+    source = row[Column.SOURCE] if row[Column.RECEIVED] else -1
+    kept = row[Column.KEPT] if training else -1
+    return Cell(row[Column.CHUNK], row[Column.MICROBATCH], source, kept)
+
+
+def is_consistent(schedule: Lockstep) -> bool:
+    """Whether each cell finds its input in the slot that it reads.
+
+    By the rules of `schedules.lockstep`: a forward runs before the backward of the same tick, what
+    is sent at the end of a tick can be read from the next on, and arrivals overwrite what lies in
+    their slot.
+    """
+    players = [_Player(schedule, each, each is schedule.backward) for each in schedule.directions]
+    kept: _Slots = [[None] * schedule.kept_slots for _ in range(schedule.ranks)]
+    together = schedule.forward is not None and schedule.backward is not None
+    for tick in range(schedule.ticks):
+        for player in players:
+            if not player.play(tick, kept if together else None):
+                return False
+    return True
+
+
+class _Player:
+    def __init__(self, schedule: Lockstep, direction: Direction, back: bool) -> None:
+        self._ranks = schedule.ranks
+        self._last = schedule.ranks * schedule.chunks - 1
+        self._direction = direction
+        self._back = back
+        self._slots: _Slots = [[None] * direction.slots for _ in range(schedule.ranks)]
+
+    def play(self, tick: int, kept: _Slots | None) -> bool:
+        """Runs a column and delivers what it sends; whether all inputs were there."""
+        sent: list[_Work | None] = [None] * self._ranks
+        for rank, cell in enumerate(self._direction.cells[tick]):
+            if cell is None:
+                continue
+            work = cell.chunk * self._ranks + rank, cell.microbatch
+            if not self._has_input(rank, cell, work) or not self._keeps(rank, cell, work, kept):
+                return False
+            sent[rank] = work
+        step = -1 if self._back else 1
+        for rank, slot in enumerate(self._direction.deliveries[tick]):
+            self._slots[rank][slot] = sent[(rank - step) % self._ranks]
+        return True
+
+    def _has_input(self, rank: int, cell: Cell, work: _Work) -> bool:
+        stage, microbatch = work
+        if cell.source < 0:
+            return stage == (self._last if self._back else 0)
+        before = stage + 1 if self._back else stage - 1
+        return self._slots[rank][cell.source] == (before, microbatch)
+
+    def _keeps(self, rank: int, cell: Cell, work: _Work, kept: _Slots | None) -> bool:
+        """A forward leaves what its backward finds."""
+        if kept is None:
+            return True
+        if self._back:
+            return kept[rank][cell.kept] == work
+        kept[rank][cell.kept] = work
+        return True
+
+
+def schedule_of(directions: Sequence[ReadDirection], ranks: int) -> Lockstep | None:
+    """The schedule of one direction, or of a forward and a backward of the same chunks.
+
+    None where they are of different pipelines, or values do not reach the cells that read them.
+    """
+    first = directions[0]
+    if len({(each.chunks, each.microbatches, each.sizes) for each in directions}) != 1:
+        return None
+    by_way = {each.back: each.direction for each in directions}
+    if len(by_way) != len(directions):
+        return None
+    kept = [
+        cell.kept
+        for each in directions
+        for column in each.direction.cells
+        for cell in column
+        if cell is not None
+    ]
+    schedule = Lockstep(
+        "read",
+        ranks,
+        first.chunks,
+        first.microbatches,
+        by_way.get(False),
+        by_way.get(True),
+        max(kept) + 1,
+    )
+    return schedule if is_consistent(schedule) else None

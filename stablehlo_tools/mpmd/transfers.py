@@ -1,0 +1,512 @@
+"""Writes the transfers between ranks, and permutes within one, in the forms that runtimes need.
+
+For XLA:GPU (`with_both_ends`) both ends of every transfer stand beside each other. Its verifier
+refuses a module that sends and does not receive on the same pairs. The other end is nothing on this
+rank's devices, for the pairs do not name them as its source or target.
+
+    %t1 = "stablehlo.send"(%x, %t) {channel 1, pairs = [[0, 1]]}         // on rank 0
+    ==>
+    %t1 = "stablehlo.send"(%x, %t) {channel 1, pairs = [[0, 1]]}
+    %_, %t2 = "stablehlo.recv"(%t1) {channel 1, pairs = [[0, 1]]}
+
+    %y, %t1 = "stablehlo.recv"(%t) {channel 1, pairs = [[0, 1]]}         // on rank 1
+    ==>
+    %t0 = "stablehlo.send"(%zeros, %t) {channel 1, pairs = [[0, 1]]}
+    %y, %t1 = "stablehlo.recv"(%t0) {channel 1, pairs = [[0, 1]]}
+
+Every send and recv still takes the token of the one before it.
+
+For processes on XLA:CPU (`with_permutes`) every transfer is a permute that all ranks take part in.
+XLA:CPU has no send and recv, and between processes each must take part in every permute. So all
+ranks issue the same permutes in one order, found by running the ranks against each other
+(`rounds_of`). A rank that only watches gives zeros, and what comes to it is used all the same, or
+XLA would delete the permute on that rank alone.
+
+    %y, %t1 = "stablehlo.recv"(%t) {channel 4, pairs = [[0, 1]]}         // on rank 1 of four
+    ==>
+    %zeros = stablehlo.constant dense<0.0>
+    %a, %u = stablehlo.optimization_barrier %zeros, %t                   // another two ranks'
+    %b = "stablehlo.collective_permute"(%a) {channel 3, pairs = [[2, 3]]}
+    %c, %v = stablehlo.optimization_barrier %b, %u
+    %k1 = call @watched(%k0, %c)
+    %d, %w = stablehlo.optimization_barrier %zeros, %v
+    %e = "stablehlo.collective_permute"(%d) {channel 4, pairs = [[0, 1]]}
+    %y, %t1 = stablehlo.optimization_barrier %e, %w
+    %k2 = call @watched(%k1, %y)
+    …
+    return …, %k9                                                        // tensor<f32>: of no use
+
+Permutes that a rank makes by itself, inside of its functions, are written without any there: in
+every one all processes would take part, and only the devices of a rank issue these.
+
+    %y = "stablehlo.collective_permute"(%x) {pairs = [[0, 1], [2, 3]]}   // ranks of two devices
+    ==>
+    %y = call @permuted(%x)
+    func @permuted(%x) {
+      %all = "stablehlo.all_gather"(%x as one row) {groups = [[0, 1], [2, 3]]}
+      %source = the place of this device in the table [-1, 0, -1, 0]
+      return (%source < 0) ? zeros : %all[%source]
+    }
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from stablehlo_tools import bindings
+from stablehlo_tools.analysis.collectives import ModuleFacts, find_collectives
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import ToolError, naming, note
+from stablehlo_tools.dialect.names import CALL, COLLECTIVE_PERMUTE, MANUAL_COMPUTATION
+from stablehlo_tools.ir.carriers import append, append_to_terminator, resize_function, terminator
+from stablehlo_tools.ir.symbols import functions_by_name
+from stablehlo_tools.mpmd.manifest import Transfer
+from stablehlo_tools.mpmd.rank_set import RankSet
+from stablehlo_tools.mpmd.reading import body_of
+
+SEND, RECEIVE = "stablehlo.send", "stablehlo.recv"
+BARRIER = "stablehlo.optimization_barrier"
+Round = tuple[Transfer, ...]  # of one type, between different ranks: one permute
+PERMUTES = "permutes"
+_DEVICE_TO_DEVICE = 1
+_WATCHED = "watched"
+BOTH_ENDS = "both-ends"
+_COPIED = ("channel_handle", "is_host_transfer", "source_target_pairs")
+
+
+@dataclass(frozen=True, eq=False)
+class End:
+    """A send or a recv in `main`, and the transfer that it is an end of."""
+
+    op: ir.Operation
+    transfer: Transfer
+
+    @property
+    def is_send(self) -> bool:
+        """Whether it is the sending end."""
+        return self.op.name == SEND
+
+    @property
+    def token(self) -> ir.Value:
+        """The token that it gives."""
+        return self.op.results[-1]
+
+    @property
+    def taken(self) -> ir.Value:
+        """The token that it takes."""
+        return self.op.operands[-1]
+
+
+def ends_of(ranks: RankSet, rank: int) -> list[End]:
+    """The ends of transfers of a rank in text order, chained by their tokens.
+
+    Raises a located ToolError where the set is not in the form `pairs`.
+    """
+    known = ranks.manifest.of_channel()
+    found: list[End] = []
+    with naming(ranks.programs[rank].name):
+        for view in body_of(ranks.main(rank)).operations:
+            op = view.operation
+            if op.name not in (SEND, RECEIVE):
+                continue
+            channel = bindings.ChannelHandle(op.attributes["channel_handle"]).handle
+            transfer = known.get(channel)
+            if transfer is None:
+                raise ToolError(f"{op.name}: the manifest has no channel {channel}", op.location)
+            end = End(op, transfer)
+            if rank != (transfer.source if end.is_send else transfer.target):
+                raise ToolError(
+                    f"{op.name} on channel {channel} stands on rank {rank}, and the channel goes "
+                    f"from rank {transfer.source} to rank {transfer.target}",
+                    op.location,
+                )
+            _check_chained(end, found)
+            found.append(end)
+    return found
+
+
+def _check_chained(end: End, before: Sequence[End]) -> None:
+    if before and end.taken != before[-1].token:
+        raise ToolError(
+            f"{end.op.name} on channel {end.transfer.channel} does not take the token of the "
+            f"transfer before it, on channel {before[-1].transfer.channel}",
+            end.op.location,
+        )
+
+
+def check_form(ranks: RankSet, form: str) -> None:
+    """Raises a ToolError where a set is not in the form `pairs`, the only one that is rewritten."""
+    if ranks.manifest.form != "pairs":
+        error = ToolError(
+            f"the transfers of this set are in the form {ranks.manifest.form}, and form {form} is "
+            "made of form pairs"
+        )
+        error.input_name = ranks.name
+        raise error
+
+
+def zeros(kind: ir.Type, point: ir.InsertionPoint, location: ir.Location) -> ir.Value:
+    """A constant of zeros."""
+    value = ir.Attribute.parse(zeros_of(kind), kind.context)
+    return ir.Operation.create(
+        "stablehlo.constant", results=[kind], attributes={"value": value}, loc=location, ip=point
+    ).results[0]
+
+
+def zeros_of(kind: ir.Type) -> str:
+    """Zeros of a tensor type, as text: `dense<0> : tensor<4xi32>`."""
+    element = ir.RankedTensorType(kind).element_type
+    text = "0"
+    if isinstance(element, ir.ComplexType):
+        text = "(0.0,0.0)"
+    elif isinstance(element, ir.FloatType):
+        text = '"0x' + "00" * max(1, element.width // 8) + '"'
+    elif str(element) == "i1":
+        text = "false"
+    return f"dense<{text}> : {kind}"
+
+
+def barrier(
+    values: Sequence[ir.Value], point: ir.InsertionPoint, location: ir.Location
+) -> list[ir.Value]:
+    """The values behind an optimization barrier."""
+    types = [value.type for value in values]
+    made = ir.Operation.create(
+        BARRIER, results=types, operands=list(values), loc=location, ip=point
+    )
+    return list(made.results)
+
+
+_NAME, _PLACE = "permuted", "@NAME("
+
+
+def gather_local_permutes(module: ir.Module, ranks: int, devices: int) -> None:
+    """Rewrites every permute whose pairs are within ranks of so many devices, in place."""
+    facts = ModuleFacts.of(module, [])
+    made: dict[str, str] = {}
+    taken = set(functions_by_name(module))
+    for collective in find_collectives(module):
+        op, pairs = collective.op, facts.groups(collective) or ()
+        if collective.kind != "collective_permute" or op != collective.inner:
+            continue
+        if any(source // devices != target // devices for source, target in pairs):
+            continue
+        name = next(n for i in range(len(taken) + 1) if (n := f"{_NAME}_{i}") not in taken)
+        kind = ir.RankedTensorType(op.results[0].type)
+        text = _function(kind, pairs, ranks, devices)
+        if text not in made:
+            made[text] = name
+            taken.add(name)
+            with module.context:
+                parsed = ir.Module.parse(text.replace(_PLACE, f"@{name}("))
+            for view in parsed.body.operations:
+                view.operation.clone(ip=ir.InsertionPoint(module.body))
+        with module.context:
+            call = ir.Operation.create(
+                CALL,
+                results=[kind],
+                operands=list(op.operands),
+                attributes={"callee": ir.FlatSymbolRefAttr.get(made[text])},
+                loc=op.location,
+                ip=ir.InsertionPoint(op),
+            )
+        op.results[0].replace_all_uses_with(call.results[0])
+        op.erase()
+
+
+def _function(
+    kind: ir.RankedTensorType, pairs: Sequence[Sequence[int]], ranks: int, devices: int
+) -> str:
+    """The function that makes a permute, its name left out."""
+    sizes, element = "".join(f"{size}x" for size in kind.shape), kind.element_type
+    row, rows = (f"tensor<{count}x{sizes}{element}>" for count in (1, devices))
+    groups = [[rank * devices + d for d in range(devices)] for rank in range(ranks)]
+    sources = {target: source % devices for source, target in pairs}
+    table = [sources.get(device, -1) for device in range(ranks * devices)]
+    count, axes = len(table), len(kind.shape)
+    starts = "".join(", %zero" for _ in range(axes))
+    indices = ", ".join(["tensor<i32>"] * (1 + axes))
+    cut = ", ".join(map(str, (1, *kind.shape)))
+    return f"""
+      func.func private {_PLACE}%x: {kind}) -> {kind} {{
+        %row = stablehlo.reshape %x : ({kind}) -> {row}
+        %all = "stablehlo.all_gather"(%row) <{{
+          all_gather_dim = 0 : i64,
+          channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>,
+          replica_groups = dense<{groups}> : tensor<{ranks}x{devices}xi64>, use_global_device_ids
+        }}> : ({row}) -> {rows}
+        %table = stablehlo.constant dense<{table}> : tensor<{count}xi32>
+        %device = stablehlo.partition_id : tensor<ui32>
+        %entry = stablehlo.dynamic_slice %table, %device, sizes = [1]
+          : (tensor<{count}xi32>, tensor<ui32>) -> tensor<1xi32>
+        %source = stablehlo.reshape %entry : (tensor<1xi32>) -> tensor<i32>
+        %zero = stablehlo.constant dense<0> : tensor<i32>
+        %found = stablehlo.dynamic_slice %all, %source{starts}, sizes = [{cut}]
+          : ({rows}, {indices}) -> {row}
+        %value = stablehlo.reshape %found : ({row}) -> {kind}
+        %is_there = stablehlo.compare GE, %source, %zero
+          : (tensor<i32>, tensor<i32>) -> tensor<i1>
+        %none = stablehlo.constant {zeros_of(kind)}
+        %y = stablehlo.select %is_there, %value, %none : tensor<i1>, {kind}
+        return %y : {kind}
+      }}
+    """
+
+
+def rounds_of(rows: Sequence[Sequence[Transfer]]) -> list[Round]:
+    """The transfers in an order that is each rank's own, those that are ready together as one.
+
+    `rows[r]` are those of rank r in its order. Raises ToolError where ranks wait for each other for
+    ever.
+    """
+    left = [deque(row) for row in rows]
+    rounds: list[Round] = []
+    while any(left):
+        ready = _ready(left)
+        if not ready:
+            raise _stuck(left)
+        by_type: dict[str, list[Transfer]] = {}
+        for transfer in ready:
+            by_type.setdefault(transfer.type, []).append(transfer)
+            left[transfer.source].popleft()
+            left[transfer.target].popleft()
+        rounds += map(tuple, by_type.values())
+    return rounds
+
+
+def _ready(left: Sequence[deque[Transfer]]) -> list[Transfer]:
+    """The transfers that are next on both their ranks, which are different ranks for each."""
+    return [
+        row[0]
+        for rank, row in enumerate(left)
+        if row
+        and row[0].source == rank
+        and left[row[0].target]
+        and left[row[0].target][0] == row[0]
+    ]
+
+
+def _stuck(left: Sequence[deque[Transfer]]) -> ToolError:
+    notes = tuple(
+        note(
+            f"rank {rank} waits for channel {row[0].channel} ({row[0].action}) from rank "
+            f"{row[0].source} to rank {row[0].target}"
+        )
+        for rank, row in enumerate(left)
+        if row
+    )
+    return ToolError("the ranks wait for each other for ever", notes=notes)
+
+
+def with_permutes(ranks: RankSet) -> RankSet:
+    """A copy of a set in this form; `main` gains a last result, which is no output.
+
+    Raises a ToolError for a set that is not in the form `pairs`, whose transfers are not chained,
+    or whose ranks wait for each other for ever.
+    """
+    check_form(ranks, PERMUTES)
+    programs = tuple(program.copy() for program in ranks.programs)
+    written = replace(ranks, programs=programs)
+    ends = [ends_of(written, rank) for rank in range(ranks.ranks)]
+    rounds = rounds_of([[end.transfer for end in row] for row in ends])
+    for program in programs:
+        gather_local_permutes(program.module, ranks.ranks, ranks.manifest.devices)
+    for rank, row in enumerate(ends):
+        with programs[rank].module.context, ir.Location.unknown():
+            _Writer(written, rank, rounds).write(row)
+    return replace(written, manifest=replace(ranks.manifest, form=PERMUTES))
+
+
+@dataclass
+class _Writer:
+    """Rewrites the program of a rank."""
+
+    ranks: RankSet
+    rank: int
+    rounds: Sequence[Round]
+    functions: dict[str, str] = field(default_factory=dict[str, str])
+    zeros: dict[str, ir.Value] = field(default_factory=dict[str, ir.Value])
+
+    def write(self, ends: Sequence[End]) -> None:
+        """Puts all permutes in, own ones where the ends stand, watched ones before the next end."""
+        module = self.ranks.programs[self.rank].module
+        main = self.ranks.main(self.rank)
+        self.top = ir.InsertionPoint.at_block_begin(body_of(main))
+        self.names = set(functions_by_name(module))
+        self.module = module
+        self.location = main.location
+        scalar = ir.RankedTensorType.get([], ir.F32Type.get())
+        self.kept = zeros(scalar, self.top, main.location)
+        last = terminator(body_of(main))
+        own = {end.transfer.channel: end for end in ends}
+        order = [next((own[t.channel] for t in r if t.channel in own), None) for r in self.rounds]
+        following = _following(order)
+        token = ends[0].taken if ends else None
+        if token is None:
+            after_all = ir.Operation.create(
+                "stablehlo.after_all", results=[bindings.TokenType.get()], ip=self.top
+            )
+            token = after_all.results[0]
+        for number, (transfers, end) in enumerate(zip(self.rounds, order, strict=True), start=1):
+            before = following[number - 1]
+            point = ir.InsertionPoint(last if before is None else before.op)
+            token = self._permute(number, transfers, end, token, point)
+        self._return_kept(main)
+
+    def _permute(
+        self,
+        number: int,
+        transfers: Round,
+        end: End | None,
+        token: ir.Value,
+        point: ir.InsertionPoint,
+    ) -> ir.Value:
+        location = end.op.location if end else self.location
+        if end is not None and end.is_send:
+            given = end.op.operands[0]
+        else:
+            given = self._zeros(transfers[0].type)
+        given, token = barrier([given, token], point, location)
+        size = self.ranks.manifest.devices
+        pairs = [[t.source * size + d, t.target * size + d] for t in transfers for d in range(size)]
+        permuted = ir.Operation.create(
+            COLLECTIVE_PERMUTE,
+            results=[given.type],
+            operands=[given],
+            attributes={
+                "channel_handle": bindings.ChannelHandle.get(number, _DEVICE_TO_DEVICE),
+                "source_target_pairs": ir.DenseElementsAttr.get(np.array(pairs, np.int64)),
+            },
+            loc=location,
+            ip=point,
+        ).results[0]
+        found, token = barrier([permuted, token], point, location)
+        self.kept = ir.Operation.create(
+            CALL,
+            results=[self.kept.type],
+            operands=[self.kept, found],
+            attributes={"callee": ir.FlatSymbolRefAttr.get(self._watched(found.type))},
+            loc=location,
+            ip=point,
+        ).results[0]
+        if end is not None:
+            if not end.is_send:
+                end.op.results[0].replace_all_uses_with(found)
+            end.token.replace_all_uses_with(token)
+            end.op.erase()
+        return token
+
+    def _zeros(self, kind: str) -> ir.Value:
+        if kind not in self.zeros:
+            made = zeros(ir.Type.parse(kind), self.top, ir.Location.unknown())
+            self.zeros[kind] = made
+        return self.zeros[kind]
+
+    def _watched(self, kind: ir.Type) -> str:
+        """The function that uses a tensor of a type: adds its first element to a number."""
+        text = str(kind)
+        if text not in self.functions:
+            count = len(self.names)
+            candidates = [_WATCHED, *(f"{_WATCHED}_{i}" for i in range(1, count + 2))]
+            name = next(c for c in candidates if c not in self.names)
+            self.names.add(name)
+            self.functions[text] = name
+            parsed = ir.Module.parse(_watching(name, ir.RankedTensorType(kind)))
+            for view in parsed.body.operations:
+                view.operation.clone(ip=ir.InsertionPoint(self.module.body))
+        return self.functions[text]
+
+    def _return_kept(self, main: ir.Operation) -> None:
+        block = main.regions[0].blocks[0]
+        inside = body_of(main)
+        kept = self.kept
+        append_to_terminator(inside, [kept])
+        manual = next((v.operation for v in block.operations if v.name == MANUAL_COMPUTATION), None)
+        if manual is not None:
+            grown = append(manual, [], [kept.type])
+            append_to_terminator(block, [grown.results[len(grown.results) - 1]])
+        resize_function(main, 0, 1)
+
+
+def _following(order: Sequence[End | None]) -> list[End | None]:
+    """For each round, the end that it or the next own one replaces; None behind the last."""
+    found: list[End | None] = []
+    following: End | None = None
+    for end in reversed(order):
+        following = end or following
+        found.append(following)
+    return found[::-1]
+
+
+def _watching(name: str, kind: ir.RankedTensorType) -> str:
+    rank, element = kind.rank, kind.element_type
+    ones = "x".join("1" * rank) + ("x" if rank else "")
+    one = f"tensor<{ones}{element}>"
+    lines = [f"func.func private @{name}(%kept: tensor<f32>, %value: {kind}) -> tensor<f32> {{"]
+    starts = ", ".join("0:1" for _ in range(rank))
+    source = "%value"
+    if rank:
+        lines.append(f"%first = stablehlo.slice %value [{starts}] : ({kind}) -> {one}")
+        lines.append(f"%number = stablehlo.reshape %first : ({one}) -> tensor<{element}>")
+        source = "%number"
+    if isinstance(element, ir.ComplexType):
+        part = ir.ComplexType(element).element_type
+        lines.append(f"%real = stablehlo.real {source} : (tensor<{element}>) -> tensor<{part}>")
+        source, element = "%real", part
+    lines += [
+        f"%small = stablehlo.convert {source} : (tensor<{element}>) -> tensor<f32>",
+        "%sum = stablehlo.add %kept, %small : tensor<f32>",
+        "return %sum : tensor<f32>",
+        "}",
+    ]
+    return "\n".join(lines)
+
+
+def with_both_ends(ranks: RankSet) -> RankSet:
+    """A copy of a set in this form.
+
+    Raises a ToolError for a set that is not in the form `pairs`, or with transfers not chained.
+    """
+    check_form(ranks, BOTH_ENDS)
+    programs = tuple(program.copy() for program in ranks.programs)
+    written = replace(ranks, programs=programs)
+    for rank in range(written.ranks):
+        for end in ends_of(written, rank):
+            (_receive_behind if end.is_send else _send_before)(end)
+    return replace(written, manifest=replace(ranks.manifest, form=BOTH_ENDS))
+
+
+def _receive_behind(end: End) -> None:
+    kinds = [end.op.operands[0].type, end.token.type]
+    made = _other_end(end, RECEIVE, [end.token], kinds, ir.InsertionPoint.after(end.op))
+    end.token.replace_all_uses_except(made.results[1], [made])
+
+
+def _send_before(end: End) -> None:
+    point = ir.InsertionPoint(end.op)
+    value = zeros(end.op.results[0].type, point, end.op.location)
+    made = _other_end(end, SEND, [value, end.taken], [end.token.type], point)
+    end.op.operands[len(end.op.operands) - 1] = made.results[0]
+
+
+def _other_end(
+    end: End,
+    name: str,
+    operands: list[ir.Value],
+    results: list[ir.Type],
+    point: ir.InsertionPoint,
+) -> ir.Operation:
+    present = end.op.attributes
+    attributes = {name: present[name] for name in _COPIED if name in present}
+    return ir.Operation.create(
+        name,
+        results=results,
+        operands=operands,
+        attributes=attributes,
+        loc=end.op.location,
+        ip=point,
+    )

@@ -1,1 +1,0 @@
-"""Rewrites how the ranks of a set hand tensors to each other."""
