@@ -51,6 +51,7 @@ def test_the_stacks_of_weights_are_found_and_the_module_stays() -> None:
     text = LIT.read_text().split("\n// -----\n")[0]
     module = artifact.parse(text.encode()).module
     before = str(module)
-    found = ExpandPipelinePass(microbatches=2, layout="pipeline").stack_orders(module)
+    stacks = ExpandPipelinePass(microbatches=2, layout="pipeline").stack_orders(module)
     assert str(module) == before
-    assert all(order.arguments for order in found.orders)
+    assert stacks.orders
+    assert all(order.arguments for order in stacks.orders)
