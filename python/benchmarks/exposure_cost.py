@@ -18,8 +18,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from stablehlo_tools.overlap.bounds import floor
-from stablehlo_tools.overlap.independence import independence
+from stablehlo_tools.overlap.bounds import floor, independence
 from stablehlo_tools.overlap.memory import memory_profile
 from stablehlo_tools.overlap.simulator import simulate
 from stablehlo_tools.overlap.task_graph import Communication, Task, TaskGraph, TaskKind

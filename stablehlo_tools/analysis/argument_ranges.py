@@ -41,8 +41,8 @@ from stablehlo_tools.dialect.traits import (
 )
 from stablehlo_tools.ir.builder import element_of, shape_of
 from stablehlo_tools.ir.carriers import terminator
+from stablehlo_tools.ir.clone import copy_module
 from stablehlo_tools.ir.constants import splat_of
-from stablehlo_tools.ir.copying import copy_module
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.symbols import FUNCTION, callee_name, functions_by_name, symbol_name
 from stablehlo_tools.ir.values import is_float, producer

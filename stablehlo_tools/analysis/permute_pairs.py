@@ -1,13 +1,17 @@
-"""Reading and writing the pairs of a collective_permute, and telling which of them are small."""
+"""The pairs of a collective_permute: read, written, and as a graph with its cycles.
+
+Every id is the source of one pair at most and the target of one at most, so that each part of the
+graph is a chain or a cycle. Pure Python: no MLIR here.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from stablehlo_tools.analysis.collectives import Collective, tensor_bytes
-from stablehlo_tools.analysis.permute_cycles import Pair
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 
@@ -49,3 +53,69 @@ def why_left(collective: Collective, min_bytes: int) -> str | None:
     if size is not None and size < min_bytes:
         return f"its {size} bytes are less than min-bytes={min_bytes}"
     return None
+
+
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The pairs of a permute in three acyclic parts, each in the order in which it was written.
+
+    `forward` and `back` hold no cycle, and with `own` make up all pairs; `back` has one pair of
+    each cycle of two or more ids. `own` are the ids that send to themselves.
+    """
+
+    forward: tuple[Pair, ...]
+    back: tuple[Pair, ...]
+    own: tuple[int, ...]
+    cycles: tuple[tuple[int, ...], ...]
+
+    @property
+    def back_targets(self) -> frozenset[int]:
+        """Who receives along a back edge."""
+        return frozenset(target for _, target in self.back)
+
+
+def cut_cycles(pairs: Sequence[Pair]) -> Cut:
+    """Cuts each cycle at the pair that leads furthest, by the numbers of its ids.
+
+    That is the edge which closes a ring: 3>0 of 0>1>2>3>0, 0>3 of 3>2>1>0>3. Of several as long it
+    is the one with the largest source, so that cycles which are alike are cut alike.
+    """
+    cycles = find_cycles(pairs)
+    back = {_furthest(cycle) for cycle in cycles if len(cycle) > 1}
+    own = {(cycle[0], cycle[0]) for cycle in cycles if len(cycle) == 1}
+    return Cut(
+        forward=tuple(pair for pair in pairs if pair not in back | own),
+        back=tuple(pair for pair in pairs if pair in back),
+        own=tuple(source for source, target in pairs if (source, target) in own),
+        cycles=tuple(cycles),
+    )
+
+
+def find_cycles(pairs: Sequence[Pair]) -> list[tuple[int, ...]]:
+    """The cycles, each from its smallest id on; an id that sends to itself is one of length 1."""
+    target_of = dict(pairs)
+    cycles: list[tuple[int, ...]] = []
+    seen: set[int] = set()
+    for start in sorted(target_of):
+        path: list[int] = []
+        at: int | None = start
+        while at is not None and at not in seen:
+            seen.add(at)
+            path.append(at)
+            at = target_of.get(at)
+        if path and at == start:
+            cycles.append(tuple(path))
+    return cycles
+
+
+def cycle_text(cycle: Sequence[int]) -> str:
+    """`0>1>2>3>0`."""
+    return ">".join(str(i) for i in (*cycle, cycle[0]))
+
+
+def _furthest(cycle: Sequence[int]) -> Pair:
+    pairs = zip(cycle, (*cycle[1:], cycle[0]), strict=True)
+    return max(pairs, key=lambda pair: (abs(pair[0] - pair[1]), pair[0]))

@@ -16,6 +16,7 @@ from multiprocessing import get_context
 from typing import Any
 
 from stablehlo_tools.analysis.collectives import ModuleFacts
+from stablehlo_tools.analysis.effects import unknown_calls_counted
 from stablehlo_tools.analysis.entry import is_per_device
 from stablehlo_tools.analysis.issued import Inlined, Issued, inline_module, read_issued
 from stablehlo_tools.analysis.partitioner_work import (
@@ -24,7 +25,6 @@ from stablehlo_tools.analysis.partitioner_work import (
     op_that_may_add,
 )
 from stablehlo_tools.analysis.replica_groups import ProcessGrid
-from stablehlo_tools.analysis.unknown_calls import unknown_calls_counted
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.diagnostics import Diagnostic, Place, ToolError, naming

@@ -44,7 +44,7 @@ def add_timing_arguments(parser: argparse.ArgumentParser, otherwise: str) -> Non
 
 def question(arguments: argparse.Namespace, artifact: Artifact, *, timeline: bool) -> Question:
     """What the arguments ask of an artifact. Raises ToolError."""
-    from stablehlo_tools.cost.measured import MeasuredProfile
+    from stablehlo_tools.cost.clock import MeasuredProfile
     from stablehlo_tools.report.exposure import AS_WRITTEN, Question, hardware_for
 
     return Question(

@@ -1,16 +1,108 @@
-"""One cost model for a program: kernels and collectives on one of its devices, what was measured
-before what is modelled."""
+"""One cost model for a program: kernels and collectives on a device, what was measured first.
+
+A measured profile is JSON; `traces` makes one from what jax.profiler.trace writes:
+
+    {"schema": "stablehlo-tools/measured/1",
+     "source": "8 x H100, 2026-01-31",
+     "ops": {"fusion.12": 81250.0, "all-reduce.3": 410900.0}}
+
+Each op is a name that the program has, an HLO instruction's, an op_name's or a source line's, and
+its nanoseconds on one device.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol, cast
 
 from stablehlo_tools.cost.collectives import TransferTime, transfer_time
 from stablehlo_tools.cost.hardware import Hardware
 from stablehlo_tools.cost.kernels import kernel_ns
 from stablehlo_tools.cost.work import Transfer, Work
+from stablehlo_tools.diagnostics import ToolError, naming
+from stablehlo_tools.files.json_text import read_json
+
+SCHEMA = "stablehlo-tools/measured/1"
+
+
+@dataclass(frozen=True)
+class MeasuredProfile:
+    """Nanoseconds by op, and which of them the program has asked for."""
+
+    path: Path
+    source: str
+    ops: Mapping[str, float]
+    used: set[str] = field(default_factory=set[str], compare=False)
+    missed: set[str] = field(default_factory=set[str], compare=False)
+
+    @classmethod
+    def load(cls, path: Path | str) -> MeasuredProfile:
+        """Reads a profile. Raises ToolError, naming the file, for one that is not as above."""
+        path = Path(path)
+        with naming(str(path)):
+            document = _document(path)
+            source = document.get("source")
+            if not isinstance(source, str) or not source.strip():
+                raise ToolError("'source' must say where these times were measured")
+            return cls(path, source, _ops(document.get("ops")))
+
+    def ns(self, names: Sequence[str]) -> float | None:
+        """The time under the first of `names` that the profile has, else None."""
+        for name in names:
+            if name in self.ops:
+                self.used.add(name)
+                return self.ops[name]
+        self.missed.update(names[:1])
+        return None
+
+    def check_used(self) -> None:
+        """Raises ToolError where the profile had a time for nothing that the program asked for."""
+        if self.used:
+            return
+        key = next(iter(self.ops))
+        asked = f", such as {min(self.missed)!r}" if self.missed else ""
+        error = ToolError(
+            f"none of its {len(self.ops)} ops, such as {key!r}, is one of this program's{asked}; "
+            "the profile has to come from the same compiled program"
+        )
+        error.input_name = str(self.path)
+        raise error
+
+
+def measured_document(source: str, ops: Mapping[str, float]) -> dict[str, object]:
+    """What `MeasuredProfile.load` reads, to be written as JSON."""
+    return {"schema": SCHEMA, "source": source, "ops": dict(sorted(ops.items()))}
+
+
+def _document(path: Path) -> Mapping[str, object]:
+    document = read_json(path)
+    if not isinstance(document, dict):
+        raise ToolError(f"not a measured profile: an object with 'schema': {SCHEMA!r} is awaited")
+    found = cast("dict[str, object]", document)
+    if found.get("schema") != SCHEMA:
+        raise ToolError(f"'schema' is {found.get('schema')!r}, and must be {SCHEMA!r}")
+    _refuse_unknown(found)
+    return found
+
+
+def _refuse_unknown(document: Iterable[str]) -> None:
+    for key in document:
+        if key not in ("schema", "source", "ops"):
+            raise ToolError(f"{key!r} is not known; a profile has 'schema', 'source' and 'ops'")
+
+
+def _ops(value: object) -> dict[str, float]:
+    if not isinstance(value, dict) or not value:
+        raise ToolError('\'ops\' must name at least one op: {"ops": {"fusion.1": 1250.0}}')
+    ops: dict[str, float] = {}
+    for name, ns in cast("dict[str, object]", value).items():
+        if isinstance(ns, bool) or not isinstance(ns, int | float) or not 0 <= ns < math.inf:
+            raise ToolError(f"op {name!r} takes {ns!r}, and must take nanoseconds, 0 or more")
+        ops[name] = float(ns)
+    return ops
 
 
 class Measured(Protocol):

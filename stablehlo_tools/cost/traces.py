@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from stablehlo_tools.cost.measured import measured_document
+from stablehlo_tools.cost.clock import measured_document
 from stablehlo_tools.diagnostics import ToolError, naming
 from stablehlo_tools.files.json_text import read_json
 

@@ -33,7 +33,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.clock import Clock
 from stablehlo_tools.cost.hardware import Hardware
 from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, ToolError, naming
-from stablehlo_tools.ir.copying import copy_module
+from stablehlo_tools.ir.clone import copy_module
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.symbols import copy_referenced_symbols, functions_by_name, symbol_name
 from stablehlo_tools.mpmd.manifest import (

@@ -1,18 +1,152 @@
-"""Bounds that no order of the same tasks can beat: the busiest stream, and the critical path."""
+"""What no order of the same tasks can beat, and what some order could hide.
+
+Compute is independent of a collective if it is no ancestor of its start and no descendant of its
+waits. Tasks that depend on each other through the iterations of a loop count as independent within
+one iteration.
+
+A collective could go ahead if all it needs of the iteration before is ready early there: slices of
+invariant operands by a counter, the gathers of FSDP. It could end late if the next iteration needs
+its result late or not at all: gradients that are only stacked up.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from stablehlo_tools.overlap.task_graph import (
-    COMPUTE_STREAM,
-    Loop,
-    Task,
-    TaskGraph,
-    TaskKind,
-)
+import numpy as np
+
+from stablehlo_tools.overlap.task_graph import COMPUTE_STREAM, Loop, Task, TaskGraph, TaskKind
+
+_CHUNK = 8192  # collectives at a time: bounds the memory
+_BITS_OF_BYTE = np.unpackbits(
+    np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"
+).astype(float)
+
+
+@dataclass(frozen=True, slots=True)
+class Independence:
+    """Nanoseconds of the compute that feeds a collective, that needs it, and of all the rest."""
+
+    before_ns: float
+    after_ns: float
+    free_ns: float
+
+
+def independence(graph: TaskGraph, loop_ns: Mapping[int, float]) -> dict[int, Independence]:
+    """For each collective start of this graph, loop bodies left out.
+
+    `loop_ns` is the compute within each loop task.
+    """
+    starts = [task.id for task in graph.tasks if task.kind is TaskKind.COLLECTIVE_START]
+    ns = np.array([_compute_ns(task, loop_ns) for task in graph.tasks])
+    total = float(ns.sum())
+    found: dict[int, Independence] = {}
+    users = graph.users()
+    for begin in range(0, len(starts), _CHUNK):
+        chunk = starts[begin : begin + _CHUNK]
+        after = _reached(graph.tasks, chunk, [t.deps for t in graph.tasks], ns)
+        before = _reached(graph.tasks[::-1], chunk, users, ns)
+        for index, start in enumerate(chunk):
+            feeds, needs = float(before[index]), float(after[index])
+            found[start] = Independence(feeds, needs, max(0.0, total - feeds - needs))
+    return found
+
+
+def _compute_ns(task: Task, loop_ns: Mapping[int, float]) -> float:
+    if task.kind is TaskKind.COMPUTE:
+        return task.ns
+    return loop_ns.get(task.id, 0.0)
+
+
+def _reached(
+    tasks: Sequence[Task], starts: Sequence[int], sources: Sequence[Sequence[int]], ns: np.ndarray
+) -> np.ndarray:
+    """The time of all compute that each start reaches, going through the tasks in this order.
+
+    `sources[i]` are the tasks that task i is reached from.
+    """
+    words = -(-len(starts) // 64)
+    bits = np.zeros((len(tasks), words), dtype=np.uint64)
+    for index, start in enumerate(starts):
+        bits[start, index // 64] = np.uint64(1 << index % 64)
+    for task in tasks:
+        row = bits[task.id]
+        for source in sources[task.id]:
+            np.bitwise_or(row, bits[source], out=row)
+    return _sums(bits, ns)[: len(starts)]
+
+
+def _sums(bits: np.ndarray, ns: np.ndarray) -> np.ndarray:
+    """The sum of ns over the rows in which each bit is set.
+
+    Byte by byte: the rows are first summed by the value of the byte, then by its bits.
+    """
+    timed = np.flatnonzero(ns)
+    weights = ns[timed]
+    columns = np.ascontiguousarray(bits[timed].view(np.uint8).T)
+    by_value = np.stack([np.bincount(c, weights, minlength=256) for c in columns])
+    return (by_value @ _BITS_OF_BYTE).ravel()
+
+
+_SMALL = 0.05  # of the iteration's work: so early or so late is early or late
+
+
+def could_go_ahead(loop: Loop) -> set[int]:
+    """The collective starts of the body whose operands the iteration before has ready early."""
+    body = loop.body
+    deps = [task.deps for task in body.tasks]
+    work = _work_behind(body, range(len(body.tasks)), deps)
+    limit = _SMALL * _total(body)
+    late = {argument for argument, result in loop.carries if work[result] > limit}
+    hang_on_late = _reached_in_body(range(len(body.tasks)), deps, late)
+    return {s for s in _starts(body) if s not in hang_on_late and work[s] <= limit}
+
+
+def could_end_late(loop: Loop) -> set[int]:
+    """The collective starts of the body whose results the next iteration needs late or never."""
+    body = loop.body
+    users = body.users()
+    backwards = range(len(body.tasks) - 1, -1, -1)
+    work = _work_behind(body, backwards, users)
+    limit = _SMALL * _total(body)
+    needed = {result for argument, result in loop.carries if work[argument] > limit}
+    lead_to_needed = _reached_in_body(backwards, users, needed)
+    return {s for s in _starts(body) if s not in lead_to_needed and work[s] <= limit}
+
+
+def _starts(body: TaskGraph) -> Iterable[int]:
+    return (t.id for t in body.tasks if t.kind is TaskKind.COLLECTIVE_START)
+
+
+def _total(body: TaskGraph) -> float:
+    return stream_totals(body)[COMPUTE_STREAM]
+
+
+def _work_behind(
+    body: TaskGraph, order: Iterable[int], sources: Sequence[Sequence[int]]
+) -> list[float]:
+    """The longest chain of compute and collectives that leads to each task, its own left out."""
+    finish = [0.0] * len(body.tasks)
+    behind = [0.0] * len(body.tasks)
+    for i in order:
+        behind[i] = max((finish[source] for source in sources[i]), default=0.0)
+        loop = body.tasks[i].loop
+        own = body.tasks[i].ns if loop is None else iterations(loop) * _total(loop.body)
+        finish[i] = behind[i] + own
+    return behind
+
+
+def _reached_in_body(
+    order: Iterable[int], sources: Sequence[Sequence[int]], given: set[int]
+) -> set[int]:
+    found = set(given)
+    for i in order:
+        if i not in found and any(source in found for source in sources[i]):
+            found.add(i)
+    return found
+
 
 _START = TaskKind.COLLECTIVE_START
 

@@ -8,9 +8,14 @@ from dataclasses import dataclass, field
 
 from stablehlo_tools.diagnostics import duration
 from stablehlo_tools.dialect.collectives import PAIRWISE
-from stablehlo_tools.overlap.bounds import iterations, stream_totals
-from stablehlo_tools.overlap.independence import Independence, independence
-from stablehlo_tools.overlap.iterations import could_end_late, could_go_ahead
+from stablehlo_tools.overlap.bounds import (
+    Independence,
+    could_end_late,
+    could_go_ahead,
+    independence,
+    iterations,
+    stream_totals,
+)
 from stablehlo_tools.overlap.simulator import Run, Simulation
 from stablehlo_tools.overlap.task_graph import COMPUTE_STREAM, Task, TaskGraph
 

@@ -17,9 +17,8 @@ from stablehlo_tools.analysis.pipelines.reading import find_pipelines
 from stablehlo_tools.analysis.tasks.graph import TracedGraph, traced_task_graph
 from stablehlo_tools.analysis.tasks.op_work import BY_BYTES_ALONE
 from stablehlo_tools.artifacts.artifact import Artifact
-from stablehlo_tools.cost.clock import Clock
+from stablehlo_tools.cost.clock import Clock, MeasuredProfile
 from stablehlo_tools.cost.hardware import Hardware, load_hardware
-from stablehlo_tools.cost.measured import MeasuredProfile
 from stablehlo_tools.diagnostics import Diagnostic, ToolError, naming
 from stablehlo_tools.hlo_input.text import HloText
 from stablehlo_tools.overlap.bounds import floor, stream_totals

@@ -60,10 +60,9 @@ from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostics, ToolError
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
-from stablehlo_tools.ir.copying import copy_module, take_over
-from stablehlo_tools.ir.dce import erase_unused
+from stablehlo_tools.ir.cleanup import erase_unused, fold_reshapes
+from stablehlo_tools.ir.clone import copy_module, take_over
 from stablehlo_tools.ir.inline import inline_all_calls
-from stablehlo_tools.ir.reshapes import fold_reshapes
 from stablehlo_tools.ir.symbols import functions_by_name
 from stablehlo_tools.ir.token_chain import refuse_tokens
 from stablehlo_tools.ir.while_loop import link_loops

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from stablehlo_tools.analysis.effects import unknown_calls_counted
 from stablehlo_tools.analysis.issued import Issued
 from stablehlo_tools.analysis.liveness import live_values
-from stablehlo_tools.analysis.unknown_calls import unknown_calls_counted
 from stablehlo_tools.artifacts.program_set import Job
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, Severity, naming, to_place

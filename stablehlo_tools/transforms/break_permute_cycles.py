@@ -46,11 +46,14 @@ from typing import ClassVar
 
 from stablehlo_tools.analysis.channels import Channels
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts, find_collectives
-from stablehlo_tools.analysis.permute_cycles import Cut, Pair, cut_cycles, cycle_text
 from stablehlo_tools.analysis.permute_pairs import (
     PAIRS,
     PERMUTE,
+    Cut,
+    Pair,
     check_min_bytes,
+    cut_cycles,
+    cycle_text,
     pairs_attribute,
     pairs_of,
     why_left,

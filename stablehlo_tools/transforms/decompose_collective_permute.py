@@ -77,15 +77,16 @@ from typing import ClassVar, Literal
 
 from stablehlo_tools.analysis.channels import next_channel
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts, find_collectives
-from stablehlo_tools.analysis.free_axes import FreeAxes
-from stablehlo_tools.analysis.permute_cycles import cycle_text, find_cycles
 from stablehlo_tools.analysis.permute_pairs import (
     PERMUTE,
     check_min_bytes,
+    cycle_text,
+    find_cycles,
     pairs_of,
     why_left,
 )
 from stablehlo_tools.analysis.replica_groups import GroupMode
+from stablehlo_tools.analysis.shardings import FreeAxes
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, Severity, ToolError, to_place
 from stablehlo_tools.ir.token_chain import refuse_tokens

@@ -52,7 +52,7 @@ from stablehlo_tools.analysis.collectives import (
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, Severity, to_place
 from stablehlo_tools.dialect.reducers import REDUCERS
-from stablehlo_tools.ir.copying import copy_module, take_over
+from stablehlo_tools.ir.clone import copy_module, take_over
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.token_chain import refuse_tokens
 from stablehlo_tools.ir.walk import walk

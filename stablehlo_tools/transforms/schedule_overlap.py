@@ -60,7 +60,7 @@ from stablehlo_tools.diagnostics import (
     to_place,
 )
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
-from stablehlo_tools.ir.copying import copy_module, take_over
+from stablehlo_tools.ir.clone import copy_module, take_over
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.symbols import functions_by_name
 from stablehlo_tools.ir.token_chain import refuse_tokens

@@ -60,7 +60,7 @@ from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
 from stablehlo_tools.analysis.entry import argument_name, entry_function
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, ToolError, note
-from stablehlo_tools.ir.copying import copy_module
+from stablehlo_tools.ir.clone import copy_module
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.symbols import functions_by_name
 from stablehlo_tools.ir.token_chain import refuse_tokens

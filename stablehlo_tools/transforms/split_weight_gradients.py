@@ -38,7 +38,7 @@ from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, ToolError, note
-from stablehlo_tools.ir.dce import erase_unused
+from stablehlo_tools.ir.cleanup import erase_unused
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.symbols import functions_by_name
 from stablehlo_tools.passes.base import Pass

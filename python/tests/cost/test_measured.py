@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tree import FIXTURES
 
-from stablehlo_tools.cost.measured import SCHEMA, MeasuredProfile
+from stablehlo_tools.cost.clock import SCHEMA, MeasuredProfile
 from stablehlo_tools.cost.traces import profile_from_trace
 from stablehlo_tools.diagnostics import ToolError
 

@@ -14,9 +14,8 @@ from soaking import first
 from task_graphs import Graph, random_graph
 
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.overlap.bounds import floor
+from stablehlo_tools.overlap.bounds import floor, independence
 from stablehlo_tools.overlap.graph_file import read_graph, to_graph
-from stablehlo_tools.overlap.independence import independence
 from stablehlo_tools.overlap.memory import Place, memory_profile
 from stablehlo_tools.overlap.task_graph import TaskGraph, TaskKind
 

@@ -14,8 +14,8 @@ from models.zoo import MODELS
 
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.artifacts.artifact import Artifact, Form, encode
+from stablehlo_tools.cost.clock import MeasuredProfile
 from stablehlo_tools.cost.hardware import load_hardware
-from stablehlo_tools.cost.measured import MeasuredProfile
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.report.document import ProgramReport
 from stablehlo_tools.report.exposure import Question, explicit_collectives, exposure, hardware_for

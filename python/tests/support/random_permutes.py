@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 
 from stablehlo_tools import bindings
-from stablehlo_tools.analysis.permute_cycles import Pair
+from stablehlo_tools.analysis.permute_pairs import Pair
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.artifacts.artifact import Artifact
 

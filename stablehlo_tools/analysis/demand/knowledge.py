@@ -16,16 +16,16 @@ import numpy as np
 
 from stablehlo_tools.analysis.collectives import ModuleFacts
 from stablehlo_tools.analysis.demand.program import ENTER, LEAVE, Code, Need, OpInstance, Program
-from stablehlo_tools.analysis.demand.splats import (
+from stablehlo_tools.analysis.demand.tracked_dims import TrackedDims
+from stablehlo_tools.analysis.demand.zeros import (
     Values,
+    ZeroTracking,
     computed_splat,
     converted,
     is_splat,
     merged,
     updated,
 )
-from stablehlo_tools.analysis.demand.tracked_dims import TrackedDims
-from stablehlo_tools.analysis.demand.zeros import ZeroTracking
 from stablehlo_tools.analysis.device_arithmetic import (
     COMPUTED,
     apply,

@@ -25,7 +25,7 @@ from stablehlo_tools.dialect.collectives import TRANSFERS
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.carriers import terminator
-from stablehlo_tools.ir.copying import copy_module
+from stablehlo_tools.ir.clone import copy_module
 from stablehlo_tools.ir.manual import unwrap_body
 from stablehlo_tools.ir.symbols import functions_by_name
 from stablehlo_tools.mpmd.manifest import Manifest

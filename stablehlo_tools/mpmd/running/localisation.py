@@ -26,7 +26,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.ir.carriers import terminator
-from stablehlo_tools.ir.copying import copy_module
+from stablehlo_tools.ir.clone import copy_module
 from stablehlo_tools.ir.manual import unwrap_body
 from stablehlo_tools.mpmd.rank_set import RankSet
 from stablehlo_tools.mpmd.running.arrays import element_of, value_of

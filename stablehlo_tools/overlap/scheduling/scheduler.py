@@ -21,8 +21,14 @@ from stablehlo_tools.overlap.scheduling.just_in_time import just_in_time
 from stablehlo_tools.overlap.scheduling.lean import gib, lean_plan, least_bytes, plain_plan
 from stablehlo_tools.overlap.scheduling.problem import Problem, problem_of
 from stablehlo_tools.overlap.scheduling.reserve import Plan
-from stablehlo_tools.overlap.scheduling.tails import heads, longest_tails, tails
-from stablehlo_tools.overlap.scheduling.timing import most_in_flight, room_before, time_order
+from stablehlo_tools.overlap.scheduling.timing import (
+    heads,
+    longest_tails,
+    most_in_flight,
+    room_before,
+    tails,
+    time_order,
+)
 from stablehlo_tools.overlap.task_graph import TaskGraph
 
 _PATIENCE = (2.5, 5.0, 1.0, 15.0)  # times the latency of the slowest collective

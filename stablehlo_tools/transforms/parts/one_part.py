@@ -19,7 +19,7 @@ from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling, OpTiling, part_shape
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
-from stablehlo_tools.ir.reshaped_clone import Resize, alike_clone, emptied_clone, reshaped_clone
+from stablehlo_tools.ir.clone import Resize, alike_clone, emptied_clone, reshaped_clone
 
 Outside = Callable[[int, DimTiling | None], ir.Value]
 Finish = Callable[[ir.Operation], None]

@@ -19,8 +19,13 @@ from soaking import first
 
 import stablehlo_tools
 from stablehlo_tools.analysis.collectives import find_collectives
-from stablehlo_tools.analysis.permute_cycles import Pair, cut_cycles, cycle_text, find_cycles
-from stablehlo_tools.analysis.permute_pairs import pairs_of
+from stablehlo_tools.analysis.permute_pairs import (
+    Pair,
+    cut_cycles,
+    cycle_text,
+    find_cycles,
+    pairs_of,
+)
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.diagnostics import Diagnostics

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from random_permutes import permute
 
 from stablehlo_tools.analysis.collectives import ModuleFacts, find_collectives
-from stablehlo_tools.analysis.permute_cycles import Pair
+from stablehlo_tools.analysis.permute_pairs import Pair
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.cli.main import main

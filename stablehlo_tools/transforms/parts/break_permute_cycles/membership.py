@@ -14,9 +14,13 @@ from collections.abc import Set
 import numpy as np
 
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts
-from stablehlo_tools.analysis.free_axes import FreeAxes
 from stablehlo_tools.analysis.replica_groups import AxisRef, GroupMode, mesh_axes_groups
-from stablehlo_tools.analysis.shardings import manual_axes, sharding_axes, sharding_per_value
+from stablehlo_tools.analysis.shardings import (
+    FreeAxes,
+    manual_axes,
+    sharding_axes,
+    sharding_per_value,
+)
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION

@@ -62,7 +62,7 @@ from stablehlo_tools.analysis.collectives import (
     find_collectives,
 )
 from stablehlo_tools.analysis.effects import Effects
-from stablehlo_tools.analysis.free_axes import FreeAxes
+from stablehlo_tools.analysis.shardings import FreeAxes
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.ir.symbols import functions_by_name

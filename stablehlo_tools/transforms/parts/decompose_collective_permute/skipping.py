@@ -29,7 +29,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, note
 from stablehlo_tools.dialect.traits import BRANCHES
 from stablehlo_tools.ir.builder import Builder
-from stablehlo_tools.ir.copying import copy_module, take_over
+from stablehlo_tools.ir.clone import copy_module, take_over
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.token_chain import refuse_tokens
 

@@ -19,7 +19,7 @@ from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling, pa
 from stablehlo_tools.analysis.loop_carries import Access
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
-from stablehlo_tools.ir.counted_loop import CountedLoop
+from stablehlo_tools.ir.while_loop import CountedLoop
 from stablehlo_tools.schedules.lockstep import Direction
 from stablehlo_tools.transforms.parts.expand_pipeline.chunks import RANK_DIMENSION, Chunks
 from stablehlo_tools.transforms.parts.expand_pipeline.layer_phase import Phase, RowRead, RowWrite

@@ -24,7 +24,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.hardware import Hardware
 from stablehlo_tools.diagnostics import Diagnostic, Severity, note, to_place
 from stablehlo_tools.dialect.traits import BRANCHES
-from stablehlo_tools.ir.copying import copy_module
+from stablehlo_tools.ir.clone import copy_module
 from stablehlo_tools.ir.symbols import functions_by_name
 from stablehlo_tools.ir.values import key_of
 from stablehlo_tools.ir.walk import walk

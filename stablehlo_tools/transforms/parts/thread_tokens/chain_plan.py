@@ -29,8 +29,7 @@ from stablehlo_tools.analysis.communication import (
     iterate_collectives,
 )
 from stablehlo_tools.analysis.liveness import has_effect, live_values
-from stablehlo_tools.analysis.permute_cycles import find_cycles
-from stablehlo_tools.analysis.permute_pairs import PAIRS, pairs_of
+from stablehlo_tools.analysis.permute_pairs import PAIRS, find_cycles, pairs_of
 from stablehlo_tools.analysis.rendezvous import is_host_transfer
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, note

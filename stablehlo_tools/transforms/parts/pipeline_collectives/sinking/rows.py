@@ -38,7 +38,7 @@ from stablehlo_tools.dialect.names import (
 )
 from stablehlo_tools.dialect.traits import COLLECTIVES, ELEMENTWISE
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
-from stablehlo_tools.ir.reshaped_clone import reshaped_clone
+from stablehlo_tools.ir.clone import reshaped_clone
 from stablehlo_tools.ir.values import key_of, maker_of, named
 from stablehlo_tools.transforms.parts.pipeline_collectives.moves import (
     has_sharding,

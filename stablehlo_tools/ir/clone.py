@@ -1,6 +1,6 @@
-"""Ops written again at other shapes: the same op, on tensors that are longer or shorter.
+"""Copies: of whole modules, and of ops at other shapes.
 
-    %y = stablehlo.slice %x [0:8, 2:4] : (tensor<8x6xf32>) -> tensor<8x2xf32>
+%y = stablehlo.slice %x [0:8, 2:4] : (tensor<8x6xf32>) -> tensor<8x2xf32>
   ==>                                              // a half of dimension 0
     %y = stablehlo.slice %h [0:4, 2:4] : (tensor<4x6xf32>) -> tensor<4x2xf32>
 
@@ -14,12 +14,27 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from stablehlo_tools import bindings
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.extents import extents_along
 from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.constants import CONSTANTS, copy_constant, is_splat
 from stablehlo_tools.ir.inline import copy_with
 from stablehlo_tools.ir.values import producer
+
+
+def copy_module(module: ir.Module) -> ir.Module:
+    """A module like another, in its context."""
+    return bindings.parse_module(bindings.write_bytecode(module), module.context)
+
+
+def take_over(module: ir.Module, other: ir.Module) -> None:
+    """Gives a module the ops of another, which is empty afterwards."""
+    for view in list(module.body.operations):
+        view.operation.erase()
+    for view in list(other.body.operations):
+        module.body.append(view.operation.detach_from_parent())
+
 
 # Shardings of each result in turn. With other results they would be about other values.
 _PER_RESULT = frozenset({"sdy.sharding", "mhlo.sharding"})
