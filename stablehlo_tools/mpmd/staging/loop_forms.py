@@ -41,10 +41,10 @@ from stablehlo_tools.dialect.names import (
 )
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.carriers import terminator
-from stablehlo_tools.ir.while_loop import CountedLoop
 from stablehlo_tools.ir.inline import copy_with
 from stablehlo_tools.ir.values import producer
 from stablehlo_tools.ir.walk import walk
+from stablehlo_tools.ir.while_loop import CountedLoop
 from stablehlo_tools.mpmd.staging.dataflow import Dataflow, Node
 from stablehlo_tools.mpmd.staging.microbatches import heavy_ops
 
