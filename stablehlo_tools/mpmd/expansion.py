@@ -256,8 +256,8 @@ def _written(
 def _rank(plan: Plan, rank: int, module: ir.Module) -> Rank:
     scheduled = {each.channel for each in plan.transfers if each.is_scheduled}
     program = f"rank_{rank}.mlir"
-    found = wiring(read_rank(module, rank, program), scheduled)
-    return Rank(program, plan.table.placement.held[rank], found)
+    wired = wiring(read_rank(module, rank, program), scheduled)
+    return Rank(program, plan.table.placement.held[rank], wired)
 
 
 def _empty(plan: Plan, partitions: int) -> ir.Module:

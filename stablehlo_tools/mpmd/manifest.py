@@ -194,10 +194,10 @@ def function_of(kind: Kind, stage: int) -> str:
 
 def phase_of(name: str) -> tuple[Kind, int] | None:
     """The phase and the stage that a function runs; None for any other function."""
-    found = _STAGE.fullmatch(name)
-    if found is None or found[2] not in _KINDS:
+    match = _STAGE.fullmatch(name)
+    if match is None or match[2] not in _KINDS:
         return None
-    return _KINDS[found[2]], int(found[1])
+    return _KINDS[match[2]], int(match[1])
 
 
 def is_reserved(name: str) -> bool:

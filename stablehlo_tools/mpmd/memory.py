@@ -79,11 +79,11 @@ def bounds(
         for first, last, size in _waiting(reading, event, action, actions, position, sizes):
             changes[first] += size
             changes[last] -= size
-    total, found = 0.0, list[float]()
+    total, held = 0.0, list[float]()
     for change in changes[:-1]:
         total += change
-        found.append(total)
-    return found
+        held.append(total)
+    return held
 
 
 def _change(action: Action, stage: Stage, position: dict[Action, int]) -> float:
@@ -141,7 +141,7 @@ def _waiting(
         size = bytes_of(event.op.operands[0])
         kept = -1 if event.operand is None else _kept(reading, event.operand, action, actions)
         return [] if made is None or event.index <= kept else [(made, event.index, size)]
-    found: list[tuple[int, int, float]] = []
+    waiting: list[tuple[int, int, float]] = []
     for origin in made_by(event):
         users = [use.event for use in reading.uses.get(origin, []) if use.event != RETURN]
         kept = _kept(reading, origin, action, actions)
@@ -150,8 +150,8 @@ def _waiting(
         if isinstance(event, Message):
             last = max(last, _reader_of_received(action, position, event.index))
         if last > event.index:
-            found.append((event.index, last, sizes[origin]))
-    return found
+            waiting.append((event.index, last, sizes[origin]))
+    return waiting
 
 
 def _kept(
@@ -160,12 +160,12 @@ def _kept(
     """Until when a value is part of what its stage holds for gradients of its own; -1 if it is
     not."""
     later = _GRADIENTS if action.kind in _FORWARDS else (Kind.WEIGHT_GRADIENT,)
-    found = -1
+    last = -1
     for use in reading.uses.get(origin, []):
         taker = None if use.event == RETURN else actions[use.event]
         if taker is not None and taker.stage == action.stage and taker.kind in later:
-            found = max(found, use.event)
-    return found
+            last = max(last, use.event)
+    return last
 
 
 def _needed(maker: Action, event: int, taker: Action | None, position: dict[Action, int]) -> int:
@@ -206,8 +206,8 @@ def _reader_of_received(receive: Action, position: dict[Action, int], index: int
         if receive.kind is Kind.RECEIVE_FORWARD
         else (Kind.BACKWARD, Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT)
     )
-    found = _first(kinds, receive, position)
-    return index if found is None else max(found, index)
+    reader = _first(kinds, receive, position)
+    return index if reader is None else max(reader, index)
 
 
 def _first(kinds: Sequence[Kind], of: Action, position: dict[Action, int]) -> int | None:
@@ -330,7 +330,7 @@ def _of_microbatches(
 
     Not sums, which go on to other microbatches and behind the schedule.
     """
-    found: set[Origin] = set()
+    origins: set[Origin] = set()
     for origin in lives:
         event = reading.events[origin.event]
         maker = action_of(reading, labels, event)
@@ -341,8 +341,8 @@ def _of_microbatches(
             for use in reading.uses.get(origin, [])
         ]
         if all(user is not None and user.microbatch == maker.microbatch for user in users):
-            found.add(origin)
-    return found
+            origins.add(origin)
+    return origins
 
 
 def _is_sum(event: Event, origin: Origin, sums: InSums) -> bool:

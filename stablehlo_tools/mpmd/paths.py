@@ -35,8 +35,8 @@ def _paths(structure: Any, *, positional: bool) -> list[str]:
     import jax
 
     tree = jax.tree_util.tree_unflatten(structure, list(range(structure.num_leaves)))
-    found = jax.tree_util.tree_flatten_with_path(tree)[0]
-    names = [jax.tree_util.keystr(path) for path, _ in found]
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    names = [jax.tree_util.keystr(path) for path, _ in leaves]
     return [_of_arguments(name) for name in names] if positional else names
 
 

@@ -244,10 +244,10 @@ def _piece(value: JsonValue, ranks: int, shape: Sequence[int]) -> Piece:
 def _tensor(value: JsonValue) -> tuple[str, list[int]]:
     """The text of a tensor type of static shape, and that shape."""
     text = value.string()
-    found = _TENSOR.fullmatch(text)
-    if found is None:
+    match = _TENSOR.fullmatch(text)
+    if match is None:
         value.refuse(f"{text[:60]!r} is no type of a tensor, as tensor<4x16xf32> is")
-    shape = [int(size) for size in found[1].split("x") if size]
+    shape = [int(size) for size in match[1].split("x") if size]
     if math.prod(shape) > _MOST_ELEMENTS:
         value.refuse(f"{text[:60]} is larger than any memory")
     return text, shape
@@ -255,14 +255,14 @@ def _tensor(value: JsonValue) -> tuple[str, list[int]]:
 
 def _transfers(value: JsonValue, ranks: int) -> tuple[Transfer, ...]:
     channels: set[int] = set()
-    found: list[Transfer] = []
+    transfers: list[Transfer] = []
     for item in value.items():
         transfer = _transfer(item, ranks)
         if transfer.channel in channels:
             item.refuse(f"channel {transfer.channel} has two transfers")
         channels.add(transfer.channel)
-        found.append(transfer)
-    return tuple(found)
+        transfers.append(transfer)
+    return tuple(transfers)
 
 
 def _transfer(value: JsonValue, ranks: int) -> Transfer:
@@ -387,10 +387,10 @@ def _check_main(program: Artifact) -> None:
 def _check_grid(program: Artifact, manifest: Manifest) -> None:
     count = manifest.devices * len(manifest.ranks)
     stated = program.module.operation.attributes.get("mhlo.num_partitions")
-    found = 1 if stated is None else ir.IntegerAttr(stated).value
-    if found != count:
+    stated_count = 1 if stated is None else ir.IntegerAttr(stated).value
+    if stated_count != count:
         raise ToolError(
-            f"the program is for {found} devices, and the set is for {count}: "
+            f"the program is for {stated_count} devices, and the set is for {count}: "
             f"{len(manifest.ranks)} ranks of {manifest.devices}"
         )
 

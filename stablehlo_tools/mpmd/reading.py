@@ -135,13 +135,13 @@ class Reading:
     @cached_property
     def uses(self) -> dict[Origin, list[Use]]:
         """Who takes a value."""
-        found: defaultdict[Origin, list[Use]] = defaultdict(list)
+        uses: defaultdict[Origin, list[Use]] = defaultdict(list)
         for event in self.events:
             for number, origin in enumerate(event.operands):
-                found[origin].append(Use(event.index, number))
+                uses[origin].append(Use(event.index, number))
         for number, origin in enumerate(self.returned):
-            found[origin].append(Use(RETURN, number))
-        return dict(found)
+            uses[origin].append(Use(RETURN, number))
+        return dict(uses)
 
     def described(self, origin: Origin) -> str:
         """`result 2 of 0F3`, `what channel 5 brings`, `argument 3`."""
@@ -157,10 +157,10 @@ class Reading:
 
     def titled(self, event: int) -> str:
         """`0F3`, `finish_0`, `the send on channel 5`."""
-        found = self.events[event]
-        if isinstance(found, Call):
-            return f"@{found.function}" if found.action is None else str(found.action)
-        return f"the {'send' if found.is_send else 'receive'} on channel {found.channel}"
+        known = self.events[event]
+        if isinstance(known, Call):
+            return f"@{known.function}" if known.action is None else str(known.action)
+        return f"the {'send' if known.is_send else 'receive'} on channel {known.channel}"
 
 
 def read_rank(module: ir.Module, rank: int, name: str) -> Reading:

@@ -107,7 +107,7 @@ def ends_of(ranks: RankSet, rank: int) -> list[End]:
     Raises a located ToolError where the set is not in the form `pairs`.
     """
     known = ranks.manifest.of_channel()
-    found: list[End] = []
+    ends: list[End] = []
     with naming(ranks.programs[rank].name):
         for view in body_of(ranks.main(rank)).operations:
             op = view.operation
@@ -124,9 +124,9 @@ def ends_of(ranks: RankSet, rank: int) -> list[End]:
                     f"from rank {transfer.source} to rank {transfer.target}",
                     op.location,
                 )
-            _check_chained(end, found)
-            found.append(end)
-    return found
+            _check_chained(end, ends)
+            ends.append(end)
+    return ends
 
 
 def _check_chained(end: End, before: Sequence[End]) -> None:
@@ -149,17 +149,17 @@ def check_form(ranks: RankSet, form: str) -> None:
         raise error
 
 
-def zeros(kind: ir.Type, point: ir.InsertionPoint, location: ir.Location) -> ir.Value:
+def zeros(type_: ir.Type, point: ir.InsertionPoint, location: ir.Location) -> ir.Value:
     """A constant of zeros."""
-    value = ir.Attribute.parse(zeros_of(kind), kind.context)
+    value = ir.Attribute.parse(zeros_of(type_), type_.context)
     return ir.Operation.create(
-        "stablehlo.constant", results=[kind], attributes={"value": value}, loc=location, ip=point
+        "stablehlo.constant", results=[type_], attributes={"value": value}, loc=location, ip=point
     ).results[0]
 
 
-def zeros_of(kind: ir.Type) -> str:
+def zeros_of(type_: ir.Type) -> str:
     """Zeros of a tensor type, as text: `dense<0> : tensor<4xi32>`."""
-    element = ir.RankedTensorType(kind).element_type
+    element = ir.RankedTensorType(type_).element_type
     text = "0"
     if isinstance(element, ir.ComplexType):
         text = "(0.0,0.0)"
@@ -167,7 +167,7 @@ def zeros_of(kind: ir.Type) -> str:
         text = '"0x' + "00" * max(1, element.width // 8) + '"'
     elif str(element) == "i1":
         text = "false"
-    return f"dense<{text}> : {kind}"
+    return f"dense<{text}> : {type_}"
 
 
 def barrier(
@@ -196,8 +196,8 @@ def gather_local_permutes(module: ir.Module, ranks: int, devices: int) -> None:
         if any(source // devices != target // devices for source, target in pairs):
             continue
         name = next(n for i in range(len(taken) + 1) if (n := f"{_NAME}_{i}") not in taken)
-        kind = ir.RankedTensorType(op.results[0].type)
-        text = _function(kind, pairs, ranks, devices)
+        type_ = ir.RankedTensorType(op.results[0].type)
+        text = _function(type_, pairs, ranks, devices)
         if text not in made:
             made[text] = name
             taken.add(name)
@@ -208,7 +208,7 @@ def gather_local_permutes(module: ir.Module, ranks: int, devices: int) -> None:
         with module.context:
             call = ir.Operation.create(
                 CALL,
-                results=[kind],
+                results=[type_],
                 operands=list(op.operands),
                 attributes={"callee": ir.FlatSymbolRefAttr.get(made[text])},
                 loc=op.location,
@@ -317,12 +317,12 @@ def with_permutes(ranks: RankSet) -> RankSet:
         gather_local_permutes(program.module, ranks.ranks, ranks.manifest.devices)
     for rank, row in enumerate(ends):
         with programs[rank].module.context, ir.Location.unknown():
-            _Writer(written, rank, rounds).write(row)
+            _PermuteWriter(written, rank, rounds).write(row)
     return replace(written, manifest=replace(ranks.manifest, form=PERMUTES))
 
 
 @dataclass
-class _Writer:
+class _PermuteWriter:
     """Rewrites the program of a rank."""
 
     ranks: RankSet
@@ -384,18 +384,18 @@ class _Writer:
             loc=location,
             ip=point,
         ).results[0]
-        found, token = barrier([permuted, token], point, location)
+        tensor, token = barrier([permuted, token], point, location)
         self.kept = ir.Operation.create(
             CALL,
             results=[self.kept.type],
-            operands=[self.kept, found],
-            attributes={"callee": ir.FlatSymbolRefAttr.get(self._watched(found.type))},
+            operands=[self.kept, tensor],
+            attributes={"callee": ir.FlatSymbolRefAttr.get(self._watched(tensor.type))},
             loc=location,
             ip=point,
         ).results[0]
         if end is not None:
             if not end.is_send:
-                end.op.results[0].replace_all_uses_with(found)
+                end.op.results[0].replace_all_uses_with(tensor)
             end.token.replace_all_uses_with(token)
             end.op.erase()
         return token
@@ -406,16 +406,16 @@ class _Writer:
             self.zeros[kind] = made
         return self.zeros[kind]
 
-    def _watched(self, kind: ir.Type) -> str:
+    def _watched(self, type_: ir.Type) -> str:
         """The function that uses a tensor of a type: adds its first element to a number."""
-        text = str(kind)
+        text = str(type_)
         if text not in self.functions:
             count = len(self.names)
             candidates = [_WATCHED, *(f"{_WATCHED}_{i}" for i in range(1, count + 2))]
             name = next(c for c in candidates if c not in self.names)
             self.names.add(name)
             self.functions[text] = name
-            parsed = ir.Module.parse(_watching(name, ir.RankedTensorType(kind)))
+            parsed = ir.Module.parse(_watching(name, ir.RankedTensorType(type_)))
             for view in parsed.body.operations:
                 view.operation.clone(ip=ir.InsertionPoint(self.module.body))
         return self.functions[text]
@@ -434,12 +434,12 @@ class _Writer:
 
 def _following(order: Sequence[End | None]) -> list[End | None]:
     """For each round, the end that it or the next own one replaces; None behind the last."""
-    found: list[End | None] = []
+    following_ends: list[End | None] = []
     following: End | None = None
     for end in reversed(order):
         following = end or following
-        found.append(following)
-    return found[::-1]
+        following_ends.append(following)
+    return following_ends[::-1]
 
 
 def _watching(name: str, kind: ir.RankedTensorType) -> str:

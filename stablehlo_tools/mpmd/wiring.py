@@ -19,12 +19,12 @@ RETURN = "return"
 def wiring(reading: Reading, scheduled: Collection[int]) -> dict[str, tuple[str, ...]]:
     """Where the operands come from, of the calls that are no actions, of the sends on channels that
     are not `scheduled`, and of what `main` returns."""
-    found: dict[str, tuple[str, ...]] = {}
+    sources: dict[str, tuple[str, ...]] = {}
     for event in reading.events:
         if isinstance(event, Call):
             if event.action is None:
-                found[f"@{event.function}"] = tuple(map(reading.described, event.operands))
+                sources[f"@{event.function}"] = tuple(map(reading.described, event.operands))
         elif event.is_send and event.channel not in scheduled:
-            found[f"channel {event.channel}"] = tuple(map(reading.described, event.operands))
-    found[RETURN] = tuple(map(reading.described, reading.returned))
-    return found
+            sources[f"channel {event.channel}"] = tuple(map(reading.described, event.operands))
+    sources[RETURN] = tuple(map(reading.described, reading.returned))
+    return sources

@@ -161,8 +161,8 @@ def hardware_for(artifact: Artifact, name: str | None, targets: Sequence[str] = 
     platforms = artifact.exported.platforms if artifact.exported is not None else ()
     if artifact.hlo is not None and artifact.hlo.is_of_tpu:
         platforms = ("tpu",)
-    found = [_DEFAULT_HARDWARE[p] for p in platforms if p in _DEFAULT_HARDWARE]
-    return load_hardware(found[0] if found else _OTHERWISE)
+    usual = [_DEFAULT_HARDWARE[p] for p in platforms if p in _DEFAULT_HARDWARE]
+    return load_hardware(usual[0] if usual else _OTHERWISE)
 
 
 def exposure(artifacts: Sequence[Artifact], question: Question) -> list[ProgramReport]:
@@ -336,12 +336,12 @@ def timeline(graph: TaskGraph, simulation: Simulation, most: int = _MOST_EVENTS)
 
 def critical_tasks(graph: TaskGraph) -> set[tuple[LoopPath, int]]:
     """The tasks of the longest chain of dependences, loops entered that stand in it."""
-    found: set[tuple[LoopPath, int]] = set()
+    critical: set[tuple[LoopPath, int]] = set()
     for path, inner in graphs_of(graph):
-        if path and (path[:-1], path[-1]) not in found:
+        if path and (path[:-1], path[-1]) not in critical:
             continue
-        found.update((path, task) for task in floor(inner).path)
-    return found
+        critical.update((path, task) for task in floor(inner).path)
+    return critical
 
 
 class _Drawing:

@@ -39,15 +39,15 @@ def summary(manifest: Manifest, alone: float) -> dict[str, Any]:
     }
 
 
-def summary_text(found: dict[str, Any]) -> str:
+def summary_text(facts: dict[str, Any]) -> str:
     """The summary as lines to read."""
     lines = [
-        f"{found['schedule']}: {len(found['ranks'])} ranks, {found['microbatches']} microbatches, "
-        f"{found['messages']} tensors sent, {found['finish_messages']} more at the end",
-        f"predicted on {found['hardware']}: {found['makespan'] * _MILLI:.3f} ms a step, "
-        f"{found['bubble']:.1%} of it idle; {found['one_rank'] * _MILLI:.3f} ms on one rank",
+        f"{facts['schedule']}: {len(facts['ranks'])} ranks, {facts['microbatches']} microbatches, "
+        f"{facts['messages']} tensors sent, {facts['finish_messages']} more at the end",
+        f"predicted on {facts['hardware']}: {facts['makespan'] * _MILLI:.3f} ms a step, "
+        f"{facts['bubble']:.1%} of it idle; {facts['one_rank'] * _MILLI:.3f} ms on one rank",
     ]
-    for rank in found["ranks"]:
+    for rank in facts["ranks"]:
         lines.append(
             f"  {rank['program']}: {size(rank['bytes'])}, {rank['busy'] * _MILLI:.3f} ms of work"
         )

@@ -162,12 +162,12 @@ def _name(event: Event) -> str:
 
 def _by_collective(events: Sequence[Event], kind: str) -> dict[int, list[Event]]:
     """The events of a kind by the collective they belong to, those without a length left out."""
-    found: dict[int, list[Event]] = {}
+    events_of: dict[int, list[Event]] = {}
     for event in events:
         shown = _whole_ns(event.end) > _whole_ns(event.begin)
         if event.kind == kind and event.collective >= 0 and shown:
-            found.setdefault(event.collective, []).append(event)
-    return found
+            events_of.setdefault(event.collective, []).append(event)
+    return events_of
 
 
 def _waited_for(wait: Event, sends: Sequence[Event]) -> Event | None:

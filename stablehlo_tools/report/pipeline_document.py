@@ -178,10 +178,10 @@ class PipelineReport:
 
     def _ticks(self) -> list[list[str]]:
         timeline = tick_timeline(self.kind, self.schedule)
-        found: list[list[str]] = []
+        drawn: list[list[str]] = []
         for row, starts in zip(timeline.table.rows, timeline.starts, strict=True):
             ticks: list[list[str]] = [[] for _ in range(self.schedule.ticks)]
             for step, start in zip(row, starts, strict=True):
                 ticks[int(start)].append(str(step))
-            found.append([" ".join(steps) for steps in ticks])
-        return found
+            drawn.append([" ".join(steps) for steps in ticks])
+        return drawn

@@ -57,9 +57,9 @@ def _body_of(loop: ir.Operation, program: TracedGraph) -> TracedGraph | None:
     for task, body in program.bodies.items():
         if loop in program.ops[task]:
             return body
-        found = _body_of(loop, body)
-        if found is not None:
-            return found
+        nested = _body_of(loop, body)
+        if nested is not None:
+            return nested
     return None
 
 
@@ -108,13 +108,13 @@ def _is_in_branch(op: ir.Operation, loop: ir.Operation) -> bool:
 def _begins(pipeline: Pipeline) -> Times:
     """1 where a rank begins a microbatch's backward, which is where the head stands."""
     schedule = pipeline.schedule
-    found = np.zeros((schedule.ranks, schedule.ticks))
+    begins = np.zeros((schedule.ranks, schedule.ticks))
     if len(pipeline.phases) < 2 or schedule.backward is None:
-        return found
+        return begins
     for tick, column in enumerate(schedule.backward.cells):
         for rank, cell in enumerate(column):
-            found[rank, tick] = cell is not None and cell.source < 0
-    return found
+            begins[rank, tick] = cell is not None and cell.source < 0
+    return begins
 
 
 def _useful(pipeline: Pipeline, layers: Sequence[float], head: float) -> float:

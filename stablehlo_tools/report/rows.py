@@ -41,18 +41,18 @@ def loop_rows(graph: TaskGraph, simulation: Simulation) -> tuple[LoopRow, ...]:
 
 def kernel_rows(graph: TaskGraph) -> tuple[KernelRow, ...]:
     """The kernels that take longest, those of one name and place together."""
-    found: dict[tuple[str, str], tuple[int, float]] = {}
+    kernels: dict[tuple[str, str], tuple[int, float]] = {}
 
     def add(inner: TaskGraph, runs: int) -> None:
         for task in inner.tasks:
             if task.loop is not None:
                 add(task.loop.body, runs * iterations(task.loop))
             elif task.kind is TaskKind.COMPUTE and task.ns:
-                times, ns = found.get((task.name, task.place), (0, 0.0))
-                found[task.name, task.place] = times + runs, ns + runs * task.ns
+                times, ns = kernels.get((task.name, task.place), (0, 0.0))
+                kernels[task.name, task.place] = times + runs, ns + runs * task.ns
 
     add(graph, 1)
-    rows = [KernelRow(name, times, ns, place) for (name, place), (times, ns) in found.items()]
+    rows = [KernelRow(name, times, ns, place) for (name, place), (times, ns) in kernels.items()]
     return tuple(sorted(rows, key=lambda row: -row.ns)[:_MOST_KERNELS])
 
 

@@ -166,12 +166,12 @@ class Gantt:
     @cached_property
     def letters(self) -> str:
         """The letters of the phases that take time, in the order of the legend."""
-        found = {
+        letters = {
             letter_of(step)
             for rank in range(self.timeline.table.ranks)
             for step, _, _ in self._steps(rank)
         }
-        return "".join(letter for letter in NAMES if letter in found)
+        return "".join(letter for letter in NAMES if letter in letters)
 
     def row(self, rank: int) -> list[Cell]:
         """The columns of a rank."""

@@ -150,8 +150,8 @@ def _alive(program: ProgramReport) -> Iterator[str]:
 
 def short_place(place: str) -> str:
     """`layers.py:17 in rms_norm`: without the folders and without the path of the op's name."""
-    found = _PLACE.match(place)
-    return found.group(1) if found else place
+    match = _PLACE.match(place)
+    return match.group(1) if match else place
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:

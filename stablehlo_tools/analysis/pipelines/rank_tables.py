@@ -110,8 +110,8 @@ def _sliced(op: ir.Operation, facts: ModuleFacts, known: DeviceValues) -> RankTa
     places = known.scalar(starts[0])
     if places is None:
         return None
-    found = _along(facts, len(entries), [int(place) for place in places])
-    return None if found is None else RankTable(entries, found)
+    rows = _along(facts, len(entries), [int(place) for place in places])
+    return None if rows is None else RankTable(entries, rows)
 
 
 def _along(facts: ModuleFacts, ranks: int, places: Sequence[int]) -> MeshAxis | None:

@@ -66,8 +66,8 @@ class _Reader:
 
     def pipelines(self, loops: list[ir.Operation]) -> Iterator[Pipeline]:
         for op in loops:
-            found = tick_loop(op, self._facts, self._known)
-            pipeline = None if found is None else self._pipeline(found)
+            loop = tick_loop(op, self._facts, self._known)
+            pipeline = None if loop is None else self._pipeline(loop)
             if pipeline is not None:
                 yield pipeline
 

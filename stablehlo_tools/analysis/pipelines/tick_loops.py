@@ -63,10 +63,10 @@ def tick_loop(op: ir.Operation, facts: ModuleFacts, known: DeviceValues) -> Tick
     tables: list[RankTable] = []
     for view in op.regions[1].blocks[0].operations:
         table = _row_of(view.operation, op, count.counter, ticks)
-        found = None if table is None else rank_table(table, facts, known)
-        if found is not None:
+        by_rank = None if table is None else rank_table(table, facts, known)
+        if by_rank is not None:
             rows.append(view.operation)
-            tables.append(found)
+            tables.append(by_rank)
     if not 1 <= len(tables) <= 2 or len({table.axis for table in tables}) != 1:
         return None
     return TickLoop(op, ticks, tuple(tables), tuple(rows))
@@ -155,7 +155,7 @@ def flows_of(
 ) -> list[Flow]:
     """What the direction of a table hands on: it is chosen by the table between what was received
     and what comes from outside, goes through the layers, and is sent along the ring."""
-    found: dict[ir.Value, Flow] = {}
+    flows: dict[ir.Value, Flow] = {}
     chosen = frozenset({(table, Column.RECEIVED)})
     for view in loop.body.operations:
         op = view.operation
@@ -164,8 +164,8 @@ def flows_of(
         carry = _carry_behind(op.operands[1], loop.body)
         flow = None if carry is None else _flow(loop, carry)
         if flow is not None and _is_ring(flow.permute, loop.axis, facts, classify, step):
-            found[flow.permute.results[0]] = flow
-    return list(found.values())
+            flows[flow.permute.results[0]] = flow
+    return list(flows.values())
 
 
 def _flow(loop: TickLoop, carry: int) -> Flow | None:
@@ -282,8 +282,8 @@ def holdings(
         behind = columns_behind(op, entries)
         if stack is None or Column.CHUNK not in behind:
             continue
-        found = read if Column.MICROBATCH in behind else weights
-        found[stack] = _bytes(stack)
+        stacks = read if Column.MICROBATCH in behind else weights
+        stacks[stack] = _bytes(stack)
     return Holdings(weights, sum(read.values()), sum(map(_bytes, _written(loop, layers, flows))))
 
 
@@ -300,15 +300,15 @@ def kept_bytes(ahead: ir.Operation, back: ir.Operation) -> int:
 
 def row_reads(layers: ir.Operation) -> Iterator[ir.Operation]:
     """The slices that a layer loop takes, those in branches and inner loops among them."""
-    found: list[ir.Operation] = []
+    reads: list[ir.Operation] = []
 
     def visit(op: ir.Operation) -> ir.WalkResult:
         if op.name == DYNAMIC_SLICE:
-            found.append(op)
+            reads.append(op)
         return ir.WalkResult.ADVANCE
 
     walk(layers, visit)
-    return iter(found)
+    return iter(reads)
 
 
 def columns_behind(op: ir.Operation, entries: Entries) -> frozenset[Column]:

@@ -111,8 +111,8 @@ def _is_over_ranks(mesh: DeviceMesh, ranks: int, size: int) -> bool:
 def _check_groups(reading: Reading, facts: ModuleFacts, size: int, findings: Findings) -> None:
     """What functions communicate goes between the devices of a rank, the same on each rank."""
     try:
-        found = [one for one in find_collectives(reading.module) if one.kind not in TRANSFERS]
-        groups = [(one, facts.groups(one)) for one in found]
+        own = [one for one in find_collectives(reading.module) if one.kind not in TRANSFERS]
+        groups = [(one, facts.groups(one)) for one in own]
     except ToolError as error:
         findings.add(Rule.FORM, error.diagnostic.message, reading, reading.main)
         return

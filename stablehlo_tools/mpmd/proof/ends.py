@@ -131,10 +131,10 @@ def check_outside(manifest: Manifest, reading: Reading, findings: Findings) -> N
     if not expected:
         return
     scheduled = {transfer.channel for transfer in manifest.transfers if transfer.is_scheduled}
-    found = wiring(reading, scheduled)
+    wired = wiring(reading, scheduled)
     places = _places(reading)
-    for name in dict.fromkeys((*expected, *found)):
-        said = _difference(name, found.get(name), expected.get(name))
+    for name in dict.fromkeys((*expected, *wired)):
+        said = _difference(name, wired.get(name), expected.get(name))
         if said:
             findings.add(Rule.OUTSIDE, said, reading, places.get(name, reading.main))
 
@@ -146,12 +146,12 @@ def _places(reading: Reading) -> dict[str, ir.Operation]:
     }
 
 
-def _difference(name: str, found: Sequence[str] | None, expected: Sequence[str] | None) -> str:
-    if found is None:
+def _difference(name: str, actual: Sequence[str] | None, expected: Sequence[str] | None) -> str:
+    if actual is None:
         return f"{name} is missing, which the manifest has outside of the schedule"
     if expected is None:
         return f"{name} stands outside of the schedule, where the manifest has none"
-    for number, (there, wanted) in enumerate(zip_longest(found, expected, fillvalue="nothing")):
+    for number, (there, wanted) in enumerate(zip_longest(actual, expected, fillvalue="nothing")):
         if there != wanted:
             what = "@main returns" if name == RETURN else f"{name} takes"
             return f"{what} {there} as number {number}, where {wanted} is expected"

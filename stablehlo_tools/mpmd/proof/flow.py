@@ -45,8 +45,8 @@ def check_flow(reading: Reading, labels: Labels, findings: Findings) -> InSums:
     for function, each in flow.calls.items():
         for number in range(len(each[0].op.results)):
             if (function, number) not in in_sums.results:
-                found = [(Origin(Source.CALL, number, c.index), microbatch_of(c)) for c in each]
-                _check_uses(flow, found)
+                makers = [(Origin(Source.CALL, number, c.index), microbatch_of(c)) for c in each]
+                _check_uses(flow, makers)
     _check_sends(flow)
     _check_receives(flow)
     _check_others(flow)
@@ -60,10 +60,10 @@ def _is_even(flow: Flow, calls: Sequence[Call], slot: int) -> bool:
     """
     seen: set[Relative] = set()
     for group in flow.alike(calls):
-        found = {flow.relative(call.operands[slot], microbatch_of(call)) for call in group}
-        if len(found) > 1 or not next(iter(found)).is_own:
+        taken = {flow.relative(call.operands[slot], microbatch_of(call)) for call in group}
+        if len(taken) > 1 or not next(iter(taken)).is_own:
             return False
-        seen |= {flow.loosely(relative) for relative in found}
+        seen |= {flow.loosely(relative) for relative in taken}
     return len(seen) <= 1
 
 
@@ -84,12 +84,12 @@ def _tell_deviants(flow: Flow, calls: Sequence[Call], slot: int) -> None:
     for group in flow.alike(calls):
         seen = [flow.relative(call.operands[slot], microbatch_of(call)) for call in group]
         usual = Counter(one._replace(is_own=True) for one in seen).most_common(1)[0][0]
-        for call, found in zip(group, seen, strict=True):
-            if found == usual:
+        for call, taken in zip(group, seen, strict=True):
+            if taken == usual:
                 continue
             told = True
             what = flow.reading.described(call.operands[slot])
-            other = " of its own microbatch" if found._replace(is_own=True) == usual else ""
+            other = " of its own microbatch" if taken._replace(is_own=True) == usual else ""
             expected = f"{_expected(flow, usual)}{other} is expected"
             said = f"{call.action} takes {what} as operand {slot}, where {expected}"
             flow.findings.add(Rule.OPERANDS, said, flow.reading, call.op)

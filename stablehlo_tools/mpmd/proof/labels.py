@@ -68,12 +68,12 @@ def label_messages(manifest: Manifest, readings: Sequence[Reading], findings: Fi
     for transfer in manifest.transfers:
         for is_send in (True, False):
             _check_once(transfer, ends[transfer.channel, is_send], readings, is_send, findings)
-    found = Labels(labels)
+    known = Labels(labels)
     for reading in readings:
-        _check_groups(manifest, reading, found, findings)
-        _check_sent(reading, found, findings)
-    _check_fifo(readings, findings, found)
-    return found
+        _check_groups(manifest, reading, known, findings)
+        _check_sent(reading, known, findings)
+    _check_fifo(readings, findings, known)
+    return known
 
 
 def _check_listed(manifest: Manifest, findings: Findings) -> None:

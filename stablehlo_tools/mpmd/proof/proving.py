@@ -265,15 +265,15 @@ def _levels(reading: Reading, memory: RankMemory, timeline: Timeline) -> tuple[L
 
 def _links(proof: Proof) -> tuple[Link, ...]:
     """The messages by the ranks that they go between."""
-    found: defaultdict[tuple[int, int], list[tuple[bool, float]]] = defaultdict(list)
+    moments: defaultdict[tuple[int, int], list[tuple[bool, float]]] = defaultdict(list)
     for reading in proof.readings:
         for message in reading.messages:
             label = proof.labels.of(reading, message.index)
             if label is None or not message.is_send:
                 continue
             ranks = (label.transfer.source, label.transfer.target)
-            found[ranks].append((label.action is not None, _bytes(message)))
-    return tuple(_link(ranks, each) for ranks, each in sorted(found.items()))
+            moments[ranks].append((label.action is not None, _bytes(message)))
+    return tuple(_link(ranks, each) for ranks, each in sorted(moments.items()))
 
 
 def _bytes(message: Message) -> float:

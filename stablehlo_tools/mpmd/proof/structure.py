@@ -245,26 +245,26 @@ def check_rows(
     manifest: Manifest, readings: Sequence[Reading], labels: Labels, findings: Findings
 ) -> Table:
     """M6, M7 and M11. Returns the table read back."""
-    found = read_back(manifest, readings, labels)
+    table = read_back(manifest, readings, labels)
     wanted = compacted(manifest.table)
-    for reading, row, expected in zip(readings, found.rows, wanted.rows, strict=True):
+    for reading, row, expected in zip(readings, table.rows, wanted.rows, strict=True):
         _check_row(reading, labels, row, expected, findings)
-    broken = violations(found)
+    broken = violations(table)
     for violation in broken:
         findings.add(Rule.SCHEDULE, str(violation))
     if not broken:
-        _check_bubble(manifest, found, findings)
-    return found
+        _check_bubble(manifest, table, findings)
+    return table
 
 
 def _actions(reading: Reading, labels: Labels) -> list[tuple[int, Action]]:
     """The actions of a rank, each with its first event; the tensors of a message count as one."""
-    found: list[tuple[int, Action]] = []
+    positions: list[tuple[int, Action]] = []
     previous: tuple[Action, int] | None = None
     for event in reading.events:
         if isinstance(event, Call):
             if event.action is not None:
-                found.append((event.index, event.action))
+                positions.append((event.index, event.action))
             previous = None
             continue
         label = labels.of(reading, event.index)
@@ -272,9 +272,9 @@ def _actions(reading: Reading, labels: Labels) -> list[tuple[int, Action]]:
             previous = None
             continue
         if previous != (label.action, label.tensor - 1):
-            found.append((event.index, label.action))
+            positions.append((event.index, label.action))
         previous = (label.action, label.tensor)
-    return found
+    return positions
 
 
 def _empty(stages: int, readings: Sequence[Reading], labels: Labels) -> set[tuple[Kind, int]]:
@@ -293,7 +293,7 @@ def _empty(stages: int, readings: Sequence[Reading], labels: Labels) -> set[tupl
 
 
 def _completed(
-    row: Row, found: Sequence[tuple[int, Action]], empty: set[tuple[Kind, int]]
+    row: Row, standing: Sequence[tuple[int, Action]], empty: set[tuple[Kind, int]]
 ) -> list[Step]:
     """What was found, with the actions that are empty behind what they stand behind in the row."""
     behind: dict[Action | None, list[Action]] = {}
@@ -304,7 +304,7 @@ def _completed(
         else:
             last = action
     actions = list(behind.get(None, ()))
-    for _, action in found:
+    for _, action in standing:
         actions += [action, *behind.pop(action, ())]
     return _paired(actions, row)
 
@@ -349,10 +349,10 @@ def _of(step: Step | None) -> tuple[Action, ...]:
     return tuple(actions_of((step,)))
 
 
-def _check_bubble(manifest: Manifest, found: Table, findings: Findings) -> None:
+def _check_bubble(manifest: Manifest, table: Table, findings: Findings) -> None:
     """M11: both tables with the costs of the manifest."""
     try:
-        ours = simulate(found, manifest.costs)
+        ours = simulate(table, manifest.costs)
         asked = simulate(compacted(manifest.table), manifest.costs)
     except ToolError as error:
         findings.add(Rule.BUBBLE, error.diagnostic.message)

@@ -73,10 +73,10 @@ class Flow:
 
         A schedule may run both gradients at once for one microbatch, and apart for another.
         """
-        found: defaultdict[int, set[str]] = defaultdict(set)
+        readers: defaultdict[int, set[str]] = defaultdict(set)
         for call in self.reading.calls:
-            found[microbatch_of(call)].add(call.function)
-        return {microbatch: tuple(sorted(names)) for microbatch, names in found.items()}
+            readers[microbatch_of(call)].add(call.function)
+        return {microbatch: tuple(sorted(names)) for microbatch, names in readers.items()}
 
     def alike(self, calls: Sequence[Call]) -> list[list[Call]]:
         """The calls in groups of those whose microbatches run the same phases."""
@@ -157,8 +157,8 @@ class Dependences:
             results = op.results
             if not len(results):
                 continue
-            found = self._op(op, values)
-            values.update(zip(results, found, strict=True))
+            dependences = self._op(op, values)
+            values.update(zip(results, dependences, strict=True))
         return tuple(values.get(value, _NOTHING) for value in terminator(block).operands)
 
     def _op(self, op: ir.Operation, values: dict[ir.Value, Dependence]) -> Sequence[Dependence]:
@@ -233,7 +233,7 @@ def check_sums(
     Where stages of the rank take turns, some of these operands are always what another stage left
     for the same microbatch: one of the `even`.
     """
-    found = InSums()
+    in_sums = InSums()
     dependences = Dependences(flow.reading.module)
     groups = _linked(flow, [Slot(*slot) for slot in uneven])
     turns = [([Slot(*slot)], _results_of(flow, Slot(*slot))) for slot in even]
@@ -246,10 +246,10 @@ def check_sums(
         links = _links(flow, entries, exits, dependences)
         if links is None:
             continue
-        found.operands.update(operands)
+        in_sums.operands.update(operands)
         chain = tuple(Slot(function, link.result) for function, link in links.items())
-        found.results.update(chain)
-        found.chains.append(chain)
+        in_sums.results.update(chain)
+        in_sums.chains.append(chain)
         _check_chain(flow, links)
         for function, link in links.items():
             if link.operand is None or link.operand in dependences.of(function)[link.result]:
@@ -259,7 +259,7 @@ def check_sums(
                 f"{link.result}, which is not computed from it"
             )
             flow.findings.add(Rule.SUMS, said, flow.reading, flow.calls[function][0].op)
-    return found
+    return in_sums
 
 
 class Link(NamedTuple):
@@ -379,13 +379,13 @@ def _continues(one: Group, other: Group, dependences: Dependences) -> bool:
 
 def _results_of(flow: Flow, slot: Slot) -> list[Slot]:
     """The results of actions that an operand takes in one call or another."""
-    found: dict[Slot, None] = {}
+    slots: dict[Slot, None] = {}
     for call in flow.calls[slot.function]:
         origin = call.operands[slot.number]
         maker = flow.reading.events[origin.event] if origin.source is Source.CALL else None
         if isinstance(maker, Call) and maker.action is not None:
-            found[Slot(maker.function, origin.number)] = None
-    return list(found)
+            slots[Slot(maker.function, origin.number)] = None
+    return list(slots)
 
 
 def _check_chain(flow: Flow, links: dict[str, Link]) -> None:

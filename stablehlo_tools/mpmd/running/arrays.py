@@ -39,11 +39,11 @@ def read_arrays(path: Path) -> list[Array]:
 
 def value_of(kind: str, name: str = "") -> Value:
     """The value of a tensor type in text. Raises ToolError for what NumPy cannot hold."""
-    found = _TENSOR.fullmatch(kind)
-    element = None if found is None else element_type(found[2])
-    if found is None or element is None:
+    match = _TENSOR.fullmatch(kind)
+    element = None if match is None else element_type(match[2])
+    if match is None or element is None:
         raise ToolError(f"{name or 'a value'} is {kind}: there are no arrays of that type")
-    shape = tuple(int(size) for size in found[1].split("x") if size)
+    shape = tuple(int(size) for size in match[1].split("x") if size)
     return Value(element.name, shape, name)
 
 
@@ -61,11 +61,11 @@ def element_of(value: Value) -> ElementType:
 
 def cut_pieces(manifest: Manifest, arrays: Sequence[Array]) -> list[list[Array]]:
     """The arguments of each rank's `main`, of the inputs of the original program."""
-    found: list[dict[int, Array]] = [{} for _ in manifest.ranks]
+    pieces: list[dict[int, Array]] = [{} for _ in manifest.ranks]
     for entry, array in zip(manifest.inputs, arrays, strict=True):
         for piece in entry.pieces:
-            found[piece.rank][piece.number] = array[_index(piece)]
-    return [[numbered[i] for i in sorted(numbered)] for numbered in found]
+            pieces[piece.rank][piece.number] = array[_index(piece)]
+    return [[numbered[i] for i in sorted(numbered)] for numbered in pieces]
 
 
 def join_pieces(manifest: Manifest, results: Sequence[Sequence[Array]]) -> list[Array]:

@@ -46,15 +46,15 @@ def compile_ranks(ranks: RankSet, timeout: float) -> list[RankCompilation]:
     Raises ToolError for a set in another form than that one and `pairs`.
     """
     written = ranks if ranks.manifest.form == BOTH_ENDS else with_both_ends(ranks)
-    found: list[RankCompilation] = []
+    compiled: list[RankCompilation] = []
     for rank, program in enumerate(written.programs):
         try:
             made = compile_artifact(program, "gpu", timeout)
         except ToolError as error:
-            found.append(RankCompilation(rank, refusal=error.diagnostic.message))
+            compiled.append(RankCompilation(rank, refusal=error.diagnostic.message))
             continue
-        found.append(_read(rank, made))
-    return found
+        compiled.append(_read(rank, made))
+    return compiled
 
 
 def _read(rank: int, made: Compilation) -> RankCompilation:

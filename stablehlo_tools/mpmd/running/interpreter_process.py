@@ -28,9 +28,9 @@ def answer(directory: Path, request: dict[str, Any]) -> dict[str, Any]:
     arrays = [
         array for rank in range(RANKS) for array in read_arrays(directory / child.inputs_of(rank))
     ]
-    found = iter(shards[0].data for shards in program([arrays]))
+    shards_of = iter(shards[0].data for shards in program([arrays]))
     for rank, own in enumerate(outputs):
-        results = [next(found) for _ in own]
+        results = [next(shards_of) for _ in own]
         write_arrays(directory / child.outputs_of(rank), results, [type_of(v) for v in own])
     return {}
 

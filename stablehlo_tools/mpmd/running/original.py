@@ -139,12 +139,12 @@ def run_original(
             request = {"job": _JOB, "numbers": wanted, "loose": loose}
             what = "running the program"
             child.ask("reference_process", directory, request, devices, timeout, what, loose=loose)
-    found = [read_arrays(directory / child.outputs_of(number)) for number in numbers]
+    outputs = [read_arrays(directory / child.outputs_of(number)) for number in numbers]
     allowed = [
-        _allowed(value, found[0][i], [other[i] for other in found[1:]])
+        _allowed(value, outputs[0][i], [other[i] for other in outputs[1:]])
         for i, value in enumerate(run.outputs)
     ]
-    return Expected(tuple(found[0]), run.outputs, tuple(allowed))
+    return Expected(tuple(outputs[0]), run.outputs, tuple(allowed))
 
 
 def _listed(manifest: Manifest, original: Artifact, count: int) -> list[Entry | None]:
@@ -238,10 +238,10 @@ def _mantissa(element: ElementType) -> int:
 def _has_coarse(module: ir.Module) -> bool:
     """Whether a program computes with coarse floats."""
     seen: set[ir.Type] = set()
-    found = False
+    is_coarse = False
 
     def visit(op: ir.Operation) -> ir.WalkResult:
-        nonlocal found
+        nonlocal is_coarse
         for result in op.results:
             kind = result.type
             if kind in seen or not isinstance(kind, ir.RankedTensorType):
@@ -249,9 +249,9 @@ def _has_coarse(module: ir.Module) -> bool:
             seen.add(kind)
             element = element_type(str(kind.element_type))
             if element is not None and element.is_inexact and _mantissa(element) < _COARSE:
-                found = True
+                is_coarse = True
                 return ir.WalkResult.INTERRUPT
         return ir.WalkResult.ADVANCE
 
     walk(module.operation, visit)
-    return found
+    return is_coarse

@@ -114,13 +114,13 @@ def run_set(ranks: RankSet, original: Artifact | None, options: Options) -> Outc
 
 
 def _compared(
-    path: str, kind: str, expected: Expected, number: int, found: Array, rule: Rule | None
+    path: str, kind: str, expected: Expected, number: int, actual: Array, rule: Rule | None
 ) -> Output:
     value = value_of(kind, path)
     element, index = element_of(value), (slice(None),) * len(value.shape)
     allowed = expected.allowed[number] if rule is None else None
     by = Rule(atol=allowed) if rule is None else rule
-    before, after = (Shard(0, index, a) for a in (expected.outputs[number], found))
+    before, after = (Shard(0, index, a) for a in (expected.outputs[number], actual))
     comparison = compare_output(element, value.shape, [before], [after], by)
     if comparison.max_abs_difference is None or not comparison.differing:
         comparison = _with_largest(comparison, before.data, after.data)

@@ -99,18 +99,18 @@ def constant_module(op: ir.Operation) -> ir.Module:
 
 def _called(functions: dict[str, ir.Operation], name: str) -> list[str]:
     """A function and those that it calls, directly or not, in the order of their first calls."""
-    found = [name]
+    called = [name]
 
     def visit(op: ir.Operation) -> ir.WalkResult:
-        if op.name in CALLS and callee_name(op) not in found:
-            found.append(callee_name(op))
+        if op.name in CALLS and callee_name(op) not in called:
+            called.append(callee_name(op))
         return ir.WalkResult.ADVANCE
 
-    for callee in found:  # grows while it is walked
+    for callee in called:  # grows while it is walked
         if callee not in functions:
             raise ToolError(f"there is no function @{callee} to call")
         walk(functions[callee], visit)
-    return found
+    return called
 
 
 def _rename_calls(function: ir.Operation, names: dict[str, str]) -> None:
@@ -157,15 +157,15 @@ def _set_groups(collective: Collective, groups: Sequence[Sequence[int]], own: ra
 
 
 def _offset_numbers(module: ir.Module, first: int) -> None:
-    found: list[ir.Operation] = []
+    numbered: list[ir.Operation] = []
 
     def visit(op: ir.Operation) -> ir.WalkResult:
         if op.name == PARTITION_ID:
-            found.append(op)
+            numbered.append(op)
         return ir.WalkResult.ADVANCE
 
     walk(module.operation, visit)
-    for op in found if first else []:
+    for op in numbered if first else []:
         number, after = op.results[0], ir.InsertionPoint.after(op)
         value = ir.DenseElementsAttr.get(np.array(first, np.uint32), type=number.type)
         offset = ir.Operation.create(
@@ -397,10 +397,10 @@ class Player:
                 last[value] = position
         for value in (*arguments, *self._returned):
             last.pop(value, None)
-        found: defaultdict[int, list[ir.Value]] = defaultdict(list)
+        dying: defaultdict[int, list[ir.Value]] = defaultdict(list)
         for value, position in last.items():
-            found[position].append(value)
-        return found
+            dying[position].append(value)
+        return dying
 
 
 def _pairs(op: ir.Operation) -> Pairs:

@@ -43,8 +43,8 @@ def run_sequentially(
             "running the ranks",
         )
     played = tuple(
-        Played(tuple(found["actions"]), found["peak_bytes"], found["peak_at"])
-        for found in answer["ranks"]
+        Played(tuple(rank["actions"]), rank["peak_bytes"], rank["peak_at"])
+        for rank in answer["ranks"]
     )
     return Run(read_results(ranks, directory), played, answer["functions"])
 

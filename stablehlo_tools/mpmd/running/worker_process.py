@@ -48,8 +48,8 @@ def main(directory: Path, port: int) -> None:
     go.wait()
     results = executable.execute_sharded(arguments).disassemble_into_single_device_arrays()
     for device in range(request["devices"])[::-1]:  # the first, which is waited for, comes last
-        found = [np.asarray(of_devices[device]) for of_devices in results]
-        write_arrays(directory / child.outputs_of(device), found, request["types"])
+        outputs = [np.asarray(of_devices[device]) for of_devices in results]
+        write_arrays(directory / child.outputs_of(device), outputs, request["types"])
 
 
 def _listen(go: threading.Event) -> None:

@@ -55,7 +55,7 @@ class Assignment:
 def assign(step: Step, forward: Forward, stage_of: Mapping[int, int], stages: int) -> Assignment:
     """The phases, where `stage_of` gives the stage of each node of the forward."""
     where = positions(step, forward, stage_of)
-    found: dict[int, Work] = {
+    works: dict[int, Work] = {
         index: Work(Kind.FORWARD, where[index]) for index in sorted(forward.nodes)
     }
     backward = [index for index in sorted(step.needed) if index not in forward.nodes]
@@ -63,11 +63,11 @@ def assign(step: Step, forward: Forward, stage_of: Mapping[int, int], stages: in
     chain = _input_gradients(step, backward, where, links)
     for index in backward:
         kind = Kind.INPUT_GRADIENT if index in chain else Kind.WEIGHT_GRADIENT
-        found[index] = Work(kind, where[index])
+        works[index] = Work(kind, where[index])
     for term in step.terms:
         stage, is_forward = links[term.index]
-        found[term.index] = Work(Kind.FORWARD if is_forward else Kind.WEIGHT_GRADIENT, stage)
-    return Assignment(stages, found)
+        works[term.index] = Work(Kind.FORWARD if is_forward else Kind.WEIGHT_GRADIENT, stage)
+    return Assignment(stages, works)
 
 
 def positions(
@@ -187,7 +187,7 @@ def _links(
 ) -> dict[int, tuple[int, bool]]:
     """The stage of each link of an accumulator, and whether the forward can do it: where what it
     adds is made, or on the last stage where nothing of it has one."""
-    found: dict[int, tuple[int, bool]] = {}
+    stage_of: dict[int, tuple[int, bool]] = {}
     for links in step.chains:
         adding = {link.index: _link(step, forward, where, link) for link in links if link.inputs}
         known = [work for work in adding.values() if work is not None]
@@ -199,8 +199,8 @@ def _links(
                 links[0].op.location,
             )
         for link in links:
-            found[link.index] = adding.get(link.index) or usual
-    return found
+            stage_of[link.index] = adding.get(link.index) or usual
+    return stage_of
 
 
 def _link(
@@ -279,7 +279,7 @@ class Messages:
 
 def staged_values(step: Step, assignment: Assignment) -> list[Value]:
     """The values that a phase other than their own reads, in the order of the program."""
-    found: list[Value] = []
+    crossing: list[Value] = []
     nodes = [step.flow.nodes[index] for index in sorted(step.needed)]
     for node in nodes:
         made = assignment.of[node.index]
@@ -288,8 +288,8 @@ def staged_values(step: Step, assignment: Assignment) -> list[Value]:
             works = {assignment.of[u.index] for u in users if u.index in assignment.of}
             works.discard(made)
             if works:
-                found.append(Value(number, made, frozenset(works)))
-    return found
+                crossing.append(Value(number, made, frozenset(works)))
+    return crossing
 
 
 def route(values: Iterable[Value], placement: Placement, number: int) -> Messages:
@@ -348,12 +348,12 @@ def ends_of(values: Iterable[Value], works: Mapping[Work, Work]) -> dict[Work, E
 
 def run_as(assignment: Assignment, *, split: bool) -> dict[Work, Work]:
     """The phase that each phase is run as: with `split` itself, else both gradients as B."""
-    found: dict[Work, Work] = {}
+    works: dict[Work, Work] = {}
     for stage in range(assignment.stages):
-        found[Work(Kind.FORWARD, stage)] = Work(Kind.FORWARD, stage)
+        works[Work(Kind.FORWARD, stage)] = Work(Kind.FORWARD, stage)
         for kind in _BACKWARD:
-            found[Work(kind, stage)] = Work(kind if split else Kind.BACKWARD, stage)
-    return found
+            works[Work(kind, stage)] = Work(kind if split else Kind.BACKWARD, stage)
+    return works
 
 
 def _order(work: Work) -> tuple[int, str]:

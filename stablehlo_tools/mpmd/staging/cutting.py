@@ -137,9 +137,9 @@ def _reading_unit(user: Node, spans: Mapping[int, Span], where: Mapping[int, int
 
 def layer_loops_by_node(step: Step, loops: Sequence[LayerLoop]) -> dict[int, LayerLoop]:
     """The loops over layers that are nodes of the body, by index."""
-    found = {key_of(loop.op): loop for loop in loops}
+    by_op = {key_of(loop.op): loop for loop in loops}
     return {
-        node.index: found[key_of(node.op)] for node in step.flow.nodes if key_of(node.op) in found
+        node.index: by_op[key_of(node.op)] for node in step.flow.nodes if key_of(node.op) in by_op
     }
 
 
@@ -228,9 +228,9 @@ def _cheapest(
             so_far = best[first] + (crossing[first] / mean if first else 0.0)
             end = int(np.searchsorted(edges, edges[first] + most, side="right"))
             ends = slice(first + 1, end)
-            found = so_far + (edges[ends] - edges[first]) ** 2
-            better = found < following[ends]
-            following[ends][better] = found[better]
+            costs = so_far + (edges[ends] - edges[first]) ** 2
+            better = costs < following[ends]
+            following[ends][better] = costs[better]
             origin[ends][better] = first
         best = following
         chosen.append(origin)

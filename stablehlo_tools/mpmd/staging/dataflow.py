@@ -50,22 +50,22 @@ class Dataflow:
 
     def number(self, value: ir.Value) -> int:
         """The number of a value; of one from outside of the block, a new one."""
-        found = self.numbers.get(value)
-        if found is None:
-            found = self.numbers[value] = len(self.values)
+        known = self.numbers.get(value)
+        if known is None:
+            known = self.numbers[value] = len(self.values)
             self.values.append(value)
-        return found
+        return known
 
     def ancestors(self, numbers: Iterable[int]) -> set[int]:
         """The indices of the nodes that values are computed by."""
-        found: set[int] = set()
+        above: set[int] = set()
         pending = [self.maker[n] for n in numbers if n in self.maker]
         while pending:
             node = pending.pop()
-            if node.index not in found:
-                found.add(node.index)
+            if node.index not in above:
+                above.add(node.index)
                 pending += [self.maker[n] for n in node.inputs if n in self.maker]
-        return found
+        return above
 
     def _add(self, op: ir.Operation) -> None:
         inputs = list(op.operands)

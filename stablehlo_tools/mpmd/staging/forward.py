@@ -90,7 +90,7 @@ def _above(step: Step, term: Node) -> set[int]:
 
 def _weights_below(step: Step) -> dict[int, frozenset[int]]:
     """The arguments of floats that each staged value hangs on."""
-    found: dict[int, frozenset[int]] = {}
+    weights: dict[int, frozenset[int]] = {}
     is_weight = {n for n in step.outer.arguments if is_float(step.outer.values[n].type)}
     for node in step.staged:
         below: set[int] = set()
@@ -98,24 +98,24 @@ def _weights_below(step: Step) -> dict[int, frozenset[int]]:
             if number in step.invariant:
                 below |= step.roots(number) & is_weight
             else:
-                below |= found.get(number, frozenset())
+                below |= weights.get(number, frozenset())
         for number in node.results:
-            found[number] = frozenset(below)
-    return found
+            weights[number] = frozenset(below)
+    return weights
 
 
 def dissolve_named(module: ir.Module) -> None:
     """Puts the ops of Shardy's named computations in their place. Their locations say the name, as
     jax writes that of a named scope."""
-    found: list[ir.Operation] = []
+    computations: list[ir.Operation] = []
 
     def visit(op: ir.Operation) -> ir.WalkResult:
         if op.name == NAMED_COMPUTATION:
-            found.append(op)
+            computations.append(op)
         return ir.WalkResult.ADVANCE
 
     walk(module.operation, visit)
-    for computation in found:
+    for computation in computations:
         name = ir.StringAttr(computation.attributes["name"]).value
         for op in dissolve(computation):
             walk(op, partial(_say, name))
@@ -148,8 +148,8 @@ def forget_marks(module: ir.Module) -> None:
 def marked_forward(step: Step) -> Forward:
     """The nodes that are marked, and what leads to them."""
     own = [node for node in step.staged if STAGES in node.op.attributes]
-    found = step.flow.ancestors(n for node in own for n in node.results)
-    return Forward(frozenset(found & step.needed))
+    above = step.flow.ancestors(n for node in own for n in node.results)
+    return Forward(frozenset(above & step.needed))
 
 
 def marked(step: Step, forward: Forward) -> dict[int, int]:
@@ -195,9 +195,9 @@ def named_by_user(step: Step, forward: Forward, stages: int) -> dict[int, int] |
 
 def _named(op: ir.Operation) -> int | None:
     """The stage that an op names; of a loop that names none, that of the ops in it that do."""
-    found = _SCOPE.findall(str(op.location))
-    if found or not len(op.regions):
-        return int(found[-1]) if found else None
+    scopes = _SCOPE.findall(str(op.location))
+    if scopes or not len(op.regions):
+        return int(scopes[-1]) if scopes else None
     inside: set[int] = set()
 
     def visit(inner: ir.Operation) -> ir.WalkResult:
@@ -212,21 +212,23 @@ def _named(op: ir.Operation) -> int | None:
 def completed(step: Step, forward: Forward, own: Mapping[int, int]) -> dict[int, int]:
     """Stages for all nodes of the forward, where some have one: others stand where the last of
     what they read is made, or else where the first that reads them stands."""
-    found: dict[int, int] = {}
+    stage_of: dict[int, int] = {}
     loose: list[Node] = []
     for index in sorted(forward.nodes):
         node = step.flow.nodes[index]
         made = [step.flow.maker[n].index for n in staged_inputs(step, node)]
         if index in own:
-            found[index] = own[index]
-        elif any(source in found for source in made):
-            found[index] = max(found[source] for source in made if source in found)
+            stage_of[index] = own[index]
+        elif any(source in stage_of for source in made):
+            stage_of[index] = max(stage_of[source] for source in made if source in stage_of)
         else:
             loose.append(node)
     for node in reversed(loose):
         users = (user for n in node.results for user in step.flow.users.get(n, ()))
-        found[node.index] = min((found[u.index] for u in users if u.index in found), default=0)
-    return found
+        stage_of[node.index] = min(
+            (stage_of[u.index] for u in users if u.index in stage_of), default=0
+        )
+    return stage_of
 
 
 def _check_order(node: Node, maker: Node, stage_of: Mapping[int, int]) -> None:

@@ -106,8 +106,8 @@ def _count_directly(loop: ir.Operation, trips: int, effects: Effects) -> None:
         return
     body = LoopBody(loop, effects)
     indices = LoopIndices(body, trips, known_integer)
-    found = [(op, _counted_by(op, body, indices)) for op in reading]
-    for op, index in found:
+    counts = [(op, _counted_by(op, body, indices)) for op in reading]
+    for op, index in counts:
         if index is not None:
             build = Builder(ir.InsertionPoint(op), op.location)
             kind = op.results[0].type
@@ -160,14 +160,14 @@ def _places(op: ir.Operation, indices: LoopIndices) -> list[ir.Value | None] | N
     """Where the window begins in each dimension, None for the first row; None where it may be out
     of bounds."""
     numbers = _Numbers(op)
-    found = _components(op.operands[1])
+    components = _components(op.operands[1])
     array = shape_of(op.operands[0])
-    if found is None or numbers.batching or len(found) != len(numbers.scattered):
+    if components is None or numbers.batching or len(components) != len(numbers.scattered):
         return None
     starts: list[ir.Value | None] = [None] * len(array)
     window = iter(shape_of(op.operands[2]))
     sizes = [1 if dim in numbers.inserted else next(window) for dim in range(len(array))]
-    for dim, start in zip(numbers.scattered, found, strict=True):
+    for dim, start in zip(numbers.scattered, components, strict=True):
         row = indices.of(start)
         if row is None or min(row) < 0 or max(row) > array[dim] - sizes[dim]:
             return None
@@ -186,8 +186,8 @@ class _Numbers:
 
 
 def _listed(text: str, name: str) -> list[int]:
-    _, found, rest = text.partition(f"{name} = [")
-    listed = rest.partition("]")[0] if found else ""
+    _, separator, rest = text.partition(f"{name} = [")
+    listed = rest.partition("]")[0] if separator else ""
     return [int(number) for number in listed.split(",") if number.strip()]
 
 
@@ -200,9 +200,9 @@ def _components(index: ir.Value) -> list[ir.Value] | None:
         return [maker.operands[0]] if shape_of(index) == [1] else None
     if maker.name != CONCATENATE:
         return None
-    found = [_components(operand) for operand in maker.operands]
-    known = [part for part in found if part is not None]
-    return [one for part in known for one in part] if len(known) == len(found) else None
+    parts = [_components(operand) for operand in maker.operands]
+    known = [part for part in parts if part is not None]
+    return [one for part in known for one in part] if len(known) == len(parts) else None
 
 
 def _as_slice(op: ir.Operation, starts: list[ir.Value | None]) -> None:
@@ -245,14 +245,14 @@ class _Recurrences:
     def rewrite(self) -> None:
         """Stacks them in front of the loop, which then takes row after row."""
         counter = next(iter(sorted(self._body.steps)), None)
-        found = self._found()
-        if not found or counter is None:
+        carries = self._found()
+        if not carries or counter is None:
             return
-        stacks, last = self._stack(found)
+        stacks, last = self._stack(carries)
         end = terminator(self._body.block)
         build = Builder(ir.InsertionPoint.at_block_begin(self._body.block), self._loop.location)
         row = self._row(build, counter)
-        for carry, stack, value in zip(found, stacks, last, strict=True):
+        for carry, stack, value in zip(carries, stacks, last, strict=True):
             argument = self._body.arguments[carry]
             sizes = shape_of(argument)
             starts = [row, *[build.i32(0)] * len(sizes)]
@@ -264,21 +264,21 @@ class _Recurrences:
     def _found(self) -> list[int]:
         """The carries, as many as hang on each other alone."""
         body = self._body
-        found = [
+        carries = [
             carry
             for carry, argument in enumerate(body.arguments)
             if carry not in body.invariant
             and carry not in body.steps
             and not is_accumulated(body.ends[carry], argument)
         ]
-        nodes = {carry: self._nodes([carry]) for carry in found}
-        found = [carry for carry in found if all(map(self._is_light, nodes[carry]))]
+        nodes = {carry: self._nodes([carry]) for carry in carries}
+        carries = [carry for carry in carries if all(map(self._is_light, nodes[carry]))]
         known = body.invariant | body.steps.keys()
         while True:
-            kept = [c for c in found if self._read(nodes[c], c) <= known | set(found)]
-            if kept == found:
-                return found
-            found = kept
+            kept = [c for c in carries if self._read(nodes[c], c) <= known | set(carries)]
+            if kept == carries:
+                return carries
+            carries = kept
 
     def _nodes(self, carries: list[int]) -> list[Node]:
         """What computes the next values of carries, in order."""

@@ -83,12 +83,12 @@ def total_ns(graph: TaskGraph) -> float:
 
 def _by_node(body: TracedGraph, step: Step) -> dict[int, float]:
     index_of = {key_of(node.op): node.index for node in step.flow.nodes}
-    found: dict[int, float] = {}
+    times: dict[int, float] = {}
     for number, (task, ops) in enumerate(zip(body.graph.tasks, body.ops, strict=True)):
         ns = task.ns
         if task.loop is not None:
             ns = total_ns(body.bodies[number].graph) * (task.loop.trips or 1)
         places = [index_of[key_of(op)] for op in ops if key_of(op) in index_of]
         if places:
-            found[max(places)] = found.get(max(places), 0.0) + ns
-    return found
+            times[max(places)] = times.get(max(places), 0.0) + ns
+    return times

@@ -114,7 +114,7 @@ def _only_read(step: Step, number: int) -> Node | None:
 
 def _stages(step: Step, assignment: Assignment, number: int) -> set[int]:
     """The stages of the parts that a value is the sum of."""
-    found: set[int] = set()
+    stages: set[int] = set()
     pending = [number]
     while pending:
         number = pending.pop()
@@ -125,8 +125,8 @@ def _stages(step: Step, assignment: Assignment, number: int) -> set[int]:
         maker = step.flow.maker.get(number)
         work = None if maker is None else assignment.of.get(maker.index)
         if work is not None:
-            found.add(work.stage)
-    return found
+            stages.add(work.stage)
+    return stages
 
 
 def _rewrite(step: Step, added: Node, between: list[Node], link: ir.Operation, place: int) -> None:

@@ -155,9 +155,9 @@ def _number_of(module: ir.Module, name: int, counts: tuple[int, ...]) -> int | N
     walk(block.owner.operation, visit)
     main = entry_function(module)
     uncut = [key_of(loop.op) for loop in uncut_loops(main, Effects(functions_by_name(module)))]
-    found = [uncut.index(key_of(op)) for op in named if key_of(op) in uncut]
-    if found:
-        return found[0]
+    numbers = [uncut.index(key_of(op)) for op in named if key_of(op) in uncut]
+    if numbers:
+        return numbers[0]
     if len(named) != len(counts):
         raise ToolError(
             "expand-mpmd: two loops go over these layers, and balanced stages would cut them "

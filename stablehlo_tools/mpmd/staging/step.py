@@ -98,14 +98,14 @@ class Step:
         number, by index."""
         if number not in self._samples:
             maker = self.flow.maker.get(number)
-            found: frozenset[int] = frozenset()
+            takers: frozenset[int] = frozenset()
             if number in self.free and maker is not None:
                 above = [self.samples(n) for n in maker.inputs]
                 taken = (n for n in maker.inputs if n in self.invariant)
                 arrays = [n for n in taken if ir.RankedTensorType(self.flow.values[n].type).rank]
                 own = frozenset({maker.index} if arrays else ())
-                found = own.union(*above)
-            self._samples[number] = found
+                takers = own.union(*above)
+            self._samples[number] = takers
         return self._samples[number]
 
     @cached_property
@@ -116,14 +116,14 @@ class Step:
         """The arguments of the block around the loop that an invariant value hangs on."""
         if number not in self._roots:
             maker = self.flow.maker.get(number)
-            found: set[int] = set()
+            arguments: set[int] = set()
             if maker is None:
                 value = self.constants.get(number, self.flow.values[number])
-                found |= self._outer_roots(self.outer.number(value))
+                arguments |= self._outer_roots(self.outer.number(value))
             else:
                 for source in maker.inputs:
-                    found |= self.roots(source)
-            self._roots[number] = frozenset(found)
+                    arguments |= self.roots(source)
+            self._roots[number] = frozenset(arguments)
         return self._roots[number]
 
     @cached_property
@@ -198,11 +198,11 @@ def staged_inputs(step: Step, node: Node) -> Iterator[int]:
 def _all_ops(op: ir.Operation) -> Iterable[ir.Operation]:
     if not len(op.regions):
         return [op]
-    found: list[ir.Operation] = []
+    ops: list[ir.Operation] = []
 
     def visit(inner: ir.Operation) -> ir.WalkResult:
-        found.append(inner)
+        ops.append(inner)
         return ir.WalkResult.ADVANCE
 
     walk(op, visit)
-    return found
+    return ops

@@ -120,7 +120,7 @@ class Fixed:
 
     def cone(self, keys: Iterable[Key], is_known: Callable[[Key], bool]) -> list[Key]:
         """The keys that have to be known to write others."""
-        found: dict[Key, None] = {}
+        reached: dict[Key, None] = {}
         seen: set[Key] = set()
         pending = list(keys)[::-1]
         while pending:
@@ -129,12 +129,12 @@ class Fixed:
                 continue
             seen.add(key)
             if is_known(key):
-                found[key] = None
+                reached[key] = None
                 continue
             node = self._maker(key)
             assert node is not None, "an argument is known"
             pending += self._sources(key, node)[::-1]
-        return list(found)
+        return list(reached)
 
     def _written_anew(self, key: Key) -> bool:
         node = self._maker(key)

@@ -69,18 +69,18 @@ class Devices:
         assert self.mesh is not None, "one device divides nothing"
         return MeshAxes(self.mesh)
 
-    def whole(self, kind: ir.Type, dims: Dims, place: ir.Location) -> ir.Type:
+    def whole(self, type_: ir.Type, dims: Dims, place: ir.Location) -> ir.Type:
         """The type of what all devices have together, where each has `kind`."""
-        local = ir.RankedTensorType(kind)
+        local = ir.RankedTensorType(type_)
         parts = [self.axes.size(axes) for axes in dims]
         shape = [size * count for size, count in zip(local.shape, parts, strict=True)]
         return ir.RankedTensorType.get(shape, local.element_type, loc=place)
 
-    def whole_shape(self, kind: ir.Type, argument: int) -> tuple[int, ...]:
+    def whole_shape(self, type_: ir.Type, argument: int) -> tuple[int, ...]:
         """The shape of an argument of the program, of which each device has `kind`."""
         if self.mesh is not None:
-            kind = self.whole(kind, self.taken[argument], ir.Location.unknown(kind.context))
-        return tuple(ir.RankedTensorType(kind).shape)
+            type_ = self.whole(type_, self.taken[argument], ir.Location.unknown(type_.context))
+        return tuple(ir.RankedTensorType(type_).shape)
 
 
 def take_off_devices(module: ir.Module) -> Devices:
@@ -108,11 +108,11 @@ def take_off_devices(module: ir.Module) -> Devices:
     name = sharding_axes(next(iter([*taken, *given])))[0]
     mesh = ModuleFacts.of(module, []).meshes[name]
     shardings = ValueShardings(MeshAxes(mesh), name)
-    found = Devices(
+    devices = Devices(
         count, mesh, tuple(map(shardings.read, taken)), tuple(map(shardings.read, given))
     )
     unwrap_body(main, manual)
-    return found
+    return devices
 
 
 def _size(module: ir.Module) -> int:
@@ -128,7 +128,7 @@ def _size(module: ir.Module) -> int:
 
 def _forget_shardings(module: ir.Module) -> None:
     """Takes off what says how one device divides values: it has all of each."""
-    found: list[ir.Operation] = []
+    marked: list[ir.Operation] = []
 
     def visit(op: ir.Operation) -> ir.WalkResult:
         if SHARDING in op.attributes:
@@ -136,11 +136,11 @@ def _forget_shardings(module: ir.Module) -> None:
         if op.name == MANUAL_COMPUTATION:
             _check_shares_nothing(op)
         if op.name in _SAYING or op.name == MANUAL_COMPUTATION:
-            found.append(op)
+            marked.append(op)
         return ir.WalkResult.ADVANCE
 
     walk(module.operation, visit)
-    for op in found:
+    for op in marked:
         if op.name == MANUAL_COMPUTATION:
             dissolve(op)
         else:
@@ -238,10 +238,10 @@ class OnDevices:
     def _extend_groups(self, module: ir.Module) -> None:
         """Writes the groups of devices for all ranks, on channels that are free."""
         count = self._devices.count
-        found = [each for each in find_collectives(module) if each.kind not in TRANSFERS]
+        own = [each for each in find_collectives(module) if each.kind not in TRANSFERS]
         _set_partitions(module, count)
-        facts = ModuleFacts.of(module, found)
-        for channel, collective in enumerate(found, self._channels + 1):
+        facts = ModuleFacts.of(module, own)
+        for channel, collective in enumerate(own, self._channels + 1):
             if collective.kind not in _GROUPED or collective.is_async_call:
                 raise ToolError(
                     f"expand-mpmd: the devices that {label(collective.op)} names cannot be "
@@ -313,18 +313,18 @@ def _set_partitions(module: ir.Module, count: int) -> None:
 
 def _count_from(module: ir.Module, first: int) -> None:
     """Makes a device know its number within its rank, whose first device is `first`."""
-    found: list[ir.Operation] = []
+    numbered: list[ir.Operation] = []
 
     def visit(op: ir.Operation) -> ir.WalkResult:
         if op.name == "stablehlo.partition_id":
-            found.append(op)
+            numbered.append(op)
         return ir.WalkResult.ADVANCE
 
     walk(module.operation, visit)
-    for op in found if first else []:
-        kind = ir.RankedTensorType(op.results[0].type)
+    for op in numbered if first else []:
+        type_ = ir.RankedTensorType(op.results[0].type)
         build = Builder(ir.InsertionPoint(op), op.location)
-        everywhere = build.op("partition_id", [], kind)
-        here = build.same("subtract", everywhere, build.splat(first, [], kind.element_type))
+        everywhere = build.op("partition_id", [], type_)
+        here = build.same("subtract", everywhere, build.splat(first, [], type_.element_type))
         op.results[0].replace_all_uses_with(here)
         op.erase()

@@ -179,9 +179,9 @@ def _copy(
     outer = plan.step.outer
     stand_ins: dict[ir.Value, ir.Value] = {}
     for source in node.inputs:
-        found = values.get(source)
-        if found is None:
-            found = plan.fixed.write(plan.fixed.key_outside(source), known, point)
-        stand_ins[outer.values[source]] = found
+        value = values.get(source)
+        if value is None:
+            value = plan.fixed.write(plan.fixed.key_outside(source), known, point)
+        stand_ins[outer.values[source]] = value
     copy = copy_with(node.op, stand_ins, point)
     values.update(zip(node.results, copy.results, strict=True))

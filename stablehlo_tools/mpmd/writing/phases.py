@@ -87,21 +87,21 @@ class Phases:
         if number in self._free_leaves:
             return self._free_leaves[number]
         step = self._step
-        found: set[Key] = set()
+        leaves: set[Key] = set()
         if number in step.invariant:
-            found |= set(self._fixed.leaves(self._fixed.key_in_body(number)))
+            leaves |= set(self._fixed.leaves(self._fixed.key_in_body(number)))
         elif number in step.counters:
             start = step.loop.op.operands[step.counters[number]]
-            found |= set(self._fixed.leaves(self._fixed.key_of(start)))
+            leaves |= set(self._fixed.leaves(self._fixed.key_of(start)))
         else:
             for source in step.flow.maker[number].inputs:
-                found |= self._leaves(source)
-        self._free_leaves[number] = frozenset(found)
+                leaves |= self._leaves(source)
+        self._free_leaves[number] = frozenset(leaves)
         return self._free_leaves[number]
 
     def write(self, phase: Phase, block: ir.Block) -> ir.Operation:
         """Writes the function of a phase at the end of a module's block."""
-        return _Writer(self._step, self._fixed, phase).write(block)
+        return _PhaseWriter(self._step, self._fixed, phase).write(block)
 
     @cached_property
     def number_type(self) -> ir.Type:
@@ -115,7 +115,7 @@ def _number_type(context: ir.Context) -> ir.Type:
     )
 
 
-class _Writer:
+class _PhaseWriter:
     def __init__(self, step: Step, fixed: Fixed, phase: Phase) -> None:
         self._step = step
         self._fixed = fixed
@@ -170,18 +170,18 @@ class _Writer:
 
     def _value(self, number: int) -> ir.Value:
         """What stands for a value of the body."""
-        found = self._values.get(number)
-        if found is not None:
-            return found
+        known = self._values.get(number)
+        if known is not None:
+            return known
         if number in self._step.invariant:
-            found = self._fixed.write(self._fixed.key_in_body(number), self._known, self._point)
-            self._values[number] = found
+            known = self._fixed.write(self._fixed.key_in_body(number), self._known, self._point)
+            self._values[number] = known
         elif number in self._step.counters:
-            found = self._values[number] = self._counter(number)
+            known = self._values[number] = self._counter(number)
         else:
             self._node(self._step.flow.maker[number])
-            found = self._values[number]
-        return found
+            known = self._values[number]
+        return known
 
     def _counter(self, number: int) -> ir.Value:
         """start + step * microbatch, in the type of the counter."""

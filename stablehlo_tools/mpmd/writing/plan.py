@@ -73,13 +73,13 @@ class Plan:
     @cached_property
     def ranks_of(self) -> Mapping[int, tuple[int, ...]]:
         """The ranks that sum up each carry, in order."""
-        found: dict[int, set[int]] = {carry: set() for carry in self.step.loop.accumulators}
+        holders: dict[int, set[int]] = {carry: set() for carry in self.step.loop.accumulators}
         for rank, row in enumerate(self.table.rows):
             for action in actions_of(row):
                 if action.kind.is_compute:
                     for carry in self.phase_of(action).accumulators:
-                        found[carry].add(rank)
-        return {carry: tuple(sorted(ranks)) for carry, ranks in found.items()}
+                        holders[carry].add(rank)
+        return {carry: tuple(sorted(ranks)) for carry, ranks in holders.items()}
 
     def starts_on(self, carry: int) -> int | None:
         """The rank whose sum of a carry starts from what the program starts it from; None where
@@ -121,21 +121,21 @@ class Plan:
                     rows = self.fixed.given(key)
                     if rows is not None:
                         held.setdefault(rows.argument, set()).add(rank)
-        ranks = {argument: sorted(found) for argument, found in sorted(held.items())}
+        ranks = {argument: sorted(ranks_of) for argument, ranks_of in sorted(held.items())}
         return plan_finish(self.step, self.ranks_of, ranks)
 
     @cached_property
     def finish_channels(self) -> Mapping[Sending, int]:
         """The channels of what is sent behind the schedule, which it adds to the transfers."""
-        found: dict[Sending, int] = {}
+        channels: dict[Sending, int] = {}
         for sending in self.finish.sendings:
             kind = self.type_of(sending.value)
             channel = len(self.transfers) + 1
             self.transfers.append(
                 Transfer(channel, "finish", 0, sending.source, sending.target, str(kind))
             )
-            found[sending] = channel
-        return found
+            channels[sending] = channel
+        return channels
 
     def type_of(self, made: Made) -> ir.Type:
         """The type of a value behind the loop."""
@@ -170,12 +170,12 @@ class Plan:
     @cached_property
     def _only_reader(self) -> Mapping[int, tuple[int, int]]:
         """The round and the rank that read a value behind the loop; (-1, -1) where several do."""
-        found: dict[int, tuple[int, int]] = {}
+        readers: dict[int, tuple[int, int]] = {}
         for place, nodes in self.finish.ops.items():
             for node in nodes:
                 for number in node.inputs:
-                    found[number] = place if found.get(number, place) == place else (-1, -1)
-        return found
+                    readers[number] = place if readers.get(number, place) == place else (-1, -1)
+        return readers
 
     def fixed_results(self, rank: int) -> list[Key]:
         """What a rank returns that hangs on arguments alone."""
@@ -197,12 +197,12 @@ class Plan:
         return Action(_SENDS[kind], stage + _AWAY[kind], microbatch)
 
     def _numbered(self) -> dict[Action, list[Channel]]:
-        found: dict[Action, list[Channel]] = {}
+        channels: dict[Action, list[Channel]] = {}
         for rank, row in enumerate(self.table.rows):
             for action in actions_of(row):
                 if action.kind.is_send:
-                    found[action] = self._of_send(action, rank)
-        return found
+                    channels[action] = self._of_send(action, rank)
+        return channels
 
     def _of_send(self, send: Action, rank: int) -> list[Channel]:
         placement = self.table.placement

@@ -76,8 +76,8 @@ class RankWriter:
     def _close(self, values: Sequence[ir.Value]) -> None:
         self._op("func.return", [], values)
         taken = [argument.type for argument in self._block.arguments]
-        kind = ir.FunctionType.get(taken, [value.type for value in values], self._context)
-        self._main.attributes["function_type"] = ir.TypeAttr.get(kind, self._context)
+        type_ = ir.FunctionType.get(taken, [value.type for value in values], self._context)
+        self._main.attributes["function_type"] = ir.TypeAttr.get(type_, self._context)
 
     def _number(self, microbatch: int) -> ir.Value:
         kind = self._plan.writer.number_type
@@ -86,21 +86,21 @@ class RankWriter:
 
     def _key(self, key: Key) -> ir.Value:
         """A fixed value: an argument, or what was prepared."""
-        found = self._fixed.get(key)
-        if found is None:
+        known = self._fixed.get(key)
+        if known is None:
             rows = self._plan.fixed.given(key)
             assert rows is not None, "all that is computed is prepared"
-            found = self._fixed[key] = self._argument(rows, key)
-        return found
+            known = self._fixed[key] = self._argument(rows, key)
+        return known
 
     def _argument(self, rows: Rows, key: Key) -> ir.Value:
-        found = self._given.get(rows)
-        if found is None:
+        known = self._given.get(rows)
+        if known is None:
             value = self._plan.fixed.value(key)
             argument = self._plan.step.outer.arguments[rows.argument]
             place = self._plan.step.outer.values[argument].location
-            found = self._given[rows] = self._block.add_argument(value.type, place)
-        return found
+            known = self._given[rows] = self._block.add_argument(value.type, place)
+        return known
 
     def _is_at_hand(self, key: Key) -> bool:
         return key in self._fixed or self._plan.fixed.given(key) is not None
@@ -139,8 +139,8 @@ class RankWriter:
                 self._send(channel.number, self._values[channel.value, action.microbatch])
         else:
             for channel in self._plan.channels(action):
-                kind = self._plan.step.flow.values[channel.value].type
-                self._values[channel.value, action.microbatch] = self._recv(channel.number, kind)
+                type_ = self._plan.step.flow.values[channel.value].type
+                self._values[channel.value, action.microbatch] = self._recv(channel.number, type_)
 
     def _compute(self, phase: Phase, microbatch: int) -> None:
         """A barrier, the call, a barrier."""
@@ -177,8 +177,8 @@ class RankWriter:
         )
         self._messages = op.results[0]
 
-    def _recv(self, channel: int, kind: ir.Type) -> ir.Value:
-        types = [kind, self._token]
+    def _recv(self, channel: int, type_: ir.Type) -> ir.Value:
+        types = [type_, self._token]
         op = self._op("stablehlo.recv", types, [self._messages], **self._transfer(channel))
         self._messages = op.results[1]
         return op.results[0]
@@ -234,8 +234,8 @@ class RankWriter:
                 if sending.source == self._rank:
                     self._send(channel, self._of(sending.value))
                 else:
-                    kind = ir.Type.parse(plan.transfers[channel - 1].type, self._context)
-                    self._made[sending.value] = self._recv(channel, kind)
+                    type_ = ir.Type.parse(plan.transfers[channel - 1].type, self._context)
+                    self._made[sending.value] = self._recv(channel, type_)
         return [(self._returned(each), each) for each in finish.returned if each.rank == self._rank]
 
     def _call_finish(self, function: FinishFunction) -> None:
