@@ -146,12 +146,14 @@ class AccumulateGradientsPass(Pass):
         graph = Graph.of(block)
         places = _places(main, entries, self.arguments)
         if places:
-            found = given_division(graph, places, self.dimension, self.microbatches, main.location)
+            division = given_division(
+                graph, places, self.dimension, self.microbatches, main.location
+            )
         else:
-            found = find_division(graph, self.microbatches, main.location, whole)
-        if not free_whole_values(found):
-            return found
-        again = try_seeds(Graph.of(block), found.trial.seeds, self.microbatches, regroups=True)
+            division = find_division(graph, self.microbatches, main.location, whole)
+        if not free_whole_values(division):
+            return division
+        again = try_seeds(Graph.of(block), division.trial.seeds, self.microbatches, regroups=True)
         return divide(again)
 
 
@@ -168,7 +170,7 @@ def _work_of(main: ir.Operation) -> tuple[ir.Block, Sequence[ir.Value]]:
 def _places(main: ir.Operation, entries: Sequence[ir.Value], arguments: Sequence[int]) -> list[int]:
     """Where the block takes arguments of `main`."""
     taken = list(main.regions[0].blocks[0].arguments)
-    found: list[int] = []
+    places: list[int] = []
     for number in arguments:
         if not 0 <= number < len(taken):
             raise ToolError(
@@ -176,8 +178,8 @@ def _places(main: ir.Operation, entries: Sequence[ir.Value], arguments: Sequence
                 f"{len(taken)} (P3)",
                 main.location,
             )
-        found += [place for place, entry in enumerate(entries) if entry == taken[number]]
-    return found
+        places += [place for place, entry in enumerate(entries) if entry == taken[number]]
+    return places
 
 
 def _refuse_effects(division: Division, module: ir.Module) -> None:

@@ -140,7 +140,7 @@ def _constraints(ops: Sequence[ir.Operation]) -> list[int]:
 def _computed_from(ops: Sequence[ir.Operation]) -> list[int]:
     """For each op which of the others it is computed from, within its block, as bits."""
     positions = {key_of(op): i for i, op in enumerate(ops)}
-    found = [0] * len(ops)
+    sources = [0] * len(ops)
     for block in dict.fromkeys(op.block for op in ops):
         known: dict[ir.Value, int] = {}
         for view in block.operations:
@@ -150,11 +150,11 @@ def _computed_from(ops: Sequence[ir.Operation]) -> list[int]:
                 bits |= known.get(value, 0)
             position = positions.get(key_of(op))
             if position is not None:
-                found[position] = bits
+                sources[position] = bits
                 bits |= 1 << position
             if bits:
                 known.update((result, bits) for result in op.results)
-    return found
+    return sources
 
 
 def read_by(op: ir.Operation) -> list[ir.Value]:

@@ -148,17 +148,17 @@ def _candidates(
     by_result: dict[ir.Value, Collective],
 ) -> list[Plan]:
     """What could be done about a collective, the best first."""
-    found: list[Plan | None] = []
+    plans: list[Plan | None] = []
     if collective.kind in _COPYING:
-        found.append(plan_constant(collective, forms))
+        plans.append(plan_constant(collective, forms))
     if collective.kind == "all_to_all":
-        found.append(plan_inverse(collective, by_result, forms))
+        plans.append(plan_inverse(collective, by_result, forms))
     if collective.kind == "all_gather":
-        found.append(plan_padded(collective, forms, values))
+        plans.append(plan_padded(collective, forms, values))
     if collective.kind in _CHUNKED:
         positions = range(len(collective.op.results))
-        found += [plan_chunked(collective, i, forms, values) for i in positions]
-    return [plan for plan in found if plan is not None]
+        plans += [plan_chunked(collective, i, forms, values) for i in positions]
+    return [plan for plan in plans if plan is not None]
 
 
 def _apply(plans: Sequence[Plan], module: ir.Module) -> None:

@@ -103,15 +103,15 @@ class ReassociateCollectivesPass(Pass):
 
 def _combining(module: ir.Module) -> list[ir.Operation]:
     """The ops of a module that combine two values as a reduction would, in program order."""
-    found: list[ir.Operation] = []
+    combining: list[ir.Operation] = []
 
     def visit(op: ir.Operation) -> ir.WalkResult:
         if op.name in _NAMES and isinstance(op.results[0].type, ir.RankedTensorType):
-            found.append(op)
+            combining.append(op)
         return ir.WalkResult.ADVANCE
 
     walk(module.operation, visit)
-    return found
+    return combining
 
 
 def _merge(combine: ir.Operation, classify: Classify, groups: Groups) -> str | None:

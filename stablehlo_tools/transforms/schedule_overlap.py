@@ -177,9 +177,9 @@ class ScheduleOverlapPass(Pass):
             yield from self._blocks(work, body, max(0.0, headroom), in_loop=True)
         limits = PlanLimits(headroom, self.streams, not self.no_compute_reorder, work.copy_rate)
         own = memory_profile(traced.graph, in_loop=in_loop).peak_bytes
-        found = schedule_block(traced, work.effects, limits, own, in_loop=in_loop)
-        if found is not None:
-            yield found
+        block = schedule_block(traced, work.effects, limits, own, in_loop=in_loop)
+        if block is not None:
+            yield block
 
 
 @dataclass(frozen=True)
@@ -241,10 +241,10 @@ def _explained(
 ) -> Iterator[Diagnostic]:
     """A note for each block: its times, and why it is left as it is."""
     for block, reason in zip(blocks, left, strict=True):
-        found = block.schedule
+        schedule = block.schedule
         times = (
-            f"{duration(found.before_ns)} as it stands, {duration(found.total_ns)} planned, "
-            f"no order below {duration(found.floor_ns)}"
+            f"{duration(schedule.before_ns)} as it stands, {duration(schedule.total_ns)} planned, "
+            f"no order below {duration(schedule.floor_ns)}"
         )
         said = "scheduled" if reason is None else f"left as it is: {reason}"
         yield Diagnostic(Severity.NOTE, f"{times}: {said}", to_place(block.location))

@@ -134,16 +134,16 @@ class SplitBatchPass(Pass):
     def _chosen(self, module: ir.Module) -> list[Chosen]:
         """The regions to rewrite. Raises ToolError."""
         regions = find_regions(module)
-        found = choose(module, regions, self.arguments, self.dimension, self.parts)
-        if not found:
+        chosen = choose(module, regions, self.arguments, self.dimension, self.parts)
+        if not chosen:
             raise self._undivided(regions[0]) or self._nothing(regions)
-        for each in found:
+        for each in chosen:
             if each.trial.dims.meetings and not self.join_mixed:
                 undivided = None if self.arguments else self._undivided(each.region)
                 raise undivided or self._refusal(each)
         if self.arguments:
-            return found
-        return [each for each in found if each.trial.collectives]
+            return chosen
+        return [each for each in chosen if each.trial.collectives]
 
     def _nothing(self, regions: Sequence[Region]) -> ToolError:
         return ToolError(

@@ -72,14 +72,14 @@ class SplitWeightGradientsPass(Pass):
         block = main.regions[0].blocks[0]
         effects = Effects(functions_by_name(module))
         chains = layer_chains(block, effects)
-        found = backward_loops(chains, block, effects)
-        if not found:
+        loops = backward_loops(chains, block, effects)
+        if not loops:
             raise ToolError(
                 "split-weight-gradients: there is no backward loop over layers: no loop reads rows "
                 "that another one with activations has written (P1)",
                 main.location,
             )
-        planned = _divisions(found, chains)
+        planned = _divisions(loops, chains)
         if not planned:
             diagnostics.warn(
                 "split-weight-gradients: all work of the backward loops is part of their chains, "
@@ -98,12 +98,12 @@ class SplitWeightGradientsPass(Pass):
 def _divisions(loops: Sequence[Backward], chains: Sequence[Backward]) -> list[Division]:
     """How loops are divided, in their order. What one hands to a loop behind it waits only if it
     waits there too."""
-    found: list[Division] = []
+    divisions: list[Division] = []
     for loop in reversed(loops):
-        division = divide(loop, awaited_carries(loop, chains, found))
+        division = divide(loop, awaited_carries(loop, chains, divisions))
         if division is not None:
-            found.append(division)
-    return found[::-1]
+            divisions.append(division)
+    return divisions[::-1]
 
 
 def _account(division: Division) -> Diagnostic:

@@ -142,13 +142,13 @@ def _warn_of_unpartitioned(module: ir.Module, communicates: bool, diagnostics: D
 
 def _is_manual(module: ir.Module) -> bool:
     """Whether the user has partitioned the module, in part at least, by shard_map."""
-    found: list[ir.Operation] = []
+    computations: list[ir.Operation] = []
 
     def visit(op: ir.Operation) -> ir.WalkResult:
         if op.name != MANUAL_COMPUTATION:
             return ir.WalkResult.ADVANCE
-        found.append(op)
+        computations.append(op)
         return ir.WalkResult.INTERRUPT
 
     walk(module.operation, visit)
-    return bool(found)
+    return bool(computations)

@@ -49,13 +49,13 @@ def known_beforehand(graph: Graph, seeds: Seeds, rank: int) -> set[Node]:
         and is_float(graph.values[number].type)
         and len(graph.shape(number) or ()) >= rank
     }
-    found: set[Node] = set()
+    early: set[Node] = set()
     for node in graph.root.nodes:
         if late.isdisjoint(inputs_of(node)) and not is_heavy(node):
-            found.add(node)
+            early.add(node)
         else:
             late.update(node.results)
-    return found
+    return early
 
 
 def is_heavy(node: Node) -> bool:
@@ -73,12 +73,12 @@ def communicates(node: Node) -> bool:
 
 def numbers_in(body: Body) -> set[int]:
     """The values of a block and of the blocks in it."""
-    found = set(body.arguments)
+    numbers = set(body.arguments)
     for node in body.nodes:
-        found.update(node.results)
+        numbers.update(node.results)
         for inner in node.bodies:
-            found |= numbers_in(inner)
-    return found
+            numbers |= numbers_in(inner)
+    return numbers
 
 
 _MOST_TOGETHER = 64  # linear ops that are tried in the loop at once
@@ -129,16 +129,16 @@ class Boundary:
             self._chosen -= together
 
     def _with_sources(self, node: Node) -> set[Node] | None:
-        found, pending = set[Node](), [node]
+        together, pending = set[Node](), [node]
         while pending:
             each = pending.pop()
-            if each in found or each in self._chosen:
+            if each in together or each in self._chosen:
                 continue
-            if each.name in COLLECTIVES or each.bodies or len(found) == _MOST_TOGETHER:
+            if each.name in COLLECTIVES or each.bodies or len(together) == _MOST_TOGETHER:
                 return None
-            found.add(each)
+            together.add(each)
             pending += [self._linear[n] for n in inputs_of(each) if n in self._linear]
-        return found
+        return together
 
     def _cost(self, numbers: Iterable[int]) -> tuple[int, int, int]:
         """The bytes of accumulators; then how many are of a type that terms are rounded to, and how
@@ -337,9 +337,9 @@ class _Reading:
                 if layouts.get(node.results[place]) is None and any(n in layouts for n in given):
                     return node
             for inner in body.nodes:
-                found = self._changed(inner)
-                if found is not None:
-                    return found
+                changed = self._changed(inner)
+                if changed is not None:
+                    return changed
         return None
 
     def _returned(self, node: Node, body: Body, place: int) -> tuple[int, ...]:
@@ -353,15 +353,15 @@ def free_whole_values(division: Division) -> bool:
     Rematerialisation puts weights and samples behind one barrier. The division is not valid any
     more where this returns True.
     """
-    values, found = division.dims.graph.values, False
+    values, freed = division.dims.graph.values, False
     for node in division.gone:
         if node.name != BARRIER:
             continue
         for operand, result in zip(node.operands, node.results, strict=True):
             if result in division.whole:
                 values[result].replace_all_uses_with(values[operand])
-                found = True
-    return found
+                freed = True
+    return freed
 
 
 def explained(division: Division) -> Diagnostic:

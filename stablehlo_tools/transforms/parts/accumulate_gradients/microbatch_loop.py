@@ -104,11 +104,11 @@ def _relax(op: ir.Operation, layout: DimTiling, meshes: Meshes) -> None:
 
 def _dimensions(sharding: ir.Attribute) -> list[tuple[Axes, bool]]:
     """The axes that divide each dimension, and whether others may."""
-    found: list[tuple[Axes, bool]] = []
+    dimensions: list[tuple[Axes, bool]] = []
     for attribute in bindings.TensorShardingAttr(sharding).dimension_shardings:
         dim = bindings.SdyDimensionShardingAttr(attribute)
-        found.append((axes_in(str(dim)), not dim.is_closed))
-    return found
+        dimensions.append((axes_in(str(dim)), not dim.is_closed))
+    return dimensions
 
 
 def write_loop(division: Division, meshes: Meshes) -> None:
@@ -152,15 +152,15 @@ def needed_later(division: Division) -> list[Node]:
     inside, gone = set(division.inside), set(division.gone)
     nodes = division.dims.graph.root.nodes
     wanted = {n for node in inside for n in inputs_of(node)}
-    found: list[Node] = []
+    later: list[Node] = []
     behind = {node for node in nodes if not node.op.is_before_in_block(anchor)}
     for node in reversed(nodes):
         if node in gone or wanted.isdisjoint(node.results):
             continue
         wanted |= inputs_of(node)
         if node in behind:
-            found.append(node)
-    return found[::-1]
+            later.append(node)
+    return later[::-1]
 
 
 class _Writer:
@@ -230,9 +230,9 @@ class _Writer:
         rows = self._rows(n, layout)
         starts, sizes = self._window(rows, layout)
         taken = self._first_in_body().dynamic_slice(before.reshape(value, rows), starts, sizes)
-        found = self._after(taken).reshape(taken, shape)
-        self._last = maker_of(found)
-        return found
+        part = self._after(taken).reshape(taken, shape)
+        self._last = maker_of(part)
+        return part
 
     def _first_in_body(self) -> Builder:
         """Builds behind what was cut out last, at the beginning of the body."""

@@ -70,14 +70,14 @@ def given_division(
                 location,
             )
         seeds[number] = DimTiling(dimension)
-    found = divide(try_seeds(graph, strided(graph, seeds, parts), parts, regroups=True))
-    if not found.inside:
+    division = divide(try_seeds(graph, strided(graph, seeds, parts), parts, regroups=True))
+    if not division.inside:
         raise ToolError(
             "accumulate-gradients: nothing but what is known beforehand hangs on the arguments "
             f"{', '.join(map(str, places))} (P3)",
             location,
         )
-    return found
+    return division
 
 
 class Refused(NamedTuple):
@@ -162,37 +162,37 @@ class _Search:
 
     def _divide(self, trial: Trial) -> None:
         try:
-            found = self._extended(divide(trial))
+            division = self._extended(divide(trial))
         except ToolError as error:
             self._refused.append((trial, error))
             return
-        work = _contractions(found)
-        is_most = _LEAST_SHARE * work >= self._all_work and work >= _on_all_samples(found)
-        if found.inside and is_most:
-            self._found.append(found)
+        work = _contractions(division)
+        is_most = _LEAST_SHARE * work >= self._all_work and work >= _on_all_samples(division)
+        if division.inside and is_most:
+            self._found.append(division)
 
-    def _extended(self, found: Division) -> Division:
+    def _extended(self, division: Division) -> Division:
         """The division with further arguments that carry the batch: those that parts are taken of.
 
         Raises ToolError where one shows that the batch is not independent: what was cut are
         features.
         """
-        tried = set(found.trial.seeds)
+        tried = set(division.trial.seeds)
         while True:
-            origins = self._origins.of(_missing(found.trial))
+            origins = self._origins.of(_missing(division.trial))
             following = [n for n in self.graph.root.arguments if n in origins and n not in tried]
             if not following:
-                return found
+                return division
             tried.add(following[0])
-            found = self._with(found, {following[0]: origins[following[0]]})
+            division = self._with(division, {following[0]: origins[following[0]]})
 
-    def _with(self, found: Division, seeds: Seeds) -> Division:
+    def _with(self, division: Division, seeds: Seeds) -> Division:
         """The division with further seeds, where that is worth it."""
-        together = {**found.trial.seeds, **seeds}
+        together = {**division.trial.seeds, **seeds}
         trial = try_seeds(self.graph, together, self.parts, regroups=True)
-        kept = found.dims.op_tilings.keys() <= trial.dims.op_tilings.keys()
-        if not kept or trial.work < found.trial.work:
-            return found
+        kept = division.dims.op_tilings.keys() <= trial.dims.op_tilings.keys()
+        if not kept or trial.work < division.trial.work:
+            return division
         return divide(trial)
 
 
@@ -224,13 +224,13 @@ def _on_all_samples(division: Division) -> int:
         [node for node in graph.root.nodes if node not in gone],
         {number for node in division.inside for number in inputs_of(node)},
     )
-    pending, found = [*ahead, *division.inside], list[Node]()
+    pending, contractions = [*ahead, *division.inside], list[Node]()
     while pending:
         node = pending.pop()
         pending += [inner for body in node.bodies for inner in body.nodes]
         if node.name in CONTRACTIONS and node not in steps:
-            found.append(node)
-    return work_of(graph, found)
+            contractions.append(node)
+    return work_of(graph, contractions)
 
 
 def _outermost(division: Division) -> tuple[int, int]:

@@ -77,13 +77,13 @@ class Membership:
 
 
 def _manual_around(op: ir.Operation) -> list[ir.Operation]:
-    found: list[ir.Operation] = []
+    computations: list[ir.Operation] = []
     parent = op.parent
     while parent is not None:
         if parent.name == MANUAL_COMPUTATION:
-            found.append(parent)
+            computations.append(parent)
         parent = parent.parent
-    return found
+    return computations
 
 
 def _mesh_name(around: list[ir.Operation]) -> str:

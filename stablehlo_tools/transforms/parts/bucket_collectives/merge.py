@@ -98,8 +98,8 @@ def find_place(ops: Sequence[ir.Operation], effects: Effects) -> Place | str:
     """Where one op can stand for `ops`, which are of one block; or why there is no such place."""
     block = ops[0].block
     first = in_block_order(ops)[0]
-    found = [_maker_in(block, value) for op in ops for value in op.operands]
-    makers = [op for op in found if op is not None]
+    maker_of_each = [_maker_in(block, value) for op in ops for value in op.operands]
+    makers = [op for op in maker_of_each if op is not None]
     later = in_block_order([op for op in makers if first.is_before_in_block(op)])
     if not later:
         return _LEADS if any(op == first for op in makers) else Place(first, None, ())
@@ -213,12 +213,12 @@ class Merger:
         """
         key = key_of(collective.op)
         if key not in self._traits:
-            found = traits_of(collective, self._groups)
-            if isinstance(found, Traits):
+            traits = traits_of(collective, self._groups)
+            if isinstance(traits, Traits):
                 free = self._free_axes.around(collective.op)
                 axis = "a mesh axis is left free around it (C10)" if free else None
-                found = why_unfit(collective, found) or axis or found
-            self._traits[key] = found
+                traits = why_unfit(collective, traits) or axis or traits
+            self._traits[key] = traits
         return self._traits[key]
 
     def why_not(self, members: Sequence[Collective]) -> str | None:
@@ -232,7 +232,7 @@ class Merger:
     def why_not_ops(self, ops: Sequence[ir.Operation]) -> str | None:
         """`why_not` of ops, some of which may be no collectives."""
         members = [self._classify(op) for op in ops]
-        strangers = [op.name for op, found in zip(ops, members, strict=True) if found is None]
+        strangers = [op.name for op, each in zip(ops, members, strict=True) if each is None]
         if strangers:
             return f"{strangers[0]} is no collective (C1)"
         return self.why_not([member for member in members if member is not None])
@@ -281,10 +281,10 @@ class Merger:
     def _placed(self, members: Sequence[Collective]) -> Place | str:
         """Where one op can stand for these, or why none can."""
         traits = [self.traits(member) for member in members]
-        refused = next((found for found in traits if isinstance(found, str)), None)
+        refused = next((reason for reason in traits if isinstance(reason, str)), None)
         if refused is not None:
             return refused
-        judged = [found for found in traits if isinstance(found, Traits)]
+        judged = [each for each in traits if isinstance(each, Traits)]
         reasons = (why_not_alike(judged[0], other) for other in judged[1:])
         unlike = next((reason for reason in reasons if reason), None)
         if unlike is not None:

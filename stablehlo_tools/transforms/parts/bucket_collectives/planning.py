@@ -121,8 +121,8 @@ def _scheduled(traced: TracedGraph, headroom: float, *, in_loop: bool = False) -
     tasks = traced.graph.tasks
     if any(task.communication is not None for task in tasks):
         peak = memory_profile(traced.graph, in_loop=in_loop).peak_bytes
-        found = schedule(traced.graph, Limits(memory=peak + headroom), in_loop=in_loop)
-        for bucket in found.buckets:
+        new_schedule = schedule(traced.graph, Limits(memory=peak + headroom), in_loop=in_loop)
+        for bucket in new_schedule.buckets:
             yield [(traced.ops[task], _latency(traced, task)) for task in bucket]
     for body in traced.bodies.values():
         yield from _scheduled(body, headroom, in_loop=True)
@@ -139,13 +139,13 @@ def _members(
     collectives: Sequence[Collective],
 ) -> list[_Member]:
     """The collectives of a bucket's tasks, in program order."""
-    found: dict[int, _Member] = {}
+    members: dict[int, _Member] = {}
     for ops, latency in tasks:
         for op in ops:
             place = places.get(key_of(op))
             if place is not None:
-                found[place] = _Member(place, collectives[place], latency)
-    return [found[place] for place in sorted(found)]
+                members[place] = _Member(place, collectives[place], latency)
+    return [members[place] for place in sorted(members)]
 
 
 def _divided(

@@ -87,8 +87,8 @@ class Chunked:
             location = _fused(op, part.slices[0].op)
             for stage in part.stages:
                 value = _made(stage, op, value, location)
-            for found in part.slices:
-                compute_from(value, found)
+            for slice_ in part.slices:
+                compute_from(value, slice_)
 
 
 def plan_chunked(
@@ -103,8 +103,8 @@ def plan_chunked(
     if not groups or is_of_unsure_order(collective, forms):
         return None
     by_window: dict[Window, list[Slice]] = {}
-    for found in slices.found:
-        by_window.setdefault(found.window, []).append(found)
+    for slice_ in slices.found:
+        by_window.setdefault(slice_.window, []).append(slice_)
     planner = _Planner(collective, position, groups, forms)
     if collective.kind == "all_reduce":
         parts = planner.scattered(by_window) if slices.complete else None

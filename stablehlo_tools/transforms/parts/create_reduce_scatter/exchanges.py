@@ -169,7 +169,7 @@ def _shapes(
     """The shapes of the layout ops' results, made from what the first exchange took."""
     split, concatenated = _dimensions(first)
     count = ir.IntegerAttr(first.op.attributes["split_count"]).value
-    found: list[tuple[int, ...]] = []
+    shapes: list[tuple[int, ...]] = []
     for op in between:
         after = shape_of(op.results[0])
         dimensions = range(0 if after is None else len(after))
@@ -182,8 +182,8 @@ def _shapes(
         sizes = list(after)
         sizes[split] *= count
         sizes[concatenated] //= count
-        found.append(tuple(sizes))
-    return tuple(found)
+        shapes.append(tuple(sizes))
+    return tuple(shapes)
 
 
 def _splat(value: ir.Value) -> ir.Attribute | None:

@@ -174,16 +174,16 @@ def _pairs(
         return None
     if sum(map(len, groups)) != forms.facts.grid.size:
         return None
-    found: list[ir.Attribute | None] = []
+    attributes: list[ir.Attribute | None] = []
     for member in range(members):
         pairs = tuple((g[member], d) for g in groups for d in g if d in takers)
         if len({source for source, _ in pairs}) < len(pairs):
             return None  # two takers of one group
         if all(source == target for source, target in pairs):
-            found.append(None)
+            attributes.append(None)
             continue
         attribute = forms.express_pairs(pairs, collective)
         if attribute is None:
             return None
-        found.append(attribute)
-    return tuple(found)
+        attributes.append(attribute)
+    return tuple(attributes)

@@ -31,16 +31,16 @@ def with_shape(kind: ir.Type, shape: Sequence[int]) -> ir.RankedTensorType:
     return ir.RankedTensorType.get(list(shape), ir.RankedTensorType(kind).element_type)
 
 
-def compute_from(part: ir.Value, found: Slice) -> None:
+def compute_from(part: ir.Value, slice_: Slice) -> None:
     """Puts in a slice's place what its steps make of the chunk that the device takes."""
-    with ir.InsertionPoint(found.op), found.op.location:
-        for step in found.steps:
+    with ir.InsertionPoint(slice_.op), slice_.op.location:
+        for step in slice_.steps:
             part = _narrowed_step(step, part)
-    if found.steps and SHARDING in found.op.attributes:
+    if slice_.steps and SHARDING in slice_.op.attributes:
         owner = part.owner
         assert not isinstance(owner, ir.Block)
-        owner.operation.attributes[SHARDING] = found.op.attributes[SHARDING]
-    found.op.results[0].replace_all_uses_with(part)
+        owner.operation.attributes[SHARDING] = slice_.op.attributes[SHARDING]
+    slice_.op.results[0].replace_all_uses_with(part)
 
 
 def collective_like(

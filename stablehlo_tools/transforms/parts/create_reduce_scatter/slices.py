@@ -169,14 +169,14 @@ def _before_reshape(before: Sequence[int], after: Sequence[int], window: Window)
         if cut is None:
             continue
         ahead = math.prod(after[:dimension])
-        found = [
+        places = [
             d
             for d, size in enumerate(before)
             if math.prod(before[:d]) == ahead and size > 1 and size % cut.count == 0
         ]
-        if not found:
+        if not places:
             return None
-        (place,) = found
+        (place,) = places
         result[place] = cut
     return tuple(result)
 

@@ -148,16 +148,16 @@ def _phases(demand: PermuteDemand, strategy: Strategy) -> list[Phase]:
     if strategy == "whole":
         union = set[int]().union(*wanted)
         wanted = [union if edges else set() for edges in wanted]
-    found: list[Phase] = []
+    phases: list[Phase] = []
     for n in _iterations(demand.executed):
         edges = frozenset(wanted[n])
-        if found and found[-1].edges == edges:
-            found[-1] = Phase(found[-1].first, n, edges)
+        if phases and phases[-1].edges == edges:
+            phases[-1] = Phase(phases[-1].first, n, edges)
         else:
-            found.append(Phase(n, n, edges))
-    ends = [phase.first - 1 for phase in found[1:]] + [demand.trips - 1]
+            phases.append(Phase(n, n, edges))
+    ends = [phase.first - 1 for phase in phases[1:]] + [demand.trips - 1]
     starts = [0] + [end + 1 for end in ends[:-1]]
-    return [Phase(a, b, p.edges) for a, b, p in zip(starts, ends, found, strict=True)]
+    return [Phase(a, b, p.edges) for a, b, p in zip(starts, ends, phases, strict=True)]
 
 
 def _joined(phases: Sequence[Phase]) -> list[Phase]:
@@ -175,13 +175,13 @@ def _added(one: Phase, two: Phase) -> int:
 
 
 def _merged(phases: Sequence[Phase]) -> list[Phase]:
-    found: list[Phase] = []
+    merged: list[Phase] = []
     for phase in phases:
-        if found and found[-1].edges == phase.edges:
-            found[-1] = Phase(found[-1].first, phase.last, phase.edges)
+        if merged and merged[-1].edges == phase.edges:
+            merged[-1] = Phase(merged[-1].first, phase.last, phase.edges)
         else:
-            found.append(phase)
-    return found
+            merged.append(phase)
+    return merged
 
 
 def _unwritable(op: ir.Operation) -> str:
@@ -276,10 +276,10 @@ class _Writer:
     def _within(self, windows: Ranges) -> ir.Value:
         """Whether the iteration is in one of the windows."""
         tests = [self._inside(first, last) for first, last in windows]
-        found = tests[0]
+        within = tests[0]
         for test in tests[1:]:
-            found = self.builder.same("or", found, test)
-        return found
+            within = self.builder.same("or", within, test)
+        return within
 
     def _inside(self, first: int, last: int) -> ir.Value:
         at_least, at_most = ("GE", "LE") if self.counter.step > 0 else ("LE", "GE")
@@ -309,14 +309,14 @@ class _Writer:
 
     def _iteration(self) -> ir.Value:
         start, step = self.counter.start, self.counter.step
-        found = self.value
+        iteration = self.value
         if step < 0:
-            found = self.builder.same("subtract", self._number(start), found)
+            iteration = self.builder.same("subtract", self._number(start), iteration)
         elif start:
-            found = self.builder.same("subtract", found, self._number(start))
+            iteration = self.builder.same("subtract", iteration, self._number(start))
         if abs(step) > 1:
-            found = self.builder.same("divide", found, self._number(abs(step)))
-        return found
+            iteration = self.builder.same("divide", iteration, self._number(abs(step)))
+        return iteration
 
 
 def _form(op: ir.Operation, plan: ValidityPlan, form: Edges, at: ir.InsertionPoint) -> ir.Value:
@@ -359,12 +359,12 @@ def skip_unneeded(module: ir.Module, least_bytes: int, name: str) -> list[Diagno
     demands = permute_demand(draft, ModuleFacts.of(draft))
     plans = [(d, _small(d, least_bytes) or plan(d)) for d in demands]
     notes = [
-        note(f"collective_permute: {_verdict(found)}", demand.op.location)
-        for demand, found in plans
+        note(f"collective_permute: {_verdict(outcome)}", demand.op.location)
+        for demand, outcome in plans
     ]
-    written = [found for _, found in plans if isinstance(found, ValidityPlan)]
-    for found in written:
-        write(found)
+    written = [outcome for _, outcome in plans if isinstance(outcome, ValidityPlan)]
+    for outcome in written:
+        write(outcome)
     if written:
         refuse_tokens(module, name, "P3")
         take_over(module, draft)
@@ -378,7 +378,7 @@ def _small(demand: PermuteDemand, least_bytes: int) -> str:
     return f"its {size} bytes are less than min-bytes"
 
 
-def _verdict(found: ValidityPlan | str) -> str:
-    if isinstance(found, ValidityPlan):
-        return describe(found)
-    return found if found == ALL_NEEDED else f"no transfer is skipped: {found}"
+def _verdict(outcome: ValidityPlan | str) -> str:
+    if isinstance(outcome, ValidityPlan):
+        return describe(outcome)
+    return outcome if outcome == ALL_NEEDED else f"no transfer is skipped: {outcome}"

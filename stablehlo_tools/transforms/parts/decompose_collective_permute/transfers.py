@@ -44,13 +44,13 @@ def conflicting(
     together: _Groups = []
     for transfer in transfers:
         together = _joined(together, _groups(transfer, facts))
-    found: set[int] = set()
+    in_conflict: set[int] = set()
     waiting = {n: groups for n, c in enumerate(others) if (groups := _groups(c, facts))}
     while met := [n for n, groups in waiting.items() if _meet(together, groups)]:
         for n in met:
             together = _joined(together, waiting.pop(n))
-        found.update(met)
-    return [others[n] for n in sorted(found)]
+        in_conflict.update(met)
+    return [others[n] for n in sorted(in_conflict)]
 
 
 def _groups(collective: Collective, facts: ModuleFacts) -> _Groups:

@@ -123,19 +123,19 @@ class Results:
 
     def inside(self, state: State) -> list[tuple[ir.Value, int | None]]:
         """The results of the region, from the state behind the last tick."""
-        build, found = self._region.end, list[tuple[ir.Value, int | None]]()
+        build, results = self._region.end, list[tuple[ir.Value, int | None]]()
         for carry, whole in state.finals.items():
             self._order.append(("flow", carry))
-            found.append((self._region.total(build, whole), None))
+            results.append((self._region.total(build, whole), None))
         for carry, total in state.sums.items():
             self._order.append(("sum", carry))
-            found.append((self._region.total(build, total), None))
+            results.append((self._region.total(build, total), None))
         for carry, store in state.stores.items():
             self._order.append(("stack", carry))
             shape = shape_of(store)
             shape.insert(RANK_DIMENSION, 1)
-            found.append((build.reshape(store, shape), RANK_DIMENSION))
-        return found
+            results.append((build.reshape(store, shape), RANK_DIMENSION))
+        return results
 
     def stand_in(self, build: Builder, outer: Sequence[ir.Value]) -> None:
         """Lets the results of the region take the place of the loop's."""
@@ -239,12 +239,12 @@ def waiting_slots(schedule: Lockstep) -> int:
 
 def _ticks(direction: Direction, rank: int, chunk: int) -> dict[int, int]:
     """When each microbatch is in a chunk."""
-    found: dict[int, int] = {}
+    ticks: dict[int, int] = {}
     for tick, cells in enumerate(direction.cells):
         cell: Cell | None = cells[rank]
         if cell is not None and cell.chunk == chunk:
-            found[cell.microbatch] = tick
-    return found
+            ticks[cell.microbatch] = tick
+    return ticks
 
 
 def _split(
@@ -272,28 +272,28 @@ class HeadWriter:
 
     def initial(self) -> list[ir.Value]:
         """What is carried before the first tick."""
-        build, found = self._region.end, list[ir.Value]()
+        build, carried = self._region.end, list[ir.Value]()
         for carry in self._head.flows:
             kind = self._part(self._plan.forward.node.results[carry])
-            found.append(build.splat(0, [self._slots, *kind.shape], kind.element_type))
+            carried.append(build.splat(0, [self._slots, *kind.shape], kind.element_type))
         for value in map(self._value, self._head.sums):
-            found.append(nothing(build, shape_of(value), wide(element_of(value))))
+            carried.append(nothing(build, shape_of(value), wide(element_of(value))))
         for value, layout in self._finals():
             rows = apart(shape_of(value), layout, self._dims.parts)
-            found.append(nothing(build, rows, element_of(value)))
-        return found
+            carried.append(nothing(build, rows, element_of(value)))
+        return carried
 
     def keep(
         self, build: Builder, row: Row, held: Sequence[ir.Value], flows: dict[int, ir.Value]
     ) -> list[ir.Value]:
         """Puts the activations behind the last layer away until the head takes them."""
-        found = list(held)
+        kept = list(held)
         for i, carry in enumerate(self._head.flows):
             slot = self._slot(build, row)
             old = row_of(build, held[i], [slot])
             new = build.same("select", row.ends, flows[carry], old)
-            found[i] = put_row(build, held[i], new, [slot])
-        return found
+            kept[i] = put_row(build, held[i], new, [slot])
+        return kept
 
     def run(
         self, build: Builder, row: Row, held: Sequence[ir.Value]
@@ -351,8 +351,8 @@ class HeadWriter:
         ]
         other.end_region([*unused, *held[waiting:]])
         results: list[ir.Value] = list(choice.results)
-        found = dict(zip(self._head.starts, results, strict=False))
-        return found, [*held[:waiting], *results[len(found) :]]
+        chosen_starts = dict(zip(self._head.starts, results, strict=False))
+        return chosen_starts, [*held[:waiting], *results[len(chosen_starts) :]]
 
     def _once(
         self, build: Builder, row: Row, held: Sequence[ir.Value]

@@ -171,8 +171,8 @@ def _axis(module: ir.Module, name: str) -> Axis:
         size = dict(mesh.axes).get(name)
         if size is not None and size > 1:
             return Axis(name, mesh_name, mesh)
-    found = [f"{axis} of {size}" for mesh in facts.meshes.values() for axis, size in mesh.axes]
-    listed = ", ".join(dict.fromkeys(found))
+    texts = [f"{axis} of {size}" for mesh in facts.meshes.values() for axis, size in mesh.axes]
+    listed = ", ".join(dict.fromkeys(texts))
     raise ToolError(
         f"expand-pipeline: no mesh of the program has an axis {name!r} of at least two ranks (P1): "
         + (f"there are {listed}" if listed else "it has no mesh; export with one"),
@@ -181,8 +181,8 @@ def _axis(module: ir.Module, name: str) -> Axis:
 
 
 def _loops(main: ir.Operation, effects: Effects) -> list[LayerLoop]:
-    found = layer_loops(main.regions[0].blocks[0], effects)
-    inside = [loop for loop in found if _in_manual(loop.op)]
+    loops = layer_loops(main.regions[0].blocks[0], effects)
+    inside = [loop for loop in loops if _in_manual(loop.op)]
     if inside:
         raise ToolError(
             "expand-pipeline: this loop over layers stands in a manual computation, which has the "
@@ -190,14 +190,14 @@ def _loops(main: ir.Operation, effects: Effects) -> list[LayerLoop]:
             "pipeline already",
             inside[0].op.location,
         )
-    if not found:
+    if not loops:
         raise ToolError(
             "expand-pipeline: the program has no loop over layers: no `while` with a known number "
             "of iterations that takes stacked weights row by row (P2); write the layers as a "
             "lax.scan over stacked weights",
             main.location,
         )
-    return found
+    return loops
 
 
 def _in_manual(op: ir.Operation) -> bool:
@@ -220,12 +220,11 @@ def _check_loop(loop: LayerLoop, chunks: Chunks, effects: Effects) -> None:
 
 
 def _check_effects(loop: LayerLoop, effects: Effects) -> None:
-    found = effects.in_block(loop.block)
-    if found:
+    ops = effects.in_block(loop.block)
+    if ops:
         raise ToolError(
-            f"expand-pipeline: {found[0].name} has a side effect, which a pipeline would repeat "
-            "(P2)",
-            found[0].location,
+            f"expand-pipeline: {ops[0].name} has a side effect, which a pipeline would repeat (P2)",
+            ops[0].location,
         )
 
 

@@ -85,7 +85,7 @@ def plan_head(body: Body, forward: Phase, backward: Phase) -> Head:
 def _hanging(body: Body, forward: Node, backward: Node) -> list[Node]:
     """The ops that depend on the forward loop and not on the backward one."""
     reached, excluded = set(forward.results), set(backward.results)
-    found: list[Node] = []
+    hanging: list[Node] = []
     for node in body.nodes:
         if node in (forward, backward):
             continue
@@ -94,8 +94,8 @@ def _hanging(body: Body, forward: Node, backward: Node) -> list[Node]:
             excluded.update(node.results)
         elif not reached.isdisjoint(used):
             reached.update(node.results)
-            found.append(node)
-    return found
+            hanging.append(node)
+    return hanging
 
 
 def _residuals(forward: Phase, backward: Phase, hanging: list[Node]) -> dict[int, int]:
@@ -107,7 +107,7 @@ def _residuals(forward: Phase, backward: Phase, hanging: list[Node]) -> dict[int
         if carry in forward.loop.writes
     }
     reads = {read.rows.carry: read.rows for read in backward.reads}
-    found: dict[int, int] = {}
+    residuals: dict[int, int] = {}
     hang = {number for node in hanging for number in node.results}
     for carry, rows in reads.items():
         number = backward.node.operands[carry]
@@ -119,8 +119,8 @@ def _residuals(forward: Phase, backward: Phase, hanging: list[Node]) -> dict[int
         source = forward.loop.writes[written[number]]
         if (source.first, source.span) != (rows.first, rows.span):
             raise _not_separable(forward.node, backward, "leaves other rows than are read by")
-        found[carry] = written[number]
-    return found
+        residuals[carry] = written[number]
+    return residuals
 
 
 def _check_taken(
@@ -157,14 +157,14 @@ def _activations(forward: Phase) -> set[int]:
 def _on_samples(terms: PartialSums, forward: Phase, hanging: list[Node]) -> set[Node]:
     """The ops that can run on one microbatch: they give samples, or sums over them, and take
     nothing of the whole batch."""
-    found: set[Node] = set()
+    on_samples: set[Node] = set()
     late = set(forward.node.results) - _activations(forward)
     for node in hanging:
         if late.isdisjoint(inputs_of(node)) and _runs_on_samples(terms, node):
-            found.add(node)
+            on_samples.add(node)
         else:
             late.update(node.results)
-    return found
+    return on_samples
 
 
 def _runs_on_samples(terms: PartialSums, node: Node) -> bool:
@@ -189,7 +189,7 @@ def _starts(
     passed = _activations(forward)
     given = set(forward.node.results)
     made = {number: node for node in hanging for number in node.results}
-    found: dict[int, int] = {}
+    starts: dict[int, int] = {}
     for carry in backward.flows:
         number = backward.node.operands[carry]
         node = made.get(number)
@@ -198,8 +198,8 @@ def _starts(
         if node is not None and (node not in run or number in terms.terms):
             raise _whole(terms, node, number, backward)
         if node is not None or number in passed:
-            found[carry] = number
-    return found
+            starts[carry] = number
+    return starts
 
 
 def _whole(terms: PartialSums, node: Node, number: int, backward: Phase) -> ToolError:

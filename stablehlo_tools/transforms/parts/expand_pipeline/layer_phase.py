@@ -205,10 +205,10 @@ def _sums(
         mixed = {
             c for c in flows if {body.returned[c]} & (terms.terms.keys() | terms.blocked.keys())
         }
-        found = {c for c in mixed if body.arguments[c] not in dims.tilings}
-        if found <= sums:
+        summed = {c for c in mixed if body.arguments[c] not in dims.tilings}
+        if summed <= sums:
             break
-        sums |= found
+        sums |= summed
     for carry in flows:
         end = body.returned[carry]
         if end in terms.blocked:
@@ -227,10 +227,10 @@ def _live(loop: LayerLoop, body: Body, node: Node) -> set[int]:
         ends = [body.returned[carry] for carry in live]
         reading = needed(body.nodes, ends)
         used = {n for each in reading for n in inputs_of(each)} | set(ends)
-        found = live | {place[n] for n in used if n in place and place[n] in loop.flows}
-        if found == live:
+        reached = live | {place[n] for n in used if n in place and place[n] in loop.flows}
+        if reached == live:
             return live
-        live = found
+        live = reached
 
 
 def _reads(loop: LayerLoop, body: Body) -> list[RowRead]:

@@ -126,13 +126,13 @@ def _over_layers(loops: Sequence[LayerLoop], trial: Trial) -> list[LayerLoop]:
 
     Rows of samples have the batch among their dimensions.
     """
-    found: list[LayerLoop] = []
+    outermost: list[LayerLoop] = []
     for loop in loops:
-        inside = any(is_inside(loop.op, outer.op) for outer in found)
+        inside = any(is_inside(loop.op, outer.op) for outer in outermost)
         stacks = [trial.dims.tiling_of(loop.op.results[carry]) for carry in loop.weights]
         if not inside and any(layout is None or layout.dim == 0 for layout in stacks):
-            found.append(loop)
-    return found
+            outermost.append(loop)
+    return outermost
 
 
 def _groups(graph: Graph) -> Iterable[list[int]]:
@@ -143,13 +143,13 @@ def _groups(graph: Graph) -> Iterable[list[int]]:
 
 def _likely(loops: Sequence[LayerLoop], trials: Sequence[Trial]) -> Iterator[Trial]:
     """Trials that put a flow of every layer loop in parts, the likeliest first."""
-    found: list[Trial] = []
+    likely: list[Trial] = []
     for trial in trials:
         chosen = _over_layers(loops, trial)
         if chosen and all(_carries(loop, trial) for loop in chosen):
-            found.append(trial)
-    found.sort(key=_unlikeliness)
-    return map(extended, found[:_MOST_PLANNED])
+            likely.append(trial)
+    likely.sort(key=_unlikeliness)
+    return map(extended, likely[:_MOST_PLANNED])
 
 
 def _unlikeliness(trial: Trial) -> tuple[int, int, int]:

@@ -97,7 +97,7 @@ class Follower:
                         yield rows
 
     def _dimensions(self, numbers: Sequence[int], what: str) -> dict[int, int]:
-        found: dict[int, int] = {}
+        dimensions: dict[int, int] = {}
         for place, number in enumerate(numbers):
             layout = self.layouts.get(number)
             if layout is None:
@@ -109,8 +109,8 @@ class Follower:
                     f"layers {layout.outer} times (P8); stack them apart, or use layout=layers",
                     next(iter(self._phases)).op.location,
                 )
-            found[place] = layout.dim
-        return found
+            dimensions[place] = layout.dim
+        return dimensions
 
     def _put(self, number: int, layout: DimTiling, node: Node) -> None:
         known = self.layouts.get(number)
@@ -166,11 +166,11 @@ class Follower:
 
     def _alike(self, numbers: Sequence[int], node: Node) -> None:
         """Values that control flow hands on as they are."""
-        found = next((self.layouts[n] for n in numbers if n in self.layouts), None)
-        if found is None:
+        layout = next((self.layouts[n] for n in numbers if n in self.layouts), None)
+        if layout is None:
             return
         for number in numbers:
-            self._put(number, found, node)
+            self._put(number, layout, node)
 
     def _forwards(self, node: Node) -> None:
         taken = tuple(map(self.layouts.get, node.operands))
@@ -226,8 +226,8 @@ class Follower:
             after = self._graph.shape(node.results[0]) or ()
             back = reshaped(first, after, shape, self._layers)
             return [] if back is None else [back]
-        found = [DimTiling(dim, first.outer) for dim in range(len(shape))]
-        return [layout for layout in found if layout.fits(shape, self._layers)]
+        candidates = [DimTiling(dim, first.outer) for dim in range(len(shape))]
+        return [layout for layout in candidates if layout.fits(shape, self._layers)]
 
     def _refusal(self, node: Node) -> ToolError:
         loop = next(iter(self._phases)).op
@@ -375,14 +375,14 @@ def orders_of(plan: Plan) -> tuple[StackOrder, ...]:
     by_layers: dict[int, list[Phase]] = {}
     for phase in plan.cut.phases:
         by_layers.setdefault(phase.loop.trips, []).append(phase)
-    found: list[StackOrder] = []
+    orders: list[StackOrder] = []
     for layers, phases in by_layers.items():
         chunks = Chunks(plan.axis.size, plan.options.repeats, layers)
         order = stack_orders(plan.cut.trial.dims, phases, chunks)
-        for other in found:
+        for other in orders:
             _check_apart(order, other, phases[0])
-        found.append(order)
-    return tuple(found)
+        orders.append(order)
+    return tuple(orders)
 
 
 def _check_apart(one: StackOrder, other: StackOrder, phase: Phase) -> None:
@@ -462,7 +462,7 @@ def _divide(main: ir.Operation, kind: str, places: dict[int, int], axis: Axis) -
         entries = [ir.DictAttr(each) for each in ir.ArrayAttr(main.attributes[kind])]
     else:
         entries = [ir.DictAttr.get({}, main.context)] * len(types)
-    found: list[ir.Attribute] = []
+    new_entries: list[ir.Attribute] = []
     for number, (entry, type_) in enumerate(zip(entries, types, strict=True)):
         named = {each.name: each.attr for each in entry}
         if number in places:
@@ -470,8 +470,8 @@ def _divide(main: ir.Operation, kind: str, places: dict[int, int], axis: Axis) -
             named[SHARDING] = divided_first(
                 named.get(SHARDING), axis, rank, places[number], main.context
             )
-        found.append(ir.DictAttr.get(named, main.context))
-    main.attributes[kind] = ir.ArrayAttr.get(found, main.context)
+        new_entries.append(ir.DictAttr.get(named, main.context))
+    main.attributes[kind] = ir.ArrayAttr.get(new_entries, main.context)
 
 
 def divided_first(
@@ -495,5 +495,5 @@ def divided_first(
 
 
 def _axes(dim: bindings.SdyDimensionShardingAttr, without: str) -> tuple[str, bool]:
-    found = [axis for axis in axes_in(str(dim)) if axis.name != without]
-    return ", ".join(map(axis_text, found)), not dim.is_closed
+    axes = [axis for axis in axes_in(str(dim)) if axis.name != without]
+    return ", ".join(map(axis_text, axes)), not dim.is_closed

@@ -158,13 +158,13 @@ class _Exchange:
         """[ranks, rounds, 2]: which of its chunks a rank sends, and which place it fills."""
         ranks, repeats = self._chunks.ranks, self._chunks.repeats
         turns = rounds(ranks, repeats)
-        found = np.zeros((ranks, len(turns), 2), dtype=np.int32)
+        table = np.zeros((ranks, len(turns), 2), dtype=np.int32)
         run, lain = (1, 0) if ordered else (0, 1)
         for turn, sent in enumerate(turns):
             for p in sent:
-                found[p % ranks, turn, run] = p // ranks
-                found[p // repeats, turn, lain] = p % repeats
-        return self._region.outside.constant(found)
+                table[p % ranks, turn, run] = p // ranks
+                table[p // repeats, turn, lain] = p % repeats
+        return self._region.outside.constant(table)
 
     def _at(self, table: ir.Value, turn: int, column: int, rows: ir.Value) -> list[ir.Value]:
         build = self._region.end
@@ -179,12 +179,12 @@ def rounds(ranks: int, repeats: int) -> tuple[Round, ...]:
     left: list[list[list[int]]] = [[[] for _ in range(ranks)] for _ in range(ranks)]
     for p in range(ranks * repeats):
         left[p % ranks][p // repeats].append(p)
-    found: list[Round] = []
+    turns: list[Round] = []
     for _ in range(repeats):
         stays = all(left[rank][rank] for rank in range(ranks))
         targets = list(range(ranks)) if stays else _matching(left)
-        found.append(tuple(left[rank][target].pop(0) for rank, target in enumerate(targets)))
-    return tuple(found)
+        turns.append(tuple(left[rank][target].pop(0) for rank, target in enumerate(targets)))
+    return tuple(turns)
 
 
 def _matching(left: Sequence[Sequence[Sequence[int]]]) -> list[int]:
@@ -202,8 +202,8 @@ def _matching(left: Sequence[Sequence[Sequence[int]]]) -> list[int]:
         return False
 
     for rank in range(len(left)):
-        found = augment(rank, set())
-        assert found, "as many go to a rank as from it"
+        matched = augment(rank, set())
+        assert matched, "as many go to a rank as from it"
     return sorted(taken, key=lambda target: taken[target])
 
 

@@ -174,17 +174,17 @@ class Table:
 
 def _numbers(direction: Direction, chunks: Chunks, *, back: bool, skip: bool) -> np.ndarray:
     ticks, ranks = len(direction.cells), chunks.ranks
-    found = np.zeros((ranks, ticks, len(Row._fields)), dtype=np.int32)
+    numbers = np.zeros((ranks, ticks, len(Row._fields)), dtype=np.int32)
     final = 0 if back else ranks * chunks.repeats - 1
     for tick, cells in enumerate(direction.cells):
         for rank, cell in enumerate(cells):
             delivery = direction.deliveries[tick][rank]
             if cell is None:
                 count = 0 if skip else chunks.sizes[rank]
-                found[rank, tick] = (0, 0, 0, 0, 0, 0, 0, delivery, chunks.firsts[rank], count)
+                numbers[rank, tick] = (0, 0, 0, 0, 0, 0, 0, delivery, chunks.firsts[rank], count)
                 continue
             p = cell.chunk * ranks + rank
-            found[rank, tick] = (
+            numbers[rank, tick] = (
                 1,
                 p == final,
                 cell.source >= 0,
@@ -196,7 +196,7 @@ def _numbers(direction: Direction, chunks: Chunks, *, back: bool, skip: bool) ->
                 chunks.firsts[p],
                 chunks.sizes[p],
             )
-    return found
+    return numbers
 
 
 def _entry(build: Builder, row: ir.Value, column: int) -> ir.Value:

@@ -51,8 +51,8 @@ def plan_import(module: ir.Module, program: Program, chains: Sequence[TokenGraph
     """The plan for accepted chains. Raises a located ToolError for what has to stay and cannot."""
     for chain in chains:
         _check_result_lists(chain)
-    found = {op.results[0]: op for chain in chains for op in chain.collectives()}
-    members = sorted(found.values(), key=program.position)
+    by_result = {op.results[0]: op for chain in chains for op in chain.collectives()}
+    members = sorted(by_result.values(), key=program.position)
     kept = tuple(_kept_links(module, program, chains))
     return ImportPlan(program, tuple(chains), tuple(members), kept)
 
@@ -73,17 +73,19 @@ def sources(plan: ImportPlan) -> list[list[ir.Operation]]:
 
     Raises a located ToolError for a token that came through a loop, a branch or a call.
     """
-    found: dict[ir.Value, dict[ir.Value, ir.Operation]] = {op.results[0]: {} for op in plan.members}
+    sources_of: dict[ir.Value, dict[ir.Value, ir.Operation]] = {
+        op.results[0]: {} for op in plan.members
+    }
     for chain in plan.chains:
         made_after: dict[Base, ir.Operation] = {m.token: m.collective for m in chain.makers}
         carries = [maker for maker in chain.makers if maker.is_carry]
         for taking in (*chain.links, *carries):
             source = made_after.get(taking.base)
             if source is not None:
-                found[taking.collective.results[0]][source.results[0]] = source
+                sources_of[taking.collective.results[0]][source.results[0]] = source
             elif not is_same(taking.base, chain.root):
                 raise not_in_one_block(taking.collective)
-    return [sorted(taken.values(), key=plan.program.position) for taken in found.values()]
+    return [sorted(taken.values(), key=plan.program.position) for taken in sources_of.values()]
 
 
 def not_in_one_block(member: ir.Operation) -> ToolError:

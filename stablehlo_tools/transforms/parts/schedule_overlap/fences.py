@@ -62,12 +62,12 @@ def _home(traced: TracedGraph) -> ir.Block | None:
 
 
 def _lifted(ops: Sequence[ir.Operation], block: ir.Block) -> list[ir.Operation]:
-    found: dict[ir.Value | ir.Operation, ir.Operation] = {}
+    lifted: dict[ir.Value | ir.Operation, ir.Operation] = {}
     for op in ops:
         around = _ancestor_in(op, block)
         if around is not None:
-            found.setdefault(key_of(around), around)
-    return list(found.values())
+            lifted.setdefault(key_of(around), around)
+    return list(lifted.values())
 
 
 def _ancestor_in(op: ir.Operation, block: ir.Block) -> ir.Operation | None:
@@ -109,22 +109,22 @@ def _in_order(
 
 def _needs(op: ir.Operation, number: dict[ir.Value | ir.Operation, int]) -> set[int]:
     """The ops of the block whose results an op, or an op in its regions, uses."""
-    found: set[int] = set()
+    needs: set[int] = set()
 
     def visit(inner: ir.Operation) -> ir.WalkResult:
         for operand in inner.operands:
             owner = operand.owner
             at = None if isinstance(owner, ir.Block) else number.get(key_of(owner.operation))
             if at is not None:
-                found.add(at)
+                needs.add(at)
         return ir.WalkResult.ADVANCE
 
     if len(op.regions):
         walk(op, visit)
     else:
         visit(op)
-    found.discard(number[key_of(op)])
-    return found
+    needs.discard(number[key_of(op)])
+    return needs
 
 
 _BEFORE = frozenset({CONVOLUTION, CUSTOM_CALL, WHILE})
@@ -165,7 +165,7 @@ def find_anchors(
     places = {key_of(op): place for place, op in enumerate(plan.order)}
     task_of = _tasks(plan, order)
     levels: dict[ir.Value | ir.Operation, int] = {}
-    found: list[Anchor] = []
+    anchors: list[Anchor] = []
     for place, op in enumerate(plan.order):
         level = max((_level(operand, levels) for operand in op.operands), default=0)
         task = task_of.get(key_of(op))
@@ -176,12 +176,12 @@ def find_anchors(
                 if not _costs(op.operands[number], ns[task], copy_rate)
             ]
             if numbers and _ready_last(op, levels, places)[-1] in numbers:
-                found.append(Anchor(task, op, place, tuple(numbers), begin[task]))
+                anchors.append(Anchor(task, op, place, tuple(numbers), begin[task]))
             level += 1
         elif task is not None and _is_behind(op) and ns[task] >= _LEAST_NS:
-            found.append(Anchor(task, op, place, (), begin[task] + ns[task]))
+            anchors.append(Anchor(task, op, place, (), begin[task] + ns[task]))
         levels[key_of(op)] = level
-    return found
+    return anchors
 
 
 def _tasks(plan: BlockPlan, order: Sequence[int]) -> Places:
@@ -304,7 +304,7 @@ def plan_fences(
     for first, second in moved:
         if second in fences:
             fence(second).awaits.extend(at.alive_behind(first.op, second.served_from))
-    return sorted(fences.values(), key=lambda found: found.anchor.place)
+    return sorted(fences.values(), key=lambda each: each.anchor.place)
 
 
 class _Anchored:

@@ -96,19 +96,19 @@ def schedule_block(
             behind=frozenset(anchor.task for anchor in possible if not anchor.operands),
         ),
     )
-    found = schedule(graph, of_graph, in_loop=in_loop)
-    plan = plan_block(traced, found.order, effects)
+    new_schedule = schedule(graph, of_graph, in_loop=in_loop)
+    plan = plan_block(traced, new_schedule.order, effects)
     assert plan is not None, "the same tasks stand in the same block"
-    begin = time_order(problem, found.order, ()).begin
-    anchors = find_anchors(plan, found.order, begin, problem.ns, limits.copy_rate)
+    begin = time_order(problem, new_schedule.order, ()).begin
+    anchors = find_anchors(plan, new_schedule.order, begin, problem.ns, limits.copy_rate)
     fences = plan_fences(
         plan,
         anchors,
-        _flights(traced, plan, found.order, begin, problem, in_loop=in_loop),
+        _flights(traced, plan, new_schedule.order, begin, problem, in_loop=in_loop),
         unordered_neighbours(plan, anchors),
         one_slot=limits.streams == 1,
     )
-    return ScheduledBlock(plan, found, anchors, fences)
+    return ScheduledBlock(plan, new_schedule, anchors, fences)
 
 
 def _flights(

@@ -81,15 +81,17 @@ class _Writer:
         """What goes through a barrier, and who takes it from there."""
         anchor = fence.anchor
         begun = {key_of(op) for op in fence.begins}
-        found: list[tuple[ir.Value, _Takes]] = []
+        through: list[tuple[ir.Value, _Takes]] = []
         if not anchor.operands:
-            found.append((anchor.op.results[0], lambda op: True))
+            through.append((anchor.op.results[0], lambda op: True))
         taken = self._anchored_from(anchor)
-        found += [(anchor.op.operands[number], taken) for number in anchor.operands]
+        through += [(anchor.op.operands[number], taken) for number in anchor.operands]
         for op in fence.begins:
-            found += [(operand, lambda op: key_of(op) in begun) for operand in op.operands]
-        found += [(self._current(value), self._from(anchor.served_from)) for value in fence.awaits]
-        return found
+            through += [(operand, lambda op: key_of(op) in begun) for operand in op.operands]
+        through += [
+            (self._current(value), self._from(anchor.served_from)) for value in fence.awaits
+        ]
+        return through
 
     def _current(self, value: ir.Value) -> ir.Value:
         while value in self._now:

@@ -120,7 +120,7 @@ def _checked(
 
 def _handed_on(region: Region, graph: Graph, earlier: Sequence[Chosen]) -> Seeds:
     """Arguments that are results, in parts, of an earlier region, sharded alike."""
-    found: Seeds = {}
+    seeds: Seeds = {}
     for place, entry in enumerate(region.entries):
         maker = producer(entry)
         source = next((c for c in earlier if maker is not None and c.region.op == maker), None)
@@ -132,5 +132,5 @@ def _handed_on(region: Region, graph: Graph, earlier: Sequence[Chosen]) -> Seeds
         dims = source.trial.dims
         layout = dims.tilings.get(dims.graph.root.returned[result])
         if layout is not None and left == taken:
-            found[graph.root.arguments[place]] = layout
-    return found
+            seeds[graph.root.arguments[place]] = layout
+    return seeds

@@ -76,8 +76,8 @@ def follow(graph: Graph, loops: CutLoops, trips: int) -> BatchDims:
     seeds: dict[int, DimTiling] = {}
     while True:
         dims = _RowPropagation(graph, loops, trips, seeds).run(seeds)
-        found = origins.of(_wanted(dims, loops))
-        added = {number: layout for number, layout in found.items() if number not in seeds}
+        layouts = origins.of(_wanted(dims, loops))
+        added = {number: layout for number, layout in layouts.items() if number not in seeds}
         if not added:
             return dims
         seeds |= added
@@ -192,7 +192,7 @@ def choose(
         blocks.setdefault(_root(loop), []).append(loop)
     if one is not None:
         blocks = {_root(one): _sharing(one, blocks[_root(one)])}
-    found: list[Chosen] = []
+    chosen: list[Chosen] = []
     for block, loops in blocks.items():
         keys = {key_of(loop.op) for loop in loops}
         others = [
@@ -201,24 +201,24 @@ def choose(
             if key_of(loop.op) not in keys and not any(is_inside(one.op, loop.op) for one in loops)
         ]
         cut = CutLoops(loops, others)
-        found.append(Chosen(tuple(loops), cut, follow(Graph.of(block), cut, trips)))
-    return found
+        chosen.append(Chosen(tuple(loops), cut, follow(Graph.of(block), cut, trips)))
+    return chosen
 
 
 def _every(main: ir.Operation, effects: Effects) -> list[LayerLoop]:
     """The loops over layers of `main`, and those that write rows which such loops read, with
     weights that all their layers share."""
-    found = {key_of(each.op): each for each in layer_loops(main.regions[0].blocks[0], effects)}
-    for loop in list(found.values()):
+    by_key = {key_of(each.op): each for each in layer_loops(main.regions[0].blocks[0], effects)}
+    for loop in list(by_key.values()):
         rows = [loop.op.operands[carry] for carry in loop.reads]
         for op, carry in loops_ahead(rows):
-            if key_of(op) in found:
+            if key_of(op) in by_key:
                 continue
             other = read_layer_loop(op, effects, weights=False)
             if other is not None and other.trips == loop.trips and carry in other.writes:
-                found[key_of(op)] = other
+                by_key[key_of(op)] = other
     keys = map(key_of, loops_in(main))
-    return [found[key] for key in keys if key in found]
+    return [by_key[key] for key in keys if key in by_key]
 
 
 def _uncut(every: Sequence[LayerLoop]) -> list[LayerLoop]:

@@ -13,15 +13,15 @@ _WHILE = "stablehlo.while"
 
 def loops_in(root: ir.Operation) -> list[ir.Operation]:
     """The `while` ops in the regions of an op, in the order of the text, an outer one first."""
-    found: list[ir.Operation] = []
+    loops: list[ir.Operation] = []
 
     def visit(op: ir.Operation) -> ir.WalkResult:
         if op.name == _WHILE:
-            found.append(op)
+            loops.append(op)
         return ir.WalkResult.ADVANCE
 
     walk(root, visit)
-    return found
+    return loops
 
 
 def loops_ahead(values: Iterable[ir.Value]) -> Iterator[tuple[ir.Operation, int]]:

@@ -60,12 +60,12 @@ class Range:
 
 def ranges(loop: LayerLoop, counts: Sequence[int]) -> list[Range]:
     """The ranges of so many layers each, in the order in which the loop goes over them."""
-    found: list[Range] = []
+    ascending: list[Range] = []
     first = 0
     for number, count in enumerate(counts):
-        found.append(Range(number, first, first + count))
+        ascending.append(Range(number, first, first + count))
         first += count
-    return found[::-1] if loop.reverse else found
+    return ascending[::-1] if loop.reverse else ascending
 
 
 class RangeWriter:
@@ -77,26 +77,26 @@ class RangeWriter:
         self._loop = loop
         self._values = values  # what stands for values from outside that its regions use
         self._channels = channels
-        found = counted(loop.op, known_integer)
-        assert isinstance(found, Counted), "a loop over layers counts"
-        self._counted = found
+        counting = counted(loop.op, known_integer)
+        assert isinstance(counting, Counted), "a loop over layers counts"
+        self._counted = counting
 
     def counters(self, part: Range, before: Mapping[int, ir.Value]) -> dict[int, ir.Value]:
         """Where counters start; `before` is what the range before, if any, left in them."""
         op, build = self._loop.op, self._builder(self._loop.op)
         begin, _ = part.iterations(self._loop)
-        found: dict[int, ir.Value] = {}
+        starts: dict[int, ir.Value] = {}
         for carry, step in self._loop.counters.items():
             start = constant_integer(op.operands[carry])
             if not begin:
-                found[carry] = op.operands[carry]
+                starts[carry] = op.operands[carry]
             elif start is None:
-                found[carry] = before[carry]
+                starts[carry] = before[carry]
             else:
                 kind = op.operands[carry].type
                 number = wrap(start + begin * step, kind)
-                found[carry] = build.splat(number, [], element_of(op.operands[carry]))
-        return found
+                starts[carry] = build.splat(number, [], element_of(op.operands[carry]))
+        return starts
 
     def write(self, part: Range, operands: Sequence[ir.Value]) -> ir.Operation:
         """The loop over a range, which takes a piece of each stack."""
@@ -135,11 +135,11 @@ class RangeWriter:
 
     def _accesses(self) -> dict[Key, tuple[Rows, int]]:
         """The ops that read or write rows, of which stack, and where they say which."""
-        found: dict[Key, tuple[Rows, int]] = {}
+        accesses: dict[Key, tuple[Rows, int]] = {}
         for kinds, place in ((self._loop.reads, 1), (self._loop.writes, 2)):
             for rows in kinds.values():
-                found |= {key_of(access.op): (rows, place) for access in rows.accesses}
-        return found
+                accesses |= {key_of(access.op): (rows, place) for access in rows.accesses}
+        return accesses
 
     def _bound(self, copy: ir.Operation, part: Range) -> None:
         """Ends a range before the last where the next begins."""
@@ -233,12 +233,12 @@ class RangeEmission(AllPartsWriter):
             return self._pieces.parts_of(value, ROWS, loop.op)
         whole, rows = self._pieces.whole(value, loop.op), rows_of(loop, carry)
         build = Builder(ir.InsertionPoint(loop.op), loop.op.location)
-        found: list[ir.Value] = []
+        taken: list[ir.Value] = []
         first = rows.first
         for count in self._sizes:
-            found.append(build.slice_along(whole, 0, first, first + rows.span * count))
+            taken.append(build.slice_along(whole, 0, first, first + rows.span * count))
             first += rows.span * count
-        return found
+        return taken
 
     def _give_rows(self, loop: LayerLoop, carry: int, pieces: list[ir.Value]) -> None:
         """What stands for a stack behind the loop."""

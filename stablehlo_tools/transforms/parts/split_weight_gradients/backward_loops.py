@@ -34,8 +34,8 @@ def layer_chains(block: ir.Block, effects: Effects) -> list[Backward]:
         for op in loops_in(block.owner.operation)
         if key_of(op) in known or range_of(op) is not None
     ]
-    found = [_backward(op, known.get(key_of(op)), effects) for op in ops]
-    return [loop for loop in found if loop is not None and has_chain(loop.body)]
+    candidates = [_backward(op, known.get(key_of(op)), effects) for op in ops]
+    return [loop for loop in candidates if loop is not None and has_chain(loop.body)]
 
 
 def backward_loops(chains: Sequence[Backward], block: ir.Block, effects: Effects) -> list[Backward]:
@@ -48,9 +48,9 @@ def backward_loops(chains: Sequence[Backward], block: ir.Block, effects: Effects
             if has_chain(body):
                 bodies[key_of(op)] = body
     writers = [_writers_of_rows(loop, bodies) for loop in chains]
-    found = [loop for loop, ops in zip(chains, writers, strict=True) if ops]
-    around = [*(loop.op for loop in found), *(op for ops in writers for op in ops)]
-    return [loop for loop in found if not any(is_inside(loop.op, other) for other in around)]
+    readers = [loop for loop, ops in zip(chains, writers, strict=True) if ops]
+    around = [*(loop.op for loop in readers), *(op for ops in writers for op in ops)]
+    return [loop for loop in readers if not any(is_inside(loop.op, other) for other in around)]
 
 
 def awaited_carries(
@@ -59,12 +59,12 @@ def awaited_carries(
     """The carries of a loop whose results another one takes in its chain."""
     keys = {key_of(each.op) for each in chains}
     late = {(key_of(each.loop.op), carry) for each in divisions for carry in each.moved}
-    found: list[int] = []
+    awaited: list[int] = []
     for carry, result in enumerate(loop.op.results):
         taken = [(key_of(op), place) for op, place in loops_behind(result)]
         if any(each[0] in keys and each not in late for each in taken):
-            found.append(carry)
-    return found
+            awaited.append(carry)
+    return awaited
 
 
 def _backward(op: ir.Operation, loop: LayerLoop | None, effects: Effects) -> Backward | None:

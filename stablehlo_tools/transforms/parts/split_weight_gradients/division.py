@@ -225,8 +225,8 @@ class _Divider:
             else:
                 starts += results
         made = {numbers[r] for position in late for r in body.ops[position].results if r in numbers}
-        found = cheapest_cut(prices, edges, starts, sorted(ends - made))
-        return None if found is None else [list(numbers)[number] for number in found]
+        cut = cheapest_cut(prices, edges, starts, sorted(ends - made))
+        return None if cut is None else [list(numbers)[number] for number in cut]
 
     def _is_free(self, value: ir.Value) -> bool:
         """Whether the second loop can have a value without the first."""

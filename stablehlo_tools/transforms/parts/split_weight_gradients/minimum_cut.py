@@ -69,23 +69,23 @@ class CutGraph:
         return _edges(before, self._sink, self._source)
 
     def _leading_to_sink(self) -> set[int]:
-        found = {self._sink}
+        leading = {self._sink}
         pending = [self._sink]
         while pending:
             head = pending.pop()
             for tail in self._left[head]:
-                if self._left[tail].get(head, 0) > 0 and tail not in found:
-                    found.add(tail)
+                if self._left[tail].get(head, 0) > 0 and tail not in leading:
+                    leading.add(tail)
                     pending.append(tail)
-        return found
+        return leading
 
 
 def _edges(before: Mapping[int, int], end: int, start: int) -> list[tuple[int, int]]:
-    found: list[tuple[int, int]] = []
+    edges: list[tuple[int, int]] = []
     while end != start:
-        found.append((before[end], end))
+        edges.append((before[end], end))
         end = before[end]
-    return found
+    return edges
 
 
 def cheapest_cut(

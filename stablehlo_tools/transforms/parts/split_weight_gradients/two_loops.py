@@ -186,12 +186,12 @@ class _First(_Loop):
     def _finish(
         self, build: Builder, values: dict[ir.Value, ir.Value], stacks: list[ir.Value]
     ) -> list[ir.Value]:
-        found: list[ir.Value] = []
+        written: list[ir.Value] = []
         for value, stack in zip(self._division.stored, stacks, strict=True):
             row = build.reshape(values[value], [1, *shape_of(value)])
             starts = self._row(build, values, len(shape_of(stack)))
-            found.append(build.update(stack, row, starts))
-        return found
+            written.append(build.update(stack, row, starts))
+        return written
 
 
 class _Second(_Loop):
