@@ -64,7 +64,10 @@ def _refused(message: str, source: HloText) -> ToolError:
 
 
 def convert(directory: Path, _request: dict[str, Any]) -> dict[str, Any]:
-    """In the child: converts the text in the directory and leaves the module there."""
+    """In the child: the text in the directory becomes a module of bytecode there.
+
+    Each instruction is marked before, because XLA's converter drops its name and its line.
+    """
     from stablehlo_tools import bindings
     from stablehlo_tools.hlo_input.marks import marked
 

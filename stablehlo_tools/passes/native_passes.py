@@ -71,6 +71,7 @@ def main() -> None:
     context = bindings.new_context()
 
     def answer(passes: list[str], data: bytes) -> tuple[Any, bytes]:
+        """The module after the passes, each `name{options}`; what they warn of is dropped."""
         module = bindings.parse_module(data, context)
         try:
             for text in passes:

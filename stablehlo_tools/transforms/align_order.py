@@ -209,10 +209,10 @@ def _rearrange(block: ir.Block, wanted: Sequence[ir.Operation]) -> None:
                 emit(position)
         reached = max(reached, last + 1)
         held = [p for p in range(reached) if p not in done]
-        emit(last)
+        emit(last)  # ready: the common order lets no op pass what it is computed from
     for position in range(len(listed)):
         if position not in done:
             emit(position)
     end = listed[-1]
-    for op in result[:-1]:
+    for op in result[:-1]:  # the last is the terminator in both orders
         op.move_before(end)

@@ -222,7 +222,8 @@ class Knowledge:
         self.forward(body)
 
     def of_devices(self, value: int) -> Values | None:
-        """A known integer tensor with a row for each device."""
+        """What is known now of an integer tensor, a row for each device by its flattened id; None
+        where nothing is. (`now` holds a single row where all devices have the same.)"""
         known = self.now[value]
         if known is None or len(known) == self._devices:
             return known

@@ -65,6 +65,7 @@ class _Reader:
         self._classify: Classify = classify_communication(module.context)
 
     def pipelines(self, loops: list[ir.Operation]) -> Iterator[Pipeline]:
+        """Those of the loops, any `while`s, that are pipelines, in their order."""
         for op in loops:
             loop = tick_loop(op, self._facts, self._known)
             pipeline = None if loop is None else self._pipeline(loop)
@@ -72,7 +73,7 @@ class _Reader:
                 yield pipeline
 
     def _pipeline(self, loop: TickLoop) -> Pipeline | None:
-        training = len(loop.tables) == 2
+        training = len(loop.tables) == 2  # one table: forwards alone; two: and backwards
         read = [read_direction(table.entries, training=training) for table in loop.tables]
         directions = [direction for direction in read if direction is not None]
         if len(directions) != len(read):

@@ -169,9 +169,10 @@ def needs_memory(user: Node, index: int) -> bool:
 def _reader(
     node: Node, user: Node, kernel_of: dict[int, int], readers_of: dict[int, _Readers]
 ) -> _Readers:
-    """What reads a node through one of its users."""
+    """The kernels that read a node through one of its users: the user's own or, where the user is
+    made anew wherever it is read, those that read that."""
     if user.role is Role.OUTPUT:
-        return _NONE
+        return _NONE  # a kernel writes it as one more result
     if user.index in readers_of:
         return readers_of[user.index]
     # What an update writes into is not computed in its kernel: it would have to be written whole.

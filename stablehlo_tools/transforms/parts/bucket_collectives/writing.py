@@ -220,7 +220,7 @@ class _Part:
 def write_merged(
     members: Sequence[Collective], group: int, point: ir.InsertionPoint, *, several: bool
 ) -> tuple[ir.Operation, ir.Operation]:
-    """Writes one collective for several and lets it take their place; they lose their region.
+    """Writes one collective for several and lets it take their place; the first loses its region.
 
     `group` is how many devices exchange data with each other; `several` lets the op have several
     operands. Returns the op and the last one that was written.
@@ -269,7 +269,7 @@ class _Writer:
         types: Sequence[ir.Type],
         changed: Mapping[str, ir.Attribute],
     ) -> ir.Operation:
-        """The collective, with some attributes changed."""
+        """The collective, with attributes changed; it takes the first member's region, once."""
         kept = {name: a for name, a in self.like.attributes.items() if name not in _OF_ONE}
         new = ir.Operation.create(
             self.like.name,

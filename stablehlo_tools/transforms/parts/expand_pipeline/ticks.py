@@ -280,8 +280,8 @@ class PhaseWriter:
         """The work of a tick: the chunk's layers on one microbatch.
 
         `starts` are flows for the first chunk, where they are not those that the layer loop starts
-        from; `kept` are the stores of the other phase. Returns the state, nothing received yet, and
-        the flows behind the chunk.
+        from; `kept` are the stores of the other phase. Returns the state, with what was received
+        before the tick, and the flows behind the chunk.
         """
         phase, context = self._phase, self._context
         flows = [self._input(build, row, state, carry, starts) for carry in phase.flows]
@@ -306,7 +306,11 @@ class PhaseWriter:
         return State(state.received, finals, after.sums, after.stores), out
 
     def hand_on(self, build: Builder, row: Row, state: State, out: Mapping[int, ir.Value]) -> State:
-        """Sends the flows to the next rank, and puts away what comes."""
+        """Sends the flows round the ring of ranks, and puts what comes into its slot.
+
+        All phases of a tick run first: what comes may take the place of what they read. What no
+        rank needs goes to a slot that holds nothing alive.
+        """
         step = -1 if self._phase.loop.reverse else 1
         received: dict[int, ir.Value] = {}
         for carry, value in out.items():

@@ -1,10 +1,10 @@
 """Where the elements of a value come from, past everything that only moves them.
 
-A value is asked for on one rank, in one iteration of the loop (a *tick*), as a box of elements. Ops
-that move elements by known indices are followed, through carries into earlier ticks and through
-collectives to other ranks, until what was asked for is in pieces: of what an op computed, of a
-value from outside, of a constant. What no output asks for, such as the garbage of ramp-up, is never
-seen.
+A value is asked for on one rank, in one iteration of the loop (a *tick*; -1 is outside of the
+loop), as a box of elements. Ops that move elements by known indices are followed, through carries
+into earlier ticks and through collectives to other ranks, until what was asked for is in pieces: of
+what an op computed, of a value from outside, of a constant. What no output asks for, such as the
+garbage of ramp-up, is never seen.
 """
 
 from __future__ import annotations
@@ -100,6 +100,7 @@ class Tracer:
         moved = self._moved(op, query)
         if moved is not None:
             return moved
+        # The same in every tick, or on every rank: one source, so that pieces compare equal.
         if tick >= 0 and not region.is_varying(op):
             tick = -1
         rank = query.rank if tick >= 0 or region.differs(value) else 0
