@@ -142,11 +142,11 @@ def _processes(module: ir.Module, facts: ModuleFacts, permute: Collective) -> in
 def _check_zeros(permute: Collective, cut: Cut) -> None:
     if cut.forward:
         return
-    kind = permute.op.results[0].type
-    if not ir.ShapedType(kind).has_static_shape:
+    type_ = permute.op.results[0].type
+    if not ir.ShapedType(type_).has_static_shape:
         raise ToolError(
             f"{permute.inner.name}: some devices send to themselves and others get zeros, which "
-            f"cannot be written as {kind} (P6)",
+            f"cannot be written as {type_} (P6)",
             permute.op.location,
         )
 
@@ -184,10 +184,10 @@ def _permuted(
 
 def _zeros(op: ir.Operation) -> ir.Value:
     """Zeros of the type of a permute's result, in front of it."""
-    kind = ir.RankedTensorType(op.results[0].type)
-    zero = _zero(kind.element_type)
+    type_ = ir.RankedTensorType(op.results[0].type)
+    zero = _zero(type_.element_type)
     # As text: the bindings hand out no attribute of complex elements.
-    text = f'"stablehlo.constant"() <{{value = dense<{zero}> : {kind}}}> : () -> {kind}'
+    text = f'"stablehlo.constant"() <{{value = dense<{zero}> : {type_}}}> : () -> {type_}'
     with op.location:
         constant = ir.Operation.parse(text, context=op.context).operation
     ir.InsertionPoint(op).insert(constant)

@@ -173,9 +173,9 @@ def _problem(permute: Collective, free_axes: FreeAxes) -> str | None:
             "its pairs count replicas, and those of send and recv partitions: give it a channel, "
             "and the module partitions (P5)"
         )
-    kind = permute.op.results[0].type
-    if not ir.ShapedType(kind).has_static_shape:
-        return f"{kind} has no known size to receive (P6)"
+    type_ = permute.op.results[0].type
+    if not ir.ShapedType(type_).has_static_shape:
+        return f"{type_} has no known size to receive (P6)"
     if free_axes.around(permute.op):
         return (
             "mesh axes are left free around it, and XLA's partitioner knows no send or recv: make "

@@ -65,10 +65,10 @@ def _waiting(collective: Collective) -> ir.Operation:
 
 def _first_tensor(op: ir.Operation) -> ir.Value | None:
     for result in op.results:
-        kind = result.type
-        if not isinstance(kind, ir.RankedTensorType) or is_future(result):
+        type_ = result.type
+        if not isinstance(type_, ir.RankedTensorType) or is_future(result):
             continue
-        if kind.has_static_shape and 0 not in kind.shape:
+        if type_.has_static_shape and 0 not in type_.shape:
             return result
     return None
 
@@ -77,12 +77,12 @@ def _smallest(end: ir.Operation, owner: ir.Operation, live: Set[ir.Value]) -> in
     """Which of the returned values is the smallest tensor that is used outside."""
     sizes: dict[int, int] = {}
     for position, value in enumerate(end.operands):
-        kind = value.type
-        if not isinstance(kind, ir.RankedTensorType) or not kind.has_static_shape:
+        type_ = value.type
+        if not isinstance(type_, ir.RankedTensorType) or not type_.has_static_shape:
             continue
         if owner.name == MANUAL_COMPUTATION and owner.results[position] not in live:
             continue
-        size = tensor_bytes(ir.ShapedType(kind))
+        size = tensor_bytes(ir.ShapedType(type_))
         if size:
             sizes[position] = size
     return min(sizes, key=lambda position: sizes[position], default=None)
@@ -90,15 +90,15 @@ def _smallest(end: ir.Operation, owner: ir.Operation, live: Set[ir.Value]) -> in
 
 def _always_true(value: ir.Value) -> ir.Value:
     """A predicate computed from the first element of a tensor."""
-    kind = ir.RankedTensorType(value.type)
-    element = kind.element_type
-    if kind.rank:
-        ones = [1] * kind.rank
+    type_ = ir.RankedTensorType(value.type)
+    element = type_.element_type
+    if type_.rank:
+        ones = [1] * type_.rank
         value = _create(
             "slice",
             [value],
             ir.RankedTensorType.get(ones, element),
-            start_indices=ir.DenseI64ArrayAttr.get([0] * kind.rank),
+            start_indices=ir.DenseI64ArrayAttr.get([0] * type_.rank),
             limit_indices=ir.DenseI64ArrayAttr.get(ones),
             strides=ir.DenseI64ArrayAttr.get(ones),
         )
@@ -118,29 +118,29 @@ def _always_true(value: ir.Value) -> ir.Value:
 
 def _guarded(value: ir.Value, predicate: ir.Value) -> ir.Value:
     """The value where the predicate holds, as it always does."""
-    kind = ir.RankedTensorType(value.type)
-    return _create("select", [predicate, value, _zero(kind)], kind)
+    type_ = ir.RankedTensorType(value.type)
+    return _create("select", [predicate, value, _zero(type_)], type_)
 
 
-def _zero(kind: ir.RankedTensorType) -> ir.Value:
-    element = kind.element_type
+def _zero(type_: ir.RankedTensorType) -> ir.Value:
+    element = type_.element_type
     if isinstance(element, ir.ComplexType):
-        part = _zero(ir.RankedTensorType.get(kind.shape, element.element_type))
-        return _create("complex", [part, part], kind)
+        part = _zero(ir.RankedTensorType.get(type_.shape, element.element_type))
+        return _create("complex", [part, part], type_)
     text = "0.0"
     if isinstance(element, ir.IntegerType):
         text = "false" if element.width == 1 else "0"
-    return _constant(text, kind)
+    return _constant(text, type_)
 
 
-def _integer(value: int, kind: ir.RankedTensorType) -> ir.Value:
-    return _constant(str(value), kind)
+def _integer(value: int, type_: ir.RankedTensorType) -> ir.Value:
+    return _constant(str(value), type_)
 
 
-def _constant(text: str, kind: ir.RankedTensorType) -> ir.Value:
-    attribute = ir.Attribute.parse(f"dense<{text}> : {kind}")
+def _constant(text: str, type_: ir.RankedTensorType) -> ir.Value:
+    attribute = ir.Attribute.parse(f"dense<{text}> : {type_}")
     return ir.Operation.create(
-        "stablehlo.constant", results=[kind], attributes={"value": attribute}
+        "stablehlo.constant", results=[type_], attributes={"value": attribute}
     ).results[0]
 
 

@@ -87,10 +87,10 @@ _CONSTRAINT = "sdy.sharding_constraint"
 
 def accumulated_bytes(value: ir.Value) -> int:
     """What an accumulator of a value takes, in at least float32."""
-    kind = ir.RankedTensorType.get(
+    type_ = ir.RankedTensorType.get(
         shape_of(value), wide(element_of(value)), loc=ir.Location.unknown(value.context)
     )
-    return tensor_bytes(kind) or 0
+    return tensor_bytes(type_) or 0
 
 
 class Boundary:

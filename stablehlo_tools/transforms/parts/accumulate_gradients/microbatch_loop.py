@@ -118,7 +118,7 @@ def write_loop(division: Division, meshes: Meshes) -> None:
     """
     anchor = _anchor(division)
     location = division.inside[0].op.location
-    writer = _Writer(division, Builder(ir.InsertionPoint(anchor), location))
+    writer = _MicrobatchLoopWriter(division, Builder(ir.InsertionPoint(anchor), location))
     for node in needed_later(division):
         node.op.move_before(writer.loop.op)
     results = writer.write(meshes)
@@ -163,7 +163,7 @@ def needed_later(division: Division) -> list[Node]:
     return later[::-1]
 
 
-class _Writer:
+class _MicrobatchLoopWriter:
     """The loop: first it is there, then its body is written."""
 
     def __init__(self, division: Division, build: Builder) -> None:

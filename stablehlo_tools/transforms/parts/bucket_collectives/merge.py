@@ -77,7 +77,7 @@ _EFFECT_BETWEEN = "ops with effects between them would change their order (C9)"
 
 
 @dataclass(frozen=True)
-class Place:
+class MergePlace:
     """Behind `behind`, or before the first of the ops where that is None.
 
     `moved` follow what is written there, in order.
@@ -94,7 +94,7 @@ class Place:
         return ir.InsertionPoint.after(self.behind)
 
 
-def find_place(ops: Sequence[ir.Operation], effects: Effects) -> Place | str:
+def find_place(ops: Sequence[ir.Operation], effects: Effects) -> MergePlace | str:
     """Where one op can stand for `ops`, which are of one block; or why there is no such place."""
     block = ops[0].block
     first = in_block_order(ops)[0]
@@ -102,10 +102,12 @@ def find_place(ops: Sequence[ir.Operation], effects: Effects) -> Place | str:
     makers = [op for op in maker_of_each if op is not None]
     later = in_block_order([op for op in makers if first.is_before_in_block(op)])
     if not later:
-        return _LEADS if any(op == first for op in makers) else Place(first, None, ())
+        return _LEADS if any(op == first for op in makers) else MergePlace(first, None, ())
     moved = _moved(ops, later[-1], effects.in_block(block))
     return (
-        moved if isinstance(moved, str) else Place(first, later[-1], tuple(in_block_order(moved)))
+        moved
+        if isinstance(moved, str)
+        else MergePlace(first, later[-1], tuple(in_block_order(moved)))
     )
 
 
@@ -278,7 +280,7 @@ class Merger:
             return 0
         return 2 * ((member.bytes_in or 0) + (member.bytes_out or 0))
 
-    def _placed(self, members: Sequence[Collective]) -> Place | str:
+    def _placed(self, members: Sequence[Collective]) -> MergePlace | str:
         """Where one op can stand for these, or why none can."""
         traits = [self.traits(member) for member in members]
         refused = next((reason for reason in traits if isinstance(reason, str)), None)

@@ -153,8 +153,8 @@ def transposed(builder: Builder, value: ir.Value, order: Sequence[int]) -> ir.Va
     moving = [dimension for dimension in order if shape[dimension] != 1]
     if moving == sorted(moving):
         return reshaped(builder, value, target)
-    kind = builder.tensor(target, element_of(value))
-    return builder.op("transpose", [value], kind, permutation=builder.integers(order))
+    type_ = builder.tensor(target, element_of(value))
+    return builder.op("transpose", [value], type_, permutation=builder.integers(order))
 
 
 @dataclass(frozen=True)
@@ -226,7 +226,7 @@ def write_merged(
     operands. Returns the op and the last one that was written.
     """
     parts = [part for member in members for part in _parts(member, group, point)]
-    writer = _Writer(members, point)
+    writer = _BucketWriter(members, point)
     element = common_element([element_of(part.operand) for part in parts])
     dimension = _common_dimension(parts, element)
     if several:
@@ -252,7 +252,7 @@ def _parts(member: Collective, group: int, point: ir.InsertionPoint) -> list[_Pa
     ]
 
 
-class _Writer:
+class _BucketWriter:
     """Writes collectives with the attributes and the region of the first member."""
 
     def __init__(self, members: Sequence[Collective], point: ir.InsertionPoint) -> None:
@@ -319,7 +319,7 @@ def _common_dimension(parts: Sequence[_Part], element: ir.Type) -> int | None:
 
 
 def _several(
-    writer: _Writer, parts: Sequence[_Part], element: ir.Type
+    writer: _BucketWriter, parts: Sequence[_Part], element: ir.Type
 ) -> tuple[ir.Operation, list[ir.Value]]:
     """One collective of several operands, and the results."""
     exchange = parts[0].exchange
@@ -338,7 +338,7 @@ def _several(
 
 
 def _side_by_side(
-    writer: _Writer, parts: Sequence[_Part], element: ir.Type, dimension: int
+    writer: _BucketWriter, parts: Sequence[_Part], element: ir.Type, dimension: int
 ) -> tuple[ir.Operation, list[ir.Value]]:
     """One collective of the operands as they are, joined along a dimension; and the results."""
     laid = [encoded(part.builder, part.operand, element) for part in parts]
@@ -358,7 +358,7 @@ def _side_by_side(
 
 
 def _behind_parts(
-    writer: _Writer, parts: Sequence[_Part], element: ir.Type
+    writer: _BucketWriter, parts: Sequence[_Part], element: ir.Type
 ) -> tuple[ir.Operation, list[ir.Value]]:
     """One collective of pieces beside each other behind their parts, and the results."""
     exchange = parts[0].exchange

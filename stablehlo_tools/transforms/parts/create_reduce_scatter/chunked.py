@@ -222,11 +222,11 @@ def _reduces(op: ir.Operation, position: int) -> bool:
 
 
 def _made(stage: Stage, op: ir.Operation, value: ir.Value, location: ir.Location) -> ir.Value:
-    kind = ir.RankedTensorType(value.type)
-    shape = list(kind.shape)
+    type_ = ir.RankedTensorType(value.type)
+    shape = list(type_.shape)
     if shape:
         shape[stage.dimension] = int(shape[stage.dimension] / stage.factor)
-    result = with_shape(kind, shape)
+    result = with_shape(type_, shape)
     return collective_like(
         op,
         stage.kind,

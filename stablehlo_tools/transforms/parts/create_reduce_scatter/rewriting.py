@@ -14,7 +14,7 @@ from stablehlo_tools.ir.values import has_uses, producer
 from stablehlo_tools.transforms.parts.create_reduce_scatter.slices import (
     ELEMENTWISE,
     Slice,
-    Step,
+    SliceStep,
     Window,
     narrowed_shape,
     splat_of,
@@ -26,9 +26,9 @@ _ENDS = frozenset({"func.return", "sdy.return"})
 _PURE = COMPUTED | ELEMENTWISE | _IDS | _ENDS | {"stablehlo.pad"}
 
 
-def with_shape(kind: ir.Type, shape: Sequence[int]) -> ir.RankedTensorType:
+def with_shape(type_: ir.Type, shape: Sequence[int]) -> ir.RankedTensorType:
     """A tensor type with another shape."""
-    return ir.RankedTensorType.get(list(shape), ir.RankedTensorType(kind).element_type)
+    return ir.RankedTensorType.get(list(shape), ir.RankedTensorType(type_).element_type)
 
 
 def compute_from(part: ir.Value, slice_: Slice) -> None:
@@ -127,7 +127,7 @@ def erase_unused(
     return erased
 
 
-def _narrowed_step(step: Step, part: ir.Value) -> ir.Value:
+def _narrowed_step(step: SliceStep, part: ir.Value) -> ir.Value:
     op, window = step.op, step.window
     result = ir.RankedTensorType(op.results[0].type)
     operands = [
@@ -146,10 +146,10 @@ def _narrowed_step(step: Step, part: ir.Value) -> ir.Value:
 
 def _narrowed(value: ir.Value, window: Window) -> ir.Value:
     """What a device takes of a value beside the one that is followed; see `can_narrow`."""
-    kind = ir.RankedTensorType(value.type)
-    if not kind.rank or not any(window):
+    type_ = ir.RankedTensorType(value.type)
+    if not type_.rank or not any(window):
         return value
-    part = with_shape(kind, narrowed_shape(kind.shape, window))
+    part = with_shape(type_, narrowed_shape(type_.shape, window))
     maker = producer(value)
     splat = splat_of(value)
     if maker is not None and splat is not None:
@@ -175,12 +175,12 @@ def _narrowed(value: ir.Value, window: Window) -> ir.Value:
     ).results[0]
 
 
-def _copy(op: ir.Operation, kind: ir.Type, **changed: ir.Attribute) -> ir.Value:
+def _copy(op: ir.Operation, type_: ir.Type, **changed: ir.Attribute) -> ir.Value:
     """An op once more, with another result type."""
     attributes = {n: a for n, a in op.attributes.items() if n != SHARDING}
     return ir.Operation.create(
         op.name,
-        results=[kind],
+        results=[type_],
         operands=list(op.operands),
         attributes={**attributes, **changed},
         loc=op.location,

@@ -55,10 +55,10 @@ Window = tuple[Cut | None, ...]  # one entry for each dimension, None for the wh
 
 def shape_of(value: ir.Value) -> tuple[int, ...] | None:
     """The static shape of a tensor."""
-    kind = value.type
-    if not isinstance(kind, ir.RankedTensorType) or not kind.has_static_shape:
+    type_ = value.type
+    if not isinstance(type_, ir.RankedTensorType) or not type_.has_static_shape:
         return None
-    return tuple(kind.shape)
+    return tuple(type_.shape)
 
 
 def chunks_of(window: Window) -> list[Chunks]:
@@ -187,7 +187,7 @@ _MOST = 64  # ops looked at for one result
 
 
 @dataclass(frozen=True)
-class Step:
+class SliceStep:
     """An op on the way: where the value enters, and what is taken of the op's result."""
 
     op: ir.Operation
@@ -200,7 +200,7 @@ class Slice:
     """A dynamic_slice, the steps that lead to it, and the window of the value they start from."""
 
     op: ir.Operation
-    steps: tuple[Step, ...]
+    steps: tuple[SliceStep, ...]
     window: Window
 
     @property
@@ -259,11 +259,11 @@ class _Search:
         self, user: ir.Operation, position: int, path: tuple[tuple[ir.Operation, int], ...]
     ) -> None:
         window = sliced_window(user, self.values) if position == 0 else None
-        steps: list[Step] = []
+        steps: list[SliceStep] = []
         for op, operand in reversed(path):
             if window is None:
                 break
-            steps.append(Step(op, operand, window))
+            steps.append(SliceStep(op, operand, window))
             window = window_before(op, operand, window)
         if window is None:
             self.slices.complete = False

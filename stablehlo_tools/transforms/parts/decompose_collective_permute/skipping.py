@@ -187,10 +187,10 @@ def _merged(phases: Sequence[Phase]) -> list[Phase]:
 def _unwritable(op: ir.Operation) -> str:
     if _is_written(op):
         return WRITTEN
-    kind = ir.RankedTensorType(op.results[0].type)
-    if not kind.has_static_shape:
+    type_ = ir.RankedTensorType(op.results[0].type)
+    if not type_.has_static_shape:
         return SYMBOLIC
-    plain = isinstance(kind.element_type, ir.IntegerType | ir.FloatType | ir.ComplexType)
+    plain = isinstance(type_.element_type, ir.IntegerType | ir.FloatType | ir.ComplexType)
     return "" if plain else NOT_PLAIN
 
 
@@ -227,13 +227,13 @@ def write(plan: ValidityPlan) -> ir.Value:
     if len(forms) == 1:
         result = _form(op, plan, forms[0], ir.InsertionPoint(op))
     else:
-        result = _Writer(plan).write()
+        result = _SkippingWriter(plan).write()
     op.results[0].replace_all_uses_with(result)
     op.erase()
     return result
 
 
-class _Writer:
+class _SkippingWriter:
     def __init__(self, plan: ValidityPlan) -> None:
         self.plan = plan
         self.op = plan.demand.op
@@ -296,9 +296,9 @@ class _Writer:
         return self._number(self.counter.start + iteration * self.counter.step)
 
     def _number(self, number: int) -> ir.Value:
-        kind = self.value.type
-        value = ir.Attribute.parse(f"dense<{number}> : {kind}", self.op.context)
-        return self.builder.op("constant", [], kind, value=value)
+        type_ = self.value.type
+        value = ir.Attribute.parse(f"dense<{number}> : {type_}", self.op.context)
+        return self.builder.op("constant", [], type_, value=value)
 
     def _looked_up(self) -> ir.Value:
         """The number of the form, out of a table by the iteration."""
@@ -321,12 +321,14 @@ class _Writer:
 
 def _form(op: ir.Operation, plan: ValidityPlan, form: Edges, at: ir.InsertionPoint) -> ir.Value:
     """The permute with some of its edges; zeros without any."""
-    kind = op.results[0].type
+    type_ = op.results[0].type
     if not form:
         return ir.Operation.create(
             "stablehlo.constant",
-            results=[kind],
-            attributes={"value": ir.Attribute.parse(f"dense<{_zero(kind)}> : {kind}", op.context)},
+            results=[type_],
+            attributes={
+                "value": ir.Attribute.parse(f"dense<{_zero(type_)}> : {type_}", op.context)
+            },
             loc=op.location,
             ip=at,
         ).results[0]
@@ -338,8 +340,8 @@ def _form(op: ir.Operation, plan: ValidityPlan, form: Edges, at: ir.InsertionPoi
     return copy.results[0]
 
 
-def _zero(kind: ir.Type) -> str:
-    element = ir.RankedTensorType(kind).element_type
+def _zero(type_: ir.Type) -> str:
+    element = ir.RankedTensorType(type_).element_type
     if isinstance(element, ir.ComplexType):
         return "(0.0, 0.0)" if isinstance(element.element_type, ir.FloatType) else "(0, 0)"
     if isinstance(element, ir.FloatType):

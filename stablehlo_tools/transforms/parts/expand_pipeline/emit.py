@@ -32,9 +32,9 @@ from stablehlo_tools.transforms.parts.expand_pipeline.ticks import (
     PhaseWriter,
     Row,
     State,
-    nothing,
     put_row,
     row_of,
+    sum_identity,
     wide,
 )
 from stablehlo_tools.transforms.parts.one_part import (
@@ -274,13 +274,13 @@ class HeadWriter:
         """What is carried before the first tick."""
         build, carried = self._region.end, list[ir.Value]()
         for carry in self._head.flows:
-            kind = self._part(self._plan.forward.node.results[carry])
-            carried.append(build.splat(0, [self._slots, *kind.shape], kind.element_type))
+            type_ = self._part(self._plan.forward.node.results[carry])
+            carried.append(build.splat(0, [self._slots, *type_.shape], type_.element_type))
         for value in map(self._value, self._head.sums):
-            carried.append(nothing(build, shape_of(value), wide(element_of(value))))
+            carried.append(sum_identity(build, shape_of(value), wide(element_of(value))))
         for value, layout in self._finals():
             rows = apart(shape_of(value), layout, self._dims.parts)
-            carried.append(nothing(build, rows, element_of(value)))
+            carried.append(sum_identity(build, rows, element_of(value)))
         return carried
 
     def keep(
@@ -346,8 +346,8 @@ class HeadWriter:
         inside.end_region([*starts.values(), *after])
         other = Builder(ir.InsertionPoint(choice.regions[1].blocks.append()), build.location)
         unused = [
-            other.splat(0, kind.shape, kind.element_type)
-            for kind in map(self._part, self._head.starts.values())
+            other.splat(0, type_.shape, type_.element_type)
+            for type_ in map(self._part, self._head.starts.values())
         ]
         other.end_region([*unused, *held[waiting:]])
         results: list[ir.Value] = list(choice.results)

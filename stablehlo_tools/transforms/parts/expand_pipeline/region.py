@@ -183,22 +183,22 @@ class Region:
         self._holder.erase()
         return list(computation.results)
 
-    def _local(self, kind: ir.Type, dimension: int | None) -> ir.Type:
-        tensor = ir.RankedTensorType(kind)
+    def _local(self, type_: ir.Type, dimension: int | None) -> ir.Type:
+        tensor = ir.RankedTensorType(type_)
         shape = list(tensor.shape)
         if dimension is not None:
             shape[dimension] //= self.axis.size
         return ir.RankedTensorType.get(shape, tensor.element_type, loc=self.location)
 
-    def _global(self, kind: ir.Type, dimension: int | None) -> ir.Type:
-        tensor = ir.RankedTensorType(kind)
+    def _global(self, type_: ir.Type, dimension: int | None) -> ir.Type:
+        tensor = ir.RankedTensorType(type_)
         shape = list(tensor.shape)
         if dimension is not None:
             shape[dimension] *= self.axis.size
         return ir.RankedTensorType.get(shape, tensor.element_type, loc=self.location)
 
     def _shardings(self, values: Sequence[tuple[ir.Type, int | None]]) -> ir.Attribute:
-        texts = [self._sharding(ir.RankedTensorType(kind).rank, dim) for kind, dim in values]
+        texts = [self._sharding(ir.RankedTensorType(type_).rank, dim) for type_, dim in values]
         return ir.Attribute.parse(f"#sdy.sharding_per_value<[{', '.join(texts)}]>", self.context)
 
     def _sharding(self, rank: int, dimension: int | None) -> str:

@@ -82,10 +82,10 @@ def _stated(value: ir.Value) -> ir.Attribute | None:
 
 
 def _same_shape(one: ir.Value, other: ir.Value) -> bool:
-    kinds = one.type, other.type
-    if not all(isinstance(kind, ir.RankedTensorType) for kind in kinds):
+    types = one.type, other.type
+    if not all(isinstance(type_, ir.RankedTensorType) for type_ in types):
         return False
-    shapes = [ir.RankedTensorType(kind).shape for kind in kinds]
+    shapes = [ir.RankedTensorType(type_).shape for type_ in types]
     return shapes[0] == shapes[1]
 
 

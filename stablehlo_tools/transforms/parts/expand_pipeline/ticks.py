@@ -35,7 +35,7 @@ from stablehlo_tools.transforms.parts.one_part import (
 )
 
 
-def nothing(build: Builder, shape: Sequence[int], element: ir.Type) -> ir.Value:
+def sum_identity(build: Builder, shape: Sequence[int], element: ir.Type) -> ir.Value:
     """What changes no number that it is added to: -0.0 for floats.
 
     Ranks that have no results of their own hold it, so that a sum over all gives the others' bits.
@@ -258,13 +258,13 @@ class PhaseWriter:
         """The state before the first tick."""
         build, state = self._region.end, State()
         for carry in self._phase.flows:
-            kind = self._part(carry)
+            type_ = self._part(carry)
             slots = self._direction.slots
-            shape = list(kind.shape) if slots == 1 else [slots, *kind.shape]
-            state.received[carry] = build.splat(0, shape, kind.element_type)
+            shape = list(type_.shape) if slots == 1 else [slots, *type_.shape]
+            state.received[carry] = build.splat(0, shape, type_.element_type)
         for carry in self._finals:
             shape, element = self._final_shape(carry)
-            state.finals[carry] = nothing(build, shape, element)
+            state.finals[carry] = sum_identity(build, shape, element)
         for carry in self._phase.sums:
             whole = self._operand(carry)
             state.sums[carry] = build.splat(0, shape_of(whole), wide(element_of(whole)))
@@ -415,10 +415,12 @@ class PhaseWriter:
         if carry in kept:
             stack = kept[carry]
             head = [row.kept if layout is not None else row.chunk, layer]
-            starts, sizes = self._place(build, stack, head, read.access, None, row)
+            starts, sizes = self._rows_window(build, stack, head, read.access, None, row)
         else:
             stack = self._stacks[carry]
-            starts, sizes = self._place(build, stack, [row.chunk, layer], read.access, layout, row)
+            starts, sizes = self._rows_window(
+                build, stack, [row.chunk, layer], read.access, layout, row
+            )
         taken = build.dynamic_slice(stack, starts, sizes)
         writing.values[result] = build.reshape(
             build.convert(taken, type_.element_type), type_.shape
@@ -438,7 +440,7 @@ class PhaseWriter:
         layout = self._layout(carry)
         slotted = carry in self._kept.carries and layout is not None
         head = [row.kept if slotted else row.chunk, layer]
-        starts, sizes = self._place(
+        starts, sizes = self._rows_window(
             build, store, head, write.access, None if slotted else layout, row
         )
         value = writing.get(number_, layout, build)
@@ -451,7 +453,7 @@ class PhaseWriter:
                 new = build.same("select", row.runs, new, old)
         return build.update(store, new, starts)
 
-    def _place(
+    def _rows_window(
         self,
         build: Builder,
         stack: ir.Value,

@@ -261,14 +261,14 @@ def defining_op(value: ir.Value) -> ir.Operation | None:
 
 def element_type(value: ir.Value) -> ir.Type | None:
     """The element type of a tensor, None for a value of another type."""
-    kind = value.type
-    return kind.element_type if isinstance(kind, ir.RankedTensorType) else None
+    type_ = value.type
+    return type_.element_type if isinstance(type_, ir.RankedTensorType) else None
 
 
 def is_scalar(value: ir.Value) -> bool:
     """Whether a value is a tensor of rank 0."""
-    kind = value.type
-    return isinstance(kind, ir.RankedTensorType) and kind.rank == 0
+    type_ = value.type
+    return isinstance(type_, ir.RankedTensorType) and type_.rank == 0
 
 
 def is_zero_constant(op: ir.Operation) -> bool:

@@ -154,16 +154,16 @@ def _hand_on_nothing(chain: TokenGraph, flow: Flow) -> None:
 
 def _start_anew(chain: TokenGraph, op: ir.Operation, position: int) -> None:
     """Replaces a token operand by the root of the chain, where one can be had."""
-    kind = op.operands[position].type
+    type_ = op.operands[position].type
     if chain.root is None:
-        op.operands[position] = _zero(op, kind)
+        op.operands[position] = _zero(op, type_)
         return
     root = _token_argument(chain, enclosing_function(op))
     if root is None:
         return
-    if root.type != kind:
+    if root.type != type_:
         root = ir.Operation.create(
-            CONVERT, results=[kind], operands=[root], loc=op.location, ip=ir.InsertionPoint(op)
+            CONVERT, results=[type_], operands=[root], loc=op.location, ip=ir.InsertionPoint(op)
         ).results[0]
     op.operands[position] = root
 
@@ -173,16 +173,16 @@ def _token_argument(chain: TokenGraph, function: ir.Operation) -> Base:
     return next((argument for argument in arguments if argument in chain.bases), None)
 
 
-def _zero(op: ir.Operation, kind: ir.Type) -> ir.Value:
-    element = ir.RankedTensorType(kind).element_type
+def _zero(op: ir.Operation, type_: ir.Type) -> ir.Value:
+    element = ir.RankedTensorType(type_).element_type
     if isinstance(element, ir.FloatType):
         scalar: ir.Attribute = ir.FloatAttr.get(element, 0.0, loc=op.location)
     else:
         scalar = ir.IntegerAttr.get(element, 0)
-    literal = ir.DenseElementsAttr.get_splat(kind, scalar)
+    literal = ir.DenseElementsAttr.get_splat(type_, scalar)
     return ir.Operation.create(
         CONSTANT,
-        results=[kind],
+        results=[type_],
         attributes={"value": literal},
         loc=op.location,
         ip=ir.InsertionPoint(op),

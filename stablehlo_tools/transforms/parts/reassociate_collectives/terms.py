@@ -213,8 +213,8 @@ def _dimension(term: Term) -> ir.Attribute | None:
     return term.collective.op.attributes.get("scatter_dimension")
 
 
-def _bytes(kind: ir.Type) -> int:
-    return tensor_bytes(ir.RankedTensorType(kind)) or 0
+def _bytes(type_: ir.Type) -> int:
+    return tensor_bytes(ir.RankedTensorType(type_)) or 0
 
 
 _OF_ONE = frozenset({SHARDING, FRONTEND_ATTRIBUTES, *LAYOUTS})  # not of what stands for two
@@ -245,10 +245,10 @@ def _before(term: Term, point: ir.InsertionPoint) -> ir.Value:
     """What the term's collective takes, after the ops that may come before it."""
     value = term.collective.op.operands[0]
     for op in term.before:
-        kind = op.results[0].type
+        type_ = op.results[0].type
         if term.collective.kind == "reduce_scatter":  # an elementwise op, on all that it takes
-            kind = _tensor(shape_of(value), element_of(op.results[0]), op.location)
-        value = _create(op, [value, *list(op.operands)[1:]], kind, point)
+            type_ = _tensor(shape_of(value), element_of(op.results[0]), op.location)
+        value = _create(op, [value, *list(op.operands)[1:]], type_, point)
     return value
 
 
@@ -276,12 +276,12 @@ def _collective(value: ir.Value, one: Term, other: Term, point: ir.InsertionPoin
 
 
 def _create(
-    like: ir.Operation, operands: Sequence[ir.Value], kind: ir.Type, point: ir.InsertionPoint
+    like: ir.Operation, operands: Sequence[ir.Value], type_: ir.Type, point: ir.InsertionPoint
 ) -> ir.Value:
     """An op like another on other operands; how its result is sharded is not said."""
     return ir.Operation.create(
         like.name,
-        results=[kind],
+        results=[type_],
         operands=list(operands),
         attributes={name: a for name, a in like.attributes.items() if name != SHARDING},
         loc=like.location,

@@ -35,11 +35,11 @@ def write_order(plan: BlockPlan) -> None:
 
 def write_fences(plan: BlockPlan, fences: Sequence[Fence], anchors: Sequence[Anchor]) -> int:
     """Writes the fences of a block that is in the order of its plan; how many barriers it took."""
-    writer = _Writer(plan, anchors)
+    writer = _BlockWriter(plan, anchors)
     return sum(writer.write(fence) for fence in fences)
 
 
-class _Writer:
+class _BlockWriter:
     """Writes barriers into one block; places are those of the plan."""
 
     def __init__(self, plan: BlockPlan, anchors: Sequence[Anchor]) -> None:

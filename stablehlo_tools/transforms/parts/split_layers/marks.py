@@ -9,8 +9,8 @@ RANGE = "stablehlo_tools.range"
 
 def mark(loop: ir.Operation, number: int) -> None:
     """Says which range, counted in the order of the rows, a loop goes over."""
-    kind = ir.IntegerType.get_signless(64, loop.context)
-    loop.attributes[RANGE] = ir.IntegerAttr.get(kind, number)
+    type_ = ir.IntegerType.get_signless(64, loop.context)
+    loop.attributes[RANGE] = ir.IntegerAttr.get(type_, number)
 
 
 def range_of(loop: ir.Operation) -> int | None:

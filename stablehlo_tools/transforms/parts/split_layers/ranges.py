@@ -93,8 +93,8 @@ class RangeWriter:
             elif start is None:
                 starts[carry] = before[carry]
             else:
-                kind = op.operands[carry].type
-                number = wrap(start + begin * step, kind)
+                type_ = op.operands[carry].type
+                number = wrap(start + begin * step, type_)
                 starts[carry] = build.splat(number, [], element_of(op.operands[carry]))
         return starts
 
@@ -105,10 +105,10 @@ class RangeWriter:
         for place, value in enumerate(operands):
             copy.operands[place] = value
         for carry in stacks(loop):
-            kind = operands[carry].type
-            copy.results[carry].set_type(kind)
-            copy.regions[0].blocks[0].arguments[carry].set_type(kind)
-            _retype(copy.regions[1].blocks[0].arguments[carry], kind)
+            type_ = operands[carry].type
+            copy.results[carry].set_type(type_)
+            copy.regions[0].blocks[0].arguments[carry].set_type(type_)
+            _retype(copy.regions[1].blocks[0].arguments[carry], type_)
         self._shift(copy, part)
         self._bound(copy, part)
         mark(copy, part.number)
@@ -163,13 +163,13 @@ class RangeWriter:
         return Builder(ir.InsertionPoint(place), self._loop.op.location)
 
 
-def _retype(value: ir.Value, kind: ir.Type) -> None:
+def _retype(value: ir.Value, type_: ir.Type) -> None:
     """Gives a stack in a body, and what updates of its rows make of it, the type of a piece."""
-    value.set_type(kind)
+    value.set_type(type_)
     for use in value.uses:
         op = use.owner.operation
         if op.name == _CONSTRAINT or (op.name == _UPDATE and not use.operand_number):
-            _retype(op.results[0], kind)
+            _retype(op.results[0], type_)
 
 
 def _inside(op: ir.Operation) -> Iterator[ir.Operation]:

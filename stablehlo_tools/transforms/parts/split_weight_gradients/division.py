@@ -130,10 +130,10 @@ def has_chain(body: LoopBody) -> bool:
 
 def size_of(value: ir.Value) -> int | None:
     """The bytes of a value; None where it is no static tensor that a stack can hold."""
-    kind = value.type
-    if not isinstance(kind, ir.RankedTensorType) or not kind.has_static_shape:
+    type_ = value.type
+    if not isinstance(type_, ir.RankedTensorType) or not type_.has_static_shape:
         return None
-    element = kind.element_type
+    element = type_.element_type
     if isinstance(element, ir.ComplexType):
         width = 2 * _width(element.element_type)
     else:
