@@ -202,7 +202,7 @@ def _unordered(groups: ProcessGroups, kind: str) -> frozenset[tuple[int, ...]]:
 
 def _element_class(collective: Collective) -> str:
     types = [element_of(value) for value in collective.op.operands]
-    if collective.kind in EXCHANGING and all(is_whole_bytes(kind) for kind in types):
+    if collective.kind in EXCHANGING and all(is_whole_bytes(element) for element in types):
         return "whole bytes"
     return ", ".join(dict.fromkeys(map(str, types)))
 

@@ -44,12 +44,12 @@ def why_left(collective: Collective, min_bytes: int) -> str | None:
     """Why a permute is not worth a rewrite, whatever its pairs are; None where it may be."""
     if collective.is_async:
         return "it stands in an async_start"
-    kind = ir.ShapedType(collective.op.results[0].type)
-    if kind.has_static_shape and 0 in kind.shape:
+    type_ = ir.ShapedType(collective.op.results[0].type)
+    if type_.has_static_shape and 0 in type_.shape:
         return "it has no elements"
     if not list(collective.op.results[0].uses):
         return "nobody uses its result"
-    size = tensor_bytes(kind) if min_bytes else None
+    size = tensor_bytes(type_) if min_bytes else None
     if size is not None and size < min_bytes:
         return f"its {size} bytes are less than min-bytes={min_bytes}"
     return None

@@ -124,7 +124,7 @@ def find_layer_order(program: Exported | Artifact, pipeline: str | Pipeline) -> 
         error.input_name = error.input_name or given.name
         raise
     named = _Named(given)
-    found = tuple(
+    stacks = tuple(
         Stacks(
             each.chunks.trips,
             tuple(each.order),
@@ -133,7 +133,7 @@ def find_layer_order(program: Exported | Artifact, pipeline: str | Pipeline) -> 
         )
         for each in planned.orders
     )
-    return LayerOrder(planned.axis.name, planned.axis.size, expand.repeats, found)
+    return LayerOrder(planned.axis.name, planned.axis.size, expand.repeats, stacks)
 
 
 class _Named:
@@ -190,7 +190,7 @@ def _ordered(values: Any, order: LayerOrder, of: Side, at: str | None, *, invers
     paths, structure = jax.tree_util.tree_flatten_with_path(values)
     leaves = [leaf for _, leaf in paths]
     names = [jax.tree_util.keystr(path) for path, _ in paths]
-    found = 0
+    reordered_count = 0
     for stacks in order.stacks:
         places = _inverse(stacks.order) if inverse else stacks.order
         for entry in stacks.arguments if of == "arguments" else stacks.results:
@@ -198,8 +198,8 @@ def _ordered(values: Any, order: LayerOrder, of: Side, at: str | None, *, invers
             if place is None:
                 continue
             leaves[place] = _permuted(leaves[place], entry, places)
-            found += 1
-    if at is not None and not found:
+            reordered_count += 1
+    if at is not None and not reordered_count:
         raise ToolError(f"no {of} with layers have a path that begins with {at!r} in these values")
     return structure.unflatten(leaves)
 
@@ -233,7 +233,7 @@ def _permuted(array: Any, entry: Stacked, places: Sequence[int]) -> Any:
 
 
 def _inverse(order: Sequence[int]) -> list[int]:
-    found = [0] * len(order)
+    inverse = [0] * len(order)
     for place, layer in enumerate(order):
-        found[layer] = place
-    return found
+        inverse[layer] = place
+    return inverse

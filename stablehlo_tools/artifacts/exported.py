@@ -76,12 +76,12 @@ def check_fits(exported: Exported, module: ir.Module) -> None:
     main = main_function(module)
     if main is None:
         raise ToolError("damaged: the module of this jax.export file has no function @main")
-    kind = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value)
+    main_type = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value)
     kept, effects = exported.module_kept_var_idx, len(exported.ordered_effects)
     inputs = len(kept) + effects + (len(exported.platforms) > 1)
     outputs = len(exported.out_avals) + effects
     fits = (
-        (len(kind.inputs), len(kind.results)) == (inputs, outputs)
+        (len(main_type.inputs), len(main_type.results)) == (inputs, outputs)
         and list(kept) == sorted(set(kept))
         and all(0 <= leaf < len(exported.in_avals) for leaf in kept)
         and len(exported._in_named_shardings) == len(exported.in_avals)  # pyright: ignore[reportPrivateUsage]
@@ -90,7 +90,7 @@ def check_fits(exported: Exported, module: ir.Module) -> None:
     if not fits:
         raise ToolError(
             f"damaged: the jax.export file describes {inputs} arguments and {outputs} results of "
-            f"@main, which has {len(kind.inputs)} and {len(kind.results)}"
+            f"@main, which has {len(main_type.inputs)} and {len(main_type.results)}"
         )
 
 
@@ -122,11 +122,11 @@ def restated(exported: Exported, module: ir.Module) -> dict[str, tuple[Any, ...]
         ("_out_named_shardings", "res_attrs", result_leaves(exported, results)),
     )
     changed: dict[str, tuple[Any, ...]] = {}
-    for name, kind, leaves in sides:
+    for name, attrs_name, leaves in sides:
         before = list(getattr(exported, name))
         after = list(before)
         for number, leaf in leaves.items():
-            attribute = function_sharding(main, kind, number)
+            attribute = function_sharding(main, attrs_name, number)
             if attribute is not None:
                 after[leaf] = _restated(exported, module, before[leaf], attribute)
         if after != before:
@@ -164,12 +164,12 @@ def _entry(axes: Sequence[str]) -> Any:
 
 def _axes_of(sharding: Any, rank: int) -> tuple[tuple[str, ...], ...]:
     """The axes for each dimension, as a NamedSharding has them; none where they are left open."""
-    found: list[tuple[str, ...]] = []
+    axes_per_dim: list[tuple[str, ...]] = []
     entries: Sequence[Any] = () if sharding is None else tuple(sharding.spec)
     for entry in entries:
         several = isinstance(entry, tuple)
-        found.append(tuple(entry) if several else (entry,) if isinstance(entry, str) else ())
-    return (*found, *[()] * (rank - len(found)))
+        axes_per_dim.append(tuple(entry) if several else (entry,) if isinstance(entry, str) else ())
+    return (*axes_per_dim, *[()] * (rank - len(axes_per_dim)))
 
 
 def _mesh(exported: Exported, module: ir.Module, before: Any, attribute: ir.Attribute) -> Any:

@@ -80,10 +80,10 @@ def _write(arguments: argparse.Namespace, loaded: Artifact, request: Request) ->
     rank_set.check_writable(arguments.output)
     expansion = expand_mpmd(loaded, request)
     rank_set.write(arguments.output, expansion.manifest, expansion.modules)
-    found = summary(expansion.manifest, expansion.alone)
+    facts = summary(expansion.manifest, expansion.alone)
     for warning in expansion.warnings:
         print(warning.render(loaded.name), file=sys.stderr)
-    print(json.dumps(found, indent=1) if arguments.json else summary_text(found))
+    print(json.dumps(facts, indent=1) if arguments.json else summary_text(facts))
     return 0
 
 

@@ -74,11 +74,11 @@ def run(arguments: argparse.Namespace) -> int:
             from stablehlo_tools.overlap.scheduling.exact import exact_schedule
 
             exact = exact_schedule(graph, limits, arguments.time_limit or 60.0)
-        found = exact.schedule if exact is not None else schedule(graph, limits)
-    facts = _facts(graph, found, limits, time.perf_counter() - begin)
+        new_schedule = exact.schedule if exact is not None else schedule(graph, limits)
+    facts = _facts(graph, new_schedule, limits, time.perf_counter() - begin)
     if exact is not None:
         facts |= {"proven": exact.proven, "bound_ms": exact.bound_ns / 1e6}
-    write_atomically(arguments.output, encode_schedule(found.order, found.buckets))
+    write_atomically(arguments.output, encode_schedule(new_schedule.order, new_schedule.buckets))
     print(json.dumps(facts, indent=1) if arguments.json else _table(facts, arguments.memory_limit))
     return 0
 
@@ -96,29 +96,29 @@ def _limits(arguments: argparse.Namespace, graph: TaskGraph) -> Limits:
     )
 
 
-def _facts(graph: TaskGraph, found: Schedule, limits: Limits, seconds: float) -> dict[str, Any]:
+def _facts(graph: TaskGraph, schedule: Schedule, limits: Limits, seconds: float) -> dict[str, Any]:
     """What the table shows; times in ms, memory in GiB."""
     from stablehlo_tools.overlap.simulator import simulate
 
     before = simulate(graph)
-    timed = simulate(graph, found.order, found.buckets)
+    timed = simulate(graph, schedule.order, schedule.buckets)
     flights = list(timed.run.all_flights())
     earlier = list(before.run.all_flights())
     return {
         "total_ms": timed.total_ns / 1e6,
         "before_ms": before.total_ns / 1e6,
-        "floor_ms": found.floor_ns / 1e6,
-        "gap": found.gap,
+        "floor_ms": schedule.floor_ns / 1e6,
+        "gap": schedule.gap,
         "exposed_ms": timed.exposed_ns / 1e6,
         "exposed_before_ms": before.exposed_ns / 1e6,
         "collectives": len(earlier),
         "launched": len(flights),
         "hidden": sum(flight.stall < _HIDDEN_NS for flight in flights),
         "hidden_before": sum(flight.stall < _HIDDEN_NS for flight in earlier),
-        "buckets": len(found.buckets),
-        "bucketed": sum(map(len, found.buckets)),
-        "peak_gib": found.peak_bytes / _GIB,
-        "peak_before_gib": found.before_bytes / _GIB,
+        "buckets": len(schedule.buckets),
+        "bucketed": sum(map(len, schedule.buckets)),
+        "peak_gib": schedule.peak_bytes / _GIB,
+        "peak_before_gib": schedule.before_bytes / _GIB,
         "limit_gib": limits.memory / _GIB,
         "seconds": seconds,
     }

@@ -68,9 +68,9 @@ def run(arguments: argparse.Namespace) -> int:
         from stablehlo_tools.mpmd.running.compiling import compile_ranks
 
         compiled = compile_ranks(ranks, arguments.timeout)
-        listed = [found.to_json() for found in compiled]
+        listed = [compilation.to_json() for compilation in compiled]
         print(json.dumps({"ranks": listed}) if arguments.json else _compilations(compiled))
-        return 0 if all(found.is_right for found in compiled) else 1
+        return 0 if all(compilation.is_right for compilation in compiled) else 1
     from stablehlo_tools.artifacts import artifact
     from stablehlo_tools.diagnostics import ToolError
     from stablehlo_tools.mpmd.running.outcome import Options, run_set
@@ -86,34 +86,34 @@ def run(arguments: argparse.Namespace) -> int:
     )
     original = artifact.load(arguments.original) if arguments.original else None
     try:
-        found = run_set(ranks, original, options)
+        outcome = run_set(ranks, original, options)
     except MemoryError:
         raise ToolError("this machine has too little memory for the arrays of this set") from None
-    print(json.dumps(found.to_json()) if arguments.json else _outcome(found))
-    vacuous = [o.path for o in found.outputs if o.comparison and o.comparison.shows_nothing]
+    print(json.dumps(outcome.to_json()) if arguments.json else _outcome(outcome))
+    vacuous = [o.path for o in outcome.outputs if o.comparison and o.comparison.shows_nothing]
     if vacuous:
         print(
             f"warning: output {vacuous[0]}{' and others' * (len(vacuous) > 1)}, NaN or infinite "
             "everywhere: nothing was shown about that; --set gives an input a value",
             file=sys.stderr,
         )
-    return 0 if found.same else 1
+    return 0 if outcome.same else 1
 
 
-def _outcome(found: Outcome) -> str:
-    functions = f", {found.functions} functions compiled" if found.functions else ""
-    lines = [f"{found.ranks} ranks, {found.how}{functions}, {found.seconds:.1f} s", ""]
+def _outcome(outcome: Outcome) -> str:
+    functions = f", {outcome.functions} functions compiled" if outcome.functions else ""
+    lines = [f"{outcome.ranks} ranks, {outcome.how}{functions}, {outcome.seconds:.1f} s", ""]
     headings = ("output", "type", "largest difference", "allowed", "")
-    lines += _table(headings, [_row(output) for output in found.outputs])
-    if found.played:
+    lines += _table(headings, [_row(output) for output in outcome.outputs])
+    if outcome.played:
         from stablehlo_tools.diagnostics import size
 
         rows = [
             (str(rank), str(len(played.actions)), size(played.peak_bytes), played.peak_at)
-            for rank, played in enumerate(found.played)
+            for rank, played in enumerate(outcome.played)
         ]
         lines += ["", *_table(("rank", "actions", "most held", "in"), rows)]
-    compared = [output for output in found.outputs if output.comparison is not None]
+    compared = [output for output in outcome.outputs if output.comparison is not None]
     if compared:
         differing = sum(bool(o.comparison and o.comparison.differing) for o in compared)
         word = "differ" if differing != 1 else "differs"
@@ -123,16 +123,16 @@ def _outcome(found: Outcome) -> str:
 
 
 def _row(output: Output) -> tuple[str, ...]:
-    found = output.comparison
-    if found is None:
+    comparison = output.comparison
+    if comparison is None:
         return (output.path, output.type, "", "", "")
-    largest = found.max_abs_difference
+    largest = comparison.max_abs_difference
     verdict = ""
-    if found.first is not None:
-        place = f"[{', '.join(map(str, found.first.index))}]"
+    if comparison.first is not None:
+        place = f"[{', '.join(map(str, comparison.first.index))}]"
         verdict = (
-            f"{found.differing} of {found.elements} differ, first {place}: "
-            f"{found.first.before} original, {found.first.after} here"
+            f"{comparison.differing} of {comparison.elements} differ, first {place}: "
+            f"{comparison.first.before} original, {comparison.first.after} here"
         )
     return (
         output.path,
@@ -148,13 +148,13 @@ def _compilations(compiled: Sequence[RankCompilation]) -> str:
 
     rows = [
         (
-            str(found.rank),
-            found.refusal or f"compiled in {found.seconds:.1f} s",
-            "" if found.refusal else f"{found.transfers} of {found.expected}",
-            "" if found.refusal else "the program's" if found.in_order else "another",
-            "" if found.refusal else size(found.temporaries),
+            str(compilation.rank),
+            compilation.refusal or f"compiled in {compilation.seconds:.1f} s",
+            "" if compilation.refusal else f"{compilation.transfers} of {compilation.expected}",
+            "" if compilation.refusal else "the program's" if compilation.in_order else "another",
+            "" if compilation.refusal else size(compilation.temporaries),
         )
-        for found in compiled
+        for compilation in compiled
     ]
     headings = ("rank", "XLA:GPU", "sends and recvs", "order", "temporaries")
     return "\n".join(_table(headings, rows))

@@ -89,48 +89,51 @@ def run(arguments: argparse.Namespace) -> int:
         as_deployed=arguments.as_deployed,
     )
     before, after = (artifact.load(path) for path in (arguments.before, arguments.after))
-    found = verify_artifacts(before, after, options)
-    if found.same and not found.compared:
+    verification = verify_artifacts(before, after, options)
+    if verification.same and not verification.compared:
         raise ToolError(
-            f"nothing was compared: {_number(len(found.vacuous), 'output')}, NaN or infinite "
-            "everywhere in both programs, in every trial: --set INDEX=VALUE gives an input a value "
-            "that the programs can live with, --seed draws others"
+            f"nothing was compared: {_number(len(verification.vacuous), 'output')}, NaN or "
+            "infinite everywhere in both programs, in every trial: --set INDEX=VALUE gives an "
+            "input a value that the programs can live with, --seed draws others"
         )
     if arguments.json:
-        print(json.dumps(found.to_json()))
+        print(json.dumps(verification.to_json()))
     else:
-        print(render(found))
-    if found.same and found.vacuous:
-        first = _title(found.outputs[found.vacuous[0]])
+        print(render(verification))
+    if verification.same and verification.vacuous:
+        first = _title(verification.outputs[verification.vacuous[0]])
         print(
-            f"warning: {_number(len(found.vacuous), 'output')}, first {first}, NaN or infinite "
-            "everywhere in every trial: nothing was shown about that; --set gives an input a value",
+            f"warning: {_number(len(verification.vacuous), 'output')}, first {first}, NaN or "
+            "infinite everywhere in every trial: nothing was shown about that; --set gives an "
+            "input a value",
             file=sys.stderr,
         )
-    return 0 if found.same else 1
+    return 0 if verification.same else 1
 
 
-def render(found: Verification) -> str:
+def render(verification: Verification) -> str:
     """The answer in words: one line when the same, two for each output that differs."""
-    if found.same:
-        compared = f"{len(found.compared)} of " if found.vacuous else ""
-        elements = sum(output.elements for output in found.compared)
-        skipped = f"{len(found.vacuous)} not compared: NaN or infinite everywhere in every trial"
+    if verification.same:
+        compared = f"{len(verification.compared)} of " if verification.vacuous else ""
+        elements = sum(output.elements for output in verification.compared)
+        skipped = (
+            f"{len(verification.vacuous)} not compared: NaN or infinite everywhere in every trial"
+        )
         return (
-            f"same: {compared}{_number(len(found.outputs), 'output')}, "
-            f"{_number(elements, 'element')}, {found.rule}, "
-            f"{_number(found.trials, 'trial')}, {_number(found.devices, 'device')}"
-        ) + (f"; {skipped}" if found.vacuous else "")
-    differing = [output for output in found.outputs if output.differing]
+            f"same: {compared}{_number(len(verification.outputs), 'output')}, "
+            f"{_number(elements, 'element')}, {verification.rule}, "
+            f"{_number(verification.trials, 'trial')}, {_number(verification.devices, 'device')}"
+        ) + (f"; {skipped}" if verification.vacuous else "")
+    differing = [output for output in verification.outputs if output.differing]
     lines = [line for output in differing[:SHOWN_OUTPUTS] for line in _difference(output)]
     if len(differing) > SHOWN_OUTPUTS:
         lines.append(f"and {_number(len(differing) - SHOWN_OUTPUTS, 'output')} more")
-    lines.append(f"{found.rule}, in trial {found.trials - 1}")
-    if found.simplified:
+    lines.append(f"{verification.rule}, in trial {verification.trials - 1}")
+    if verification.simplified:
         lines.append("XLA:CPU needs its simplifier for these programs, and that moves rounding")
-    if not found.before_repeats:
+    if not verification.before_repeats:
         lines.append("BEFORE differs from itself when run again: it is not deterministic")
-    lines += [f"hint: {hint}" for hint in found.steering]
+    lines += [f"hint: {hint}" for hint in verification.steering]
     return "\n".join(lines)
 
 

@@ -61,7 +61,7 @@ def parse_json(data: bytes | str, *, repeated_keys: bool = False) -> object:
     text = data if isinstance(data, str) else _decoded(data)
     hook = None if repeated_keys else _unrepeated
     try:
-        found: object = json.loads(
+        value: object = json.loads(
             text, object_pairs_hook=hook, parse_constant=_no_constant, parse_int=_whole_number
         )
     except json.JSONDecodeError as error:
@@ -69,8 +69,8 @@ def parse_json(data: bytes | str, *, repeated_keys: bool = False) -> object:
         raise ToolError(f"this is no JSON: {error.msg}", place) from None
     except RecursionError:
         raise _too_deep() from None
-    _check_depth(found)
-    return found
+    _check_depth(value)
+    return value
 
 
 @dataclass(frozen=True)
@@ -156,8 +156,8 @@ class JsonValue:
     def _inner(self, step: str | int, content: object) -> JsonValue:
         return JsonValue(content, self.text, (*self.steps, step))
 
-    def _content[T](self, kind: type[T], what: str) -> T:
-        if not isinstance(self.content, kind):
+    def _content[T](self, type_: type[T], what: str) -> T:
+        if not isinstance(self.content, type_):
             self._expected(what)
         return self.content
 
@@ -199,12 +199,12 @@ def _skip_blank(text: str, at: int) -> int:
 def _inflated(data: bytes) -> bytes:
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
-            found = _at_most(file)
+            inflated = _at_most(file)
     except (OSError, EOFError, zlib.error) as error:  # BadGzipFile is an OSError
         raise ToolError(f"cannot inflate the file: {error}") from None
-    if len(found) > MOST_BYTES:
+    if len(inflated) > MOST_BYTES:
         raise ToolError(f"the file inflates to more than {_mebibytes()}, and so much is not read")
-    return found
+    return inflated
 
 
 def _at_most(file: IO[bytes] | gzip.GzipFile) -> bytes:
@@ -225,14 +225,14 @@ def _decoded(data: bytes) -> str:
 
 
 def _unrepeated(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    by_key = dict(pairs)
+    if len(by_key) < len(pairs):
         seen: set[str] = set()
         for key, _ in pairs:
             if key in seen:
                 raise ToolError(f"the key {_shown(key)} stands twice in an object")
             seen.add(key)
-    return found
+    return by_key
 
 
 def _no_constant(name: str) -> NoReturn:

@@ -76,15 +76,15 @@ def legalize(module: ir.Module, source: HloText) -> None:
 
 
 def _ops(module: ir.Module, names: frozenset[str]) -> list[ir.Operation]:
-    found: list[ir.Operation] = []
+    named_ops: list[ir.Operation] = []
 
     def visit(op: ir.Operation) -> ir.WalkResult:
         if op.name in names:
-            found.append(op)
+            named_ops.append(op)
         return ir.WalkResult.ADVANCE
 
     walk(module.operation, visit)
-    return found
+    return named_ops
 
 
 # Locations and order
@@ -370,10 +370,10 @@ def _elements(start: ir.Operation) -> list[ir.Operation]:
 
 
 def _async_start(collective: ir.Operation, point: ir.Operation) -> ir.Value:
-    kind = ir.Type.parse(f"!stablehlo.future<{collective.results[0].type}>", collective.context)
+    future = ir.Type.parse(f"!stablehlo.future<{collective.results[0].type}>", collective.context)
     start = ir.Operation.create(
         "stablehlo.async_start",
-        results=[kind],
+        results=[future],
         operands=list(collective.operands),
         regions=1,
         loc=collective.location,
@@ -392,17 +392,17 @@ def _async_start(collective: ir.Operation, point: ir.Operation) -> ir.Value:
 
 
 def _targets(function: ir.Operation, target: str) -> list[ir.Operation]:
-    found: list[ir.Operation] = []
+    custom_calls: list[ir.Operation] = []
 
     def visit(op: ir.Operation) -> ir.WalkResult:
         if op.name == _CUSTOM_CALL:
             name = ir.StringAttr(op.attributes["call_target_name"]).value
             if name == target:
-                found.append(op)
+                custom_calls.append(op)
         return ir.WalkResult.ADVANCE
 
     walk(function, visit)
-    return found
+    return custom_calls
 
 
 def _chain_of(end: ir.Operation) -> str | None:
@@ -419,16 +419,16 @@ def _chain_id(op: ir.Operation) -> str | None:
 
 
 def _with_chain(function: ir.Operation, chain: str) -> list[ir.Operation]:
-    found: list[ir.Operation] = []
+    chained_ops: list[ir.Operation] = []
 
     def visit(op: ir.Operation) -> ir.WalkResult:
         inside = op.parent is not None and op.parent.name == "stablehlo.async_start"
         if _chain_id(op) == chain and not inside:
-            found.append(op)
+            chained_ops.append(op)
         return ir.WalkResult.ADVANCE
 
     walk(function, visit)
-    return found
+    return chained_ops
 
 
 # The module

@@ -124,15 +124,15 @@ def _keep_rest(kept: dict[str, ir.Attribute], rest: dict[str, str], context: ir.
 
 def _calls_of_bodies(module: ir.Module) -> list[ir.Operation]:
     """The calls of bodies of manual computations, the inner ones last."""
-    found: list[ir.Operation] = []
+    calls: list[ir.Operation] = []
 
     def visit(op: ir.Operation) -> ir.WalkResult:
         if op.name == "func.call" and callee_name(op).startswith(_BODY):
-            found.append(op)
+            calls.append(op)
         return ir.WalkResult.ADVANCE
 
     walk(module.operation, visit)
-    return found
+    return calls
 
 
 def _restore_manual_computation(module: ir.Module, call: ir.Operation) -> None:

@@ -114,15 +114,15 @@ class HloText:
         """The computation's name and the line of an instruction, both counted from 0 in the order
         of the text; an empty name and line 0: unknown."""
         if computation < len(self.computations):
-            found = self.computations[computation]
-            if instruction < len(found.lines):
-                return found.name, found.lines[instruction]
+            holder = self.computations[computation]
+            if instruction < len(holder.lines):
+                return holder.name, holder.lines[instruction]
         return "", 0
 
     def line_of_name(self, name: str) -> int:
         """The first line that defines an instruction of this name, 0 where none does."""
-        found = re.search(rf"^\s*(?:ROOT\s+)?%?{re.escape(name)}\s+=\s", self.text, re.MULTILINE)
-        return 0 if found is None else self.text.count("\n", 0, found.start()) + 1
+        match = re.search(rf"^\s*(?:ROOT\s+)?%?{re.escape(name)}\s+=\s", self.text, re.MULTILINE)
+        return 0 if match is None else self.text.count("\n", 0, match.start()) + 1
 
     def elided_constant(self) -> int:
         """The line of the first constant whose elements the printer left out, 0: there is none."""
@@ -133,10 +133,10 @@ class HloText:
         return self._first(_CONTROL)
 
     def _first(self, pattern: re.Pattern[str]) -> int:
-        found = pattern.search(self.text)
-        return 0 if found is None else self.text.count("\n", 0, found.start()) + 1
+        match = pattern.search(self.text)
+        return 0 if match is None else self.text.count("\n", 0, match.start()) + 1
 
 
 def _stated(pattern: re.Pattern[str], header: str) -> int | None:
-    found = pattern.search(header)
-    return None if found is None else int(found.group(1))
+    match = pattern.search(header)
+    return None if match is None else int(match.group(1))

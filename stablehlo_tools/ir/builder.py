@@ -23,13 +23,13 @@ class Builder:
         self,
         name: str,
         operands: Sequence[ir.Value],
-        kind: ir.Type,
+        type_: ir.Type,
         **attributes: ir.Attribute,
     ) -> ir.Value:
         """An op of StableHLO with one result; that of a reducer has an empty region."""
         return ir.Operation.create(
             f"stablehlo.{name}",
-            results=[kind],
+            results=[type_],
             operands=list(operands),
             attributes=attributes,
             regions=int(name in _WITH_REDUCER),
@@ -48,8 +48,8 @@ class Builder:
             value = ir.FloatAttr.get(element, number, loc=self.location)
         else:
             value = ir.IntegerAttr.get(element, int(number))
-        kind = self.tensor(shape, element)
-        return self.op("constant", [], kind, value=ir.DenseElementsAttr.get_splat(kind, value))
+        type_ = self.tensor(shape, element)
+        return self.op("constant", [], type_, value=ir.DenseElementsAttr.get_splat(type_, value))
 
     def splat_like(self, number: float, value: ir.Value) -> ir.Value:
         """A constant tensor of one number, of another tensor's type."""

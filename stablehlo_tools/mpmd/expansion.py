@@ -233,7 +233,7 @@ def _written(
         module.operation.verify()
     inputs, outputs = pieces_of(written)
     main = entry_function(artifact.module)
-    kind = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value)
+    main_type = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value)
     stages = timed.stages
     manifest = Manifest(
         source=PurePath(artifact.name).name.encode(errors="replace").decode(),
@@ -244,8 +244,8 @@ def _written(
         stages=stages if plan.splits else tuple(replace(stage, kept=0.0) for stage in stages),
         hardware=request.hardware.name,
         hop=timed.hop,
-        inputs=_entries(argument_paths(artifact), kind.inputs, inputs),
-        outputs=_entries(result_paths(artifact), kind.results, outputs),
+        inputs=_entries(argument_paths(artifact), main_type.inputs, inputs),
+        outputs=_entries(result_paths(artifact), main_type.results, outputs),
         transfers=tuple(plan.transfers),
     )
     makespan = simulate(plan.table, manifest.costs).makespan
@@ -263,9 +263,9 @@ def _rank(plan: Plan, rank: int, module: ir.Module) -> Rank:
 def _empty(plan: Plan, partitions: int) -> ir.Module:
     loop = plan.step.loop.op
     module = ir.Module.create(ir.Location.unknown(loop.context))
-    kind = ir.IntegerType.get_signless(32, loop.context)
+    i32 = ir.IntegerType.get_signless(32, loop.context)
     for name, count in (("mhlo.num_partitions", partitions), ("mhlo.num_replicas", 1)):
-        module.operation.attributes[name] = ir.IntegerAttr.get(kind, count)
+        module.operation.attributes[name] = ir.IntegerAttr.get(i32, count)
     return module
 
 
@@ -273,6 +273,6 @@ def _entries(
     paths: Sequence[str], types: Sequence[ir.Type], pieces: dict[int, list[Piece]]
 ) -> tuple[Entry, ...]:
     return tuple(
-        Entry(path, str(kind), tuple(pieces.get(number, ())))
-        for number, (path, kind) in enumerate(zip(paths, types, strict=True))
+        Entry(path, str(type_), tuple(pieces.get(number, ())))
+        for number, (path, type_) in enumerate(zip(paths, types, strict=True))
     )

@@ -215,7 +215,7 @@ def _entries(value: JsonValue, ranks: int) -> tuple[Entry, ...]:
 
 def _entry(value: JsonValue, ranks: int, taken: set[tuple[int, int]]) -> Entry:
     fields = value.fields(("path", "type", "pieces"))
-    kind, shape = _tensor(fields["type"])
+    type_, shape = _tensor(fields["type"])
     pieces: list[Piece] = []
     for item in fields["pieces"].items():
         piece = _piece(item, ranks, shape)
@@ -223,7 +223,7 @@ def _entry(value: JsonValue, ranks: int, taken: set[tuple[int, int]]) -> Entry:
             item.refuse(f"number {piece.number} of rank {piece.rank} is a piece of two things")
         taken.add((piece.rank, piece.number))
         pieces.append(piece)
-    return Entry(fields["path"].string(), kind, tuple(pieces))
+    return Entry(fields["path"].string(), type_, tuple(pieces))
 
 
 def _piece(value: JsonValue, ranks: int, shape: Sequence[int]) -> Piece:
@@ -410,17 +410,17 @@ def _check_pieces(loaded: RankSet, rank: int) -> None:
                 if piece.rank == rank:
                     expected[piece.number] = (entry.path, piece_type(entry, piece))
         for number, value in enumerate(values):
-            path, kind = expected.pop(number, ("", ""))
-            if not kind and loaded.manifest.form == "permutes" and number == len(values) - 1:
+            path, type_ = expected.pop(number, ("", ""))
+            if not type_ and loaded.manifest.form == "permutes" and number == len(values) - 1:
                 continue  # what keeps watched permutes alive
-            if not kind:
+            if not type_:
                 raise ToolError(
                     f"the manifest does not say what {what} {number} of @main is", main.location
                 )
-            if kind != str(value.type):
+            if type_ != str(value.type):
                 raise ToolError(
                     f"{what} {number} of @main is {value.type}, and as a piece of {path} the "
-                    f"manifest has it as {kind}",
+                    f"manifest has it as {type_}",
                     main.location,
                 )
         if expected:

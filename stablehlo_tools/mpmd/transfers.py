@@ -219,21 +219,21 @@ def gather_local_permutes(module: ir.Module, ranks: int, devices: int) -> None:
 
 
 def _function(
-    kind: ir.RankedTensorType, pairs: Sequence[Sequence[int]], ranks: int, devices: int
+    type_: ir.RankedTensorType, pairs: Sequence[Sequence[int]], ranks: int, devices: int
 ) -> str:
     """The function that makes a permute, its name left out."""
-    sizes, element = "".join(f"{size}x" for size in kind.shape), kind.element_type
+    sizes, element = "".join(f"{size}x" for size in type_.shape), type_.element_type
     row, rows = (f"tensor<{count}x{sizes}{element}>" for count in (1, devices))
     groups = [[rank * devices + d for d in range(devices)] for rank in range(ranks)]
     sources = {target: source % devices for source, target in pairs}
     table = [sources.get(device, -1) for device in range(ranks * devices)]
-    count, axes = len(table), len(kind.shape)
+    count, axes = len(table), len(type_.shape)
     starts = "".join(", %zero" for _ in range(axes))
     indices = ", ".join(["tensor<i32>"] * (1 + axes))
-    cut = ", ".join(map(str, (1, *kind.shape)))
+    cut = ", ".join(map(str, (1, *type_.shape)))
     return f"""
-      func.func private {_PLACE}%x: {kind}) -> {kind} {{
-        %row = stablehlo.reshape %x : ({kind}) -> {row}
+      func.func private {_PLACE}%x: {type_}) -> {type_} {{
+        %row = stablehlo.reshape %x : ({type_}) -> {row}
         %all = "stablehlo.all_gather"(%row) <{{
           all_gather_dim = 0 : i64,
           channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>,
@@ -247,12 +247,12 @@ def _function(
         %zero = stablehlo.constant dense<0> : tensor<i32>
         %found = stablehlo.dynamic_slice %all, %source{starts}, sizes = [{cut}]
           : ({rows}, {indices}) -> {row}
-        %value = stablehlo.reshape %found : ({row}) -> {kind}
+        %value = stablehlo.reshape %found : ({row}) -> {type_}
         %is_there = stablehlo.compare GE, %source, %zero
           : (tensor<i32>, tensor<i32>) -> tensor<i1>
-        %none = stablehlo.constant {zeros_of(kind)}
-        %y = stablehlo.select %is_there, %value, %none : tensor<i1>, {kind}
-        return %y : {kind}
+        %none = stablehlo.constant {zeros_of(type_)}
+        %y = stablehlo.select %is_there, %value, %none : tensor<i1>, {type_}
+        return %y : {type_}
       }}
     """
 
@@ -400,11 +400,11 @@ class _PermuteWriter:
             end.op.erase()
         return token
 
-    def _zeros(self, kind: str) -> ir.Value:
-        if kind not in self.zeros:
-            made = zeros(ir.Type.parse(kind), self.top, ir.Location.unknown())
-            self.zeros[kind] = made
-        return self.zeros[kind]
+    def _zeros(self, type_: str) -> ir.Value:
+        if type_ not in self.zeros:
+            made = zeros(ir.Type.parse(type_), self.top, ir.Location.unknown())
+            self.zeros[type_] = made
+        return self.zeros[type_]
 
     def _watched(self, type_: ir.Type) -> str:
         """The function that uses a tensor of a type: adds its first element to a number."""
@@ -442,15 +442,15 @@ def _following(order: Sequence[End | None]) -> list[End | None]:
     return following_ends[::-1]
 
 
-def _watching(name: str, kind: ir.RankedTensorType) -> str:
-    rank, element = kind.rank, kind.element_type
+def _watching(name: str, type_: ir.RankedTensorType) -> str:
+    rank, element = type_.rank, type_.element_type
     ones = "x".join("1" * rank) + ("x" if rank else "")
     one = f"tensor<{ones}{element}>"
-    lines = [f"func.func private @{name}(%kept: tensor<f32>, %value: {kind}) -> tensor<f32> {{"]
+    lines = [f"func.func private @{name}(%kept: tensor<f32>, %value: {type_}) -> tensor<f32> {{"]
     starts = ", ".join("0:1" for _ in range(rank))
     source = "%value"
     if rank:
-        lines.append(f"%first = stablehlo.slice %value [{starts}] : ({kind}) -> {one}")
+        lines.append(f"%first = stablehlo.slice %value [{starts}] : ({type_}) -> {one}")
         lines.append(f"%number = stablehlo.reshape %first : ({one}) -> tensor<{element}>")
         source = "%number"
     if isinstance(element, ir.ComplexType):

@@ -164,17 +164,19 @@ def _expanded(parts: Sequence[PassText]) -> Iterator[PassText]:
 
 
 def _build(part: PassText) -> Pass:
-    kind = find_pass(part.name)
-    if kind is not None:
-        return kind(**_parsed_options(kind, part))
+    pass_class = find_pass(part.name)
+    if pass_class is not None:
+        return pass_class(**_parsed_options(pass_class, part))
     registered = RegisteredPass(part.name, part.options_text)
     registered.check(bindings.new_context())
     return registered
 
 
-def _parsed_options(kind: type[Pass], part: PassText) -> dict[str, Any]:
-    hints = typing.get_type_hints(kind)
-    known = {option.name.replace("_", "-"): option.name for option in dataclasses.fields(kind)}
+def _parsed_options(pass_class: type[Pass], part: PassText) -> dict[str, Any]:
+    hints = typing.get_type_hints(pass_class)
+    known = {
+        option.name.replace("_", "-"): option.name for option in dataclasses.fields(pass_class)
+    }
     values: dict[str, Any] = {}
     for name, text in part.options:
         if name not in known:
@@ -189,15 +191,15 @@ def _parsed_options(kind: type[Pass], part: PassText) -> dict[str, Any]:
     missing = [
         name
         for name, attribute in known.items()
-        if attribute not in values and _is_required(kind, attribute)
+        if attribute not in values and _is_required(pass_class, attribute)
     ]
     if missing:
         raise ToolError(f"pass {part.name!r} needs the option {missing[0]!r}")
     return values
 
 
-def _is_required(kind: type[Pass], attribute: str) -> bool:
-    option = next(o for o in dataclasses.fields(kind) if o.name == attribute)
+def _is_required(pass_class: type[Pass], attribute: str) -> bool:
+    option = next(o for o in dataclasses.fields(pass_class) if o.name == attribute)
     return option.default is dataclasses.MISSING and option.default_factory is dataclasses.MISSING
 
 

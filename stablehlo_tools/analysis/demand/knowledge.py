@@ -120,12 +120,12 @@ class Marking:
 
 
 def _all_results(code: Code) -> list[int]:
-    found = list(code.ends)
+    results = list(code.ends)
     for step in code.steps:
-        found += step.results
+        results += step.results
         for region in step.regions:
-            found += _all_results(region)
-    return found
+            results += _all_results(region)
+    return results
 
 
 Carries = list[tuple[Values | None, Need | None]]
@@ -186,8 +186,8 @@ class Knowledge:
         self._budget = budget
         self._walked = walked
         self._same = _inner_ends(program, same)
-        self._shapes = [static_shape(kind) for kind in program.types]
-        self._dtypes = [element_dtype(kind) for kind in program.types]
+        self._shapes = [static_shape(type_) for type_ in program.types]
+        self._dtypes = [element_dtype(type_) for type_ in program.types]
         self._integers = self._marking(self._is_computed, partly=False)
         self._zero = self._marking(self._may_be_zero, partly=True)
         self._lists: dict[int, list[tuple[OpInstance, bool, bool]]] = {}

@@ -109,24 +109,24 @@ def permute_demand(module: ir.Module, facts: ModuleFacts) -> list[PermuteDemand]
 
 def ranges(iterations: Iterable[int]) -> Ranges:
     """Sorted iterations as ranges."""
-    found: list[tuple[int, int]] = []
+    spans: list[tuple[int, int]] = []
     for n in iterations:
-        if found and found[-1][1] == n - 1:
-            found[-1] = (found[-1][0], n)
+        if spans and spans[-1][1] == n - 1:
+            spans[-1] = (spans[-1][0], n)
         else:
-            found.append((n, n))
-    return tuple(found)
+            spans.append((n, n))
+    return tuple(spans)
 
 
 def _permutes(code: Code, loop: OpInstance | None) -> list[tuple[OpInstance, OpInstance | None]]:
     """The permutes, with the innermost loop around each."""
-    found: list[tuple[OpInstance, OpInstance | None]] = []
+    permutes: list[tuple[OpInstance, OpInstance | None]] = []
     for step in code.steps:
         if step.name == _PERMUTE:
-            found.append((step, loop))
+            permutes.append((step, loop))
         for region in step.regions:
-            found += _permutes(region, step if step.name == WHILE else loop)
-    return found
+            permutes += _permutes(region, step if step.name == WHILE else loop)
+    return permutes
 
 
 def _read_targets(record: Record, rules: Rules, facts: ModuleFacts) -> None:
@@ -173,9 +173,9 @@ def _demand(record: Record, counting: Counting | None) -> PermuteDemand:
 
 def _counter(counting: Counting) -> Counter | None:
     """The first carry that counts the iterations, steps of one before others."""
-    found: list[Counter] = []
+    counters: list[Counter] = []
     for position, series in sorted(counting.series.items()):
         steps = {after - before for before, after in pairwise(series)}
         if len(steps) == 1 and steps != {0}:
-            found.append(Counter(position, series[0], steps.pop()))
-    return min(found, key=lambda counter: abs(counter.step) != 1, default=None)
+            counters.append(Counter(position, series[0], steps.pop()))
+    return min(counters, key=lambda counter: abs(counter.step) != 1, default=None)

@@ -201,14 +201,14 @@ class _Reader:
 
 def _captured(op: ir.Operation, scope: dict[ir.Value, int]) -> list[int]:
     """What the regions of a reduction or a sort read from around it."""
-    found: dict[int, None] = {}
+    captured: dict[int, None] = {}
     blocks: list[ir.Block] = [block for region in op.regions for block in region.blocks]
     while blocks:
         for view in blocks.pop().operations:
             inner = view.operation
-            found.update((scope[v], None) for v in inner.operands if v in scope)
+            captured.update((scope[v], None) for v in inner.operands if v in scope)
             blocks += [block for region in inner.regions for block in region.blocks]
-    return list(found)
+    return list(captured)
 
 
 def walked_loops(
@@ -217,24 +217,24 @@ def walked_loops(
     """The numbers of the loops that are worth following iteration by iteration: the outermost, and
     those in them that communicate.
     """
-    found: set[int] = set()
+    numbers: set[int] = set()
     for step in code.steps:
         is_loop = step.name == WHILE
         if is_loop and (not inside or any(map(communicates, nested(step.regions[1])))):
-            found.add(step.number)
+            numbers.add(step.number)
         for region in step.regions:
-            found |= walked_loops(region, communicates, inside or is_loop)
-    return found
+            numbers |= walked_loops(region, communicates, inside or is_loop)
+    return numbers
 
 
 def nested(code: Code) -> Sequence[OpInstance]:
     """Every step of a code and of its regions, in order."""
-    found: list[OpInstance] = []
+    steps: list[OpInstance] = []
     for step in code.steps:
-        found.append(step)
+        steps.append(step)
         for region in step.regions:
-            found += nested(region)
-    return found
+            steps += nested(region)
+    return steps
 
 
 Groups = NDArray[Any]

@@ -56,19 +56,19 @@ def exchange_rule(collective: Collective, facts: ModuleFacts) -> Callable[[Need]
     members = [list(group) for group in groups]
 
     def rule(need: Need) -> Need:
-        found = np.zeros_like(need)
+        operand_need = np.zeros_like(need)
         for group in members:
-            found[group] = need[group].any(axis=0)
-        return found
+            operand_need[group] = need[group].any(axis=0)
+        return operand_need
 
     return rule
 
 
 def _permuted(sources: list[int], targets: list[int]) -> Callable[[Need], Need]:
     def rule(need: Need) -> Need:
-        found = np.zeros_like(need)
-        np.logical_or.at(found, sources, need[targets])
-        return found
+        operand_need = np.zeros_like(need)
+        np.logical_or.at(operand_need, sources, need[targets])
+        return operand_need
 
     return rule
 
@@ -160,9 +160,9 @@ class Rules:
             return spread if places == 1 else np.broadcast_to(spread, (self.devices, places))
         if dim_map.is_whole:
             return need
-        found = np.zeros((self.devices, self.places(target)), np.bool_)
-        found[:, dim_map.operands] = need[:, dim_map.results]
-        return found
+        operand_need = np.zeros((self.devices, self.places(target)), np.bool_)
+        operand_need[:, dim_map.operands] = need[:, dim_map.results]
+        return operand_need
 
     def _is_known(self, value: int) -> bool:
         return self._knowledge.now[value] is not None
@@ -180,18 +180,18 @@ class Rules:
         above = self._levels.groups(step.above) if step.name == ENTER else None
 
         def rule(needs: Sequence[Need | None]) -> Needs:
-            found: Needs = []
+            operand_needs: Needs = []
             for operand, result, need in zip(step.operands, step.results, needs, strict=True):
                 if need is None:
                     continue
                 kept = self._same.get(result) == operand
                 kept = kept or (step.name == LEAVE and self._is_shard(step, operand, result))
                 if kept:
-                    found.append((operand, need))
+                    operand_needs.append((operand, need))
                     continue
                 spread = self.carried(need, operand, None)
-                found.append((operand, shared(spread, above)))
-            return found
+                operand_needs.append((operand, shared(spread, above)))
+            return operand_needs
 
         return rule
 
@@ -236,14 +236,14 @@ class Rules:
 
     def _exchange(self, step: OpInstance, moved: Callable[[Need], Need]) -> Rule:
         def rule(needs: Sequence[Need | None]) -> Needs:
-            found: Needs = []
+            operand_needs: Needs = []
             for position, need in enumerate(needs):
                 if need is None:
                     continue
                 dim_map = self._tracked.dim_map(step, position) if len(needs) == 1 else None
                 operand = step.operands[position]
-                found.append((operand, self.carried(moved(need), operand, dim_map)))
-            return found
+                operand_needs.append((operand, self.carried(moved(need), operand, dim_map)))
+            return operand_needs
 
         return rule
 
@@ -261,11 +261,11 @@ class Rules:
             known = self._knowledge.of_devices(predicate)
             if known is None:
                 return whole(needs)
-            found: Needs = []
+            operand_needs: Needs = []
             for wanted, (operand, dim_map) in zip((True, False), sides, strict=True):
                 side = taken(known, wanted, dimension) & need
-                found.append((operand, self.carried(side, operand, dim_map)))
-            return found
+                operand_needs.append((operand, self.carried(side, operand, dim_map)))
+            return operand_needs
 
         return rule
 

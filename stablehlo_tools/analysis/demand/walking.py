@@ -249,17 +249,17 @@ class Walk:
 
     def _count(self, loop: OpInstance, history: Sequence[Carries]) -> None:
         """Notes the carried integers that are the same on all devices, whenever the loop runs."""
-        found = Counting(len(history))
+        counting = Counting(len(history))
         for position in range(len(loop.operands)):
             series = [carries[position][0] for carries in history]
             known = [values for values in series if values is not None and values.ndim == 1]
             if known and len(known) == len(series) and all((v == v[0]).all() for v in known):
-                found.series[position] = [int(values[0]) for values in known]
+                counting.series[position] = [int(values[0]) for values in known]
         before = self.countings.get(loop.number)
         if before is not None:
-            kept = {p: s for p, s in found.series.items() if before.series.get(p) == s}
-            found = Counting(found.trips, kept)
-        self.countings[loop.number] = found
+            kept = {p: s for p, s in counting.series.items() if before.series.get(p) == s}
+            counting = Counting(counting.trips, kept)
+        self.countings[loop.number] = counting
 
 
 def _has_effect(step: OpInstance, rules: Rules) -> bool:

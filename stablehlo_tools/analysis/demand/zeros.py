@@ -133,9 +133,9 @@ def moved(zeros: Need, places: int, dim_map: DimMap | None) -> Need:
         return np.broadcast_to(zeros.all(axis=1, keepdims=True), (len(zeros), places))
     if dim_map.is_whole:
         return zeros
-    found = np.ones((len(zeros), places), np.bool_)
-    found[:, dim_map.results] = zeros[:, dim_map.operands]
-    return found
+    result_zeros = np.ones((len(zeros), places), np.bool_)
+    result_zeros[:, dim_map.results] = zeros[:, dim_map.operands]
+    return result_zeros
 
 
 def selected(predicate: Values | None, one: Need, other: Need, dimension: int | None) -> Need:
@@ -174,9 +174,9 @@ def permuted(pairs: Sequence[tuple[int, int]]) -> Callable[[Need], Need]:
     sources, targets = [s for s, _ in pairs], [t for _, t in pairs]
 
     def rule(zeros: Need) -> Need:
-        found = np.ones_like(zeros)
-        found[targets] = zeros[sources]
-        return found
+        result_zeros = np.ones_like(zeros)
+        result_zeros[targets] = zeros[sources]
+        return result_zeros
 
     return rule
 
@@ -225,8 +225,8 @@ class ZeroTracking:
         """Brings the result of an op up to date."""
         if step.number not in self._rules:
             self._rules[step.number] = self._rule(step)
-        found = self._rules[step.number]()
-        self.now[step.results[0]] = found if found is not None and found.any() else None
+        zeros = self._rules[step.number]()
+        self.now[step.results[0]] = zeros if zeros is not None and zeros.any() else None
 
     def merge(self, step: OpInstance, chosen: Values | None) -> None:
         """Brings the results of an `if` or `case` up to date."""
@@ -234,10 +234,10 @@ class ZeroTracking:
             ends = [region.ends[position] for region in step.regions]
             parts = [self.handed(end, result) for end in ends]
             if chosen is None:
-                found = np.logical_and.reduce(parts)
+                zeros = np.logical_and.reduce(parts)
             else:
-                found = np.stack(parts)[chosen, np.arange(self._devices)]
-            self.now[result] = found if found.any() else None
+                zeros = np.stack(parts)[chosen, np.arange(self._devices)]
+            self.now[result] = zeros if zeros.any() else None
 
     def handed(self, value: int, to: int) -> Need:
         """Where a value is zeros, by the places of one that takes it over."""
@@ -247,10 +247,10 @@ class ZeroTracking:
         return moved(zero, self._tracked.counts[to], None)
 
     def _of(self, value: int) -> Need:
-        found = self.now[value]
-        if found is None:
+        zeros = self.now[value]
+        if zeros is None:
             return np.zeros((self._devices, self._tracked.counts[value]), np.bool_)
-        return found
+        return zeros
 
     def _moved(self, value: int, result: int, dim_map: DimMap | None) -> Need:
         return moved(self._of(value), self._tracked.counts[result], dim_map)

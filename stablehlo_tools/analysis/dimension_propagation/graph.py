@@ -154,13 +154,13 @@ def needed(
 ) -> tuple[Node, ...]:
     """Those of the ops that values depend on, the makers of `given` ones left out."""
     wanted = set(ends)
-    found: list[Node] = []
+    makers: list[Node] = []
     for node in reversed(nodes):
         if wanted.isdisjoint(node.results) or not given.isdisjoint(node.results):
             continue
-        found.append(node)
+        makers.append(node)
         wanted.update(inputs_of(node))
-    return tuple(reversed(found))
+    return tuple(reversed(makers))
 
 
 def _spread(body: Body, reached: set[int]) -> None:

@@ -127,8 +127,8 @@ class Entries:
 
 def _is_small(value: ir.Value) -> bool:
     """Whether a value can be a part of a row: a handful of integers or flags."""
-    kind = ir.RankedTensorType(value.type)
-    return isinstance(kind.element_type, ir.IntegerType) and prod(kind.shape) <= len(Column)
+    type_ = ir.RankedTensorType(value.type)
+    return isinstance(type_.element_type, ir.IntegerType) and prod(type_.shape) <= len(Column)
 
 
 def _unreshaped(value: ir.Value) -> ir.Value:

@@ -458,13 +458,13 @@ class _BodyTasks:
 
     def _held(self, kernel: Sequence[Node]) -> tuple[int, ...]:
         """The storages that the results of a kernel lie in."""
-        found = {
+        storages = {
             storage
             for node in kernel
             for result in range(len(node.result_bytes))
             for storage in self._storages.get((node.index, result), ())
         }
-        return tuple(sorted(found))
+        return tuple(sorted(storages))
 
     def _names(self, kernel: Sequence[Node]) -> list[str]:
         """What a measured profile may know a kernel by: its path in the program, its line."""

@@ -20,16 +20,16 @@ from stablehlo_tools.cost.work import Work, WorkKind
 
 def members_of(kernel: Sequence[Node], nodes: Mapping[int, Node], anew: Set[int]) -> list[Node]:
     """The nodes of a kernel and those that it repeats, in order."""
-    found = {node.index: node for node in kernel}
+    members = {node.index: node for node in kernel}
     pending = list(kernel)
     while pending:
         node = pending.pop()
         for source in node.sources:
             for index, _ in from_memory(node, source, nodes):
-                if index in anew and index not in found:
-                    found[index] = nodes[index]
+                if index in anew and index not in members:
+                    members[index] = nodes[index]
                     pending.append(nodes[index])
-    return [found[index] for index in sorted(found)]
+    return [members[index] for index in sorted(members)]
 
 
 def kernel_work(
@@ -72,16 +72,16 @@ def _reads(members: Sequence[Node], nodes: Mapping[int, Node]) -> Mapping[Ref, f
     """Bytes read of each value from outside of the kernel: all that its nodes slice out of it, and
     no more than there is."""
     inside = {node.index for node in members}
-    found: dict[Ref, float] = {}
+    read_bytes: dict[Ref, float] = {}
     for node in members:
         for position, source in enumerate(node.sources):
             limit = node.reads[position] if position < len(node.reads) else None
             for ref in from_memory(node, source, nodes):
                 if ref[0] not in inside:
                     size = size_of(ref, nodes)
-                    taken = found.get(ref, 0.0) + (size if limit is None else limit)
-                    found[ref] = min(size, taken)
-    return found
+                    taken = read_bytes.get(ref, 0.0) + (size if limit is None else limit)
+                    read_bytes[ref] = min(size, taken)
+    return read_bytes
 
 
 def _written_bytes(node: Node, nodes: Mapping[int, Node]) -> float:
@@ -204,14 +204,14 @@ def _repeating_pays(
 
 def _in_memory(node: Node, nodes: Mapping[int, Node]) -> list[Ref]:
     """What a node's sources are made of, where they are made anew."""
-    found: list[Ref] = []
+    refs: list[Ref] = []
     for source in node.sources:
         inner = nodes[source[0]]
         if inner.role is Role.CHEAP:
-            found += inner.made_of
+            refs += inner.made_of
         elif inner.role is not Role.NOTHING:
-            found.append(source)
-    return found
+            refs.append(source)
+    return refs
 
 
 def size_of(ref: Ref, nodes: Mapping[int, Node]) -> float:

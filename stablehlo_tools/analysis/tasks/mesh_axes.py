@@ -40,8 +40,8 @@ def _along(groups: Sequence[Sequence[int]], mesh: DeviceMesh) -> tuple[str, ...]
 
 
 def _coordinates(place: int, sizes: Sequence[int]) -> tuple[int, ...]:
-    found: list[int] = []
+    coordinates: list[int] = []
     for size in reversed(sizes):
         place, rest = divmod(place, size)
-        found.append(rest)
-    return tuple(reversed(found))
+        coordinates.append(rest)
+    return tuple(reversed(coordinates))

@@ -93,13 +93,13 @@ def is_own_kernel(composite: ir.Operation) -> bool:
 
 def bytes_of(value: ir.Value) -> float:
     """Bytes of a value, 0 of a token. Raises a located ToolError for a symbolic dimension."""
-    kind = value.type
-    if not isinstance(kind, ir.ShapedType):
+    type_ = value.type
+    if not isinstance(type_, ir.ShapedType):
         return 0.0
-    size = tensor_bytes(kind)
+    size = tensor_bytes(type_)
     if size is None:
         raise ToolError(
-            f"{kind} has no known size, so that it cannot be timed: export the program for the "
+            f"{type_} has no known size, so that it cannot be timed: export the program for the "
             "shapes that it is to run with",
             value.location,
         )
@@ -245,5 +245,5 @@ def _integers(attribute: ir.Attribute) -> list[int]:
     return [int(number) for number in np.array(ir.DenseIntElementsAttr(attribute)).ravel()]
 
 
-def _elements(kind: ir.ShapedType) -> float:
-    return float(np.prod(kind.shape, dtype=np.float64)) if kind.has_static_shape else 0.0
+def _elements(type_: ir.ShapedType) -> float:
+    return float(np.prod(type_.shape, dtype=np.float64)) if type_.has_static_shape else 0.0

@@ -54,12 +54,12 @@ def drop_dead_carries(body: Body, wanted: Set[int]) -> None:
     """
     kept = [node.index for node in _inner(body) if has_effect(node)]
     needed: set[int] = set()
-    found = set(wanted)
-    while found != needed:
-        needed = found
+    reached = set(wanted)
+    while reached != needed:
+        needed = reached
         ends = [body.carries[i][1][0] for i in needed]
         live = _behind(body.nodes[:-1], [*kept, *ends])
-        found = needed | {i for i, (argument, _) in enumerate(body.carries) if argument in live}
+        reached = needed | {i for i, (argument, _) in enumerate(body.carries) if argument in live}
     body.carries = [
         carry if i in needed else (carry[0], (carry[0], 0)) for i, carry in enumerate(body.carries)
     ]

@@ -154,8 +154,8 @@ def one_device(program: ir.Module, ranks: int, devices: int) -> ir.Module:
         for view in list(module.body.operations):
             if view.operation.name == _MESH:
                 view.operation.erase()
-        kind = ir.IntegerType.get_signless(32)
-        module.operation.attributes["mhlo.num_partitions"] = ir.IntegerAttr.get(kind, ranks)
+        i32 = ir.IntegerType.get_signless(32)
+        module.operation.attributes["mhlo.num_partitions"] = ir.IntegerAttr.get(i32, ranks)
     return module
 
 

@@ -76,15 +76,15 @@ def _check_piece(
         findings.add(Rule.ENDS, said)
         return
     reading = readings[piece.rank]
-    kind = side.types[piece.rank][piece.number]
-    wanted = _piece_type(entry, piece, kind.context)
+    type_ = side.types[piece.rank][piece.number]
+    wanted = _piece_type(entry, piece, type_.context)
     if wanted is None:
         said = (
             f"{title}: rows {piece.start} to {piece.limit} of dimension {piece.dim} are not in it"
         )
         findings.add(Rule.ENDS, said, reading, reading.main)
-    elif wanted != kind:
-        said = f"{title} is {side.own} {piece.number}, of type {kind}, and its piece is {wanted}"
+    elif wanted != type_:
+        said = f"{title} is {side.own} {piece.number}, of type {type_}, and its piece is {wanted}"
         findings.add(Rule.ENDS, said, reading, reading.main)
 
 

@@ -299,11 +299,11 @@ def _links(
 
 def _left_by(flow: Flow, call: Call, entry: int, dependences: Dependences) -> int | None:
     """The result that the last call leaves of a sum: of its type, and computed from it."""
-    kind = call.op.operands[entry].type
+    type_ = call.op.operands[entry].type
     for number, depends in enumerate(dependences.of(call.function)):
         uses = flow.reading.uses.get(Origin(Source.CALL, number, call.index), [])
         is_behind = all(_user(flow, use) is None for use in uses)
-        if entry in depends and call.op.results[number].type == kind and uses and is_behind:
+        if entry in depends and call.op.results[number].type == type_ and uses and is_behind:
             return number
     return None
 

@@ -30,19 +30,19 @@ def read_arrays(path: Path) -> list[Array]:
     """What `write_arrays` wrote."""
     with np.load(path) as stored:
         types: list[str] = json.loads(str(stored["arr_0"]))
-        values = [value_of(kind) for kind in types]
+        values = [value_of(type_) for type_ in types]
         return [
             stored[f"arr_{i}"].view(element_of(value).dtype).reshape(value.shape)
             for i, value in enumerate(values, start=1)
         ]
 
 
-def value_of(kind: str, name: str = "") -> Value:
+def value_of(type_: str, name: str = "") -> Value:
     """The value of a tensor type in text. Raises ToolError for what NumPy cannot hold."""
-    match = _TENSOR.fullmatch(kind)
+    match = _TENSOR.fullmatch(type_)
     element = None if match is None else element_type(match[2])
     if match is None or element is None:
-        raise ToolError(f"{name or 'a value'} is {kind}: there are no arrays of that type")
+        raise ToolError(f"{name or 'a value'} is {type_}: there are no arrays of that type")
     shape = tuple(int(size) for size in match[1].split("x") if size)
     return Value(element.name, shape, name)
 

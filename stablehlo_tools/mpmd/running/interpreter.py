@@ -160,14 +160,14 @@ class _Tensor:
         if self.element.kind is not Kind.COMPLEX:
             return self._narrow(self.patterns[0], self.name, real)
         names = [f"{pattern}_part" for pattern in self.patterns]
-        kind = self._of(real.name)
+        part_type = self._of(real.name)
         lines = [
             line
             for pattern, name in zip(self.patterns, names, strict=True)
             for line in self._narrow(pattern, name, real)
         ]
         made = f"{self.name} = stablehlo.complex {', '.join(names)}"
-        return [*lines, f"{made} : ({kind}, {kind}) -> {self.type}"]
+        return [*lines, f"{made} : ({part_type}, {part_type}) -> {self.type}"]
 
     def to_patterns(self) -> list[str]:
         """Lines that make the bit patterns."""

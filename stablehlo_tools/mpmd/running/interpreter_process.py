@@ -18,7 +18,7 @@ from stablehlo_tools.verify.job import SIDES, Run
 def answer(directory: Path, request: dict[str, Any]) -> dict[str, Any]:
     """Runs all ranks at once; inputs and outputs are those of rank 0, then those of rank 1."""
     inputs, outputs = (
-        [[value_of(kind) for kind in own] for own in request[side]]
+        [[value_of(type_) for type_ in own] for own in request[side]]
         for side in ("inputs", "outputs")
     )
     every = [tuple(value for own in side for value in own) for side in (inputs, outputs)]

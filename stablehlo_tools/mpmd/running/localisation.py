@@ -63,8 +63,8 @@ class LocalProgram:
     def joined(self, parts: Sequence[Sequence[Array]]) -> list[Array]:
         """The results over all devices, of results `[result][device]`."""
         whole: list[Array] = []
-        for devices, indices, kind in zip(parts, self.outputs, self.types[1], strict=True):
-            value = value_of(kind)
+        for devices, indices, type_ in zip(parts, self.outputs, self.types[1], strict=True):
+            value = value_of(type_)
             whole.append(np.zeros(value.shape, element_of(value).dtype))
             for part, index in reversed(list(zip(devices, indices, strict=True))):
                 whole[-1][index] = part  # device 0 has the last word on what all have

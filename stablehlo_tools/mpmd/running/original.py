@@ -243,11 +243,11 @@ def _has_coarse(module: ir.Module) -> bool:
     def visit(op: ir.Operation) -> ir.WalkResult:
         nonlocal is_coarse
         for result in op.results:
-            kind = result.type
-            if kind in seen or not isinstance(kind, ir.RankedTensorType):
+            type_ = result.type
+            if type_ in seen or not isinstance(type_, ir.RankedTensorType):
                 continue
-            seen.add(kind)
-            element = element_type(str(kind.element_type))
+            seen.add(type_)
+            element = element_type(str(type_.element_type))
             if element is not None and element.is_inexact and _mantissa(element) < _COARSE:
                 is_coarse = True
                 return ir.WalkResult.INTERRUPT

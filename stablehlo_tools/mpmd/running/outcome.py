@@ -27,8 +27,8 @@ from stablehlo_tools.mpmd.running.sequential import Run, run_sequentially
 from stablehlo_tools.verify.comparison import OutputComparison, Rule, Shard, compare_output
 from stablehlo_tools.verify.element_types import Array
 
-How = Literal["sequential", "interpreter", "processes"]
-_WAYS: Mapping[How, Callable[[RankSet, Sequence[Sequence[Array]], Path, float], Run]] = {
+RunnerName = Literal["sequential", "interpreter", "processes"]
+_RUNNERS: Mapping[RunnerName, Callable[[RankSet, Sequence[Sequence[Array]], Path, float], Run]] = {
     "sequential": run_sequentially,
     "interpreter": run_in_interpreter,
     "processes": run_processes,
@@ -43,7 +43,7 @@ class Options:
     gives inputs, by number, one value in every element instead of random ones.
     """
 
-    how: How = "sequential"
+    how: RunnerName = "sequential"
     seed: int = 0
     timeout: float = 600.0
     rule: Rule | None = None
@@ -67,7 +67,7 @@ class Output:
 class Outcome:
     """What came of running a set."""
 
-    how: How
+    how: RunnerName
     ranks: int
     outputs: tuple[Output, ...]
     played: tuple[Played, ...]
@@ -101,7 +101,7 @@ def run_set(ranks: RankSet, original: Artifact | None, options: Options) -> Outc
             expected = run_original(room, plan, original, inputs, options.seed, options.timeout)
         room = Path(root) / "set"
         room.mkdir()
-        run = _WAYS[options.how](ranks, pieces, room, options.timeout)
+        run = _RUNNERS[options.how](ranks, pieces, room, options.timeout)
     results = join_pieces(ranks.manifest, run.results)
     outputs = tuple(
         Output(entry.path, entry.type)
@@ -114,9 +114,9 @@ def run_set(ranks: RankSet, original: Artifact | None, options: Options) -> Outc
 
 
 def _compared(
-    path: str, kind: str, expected: Expected, number: int, actual: Array, rule: Rule | None
+    path: str, type_: str, expected: Expected, number: int, actual: Array, rule: Rule | None
 ) -> Output:
-    value = value_of(kind, path)
+    value = value_of(type_, path)
     element, index = element_of(value), (slice(None),) * len(value.shape)
     allowed = expected.allowed[number] if rule is None else None
     by = Rule(atol=allowed) if rule is None else rule
@@ -124,7 +124,7 @@ def _compared(
     comparison = compare_output(element, value.shape, [before], [after], by)
     if comparison.max_abs_difference is None or not comparison.differing:
         comparison = _with_largest(comparison, before.data, after.data)
-    return Output(path, kind, comparison, allowed)
+    return Output(path, type_, comparison, allowed)
 
 
 def _with_largest(comparison: OutputComparison, before: Array, after: Array) -> OutputComparison:

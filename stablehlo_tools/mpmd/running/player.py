@@ -77,14 +77,14 @@ def as_module(module: ir.Module, name: str, rank: int, devices: int) -> ir.Modul
 
 def constant_module(op: ir.Operation) -> ir.Module:
     """A module whose `main` returns the constant that `op` is."""
-    kind = op.results[0].type
+    type_ = op.results[0].type
     with op.context, ir.Location.unknown():
         result = ir.Module.create()
         function = ir.Operation.create(
             FUNCTION,
             attributes={
                 "sym_name": ir.StringAttr.get("main"),
-                "function_type": ir.TypeAttr.get(ir.FunctionType.get([], [kind])),
+                "function_type": ir.TypeAttr.get(ir.FunctionType.get([], [type_])),
             },
             regions=1,
             ip=ir.InsertionPoint(result.body),
@@ -277,8 +277,8 @@ class Player:
 
     def zeros(self, value: ir.Value) -> Parts:
         """Zeros of a tensor's type on every device: what nobody sends."""
-        kind = value_of(str(value.type))
-        zeros = np.zeros(kind.shape, element_of(kind).dtype)
+        tensor = value_of(str(value.type))
+        zeros = np.zeros(tensor.shape, element_of(tensor).dtype)
         return self.machine.placed([zeros] * len(self.machine.devices))
 
     def _do(self, op: ir.Operation) -> None:

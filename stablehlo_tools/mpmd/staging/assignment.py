@@ -30,7 +30,7 @@ from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.mpmd.staging.dataflow import Node
 from stablehlo_tools.mpmd.staging.forward import Forward
 from stablehlo_tools.mpmd.staging.microbatches import heavy_ops
-from stablehlo_tools.mpmd.staging.step import Step, staged_inputs
+from stablehlo_tools.mpmd.staging.step import TrainingStep, staged_inputs
 from stablehlo_tools.schedules.table import Kind, Placement
 
 _BACKWARD = (Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT)
@@ -52,7 +52,9 @@ class Assignment:
     of: Mapping[int, Work]
 
 
-def assign(step: Step, forward: Forward, stage_of: Mapping[int, int], stages: int) -> Assignment:
+def assign(
+    step: TrainingStep, forward: Forward, stage_of: Mapping[int, int], stages: int
+) -> Assignment:
     """The phases, where `stage_of` gives the stage of each node of the forward."""
     where = positions(step, forward, stage_of)
     works: dict[int, Work] = {
@@ -71,7 +73,7 @@ def assign(step: Step, forward: Forward, stage_of: Mapping[int, int], stages: in
 
 
 def positions(
-    step: Step,
+    step: TrainingStep,
     forward: Forward,
     stage_of: Mapping[int, int],
     spans: Mapping[int, tuple[int, int]] | None = None,
@@ -87,7 +89,7 @@ def positions(
 class _Positions:
     def __init__(
         self,
-        step: Step,
+        step: TrainingStep,
         forward: Forward,
         stage_of: Mapping[int, int],
         spans: Mapping[int, tuple[int, int]],
@@ -183,7 +185,7 @@ class _Positions:
 
 
 def _links(
-    step: Step, forward: Forward, where: Mapping[int, int], stages: int
+    step: TrainingStep, forward: Forward, where: Mapping[int, int], stages: int
 ) -> dict[int, tuple[int, bool]]:
     """The stage of each link of an accumulator, and whether the forward can do it: where what it
     adds is made, or on the last stage where nothing of it has one."""
@@ -204,7 +206,7 @@ def _links(
 
 
 def _link(
-    step: Step, forward: Forward, where: Mapping[int, int], link: Node
+    step: TrainingStep, forward: Forward, where: Mapping[int, int], link: Node
 ) -> tuple[int, bool] | None:
     makers = [step.flow.maker[n].index for n in staged_inputs(step, link)]
     if not makers:
@@ -215,7 +217,7 @@ def _link(
 
 
 def _input_gradients(
-    step: Step,
+    step: TrainingStep,
     backward: list[int],
     where: Mapping[int, int],
     links: Mapping[int, tuple[int, bool]],
@@ -277,7 +279,7 @@ class Messages:
         return self.of.get((stage, following), [])
 
 
-def staged_values(step: Step, assignment: Assignment) -> list[Value]:
+def staged_values(step: TrainingStep, assignment: Assignment) -> list[Value]:
     """The values that a phase other than their own reads, in the order of the program."""
     crossing: list[Value] = []
     nodes = [step.flow.nodes[index] for index in sorted(step.needed)]

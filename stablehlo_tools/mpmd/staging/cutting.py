@@ -30,7 +30,7 @@ from stablehlo_tools.ir.values import key_of
 from stablehlo_tools.mpmd.staging.assignment import positions
 from stablehlo_tools.mpmd.staging.dataflow import Node
 from stablehlo_tools.mpmd.staging.forward import Forward
-from stablehlo_tools.mpmd.staging.step import Step
+from stablehlo_tools.mpmd.staging.step import TrainingStep
 
 _SLACK = 1.05  # of the least heaviest stage: what evenness and fewer bytes may cost
 _ROUNDING = 1 + 1e-9
@@ -55,7 +55,7 @@ class Units:
 
 
 def units_of(
-    step: Step, forward: Forward, loops: Mapping[int, LayerLoop], times: Mapping[int, float]
+    step: TrainingStep, forward: Forward, loops: Mapping[int, LayerLoop], times: Mapping[int, float]
 ) -> Units:
     """The units of a step; `loops` are the loops over layers among its nodes, and `times` what
     nodes take, in nanoseconds, by index."""
@@ -79,7 +79,7 @@ def units_of(
 
 
 def _backward_span(
-    step: Step,
+    step: TrainingStep,
     node: Node,
     loops: Mapping[int, LayerLoop],
     spans: Mapping[int, Span],
@@ -105,7 +105,7 @@ def _backward_span(
 
 
 def _note_crossing(
-    step: Step,
+    step: TrainingStep,
     node: Node,
     spans: Mapping[int, Span],
     where: Mapping[int, int],
@@ -135,7 +135,7 @@ def _reading_unit(user: Node, spans: Mapping[int, Span], where: Mapping[int, int
     return where[user.index] if span is None else span.first
 
 
-def layer_loops_by_node(step: Step, loops: Sequence[LayerLoop]) -> dict[int, LayerLoop]:
+def layer_loops_by_node(step: TrainingStep, loops: Sequence[LayerLoop]) -> dict[int, LayerLoop]:
     """The loops over layers that are nodes of the body, by index."""
     by_op = {key_of(loop.op): loop for loop in loops}
     return {

@@ -20,7 +20,7 @@ from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.mpmd.staging.dataflow import Node
 from stablehlo_tools.mpmd.staging.microbatches import heavy_ops
 from stablehlo_tools.mpmd.staging.op_times import Weigher
-from stablehlo_tools.mpmd.staging.step import Step, staged_inputs
+from stablehlo_tools.mpmd.staging.step import TrainingStep, staged_inputs
 from stablehlo_tools.transforms.parts.split_layers.marks import range_of
 from stablehlo_tools.transforms.parts.split_weight_gradients.backward_loops import (
     backward_loops,
@@ -39,7 +39,7 @@ class Forward:
     nodes: frozenset[int]
 
 
-def find_forward(step: Step, weigher: Weigher) -> Forward:
+def find_forward(step: TrainingStep, weigher: Weigher) -> Forward:
     """The staged ops that lead to the loss, or to what else hangs on most weights by least work;
     and those that lead from them to other scalars without another product. Where all products lead
     there, as they do to the gradients of stacked layers of a step that gives no loss: those that
@@ -75,7 +75,7 @@ def find_forward(step: Step, weigher: Weigher) -> Forward:
     return Forward(frozenset(nodes))
 
 
-def _before_backward(step: Step) -> set[int]:
+def _before_backward(step: TrainingStep) -> set[int]:
     """What leads to the first loop that goes back over layers, if there is one."""
     block = step.loop.block
     loops = backward_loops(layer_chains(block, step.effects), block, step.effects)
@@ -84,11 +84,11 @@ def _before_backward(step: Step) -> set[int]:
     return set() if first is None else step.flow.ancestors(first.inputs)
 
 
-def _above(step: Step, term: Node) -> set[int]:
+def _above(step: TrainingStep, term: Node) -> set[int]:
     return step.flow.ancestors(n for n in term.inputs if step.is_staged(n))
 
 
-def _weights_below(step: Step) -> dict[int, frozenset[int]]:
+def _weights_below(step: TrainingStep) -> dict[int, frozenset[int]]:
     """The arguments of floats that each staged value hangs on."""
     weights: dict[int, frozenset[int]] = {}
     is_weight = {n for n in step.outer.arguments if is_float(step.outer.values[n].type)}
@@ -126,7 +126,7 @@ def _say(name: str, op: ir.Operation) -> ir.WalkResult:
     return ir.WalkResult.ADVANCE
 
 
-def mark(step: Step, stages_of: Mapping[int, Sequence[int]]) -> None:
+def mark(step: TrainingStep, stages_of: Mapping[int, Sequence[int]]) -> None:
     """Notes on the op of each node of the forward, whose copies keep it, its stage; on a loop over
     layers that will be cut those of its ranges, in the order of the rows."""
     for index, stages in stages_of.items():
@@ -145,14 +145,14 @@ def forget_marks(module: ir.Module) -> None:
     walk(module.operation, visit)
 
 
-def marked_forward(step: Step) -> Forward:
+def marked_forward(step: TrainingStep) -> Forward:
     """The nodes that are marked, and what leads to them."""
     own = [node for node in step.staged if STAGES in node.op.attributes]
     above = step.flow.ancestors(n for node in own for n in node.results)
     return Forward(frozenset(above & step.needed))
 
 
-def marked(step: Step, forward: Forward) -> dict[int, int]:
+def marked(step: TrainingStep, forward: Forward) -> dict[int, int]:
     """The stage of each node of the forward by its mark. What has none stands as early as what it
     reads allows."""
     own: dict[int, int] = {}
@@ -164,7 +164,7 @@ def marked(step: Step, forward: Forward) -> dict[int, int]:
     return completed(step, forward, own)
 
 
-def named_by_user(step: Step, forward: Forward, stages: int) -> dict[int, int] | None:
+def named_by_user(step: TrainingStep, forward: Forward, stages: int) -> dict[int, int] | None:
     """The stages that the program names itself; None where it names none.
 
     Raises a located ToolError where they are not those of the schedule, or one reads what a later
@@ -209,7 +209,7 @@ def _named(op: ir.Operation) -> int | None:
     return inside.pop() if len(inside) == 1 else None
 
 
-def completed(step: Step, forward: Forward, own: Mapping[int, int]) -> dict[int, int]:
+def completed(step: TrainingStep, forward: Forward, own: Mapping[int, int]) -> dict[int, int]:
     """Stages for all nodes of the forward, where some have one: others stand where the last of
     what they read is made, or else where the first that reads them stands."""
     stage_of: dict[int, int] = {}

@@ -110,8 +110,8 @@ def _count_directly(loop: ir.Operation, trips: int, effects: Effects) -> None:
     for op, index in counts:
         if index is not None:
             build = Builder(ir.InsertionPoint(op), op.location)
-            kind = op.results[0].type
-            number = index if index.type == kind else build.op("convert", [index], kind)
+            type_ = op.results[0].type
+            number = index if index.type == type_ else build.op("convert", [index], type_)
             op.results[0].replace_all_uses_with(number)
             op.erase()
 

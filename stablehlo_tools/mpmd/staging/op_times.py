@@ -14,7 +14,7 @@ from stablehlo_tools.cost.hardware import Hardware
 from stablehlo_tools.cost.kernels import kernel_ns
 from stablehlo_tools.cost.work import Work, WorkKind
 from stablehlo_tools.ir.values import key_of
-from stablehlo_tools.mpmd.staging.step import Step
+from stablehlo_tools.mpmd.staging.step import TrainingStep
 from stablehlo_tools.overlap.task_graph import TaskGraph
 
 _ENTERED = frozenset({"stablehlo.while", "stablehlo.if", "stablehlo.case"})
@@ -61,7 +61,7 @@ def _times(op: ir.Operation) -> int:
     return 1 if trips is None else trips
 
 
-def kernel_times(module: ir.Module, step: Step, clock: Clock) -> dict[int, float]:
+def kernel_times(module: ir.Module, step: TrainingStep, clock: Clock) -> dict[int, float]:
     """Nanoseconds of each node of the body of the loop over microbatches, by index.
 
     A kernel of several ops counts at the last of them, where its result is read; a loop with all of
@@ -81,7 +81,7 @@ def total_ns(graph: TaskGraph) -> float:
     )
 
 
-def _by_node(body: TracedGraph, step: Step) -> dict[int, float]:
+def _by_node(body: TracedGraph, step: TrainingStep) -> dict[int, float]:
     index_of = {key_of(node.op): node.index for node in step.flow.nodes}
     times: dict[int, float] = {}
     for number, (task, ops) in enumerate(zip(body.graph.tasks, body.ops, strict=True)):

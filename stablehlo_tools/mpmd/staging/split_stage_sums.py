@@ -32,7 +32,7 @@ from stablehlo_tools.ir.cleanup import erase_unused
 from stablehlo_tools.ir.values import is_float, key_of, producer
 from stablehlo_tools.mpmd.staging.assignment import Assignment
 from stablehlo_tools.mpmd.staging.dataflow import Node
-from stablehlo_tools.mpmd.staging.step import Step
+from stablehlo_tools.mpmd.staging.step import TrainingStep
 
 _LINEAR = ops_with(Trait.BIJECTIVE) - {"stablehlo.reverse"} | {
     CONVERT,
@@ -44,7 +44,7 @@ _KEEPING = ops_with(Trait.BIJECTIVE) - {"stablehlo.reverse"} | {CONVERT, "stable
 _FEW = 64  # elements
 
 
-def take_apart(step: Step, assignment: Assignment) -> bool:
+def take_apart(step: TrainingStep, assignment: Assignment) -> bool:
     """Rewrites one such sum, if there is any."""
     if _begin_anew(step, assignment):
         return True
@@ -58,7 +58,7 @@ def take_apart(step: Step, assignment: Assignment) -> bool:
     return False
 
 
-def _begin_anew(step: Step, assignment: Assignment) -> bool:
+def _begin_anew(step: TrainingStep, assignment: Assignment) -> bool:
     """Lets one loop that goes on with a sum of another stage begin its own, to which that is added:
     so it is with the gradient of weights that all layers share."""
     for index, work in assignment.of.items():
@@ -87,7 +87,7 @@ def _begin_at_zero(loop: ir.Operation, carry: int) -> None:
         use.owner.operation.operands[use.operand_number] = total
 
 
-def _take_apart(step: Step, assignment: Assignment, link: ir.Operation, place: int) -> bool:
+def _take_apart(step: TrainingStep, assignment: Assignment, link: ir.Operation, place: int) -> bool:
     between: list[Node] = []
     number = step.flow.numbers[link.operands[place]]
     while True:
@@ -106,13 +106,13 @@ def _take_apart(step: Step, assignment: Assignment, link: ir.Operation, place: i
     return True
 
 
-def _only_read(step: Step, number: int) -> Node | None:
+def _only_read(step: TrainingStep, number: int) -> Node | None:
     """What makes a value that is read once."""
     node = step.flow.maker.get(number)
     return node if len(step.flow.users.get(number, ())) == 1 else None
 
 
-def _stages(step: Step, assignment: Assignment, number: int) -> set[int]:
+def _stages(step: TrainingStep, assignment: Assignment, number: int) -> set[int]:
     """The stages of the parts that a value is the sum of."""
     stages: set[int] = set()
     pending = [number]
@@ -129,7 +129,9 @@ def _stages(step: Step, assignment: Assignment, number: int) -> set[int]:
     return stages
 
 
-def _rewrite(step: Step, added: Node, between: list[Node], link: ir.Operation, place: int) -> None:
+def _rewrite(
+    step: TrainingStep, added: Node, between: list[Node], link: ir.Operation, place: int
+) -> None:
     """Each part, through the ops in between, is added to the accumulator by itself."""
     total = link.operands[1 - place]
     point = ir.InsertionPoint(link)

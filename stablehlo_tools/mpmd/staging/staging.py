@@ -31,7 +31,7 @@ from stablehlo_tools.mpmd.staging.forward import (
 from stablehlo_tools.mpmd.staging.microbatches import MicrobatchLoop, find_microbatch_loop
 from stablehlo_tools.mpmd.staging.op_times import Weigher, kernel_times
 from stablehlo_tools.mpmd.staging.split_stage_sums import own_spreads, take_apart
-from stablehlo_tools.mpmd.staging.step import Step
+from stablehlo_tools.mpmd.staging.step import TrainingStep
 from stablehlo_tools.transforms.parts.split_layers.cut_loops import uncut_loops
 from stablehlo_tools.transforms.parts.split_layers.marks import range_of
 from stablehlo_tools.transforms.parts.split_weight_gradients.backward_loops import (
@@ -51,17 +51,17 @@ class Staged:
     """A step, every op of which has its stage and its phase; it lives as long as its module."""
 
     module: ir.Module
-    step: Step
+    step: TrainingStep
     forward: Forward
     assignment: Assignment
 
 
-def read_step(module: ir.Module) -> Step:
+def read_step(module: ir.Module) -> TrainingStep:
     """The training step of a module without calls. Raises a located ToolError."""
     block = _block(module)
     effects = Effects(functions_by_name(module))
     loop = find_microbatch_loop(block, effects)
-    return Step(loop, Dataflow.of(block), effects)
+    return TrainingStep(loop, Dataflow.of(block), effects)
 
 
 def own_loop(module: ir.Module, weigher: Weigher) -> MicrobatchLoop | None:
@@ -101,7 +101,9 @@ def _assigned(module: ir.Module, stages: int) -> Staged:
     return Staged(module, step, forward, assign(step, forward, marked(step, forward), stages))
 
 
-def _cut(module: ir.Module, step: Step, forward: Forward, stages: int, clock: Clock) -> None:
+def _cut(
+    module: ir.Module, step: TrainingStep, forward: Forward, stages: int, clock: Clock
+) -> None:
     """Marks the ops of the forward with balanced stages, and cuts the loops over layers."""
     effects = Effects(functions_by_name(module))
     loops = layer_loops_by_node(step, uncut_loops(entry_function(module), effects))
@@ -137,8 +139,8 @@ def _ns_per_byte(clock: Clock) -> float:
 
 
 def _name(loop: ir.Operation, name: int) -> None:
-    kind = ir.IntegerType.get_signless(64, loop.context)
-    loop.attributes[_NAME] = ir.IntegerAttr.get(kind, name)
+    i64 = ir.IntegerType.get_signless(64, loop.context)
+    loop.attributes[_NAME] = ir.IntegerAttr.get(i64, name)
 
 
 def _number_of(module: ir.Module, name: int, counts: tuple[int, ...]) -> int | None:

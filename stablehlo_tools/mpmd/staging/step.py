@@ -27,7 +27,7 @@ from stablehlo_tools.mpmd.staging.microbatches import MicrobatchLoop
 _FEW_ROWS = 8  # indices of a gather that takes a sample, and looks up no table
 
 
-class Step:
+class TrainingStep:
     """What the body of the loop over microbatches computes, for one of them."""
 
     def __init__(self, loop: MicrobatchLoop, outer: Dataflow, effects: Effects) -> None:
@@ -90,8 +90,8 @@ class Step:
         argument."""
         if number not in self.invariant:
             return False
-        kind = self.flow.values[number].type
-        return is_float(kind) and ir.RankedTensorType(kind).rank > 0 and bool(self.roots(number))
+        type_ = self.flow.values[number].type
+        return is_float(type_) and ir.RankedTensorType(type_).rank > 0 and bool(self.roots(number))
 
     def samples(self, number: int) -> frozenset[int]:
         """The nodes that take what a free value is computed from out of an array of more than one
@@ -190,7 +190,7 @@ def _index(node: Node) -> int:
     return node.index
 
 
-def staged_inputs(step: Step, node: Node) -> Iterator[int]:
+def staged_inputs(step: TrainingStep, node: Node) -> Iterator[int]:
     """The inputs of a node that staged ops make."""
     return (n for n in node.inputs if step.is_staged(n))
 

@@ -19,7 +19,7 @@ from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.values import producer, unconstrained
 from stablehlo_tools.mpmd.staging.dataflow import Node
 from stablehlo_tools.mpmd.staging.split_stage_sums import is_spread
-from stablehlo_tools.mpmd.staging.step import Step
+from stablehlo_tools.mpmd.staging.step import TrainingStep
 from stablehlo_tools.mpmd.writing.fixed import Rows
 
 
@@ -86,7 +86,7 @@ class Finish:
 
 
 def plan_finish(
-    step: Step, parts: Mapping[int, Sequence[int]], held: Mapping[int, Sequence[int]]
+    step: TrainingStep, parts: Mapping[int, Sequence[int]], held: Mapping[int, Sequence[int]]
 ) -> Finish:
     """The plan, where `parts` gives the ranks that sum up each carry, and `held` the ranks that an
     argument of the block, by its place, lies on anyway."""
@@ -95,7 +95,10 @@ def plan_finish(
 
 class _Planner:
     def __init__(
-        self, step: Step, parts: Mapping[int, Sequence[int]], held: Mapping[int, Sequence[int]]
+        self,
+        step: TrainingStep,
+        parts: Mapping[int, Sequence[int]],
+        held: Mapping[int, Sequence[int]],
     ) -> None:
         self._step = step
         self._outer = step.outer

@@ -16,7 +16,7 @@ from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.constants import CONSTANTS
 from stablehlo_tools.ir.inline import copy_with
 from stablehlo_tools.mpmd.staging.dataflow import Dataflow, Node
-from stablehlo_tools.mpmd.staging.step import Step
+from stablehlo_tools.mpmd.staging.step import TrainingStep
 
 _SPREADS = frozenset({"stablehlo.broadcast_in_dim", "stablehlo.iota", "stablehlo.constant"})
 _FEW = 64  # elements that are computed anew wherever they are read
@@ -41,7 +41,7 @@ class Rows(NamedTuple):
 class Fixed:
     """The values that no microbatch changes."""
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: TrainingStep) -> None:
         self._step = step
         self._flows: Mapping[str, Dataflow] = {"outer": step.outer, "body": step.flow}
         self._arguments = {number: i for i, number in enumerate(step.outer.arguments)}
@@ -207,9 +207,11 @@ def _elements(value: ir.Value) -> int:
     return count
 
 
-def identity(kind: str, value: ir.Value, place: ir.Location, point: ir.InsertionPoint) -> ir.Value:
+def identity(
+    reducer: str, value: ir.Value, place: ir.Location, point: ir.InsertionPoint
+) -> ir.Value:
     """A constant that a reduction leaves other values as they are by, shaped as a value."""
-    number = _identity_number(kind, element_of(value))
+    number = _identity_number(reducer, element_of(value))
     attribute = f"value = dense<{number}> : {value.type}"
     text = f'"stablehlo.constant"() <{{{attribute}}}> : () -> {value.type}'
     with place:  # as text: the bindings have no attribute for complex elements
@@ -218,18 +220,18 @@ def identity(kind: str, value: ir.Value, place: ir.Location, point: ir.Insertion
     return constant.results[0]
 
 
-def _identity_number(kind: str, element: ir.Type) -> str:
+def _identity_number(reducer: str, element: ir.Type) -> str:
     is_float = isinstance(element, ir.FloatType)
     is_boolean = isinstance(element, ir.IntegerType) and element.width == 1
     if isinstance(element, ir.ComplexType):
-        return "(1.0,0.0)" if kind == "multiply" else "(0.0,0.0)"
+        return "(1.0,0.0)" if reducer == "multiply" else "(0.0,0.0)"
     if is_boolean:
-        return "true" if kind in ("and", "multiply", "minimum") else "false"
-    if kind in ("maximum", "minimum"):
-        return _extreme(kind == "minimum", element)
-    if kind == "multiply":
+        return "true" if reducer in ("and", "multiply", "minimum") else "false"
+    if reducer in ("maximum", "minimum"):
+        return _extreme(reducer == "minimum", element)
+    if reducer == "multiply":
         return "1.0" if is_float else "1"
-    if kind == "and":
+    if reducer == "and":
         return (
             "-1" if isinstance(element, ir.IntegerType) and element.is_signless else _all(element)
         )
@@ -239,10 +241,10 @@ def _identity_number(kind: str, element: ir.Type) -> str:
 def _extreme(greatest: bool, element: ir.Type) -> str:
     if isinstance(element, ir.FloatType):
         return _infinity(element.width, greatest, str(element))
-    kind = ir.IntegerType(element)
-    if kind.is_unsigned:
-        return str(2**kind.width - 1) if greatest else "0"
-    return str(2 ** (kind.width - 1) - 1) if greatest else str(-(2 ** (kind.width - 1)))
+    integer = ir.IntegerType(element)
+    if integer.is_unsigned:
+        return str(2**integer.width - 1) if greatest else "0"
+    return str(2 ** (integer.width - 1) - 1) if greatest else str(-(2 ** (integer.width - 1)))
 
 
 def _infinity(width: int, positive: bool, name: str) -> str:

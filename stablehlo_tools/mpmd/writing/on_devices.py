@@ -70,14 +70,14 @@ class Devices:
         return MeshAxes(self.mesh)
 
     def whole(self, type_: ir.Type, dims: Dims, place: ir.Location) -> ir.Type:
-        """The type of what all devices have together, where each has `kind`."""
+        """The type of what all devices have together, where each has `type_`."""
         local = ir.RankedTensorType(type_)
         parts = [self.axes.size(axes) for axes in dims]
         shape = [size * count for size, count in zip(local.shape, parts, strict=True)]
         return ir.RankedTensorType.get(shape, local.element_type, loc=place)
 
     def whole_shape(self, type_: ir.Type, argument: int) -> tuple[int, ...]:
-        """The shape of an argument of the program, of which each device has `kind`."""
+        """The shape of an argument of the program, of which each device has `type_`."""
         if self.mesh is not None:
             type_ = self.whole(type_, self.taken[argument], ir.Location.unknown(type_.context))
         return tuple(ir.RankedTensorType(type_).shape)
@@ -167,7 +167,7 @@ def _check_shares_nothing(computation: ir.Operation) -> None:
 
 def _ratio(whole: ir.Type, own: ir.Type) -> int:
     """Over how many devices."""
-    elements, share = (prod(ir.RankedTensorType(kind).shape) for kind in (whole, own))
+    elements, share = (prod(ir.RankedTensorType(type_).shape) for type_ in (whole, own))
     return elements // max(share, 1)
 
 
@@ -222,8 +222,8 @@ class OnDevices:
         borders = [shardings.per_value(listed, module.context) for listed, _ in sides]
         axes = [axis for axis, _ in mesh.axes]
         wrap_body(main, borders[0], borders[1], axes, (inside, outside))
-        kind = ir.FunctionType.get(inside, outside, module.context)
-        main.attributes["function_type"] = ir.TypeAttr.get(kind, module.context)
+        main_type = ir.FunctionType.get(inside, outside, module.context)
+        main.attributes["function_type"] = ir.TypeAttr.get(main_type, module.context)
 
     def _dims(self, known: Sequence[Dims], rows: Rows, main: ir.Operation) -> Dims:
         dims = known[rows.argument]
@@ -307,8 +307,8 @@ def _write_groups(collective: Collective, groups: list[list[int]], channel: int)
 
 
 def _set_partitions(module: ir.Module, count: int) -> None:
-    kind = ir.IntegerType.get_signless(32, module.context)
-    module.operation.attributes["mhlo.num_partitions"] = ir.IntegerAttr.get(kind, count)
+    i32 = ir.IntegerType.get_signless(32, module.context)
+    module.operation.attributes["mhlo.num_partitions"] = ir.IntegerAttr.get(i32, count)
 
 
 def _count_from(module: ir.Module, first: int) -> None:

@@ -39,8 +39,8 @@ class Start(NamedTuple):
         if self.is_first:
             return plan.fixed.write(self.key(plan), known, point)
         result = plan.step.loop.op.results[self.carry]
-        kind = plan.step.loop.accumulators[self.carry].reducer
-        return identity(kind, result, plan.step.loop.op.location, point)
+        reducer = plan.step.loop.accumulators[self.carry].reducer
+        return identity(reducer, result, plan.step.loop.op.location, point)
 
 
 def write_prepare(
@@ -161,11 +161,11 @@ def finish_function(
 
 
 def _combined(plan: Plan, carry: int, parts: list[ir.Value], point: ir.InsertionPoint) -> ir.Value:
-    kind = plan.step.loop.accumulators[carry].reducer
+    reducer = plan.step.loop.accumulators[carry].reducer
     build = Builder(point, plan.step.loop.op.location)
     total = parts[0]
     for part in parts[1:]:
-        total = build.same(_COMBINED_BY.get(kind, kind), total, part)
+        total = build.same(_COMBINED_BY.get(reducer, reducer), total, part)
     return total
 
 

@@ -16,7 +16,7 @@ from stablehlo_tools.ir.values import producer
 from stablehlo_tools.mpmd.manifest import function_of
 from stablehlo_tools.mpmd.staging.assignment import Assignment, Ends, Work
 from stablehlo_tools.mpmd.staging.dataflow import Node
-from stablehlo_tools.mpmd.staging.step import Step
+from stablehlo_tools.mpmd.staging.step import TrainingStep
 from stablehlo_tools.mpmd.writing.fixed import Fixed, Key
 
 
@@ -45,7 +45,7 @@ class Phases:
 
     def __init__(
         self,
-        step: Step,
+        step: TrainingStep,
         assignment: Assignment,
         works: dict[Work, Work],
         ends: dict[Work, Ends],
@@ -116,7 +116,7 @@ def _number_type(context: ir.Context) -> ir.Type:
 
 
 class _PhaseWriter:
-    def __init__(self, step: Step, fixed: Fixed, phase: Phase) -> None:
+    def __init__(self, step: TrainingStep, fixed: Fixed, phase: Phase) -> None:
         self._step = step
         self._fixed = fixed
         self._phase = phase

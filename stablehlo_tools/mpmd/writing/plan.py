@@ -20,7 +20,7 @@ from stablehlo_tools.mpmd.staging.assignment import (
     run_as,
     staged_values,
 )
-from stablehlo_tools.mpmd.staging.step import Step
+from stablehlo_tools.mpmd.staging.step import TrainingStep
 from stablehlo_tools.mpmd.writing.finishing import Finish, Made, Sending, plan_finish
 from stablehlo_tools.mpmd.writing.fixed import Fixed, Key
 from stablehlo_tools.mpmd.writing.phases import Phase, Phases
@@ -46,7 +46,7 @@ class Channel:
 class Plan:
     """A step, cut into stages, under a schedule whose table names its transfers."""
 
-    def __init__(self, step: Step, assignment: Assignment, table: Table) -> None:
+    def __init__(self, step: TrainingStep, assignment: Assignment, table: Table) -> None:
         self.step = step
         self.assignment = assignment
         self.table = table
@@ -129,10 +129,10 @@ class Plan:
         """The channels of what is sent behind the schedule, which it adds to the transfers."""
         channels: dict[Sending, int] = {}
         for sending in self.finish.sendings:
-            kind = self.type_of(sending.value)
+            type_ = self.type_of(sending.value)
             channel = len(self.transfers) + 1
             self.transfers.append(
-                Transfer(channel, "finish", 0, sending.source, sending.target, str(kind))
+                Transfer(channel, "finish", 0, sending.source, sending.target, str(type_))
             )
             channels[sending] = channel
         return channels
@@ -213,7 +213,7 @@ class Plan:
         channels: list[Channel] = []
         for tensor, number in enumerate(values):
             channel = Channel(len(self.transfers) + 1, number)
-            kind = str(self.step.flow.values[number].type)
-            self.transfers.append(Transfer(channel.number, str(send), tensor, rank, target, kind))
+            type_ = str(self.step.flow.values[number].type)
+            self.transfers.append(Transfer(channel.number, str(send), tensor, rank, target, type_))
             channels.append(channel)
         return channels

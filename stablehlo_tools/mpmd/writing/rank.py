@@ -80,9 +80,9 @@ class RankWriter:
         self._main.attributes["function_type"] = ir.TypeAttr.get(type_, self._context)
 
     def _number(self, microbatch: int) -> ir.Value:
-        kind = self._plan.writer.number_type
-        value = ir.Attribute.parse(f"dense<{microbatch}> : {kind}", self._context)
-        return self._op("stablehlo.constant", [kind], [], value=value).results[0]
+        type_ = self._plan.writer.number_type
+        value = ir.Attribute.parse(f"dense<{microbatch}> : {type_}", self._context)
+        return self._op("stablehlo.constant", [type_], [], value=value).results[0]
 
     def _key(self, key: Key) -> ir.Value:
         """A fixed value: an argument, or what was prepared."""

@@ -22,7 +22,7 @@ from stablehlo_tools.mpmd.staging.assignment import (
     staged_values,
 )
 from stablehlo_tools.mpmd.staging.op_times import total_ns
-from stablehlo_tools.mpmd.staging.step import Step
+from stablehlo_tools.mpmd.staging.step import TrainingStep
 from stablehlo_tools.mpmd.writing.fixed import Fixed
 from stablehlo_tools.mpmd.writing.phases import Phase, Phases
 from stablehlo_tools.schedules.table import Kind
@@ -33,7 +33,7 @@ _GRADIENTS = (Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT)
 
 
 def stage_costs(
-    step: Step, assignment: Assignment, hardware: Hardware, devices: int
+    step: TrainingStep, assignment: Assignment, hardware: Hardware, devices: int
 ) -> tuple[Stage, ...]:
     """The stages, each timed on one of the devices of a rank."""
     values = staged_values(step, assignment)
@@ -63,7 +63,7 @@ def hop(stages: Sequence[Stage], hardware: Hardware, devices: int, ranks: int) -
     return transfer_time(transfer, hardware, devices * ranks).ns * _SECONDS
 
 
-def _seconds(writer: Phases, phase: Phase, step: Step, clock: Clock) -> float:
+def _seconds(writer: Phases, phase: Phase, step: TrainingStep, clock: Clock) -> float:
     """The time of a phase: its kernels one after the other, and its collectives."""
     if phase.is_empty:
         return 0.0
@@ -86,7 +86,7 @@ def _module_of(op: ir.Operation) -> ir.Operation:
 
 def _stage(
     stage: int,
-    step: Step,
+    step: TrainingStep,
     values: Sequence[Value],
     fixed: Fixed,
     phases: dict[Work, Phase],
@@ -131,7 +131,7 @@ def _goes_up(value: Value, stage: int) -> bool:
     return bool(above) and value.made.stage <= stage < above[-1]
 
 
-def _bytes(step: Step, values: Iterable[Value]) -> float:
+def _bytes(step: TrainingStep, values: Iterable[Value]) -> float:
     return sum(bytes_of(step.flow.values[value.number]) for value in values)
 
 
