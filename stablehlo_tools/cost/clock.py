@@ -81,11 +81,11 @@ def _document(path: Path) -> Mapping[str, object]:
     document = read_json(path)
     if not isinstance(document, dict):
         raise ToolError(f"not a measured profile: an object with 'schema': {SCHEMA!r} is awaited")
-    found = cast("dict[str, object]", document)
-    if found.get("schema") != SCHEMA:
-        raise ToolError(f"'schema' is {found.get('schema')!r}, and must be {SCHEMA!r}")
-    _refuse_unknown(found)
-    return found
+    fields = cast("dict[str, object]", document)
+    if fields.get("schema") != SCHEMA:
+        raise ToolError(f"'schema' is {fields.get('schema')!r}, and must be {SCHEMA!r}")
+    _refuse_unknown(fields)
+    return fields
 
 
 def _refuse_unknown(document: Iterable[str]) -> None:

@@ -92,10 +92,10 @@ def pairs_on_switches(
 def _by_crossing(
     pairs: Sequence[tuple[int, int]], networks: Sequence[Network]
 ) -> dict[tuple[Crossing, ...], list[tuple[int, int]]]:
-    found: dict[tuple[Crossing, ...], list[tuple[int, int]]] = {}
+    pairs_by_crossings: dict[tuple[Crossing, ...], list[tuple[int, int]]] = {}
     for pair in pairs:
-        found.setdefault(crossings(networks, pair), []).append(pair)
-    return found
+        pairs_by_crossings.setdefault(crossings(networks, pair), []).append(pair)
+    return pairs_by_crossings
 
 
 def _pairs_between(size: float, pairs: Sequence[tuple[int, int]], step: Crossing) -> TransferTime:

@@ -42,20 +42,20 @@ class Crossing:
 
 def crossings(networks: Sequence[Network], group: Sequence[int]) -> tuple[Crossing, ...]:
     """What `group` crosses, innermost first. Raises ToolError where no network joins it all."""
-    found: list[Crossing] = []
+    crossed: list[Crossing] = []
     parts = {device: (device,) for device in group}
     for level, network in enumerate(networks):
         domains: dict[int, list[tuple[int, ...]]] = {}
         for members in parts.values():
             domains.setdefault(domain(network, members[0]), []).append(members)
         if len(domains) < len(parts):
-            found.append(_crossing(network, level, list(domains.values())))
+            crossed.append(_crossing(network, level, list(domains.values())))
         parts = {
             number: tuple(itertools.chain.from_iterable(joined))
             for number, joined in domains.items()
         }
         if len(parts) == 1:
-            return tuple(found)
+            return tuple(crossed)
     raise ToolError(
         f"no network of this hardware joins devices {min(group)} and {max(group)}; "
         f"{networks[-1].name!r}, the outermost, joins {networks[-1].devices}"
@@ -114,11 +114,11 @@ class Torus:
 
     def coordinates(self, device: int) -> Coordinates:
         """Row-major coordinates of a device of the slice."""
-        found: list[int] = []
+        positions: list[int] = []
         for length in reversed(self.shape):
             device, position = divmod(device, length)
-            found.append(position)
-        return tuple(reversed(found))
+            positions.append(position)
+        return tuple(reversed(positions))
 
     def distance(self, source: int, target: int) -> int:
         """Links on the shortest way."""

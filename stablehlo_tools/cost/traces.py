@@ -69,14 +69,14 @@ def _files(path: Path) -> list[Path]:
         return [path]
     if not path.exists():
         raise ToolError("no such file or directory")
-    found = sorted(path.rglob(f"*{_TRACE}"))
-    if not found:
+    traces = sorted(path.rglob(f"*{_TRACE}"))
+    if not traces:
         raise ToolError(
             f"no *{_TRACE} in it or below; jax.profiler.trace(DIRECTORY) writes "
             f"DIRECTORY/plugins/profile/DATE/HOST{_TRACE}"
         )
-    newest = max(file.parent for file in found)  # directories are named by date
-    return [file for file in found if file.parent == newest]
+    newest = max(file.parent for file in traces)  # directories are named by date
+    return [file for file in traces if file.parent == newest]
 
 
 def _runs(file: Path) -> Iterator[_Run]:
@@ -126,12 +126,12 @@ def _module(runs: list[_Run], wanted: str | None) -> str:
 
 
 def _times(runs: Iterator[_Run]) -> dict[str, float]:
-    found: defaultdict[tuple[str, str], defaultdict[str, list[float]]]
-    found = defaultdict(lambda: defaultdict(list))
+    durations: defaultdict[tuple[str, str], defaultdict[str, list[float]]]
+    durations = defaultdict(lambda: defaultdict(list))
     for run in runs:
-        found[run.op, run.device][run.kernel].append(run.ns)
+        durations[run.op, run.device][run.kernel].append(run.ns)
     least: dict[str, float] = {}
-    for (op, _), kernels in found.items():
+    for (op, _), kernels in durations.items():
         parts = [kernels[op]] if op in kernels else list(kernels.values())
         ns = sum(statistics.median(times) for times in parts)
         least[op] = min(ns, least.get(op, ns))

@@ -63,19 +63,19 @@ def find_disagreement(programs: Sequence[Program]) -> Finding | None:
     first: dict[Key, Occurrence] = {}
     for program in programs:
         for device in program.devices:
-            for found in occurrences(program.block, device):
-                at_key = counts[found.key]
-                at_key[device] = at_key.get(device, 0) + found.times
-                first.setdefault(found.key, found)
-    for key, found in first.items():
+            for occurrence in occurrences(program.block, device):
+                at_key = counts[occurrence.key]
+                at_key[device] = at_key.get(device, 0) + occurrence.times
+                first.setdefault(occurrence.key, occurrence)
+    for key, occurrence in first.items():
         _, members = key
-        expected = counts[key].get(found.device, 0)
+        expected = counts[key].get(occurrence.device, 0)
         for member in members:
             if member not in program_of:
-                number = program_of[found.device]
-                return _no_program(programs, number, found.device, found.issue, member)
+                number = program_of[occurrence.device]
+                return _no_program(programs, number, occurrence.device, occurrence.issue, member)
             if counts[key].get(member, 0) != expected:
-                return _explain(programs, program_of, counts, found, member)
+                return _explain(programs, program_of, counts, occurrence, member)
     return None
 
 
@@ -112,14 +112,14 @@ def _explain(
     programs: Sequence[Program],
     program_of: dict[int, int],
     counts: defaultdict[Key, dict[int, int]],
-    found: Occurrence,
+    occurrence: Occurrence,
     member: int,
 ) -> Finding:
     """Says how two participants differ, and what the other one has in its place."""
-    key, device = found.key, found.device
+    key, device = occurrence.key, occurrence.device
     here, there = counts[key].get(device, 0), counts[key].get(member, 0)
     more, less = (device, member) if here > there else (member, device)
-    issue = _issue_of(programs[program_of[more]], more, key) or found.issue
+    issue = _issue_of(programs[program_of[more]], more, key) or occurrence.issue
     most, least = max(here, there), min(here, there)
     number, other = program_of[more], program_of[less]
     place = at(programs, number, issue.place)
@@ -153,7 +153,7 @@ def _explain(
 
 def _issue_of(program: Program, device: int, key: Key) -> Issue | None:
     listed = occurrences(program.block, device)
-    return next((found.issue for found in listed if found.key == key), None)
+    return next((occurrence.issue for occurrence in listed if occurrence.key == key), None)
 
 
 def _instead(
@@ -172,16 +172,18 @@ def _instead(
             where = at(programs, number, issue.place)
             hint = f"{program.name} has it ({where}), but nobody uses its results: XLA deletes it"
             return "dead-collective", hint, (actor_of(number, device, issue),)
-    for found in occurrences(program.block, device):
-        other, others = found.key
-        same = all(counts[found.key].get(m, 0) == counts[found.key][device] for m in others)
-        is_this = found.key == key  # it has the same one too, but not as often
+    for occurrence in occurrences(program.block, device):
+        other, others = occurrence.key
+        same = all(
+            counts[occurrence.key].get(m, 0) == counts[occurrence.key][device] for m in others
+        )
+        is_this = occurrence.key == key  # it has the same one too, but not as often
         if same or is_this or (other.kind != signature.kind and others != members):
             continue
         rule = _difference(signature, other, members, others)
-        where = at(programs, number, found.issue.place)
-        hint = f"{program.name} issues {describe(found.issue)} among {list(others)} at {where}"
-        return rule, hint, (actor_of(number, device, found.issue),)
+        where = at(programs, number, occurrence.issue.place)
+        hint = f"{program.name} issues {describe(occurrence.issue)} among {list(others)} at {where}"
+        return rule, hint, (actor_of(number, device, occurrence.issue),)
     kind = "unmatched-transfer" if signature.kind == "transfer" else "missing-collective"
     return kind, "", ()
 

@@ -189,9 +189,9 @@ def _cycle(following: Mapping[int, Mapping[int, object]], stuck: set[int]) -> li
 
 
 def _bits(mask: int) -> list[int]:
-    found: list[int] = []
+    positions: list[int] = []
     while mask:
         low = mask & -mask
-        found.append(low.bit_length() - 1)
+        positions.append(low.bit_length() - 1)
         mask ^= low
-    return found
+    return positions

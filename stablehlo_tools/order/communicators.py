@@ -99,16 +99,16 @@ def find_communicator_conflict(programs: Sequence[Program]) -> Finding | None:
                 if own is not None and communicator not in opened[theirs].uses:
                     return _missing(programs, number, own, use, communicator, device, theirs)
     for number, mine in enumerate(opened):
-        found = _split(programs, program_of, opened, number) or _turned(
+        conflict = _split(programs, program_of, opened, number) or _turned(
             programs, program_of, opened, number, list(mine.uses)
         )
-        if found is not None:
-            return found
+        if conflict is not None:
+            return conflict
     return None
 
 
 def _opened(program: Program) -> _Opened:
-    found = _Opened()
+    opened = _Opened()
     for use in _uses(program.block, ()):
         if use.issue.signature.kind in _OTHERS:
             continue
@@ -116,8 +116,8 @@ def _opened(program: Program) -> _Opened:
         for meeting in use.issue.rendezvous:
             if len(meeting.members) > 1 and not set(meeting.members).isdisjoint(program.devices):
                 key = _Communicator(tuple(sorted(meeting.members)), is_of_permutes)
-                found.uses.setdefault(key, []).append(use)
-    return found
+                opened.uses.setdefault(key, []).append(use)
+    return opened
 
 
 def _uses(block: Block, path: tuple[tuple[Block, int], ...]) -> Iterator[_Use]:

@@ -17,7 +17,7 @@ from stablehlo_tools.order.simulation import Choice, Meeting, Simulator
 
 
 @dataclass(frozen=True)
-class Step:
+class WaitStep:
     """At one device, or one program, the first meeting comes before the second."""
 
     device: int
@@ -45,7 +45,7 @@ def constrained(block: Block, steps: Sequence[tuple[int, int]]) -> list[int] | N
     return order
 
 
-def choice_for(simulator: Simulator, cycle: Sequence[Step]) -> Choice | None:
+def choice_for(simulator: Simulator, cycle: Sequence[WaitStep]) -> Choice | None:
     """The orders that a cycle asks for, program by program; None if they cannot be had."""
     wanted: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
     for step in cycle:
@@ -69,7 +69,7 @@ type _State = tuple[int, bool, int | None]
 # Where a way came from, and the device; None for a way through other programs.
 type _Origin = tuple[_State, int | None] | None
 # For each meeting that is reached: the last steps to every meeting on the way.
-type _Ways = dict[int, dict[int, Step]]
+type _Ways = dict[int, dict[int, WaitStep]]
 
 
 class TooManyError(Exception):
@@ -94,7 +94,7 @@ class _Calendar:
                 listed.append(number)
 
 
-def find_cycles(simulator: Simulator, meetings: Sequence[Meeting]) -> Iterator[list[Step]]:
+def find_cycles(simulator: Simulator, meetings: Sequence[Meeting]) -> Iterator[list[WaitStep]]:
     """Cycles of steps with at least one against the run, shortest from each start first.
 
     Raises TooManyError where the search would take too long.
@@ -130,7 +130,7 @@ class _Search:
             for place, (meeting, _) in enumerate(row.entries):
                 self.rows_of[meeting].append((row, place))
 
-    def cycles_from(self, device: int) -> Iterator[list[Step]]:
+    def cycles_from(self, device: int) -> Iterator[list[WaitStep]]:
         """Cycles whose step against the run is at this device."""
         program = self.simulator.program_of[device]
         if self._block(device).is_total or not self._turns_anywhere(program):
@@ -227,7 +227,7 @@ class _Search:
 
     def _ways_outside(self, start: int, program: int) -> _Ways:
         """Breadth first through other programs; for what this one takes part in, the way to it."""
-        steps: dict[int, Step] = {}
+        steps: dict[int, WaitStep] = {}
         seen: dict[_Row, int] = {}
         queue = deque([start])
         while queue:
@@ -243,7 +243,7 @@ class _Search:
                         continue
                     tops = row.entries[place][1], top
                     device = row.devices[place]
-                    steps[following] = Step(device, row.program, meeting, following, tops)
+                    steps[following] = WaitStep(device, row.program, meeting, following, tops)
                     queue.append(following)
                 seen[row] = seen.get(row, 0) | open_
         return {meeting: steps for meeting in steps if self._tops(meeting, program)}
@@ -378,9 +378,9 @@ class _Search:
 
     def _cycle(
         self, device: int, first: int, last: _State, came_from: dict[_State, _Origin]
-    ) -> list[Step]:
+    ) -> list[WaitStep]:
         program = self.simulator.program_of[device]
-        steps: list[Step] = []
+        steps: list[WaitStep] = []
         state = last
         while (origin := came_from[state]) is not None:
             (meeting, _, _), member = origin
@@ -394,9 +394,9 @@ class _Search:
             state = origin[0]
         return [self._step(device, last[0], first), *reversed(steps)]
 
-    def _step(self, device: int, first: int, second: int) -> Step:
+    def _step(self, device: int, first: int, second: int) -> WaitStep:
         tops = self.calendar.top[device, first], self.calendar.top[device, second]
-        return Step(device, self.simulator.program_of[device], first, second, tops)
+        return WaitStep(device, self.simulator.program_of[device], first, second, tops)
 
     def _ends(self, meeting: int, device: int, part: dict[int, int]) -> set[int]:
         return {part[d] for d in self.everything[meeting] if d != device}

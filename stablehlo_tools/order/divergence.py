@@ -126,7 +126,9 @@ def _finding(
 def _times(block: Block, device: int, issue: Issue, meeting: Rendezvous) -> int:
     """How often a device issues what could meet in a rendezvous of a collective."""
     key = issue.signature, meeting.members
-    return sum(found.times for found in occurrences(block, device) if found.key == key)
+    return sum(
+        occurrence.times for occurrence in occurrences(block, device) if occurrence.key == key
+    )
 
 
 def _foreign(

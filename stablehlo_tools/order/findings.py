@@ -155,7 +155,7 @@ def _path_back(start: int, following: Mapping[int, Sequence[int]], longest: int)
     came_from: dict[int, int] = {}
     frontier = [start]
     for _ in range(longest):
-        found: list[int] = []
+        next_frontier: list[int] = []
         for device in frontier:
             for other in following[device]:
                 if other == start:
@@ -165,6 +165,6 @@ def _path_back(start: int, following: Mapping[int, Sequence[int]], longest: int)
                     return path[::-1]
                 if other not in came_from:
                     came_from[other] = device
-                    found.append(other)
-        frontier = found
+                    next_frontier.append(other)
+        frontier = next_frontier
     return []

@@ -146,13 +146,13 @@ def _proof(decided: Decided) -> dict[str, Any]:
 
 
 def _decisions(block: Block) -> list[tuple[Any, bool]]:
-    found: list[tuple[Any, bool]] = []
+    decisions: list[tuple[Any, bool]] = []
     for inner in blocks_of(block):
         for node in inner.nodes:
             if not isinstance(node, Issue):
                 decision = node.trips if isinstance(node, Loop) else node.choice
-                found.append((node.place, decision.values is not None))
-    return found
+                decisions.append((node.place, decision.values is not None))
+    return decisions
 
 
 def _communicators(programs: Sequence[Program]) -> list[dict[str, Any]]:

@@ -279,13 +279,13 @@ def _decided_alike(programs: Sequence[Program]) -> dict[tuple[Node, str], dict[i
                     joined.inside |= other.inside
                     joined.linked |= other.linked
                 listed.append(joined)
-    found: dict[tuple[Node, str], dict[int, Members]] = {}
+    members_at: dict[tuple[Node, str], dict[int, Members]] = {}
     for symbol, listed in together.items():
         for alike in listed:
             parts = connected(sorted(alike.linked), ())
             members = {device: part for part in parts for device in part}
-            found.update(((node, symbol), members) for node in alike.nodes)
-    return found
+            members_at.update(((node, symbol), members) for node in alike.nodes)
+    return members_at
 
 
 @dataclass(eq=False)

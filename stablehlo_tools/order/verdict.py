@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 
 from stablehlo_tools.order.agreement import find_disagreement, find_missing_program
 from stablehlo_tools.order.communicators import find_communicator_conflict
-from stablehlo_tools.order.cycles import Step, TooManyError, choice_for, find_cycles
+from stablehlo_tools.order.cycles import TooManyError, WaitStep, choice_for, find_cycles
 from stablehlo_tools.order.device_classes import by_classes
 from stablehlo_tools.order.divergence import find_divergence, find_foreign_decision
 from stablehlo_tools.order.findings import (
@@ -312,7 +312,9 @@ def _is_ordered_in_single_steps(programs: Sequence[Program]) -> bool:
         return False
 
 
-def _of_cycle(simulator: Simulator, meetings: Sequence[Meeting], cycle: Sequence[Step]) -> Finding:
+def _of_cycle(
+    simulator: Simulator, meetings: Sequence[Meeting], cycle: Sequence[WaitStep]
+) -> Finding:
     programs = simulator.programs
     choice = choice_for(simulator, cycle)
     if choice is not None:

@@ -42,7 +42,7 @@ def independence(graph: TaskGraph, loop_ns: Mapping[int, float]) -> dict[int, In
     starts = [task.id for task in graph.tasks if task.kind is TaskKind.COLLECTIVE_START]
     ns = np.array([_compute_ns(task, loop_ns) for task in graph.tasks])
     total = float(ns.sum())
-    found: dict[int, Independence] = {}
+    by_start: dict[int, Independence] = {}
     users = graph.users()
     for begin in range(0, len(starts), _CHUNK):
         chunk = starts[begin : begin + _CHUNK]
@@ -50,8 +50,8 @@ def independence(graph: TaskGraph, loop_ns: Mapping[int, float]) -> dict[int, In
         before = _reached(graph.tasks[::-1], chunk, users, ns)
         for index, start in enumerate(chunk):
             feeds, needs = float(before[index]), float(after[index])
-            found[start] = Independence(feeds, needs, max(0.0, total - feeds - needs))
-    return found
+            by_start[start] = Independence(feeds, needs, max(0.0, total - feeds - needs))
+    return by_start
 
 
 def _compute_ns(task: Task, loop_ns: Mapping[int, float]) -> float:
@@ -141,11 +141,11 @@ def _work_behind(
 def _reached_in_body(
     order: Iterable[int], sources: Sequence[Sequence[int]], given: set[int]
 ) -> set[int]:
-    found = set(given)
+    reached = set(given)
     for i in order:
-        if i not in found and any(source in found for source in sources[i]):
-            found.add(i)
-    return found
+        if i not in reached and any(source in reached for source in sources[i]):
+            reached.add(i)
+    return reached
 
 
 _START = TaskKind.COLLECTIVE_START

@@ -138,15 +138,15 @@ def _loop_compute(graph: TaskGraph) -> dict[int, float]:
 
 def _hints(graph: TaskGraph, path: Path) -> dict[tuple[Path, int], str]:
     """What pipelining across iterations could do for the collectives of loops."""
-    found: dict[tuple[Path, int], str] = {}
+    hints: dict[tuple[Path, int], str] = {}
     for task in graph.tasks:
         if task.loop is None:
             continue
         inside = (*path, task.id)
-        found |= dict.fromkeys(((inside, s) for s in could_end_late(task.loop)), _LATE)
-        found |= dict.fromkeys(((inside, s) for s in could_go_ahead(task.loop)), _AHEAD)
-        found |= _hints(task.loop.body, inside)
-    return found
+        hints |= dict.fromkeys(((inside, s) for s in could_end_late(task.loop)), _LATE)
+        hints |= dict.fromkeys(((inside, s) for s in could_go_ahead(task.loop)), _AHEAD)
+        hints |= _hints(task.loop.body, inside)
+    return hints
 
 
 def _row(number: int, task: Task, sums: _Sums, why: str, free_ns: float) -> CollectiveRow:

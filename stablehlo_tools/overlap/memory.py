@@ -16,7 +16,7 @@ from stablehlo_tools.overlap.task_graph import TaskGraph, TaskKind
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TaskPlace:
     """A task in a graph, within the loops `loops` (task ids, outermost first)."""
 
     loops: tuple[int, ...]
@@ -27,7 +27,7 @@ class Place:
 class Holding:
     """A storage that is alive, and the task that allocates it."""
 
-    allocated_at: Place
+    allocated_at: TaskPlace
     bytes: float
 
 
@@ -39,7 +39,7 @@ class MemoryProfile:
     """
 
     peak_bytes: float
-    peak_at: Place | None
+    peak_at: TaskPlace | None
     live: Sequence[float]  # by position in the order
     alive: tuple[Holding, ...]
 
@@ -72,10 +72,10 @@ def memory_profile(
             peak, peak_position, inner = here, position, body
         now -= sum(size[u] for u in dying[position] if u not in outside)
     held = _alive(graph, issue, last, kept, max(peak_position, 0), outside)
-    at = Place((), issue[peak_position]) if peak_position >= 0 else None
+    at = TaskPlace((), issue[peak_position]) if peak_position >= 0 else None
     if at is not None and inner is not None and inner.peak_at is not None:
         held += [_within(at.task, holding) for holding in inner.alive]
-        at = Place((at.task, *inner.peak_at.loops), inner.peak_at.task)
+        at = TaskPlace((at.task, *inner.peak_at.loops), inner.peak_at.task)
     held.sort(key=lambda holding: -holding.bytes)
     return MemoryProfile(peak, at, live, tuple(held))
 
@@ -126,7 +126,7 @@ def _alive(
         for storage in task.allocs:
             first.setdefault(storage, (since, i))
     return [
-        Holding(Place((), task), graph.storages[storage])
+        Holding(TaskPlace((), task), graph.storages[storage])
         for storage, (since, task) in first.items()
         if storage not in outside
         and since <= position
@@ -136,4 +136,4 @@ def _alive(
 
 def _within(loop: int, holding: Holding) -> Holding:
     place = holding.allocated_at
-    return Holding(Place((loop, *place.loops), place.task), holding.bytes)
+    return Holding(TaskPlace((loop, *place.loops), place.task), holding.bytes)

@@ -177,19 +177,21 @@ class _Device:
         assert loop is not None, "a loop has a body"
         result = LoopRun([], self.clock)
         trips = iterations(loop)
-        steps: list[_Step] = []
+        effects: list[_IterationEffect] = []
         waited = _waited_streams(loop.body)
         backlog = self.streams.backlog(self.clock)
         while len(result.iterations) < trips:
             begin, busy = self.clock, self.busy
             result.iterations.append(self._iteration(loop, result))
             now = self.streams.backlog(self.clock)
-            steps.append(_Step(self.clock - begin, self.busy - busy, _difference(now, backlog)))
+            effects.append(
+                _IterationEffect(self.clock - begin, self.busy - busy, _difference(now, backlog))
+            )
             backlog = now
-            result.period = steps[-1].ns
-            result.steady = len(steps) > 1 and self._goes_on(steps[-2], steps[-1], waited)
-            if result.steady or len(steps) == _MOST_ITERATIONS:
-                self._fold(result, trips - len(steps), steps[-1])
+            result.period = effects[-1].ns
+            result.steady = len(effects) > 1 and self._goes_on(effects[-2], effects[-1], waited)
+            if result.steady or len(effects) == _MOST_ITERATIONS:
+                self._fold(result, trips - len(effects), effects[-1])
                 break
         return result
 
@@ -198,7 +200,9 @@ class _Device:
         carried = {start: before[start] for start in loop.carried if start in before}
         return self.passage(loop.body, range(len(loop.body.tasks)), {}, carried)
 
-    def _goes_on(self, last: _Step, now: _Step, waited: frozenset[str]) -> bool:
+    def _goes_on(
+        self, last: _IterationEffect, now: _IterationEffect, waited: frozenset[str]
+    ) -> bool:
         """Whether two iterations changed the device alike, and further ones will.
 
         A backlog may go on growing or shrinking where nobody in the loop waits for it and no other
@@ -214,21 +218,21 @@ class _Device:
             for stream, grown in now.grown.items()
         )
 
-    def _fold(self, result: LoopRun, folded: int, step: _Step) -> None:
+    def _fold(self, result: LoopRun, folded: int, effect: _IterationEffect) -> None:
         """Leaves out so many iterations: all that is at or after the last one comes later."""
         if not folded:
             return
         result.folded = folded
-        delta = folded * step.ns
-        grown = {stream: folded * ns for stream, ns in step.grown.items()}
+        delta = folded * effect.ns
+        grown = {stream: folded * ns for stream, ns in effect.grown.items()}
         result.iterations[-1].shift(delta, grown)
         self.streams.shift(self.clock, delta, grown)
         self.clock += delta
-        self.busy += folded * step.busy
+        self.busy += folded * effect.busy
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class _IterationEffect:
     """What an iteration took, and by how much the backlog of each stream grew in it."""
 
     ns: float

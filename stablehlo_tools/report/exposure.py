@@ -24,7 +24,7 @@ from stablehlo_tools.hlo_input.text import HloText
 from stablehlo_tools.overlap.bounds import floor, stream_totals
 from stablehlo_tools.overlap.collective_times import Path as LoopPath
 from stablehlo_tools.overlap.collective_times import collective_numbers, collective_rows, graphs_of
-from stablehlo_tools.overlap.memory import MemoryProfile, Place, memory_profile
+from stablehlo_tools.overlap.memory import MemoryProfile, TaskPlace, memory_profile
 from stablehlo_tools.overlap.simulator import LoopRun, Run, Simulation, simulate
 from stablehlo_tools.overlap.streams import Flight
 from stablehlo_tools.overlap.task_graph import COMPUTE_STREAM, Task, TaskGraph, TaskKind
@@ -106,7 +106,7 @@ def _alive(graph: TaskGraph, memory: MemoryProfile) -> Iterator[Alive]:
             yield Alive(task.name, holding.bytes, task.place)
 
 
-def _task_at(graph: TaskGraph, place: Place) -> Task:
+def _task_at(graph: TaskGraph, place: TaskPlace) -> Task:
     for outer in place.loops:
         loop = graph.tasks[outer].loop
         assert loop is not None, "a place leads through loops"

@@ -25,28 +25,28 @@ from stablehlo_tools.targets.hlo_text import (
 _BEFORE = re.compile(r"\.before_([\w-]*combiner)\.txt$")
 _AFTER = re.compile(r"\.after_([\w-]*combiner)\.before_")
 
-type _Found = dict[str, tuple[int, ...]]  # ids by instruction name
+type _IdsByName = dict[str, tuple[int, ...]]  # ids by instruction name
 type _Collectives = dict[tuple[str, str], Instruction]  # by computation and name
 
 
-def read_combined(directory: Path) -> _Found:
+def read_combined(directory: Path) -> _IdsByName:
     """The ids of each collective that a combiner made, from a directory of dumps."""
-    found: _Found = {}
+    ids_by_name: _IdsByName = {}
     before: dict[str, str] = {}
     for path in sorted(directory.glob("*combiner*.txt")):
         after = _AFTER.search(path.name)
         if after and after.group(1) in before:
-            add_merged(before.pop(after.group(1)), path.read_text(), found)
+            add_merged(before.pop(after.group(1)), path.read_text(), ids_by_name)
         awaited = _BEFORE.search(path.name)
         if awaited:
             before[awaited.group(1)] = path.read_text()
-    return found
+    return ids_by_name
 
 
-def add_merged(before: str, after: str, found: _Found) -> None:
-    """Adds to `found` what one run of a combiner merged; earlier findings are used."""
+def add_merged(before: str, after: str, ids_by_name: _IdsByName) -> None:
+    """Adds to `ids_by_name` what one run of a combiner merged; earlier findings are used."""
     computations, _ = parse_computations(before)
-    identities = Identities(computations, found)
+    identities = Identities(computations, ids_by_name)
     old, new = _collectives(computations), _collectives(parse_computations(after)[0])
     users: dict[tuple[str, str], list[Instruction]] = {}
     for (computation, name), instruction in old.items():
@@ -63,7 +63,7 @@ def add_merged(before: str, after: str, found: _Found) -> None:
         ]
         ids = dict.fromkeys(i for user in replaced for i in identities.of(user)[0])
         if ids:
-            found[name] = tuple(ids)
+            ids_by_name[name] = tuple(ids)
 
 
 def _collectives(computations: Computations) -> _Collectives:

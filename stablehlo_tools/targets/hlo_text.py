@@ -74,12 +74,12 @@ class Instruction:
 
     def called(self) -> dict[str, list[str]]:
         """The computations that it calls, by the attribute that names them."""
-        found: dict[str, list[str]] = {}
+        called: dict[str, list[str]] = {}
         for key, name in _CALLED.findall(self.line, self.after_opcode):
-            found.setdefault(key, []).append(name)
+            called.setdefault(key, []).append(name)
         for names in _BRANCHES.findall(self.line, self.after_opcode):
-            found["branches"] = [name.strip().lstrip("%") for name in names.split(",")]
-        return found
+            called["branches"] = [name.strip().lstrip("%") for name in names.split(",")]
+        return called
 
     def tagged_ids(self) -> tuple[int, ...]:
         """The ids in its tag."""
@@ -93,8 +93,8 @@ class Instruction:
 
     def op_name(self) -> str:
         """The op_name of the metadata, without the marks of the tagging."""
-        found = _OP_NAME.search(self.line, self.after_opcode)
-        name = _MARKED_ID.sub("", found.group(1)) if found else ""
+        op_name = _OP_NAME.search(self.line, self.after_opcode)
+        name = _MARKED_ID.sub("", op_name.group(1)) if op_name else ""
         return name if re.search(r"\w", name) else ""
 
     def shape(self) -> str:
@@ -104,8 +104,8 @@ class Instruction:
 
     def groups(self) -> str:
         """The replica groups or the source-target pairs, as printed."""
-        found = _GROUPS.search(self.line, self.after_opcode)
-        return found.group(1) if found else ""
+        groups = _GROUPS.search(self.line, self.after_opcode)
+        return groups.group(1) if groups else ""
 
 
 class Identities:

@@ -173,12 +173,14 @@ def _moved(listed: list[tuple[int, int]], issued: list[Event]) -> set[int]:
     depths: dict[int, set[int]] = {}
     for id_, depth in listed:
         depths.setdefault(id_, set()).add(depth)
-    found: dict[int, set[int]] = {}
+    issued_depths: dict[int, set[int]] = {}
     for event in issued:
         loops = sum(part.startswith("while") for part in event.nesting)
         for id_ in event.ids:
-            found.setdefault(id_, set()).add(loops)
-    return {id_ for id_, loops in found.items() if id_ in depths and not loops & depths[id_]}
+            issued_depths.setdefault(id_, set()).add(loops)
+    return {
+        id_ for id_, loops in issued_depths.items() if id_ in depths and not loops & depths[id_]
+    }
 
 
 class _UndecidedError(Exception):

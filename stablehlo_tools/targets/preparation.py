@@ -76,10 +76,10 @@ def _platform_index(artifact: Artifact, target: Target) -> int | None:
 
 def _check_shapes(main: ir.Operation) -> None:
     for argument in main.regions[0].blocks[0].arguments:
-        kind = argument.type
-        if isinstance(kind, ir.ShapedType) and not kind.has_static_shape:
+        type_ = argument.type
+        if isinstance(type_, ir.ShapedType) and not type_.has_static_shape:
             raise ToolError(
-                f"argument {argument.arg_number} is a {kind}: a symbolic shape where sizes are "
+                f"argument {argument.arg_number} is a {type_}: a symbolic shape where sizes are "
                 "needed; export with concrete shapes to compile",
                 argument.location,
             )

@@ -106,13 +106,13 @@ def _constant_value(value: ir.Value) -> int | None:
 
 
 def _replace_by_constant(block: ir.Block, argument: ir.Value, value: int) -> None:
-    kind = ir.RankedTensorType(argument.type)
+    type_ = ir.RankedTensorType(argument.type)
     constant = ir.Operation.create(
         _CONSTANT,
-        results=[kind],
+        results=[type_],
         attributes={
             "value": ir.DenseElementsAttr.get_splat(
-                kind, ir.IntegerAttr.get(kind.element_type, value)
+                type_, ir.IntegerAttr.get(type_.element_type, value)
             )
         },
         loc=block.owner.location,
@@ -126,12 +126,12 @@ def _platform_arguments(function: ir.Operation) -> list[int]:
     attributes = function.attributes.get("arg_attrs")
     if attributes is None:
         return []
-    found: list[int] = []
+    positions: list[int] = []
     for position, entry in enumerate(map(ir.DictAttr, ir.ArrayAttr(attributes))):
         if _GLOBAL_CONSTANT in entry:
             name = ir.StringAttr(entry[_GLOBAL_CONSTANT]).value
-            found += [position] if name == _PLATFORM_INDEX else []
-    return found
+            positions += [position] if name == _PLATFORM_INDEX else []
+    return positions
 
 
 def _drop_first_argument(function: ir.Operation) -> None:
@@ -139,9 +139,9 @@ def _drop_first_argument(function: ir.Operation) -> None:
     block.erase_argument(0)
     attributes = list(ir.ArrayAttr(function.attributes["arg_attrs"]))[1:]
     function.attributes["arg_attrs"] = ir.ArrayAttr.get(attributes, function.context)
-    kind = ir.FunctionType(ir.TypeAttr(function.attributes["function_type"]).value)
+    type_ = ir.FunctionType(ir.TypeAttr(function.attributes["function_type"]).value)
     with function.context:
-        dropped = ir.FunctionType.get(list(kind.inputs)[1:], list(kind.results))
+        dropped = ir.FunctionType.get(list(type_.inputs)[1:], list(type_.results))
         function.attributes["function_type"] = ir.TypeAttr.get(dropped)
 
 

@@ -45,14 +45,16 @@ def tag_collectives(module: ir.Module) -> tuple[tuple[TaggedOp, ...], tuple[Item
     module in place; frontend attributes that are there already are kept. Raises a located
     ToolError where the program's order is not understood.
     """
-    found = find_collectives(module)
-    by_text = {key_of(collective.op): number for number, collective in enumerate(found)}
+    collectives = find_collectives(module)
+    by_text = {key_of(collective.op): number for number, collective in enumerate(collectives)}
     program = program_order(module, by_text)
     reached = program_ids(program)
     unreached = sorted(set(by_text.values()) - set(reached))
     numbers = {old: new for new, old in enumerate([*reached, *unreached])}
-    tagged = [TaggedOp(numbers[n], c.kind, to_place(c.op.location)) for n, c in enumerate(found)]
-    for number, collective in enumerate(found):
+    tagged = [
+        TaggedOp(numbers[n], c.kind, to_place(c.op.location)) for n, c in enumerate(collectives)
+    ]
+    for number, collective in enumerate(collectives):
         _tag(collective, numbers[number])
     return tuple(sorted(tagged, key=lambda op: op.id)), renumbered(program, numbers)
 
@@ -83,10 +85,10 @@ def read_host_transfers(text: str, kinds: Mapping[int, str]) -> dict[str, tuple[
     """Ids by instruction name, from scheduled HLO text and the kinds of the program's ops by id."""
     computations, _ = parse_computations(text)
     instructions = [i for block in computations.values() for i in block if i.opcode in _KINDS]
-    found: dict[str, tuple[int, ...]] = {}
+    ids_by_name: dict[str, tuple[int, ...]] = {}
     for kind in _KINDS:
         ids = [number for number, of in kinds.items() if of == kind]
         here = [i for i in instructions if i.opcode == kind]
         if len(ids) == len(here) == 1:
-            found[here[0].name] = (ids[0],)
-    return found
+            ids_by_name[here[0].name] = (ids[0],)
+    return ids_by_name

@@ -77,17 +77,17 @@ def link_count(text: str) -> int:
 
 def _holders(module: ir.Module) -> set[ir.Operation]:
     """Every op around one that communicates."""
-    found: set[ir.Operation] = set()
+    holders: set[ir.Operation] = set()
 
     def visit(op: ir.Operation) -> ir.WalkResult:
         parent = op.parent if communicates(op) else None
         while parent is not None:
-            found.add(parent.operation)
+            holders.add(parent.operation)
             parent = parent.operation.parent
         return ir.WalkResult.ADVANCE
 
     walk(module.operation, visit)
-    return found
+    return holders
 
 
 def _check(line: Line, holds: bool, end: str) -> _Check | None:

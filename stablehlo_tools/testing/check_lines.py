@@ -75,7 +75,7 @@ class Checks:
 def check_lines(module: ir.Module, *, everything: bool) -> Checks:
     """The directives for a module: of every op, or of what matters."""
     lines = printed_lines(module)
-    writer = _Writer(Selection.of(module, everything), _Symbols.of(module))
+    writer = _CheckWriter(Selection.of(module, everything), _Symbols.of(module))
     for line in lines:
         writer.add(line)
     _name_variables(writer.checks, writer.symbols)
@@ -114,7 +114,7 @@ def _upper(name: str) -> str:
 
 
 @dataclass
-class _Writer:
+class _CheckWriter:
     """Turns lines into checks, one after the other."""
 
     selection: Selection
@@ -281,12 +281,12 @@ def _name_variables(checks: list[_Check], symbols: _Symbols) -> None:
 
 def _in_order_of_use(checks: list[_Check], wanted: list[Variable]) -> list[Variable]:
     ids = {id(variable) for variable in wanted}
-    found: dict[int, Variable] = {}
+    used: dict[int, Variable] = {}
     for check in checks:
         for piece in check.pieces:
             if isinstance(piece, Named) and id(piece.variable) in ids and piece.variable:
-                found.setdefault(id(piece.variable), piece.variable)
-    return list(found.values())
+                used.setdefault(id(piece.variable), piece.variable)
+    return list(used.values())
 
 
 def _is_function(check: _Check) -> bool:

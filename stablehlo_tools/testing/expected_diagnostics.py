@@ -64,14 +64,14 @@ class Expectation:
 
 def parse_expectations(text: str) -> list[Expectation]:
     """The expectations written in a text, in order."""
-    found: list[Expectation] = []
+    expectations: list[Expectation] = []
     for number, line in enumerate(text.splitlines(), start=1):
         for match in _EXPECTATION.finditer(line):
             kind = "note" if match["kind"] == "remark" else match["kind"]
             pattern = _pattern(match["text"]) if match["regex"] else re.escape(match["text"])
             place = _line(match["place"], number)
-            found.append(Expectation(Severity(kind), place, pattern, match["text"], number))
-    return found
+            expectations.append(Expectation(Severity(kind), place, pattern, match["text"], number))
+    return expectations
 
 
 def mismatches(text: str, reported: Iterable[Diagnostic]) -> list[str]:

@@ -69,8 +69,8 @@ def verify(test: GeneratedTest, recipe: Recipe, data: bytes) -> None:
     elif outcome.kind is Kind.REFUSED and not embedded:
         seen_by_filecheck = outcome.refusal.render("input") + "\n"
     if seen_by_filecheck is not None:
-        found = mismatch(test.text, seen_by_filecheck)
-        problems += [found] if found else []
+        problem = mismatch(test.text, seen_by_filecheck)
+        problems += [problem] if problem else []
     if problems:
         raise ToolError(f"a bug in make-test: the test that it made does not pass: {problems[0]}")
     links_tell = outcome.links and outcome.links != link_count(outcome.before)

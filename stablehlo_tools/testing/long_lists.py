@@ -46,19 +46,19 @@ def without_middles(pieces: list[Piece]) -> list[Piece]:
 
 def _middles(pieces: list[Piece]) -> list[tuple[_Position, _Position]]:
     open_lists = [_List(stays=False)]  # the first is that of the line itself
-    found = [
+    middles = [
         middle
         for number, piece in enumerate(pieces)
         if isinstance(piece, Text)
         for middle in _closed(number, piece.text, open_lists)
     ]
     last = open_lists[0].middle
-    return [*found, last] if last else found
+    return [*middles, last] if last else middles
 
 
 def _closed(number: int, text: str, open_lists: list[_List]) -> list[tuple[_Position, _Position]]:
     """The middles of the lists that a piece of text closes."""
-    found: list[tuple[_Position, _Position]] = []
+    middles: list[tuple[_Position, _Position]] = []
     plain = _NO_BRACKETS.sub(lambda match: " " * len(match[0]), text)
     for offset, character in enumerate(plain):
         if character in _CLOSING:
@@ -66,10 +66,10 @@ def _closed(number: int, text: str, open_lists: list[_List]) -> list[tuple[_Posi
             open_lists.append(_List(stays))
         elif character in _CLOSING.values() and len(open_lists) > 1:
             middle = open_lists.pop().middle
-            found += [middle] if middle else []
+            middles += [middle] if middle else []
         elif character == ",":
             open_lists[-1].items.append((number, min(offset + 2, len(text))))
-    return found
+    return middles
 
 
 def _outermost(ranges: list[tuple[_Position, _Position]]) -> list[tuple[_Position, _Position]]:

@@ -110,12 +110,12 @@ def _splat_constants(position: int | None) -> Callable[[ir.Module], None]:
     """Makes the unreadable constant at a position one of zeros; with None, each of them."""
 
     def simplify(module: ir.Module) -> None:
-        found = _unreadable_constants(module)
-        for op in found if position is None else found[position : position + 1]:
+        constants = _unreadable_constants(module)
+        for op in constants if position is None else constants[position : position + 1]:
             value = ir.DenseElementsAttr(op.attributes["value"])
-            kind = ir.ShapedType(value.type)
-            zero = ir.Attribute.parse(_zero(kind.element_type), op.context)
-            op.attributes["value"] = ir.DenseElementsAttr.get_splat(kind, zero)
+            type_ = ir.ShapedType(value.type)
+            zero = ir.Attribute.parse(_zero(type_.element_type), op.context)
+            op.attributes["value"] = ir.DenseElementsAttr.get_splat(type_, zero)
 
     return simplify
 
@@ -125,16 +125,16 @@ def _zero(element: ir.Type) -> str:
 
 
 def _unreadable_constants(module: ir.Module) -> list[ir.Operation]:
-    found: list[ir.Operation] = []
+    unreadable: list[ir.Operation] = []
 
     def visit(op: ir.Operation) -> ir.WalkResult:
         value = value_of(op) if op.name == _CONSTANT else None
         if value is not None and len(str(value)) > _READABLE and _has_zero(value):
-            found.append(op)
+            unreadable.append(op)
         return ir.WalkResult.ADVANCE
 
     walk(module.operation, visit)
-    return found
+    return unreadable
 
 
 def _has_zero(value: ir.Attribute) -> bool:

@@ -40,13 +40,13 @@ class Recipe:
         """What the RUN lines call the input."""
         if self.producer is None:
             return "%s"
-        found = _OUTPUT.search(self.producer)
-        if found is None:
+        output = _OUTPUT.search(self.producer)
+        if output is None:
             raise ToolError(
                 f"the producer {self.producer!r} does not name the file that it makes: "
                 "write it as %t and a suffix, such as %t.jax_export"
             )
-        return found[0]
+        return output[0]
 
 
 def quoted(word: str) -> str:

@@ -71,31 +71,31 @@ def printed_lines(module: ir.Module) -> list[Line]:
 
 
 def _headers(root: ir.Operation, texts: list[str], state: ir.AsmState) -> dict[int, ir.Operation]:
-    found: dict[int, ir.Operation] = {}
+    headers: dict[int, ir.Operation] = {}
     number = -1
-    for op in _printed_ops(root, texts, found):
+    for op in _printed_ops(root, texts, headers):
         start = _start(op, state)
         number += 1
         while number < len(texts) and not start.match(texts[number]):
             number += 1
         if number == len(texts):
             raise ToolError(f"{op.name} was not found in the text of its module", op.location)
-        found[number] = op
-    return found
+        headers[number] = op
+    return headers
 
 
 def _printed_ops(
-    op: ir.Operation, texts: list[str], found: dict[int, ir.Operation]
+    op: ir.Operation, texts: list[str], headers: dict[int, ir.Operation]
 ) -> Iterator[ir.Operation]:
-    """An op and those in it; `found` has gained the op when the walk goes on."""
+    """An op and those in it; `headers` has gained the op when the walk goes on."""
     yield op
-    header = next(reversed(found))
+    header = next(reversed(headers))
     if op.name == "stablehlo.reduce" and _APPLIES in texts[header]:
         return
     for region in op.regions:
         for block in region.blocks:
             for inner in block.operations:
-                yield from _printed_ops(inner.operation, texts, found)
+                yield from _printed_ops(inner.operation, texts, headers)
 
 
 def _start(op: ir.Operation, state: ir.AsmState) -> re.Pattern[str]:
@@ -254,24 +254,24 @@ def _visibility(function: ir.Operation) -> str:
 
 
 def _holds_shown(function: ir.Operation) -> bool:
-    found = False
+    matters = False
 
     def visit(op: ir.Operation) -> ir.WalkResult:
-        nonlocal found
-        found = found or _matters(op)
-        return ir.WalkResult.INTERRUPT if found else ir.WalkResult.ADVANCE
+        nonlocal matters
+        matters = matters or _matters(op)
+        return ir.WalkResult.INTERRUPT if matters else ir.WalkResult.ADVANCE
 
     walk(function, visit)
-    return found
+    return matters
 
 
 def _callees(function: ir.Operation) -> set[str]:
-    found: set[str] = set()
+    callees: set[str] = set()
 
     def visit(op: ir.Operation) -> ir.WalkResult:
         if op.name in CALLS:
-            found.add(callee_name(op))
+            callees.add(callee_name(op))
         return ir.WalkResult.ADVANCE
 
     walk(function, visit)
-    return found
+    return callees

@@ -61,15 +61,15 @@ def inferred_grid(module: ir.Module) -> ProcessGrid:
 
 def is_partitioned(module: ir.Module) -> bool:
     """Whether shardings say how the module is divided; if not, it is what each device runs."""
-    found = False
+    partitioned = False
 
     def visit(op: ir.Operation) -> ir.WalkResult:
-        nonlocal found
-        found = found or _states_sharding(op)
-        return ir.WalkResult.INTERRUPT if found else ir.WalkResult.ADVANCE
+        nonlocal partitioned
+        partitioned = partitioned or _states_sharding(op)
+        return ir.WalkResult.INTERRUPT if partitioned else ir.WalkResult.ADVANCE
 
     module.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
-    return found
+    return partitioned
 
 
 def _states_sharding(op: ir.Operation) -> bool:

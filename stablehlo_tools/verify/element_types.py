@@ -77,13 +77,13 @@ def from_bits(bits: Array, element: ElementType) -> Array:
 
 
 def _integers() -> list[ElementType]:
-    found: list[ElementType] = []
+    integers: list[ElementType] = []
     for width in (2, 4, 8, 16, 32, 64):
         signed = np.dtype(getattr(ml_dtypes if width < 8 else np, f"int{width}"))
         unsigned = np.dtype(getattr(ml_dtypes if width < 8 else np, f"uint{width}"))
-        found.append(ElementType(f"i{width}", signed, Kind.SIGNED, width))
-        found.append(ElementType(f"ui{width}", unsigned, Kind.UNSIGNED, width))
-    return found
+        integers.append(ElementType(f"i{width}", signed, Kind.SIGNED, width))
+        integers.append(ElementType(f"ui{width}", unsigned, Kind.UNSIGNED, width))
+    return integers
 
 
 def _floats() -> list[ElementType]:

@@ -89,28 +89,28 @@ def _repeat(op: ir.Operation, meet: str) -> None:
 
 def _flatten_ids(program: ir.Module, grid: ProcessGrid) -> None:
     """replica_id and partition_id out of the one id that is left."""
-    found: list[ir.Operation] = []
+    id_ops: list[ir.Operation] = []
 
     def visit(op: ir.Operation) -> ir.WalkResult:
         if op.name in ("stablehlo.replica_id", "stablehlo.partition_id"):
-            found.append(op)
+            id_ops.append(op)
         return ir.WalkResult.ADVANCE
 
     program.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
-    for op in found:
-        kind = op.results[0].type
+    for op in id_ops:
+        type_ = op.results[0].type
         at = ir.InsertionPoint(op)
-        flat = ir.Operation.create("stablehlo.partition_id", results=[kind], ip=at)
+        flat = ir.Operation.create("stablehlo.partition_id", results=[type_], ip=at)
         width = ir.Operation.create(
             "stablehlo.constant",
-            results=[kind],
-            attributes={"value": ir.Attribute.parse(f"dense<{grid.num_partitions}> : {kind}")},
+            results=[type_],
+            attributes={"value": ir.Attribute.parse(f"dense<{grid.num_partitions}> : {type_}")},
             ip=at,
         )
         part = "divide" if op.name == "stablehlo.replica_id" else "remainder"
         own = ir.Operation.create(
             f"stablehlo.{part}",
-            results=[kind],
+            results=[type_],
             operands=[flat.results[0], width.results[0]],
             ip=at,
         )
@@ -199,7 +199,7 @@ def _for_each(op: ir.Operation, taking: Sequence[tuple[int, int]]) -> None:
     unsigned = ir.IntegerType.get_unsigned(32, op.context)
     own = build.op("partition_id", [], build.tensor([], unsigned))
     received = [result.type for result in op.results][:-1]
-    values = [*(_zeros(build, kind) for kind in received), op.operands[-1]]
+    values = [*(_zeros(build, type_) for type_ in received), op.operands[-1]]
     for device, channel in taking:
         is_own = build.compare("EQ", own, build.splat(device, [], unsigned))
         values = _if_own(op, is_own, channel, values)
@@ -232,14 +232,14 @@ def _if_own(
     return list(choice.results)
 
 
-def _zeros(build: Builder, kind: ir.Type) -> ir.Value:
+def _zeros(build: Builder, type_: ir.Type) -> ir.Value:
     """A tensor whose bits are all zero, of whatever elements."""
-    tensor = ir.RankedTensorType(kind)
+    tensor = ir.RankedTensorType(type_)
     element = element_type(str(tensor.element_type))
     if element is None:
-        raise ToolError(f"what a device receives from nobody is no {kind}", build.location)
+        raise ToolError(f"what a device receives from nobody is no {type_}", build.location)
     if element.kind is Kind.COMPLEX:
         part = build.tensor(tensor.shape, ir.ComplexType(tensor.element_type).element_type)
-        return build.op("complex", [_zeros(build, part)] * 2, kind)
+        return build.op("complex", [_zeros(build, part)] * 2, type_)
     zero = "00" * element.dtype.itemsize
-    return build.op("constant", [], kind, value=ir.Attribute.parse(f'dense<"0x{zero}"> : {kind}'))
+    return build.op("constant", [], type_, value=ir.Attribute.parse(f'dense<"0x{zero}"> : {type_}'))

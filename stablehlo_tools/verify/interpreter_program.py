@@ -114,15 +114,15 @@ def _unsupported(op: ir.Operation) -> ToolError | None:
 
 def _drop_constraints(program: ir.Module) -> None:
     """Replaces each sharding constraint by the tensor it constrains."""
-    found: list[ir.Operation] = []
+    constraints: list[ir.Operation] = []
 
     def visit(op: ir.Operation) -> ir.WalkResult:
         if op.name == _CONSTRAINT:
-            found.append(op)
+            constraints.append(op)
         return ir.WalkResult.ADVANCE
 
     program.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
-    for op in found:
+    for op in constraints:
         op.results[0].replace_all_uses_with(op.operands[0])
         op.erase()
 

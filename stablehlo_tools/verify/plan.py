@@ -100,8 +100,8 @@ def _plan_calls(artifacts: Mapping[Side, Artifact]) -> Plan:
     before = artifacts["before"]
     inputs = _in_range(signature.inputs, _ranges_of_calls(before, len(signature.inputs)))
     run = Run("cpu", forms, inputs, signature.outputs, 1, counts["before"], 1, shared)
-    found = [_input_of_call(before, i) for i in steering_arguments(before.module)]
-    steering = tuple(index for index in found if index is not None)
+    steering_inputs = [_input_of_call(before, i) for i in steering_arguments(before.module)]
+    steering = tuple(index for index in steering_inputs if index is not None)
     return Plan(run, _each(artifacts, lambda _, artifact: _flat_exported(artifact)), steering)
 
 
@@ -163,10 +163,10 @@ def _plan_interpretation(
 def _ranges_of_calls(artifact: Artifact, count: int) -> list[Range]:
     """The range of each input of a jax.export artifact."""
     ranges = [Range()] * count
-    for argument, found in enumerate(argument_ranges(artifact.module)):
+    for argument, range_ in enumerate(argument_ranges(artifact.module)):
         index = _input_of_call(artifact, argument)
         if index is not None:
-            ranges[index] = found
+            ranges[index] = range_
     return ranges
 
 
@@ -182,8 +182,8 @@ def _input_of_call(artifact: Artifact, argument: int) -> int | None:
 
 def _in_range(inputs: Sequence[Value], ranges: Sequence[Range]) -> tuple[Value, ...]:
     return tuple(
-        replace(value, sign=found.sign, below=found.below)
-        for value, found in zip(inputs, ranges, strict=True)
+        replace(value, sign=range_.sign, below=range_.below)
+        for value, range_ in zip(inputs, ranges, strict=True)
     )
 
 
@@ -303,10 +303,12 @@ def _flat_exported(artifact: Artifact) -> bytes:
         raise ToolError(f"jax.export cannot serialize this: {first_line(str(error))}") from None
 
 
-def _check_equal[T](artifacts: Mapping[Side, Artifact], what: str, found: Mapping[Side, T]) -> None:
-    if found["before"] == found["after"]:
+def _check_equal[T](
+    artifacts: Mapping[Side, Artifact], what: str, values: Mapping[Side, T]
+) -> None:
+    if values["before"] == values["after"]:
         return
-    places = [f"{found[side]} in {artifacts[side].name}" for side in SIDES]
+    places = [f"{values[side]} in {artifacts[side].name}" for side in SIDES]
     error = ToolError(f"the two differ in the {what}: {places[0]}, {places[1]}")
     raise _named(error, artifacts["after"])
 
@@ -315,13 +317,13 @@ def _each[T](
     artifacts: Mapping[Side, Artifact], function: Callable[[Side, Artifact], T]
 ) -> dict[Side, T]:
     """Calls a function for both sides; a ToolError that it raises is about that side's file."""
-    found: dict[Side, T] = {}
+    results: dict[Side, T] = {}
     for side, artifact in artifacts.items():
         try:
-            found[side] = function(side, artifact)
+            results[side] = function(side, artifact)
         except ToolError as error:
             raise _named(error, artifact) from None
-    return found
+    return results
 
 
 def _named(error: ToolError, artifact: Artifact) -> ToolError:

@@ -94,9 +94,9 @@ def module_signature(module: ir.Module) -> Signature:
     Raises a located ToolError for symbolic sizes, tokens and unknown element types.
     """
     entry = entry_function(module)
-    kind = ir.FunctionType(ir.TypeAttr(entry.attributes["function_type"]).value)
-    arguments = _attributes(entry, "arg_attrs", len(kind.inputs))
-    results = _attributes(entry, "res_attrs", len(kind.results))
+    type_ = ir.FunctionType(ir.TypeAttr(entry.attributes["function_type"]).value)
+    arguments = _attributes(entry, "arg_attrs", len(type_.inputs))
+    results = _attributes(entry, "res_attrs", len(type_.results))
     inputs: list[Value] = []
     for i, (argument, attributes) in enumerate(
         zip(entry.regions[0].blocks[0].arguments, arguments, strict=True)
@@ -109,7 +109,7 @@ def module_signature(module: ir.Module) -> Signature:
         inputs.append(value)
     outputs = [
         _module_value(result, _text(attributes, "jax.result_info"), f"output {i}", entry.location)
-        for i, (result, attributes) in enumerate(zip(kind.results, results, strict=True))
+        for i, (result, attributes) in enumerate(zip(type_.results, results, strict=True))
     ]
     return Signature(tuple(inputs), tuple(outputs))
 
@@ -161,19 +161,19 @@ def _exported_value(aval: Any, name: str, what: str, entry: ir.Operation) -> Val
     return Value(element.name, shape, name)
 
 
-def _module_value(kind: ir.Type, name: str, what: str, location: ir.Location) -> Value:
-    if str(kind) == "!stablehlo.token":
+def _module_value(type_: ir.Type, name: str, what: str, location: ir.Location) -> Value:
+    if str(type_) == "!stablehlo.token":
         raise ToolError(
             f"{what} is a token, and a token can only come from the program around it", location
         )
-    if not isinstance(kind, ir.RankedTensorType):
-        raise ToolError(f"{what} is {kind}: only tensors can be given and compared", location)
-    if not kind.has_static_shape:
-        raise ToolError(f"{what} is {kind}: sizes are needed to run it", location)
-    element = element_type(str(kind.element_type))
+    if not isinstance(type_, ir.RankedTensorType):
+        raise ToolError(f"{what} is {type_}: only tensors can be given and compared", location)
+    if not type_.has_static_shape:
+        raise ToolError(f"{what} is {type_}: sizes are needed to run it", location)
+    element = element_type(str(type_.element_type))
     if element is None:
-        raise ToolError(f"{what} is {kind}: no random values of this element type", location)
-    return Value(element.name, tuple(kind.shape), name)
+        raise ToolError(f"{what} is {type_}: no random values of this element type", location)
+    return Value(element.name, tuple(type_.shape), name)
 
 
 def _attributes(function: ir.Operation, which: str, count: int) -> Sequence[ir.DictAttr | None]:

@@ -179,7 +179,7 @@ def _verification(
         devices=run.replicas * run.partitions,
         seconds=seconds,
         outputs=outputs,
-        vacuous=tuple(i for i, found in enumerate(answer.outputs) if found.shows_nothing),
+        vacuous=tuple(i for i, comparison in enumerate(answer.outputs) if comparison.shows_nothing),
         before_repeats=answer.before_repeats,
         simplified=answer.simplified,
         inputs=answer.style,
@@ -187,15 +187,15 @@ def _verification(
     )
 
 
-def _output(index: int, value: Value, found: OutputComparison) -> Output:
+def _output(index: int, value: Value, comparison: OutputComparison) -> Output:
     return Output(
         index,
         value.name,
         value.dtype,
         value.shape,
-        found.elements,
-        found.differing,
-        found.max_abs_difference,
-        found.first,
-        found.finite,
+        comparison.elements,
+        comparison.differing,
+        comparison.max_abs_difference,
+        comparison.first,
+        comparison.finite,
     )

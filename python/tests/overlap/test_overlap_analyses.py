@@ -16,7 +16,7 @@ from task_graphs import Graph, random_graph
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.overlap.bounds import floor, independence
 from stablehlo_tools.overlap.graph_file import read_graph, to_graph
-from stablehlo_tools.overlap.memory import Place, memory_profile
+from stablehlo_tools.overlap.memory import TaskPlace, memory_profile
 from stablehlo_tools.overlap.task_graph import TaskGraph, TaskKind
 
 
@@ -28,7 +28,7 @@ def test_a_storage_lives_to_its_last_use():
     graph.compute(1, c, size=1)
     profile = memory_profile(graph.done())
     assert list(profile.live) == [10, 110, 1100, 1001]
-    assert (profile.peak_bytes, profile.peak_at) == (1100, Place((), c))
+    assert (profile.peak_bytes, profile.peak_at) == (1100, TaskPlace((), c))
     assert [(h.allocated_at.task, h.bytes) for h in profile.alive] == [(c, 1000), (b, 100)]
 
 
@@ -60,8 +60,8 @@ def test_a_loop_counts_with_the_peak_of_its_body():
     loop = graph.loop(body.done(), 3, a, size=1)
     profile = memory_profile(graph.done())
     assert profile.peak_bytes == 10 + 1 + 100  # the body's input lies in what is around it
-    assert profile.peak_at == Place((loop,), 2)
-    assert Place((loop,), inner) in [holding.allocated_at for holding in profile.alive]
+    assert profile.peak_at == TaskPlace((loop,), 2)
+    assert TaskPlace((loop,), inner) in [holding.allocated_at for holding in profile.alive]
 
 
 @pytest.mark.parametrize("seed", first(30, range(100)))

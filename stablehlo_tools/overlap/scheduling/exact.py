@@ -65,8 +65,8 @@ def exact_schedule(graph: TaskGraph, limits: Limits | None = None, seconds: floa
     answer: Answer = search.solve(seconds)
     best = known
     if answer.order is not None:
-        found = _schedule(graph, problem, answer.order, answer.buckets)
-        best = found if known is None or found.total_ns < known.total_ns else known
+        solved = _schedule(graph, problem, answer.order, answer.buckets)
+        best = solved if known is None or solved.total_ns < known.total_ns else known
     if best is None:
         raise _nothing_fits(problem, limits, answer, seconds)
     return Exact(best, answer.proven, min(answer.bound, best.total_ns))
@@ -90,12 +90,12 @@ def least_memory(
 
 def _known(graph: TaskGraph, limits: Limits) -> Schedule | None:
     try:
-        found = schedule(graph, limits)
+        known = schedule(graph, limits)
     except ToolError:
         return None
-    of_stream, of_all = most_in_flight(graph, found.order, found.buckets)
+    of_stream, of_all = most_in_flight(graph, known.order, known.buckets)
     few = _within(of_stream, limits.in_flight) and _within(of_all, limits.at_once)
-    return found if few else None
+    return known if few else None
 
 
 def _within(count: int, limit: int | None) -> bool:

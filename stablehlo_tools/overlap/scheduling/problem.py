@@ -150,13 +150,13 @@ def _stream(task: Task, streams: Mapping[str, int]) -> int:
 
 def _reads(tasks: Sequence[Task]) -> list[tuple[int, ...]]:
     """The storages each task uses; a wait uses what its start reads."""
-    found: list[tuple[int, ...]] = []
+    reads: list[tuple[int, ...]] = []
     for task in tasks:
         read = {u: None for dep in task.deps for u in tasks[dep].storages}
         if task.start is not None:
             read |= {u: None for dep in tasks[task.start].deps for u in tasks[dep].storages}
-        found.append(tuple(read | dict.fromkeys(task.storages)))
-    return found
+        reads.append(tuple(read | dict.fromkeys(task.storages)))
+    return reads
 
 
 def _kept(tasks: Sequence[Task]) -> frozenset[int]:

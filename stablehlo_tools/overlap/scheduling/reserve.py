@@ -114,7 +114,7 @@ class Reserve:
         """The storages whose last use a task is, and where it is without it; -1: nowhere."""
         plan, done, kept = self._plan, self._done, self._problem.kept
         turn = plan.turn[task]
-        found: list[tuple[int, int]] = []
+        ends: list[tuple[int, int]] = []
         for storage in self._problem.reads[task]:
             uses = plan.uses[storage]
             last = self._last[storage]
@@ -123,8 +123,8 @@ class Reserve:
             last -= 1
             while last >= 0 and done[uses[last]]:
                 last -= 1
-            found.append((storage, uses[last] if last >= 0 else -1))
-        return found
+            ends.append((storage, uses[last] if last >= 0 else -1))
+        return ends
 
     def _last_at_most(self, storage: int, position: int) -> int:
         uses = self._plan.uses[storage]

@@ -133,17 +133,17 @@ class _Search:
 
     def run(self) -> _Candidate:
         """Tries all leads and amounts of patience."""
-        found = [(lead, self._try(lead, self._rules)) for lead in _leads(self._problem)]
-        found.sort(key=lambda pair: pair[1].total)
-        (_, again), (second, _) = found[0], found[1]
+        tried = [(lead, self._try(lead, self._rules)) for lead in _leads(self._problem)]
+        tried.sort(key=lambda pair: pair[1].total)
+        (_, again), (second, _) = tried[0], tried[1]
         again = self._try(again.ends, self._rules)
         if self._problem.size <= _FEW:
-            self._vary(found[0][0])
+            self._vary(tried[0][0])
         if self._limits.at_once is not None:
-            self._leave_room(found[0][0])
+            self._leave_room(tried[0][0])
         latency = max(self._problem.latency, default=0.0)
         if self._limits.buckets and latency:
-            self._bucket(found[0][0], second, latency)
+            self._bucket(tried[0][0], second, latency)
         self._delay()
         return self._best
 
@@ -182,9 +182,9 @@ class _Search:
     def _try(self, lead: Sequence[float], rules: Rules, plan: Plan | None = None) -> Pass:
         """Backward and forward once; `plan` is what to fall back on, the leanest by default."""
         tail = tails(self._problem, lead)
-        found = forward(self._problem, plan or self._plan, tail, rules)
-        self._keep(_Candidate(tuple(found.order), _tuples(found.buckets), found.total))
-        return found
+        pass_ = forward(self._problem, plan or self._plan, tail, rules)
+        self._keep(_Candidate(tuple(pass_.order), _tuples(pass_.buckets), pass_.total))
+        return pass_
 
     def _delay(self) -> None:
         if self._limits_flights:

@@ -60,7 +60,7 @@ def fused_collectives(fusion: HloInstruction, module: HloModule) -> list[Fused]:
         if inner.target in ("AsyncCollectiveStart", "AsyncCollectiveDone"):
             phase = Phase.START if inner.target.endswith("Start") else Phase.DONE
             marks.update(dict.fromkeys(inner.operands, (phase, inner)))
-    found: list[Fused] = []
+    parts: list[Fused] = []
     for inner, computation in inside:
         if inner.opcode not in ISSUED:
             continue
@@ -70,8 +70,8 @@ def fused_collectives(fusion: HloInstruction, module: HloModule) -> list[Fused]:
         readers = [u for u in computation.users.get(mark.name, []) if u.opcode != "tuple"]
         operand = through_views(computation.by_name[inner.operands[0]], computation)
         early = bool(readers) if phase is Phase.DONE else operand.opcode == "parameter"
-        found.append(Fused(inner, computation, phase, f"{inner.opcode} {inner.chain}", early))
-    return found
+        parts.append(Fused(inner, computation, phase, f"{inner.opcode} {inner.chain}", early))
+    return parts
 
 
 def wrapped_collectives(
@@ -184,7 +184,8 @@ def parse_groups(text: str) -> list[list[int]] | None:
     iota = _IOTA.match(text)
     if iota:
         groups, dims, order = (
-            [int(part) for part in found.split(",")] if found else [] for found in iota.groups()
+            [int(part) for part in numbers.split(",")] if numbers else []
+            for numbers in iota.groups()
         )
         ids = np.arange(int(np.prod(dims))).reshape(dims)
         if order:
@@ -201,10 +202,10 @@ def parse_groups(text: str) -> list[list[int]] | None:
 def _of_mesh(axes: str, between: str, named: str) -> ProcessGroups:
     ids: tuple[int, ...] = ()
     if between.strip(" ,"):
-        found = _DEVICE_IDS.search(between.strip(" ,"))
-        if found is None:
+        device_ids = _DEVICE_IDS.search(between.strip(" ,"))
+        if device_ids is None:
             raise ValueError(f"device ids of a mesh in a form that is not known: {between.strip()}")
-        ids = tuple(int(i) for i in found.group(1).split(","))
+        ids = tuple(int(i) for i in device_ids.group(1).split(","))
     mesh = DeviceMesh(tuple((name, int(size)) for name, size in _MESH_AXIS.findall(axes)), ids)
     refs = [
         AxisRef(name, int(pre or 1), int(size) if size else None)
@@ -223,10 +224,10 @@ def _groups(instruction: HloInstruction, opcode: str, module: HloModule) -> Proc
     """The participants as flattened device ids."""
     text = instruction.groups()
     if opcode in TRANSFERS:
-        found = _PAIRS.search(instruction.line)
-        if found is None:
+        pairs = _PAIRS.search(instruction.line)
+        if pairs is None:
             raise instruction.error("it does not say between which devices it sends")
-        text = found.group(1)
+        text = pairs.group(1)
     channel = sum(instruction.numbers("channel_id")[:1])
     try:
         rows = parse_groups(text)

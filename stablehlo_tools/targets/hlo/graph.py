@@ -37,8 +37,8 @@ def leaves(value: Value) -> Iterator[Leaf]:
 
 def tasks_of(*values: Value) -> tuple[int, ...]:
     """The tasks that make these values."""
-    found = (leaf.task for value in values for leaf in leaves(value))
-    return tuple(dict.fromkeys(task for task in found if task is not None))
+    makers = (leaf.task for value in values for leaf in leaves(value))
+    return tuple(dict.fromkeys(task for task in makers if task is not None))
 
 
 def storages_of(*values: Value) -> tuple[int, ...]:

@@ -249,9 +249,9 @@ class Issuer:
             return _whole(instruction, flying)
         started: list[Value] = []
         for inner, computation in wrapped:
-            found = issued(inner, computation, self.module)
+            inner_sent = issued(inner, computation, self.module)
             held = result_shape(inner) if started else shape  # the first start holds it all
-            started.append(self._sent(instruction, found, held, operands, given))
+            started.append(self._sent(instruction, inner_sent, held, operands, given))
         return _whole(instruction, in_flight(started[0], starts_of(tuple(started))))
 
     def fused(

@@ -40,8 +40,8 @@ class Window:
 
 def windows(instruction: HloInstruction, count: int) -> list[Window]:
     """The window in each of `count` spatial dimensions, sizes not yet known."""
-    found = _WINDOW.search(instruction.line, instruction.after_opcode)
-    fields = dict(part.split("=") for part in found.group(1).split()) if found else {}
+    window = _WINDOW.search(instruction.line, instruction.after_opcode)
+    fields = dict(part.split("=") for part in window.group(1).split()) if window else {}
     parts = {name: text.split("x") for name, text in fields.items()}
 
     def entries(name: str, absent: str) -> Sequence[str]:
@@ -133,8 +133,8 @@ def matmul_type(instruction: HloInstruction, computation: Computation) -> str:
 
 def precision(instruction: HloInstruction) -> str:
     """What is added to f32 where a product asks for more than a device's default."""
-    found = _PRECISION.search(instruction.line)
-    return f"_{found.group(1).lower()}" if found else ""
+    asked = _PRECISION.search(instruction.line)
+    return f"_{asked.group(1).lower()}" if asked else ""
 
 
 def is_product(instruction: HloInstruction) -> bool:
@@ -164,13 +164,13 @@ def _dot_dims(instruction: HloInstruction) -> _DotDims:
 
 
 def _gemm_dims(instruction: HloInstruction) -> _DotDims:
-    found = {
+    gemm_dims = {
         (side, kind): tuple(int(d) for d in re.findall(r"\d+", dims))
         for side, kind, dims in _GEMM_DIMS.findall(instruction.line)
     }
-    if ("lhs", "contracting") not in found:
+    if ("lhs", "contracting") not in gemm_dims:
         raise instruction.error("a library product without dot_dimension_numbers")
-    return found
+    return gemm_dims
 
 
 def _dot(instruction: HloInstruction, computation: Computation, dims: _DotDims) -> Matmul:
@@ -199,10 +199,10 @@ class _Labels:
 
 
 def _labels(instruction: HloInstruction) -> _Labels:
-    found = _LABELS.search(instruction.line, instruction.after_opcode)
-    if found is None:
+    labels = _LABELS.search(instruction.line, instruction.after_opcode)
+    if labels is None:
         raise instruction.error("a convolution without dim_labels")
-    return _Labels(*found.groups())
+    return _Labels(*labels.groups())
 
 
 def _convolution(

@@ -37,8 +37,8 @@ class Tables:
         return short_place(name, str(line)) if name else ""
 
     def _field(self, table: str, row: int, name: str) -> int | None:
-        found = dict(_FIELD.findall(self.rows[table].get(row, ""))).get(name)
-        return None if found is None else int(found)
+        number = dict(_FIELD.findall(self.rows[table].get(row, ""))).get(name)
+        return None if number is None else int(number)
 
 
 def short_place(file: str, line: str) -> str:
@@ -104,34 +104,34 @@ class HloInstruction(hlo_text.Instruction):
     @property
     def target(self) -> str:
         """The target of a custom call."""
-        found = _TARGET.search(self.line, self.after_opcode)
-        return found.group(1) if found else ""
+        target = _TARGET.search(self.line, self.after_opcode)
+        return target.group(1) if target else ""
 
     @property
     def chain(self) -> str | None:
         """The chain of collective fusions of XLA:TPU that it is of."""
-        found = _CHAIN.search(self.line, self.after_opcode)
-        return found.group(1) if found else None
+        chain = _CHAIN.search(self.line, self.after_opcode)
+        return chain.group(1) if chain else None
 
     @property
     def cycles(self) -> int | None:
         """What XLA:TPU estimates that it takes, in clock cycles."""
-        found = _CYCLES.search(self.line, self.after_opcode)
-        return int(found.group(1)) if found else None
+        cycles = _CYCLES.search(self.line, self.after_opcode)
+        return int(cycles.group(1)) if cycles else None
 
     @property
     def trips(self) -> int | None:
         """How often a `while` runs, where XLA wrote it down."""
-        found = _TRIPS.search(self.line, self.after_opcode)
-        return int(found.group(1)) if found else None
+        trips = _TRIPS.search(self.line, self.after_opcode)
+        return int(trips.group(1)) if trips else None
 
     def error(self, message: str) -> ToolError:
         """An error that names the instruction."""
         return ToolError(f"HLO instruction {self.name} ({self.opcode}): {message}")
 
     def _found(self, pattern: str) -> str:
-        found = re.compile(pattern).search(self.line, self.after_opcode)
-        return found.group(1) if found else ""
+        attribute = re.compile(pattern).search(self.line, self.after_opcode)
+        return attribute.group(1) if attribute else ""
 
 
 @dataclass(frozen=True)
@@ -149,8 +149,8 @@ class Computation:
     @cached_property
     def parameters(self) -> tuple[HloInstruction, ...]:
         """The parameters in the order of their numbers."""
-        found = [i for i in self.instructions if i.opcode == "parameter"]
-        return tuple(sorted(found, key=lambda i: int(i.literal)))
+        parameters = [i for i in self.instructions if i.opcode == "parameter"]
+        return tuple(sorted(parameters, key=lambda i: int(i.literal)))
 
     @cached_property
     def root(self) -> HloInstruction:
@@ -160,11 +160,11 @@ class Computation:
     @cached_property
     def users(self) -> dict[str, list[HloInstruction]]:
         """The instructions that read each one."""
-        found: dict[str, list[HloInstruction]] = {}
+        users: dict[str, list[HloInstruction]] = {}
         for instruction in self.instructions:
             for operand in dict.fromkeys(instruction.operands):
-                found.setdefault(operand, []).append(instruction)
-        return found
+                users.setdefault(operand, []).append(instruction)
+        return users
 
 
 class HloModule:
@@ -228,9 +228,9 @@ def parse_module(text: str) -> HloModule:
             if current:
                 computations[name] = Computation(name, tuple(current))
             current = None
-        elif found := _COMPUTATION.match(line):
-            name, current = found.group(2), []
-            entry = name if found.group(1) else entry
+        elif opening := _COMPUTATION.match(line):
+            name, current = opening.group(2), []
+            entry = name if opening.group(1) else entry
         elif row := _TABLE_ROW.match(line):
             table[int(row.group(1))] = row.group(2)
         else:
@@ -249,8 +249,8 @@ def _instruction(line: str) -> HloInstruction | None:
 
 
 def _count(header: str, name: str) -> int:
-    found = re.search(rf", {name}=(\d+)", header)
-    return int(found.group(1)) if found else 1
+    count = re.search(rf", {name}=(\d+)", header)
+    return int(count.group(1)) if count else 1
 
 
 def _aliases(header: str) -> str:

@@ -42,8 +42,8 @@ class Array:
     @cached_property
     def bits(self) -> int:
         """The bits of an element; none of a token."""
-        found = _BITS.search(self.element_type)
-        return 8 if self.element_type == "pred" else int(found.group()) if found else 0
+        bits = _BITS.search(self.element_type)
+        return 8 if self.element_type == "pred" else int(bits.group()) if bits else 0
 
     @cached_property
     def bytes(self) -> int:
@@ -81,10 +81,10 @@ def parse_shape(text: str) -> Shape:
     """Raises ValueError for text that is no shape."""
     if text.startswith("("):
         return TupleShape(tuple(parse_shape(element) for element in split_tuple(text)))
-    found = _ARRAY.match(text)
-    if found is None:
+    array = _ARRAY.match(text)
+    if array is None:
         raise ValueError(f"not a shape: {text!r}")
-    kind, dims, order, rest = found.groups()
+    kind, dims, order, rest = array.groups()
     tiles = _TILES.search(rest or "")
     space = _SPACE.search(rest or "")
     return Array(

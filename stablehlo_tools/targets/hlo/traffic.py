@@ -31,17 +31,17 @@ def aliases(instruction: HloInstruction, module: HloModule) -> dict[Path, tuple[
     """
     if instruction.opcode in UPDATES:
         return {(): (0, ())}
-    found: dict[Path, tuple[int, Path]] = {}
+    operand_of: dict[Path, tuple[int, Path]] = {}
     if instruction.opcode in ("fusion", "fusion-start"):
         body = module.called(instruction, "calls")
         for path, output in outputs(body):
             number = updated_parameter(output, body)
             if number is not None:
-                found[path] = (number, ())
+                operand_of[path] = (number, ())
     said = _ALIASING.search(instruction.line, instruction.after_opcode)
     for output, number, inside in _PAIR.findall(said.group(1)) if said else ():
-        found[_path(output)] = (int(number), _path(inside))
-    return found
+        operand_of[_path(output)] = (int(number), _path(inside))
+    return operand_of
 
 
 def outputs(body: Computation) -> list[tuple[Path, HloInstruction]]:
@@ -72,12 +72,12 @@ def homes(computation: Computation, places: Given, module: HloModule) -> dict[st
 
     `places` are parts of the computation's result and the storages that they end up in.
     """
-    found: dict[str, dict[Path, tuple[int, ...]]] = {}
+    storages_by_writer: dict[str, dict[Path, tuple[int, ...]]] = {}
     for path, storages in places.items():
         source = written_by(computation, path, module)
         if source is not None:
-            found.setdefault(source[0].name, {}).setdefault(source[1], storages)
-    return dict(found)
+            storages_by_writer.setdefault(source[0].name, {}).setdefault(source[1], storages)
+    return dict(storages_by_writer)
 
 
 def written_by(
