@@ -27,13 +27,13 @@ from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.mpmd import rank_set
 from stablehlo_tools.mpmd.manifest import Entry, Manifest, Piece
 from stablehlo_tools.mpmd.running.original import make_inputs, run_original
-from stablehlo_tools.mpmd.running.outcome import How, Options, run_set
+from stablehlo_tools.mpmd.running.outcome import Options, RunnerName, run_set
 from stablehlo_tools.mpmd.running.player import as_module
 from stablehlo_tools.processes import child
 
 DIES = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
 HANGS = "import time; time.sleep(10000)"
-WAYS: list[How] = ["sequential", "processes", "interpreter"]
+WAYS: list[RunnerName] = ["sequential", "processes", "interpreter"]
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def running_in(place: Path) -> list[str]:
     ids=["dies", "hangs"],
 )
 def test_what_becomes_of_a_child_is_one_error(
-    how: How,
+    how: RunnerName,
     code: str,
     message: str,
     tmp_path: Path,
