@@ -45,6 +45,14 @@ REPLACED = {
 ADDRESS = re.compile(rb"\bat 0x[0-9a-f]{6,}\b")
 TEMPORARY = re.compile(rb"/tmp/[\w.-]+")
 PROCESS = re.compile(rb"\bpid[ =:]\d+\b")
+# What a command says of how long it took: compilers, solvers, runs of rank programs.
+TOOK = re.compile(
+    rb"(compiled in |scheduled in +|^\d+ ranks, .*, )\d+\.\d+(?= s$| s,)"
+    rb'|("(?:compile_)?seconds": )[\d.e-]+',
+    re.MULTILINE,
+)
+# Models are exported once for all trees that share a cache: locations name the tree that did it.
+EXPORTED_FROM = re.compile(rb"/[\w./-]+(?=/python/models/)")
 
 Record = dict[str, Any]
 Records = dict[str, Record]
@@ -200,6 +208,8 @@ class Session:
             data = data.replace(os.fsencode(path), name)
         data = TEMPORARY.sub(b"/tmp/<name>", data)
         data = PROCESS.sub(b"pid <number>", data)
+        data = TOOK.sub(rb"\1\2<time>", data)
+        data = EXPORTED_FROM.sub(b"<root>", data)
         return ADDRESS.sub(b"at <address>", data)
 
 

@@ -203,3 +203,13 @@ def test_the_corpus_has_all_that_the_tool_says_it_has(tmp_path: Path) -> None:
         "schedule/1f1b/4x8",
         "mpmd/llama/1f1b-2",
     } <= set(ids)
+
+
+def test_times_and_the_tree_that_exported_are_not_compared():
+    printed = b'2 ranks, sequential, 9.0 s\n"seconds": 1.25,\nat /a/b-c/python/models/llama.py:3'
+    cleaned = session.EXPORTED_FROM.sub(b"<root>", session.TOOK.sub(rb"\1\2<time>", printed))
+    assert cleaned == (
+        b'2 ranks, sequential, <time> s\n"seconds": <time>,\nat <root>/python/models/llama.py:3'
+    )
+    predicted = b"total 1.60 s, exposed 724 ms"
+    assert session.TOOK.sub(rb"\1\2<time>", predicted) == predicted
