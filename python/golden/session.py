@@ -91,6 +91,7 @@ class Session:
     seed: int
     slow: bool  # whether slow commands run too, and text is printed with locations
     work: Path
+    programs: Path  # the directory of the commands; first in PATH
     blobs: Blobs
     environment: dict[str, str] = field(default_factory=dict[str, str])
 
@@ -113,7 +114,7 @@ class Session:
             with self._recording(unit.id, command.digest) as (environment, record):
                 subprocess.run(
                     ["stablehlo-tools", *words],
-                    executable=f"{self.work}/bin/stablehlo-tools",
+                    executable=self.programs / "stablehlo-tools",
                     cwd=self.work,
                     env=environment,
                     stdin=subprocess.DEVNULL,
@@ -201,6 +202,7 @@ class Session:
     def _cleaned(self, data: bytes) -> bytes:
         """Text without what differs between two runs by nature."""
         for path, name in (
+            (self.programs, b"<work>/bin"),
             (self.work, b"<work>"),
             (self.tree.directory, b"<tree>"),
             (ROOT, b"<root>"),
@@ -218,6 +220,8 @@ def opened(tree: Tree, seed: int, cache: Path, *, slow: bool) -> Generator[Sessi
     """A session with its fork server, which ends with it."""
     (cache / "work").mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix="", dir=cache / "work"))
+    # Not in the cache, which may lie deep: the path of a socket has at most 107 bytes.
+    programs = Path(tempfile.mkdtemp(prefix="golden-"))
     try:
         inputs = corpus.models_directory(cache)
         inputs.mkdir(parents=True, exist_ok=True)
@@ -227,12 +231,13 @@ def opened(tree: Tree, seed: int, cache: Path, *, slow: bool) -> Generator[Sessi
             ("inputs", inputs),
         ):
             (work / name).symlink_to(target)
-        session = Session(tree, seed, slow, work, Blobs(cache))
+        session = Session(tree, seed, slow, work, programs, Blobs(cache))
         session.environment = _environment(session, inputs)
         with _server(session):
             yield session
     finally:
         shutil.rmtree(work, ignore_errors=True)
+        shutil.rmtree(programs, ignore_errors=True)
 
 
 def run_all(
@@ -252,11 +257,10 @@ def run_all(
 
 
 def _environment(session: Session, inputs: Path) -> dict[str, str]:
-    """The variables of all commands, and the directory of commands that comes first in PATH."""
-    commands = session.work / "bin"
-    commands.mkdir()
-    (commands / "interpreter").symlink_to(sys.executable)
-    head = f"#!{commands / 'interpreter'} -IS\n"
+    """The variables of all commands; writes the commands that come first in PATH."""
+    interpreter = session.programs / "interpreter"
+    interpreter.symlink_to(sys.executable)
+    head = f"#!{interpreter} -IS\n"
     fork_client = (ROOT / "lit_tests" / "fork_client.py").read_text()
     client = (HERE / "python_client.py").read_text()
     client = client.replace('PYTHON = ""', f"PYTHON = {sys.executable!r}")
@@ -266,9 +270,13 @@ def _environment(session: Session, inputs: Path) -> dict[str, str]:
         **{name: f"#!/bin/sh\n{script}\n" for name, script in REPLACED.items()},
     }
     for name, program in programs.items():
-        (commands / name).write_text(program)
-        (commands / name).chmod(0o755)
-    search = [str(commands), str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
+        (session.programs / name).write_text(program)
+        (session.programs / name).chmod(0o755)
+    search = [
+        str(session.programs),
+        str(Path(sys.executable).parent),
+        os.environ.get("PATH", os.defpath),
+    ]
     kept = {name: os.environ[name] for name in ("HOME", "LD_LIBRARY_PATH") if name in os.environ}
     return {
         **kept,
@@ -282,7 +290,7 @@ def _environment(session: Session, inputs: Path) -> dict[str, str]:
 
 @contextmanager
 def _server(session: Session) -> Generator[None]:
-    path = session.work / "bin" / "stablehlo-tools.socket"
+    path = session.programs / "stablehlo-tools.socket"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         listener.listen(64)
