@@ -23,9 +23,12 @@ sys.path.insert(0, str(HERE.parent / "tests"))
 
 from schedule_peers import RATES, TORCH, at_record, like_torchs  # noqa: E402
 
-from stablehlo_tools.schedules import catalogue  # noqa: E402
-from stablehlo_tools.schedules.costs import costs, unit_costs  # noqa: E402
-from stablehlo_tools.schedules.setting import Setting  # noqa: E402
+from stablehlo_tools.schedules.catalogue import build, entries  # noqa: E402
+from stablehlo_tools.schedules.setting import (  # noqa: E402
+    Setting,
+    costs,
+    unit_costs,
+)
 from stablehlo_tools.schedules.simulator import simulate  # noqa: E402
 from stablehlo_tools.schedules.validator import violations  # noqa: E402
 
@@ -65,11 +68,11 @@ def growth() -> None:
 
 
 def _seconds(name: str, microbatches: int) -> tuple[list[float], int]:
-    fixed = {entry.name: entry.chunks for entry in catalogue.entries()}[name]
+    fixed = {entry.name: entry.chunks for entry in entries()}[name]
     chunks = CHUNKS if fixed is None else None
     setting = Setting(RANKS, microbatches, costs(RANKS, kept=0.5), chunks)
     clock = [time.perf_counter()]
-    table = catalogue.build(name, setting)
+    table = build(name, setting)
     clock.append(time.perf_counter())
     assert not violations(table)
     clock.append(time.perf_counter())

@@ -27,11 +27,14 @@ sys.path.insert(0, str(HERE.parent / "tests"))
 
 from schedule_settings import drawn_setting  # noqa: E402
 
-from stablehlo_tools.schedules.comparison import compare  # noqa: E402
-from stablehlo_tools.schedules.costs import Costs, costs  # noqa: E402
+from stablehlo_tools.schedules.catalogue import compare  # noqa: E402
 from stablehlo_tools.schedules.search.auto import find_best  # noqa: E402
 from stablehlo_tools.schedules.search.exact import exact  # noqa: E402
-from stablehlo_tools.schedules.setting import Setting  # noqa: E402
+from stablehlo_tools.schedules.setting import (  # noqa: E402
+    Costs,
+    Setting,
+    costs,
+)
 from stablehlo_tools.schedules.validator import check  # noqa: E402
 
 RANKS, MORE_RANKS = (4, 8), (4, 8, 16)

@@ -28,12 +28,11 @@ from stablehlo_tools.cli.schedule_options import (
 from stablehlo_tools.diagnostics import ToolError, naming
 
 if TYPE_CHECKING:
-    from stablehlo_tools.schedules.costs import Costs
-    from stablehlo_tools.schedules.forms.json_form import Search
-    from stablehlo_tools.schedules.setting import Setting
+    from stablehlo_tools.schedules.constraints import Violation
+    from stablehlo_tools.schedules.forms import Search
+    from stablehlo_tools.schedules.setting import Costs, Setting
     from stablehlo_tools.schedules.simulator import Timeline
     from stablehlo_tools.schedules.table import Table
-    from stablehlo_tools.schedules.validation.rules import Violation
 
 _COMPARE = "compare"
 _FILES = (".csv", ".json", ".txt")
@@ -119,7 +118,7 @@ def _named(arguments: argparse.Namespace) -> tuple[Timeline, Search | None]:
 
 
 def _searched(arguments: argparse.Namespace, asked: Setting) -> tuple[Table, Search]:
-    from stablehlo_tools.schedules.forms.json_form import Search
+    from stablehlo_tools.schedules.forms import Search
     from stablehlo_tools.schedules.search.auto import EFFORT, find_best
 
     best = find_best(asked, int(EFFORT * (arguments.effort or 1)))
@@ -128,7 +127,7 @@ def _searched(arguments: argparse.Namespace, asked: Setting) -> tuple[Table, Sea
 
 def _proven(arguments: argparse.Namespace, asked: Setting) -> tuple[Table, Search]:
     """What the constraint solver finds. Raises ToolError where it is not installed."""
-    from stablehlo_tools.schedules.forms.json_form import Search
+    from stablehlo_tools.schedules.forms import Search
     from stablehlo_tools.schedules.search.exact import SECONDS, exact
 
     best = exact(asked, arguments.time_limit or SECONDS)
@@ -149,7 +148,7 @@ def _check_fits(asked: Setting, timeline: Timeline) -> None:
 
 def _read(arguments: argparse.Namespace) -> tuple[Table, Costs]:
     """The table in a file and its costs. Raises ToolError where the counts are not as said."""
-    from stablehlo_tools.schedules.forms.reading import read_table
+    from stablehlo_tools.schedules.forms import read_table
     from stablehlo_tools.schedules.setting import Setting
 
     table = read_table(arguments.name)
@@ -182,7 +181,7 @@ def _report(arguments: argparse.Namespace, faults: list[Violation]) -> str:
 
 
 def _timed(arguments: argparse.Namespace, table: Table, costs: Costs) -> Timeline:
-    from stablehlo_tools.schedules.comparison import timed
+    from stablehlo_tools.schedules.catalogue import timed
 
     blocking = arguments.communication == "blocking"
     return timed(table, costs, blocking, arguments.transfers, arguments.buffers or 0)
@@ -190,7 +189,7 @@ def _timed(arguments: argparse.Namespace, table: Table, costs: Costs) -> Timelin
 
 def _comparison(arguments: argparse.Namespace) -> str:
     from stablehlo_tools.report import schedule_comparison
-    from stablehlo_tools.schedules.comparison import compare
+    from stablehlo_tools.schedules.catalogue import compare
     from stablehlo_tools.schedules.generators.named import MOST_CHUNKS
 
     form = form_of(arguments)

@@ -11,9 +11,8 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from stablehlo_tools.schedules.costs import Costs
-    from stablehlo_tools.schedules.forms.json_form import Search
-    from stablehlo_tools.schedules.setting import Setting
+    from stablehlo_tools.schedules.forms import Search
+    from stablehlo_tools.schedules.setting import Costs, Setting
     from stablehlo_tools.schedules.simulator import Timeline
 
 
@@ -102,7 +101,7 @@ def _check_slices(asked: Setting, path: str) -> None:
 def slice_costs(arguments: argparse.Namespace, ranks: int, slices: int) -> Costs:
     """The costs of the model's equal slices: of the file, or of so many by the options."""
     from stablehlo_tools.diagnostics import ToolError
-    from stablehlo_tools.schedules.costs import costs, read_costs
+    from stablehlo_tools.schedules.setting import costs, read_costs
 
     single = ("cost", "overlapped", "activation", "weights", "message")
     given = [f"--{name}" for name in single if getattr(arguments, name) is not None]
@@ -203,29 +202,29 @@ def to_file(arguments: argparse.Namespace) -> bool:
 
 def encoded(arguments: argparse.Namespace, timeline: Timeline, search: Search | None = None) -> str:
     """A timed schedule in the form that is asked for."""
-    from stablehlo_tools.schedules.forms.aligned import aligned
+    from stablehlo_tools.schedules.explicit_tables import aligned
 
     form = form_of(arguments)
     if form == "json":
-        from stablehlo_tools.schedules.forms.json_form import encode_timed
+        from stablehlo_tools.schedules.forms import encode_timed
 
         return encode_timed(timeline, search)
     if form == "csv":
-        from stablehlo_tools.schedules.forms import csv_form
+        from stablehlo_tools.schedules.forms import to_csv
 
-        return csv_form.encode(aligned(timeline.table))
+        return to_csv(aligned(timeline.table))
     if form == "text":
-        from stablehlo_tools.schedules.forms import text
+        from stablehlo_tools.schedules.forms import to_text
 
-        return text.encode(aligned(timeline.table))
+        return to_text(aligned(timeline.table))
     if form == "html":
         from stablehlo_tools.report.schedule_html import render_page
 
         return render_page(timeline, search)
-    from stablehlo_tools.report.schedule_table import to_text
+    from stablehlo_tools.report.schedule_table import to_text as to_table_text
 
     width = arguments.width or shutil.get_terminal_size((_COLUMNS, 24)).columns
-    return to_text(timeline, width, _in_colour(arguments), search)
+    return to_table_text(timeline, width, _in_colour(arguments), search)
 
 
 def form_of(arguments: argparse.Namespace) -> str:

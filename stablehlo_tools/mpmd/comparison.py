@@ -8,7 +8,7 @@ from __future__ import annotations
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.diagnostics import ToolError, naming
 from stablehlo_tools.mpmd.expansion import Request, prepare, time_stages
-from stablehlo_tools.schedules.comparison import (
+from stablehlo_tools.schedules.catalogue import (
     Candidate,
     Comparison,
     Refusal,

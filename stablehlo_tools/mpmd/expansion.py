@@ -63,9 +63,8 @@ from stablehlo_tools.mpmd.writing.plan import Plan
 from stablehlo_tools.mpmd.writing.rank import RankWriter, Written, pieces_of
 from stablehlo_tools.mpmd.writing.stage_costs import hop, stage_costs
 from stablehlo_tools.schedules.catalogue import build
-from stablehlo_tools.schedules.communication import with_communication
-from stablehlo_tools.schedules.costs import Costs, unit_costs
-from stablehlo_tools.schedules.setting import Setting
+from stablehlo_tools.schedules.explicit_tables import with_communication
+from stablehlo_tools.schedules.setting import Costs, Setting, unit_costs
 from stablehlo_tools.schedules.simulator import simulate
 from stablehlo_tools.schedules.table import Table
 from stablehlo_tools.transforms.accumulate_gradients import AccumulateGradientsPass

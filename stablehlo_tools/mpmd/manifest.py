@@ -20,8 +20,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from stablehlo_tools.schedules.costs import Costs, costs
-from stablehlo_tools.schedules.forms import json_form
+from stablehlo_tools.schedules.forms import to_json
+from stablehlo_tools.schedules.setting import Costs, costs
 from stablehlo_tools.schedules.table import Kind, Table
 
 NAME = "manifest.json"
@@ -178,7 +178,7 @@ def encode(manifest: Manifest) -> str:
         "inputs": _lines(manifest.inputs),
         "outputs": _lines(manifest.outputs),
         "transfers": _lines(manifest.transfers),
-        "schedule": json_form.encode(manifest.table).strip(),
+        "schedule": to_json(manifest.table).strip(),
     }
     return "{" + ",\n".join(f'"{name}": {text}' for name, text in fields.items()) + "}\n"
 

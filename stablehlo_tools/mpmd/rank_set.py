@@ -42,8 +42,7 @@ from stablehlo_tools.mpmd.manifest import (
     Stage,
     Transfer,
 )
-from stablehlo_tools.schedules.forms import json_form
-from stablehlo_tools.schedules.forms.cells import step_of
+from stablehlo_tools.schedules.forms import step_of, to_table
 from stablehlo_tools.schedules.table import Action, Table
 from stablehlo_tools.schedules.validator import violations
 
@@ -158,7 +157,7 @@ def _manifest(fields: dict[str, JsonValue]) -> Manifest:
 
 def _table(value: JsonValue) -> Table:
     try:
-        table = json_form.to_table(value.content)
+        table = to_table(value.content)
         broken = violations(table)
     except ToolError as error:
         value.refuse(error.diagnostic.message)

@@ -13,7 +13,7 @@ from stablehlo_tools.mpmd.set_report import RankRow, SetReport
 from stablehlo_tools.report.document import SCHEMA
 from stablehlo_tools.report.schedule_gantt import NAMES, letter_of
 from stablehlo_tools.schedules.table import Action, parts
-from stablehlo_tools.schedules.validation.communication import other_end
+from stablehlo_tools.schedules.validator import other_end
 
 _PROCESS = 1
 

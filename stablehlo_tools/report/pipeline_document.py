@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from stablehlo_tools.schedules.costs import costs
 from stablehlo_tools.schedules.lockstep import Lockstep
+from stablehlo_tools.schedules.setting import costs
 from stablehlo_tools.schedules.simulator import Timeline
 from stablehlo_tools.schedules.table import Action, backward, forward, loop, table_of
 

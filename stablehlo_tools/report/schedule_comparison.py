@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 
 from stablehlo_tools.report.schedule_table import figure, percent
-from stablehlo_tools.schedules.comparison import Candidate, Comparison
+from stablehlo_tools.schedules.catalogue import Candidate, Comparison
 
 _HEADINGS = (
     "schedule", "chunks", "makespan", "by END", "by SPAN", "alive", "memory", "messages", "fits",

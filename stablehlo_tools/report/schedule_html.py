@@ -23,12 +23,12 @@ from stablehlo_tools.report.schedule_gantt import (
     microbatch_of,
 )
 from stablehlo_tools.report.schedule_table import described, figure, percent
-from stablehlo_tools.schedules.costs import Costs
+from stablehlo_tools.schedules.setting import Costs
 from stablehlo_tools.schedules.simulator import Timeline
 from stablehlo_tools.schedules.table import Step
 
 if TYPE_CHECKING:
-    from stablehlo_tools.schedules.forms.json_form import Search
+    from stablehlo_tools.schedules.forms import Search
 
 MOST_STEPS = 50_000
 _MARKS = 40  # of the axis, at most

@@ -13,7 +13,7 @@ from stablehlo_tools.report.schedule_gantt import (
     painted,
     shown,
 )
-from stablehlo_tools.schedules.forms.json_form import Search
+from stablehlo_tools.schedules.forms import Search
 from stablehlo_tools.schedules.simulator import Timeline
 from stablehlo_tools.schedules.table import Table
 

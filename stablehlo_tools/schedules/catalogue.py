@@ -1,11 +1,23 @@
-"""The schedules by the names that the command line knows them by, `auto` among them."""
+"""The schedules by name, `auto` among them; and all of them side by side for one setting.
+
+The names are those of the command line. `compare` says which of them to use, in a sentence.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.schedules.generators.named import AUTO, NAMED, Entry
-from stablehlo_tools.schedules.setting import Setting
-from stablehlo_tools.schedules.table import Table
+from stablehlo_tools.schedules.explicit_tables import with_communication
+from stablehlo_tools.schedules.generators.named import AUTO, MOST_CHUNKS, NAMED, Entry, buildable
+from stablehlo_tools.schedules.setting import Costs, Setting
+from stablehlo_tools.schedules.simulator import Timeline, simulate
+from stablehlo_tools.schedules.table import Kind, Table, actions_of, compacted
+from stablehlo_tools.schedules.validator import check
+
+_SAME = 5e-4  # makespans that differ by no more than this share of one count as equal
 
 
 def entries() -> tuple[Entry, ...]:
@@ -22,6 +34,115 @@ def build(name: str, setting: Setting) -> Table:
     return entry.table(setting)
 
 
+def compare(
+    setting: Setting, max_chunks: int = MOST_CHUNKS, blocking: bool = False, search: bool = True
+) -> Comparison:
+    """Builds, validates and times every training schedule of the catalogue.
+
+    Sorted: those that fit the memory limit first, then by makespan, memory and the catalogue's
+    order. Without a number of chunks in the setting, those that leave it free are tried with
+    several, up to `max_chunks`. `auto`, which searches, is left out unless `search`.
+    """
+    tables: list[tuple[str, Table]] = []
+    why = {
+        entry.name: "forward only: it has nothing to be compared by"
+        for entry in entries()
+        if not entry.training
+    }
+    for entry, built in buildable(setting, max_chunks):
+        if isinstance(built, ToolError):
+            why.setdefault(entry.name, built.diagnostic.message.removeprefix(f"{entry.name}: "))
+        elif setting.chunks is None and built.placement.chunks > max_chunks:
+            why.setdefault(entry.name, f"it has more stages a rank than {max_chunks}")
+        else:
+            tables.append((entry.name, built))
+    bound = None
+    if search:
+        # What searches is loaded when it is asked for: most commands write one plain schedule.
+        from stablehlo_tools.schedules.search.auto import find_best
+
+        try:
+            best = find_best(setting, most_chunks=max_chunks, named=[table for _, table in tables])
+            tables.append((AUTO, best.table))
+            bound = best.bound
+        except ToolError as error:
+            why[AUTO] = error.diagnostic.message
+    candidates = [candidate_of(name, table, setting, blocking) for name, table in tables]
+    there = {name for name, _ in tables}
+    refusals = [Refusal(name, reason) for name, reason in why.items() if name not in there]
+    return Comparison(setting, tuple(sorted(candidates, key=order)), tuple(refusals), bound)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The schedules of a setting, best first, and those that there are not.
+
+    bound: a makespan that nothing on the placements searched is below; None without a search.
+    """
+
+    setting: Setting
+    candidates: tuple[Candidate, ...]
+    refusals: tuple[Refusal, ...]
+    bound: float | None
+
+    @property
+    def advice(self) -> str:
+        """Which to use, and why; where none fits the limit, what would."""
+        searched = next((each.why for each in self.refusals if each.name == AUTO), None)
+        return searched or advice(self.candidates, self.setting.limit)
+
+
+class Candidate(NamedTuple):
+    """A schedule of so many chunks a rank, and its figures.
+
+    activations: the most alive on a rank, in its whole share of the model for one microbatch.
+    memory: the most bytes held by a rank. splits: whether weight gradients run by themselves.
+    """
+
+    name: str
+    chunks: int
+    makespan: float
+    bubble: float
+    bubble_of_span: float
+    activations: float
+    memory: float
+    messages: int
+    fits: bool
+    splits: bool
+
+    @property
+    def label(self) -> str:
+        """`zb-v`, or `looped-bfs with 4 chunks`."""
+        return self.name if self.chunks == 1 else f"{self.name} with {self.chunks} chunks"
+
+
+class Refusal(NamedTuple):
+    """A schedule that does not exist for the setting, and why."""
+
+    name: str
+    why: str
+
+
+def advice(candidates: Sequence[Candidate], limit: float | None) -> str:
+    """Which of the candidates to use, and why; they come best first."""
+    if not candidates:
+        return "no named schedule exists for this setting"
+    fitting = [candidate for candidate in candidates if candidate.fits]
+    if not fitting:
+        least = min(candidates, key=lambda candidate: candidate.memory)
+        return f"none fits {limit:g}: the smallest is {least.label}, which holds {least.memory:g}"
+    best = fitting[0]
+    fit = "" if limit is None else " that fits"
+    others = [each for each in fitting if each.name not in (best.name, AUTO)]
+    searched = any(candidate.name == AUTO for candidate in candidates)
+    if not others:
+        return f"use {best.label}: it is the only one{fit}"
+    nothing = "; the search (auto) finds nothing better" if searched and best.name != AUTO else ""
+    return (
+        f"use {best.label}: {_ahead(best, others[0], fit)}{nothing}{_unsplit(best, fitting, fit)}"
+    )
+
+
 def _auto(setting: Setting) -> Table:
     from stablehlo_tools.schedules.search.auto import find_best
 
@@ -29,3 +150,65 @@ def _auto(setting: Setting) -> Table:
 
 
 _ENTRIES = (*NAMED, Entry(AUTO, "the best that a search finds", _auto, None))
+
+
+def _ahead(best: Candidate, second: Candidate, fit: str) -> str:
+    faster = second.makespan / best.makespan - 1 if best.makespan else 0.0
+    if faster > _SAME:
+        return f"{100 * faster:.1f} % faster than the next{fit}, {second.label}"
+    if second.memory > best.memory * (1 + _SAME):
+        return f"as fast as {second.label}, with {best.memory:g} held where that holds more"
+    return f"as fast as {second.label}, and holds as much"
+
+
+def _unsplit(best: Candidate, fitting: Sequence[Candidate], fit: str) -> str:
+    """What to use where weight gradients cannot run by themselves."""
+    if not best.splits:
+        return ""
+    whole = next((candidate for candidate in fitting if not candidate.splits), None)
+    if whole is None:
+        return f"; without split weight gradients there is none{fit}"
+    slower = whole.makespan / best.makespan - 1 if best.makespan else 0.0
+    return f"; without split weight gradients {whole.label}, {100 * slower:.1f} % slower"
+
+
+def order(candidate: Candidate) -> tuple[bool, float, float]:
+    """What candidates are sorted by; sums that differ by rounding alone count as equal."""
+    amounts = candidate.makespan, candidate.memory
+    makespan, memory = (float(f"{amount:.9g}") for amount in amounts)
+    return not candidate.fits, makespan, memory
+
+
+def timed(
+    table: Table, costs: Costs, blocking: bool = False, transfers: bool = False, buffers: int = 0
+) -> Timeline:
+    """The table, validated and timed, without idle cells.
+
+    With `blocking` its sends and receives hold their ranks; there and with `transfers` they are put
+    in where the table has none. `buffers` is the validator's. Raises ToolError where it is invalid.
+    """
+    if (blocking or transfers) and not table.communicates:
+        table = with_communication(table, costs, late=blocking)
+    check(table, buffers=buffers)
+    return simulate(compacted(table), costs, blocking and table.communicates, buffers)
+
+
+def candidate_of(name: str, table: Table, setting: Setting, blocking: bool = False) -> Candidate:
+    """A schedule, validated and timed."""
+    costs = setting.costs(table.stages)
+    timeline = timed(table, costs, blocking)
+    memory = max(timeline.peak_bytes)
+    return Candidate(
+        name=name,
+        chunks=table.placement.chunks,
+        makespan=timeline.makespan,
+        bubble=timeline.bubble,
+        bubble_of_span=timeline.bubble_of_span,
+        activations=max(timeline.peak_activations) * table.ranks / table.stages,
+        memory=memory,
+        messages=timeline.messages,
+        fits=setting.fits(memory),
+        splits=any(
+            action.kind is Kind.WEIGHT_GRADIENT for row in table.rows for action in actions_of(row)
+        ),
+    )

@@ -19,7 +19,7 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.schedules.generators.one_loop import (
+from stablehlo_tools.schedules.generators.by_rule import (
     groups,
     interleaved_one_f_one_b,
     one_f_one_b,
@@ -96,7 +96,8 @@ def _both_ways(shape: Shape, sizes: Sequence[int]) -> tuple[Times, Times]:
 def in_turn(shape: Shape) -> tuple[Times, Times]:
     """1F1B, interleaved where there are chunks, a step in the first tick behind all that it needs.
 
-    Gives the columns of `forms.aligned`, many times faster, as these steps need but one other.
+    Gives the columns of `explicit_tables.aligned`, many times faster, as these steps need but one
+    other.
     """
     ranks, chunks, microbatches = shape
     table = (

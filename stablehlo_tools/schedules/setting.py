@@ -1,14 +1,31 @@
-"""What a schedule is asked for: ranks, microbatches, and a model with its costs."""
+"""What a schedule is asked for: ranks, microbatches, and a model with the costs of its slices.
+
+Costs come from a JSON file, one object, each figure a number or a list with one for every slice:
+
+    {"forward": [1, 1, 2, 1], "input_gradient": 1, "weight_gradient": 1, "communication": 0.1}
+
+The keys are the fields of `Costs`; the three phases have to be there. The slices are equal parts of
+the model in order; numbers without a list are of as many slices as there are ranks.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any, cast
 
-from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.schedules.costs import Costs, resliced
+from stablehlo_tools.diagnostics import ToolError, naming
+from stablehlo_tools.files.atomic import STDIN
+from stablehlo_tools.files.json_text import read_json
 from stablehlo_tools.schedules.table import Placement
 
+PerStage = float | Sequence[float]
+_MOST = 1e100  # sums of so large figures are still finite
+KEPT = 0.5  # of an activation, for W, unless given; 0.37 to 0.43 in the models of arXiv 2401.10241
+_NEEDED = ("forward", "input_gradient", "weight_gradient")
+_PER_SLICE = (*_NEEDED, "backward", "activation", "kept", "weights")
+_SCALARS = ("communication", "overlapped", "message")
 _ROUNDING = 1e-9  # of the limit
 _MOST_FORWARDS = 4_000_000  # with their backwards, what some gigabytes of memory hold
 
@@ -56,6 +73,175 @@ class Setting:
     def fits(self, held: float) -> bool:
         """Whether a rank may hold so many bytes; sums that are over by rounding alone count."""
         return self.limit is None or held <= self.limit * (1 + _ROUNDING)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Times and bytes of every stage for one microbatch; times in any one unit.
+
+    forward, input_gradient, weight_gradient, backward: times of the phases F, I, W and B.
+    communication: from the end of a stage to the start of the next on another rank.
+    overlapped: what an overlapped pair takes, as a fraction of its two parts one after the other.
+    activation: bytes held from the forward to the end of the (input) gradient.
+    kept: bytes still held from there to the end of the weight gradient, where that is split off.
+    weights: bytes that hold a stage's parameters, their gradients and the optimizer's state.
+    message: bytes of one transfer between two stages.
+    """
+
+    forward: tuple[float, ...]
+    input_gradient: tuple[float, ...]
+    weight_gradient: tuple[float, ...]
+    backward: tuple[float, ...]
+    communication: float = 0.0
+    overlapped: float = 1.0
+    activation: tuple[float, ...] = ()
+    kept: tuple[float, ...] = ()
+    weights: tuple[float, ...] = ()
+    message: float = 0.0
+
+    @property
+    def stages(self) -> int:
+        """The number of stages that these costs are of."""
+        return len(self.forward)
+
+    @property
+    def microbatch(self) -> tuple[float, ...]:
+        """The time of every phase of a microbatch, by stage."""
+        return tuple(f + b for f, b in zip(self.forward, self.backward, strict=True))
+
+
+def costs(
+    stages: int,
+    forward: PerStage = 1.0,
+    input_gradient: PerStage = 1.0,
+    weight_gradient: PerStage = 1.0,
+    backward: PerStage | None = None,
+    communication: float = 0.0,
+    overlapped: float = 1.0,
+    activation: PerStage = 1.0,
+    kept: PerStage | None = None,
+    weights: PerStage = 0.0,
+    message: float = 0.0,
+) -> Costs:
+    """Costs of `stages` stages, each figure one number for all stages or a sequence of theirs.
+
+    `backward` is the sum of the two gradients unless given; `kept` is half of the activation.
+    Raises ToolError for a negative or enormous figure, a sequence of another length, and where more
+    is kept of an activation than there is.
+    """
+    phases = {
+        "forward": _each("forward", forward, stages),
+        "input_gradient": _each("input_gradient", input_gradient, stages),
+        "weight_gradient": _each("weight_gradient", weight_gradient, stages),
+    }
+    both = zip(phases["input_gradient"], phases["weight_gradient"], strict=True)
+    held = _each("activation", activation, stages)
+    left = tuple(KEPT * size for size in held) if kept is None else _each("kept", kept, stages)
+    for size, part in zip(held, left, strict=True):
+        if part > size:
+            raise ToolError(f"kept: {part:g} of an activation of {size:g}; it is a part of it")
+    return Costs(
+        **phases,
+        backward=tuple(map(sum, both)) if backward is None else _each("backward", backward, stages),
+        communication=_figure("communication", communication),
+        overlapped=_figure("overlapped", overlapped),
+        activation=held,
+        kept=left,
+        weights=_each("weights", weights, stages),
+        message=_figure("message", message),
+    )
+
+
+def unit_costs(stages: int) -> Costs:
+    """F = I = W = 1, B = 2, no communication, one byte an activation, half of it kept for W."""
+    return costs(stages)
+
+
+def resliced(figures: Sequence[float], stages: int) -> tuple[float, ...]:
+    """The figures of a model's equal slices, for another number of slices of the same model.
+
+    Each figure is cut evenly into several stages, or several neighbours are summed into one. Raises
+    ToolError where neither number divides the other.
+    """
+    given = len(figures)
+    if given and stages % given == 0:
+        each = stages // given
+        return tuple(figure / each for figure in figures for _ in range(each))
+    if stages and given % stages == 0:
+        each = given // stages
+        return tuple(sum(figures[i : i + each]) for i in range(0, given, each))
+    raise ToolError(
+        f"{given} figures cannot be those of {stages} stages: give one for all, or a number of "
+        f"them that divides {stages} or that {stages} divides"
+    )
+
+
+def _each(what: str, value: PerStage, stages: int) -> tuple[float, ...]:
+    if isinstance(value, (int, float)):
+        return (_figure(what, value),) * stages
+    if len(value) != stages:
+        raise ToolError(f"{what}: {len(value)} figures for {stages} stages")
+    return tuple(_figure(what, figure) for figure in value)
+
+
+def _figure(what: str, value: float) -> float:
+    if not 0 <= value <= _MOST:
+        raise ToolError(f"{what}: {value:g} is no time or amount; it takes 0 to {_MOST:g}")
+    return abs(float(value))  # -0.0 is 0
+
+
+def read_costs(path: str, ranks: int, slices: int) -> Costs:
+    """The costs in a file, of `slices` slices where it has no lists.
+
+    Raises ToolError, with its name, for what is not in this form.
+    """
+    with naming("<stdin>" if path == STDIN else path):
+        return to_costs(read_json(path), ranks, slices)
+
+
+def to_costs(content: Any, ranks: int, slices: int) -> Costs:
+    """The costs in parsed JSON; numbers without a list are of one rank's share of the model.
+
+    Raises ToolError naming the key.
+    """
+    if not isinstance(content, dict):
+        raise ToolError(f"costs are an object with the keys {', '.join(_NEEDED)} at least")
+    given = cast("dict[str, Any]", content)
+    known = (*_PER_SLICE, *_SCALARS)
+    strange = next((key for key in given if key not in known), None)
+    if strange is not None:
+        raise ToolError(f"unknown key {strange!r}; costs have {', '.join(known)}")
+    missing = [key for key in _NEEDED if key not in given]
+    if missing:
+        raise ToolError(f"the costs have no {' and no '.join(missing)}")
+    figures = {key: _read_figures(key, value) for key, value in given.items()}
+    lengths = {key: len(value) for key, value in figures.items() if isinstance(value, list)}
+    if len(set(lengths.values())) > 1:
+        said = ", ".join(f"{key} {length}" for key, length in lengths.items())
+        raise ToolError(f"the lists have different lengths: {said}; each has one figure a slice")
+    slices = next(iter(lengths.values()), slices)
+    if not slices:
+        raise ToolError("the lists are empty; each has one figure a slice")
+    if not lengths:
+        shares = {key: cast("float", figures[key]) for key in _PER_SLICE if key in figures}
+        figures |= {key: figure * ranks / slices for key, figure in shares.items()}
+    return costs(slices, **cast("dict[str, Any]", figures))
+
+
+def _read_figures(key: str, value: Any) -> float | list[float]:
+    if isinstance(value, list) and key in _PER_SLICE:
+        figures = cast("list[Any]", value)
+        return [_read_figure(f"{key}[{at}]", figure) for at, figure in enumerate(figures)]
+    return _read_figure(key, value)
+
+
+def _read_figure(where: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ToolError(f"{where}: {value!r} is no number")
+    try:
+        return float(value)
+    except OverflowError:
+        raise ToolError(f"{where}: the number is too large") from None
 
 
 def check_counts(ranks: int, microbatches: int, chunks: int | None) -> None:

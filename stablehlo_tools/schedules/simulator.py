@@ -18,7 +18,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.schedules.costs import Costs, costs
+from stablehlo_tools.schedules.setting import Costs, costs
 from stablehlo_tools.schedules.table import (
     COMPUTE,
     Action,

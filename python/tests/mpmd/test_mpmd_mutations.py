@@ -17,8 +17,7 @@ from stablehlo_tools.mpmd.proof.findings import Rule
 from stablehlo_tools.mpmd.proof.proving import Proof, prove
 from stablehlo_tools.mpmd.rank_set import RankSet, load
 from stablehlo_tools.schedules.catalogue import build
-from stablehlo_tools.schedules.costs import unit_costs
-from stablehlo_tools.schedules.setting import Setting
+from stablehlo_tools.schedules.setting import Setting, unit_costs
 
 # A schedule, its ranks, microbatches and chunks, and the devices of a rank; 0: the set is one that
 # expand-mpmd writes, with several tensors in a message and rounds behind the schedule.

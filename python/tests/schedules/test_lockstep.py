@@ -9,8 +9,8 @@ from itertools import product
 import pytest
 
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.schedules.forms.aligned import aligned
-from stablehlo_tools.schedules.generators.one_loop import (
+from stablehlo_tools.schedules.explicit_tables import aligned
+from stablehlo_tools.schedules.generators.by_rule import (
     groups,
     interleaved_one_f_one_b,
     one_f_one_b,

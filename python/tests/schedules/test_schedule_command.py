@@ -17,11 +17,9 @@ from schedule_command_line import refused as _refused
 from schedule_command_line import run as _run
 
 from stablehlo_tools.schedules.catalogue import build, entries
-from stablehlo_tools.schedules.costs import costs
-from stablehlo_tools.schedules.forms import csv_form
-from stablehlo_tools.schedules.forms.reading import read_table
-from stablehlo_tools.schedules.generators.one_loop import one_f_one_b
-from stablehlo_tools.schedules.setting import Setting
+from stablehlo_tools.schedules.forms import read_table, to_csv
+from stablehlo_tools.schedules.generators.by_rule import one_f_one_b
+from stablehlo_tools.schedules.setting import Setting, costs
 from stablehlo_tools.schedules.simulator import simulate
 
 EXISTS = [entry.name for entry in entries() if entry.name != "auto"]  # that one searches for long
@@ -72,7 +70,7 @@ def test_files_give_the_figures_of_the_name(
 
 
 def test_standard_input(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    content = csv_form.encode(one_f_one_b(2, 3)).encode()
+    content = to_csv(one_f_one_b(2, 3)).encode()
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
     assert _json(capsys, "-")["metrics"]["makespan"] == 12
 
@@ -168,7 +166,7 @@ def test_memory_limits(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     message = _refused(capsys, "1f1b", *SMALL, "--memory-limit", "3")
     assert "1f1b: rank 0 holds 4, and the limit is 3; schedule compare says which" in message
     path = tmp_path / "1f1b.csv"
-    path.write_text(csv_form.encode(one_f_one_b(4, 8)))
+    path.write_text(to_csv(one_f_one_b(4, 8)))
     assert _run(path, "--memory-limit", "3") == 1
     assert "the limit is 3 (C15)" in capsys.readouterr().out
 
@@ -311,7 +309,7 @@ def test_files_of_another_size_than_said(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, words: tuple[str, ...], said: str
 ):
     path = tmp_path / "1f1b.csv"
-    path.write_text(csv_form.encode(one_f_one_b(4, 8)))
+    path.write_text(to_csv(one_f_one_b(4, 8)))
     assert said in _refused(capsys, path, *words)
 
 
@@ -325,7 +323,7 @@ def test_an_old_output_survives_a_refusal(capsys: pytest.CaptureFixture[str], tm
 
 def test_the_command_loads_no_mlir(tmp_path: Path):
     path = tmp_path / "1f1b.csv"
-    path.write_text(csv_form.encode(one_f_one_b(2, 3)))
+    path.write_text(to_csv(one_f_one_b(2, 3)))
     script = (
         "import sys\n"
         "from stablehlo_tools.cli.main import main\n"

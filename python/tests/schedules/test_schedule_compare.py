@@ -11,10 +11,8 @@ from schedule_command_line import SMALL
 from schedule_command_line import json_of as _json
 from schedule_command_line import printed as _printed
 
-from stablehlo_tools.schedules.catalogue import entries
-from stablehlo_tools.schedules.comparison import compare
-from stablehlo_tools.schedules.costs import costs, unit_costs
-from stablehlo_tools.schedules.setting import Setting
+from stablehlo_tools.schedules.catalogue import compare, entries
+from stablehlo_tools.schedules.setting import Setting, costs, unit_costs
 
 EXISTS = [entry.name for entry in entries() if entry.name != "auto"]  # that one searches for long
 

@@ -9,9 +9,9 @@ from schedule_peers import TORCH, Record
 from schedule_random import random_costs
 
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.schedules.communication import with_communication
-from stablehlo_tools.schedules.costs import costs, unit_costs
-from stablehlo_tools.schedules.generators.dualpipe import dualpipe, dualpipe_v, fastest
+from stablehlo_tools.schedules.explicit_tables import with_communication
+from stablehlo_tools.schedules.generators.by_rule import dualpipe, dualpipe_v, fastest
+from stablehlo_tools.schedules.setting import costs, unit_costs
 from stablehlo_tools.schedules.simulator import simulate
 from stablehlo_tools.schedules.table import Pair, Table
 from stablehlo_tools.schedules.validator import violations

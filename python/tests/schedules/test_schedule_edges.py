@@ -11,11 +11,10 @@ import pytest
 from stablehlo_tools.cli.main import main
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.schedules.catalogue import build
-from stablehlo_tools.schedules.communication import with_communication
-from stablehlo_tools.schedules.costs import costs, unit_costs
-from stablehlo_tools.schedules.generators.one_loop import zb_h1, zb_h2
+from stablehlo_tools.schedules.explicit_tables import with_communication
+from stablehlo_tools.schedules.generators.by_rule import zb_h1, zb_h2
 from stablehlo_tools.schedules.search.auto import find_best
-from stablehlo_tools.schedules.setting import Setting
+from stablehlo_tools.schedules.setting import Setting, costs, unit_costs
 from stablehlo_tools.schedules.simulator import simulate
 
 SMALL = ("--stages", "4", "--microbatches", "8")

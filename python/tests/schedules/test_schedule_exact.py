@@ -15,13 +15,11 @@ from soaking import one_in
 
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.schedules import search as searches
-from stablehlo_tools.schedules.costs import Costs, costs
 from stablehlo_tools.schedules.search import exact_model
-from stablehlo_tools.schedules.search.auto import find_best
-from stablehlo_tools.schedules.search.bounds import lower_bound
+from stablehlo_tools.schedules.search.auto import find_best, lower_bound
 from stablehlo_tools.schedules.search.exact import ExactBest, exact
 from stablehlo_tools.schedules.search.exact_model import unit_of
-from stablehlo_tools.schedules.setting import Setting
+from stablehlo_tools.schedules.setting import Costs, Setting, costs
 from stablehlo_tools.schedules.simulator import execute, peak_bytes, simulate
 from stablehlo_tools.schedules.table import (
     Action,

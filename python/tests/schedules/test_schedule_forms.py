@@ -6,7 +6,7 @@ import json
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -14,12 +14,18 @@ from hypothesis import strategies as st
 
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.schedules.catalogue import build, entries
-from stablehlo_tools.schedules.communication import with_communication
-from stablehlo_tools.schedules.costs import costs, unit_costs
-from stablehlo_tools.schedules.forms import csv_form, json_form, text
-from stablehlo_tools.schedules.forms.aligned import aligned
-from stablehlo_tools.schedules.forms.reading import read_table
-from stablehlo_tools.schedules.setting import Setting
+from stablehlo_tools.schedules.explicit_tables import aligned, with_communication
+from stablehlo_tools.schedules.forms import (
+    encode_timed,
+    from_csv,
+    from_json,
+    from_text,
+    read_table,
+    to_csv,
+    to_json,
+    to_text,
+)
+from stablehlo_tools.schedules.setting import Setting, costs, unit_costs
 from stablehlo_tools.schedules.simulator import simulate
 from stablehlo_tools.schedules.table import (
     Action,
@@ -38,6 +44,15 @@ from stablehlo_tools.schedules.table import (
 )
 from stablehlo_tools.schedules.validator import violations
 
+
+class Form(NamedTuple):
+    """How a table is written, and read again."""
+
+    encode: Callable[[Table], str]
+    decode: Callable[[str], Table]
+
+
+CSV, JSON_FORM, TEXT = Form(to_csv, from_csv), Form(to_json, from_json), Form(to_text, from_text)
 NAMES = [entry.name for entry in entries() if entry.name != "auto"]  # that one searches for long
 SIZES = [(2, 1), (2, 5), (4, 8)]
 
@@ -69,13 +84,13 @@ def _two_opposite(microbatches: int) -> Table:
 
 
 def _round_trips(table: Table) -> None:
-    for form in (json_form, text):
+    for form in (JSON_FORM, TEXT):
         encoded = form.encode(table)
         assert form.decode(encoded) == table
         assert form.encode(form.decode(encoded)) == encoded
-    encoded = csv_form.encode(table)
-    assert csv_form.decode(encoded, table.name) == table
-    assert csv_form.encode(csv_form.decode(encoded, table.name)) == encoded
+    encoded = to_csv(table)
+    assert from_csv(encoded, table.name) == table
+    assert to_csv(from_csv(encoded, table.name)) == encoded
 
 
 def test_every_named_schedule_is_built_somewhere():
@@ -99,7 +114,7 @@ def test_named_schedules_read_back(name: str, ranks: int, microbatches: int):
 def test_two_opposite_pipelines_read_back():
     table = _two_opposite(6)
     _round_trips(table)
-    assert csv_form.decode(csv_form.encode(table)).placement.form == "bidirectional"
+    assert from_csv(to_csv(table)).placement.form == "bidirectional"
 
 
 PLACEMENTS = st.one_of(
@@ -140,15 +155,15 @@ def test_any_rows_read_back(table: Table):
 def test_rows_of_idle_cells_stay_as_they_are(rows: list[list[Step | None]]):
     rows = [*rows, [forward(1, 0)]]
     table = table_of("idle", Placement(2, ((0, 1),)), 1, rows, training=False)
-    for form in (json_form, text):
+    for form in (JSON_FORM, TEXT):
         assert form.decode(form.encode(table)) == table
-    assert csv_form.decode(csv_form.encode(table), "idle", table.placement) == table
+    assert from_csv(to_csv(table), "idle", table.placement) == table
 
 
 @pytest.mark.parametrize("name", ['a "b", c\n: \\', "größer", "x,y", "", "rank 0:"])
 def test_names_read_back(name: str):
     table = table_of(name, loop(1), 1, [[forward(0, 0), backward(0, 0)]])
-    for form in (json_form, text):
+    for form in (JSON_FORM, TEXT):
         assert form.decode(form.encode(table)) == table
 
 
@@ -218,28 +233,28 @@ TORCH = "0F0,0F1,,,0B0,,0B1\r\n,1F0,1B0,1F1,1B1\r\n"
     ids=["crlf", "lf", "cr", "blank-last-lines", "no-last-line-end", "bom", "quotes-and-spaces"],
 )
 def test_csv_as_others_write_it(content: str):
-    table = csv_form.decode(content, "torch")
-    assert csv_form.encode(table) == TORCH.replace("\r\n", "\n")
+    table = from_csv(content, "torch")
+    assert to_csv(table) == TORCH.replace("\r\n", "\n")
     assert (table.placement, table.microbatches, table.training) == (loop(2), 2, True)
 
 
 def test_csv_keeps_trailing_idle_cells():
-    table = csv_form.decode("0F0,0B0,,\n,1F0,1B0,,,\n")
+    table = from_csv("0F0,0B0,,\n,1F0,1B0,,,\n")
     assert [len(row) for row in table.rows] == [4, 6]
-    assert csv_form.encode(table) == "0F0,0B0,,\n,1F0,1B0,,,\n"
+    assert to_csv(table) == "0F0,0B0,,\n,1F0,1B0,,,\n"
 
 
 def test_csv_of_pairs_and_transfers():
     content = "0F7,2SEND_F5,3RECV_F5,2SEND_B5,1RECV_B5,(0F1;0B3)OVERLAP_F_B\n1F0,2F0,3I2,3W2,3F0\n"
-    table = csv_form.decode(content, placement=Placement(2, ((0, 1, 1, 1),)))
-    assert csv_form.encode(table) == content
+    table = from_csv(content, placement=Placement(2, ((0, 1, 1, 1),)))
+    assert to_csv(table) == content
     assert table.rows[0][-1] == Pair(forward(0, 1), backward(0, 3))
     assert table.rows[0][1] == Action(Kind.SEND_FORWARD, 2, 5)
 
 
 def test_csv_without_a_backward_is_forward_only():
-    assert not csv_form.decode("0F0,0F1\n,1F0,1F1\n").training
-    assert csv_form.decode("0F0,0F1,0I0,0I1\n,1F0,1F1,1I0,1I1\n").training
+    assert not from_csv("0F0,0F1\n,1F0,1F1\n").training
+    assert from_csv("0F0,0F1,0I0,0I1\n,1F0,1F1,1I0,1I1\n").training
 
 
 @pytest.mark.parametrize(
@@ -268,7 +283,7 @@ def test_csv_without_a_backward_is_forward_only():
     ],
 )
 def test_csv_names_line_column_and_cell(cell: str, said: str):
-    message = _refusal(lambda: csv_form.decode(f"0F0,0B0\n1F0, {cell},1B0\n"))
+    message = _refusal(lambda: from_csv(f"0F0,0B0\n1F0, {cell},1B0\n"))
     # An unclosed quote begins where its cell begins, before the space.
     column = 5 if "quote" in said else 6
     assert message.startswith(f"t.csv:2:{column}: error: rank 1, cell 2: ")
@@ -290,12 +305,12 @@ def test_csv_names_line_column_and_cell(cell: str, said: str):
     ids=["empty", "blank", "idle", "gap", "microbatch", "stage", "scattered"],
 )
 def test_csv_without_a_placement_in_it(content: str, said: str):
-    assert said in _refusal(lambda: csv_form.decode(content))
+    assert said in _refusal(lambda: from_csv(content))
 
 
 def test_csv_with_another_placement_than_rows():
     assert "2 rows for a placement of 3 ranks" in _refusal(
-        lambda: csv_form.decode("0F0\n1F0", placement=loop(3))
+        lambda: from_csv("0F0\n1F0", placement=loop(3))
     )
 
 
@@ -306,7 +321,7 @@ def test_a_stray_forward_leaves_the_placement_as_it_is():
     rows = [list(row) for row in table.rows]
     rows[0].append(rows[3].pop(rows[3].index(forward(3, 5))))
     stray = table_of("1f1b", table.placement, 8, rows)
-    assert csv_form.decode(csv_form.encode(stray), "1f1b") == stray
+    assert from_csv(to_csv(stray), "1f1b") == stray
 
 
 JSON = {
@@ -321,19 +336,19 @@ JSON = {
 
 
 def test_json_says_what_the_table_says():
-    table = json_form.decode(json.dumps(JSON))
-    assert json.loads(json_form.encode(table)) == JSON
+    table = from_json(json.dumps(JSON))
+    assert json.loads(to_json(table)) == JSON
     needed = {key: JSON[key] for key in ("name", "microbatches", "training", "rows")}
     needed["placement"] = {"routes": [[0, 1]]}
-    assert json_form.decode(json.dumps(needed)) == table
+    assert from_json(json.dumps(needed)) == table
 
 
 def test_timed_json_reads_as_its_table():
     table = _built("1f1b", 4, 3)
     assert table is not None
     timeline = simulate(table, costs(4, communication=0.5, message=3))
-    content = json.loads(json_form.encode_timed(timeline))
-    assert json_form.decode(json.dumps(content)) == table
+    content = json.loads(encode_timed(timeline))
+    assert from_json(json.dumps(content)) == table
     assert content["metrics"]["makespan"] == timeline.makespan
     assert content["metrics"]["bytes_sent"] == 3 * content["metrics"]["messages"] == 54
     assert content["costs"]["communication"] == 0.5
@@ -367,7 +382,7 @@ def test_timed_json_reads_as_its_table():
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "said",
 )
 def test_json_names_the_key(changes: dict[str, Any], said: str):
-    assert said in _refusal(lambda: json_form.decode(json.dumps({**JSON, **changes})))
+    assert said in _refusal(lambda: from_json(json.dumps({**JSON, **changes})))
 
 
 @pytest.mark.parametrize(
@@ -382,12 +397,12 @@ def test_json_names_the_key(changes: dict[str, Any], said: str):
     ids=["list", "empty", "syntax", "deep", "endless"],
 )
 def test_json_that_is_no_table(content: str, said: str):
-    assert said in _refusal(lambda: json_form.decode(content))
+    assert said in _refusal(lambda: from_json(content))
 
 
 def test_text_is_for_reading():
-    table = aligned(csv_form.decode(TORCH, "torch"))
-    assert text.encode(table) == (
+    table = aligned(from_csv(TORCH, "torch"))
+    assert to_text(table) == (
         "schedule torch, loop of 2 ranks x 1, 2 microbatches, training\n"
         "rank 0: 0F0 0F1  .  0B0  .  0B1\n"
         "rank 1:  .  1F0 1B0 1F1 1B1\n"
@@ -395,8 +410,8 @@ def test_text_is_for_reading():
 
 
 def test_text_passes_over_comments():
-    table = text.decode("# a remark\n\n" + text.encode(csv_form.decode(TORCH, "torch")) + "\n#\n")
-    assert csv_form.encode(table) == TORCH.replace("\r\n", "\n")
+    table = from_text("# a remark\n\n" + to_text(from_csv(TORCH, "torch")) + "\n#\n")
+    assert to_csv(table) == TORCH.replace("\r\n", "\n")
 
 
 HEADER = "schedule x, loop of 2 ranks x 1, 1 microbatches, training\n"
@@ -431,17 +446,17 @@ HEADER = "schedule x, loop of 2 ranks x 1, 1 microbatches, training\n"
     ],
 )
 def test_text_names_line_and_column(content: str, said: str):
-    assert said in _refusal(lambda: text.decode(content))
+    assert said in _refusal(lambda: from_text(content))
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".json", ".txt", "", ".CSV"])
-@pytest.mark.parametrize("form", [csv_form, json_form, text], ids=["csv", "json", "text"])
+@pytest.mark.parametrize("form", [CSV, JSON_FORM, TEXT], ids=["csv", "json", "text"])
 def test_files_are_read_by_suffix_or_content(tmp_path: Path, form: Any, suffix: str):
     table = _built("eager-1f1b", 3, 4)
     assert table is not None
     path = tmp_path / f"eager-1f1b{suffix}"
     path.write_bytes(form.encode(table).encode())
-    named = {".csv": csv_form, ".json": json_form}.get(suffix.lower())
+    named = {".csv": CSV, ".json": JSON_FORM}.get(suffix.lower())
     if named not in (None, form):
         assert str(path) in _refusal(lambda: read_table(str(path)))
         return
@@ -492,9 +507,7 @@ def _damage(seed: int, count: int) -> int:
     bare = [_built(name, 3, 4) for name in ("1f1b", "zb-h1", "looped-bfs")]
     tables = [*(table for table in bare if table is not None), _two_opposite(4)]
     tables += [with_communication(table) for table in tables[:2]]
-    written = [
-        (form, form.encode(table)) for form in (csv_form, json_form, text) for table in tables
-    ]
+    written = [(form, form.encode(table)) for form in (CSV, JSON_FORM, TEXT) for table in tables]
     read = 0
     for _ in range(count):
         form, content = rng.choice(written)
@@ -503,7 +516,7 @@ def _damage(seed: int, count: int) -> int:
         except ToolError:
             continue
         read += 1
-        assert json_form.decode(json_form.encode(table)) == table
+        assert from_json(to_json(table)) == table
         violations(table, unit_costs(table.stages))
     return read
 

@@ -13,9 +13,9 @@ from stablehlo_tools.report import schedule_html
 from stablehlo_tools.report.schedule_gantt import FILLINGS, Gantt, axis_step
 from stablehlo_tools.report.schedule_html import render_page
 from stablehlo_tools.report.schedule_table import figure, to_text
-from stablehlo_tools.schedules.communication import with_communication
-from stablehlo_tools.schedules.costs import costs, unit_costs
-from stablehlo_tools.schedules.generators.one_loop import looped_bfs, one_f_one_b, zb_h1
+from stablehlo_tools.schedules.explicit_tables import with_communication
+from stablehlo_tools.schedules.generators.by_rule import looped_bfs, one_f_one_b, zb_h1
+from stablehlo_tools.schedules.setting import costs, unit_costs
 from stablehlo_tools.schedules.simulator import Timeline, simulate
 from stablehlo_tools.schedules.table import Pair, Step, backward, forward, loop, table_of, v_shape
 

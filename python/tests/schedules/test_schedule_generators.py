@@ -10,10 +10,8 @@ from schedule_peers import BY_TORCH, RATES, TORCH, at_record, like_torchs
 from soaking import one_in
 
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.schedules import catalogue
-from stablehlo_tools.schedules.costs import Costs, costs, unit_costs
-from stablehlo_tools.schedules.generators.named import Entry
-from stablehlo_tools.schedules.generators.one_loop import (
+from stablehlo_tools.schedules.catalogue import build, entries
+from stablehlo_tools.schedules.generators.by_rule import (
     circular,
     eager_one_f_one_b,
     gpipe,
@@ -24,7 +22,8 @@ from stablehlo_tools.schedules.generators.one_loop import (
     zb_h1,
     zb_h2,
 )
-from stablehlo_tools.schedules.setting import Setting
+from stablehlo_tools.schedules.generators.named import Entry
+from stablehlo_tools.schedules.setting import Costs, Setting, costs, unit_costs
 from stablehlo_tools.schedules.simulator import Timeline, simulate
 from stablehlo_tools.schedules.table import Table
 from stablehlo_tools.schedules.validator import violations
@@ -214,14 +213,14 @@ def test_interleaved_zero_bubble_closed_form(p: int, m: int, v: int) -> None:
     assert max(timeline.peak_activations) == min(m * v, p * v)
 
 
-@pytest.mark.parametrize("entry", catalogue.entries(), ids=lambda entry: entry.name)
+@pytest.mark.parametrize("entry", entries(), ids=lambda entry: entry.name)
 def test_every_schedule_takes_uneven_stages(entry: Entry) -> None:
     for p, m in ((1, 2), (2, 4), (4, 8), (4, 9)):
         times = [UNEVEN[stage % 4] for stage in range(p)]
         setting = Setting(p, m, costs(p, times, times[::-1], UNEVEN[0], communication=0.25))
         if entry.name.startswith("dualpipe") and not (p % 2 == 0 == m % 2 and m >= 2 * p):
             continue  # where it does not exist; test_schedule_dualpipe.py tests the refusal
-        table = catalogue.build(entry.name, setting)
+        table = build(entry.name, setting)
         figures = setting.costs(table.stages)
         timeline = timed(table, figures)
         phases = figures.microbatch if entry.training else figures.forward
@@ -231,11 +230,11 @@ def test_every_schedule_takes_uneven_stages(entry: Entry) -> None:
 def test_unknown_names_and_chunks_say_what_there_is() -> None:
     setting = Setting(4, 8, unit_costs(4))
     with pytest.raises(ToolError, match="no schedule is called 'zb-3p'; there are: gpipe, "):
-        catalogue.build("zb-3p", setting)
+        build("zb-3p", setting)
     with pytest.raises(ToolError, match="1f1b has 1 chunk a rank, not 2"):
-        catalogue.build("1f1b", Setting(4, 8, unit_costs(4), chunks=2))
+        build("1f1b", Setting(4, 8, unit_costs(4), chunks=2))
     with pytest.raises(ToolError, match=r"zb-1p: rank 0 has room for 0.5 .* takes 1"):
-        catalogue.build("zb-1p", Setting(4, 8, unit_costs(4), limit=0.5))
+        build("zb-1p", Setting(4, 8, unit_costs(4), limit=0.5))
 
 
 @pytest.mark.parametrize(

@@ -15,13 +15,11 @@ from schedule_settings import drawn_costs, drawn_setting, microbatches_held, roo
 from soaking import one_in
 
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.schedules import catalogue
-from stablehlo_tools.schedules.costs import Costs, costs, unit_costs
-from stablehlo_tools.schedules.search.auto import EFFORT, climb, find_best
-from stablehlo_tools.schedules.search.bounds import lower_bound
-from stablehlo_tools.schedules.search.filling import POLICIES, Policy, fill
+from stablehlo_tools.schedules.catalogue import build, entries
+from stablehlo_tools.schedules.search.auto import EFFORT, climb, find_best, lower_bound
 from stablehlo_tools.schedules.search.orders import Draft, greedies, redrafted
-from stablehlo_tools.schedules.setting import Setting
+from stablehlo_tools.schedules.search.zero_bubble import POLICIES, Policy, fill
+from stablehlo_tools.schedules.setting import Costs, Setting, costs, unit_costs
 from stablehlo_tools.schedules.simulator import Timeline, peak_bytes, simulate
 from stablehlo_tools.schedules.table import Kind, Placement, Table, actions_of, loop, table_of
 from stablehlo_tools.schedules.validator import violations
@@ -33,14 +31,14 @@ SMALL = 1  # effort: a dozen drafts beside the named schedules
 
 def named(setting: Setting) -> Iterator[Timeline]:
     """Every named schedule of a training step, of 1, 2 and 4 chunks a rank where that is open."""
-    for entry in catalogue.entries():
+    for entry in entries():
         if entry.name == NAME or not entry.training:
             continue
         several = (None, 1, 2, 4) if entry.chunks is None and setting.chunks is None else (None,)
         for chunks in several:
             try:
                 asked = replace(setting, chunks=setting.chunks or chunks)
-                table = catalogue.build(entry.name, asked)
+                table = build(entry.name, asked)
             except ToolError:
                 continue
             yield simulate(table, setting.costs(table.stages))
@@ -160,7 +158,7 @@ def test_the_bound_is_reached(
 ) -> None:
     """Where a named schedule is known to be the best of its placement, the bound says so."""
     slices = costs(ranks, *of)
-    table = catalogue.build(name, Setting(ranks, microbatches, slices))
+    table = build(name, Setting(ranks, microbatches, slices))
     timeline = simulate(table, Setting(ranks, microbatches, slices).costs(table.stages))
     bound = lower_bound(table.placement, microbatches, timeline.costs)
     assert timeline.makespan == pytest.approx(bound)
@@ -223,7 +221,7 @@ def check_filled(draft: Draft, table: Table, of: Costs, room: list[float]) -> No
 
 
 def test_an_order_that_needs_more_than_the_room_is_not_filled() -> None:
-    order = redrafted(catalogue.build("gpipe", Setting(2, 4, unit_costs(2))))
+    order = redrafted(build("gpipe", Setting(2, 4, unit_costs(2))))
     of = costs(2, kept=0.5)
     policy = Policy()
     assert fill(order, 4, of, [4.0, 4.0], policy) is not None
@@ -232,7 +230,7 @@ def test_an_order_that_needs_more_than_the_room_is_not_filled() -> None:
 
 def test_weight_gradients_make_room() -> None:
     """1F1B order: without room for what W keeps, each W runs before the next forward."""
-    order = redrafted(catalogue.build("1f1b", Setting(2, 4, unit_costs(2))))
+    order = redrafted(build("1f1b", Setting(2, 4, unit_costs(2))))
     of = costs(2, kept=1.0)
     tight = fill(order, 4, of, [2.0, 1.0], Policy())
     assert tight is not None
@@ -267,7 +265,7 @@ def test_list_scheduling_refuses_what_cannot_hold_a_microbatch() -> None:
 def climbed(limit: int) -> tuple[list[float], Draft]:
     """The makespans that climbing gets to see from the order of 1F1B, and the best order."""
     of = costs(3, communication=0.3)
-    best = redrafted(catalogue.build("1f1b", Setting(3, 5, of)))
+    best = redrafted(build("1f1b", Setting(3, 5, of)))
     seen: list[float] = []
     found: dict[float, Draft] = {}
 

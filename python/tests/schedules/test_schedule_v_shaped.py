@@ -10,10 +10,9 @@ from schedule_peers import TORCH, Record
 from schedule_random import random_costs
 
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.schedules.communication import with_communication
-from stablehlo_tools.schedules.costs import Costs, costs, unit_costs
-from stablehlo_tools.schedules.generators.v_search import PERIOD, block
-from stablehlo_tools.schedules.generators.v_shaped import v_half, v_min, zb_v
+from stablehlo_tools.schedules.explicit_tables import with_communication
+from stablehlo_tools.schedules.generators.v_shaped import PERIOD, block, v_half, v_min, zb_v
+from stablehlo_tools.schedules.setting import Costs, costs, unit_costs
 from stablehlo_tools.schedules.simulator import Timeline, simulate
 from stablehlo_tools.schedules.table import Table
 from stablehlo_tools.schedules.validator import violations

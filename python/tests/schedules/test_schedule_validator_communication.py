@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from schedule_random import PLACEMENTS, random_costs, random_table
 
-from stablehlo_tools.schedules.communication import with_communication
+from stablehlo_tools.schedules.explicit_tables import with_communication
 from stablehlo_tools.schedules.simulator import messages, simulate
 from stablehlo_tools.schedules.table import Action, Row, Step, Table, compacted
 from stablehlo_tools.schedules.validator import least_buffers, violations

@@ -15,10 +15,9 @@ from schedule_tables import written
 
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.schedules.catalogue import entries
-from stablehlo_tools.schedules.communication import with_communication
-from stablehlo_tools.schedules.costs import unit_costs
+from stablehlo_tools.schedules.explicit_tables import with_communication
 from stablehlo_tools.schedules.generators.named import Entry
-from stablehlo_tools.schedules.setting import Setting
+from stablehlo_tools.schedules.setting import Setting, unit_costs
 from stablehlo_tools.schedules.table import Pair, Table, bidirectional, loop, v_shape
 from stablehlo_tools.schedules.validator import least_buffers, violations
 

@@ -13,8 +13,9 @@ import pytest
 from schedule_random import random_table
 from schedule_tables import written
 
-from stablehlo_tools.schedules.communication import with_communication
-from stablehlo_tools.schedules.generators.one_loop import one_f_one_b
+from stablehlo_tools.schedules.constraints import Rule
+from stablehlo_tools.schedules.explicit_tables import with_communication
+from stablehlo_tools.schedules.generators.by_rule import one_f_one_b
 from stablehlo_tools.schedules.table import (
     Action,
     Kind,
@@ -28,7 +29,6 @@ from stablehlo_tools.schedules.table import (
     table_of,
     v_shape,
 )
-from stablehlo_tools.schedules.validation.rules import Rule
 from stablehlo_tools.schedules.validator import least_buffers, violations
 
 SIZES = [(ranks, microbatches) for ranks in (1, 2, 3, 4) for microbatches in range(ranks, 7)]

@@ -8,11 +8,11 @@ import pytest
 from schedule_tables import written
 
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.schedules.communication import with_communication
-from stablehlo_tools.schedules.costs import unit_costs
-from stablehlo_tools.schedules.generators.one_loop import one_f_one_b
+from stablehlo_tools.schedules.constraints import Rule, Violation
+from stablehlo_tools.schedules.explicit_tables import with_communication
+from stablehlo_tools.schedules.generators.by_rule import one_f_one_b
+from stablehlo_tools.schedules.setting import unit_costs
 from stablehlo_tools.schedules.table import Placement, Table, bidirectional, loop, v_shape
-from stablehlo_tools.schedules.validation.rules import Rule, Violation
 from stablehlo_tools.schedules.validator import (
     check,
     least_buffers,

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 from schedule_tables import written
 
-from stablehlo_tools.schedules.costs import costs, unit_costs
-from stablehlo_tools.schedules.generators.one_loop import gpipe, one_f_one_b
+from stablehlo_tools.schedules.constraints import Rule
+from stablehlo_tools.schedules.generators.by_rule import gpipe, one_f_one_b
+from stablehlo_tools.schedules.setting import costs, unit_costs
 from stablehlo_tools.schedules.simulator import peak_bytes
 from stablehlo_tools.schedules.table import Placement, Table, bidirectional, loop
-from stablehlo_tools.schedules.validation.rules import Rule
 from stablehlo_tools.schedules.validator import least_buffers, violations
 
 ONE = loop(1)

@@ -15,8 +15,7 @@ from stablehlo_tools.mpmd.proof.findings import Rule
 from stablehlo_tools.mpmd.proof.proving import Proof
 from stablehlo_tools.mpmd.rank_set import RankSet, decode
 from stablehlo_tools.schedules.catalogue import build
-from stablehlo_tools.schedules.costs import unit_costs
-from stablehlo_tools.schedules.setting import Setting
+from stablehlo_tools.schedules.setting import Setting, unit_costs
 
 # A schedule, its ranks, microbatches and chunks.
 Case = tuple[str, int, int, int | None]

@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING
 from stablehlo_tools.mpmd import manifest as manifests
 from stablehlo_tools.mpmd.manifest import Entry, Manifest, Piece, Rank, Stage, Transfer, function_of
 from stablehlo_tools.schedules.catalogue import build
-from stablehlo_tools.schedules.communication import with_communication
-from stablehlo_tools.schedules.costs import unit_costs
-from stablehlo_tools.schedules.setting import Setting
+from stablehlo_tools.schedules.explicit_tables import with_communication
+from stablehlo_tools.schedules.setting import Setting, unit_costs
 from stablehlo_tools.schedules.table import Action, Kind, Table, actions_of, compacted
 
 if TYPE_CHECKING:

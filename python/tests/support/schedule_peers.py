@@ -8,10 +8,9 @@ from typing import Any
 
 from tree import FIXTURES
 
-from stablehlo_tools.schedules import catalogue
-from stablehlo_tools.schedules.costs import Costs, costs, unit_costs
-from stablehlo_tools.schedules.generators.dualpipe import dualpipe_v
-from stablehlo_tools.schedules.generators.one_loop import (
+from stablehlo_tools.schedules.catalogue import build
+from stablehlo_tools.schedules.generators.by_rule import (
+    dualpipe_v,
     gpipe,
     interleaved_one_f_one_b,
     looped_bfs,
@@ -19,7 +18,7 @@ from stablehlo_tools.schedules.generators.one_loop import (
     zb_h1,
 )
 from stablehlo_tools.schedules.generators.v_shaped import zb_v
-from stablehlo_tools.schedules.setting import Setting
+from stablehlo_tools.schedules.setting import Costs, Setting, costs, unit_costs
 from stablehlo_tools.schedules.table import Table
 
 Record = dict[str, Any]
@@ -51,5 +50,5 @@ def at_record(name: str, record: Record, kept: float | None = None) -> tuple[Tab
     slices = costs(record["p"], *times, communication=hop, kept=share)
     chunks = record["chunks"] if name == "interleaved-1f1b" else None
     setting = Setting(record["p"], record["m"], slices, chunks)
-    table = catalogue.build(name, setting)
+    table = build(name, setting)
     return table, setting.costs(table.stages)

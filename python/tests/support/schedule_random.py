@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import random
 
-from stablehlo_tools.schedules.communication import with_communication
-from stablehlo_tools.schedules.costs import Costs, costs
+from stablehlo_tools.schedules.explicit_tables import with_communication
+from stablehlo_tools.schedules.setting import Costs, costs
 from stablehlo_tools.schedules.table import (
     Action,
     Kind,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import random
 
-from stablehlo_tools.schedules.costs import Costs, costs
-from stablehlo_tools.schedules.setting import Setting
+from stablehlo_tools.schedules.setting import Costs, Setting, costs
 from stablehlo_tools.schedules.table import Placement
 
 _KINDS = ("none", "generous", "tight", "one and a half", "one")

@@ -14,9 +14,9 @@ from stablehlo_tools.bindings import ChannelHandle, ir
 from stablehlo_tools.mpmd.manifest import Manifest, Transfer
 from stablehlo_tools.mpmd.proof.findings import Findings, Rule
 from stablehlo_tools.mpmd.reading import Call, Event, Message, Origin, Reading, Source
-from stablehlo_tools.schedules.forms.cells import step_of
+from stablehlo_tools.schedules.forms import step_of
 from stablehlo_tools.schedules.table import Action, Kind
-from stablehlo_tools.schedules.validation.communication import other_end
+from stablehlo_tools.schedules.validator import other_end
 
 _DEVICE_TO_DEVICE = 1
 _SENT_BY = {

@@ -25,7 +25,7 @@ from stablehlo_tools.mpmd.set_report import Level, Link, RankRow, SetReport
 from stablehlo_tools.order.report import finding_text
 from stablehlo_tools.order.simulation import UndecidedError
 from stablehlo_tools.order.verdict import decide
-from stablehlo_tools.schedules.costs import Costs
+from stablehlo_tools.schedules.setting import Costs
 from stablehlo_tools.schedules.simulator import Timeline, simulate
 from stablehlo_tools.schedules.table import Action, Table, actions_of, compacted
 

@@ -40,8 +40,7 @@ from stablehlo_tools.schedules.table import (
     compacted,
     table_of,
 )
-from stablehlo_tools.schedules.validation.communication import other_end
-from stablehlo_tools.schedules.validator import violations
+from stablehlo_tools.schedules.validator import other_end, violations
 
 _ALLOWED = frozenset({AFTER_ALL, BARRIER, CALL, CONSTANT, RECEIVE, SEND})
 _VALUES = 3  # a message is a tensor, a token before it and one behind it

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stablehlo_tools.mpmd.manifest import Transfer
-from stablehlo_tools.schedules.forms.cells import step_of
+from stablehlo_tools.schedules.forms import step_of
 from stablehlo_tools.schedules.table import Action, Kind
 
 _RECEIVED = {

@@ -6,9 +6,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.schedules.generators.one_loop import (
+from stablehlo_tools.schedules.generators.by_rule import (
     circular,
+    dualpipe,
+    dualpipe_v,
     eager_one_f_one_b,
+    fastest,
     gpipe,
     gpipe_but_1f1b_for_the_last,
     interleaved_one_f_one_b,
@@ -118,24 +121,20 @@ def _v_shaped(name: str) -> Callable[[Setting], Table]:
     """`zb_v`, `v_half` or `v_min`, whose orders are searched for."""
 
     def build(setting: Setting) -> Table:
-        from stablehlo_tools.schedules.generators import v_shaped
+        from stablehlo_tools.schedules.generators.v_shaped import v_half, v_min, zb_v
 
-        write = {"zb-v": v_shaped.zb_v, "v-half": v_shaped.v_half, "v-min": v_shaped.v_min}[name]
+        write = {"zb-v": zb_v, "v-half": v_half, "v-min": v_min}[name]
         return write(setting.ranks, setting.microbatches, setting.costs(2 * setting.ranks))
 
     return build
 
 
 def _dualpipe(setting: Setting) -> Table:
-    from stablehlo_tools.schedules.generators.dualpipe import dualpipe, fastest
-
     costs = setting.costs(setting.ranks)
     return fastest(dualpipe, setting.ranks, setting.microbatches, costs)
 
 
 def _dualpipe_v(setting: Setting) -> Table:
-    from stablehlo_tools.schedules.generators.dualpipe import dualpipe_v, fastest
-
     costs = setting.costs(2 * setting.ranks)
     return fastest(dualpipe_v, setting.ranks, setting.microbatches, costs)
 

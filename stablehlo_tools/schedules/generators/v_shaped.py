@@ -1,43 +1,66 @@
-"""V-shaped schedules: ZB-V, V-Half and V-Min.
+"""V-shaped schedules (ZB-V, V-Half, V-Min): a building block, and two ways to a table of it.
 
 Each rank holds two stages, so that the last stage is on the rank of the first, and the gradients
-are split. A building block (arXiv 2405.15362, for ZB-V also arXiv 2401.10241, section 6) says how
-much memory a schedule takes; the order is then searched for: the block's phases are moved ahead in
-several ways and, where they take unlike times, also dispatched by two priorities. Of the tables
-found, always the same, the one of the lowest makespan is kept, then of the lowest span, then of
-the fewest activations.
+are split. A building block (arXiv 2405.15362, "Pipeline Parallelism with Controllable Memory"; for
+ZB-V also arXiv 2401.10241, section 6) says how much memory a schedule takes; the order is then
+searched for. Of the tables found, always the same, the one of the lowest makespan is kept, then of
+the lowest span, then of the fewest activations. Given no costs, all phases are taken to be alike.
+Any number of ranks and of microbatches has its table, and the limits on memory hold for any costs.
 
-Given no costs, all phases are taken to be alike. Any number of ranks and of microbatches has its
-table, and the limits on memory hold for any costs.
+A rank has six phases for each microbatch, so a block, which says in which slot a rank does each of
+them, repeats every six slots, and fits where no rank does two in one slot. For how long an
+activation lives in a block says how many are alive at once. A repeated block is loose at both ends
+and knows no times, hence `inserted` and `dispatched`:
+
+`inserted` is serial schedule generation: in the order of their slots, each phase moves ahead into
+the first gap it fits behind what it waits for, and nothing placed before it is moved. A forward
+also needs room: from where it goes to the end of its rank's row. At the end there is always room,
+for there the row holds what the block holds. With equal times no phase starts later than its slot,
+because nothing before it has taken that slot, so the bubble is the block's at most, for any number
+of microbatches.
+
+`dispatched` is parallel schedule generation: a free rank takes what comes first in an order, of
+what can run. A stage's forwards wait while its activations are at a cap, so that no rank runs out
+of room for what others wait for: the first stage never takes the last room of a rank, so its second
+stage can always go on, and the oldest microbatch with it. Where phases differ much in time this
+finds better orders than moving each into a gap of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-from functools import partial
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from heapq import heappop, heappush
+from itertools import permutations
+from math import inf
+from typing import NamedTuple
 
-from stablehlo_tools.schedules.costs import Costs, unit_costs
-from stablehlo_tools.schedules.generators.v_search import (
-    PERIOD,
-    Problem,
-    Rows,
-    block,
-    by_slots,
-    by_times,
-    dispatched,
-    evened,
-    inserted,
-    problem,
-    written,
-)
+from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.schedules.setting import Costs, unit_costs
 from stablehlo_tools.schedules.simulator import simulate
-from stablehlo_tools.schedules.table import Table
+from stablehlo_tools.schedules.table import Action, Kind, Table, table_of, v_shape
 
+# The phases of a microbatch on a rank: kind, and whether of the rank's first or second stage. The
+# first four follow each other: down the ranks, up, down and up again.
+PHASES = (
+    (Kind.FORWARD, 0),
+    (Kind.FORWARD, 1),
+    (Kind.INPUT_GRADIENT, 1),
+    (Kind.INPUT_GRADIENT, 0),
+    (Kind.WEIGHT_GRADIENT, 1),
+    (Kind.WEIGHT_GRADIENT, 0),
+)
+PERIOD = len(PHASES)
+FORWARDS = 2  # the first two phases are forwards,
+LEGS = 4  # and the first four are the legs of the way
+_LIVES = ((0, 5), (1, 4))  # of each stage: the forward, and the weight gradient that frees it
+_RESOLUTION = 1_000_000  # ticks of the longest phase or hop
+Rows = Sequence[Sequence[tuple[int, int]]]  # of each rank: phase and microbatch, in order
+_GROWTH = (1, 1, 0, 0, -1, -1)  # of the activations alive, by phase
 _LARGE = 50_000  # phases of a table of which only the most promising candidate is written out
 _REHEARSED = 3  # microbatches a rank of what shows which one that is
-
-_Search = Callable[[Problem], Rows]
 
 
 def zb_v(ranks: int, microbatches: int, costs: Costs | None = None) -> Table:
@@ -127,3 +150,413 @@ def _merit(table: Table, costs: Costs) -> tuple[float, ...]:
     """The less the better, the first figure first."""
     timeline = simulate(table, costs)
     return timeline.makespan, timeline.span, sum(timeline.peak_activations)
+
+
+class RankPhase(NamedTuple):
+    """A phase of a microbatch on a rank."""
+
+    phase: int
+    rank: int
+
+
+def before(place: RankPhase, ranks: int) -> RankPhase | None:
+    """What a phase waits for; None for the first of all."""
+    phase, rank = place
+    if phase >= LEGS:
+        return RankPhase(phase - 2, rank)
+    last, step = (ranks - 1, 1) if phase % 2 else (0, -1)
+    if rank != last:
+        return RankPhase(phase, rank + step)
+    return RankPhase(phase - 1, rank) if phase else None
+
+
+def stage_of(place: RankPhase, ranks: int) -> int:
+    """The stage whose phase it is: rank r holds stages r and 2p - 1 - r."""
+    second = PHASES[place.phase][1]
+    return 2 * ranks - 1 - place.rank if second else place.rank
+
+
+@dataclass(frozen=True)
+class Block:
+    """The slot of each phase of microbatch 0, by rank; microbatch i is 6i slots later."""
+
+    slots: tuple[tuple[int, ...], ...]
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks, p."""
+        return len(self.slots)
+
+    @cached_property
+    def peak(self) -> int:
+        """The most activations alive on a rank."""
+        return max(sum(_alive(row, row[at])) for row in self.slots for at in range(FORWARDS))
+
+    @cached_property
+    def peaks(self) -> tuple[tuple[int, int], ...]:
+        """The most alive of each rank's first stage, and the same of its second."""
+        return tuple((_alive(row, row[0])[0], _alive(row, row[1])[1]) for row in self.slots)
+
+    def in_order(self, microbatches: int) -> Iterator[tuple[RankPhase, int]]:
+        """Every phase of every microbatch, slot by slot."""
+        turns: list[list[tuple[RankPhase, int]]] = [[] for _ in range(PERIOD)]
+        for rank, row in enumerate(self.slots):
+            for phase, slot in enumerate(row):
+                turns[slot % PERIOD].append((RankPhase(phase, rank), slot))
+        for slot in range(max(map(max, self.slots)) + PERIOD * microbatches):
+            for place, first in turns[slot % PERIOD]:
+                microbatch = (slot - first) // PERIOD
+                if 0 <= microbatch < microbatches:
+                    yield place, microbatch
+
+
+def block(ranks: int, strides: tuple[int, ...], pauses: tuple[int, ...]) -> Block:
+    """The block of four legs.
+
+    On each leg a microbatch is `strides` slots later on the next rank, and between two legs it
+    waits for `pauses` slots on the rank where they meet. The weight gradients take the two slots
+    that are left, so that neither comes later than it must.
+    """
+    slots: list[list[int]] = [[] for _ in range(ranks)]
+    start = 0
+    for leg, (stride, pause) in enumerate(zip(strides, (*pauses, 0), strict=True)):
+        for step in range(ranks):
+            rank = ranks - 1 - step if leg % 2 else step
+            slots[rank].append(start + stride * step)
+        start += stride * (ranks - 1) + pause
+    return Block(tuple(_with_weights(row) for row in slots))
+
+
+def _alive(row: tuple[int, ...], slot: int) -> list[int]:
+    """The activations of each stage that are alive after a slot of the steady state."""
+    return [(slot - row[first]) // PERIOD - (slot - row[last]) // PERIOD for first, last in _LIVES]
+
+
+def _with_weights(legs: list[int]) -> tuple[int, ...]:
+    gradients = legs[FORWARDS:]
+    free = sorted(set(range(PERIOD)) - {slot % PERIOD for slot in legs})
+    lags = [
+        [(turn - slot) % PERIOD for turn, slot in zip(turns, gradients, strict=True)]
+        for turns in permutations(free)
+    ]
+    best = min(lags, key=lambda lag: (max(lag), sum(lag)))
+    return (*legs, *(slot + late for slot, late in zip(gradients, best, strict=True)))
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A block to start from, times, and limits.
+
+    ticks: of each phase on each rank, a whole number from 1 up: whole, so that a gap is as long as
+    what just fits it; from 1 up, so that the order of the times is an order of the dependences.
+    hop: the ticks from one rank to another.
+    limits: the most activations alive on each rank, no less than those of the block.
+    """
+
+    block: Block
+    microbatches: int
+    ticks: tuple[tuple[int, ...], ...]
+    hop: int
+    limits: tuple[int, ...]
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks, p."""
+        return self.block.ranks
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all phases take the same time and hops take none."""
+        return not self.hop and len({tick for row in self.ticks for tick in row}) == 1
+
+
+def problem(block: Block, microbatches: int, limits: tuple[int, ...], costs: Costs) -> Problem:
+    """The problem at given costs. Raises ToolError for costs of another number of stages."""
+    ranks = block.ranks
+    if costs.stages != 2 * ranks:
+        raise ToolError(
+            f"costs of {costs.stages} stages for a V of {ranks} ranks, which has {2 * ranks}"
+        )
+    times = [costs.forward] * 2 + [costs.input_gradient] * 2 + [costs.weight_gradient] * 2
+    longest = max(costs.communication, *map(max, times)) or 1.0
+
+    def ticks(time: float) -> int:
+        return round(time / longest * _RESOLUTION)
+
+    return Problem(
+        block,
+        microbatches,
+        tuple(
+            tuple(
+                max(1, ticks(time[stage_of(RankPhase(phase, rank), ranks)]))
+                for rank in range(ranks)
+            )
+            for phase, time in enumerate(times)
+        ),
+        ticks(costs.communication),
+        limits,
+    )
+
+
+def evened(problem: Problem, weight: int) -> Problem:
+    """The problem with no hops and times of 2, of `weight` for weight gradients.
+
+    Where they are longer they fit into fewer gaps, and those are left to what other ranks wait for.
+    """
+    ticks = (2,) * LEGS + (weight,) * (len(PHASES) - LEGS)
+    return replace(problem, ticks=tuple((tick,) * problem.ranks for tick in ticks), hop=0)
+
+
+def written(name: str, problem: Problem, rows: Rows) -> Table:
+    """The table of what a search found."""
+    ranks = problem.ranks
+    actions: list[list[Action]] = []
+    for rank, row in enumerate(rows):
+        of = [(kind, stage_of(RankPhase(i, rank), ranks)) for i, (kind, _) in enumerate(PHASES)]
+        actions.append([Action(*of[phase], microbatch) for phase, microbatch in row])
+    return table_of(name, v_shape(ranks, 2), problem.microbatches, actions)
+
+
+def inserted(problem: Problem, put_off: bool) -> Rows:
+    """The rows found. Weight gradients come where a forward needs their room and last of all.
+
+    Without `put_off` those before the last forward of their rank keep their turns.
+    """
+    return _Insertion(problem, put_off).rows()
+
+
+class _Insertion:
+    def __init__(self, problem: Problem, put_off: bool) -> None:
+        ranks, microbatches = problem.ranks, problem.microbatches
+        self._problem = problem
+        self._put_off = put_off
+        self._lines = [_Line(limit) for limit in problem.limits]
+        self._ends = [[[0] * microbatches for _ in range(ranks)] for _ in range(LEGS)]
+        self._waits = [
+            [before(RankPhase(phase, rank), ranks) for rank in range(ranks)]
+            for phase in range(len(_GROWTH))
+        ]
+        self._open: list[deque[tuple[int, int]]] = [deque() for _ in range(ranks)]
+        self._forwards = [FORWARDS * microbatches] * ranks
+
+    def rows(self) -> Rows:
+        problem = self._problem
+        for (phase, rank), microbatch in problem.block.in_order(problem.microbatches):
+            if phase >= LEGS and (self._put_off or not self._forwards[rank]):
+                self._open[rank].append((phase, microbatch))
+                continue
+            while not self._placed(phase, rank, microbatch):
+                self._placed(*self._next_open(rank))
+            self._forwards[rank] -= phase < FORWARDS
+        for rank in range(problem.ranks):
+            while self._open[rank]:
+                self._placed(*self._next_open(rank))
+        return [line.steps for line in self._lines]
+
+    def _next_open(self, rank: int) -> tuple[int, int, int]:
+        phase, microbatch = self._open[rank].popleft()
+        return phase, rank, microbatch
+
+    def _placed(self, phase: int, rank: int, microbatch: int) -> bool:
+        """Places a phase, if there is room."""
+        ready, first = 0, self._waits[phase][rank]
+        if first is not None:
+            ready = self._ends[first.phase][first.rank][microbatch]
+            ready += self._problem.hop * (first.rank != rank)
+        ticks = self._problem.ticks[phase][rank]
+        end = self._lines[rank].place(phase, microbatch, ready, ticks)
+        if end is not None and phase < LEGS:
+            self._ends[phase][rank][microbatch] = end
+        return end is not None
+
+
+class _Line:
+    """The steps of one rank, in the order of their times."""
+
+    def __init__(self, limit: int) -> None:
+        self.steps: list[tuple[int, int]] = []
+        self._limit = limit
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        self._alive = 0  # behind the last step
+        self._idle = 0  # no gap ends later
+
+    def place(self, phase: int, microbatch: int, ready: int, ticks: int) -> int | None:
+        """Places a step as early as it can be; None where the limit leaves no room for it."""
+        last = self._ends[-1] if self._ends else 0
+        if ready < self._idle:
+            gap = self._earliest(_GROWTH[phase], ready, ticks)
+        else:
+            fits = self._alive + _GROWTH[phase] <= self._limit
+            gap = (len(self.steps), max(ready, last)) if fits else None
+        if gap is None:
+            return None
+        position, start = gap
+        if start > last:
+            self._idle = start
+        self.steps.insert(position, (phase, microbatch))
+        self._starts.insert(position, start)
+        self._ends.insert(position, start + ticks)
+        self._alive += _GROWTH[phase]
+        return start + ticks
+
+    def _earliest(self, growth: int, ready: int, ticks: int) -> tuple[int, int] | None:
+        """The first position that fits, looked for from the last step back, and when it starts."""
+        gap = None
+        position, alive = len(self.steps), self._alive
+        following: float = inf
+        while alive + max(growth, 0) <= self._limit:
+            preceding = self._ends[position - 1] if position else 0
+            start = max(preceding, ready)
+            if start + ticks <= following:
+                gap = (position, start)
+            if preceding <= ready:
+                break
+            position -= 1
+            following = self._starts[position]
+            alive -= _GROWTH[self.steps[position][0]]
+        return gap
+
+
+class Order(NamedTuple):
+    """What comes first, and how much room it may take.
+
+    keys: of each rank and phase for microbatch 0; for the next one `period` more. The lowest first.
+    caps: the most activations of each rank's first and second stage.
+    """
+
+    keys: Sequence[Sequence[float]]
+    period: float
+    caps: Sequence[tuple[int, int]]
+
+
+def by_slots(problem: Problem) -> Order:
+    """By the slots of the block, either stage held to what it has there."""
+    caps = [
+        (min(first, limit - 1), second)
+        for (first, second), limit in zip(problem.block.peaks, problem.limits, strict=True)
+    ]
+    return Order(problem.block.slots, len(problem.ticks), caps)
+
+
+def by_times(problem: Problem, strides: Sequence[int]) -> Order:
+    """By when the legs would reach each rank in the phases' own times, stretched by `strides`.
+
+    The first stage may have one activation more than in the block, and the second all the room.
+    """
+    ranks = problem.ranks
+    mean = [sum(row) / ranks for row in problem.ticks]
+    keys: list[list[float]] = [[] for _ in range(ranks)]
+    start = 0.0
+    for leg, stride in enumerate(strides):
+        for step in range(ranks):
+            rank = ranks - 1 - step if leg % 2 else step
+            keys[rank].append(start + stride * step * mean[leg])
+        start += (stride * (ranks - 1) + 1) * mean[leg]
+    for key in keys:
+        key += [gradient + mean[0] + mean[FORWARDS] for gradient in key[FORWARDS:]]
+    caps = [
+        (min(first + 1, limit - 1), limit)
+        for (first, _), limit in zip(problem.block.peaks, problem.limits, strict=True)
+    ]
+    return Order(keys, sum(mean), caps)
+
+
+def dispatched(problem: Problem, order: Order) -> Rows:
+    """The rows that come of an order."""
+    run = _Run(problem, order)
+    run.run()
+    return run.rows
+
+
+class _Run:
+    def __init__(self, problem: Problem, order: Order) -> None:
+        ranks, microbatches = problem.ranks, problem.microbatches
+        self.rows: list[list[tuple[int, int]]] = [[] for _ in range(ranks)]
+        self._problem = problem
+        self._order = order
+        self._next = [[0] * len(problem.ticks) for _ in range(ranks)]  # microbatch of each phase
+        self._alive = [[0, 0] for _ in range(ranks)]  # of each stage
+        self._ready: list[list[list[float]]] = [
+            [[inf] * microbatches for _ in range(LEGS)] for _ in range(ranks)
+        ]
+        self._ready[0][0] = [0] * microbatches
+        self._after: dict[RankPhase, RankPhase] = {}
+        for phase in range(LEGS):
+            for rank in range(ranks):
+                source = before(RankPhase(phase, rank), ranks)
+                if source is not None:
+                    self._after[source] = RankPhase(phase, rank)
+
+    def run(self) -> None:
+        """Takes every phase, in the order of the times at which ranks are free and data arrive."""
+        free = [0] * self._problem.ranks
+        events = [(0, 0)]  # a time, and a rank that may have something to take
+        while events:
+            now, rank = heappop(events)
+            phase = self._choice(rank, now) if now >= free[rank] else None
+            if phase is None:
+                continue
+            end = free[rank] = now + self._problem.ticks[phase][rank]
+            microbatch = self._take(rank, phase)
+            heappush(events, (end, rank))
+            target = self._after.get(RankPhase(phase, rank))
+            if target is not None:
+                there = end + self._problem.hop * (target.rank != rank)
+                self._ready[target.rank][target.phase][microbatch] = there
+                heappush(events, (there, target.rank))
+
+    def _take(self, rank: int, phase: int) -> int:
+        microbatch = self._next[rank][phase]
+        self._next[rank][phase] += 1
+        self.rows[rank].append((phase, microbatch))
+        if phase < FORWARDS:
+            self._alive[rank][phase] += 1
+        elif phase >= LEGS:
+            self._alive[rank][LEGS + 1 - phase] -= 1
+        return microbatch
+
+    def _choice(self, rank: int, now: int) -> int | None:
+        """What a free rank takes, if anything: a weight gradient where a forward needs the room.
+
+        Without such need a weight gradient fills a gap, unless the gap is shorter than half of it.
+        """
+        best = blocked = soon = inf
+        chosen = None
+        following, keys, period = self._next[rank], self._order.keys[rank], self._order.period
+        for phase in range(LEGS):
+            microbatch = following[phase]
+            if microbatch == self._problem.microbatches:
+                continue
+            ready = self._ready[rank][phase][microbatch]
+            key = keys[phase] + period * microbatch
+            if ready > now:
+                soon = min(soon, ready)
+            elif phase < FORWARDS and not self._has_room(rank, phase):
+                blocked = min(blocked, key)
+            elif key < best:
+                best, chosen = key, phase
+        weight = self._open_weight(rank)
+        if weight is None or (chosen is not None and best < blocked):
+            return chosen
+        if chosen is None and 2 * (soon - now) < self._problem.ticks[weight][rank]:
+            return None
+        return weight
+
+    def _has_room(self, rank: int, stage: int) -> bool:
+        alive = self._alive[rank]
+        limit = self._problem.limits[rank]
+        return alive[stage] < self._order.caps[rank][stage] and sum(alive) < limit
+
+    def _open_weight(self, rank: int) -> int | None:
+        """The weight gradient whose turn comes first, of those whose input gradient is done."""
+        done, keys = self._next[rank], self._order.keys[rank]
+        still = [
+            (keys[phase] + self._order.period * done[phase], phase)
+            for phase in range(LEGS, len(done))
+            if done[phase] < done[phase - 2]
+        ]
+        return min(still)[1] if still else None
+
+
+_Search = Callable[[Problem], Rows]

@@ -1,4 +1,4 @@
-"""`auto`: the best schedule that can be found for a setting, and how far it is from a lower bound.
+"""`auto`: the best schedule that can be found for a setting, and a bound that nothing is below.
 
 Every named schedule that fits the memory limit is timed, so nothing named that fits is ever better.
 Their orders of forwards and gradients, and others, are filled with weight gradients under the
@@ -6,6 +6,17 @@ limit. The best of these is changed step by step, by local search: one step of o
 some neighbours or, where a full gradient is cheaper than its halves, a gradient is made full or
 split. Changes are random, from a fixed seed, so that the same setting always gives the same
 schedule.
+
+The lower bound is that of a placement. A full backward counts as an input gradient with its weight
+gradient right behind it, whichever is cheaper, so that the bound holds for both. It looks at one
+rank at a time:
+
+- it cannot start before a microbatch has reached it, and then has all its work to do;
+- its last gradient has the way up to the first stage before it, and weight gradients that are put
+  off until then must find room;
+- before its first gradient it can only run forwards, as many as find room;
+- each activation takes room until its gradient has come back, and part of it until the weight
+  gradient: bytes x time of all of them fit into its room x the time that it has.
 """
 
 from __future__ import annotations
@@ -13,14 +24,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import pairwise, product
 from typing import NamedTuple
 
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.schedules.costs import Costs
 from stablehlo_tools.schedules.generators.named import AUTO, MOST_CHUNKS, buildable
-from stablehlo_tools.schedules.search.bounds import lower_bound
-from stablehlo_tools.schedules.search.filling import POLICIES, Policy, fill
 from stablehlo_tools.schedules.search.orders import (
     Draft,
     greedies,
@@ -30,7 +38,8 @@ from stablehlo_tools.schedules.search.orders import (
     toggled,
     turns,
 )
-from stablehlo_tools.schedules.setting import Setting
+from stablehlo_tools.schedules.search.zero_bubble import POLICIES, Policy, fill
+from stablehlo_tools.schedules.setting import Costs, Setting
 from stablehlo_tools.schedules.simulator import Timeline, simulate
 from stablehlo_tools.schedules.table import Action, Kind, Placement, Table, loop, table_of, v_shape
 
@@ -44,6 +53,34 @@ _SEARCHED = "a search over orders"
 _EXACT = 1e-9  # relative: what counts as equal
 _SCOUT = Policy(0.75, True)  # tells good orders from bad ones
 _REFINED = 4  # drafts that all policies are tried on
+
+
+def find_best(
+    setting: Setting,
+    effort: int = EFFORT,
+    most_chunks: int = MOST_CHUNKS,
+    named: Sequence[Table] | None = None,
+) -> Best:
+    """Searches for the schedule of least makespan, then least memory, within the limit.
+
+    Deterministic. `effort` is how many actions are looked at besides those of the named schedules;
+    `named` saves building these where the caller has them. Raises ToolError where no schedule at
+    all fits the limit, saying what would.
+    """
+    if named is None:
+        built = (table for _, table in buildable(setting, most_chunks))
+        named = [table for table in built if isinstance(table, Table)]
+    search = _Search(setting, effort, most_chunks)
+    for table in named:
+        search.offer(table, _origin(table))
+    search.offer_least_memory()
+    if not search.is_optimal():
+        search.scout_named([table for table in named if table.placement.form == "v"])
+        search.scout_greedies()
+        search.scout_turns()
+        search.scout_named([table for table in named if table.placement.form != "v"])
+        search.refine()
+    return search.best()
 
 
 @dataclass(frozen=True)
@@ -76,34 +113,6 @@ class _Scouted(NamedTuple):
     draft: Draft
     policy: Policy
     origin: str
-
-
-def find_best(
-    setting: Setting,
-    effort: int = EFFORT,
-    most_chunks: int = MOST_CHUNKS,
-    named: Sequence[Table] | None = None,
-) -> Best:
-    """Searches for the schedule of least makespan, then least memory, within the limit.
-
-    Deterministic. `effort` is how many actions are looked at besides those of the named schedules;
-    `named` saves building these where the caller has them. Raises ToolError where no schedule at
-    all fits the limit, saying what would.
-    """
-    if named is None:
-        built = (table for _, table in buildable(setting, most_chunks))
-        named = [table for table in built if isinstance(table, Table)]
-    search = _Search(setting, effort, most_chunks)
-    for table in named:
-        search.offer(table, _origin(table))
-    search.offer_least_memory()
-    if not search.is_optimal():
-        search.scout_named([table for table in named if table.placement.form == "v"])
-        search.scout_greedies()
-        search.scout_turns()
-        search.scout_named([table for table in named if table.placement.form != "v"])
-        search.refine()
-    return search.best()
 
 
 def _origin(table: Table) -> str:
@@ -364,3 +373,126 @@ def _fused_row(row: list[Action], costs: Costs) -> list[Action]:
         else:
             fused.append(step)
     return fused
+
+
+def lower_bound(
+    placement: Placement, microbatches: int, costs: Costs, room: Sequence[float] | None = None
+) -> float:
+    """The bound, in the unit of the costs; `room` is the bytes of activations of each rank."""
+    work = _Work(placement, microbatches, costs)
+    ranks = range(placement.ranks)
+    rooms = [float("inf")] * placement.ranks if room is None else room
+    bound = max(_of_rank(work, rank, rooms[rank]) for rank in ranks)
+    return bound * min(1.0, costs.overlapped)  # a pair may take less than its parts
+
+
+class _Work:
+    """The visits of every rank."""
+
+    def __init__(self, placement: Placement, microbatches: int, costs: Costs) -> None:
+        self.visits: list[list[_Visit]] = [[] for _ in range(placement.ranks)]
+        turns = len(placement.routes)
+        for turn, route in enumerate(placement.routes):
+            count = len(range(turn, microbatches, turns))
+            if count:
+                self._add(route, count, costs)
+
+    def _add(self, route: Sequence[int], count: int, costs: Costs) -> None:
+        stages = range(len(route))
+        pairs = zip(costs.input_gradient, costs.backward, strict=True)
+        gradients = [min(split, full) for split, full in pairs]
+        weights = [
+            max(0.0, min(gradients[s] + costs.weight_gradient[s], costs.backward[s]) - gradients[s])
+            for s in stages
+        ]
+        hops = [costs.communication * (a != b) for a, b in pairwise(route)]
+        reached, left = [0.0], [0.0]
+        for stage in stages[1:]:
+            reached.append(reached[-1] + costs.forward[stage - 1] + hops[stage - 1])
+            left.append(left[-1] + gradients[stage - 1] + hops[stage - 1])
+        end = reached[-1] + costs.forward[-1] + left[-1] + gradients[-1]
+        for stage in stages:
+            self.visits[route[stage]].append(
+                _Visit(
+                    count,
+                    costs.forward[stage],
+                    gradients[stage],
+                    weights[stage],
+                    costs.activation[stage],
+                    min(costs.kept[stage], costs.activation[stage]),
+                    reached[stage],
+                    end - left[stage] - gradients[stage],
+                    left[stage] + weights[0] if stage else 0.0,
+                )
+            )
+
+
+@dataclass(frozen=True)
+class _Visit:
+    """A stage of a route on a rank: its times, and those of the ways to and from it."""
+
+    count: int  # microbatches that take the route
+    forward: float
+    gradient: float
+    weights: float
+    activation: float
+    kept: float
+    reached: float  # the earliest start of a forward
+    returned: float  # the earliest start of a gradient
+    left: float  # what follows the end of a gradient at least, on other stages
+
+    @property
+    def away(self) -> float:
+        """The least time from the start of the forward to the end of the gradient."""
+        return self.returned + self.gradient - self.reached
+
+    @property
+    def occupancy(self) -> float:
+        """Bytes x time that one microbatch takes at least."""
+        return self.activation * self.away + self.kept * self.weights
+
+
+def _of_rank(work: _Work, rank: int, room: float) -> float:
+    visits = work.visits[rank]
+    if not visits:
+        return 0.0
+    forwards = sum(visit.count * visit.forward for visit in visits)
+    gradients = sum(visit.count * visit.gradient for visit in visits)
+    weights = sum(visit.count * visit.weights for visit in visits)
+    reached = min(visit.reached for visit in visits)
+    returned = min(visit.returned for visit in visits)
+    ahead = min(forwards, _most(room, [(v.forward, v.activation) for v in visits]))
+    put_off = min(weights, _most(room, [(v.weights, v.kept) for v in visits]))
+    forwards_done = max(reached + forwards, returned + forwards - ahead)
+    left = min(visit.left for visit in visits)
+    return max(
+        forwards_done + gradients + max(weights, weights - put_off + left),
+        reached + _least_stay(visits, room),
+    )
+
+
+def _least_stay(visits: list[_Visit], room: float) -> float:
+    """The time that all activations need in the room: by their bytes, and by how many fit at once.
+
+    Away is an activation whose gradient has not come back.
+    """
+    occupied = sum(visit.count * visit.occupancy for visit in visits)
+    away = sum(visit.count * visit.away for visit in visits)
+    at_once = _fitting(room, min(visit.activation for visit in visits))
+    return max(occupied / room if room > 0 else 0.0, away / at_once if at_once else 0.0)
+
+
+def _most(room: float, kinds: list[tuple[float, float]]) -> float:
+    """The most time that work of these times and bytes can be in so many bytes."""
+    if any(time and not size for time, size in kinds):
+        return float("inf")
+    by_bytes = max((room * time / size for time, size in kinds if size), default=0.0)
+    by_number = _fitting(room, min(size for _, size in kinds)) * max(time for time, _ in kinds)
+    return min(by_bytes, by_number)
+
+
+def _fitting(room: float, size: float) -> float:
+    """How many of a size fit; rounding does not cost one."""
+    if not size or room == float("inf"):
+        return float("inf")
+    return float(int(max(0.0, room) * (1 + 1e-9) / size))

@@ -14,8 +14,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from stablehlo_tools.diagnostics import solver_module
-from stablehlo_tools.schedules.search.auto import find_best
-from stablehlo_tools.schedules.search.bounds import lower_bound
+from stablehlo_tools.schedules.search.auto import find_best, lower_bound
 from stablehlo_tools.schedules.setting import Setting
 from stablehlo_tools.schedules.simulator import Timeline, simulate
 from stablehlo_tools.schedules.table import Action, Pair, Placement, Table, loop, table_of, v_shape

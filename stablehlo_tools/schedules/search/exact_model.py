@@ -35,7 +35,7 @@ from typing import NamedTuple
 
 from ortools.sat.python import cp_model
 
-from stablehlo_tools.schedules.costs import Costs
+from stablehlo_tools.schedules.setting import Costs
 from stablehlo_tools.schedules.simulator import simulate
 from stablehlo_tools.schedules.table import (
     Action,

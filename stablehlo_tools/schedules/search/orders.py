@@ -20,8 +20,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from stablehlo_tools.schedules.costs import Costs
-from stablehlo_tools.schedules.generators.one_loop import alternating, groups, visits
+from stablehlo_tools.schedules.generators.by_rule import alternating, groups, visits
+from stablehlo_tools.schedules.setting import Costs
 from stablehlo_tools.schedules.table import (
     Action,
     Kind,

@@ -1,35 +1,33 @@
-"""ZB-1p and ZB-2p: the zero-bubble schedule that is best within a memory limit (arXiv 2401.10241).
+"""Zero bubble (arXiv 2401.10241): weight gradients go where their rank would idle.
 
+Nothing waits for a weight gradient but its rank's memory, so it belongs where its rank would idle.
+`fill` puts them into an order of forwards and input gradients: each rank follows its order; before
+a step whose input comes later than the rank is free, pending weight gradients run, oldest first, as
+many as end in time, and one more where the `Policy` says so.
+
+`best_within` makes ZB-1p and ZB-2p, the zero-bubble schedule that is best within a memory limit.
 What there is to choose: the order of forwards and input gradients, in turns after a warm-up or as
 they come, and where the weight gradients go. The shortest longest span wins, then the makespan.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import NamedTuple
 
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.schedules.costs import Costs
-from stablehlo_tools.schedules.generators.one_loop import zb_h1, zb_h2
-from stablehlo_tools.schedules.search.filling import POLICIES, SCOUTS, Policy, fill
-from stablehlo_tools.schedules.search.orders import Greedy, Turns, greedies, turns
+from stablehlo_tools.schedules.generators.by_rule import zb_h1, zb_h2
+from stablehlo_tools.schedules.search.orders import Draft, Greedy, Turns, greedies, turns
+from stablehlo_tools.schedules.setting import Costs
 from stablehlo_tools.schedules.simulator import peak_bytes, simulate
-from stablehlo_tools.schedules.table import Table, loop, table_of
+from stablehlo_tools.schedules.table import Action, Kind, Table, loop, table_of
 
+_ROUNDED = 1 + 1e-9  # sums of bytes may be off by as much
 _STEADY = 3  # times p: so many microbatches show which choice is best for more,
 _SHOWN = 2048  # and so many forwards of all ranks
-
-
-class _Choice(NamedTuple):
-    """An order and a policy, and what comes of them."""
-
-    span: float
-    makespan: float
-    order: Turns | Greedy
-    policy: Policy
 
 
 def best_within(
@@ -58,19 +56,13 @@ def best_within(
     raise AssertionError("one microbatch at a time always fits")
 
 
-def _by_hand(
-    name: str, ranks: int, microbatches: int, costs: Costs, room: Sequence[float]
-) -> Iterator[Table]:
-    """ZB-H1 and ZB-H2, where they fit."""
-    for table in (zb_h1(ranks, microbatches), zb_h2(ranks, microbatches)):
-        held = peak_bytes(table, replace(costs, weights=(0.0,) * ranks))
-        if all(part <= most * (1 + 1e-9) for part, most in zip(held, room, strict=True)):
-            yield replace(table, name=name)
+class _Choice(NamedTuple):
+    """An order and a policy, and what comes of them."""
 
-
-def _best(tables: Sequence[Table], costs: Costs) -> Table:
-    timelines = (simulate(table, costs) for table in tables)
-    return min(timelines, key=lambda one: (round(one.span, 9), one.makespan)).table
+    span: float
+    makespan: float
+    order: Turns | Greedy
+    policy: Policy
 
 
 def _choices(
@@ -99,3 +91,203 @@ def _filled(
         filled = None if draft is None else fill(draft, microbatches, costs, room, policy)
         if filled is not None:
             yield _Choice(filled.span, filled.makespan, order, policy)
+
+
+def _best(tables: Sequence[Table], costs: Costs) -> Table:
+    timelines = (simulate(table, costs) for table in tables)
+    return min(timelines, key=lambda one: (round(one.span, 9), one.makespan)).table
+
+
+def _by_hand(
+    name: str, ranks: int, microbatches: int, costs: Costs, room: Sequence[float]
+) -> Iterator[Table]:
+    """ZB-H1 and ZB-H2, where they fit."""
+    for table in (zb_h1(ranks, microbatches), zb_h2(ranks, microbatches)):
+        held = peak_bytes(table, replace(costs, weights=(0.0,) * ranks))
+        if all(part <= most * (1 + 1e-9) for part, most in zip(held, room, strict=True)):
+            yield replace(table, name=name)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Which weight gradients may delay the step behind them.
+
+    slack: how much of its time may lie beyond the gap; 0 for none, 1 for any gap at all.
+    even: not where the rank, should it idle instead, has idled no more than some other rank has.
+    """
+
+    slack: float = 0.0
+    even: bool = True
+
+
+POLICIES = tuple(
+    Policy(slack, even) for slack, even in product((0.0, 0.25, 0.5, 0.75, 1.0), (True, False))
+)
+
+
+SCOUTS = (Policy(0.0, True), Policy(0.75, True))  # what tells good orders from bad ones
+
+
+@dataclass(frozen=True)
+class Filled:
+    """The rows, weight gradients in; the makespan; the longest span of a rank."""
+
+    rows: list[list[Action]]
+    makespan: float
+    span: float
+
+
+def fill(
+    draft: Draft,
+    microbatches: int,
+    costs: Costs,
+    room: Sequence[float],
+    policy: Policy,
+) -> Filled | None:
+    """Fills the orders of a draft.
+
+    `room` is the bytes of activations that each rank may hold; None where the orders need more, or
+    cannot run. Linear in the actions.
+    """
+    run = _Filling(draft, microbatches, costs, room, policy)
+    return run.result() if run.run() else None
+
+
+class _Filling:
+    """The state of a run; data are named as stage x microbatches + microbatch."""
+
+    def __init__(
+        self,
+        draft: Draft,
+        microbatches: int,
+        costs: Costs,
+        room: Sequence[float],
+        policy: Policy,
+    ) -> None:
+        placement = draft.placement
+        ranks = placement.ranks
+        self._routes = placement.routes
+        self._orders = draft.orders
+        self._microbatches = microbatches
+        self._last = placement.stages - 1
+        self._costs = costs
+        self._room = [part * _ROUNDED for part in room]
+        self._policy = policy
+        data = placement.stages * microbatches
+        self._forwards: list[float | None] = [None] * data  # when made
+        self._gradients: list[float | None] = [None] * data
+        self._waiting: dict[tuple[bool, int], int] = {}
+        self._clocks = [0.0] * ranks
+        self._begun = [0.0] * ranks
+        self._idled = [0.0] * ranks
+        self._most_idled = 0.0
+        self._held = [0.0] * ranks
+        self._pending: list[deque[Action]] = [deque() for _ in range(ranks)]
+        self._at = [0] * ranks
+        self.rows: list[list[Action]] = [[] for _ in range(ranks)]
+
+    def result(self) -> Filled:
+        """What came of it."""
+        spans = (end - begin for end, begin in zip(self._clocks, self._begun, strict=True))
+        return Filled(self.rows, max(self._clocks), max(spans))
+
+    def run(self) -> bool:
+        """Whether every order came to its end within memory; then all weight gradients are in."""
+        runnable = list(reversed(range(len(self._orders))))
+        while runnable:
+            rank = runnable.pop()
+            order = self._orders[rank]
+            while self._at[rank] < len(order):
+                action = order[self._at[rank]]
+                arrival = self._arrival(rank, action)
+                if arrival is None:
+                    break
+                if not self._make_room(rank, action):
+                    return False
+                self._fill_gap(rank, arrival)
+                made = self._take(rank, action, arrival)
+                self._at[rank] += 1
+                woken = self._waiting.pop(made, None)
+                if woken is not None:
+                    runnable.append(woken)
+        for rank, pending in enumerate(self._pending):
+            for _ in range(len(pending)):
+                self._weight_gradient(rank)
+        return all(at == len(order) for at, order in zip(self._at, self._orders, strict=True))
+
+    def _arrival(self, rank: int, action: Action) -> float | None:
+        """When the input of a step is there; None, and the rank waits, if nobody knows yet."""
+        kind, stage, microbatch = action
+        forward = kind is Kind.FORWARD
+        if stage == (0 if forward else self._last):
+            return 0.0
+        source = stage - 1 if forward else stage + 1
+        made = self._forwards if forward else self._gradients
+        datum = source * self._microbatches + microbatch
+        there = made[datum]
+        if there is None:
+            self._waiting[forward, datum] = rank
+            return None
+        route = self._routes[microbatch % len(self._routes)]
+        return there if route[source] == rank else there + self._costs.communication
+
+    def _make_room(self, rank: int, action: Action) -> bool:
+        kind, stage, _ = action
+        if kind is Kind.BACKWARD:
+            return True
+        grows = self._costs.kept[stage] - self._costs.activation[stage]
+        if kind is Kind.FORWARD:
+            grows = self._costs.activation[stage]
+        while self._held[rank] + grows > self._room[rank]:
+            if not self._pending[rank]:
+                return False
+            self._weight_gradient(rank)
+        return True
+
+    def _fill_gap(self, rank: int, arrival: float) -> None:
+        pending = self._pending[rank]
+        times = self._costs.weight_gradient
+        while pending and self._clocks[rank] + times[pending[0].stage] <= arrival:
+            self._weight_gradient(rank)
+        gap = arrival - self._clocks[rank]
+        if not pending or gap <= 0:
+            return
+        if gap < (1 - self._policy.slack) * times[pending[0].stage]:
+            return
+        if self._policy.even and gap <= self._most_idled - self._idled[rank]:
+            return
+        self._weight_gradient(rank)
+
+    def _weight_gradient(self, rank: int) -> None:
+        action = self._pending[rank].popleft()
+        self._clocks[rank] += self._costs.weight_gradient[action.stage]
+        self._held[rank] -= self._costs.kept[action.stage]
+        self.rows[rank].append(action)
+
+    def _take(self, rank: int, action: Action, arrival: float) -> tuple[bool, int]:
+        """Runs a step of the order; names what it makes."""
+        kind, stage, microbatch = action
+        costs, row = self._costs, self.rows[rank]
+        start = max(self._clocks[rank], arrival)
+        if not row:
+            self._begun[rank] = start
+        else:
+            self._idled[rank] += start - self._clocks[rank]
+            self._most_idled = max(self._most_idled, self._idled[rank])
+        row.append(action)
+        datum = stage * self._microbatches + microbatch
+        if kind is Kind.FORWARD:
+            end = start + costs.forward[stage]
+            self._held[rank] += costs.activation[stage]
+            self._forwards[datum] = end
+        elif kind is Kind.BACKWARD:
+            end = start + costs.backward[stage]
+            self._held[rank] -= costs.activation[stage]
+            self._gradients[datum] = end
+        else:
+            end = start + costs.input_gradient[stage]
+            self._held[rank] += costs.kept[stage] - costs.activation[stage]
+            self._gradients[datum] = end
+            self._pending[rank].append(Action(Kind.WEIGHT_GRADIENT, stage, microbatch))
+        self._clocks[rank] = end
+        return kind is Kind.FORWARD, datum

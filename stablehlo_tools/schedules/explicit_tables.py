@@ -1,0 +1,220 @@
+"""Writes into a table what it implies: its sends and receives, and the idle cells of its ranks.
+
+`with_communication` puts transfers in so that nothing can deadlock. A send stands behind the step
+that makes its datum. A receive stands before the step that its rank is in when the datum is made
+(early: posted ahead, so the transfer runs beside that step), or behind it (late: nothing waits for
+what is not made yet). Early, every step behind a transfer ends after the step that makes its datum;
+late, every step before a transfer starts before the datum is made. So all steps and transfers of
+all ranks fit into one order, and not even rendezvous deadlocks.
+
+`aligned` puts idle cells in, so that every column is one step of equal length.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.schedules.setting import Costs, unit_costs
+from stablehlo_tools.schedules.simulator import Timeline, simulate
+from stablehlo_tools.schedules.table import Action, Kind, Step, Table, compacted, parts, table_of
+
+_INSTANT = 1e-6  # of the longest phase or hop: what a phase of no time counts as here
+_ENDS = {  # of a phase: the two ends of what it hands on, and how far the receiving stage is
+    Kind.FORWARD: (Kind.SEND_FORWARD, Kind.RECEIVE_FORWARD, 1),
+    Kind.BACKWARD: (Kind.SEND_BACKWARD, Kind.RECEIVE_BACKWARD, -1),
+    Kind.INPUT_GRADIENT: (Kind.SEND_BACKWARD, Kind.RECEIVE_BACKWARD, -1),
+}
+_RECEIVES = {
+    Kind.FORWARD: Kind.RECEIVE_FORWARD,
+    Kind.INPUT_GRADIENT: Kind.RECEIVE_BACKWARD,
+}
+_NEEDS = {  # what else an action needs: which datum, of a stage how far away
+    Kind.WEIGHT_GRADIENT: (Kind.INPUT_GRADIENT, 0),
+    Kind.SEND_FORWARD: (Kind.FORWARD, 0),
+    Kind.SEND_BACKWARD: (Kind.INPUT_GRADIENT, 0),
+    Kind.RECEIVE_FORWARD: (Kind.SEND_FORWARD, -1),
+    Kind.RECEIVE_BACKWARD: (Kind.SEND_BACKWARD, 1),
+}
+
+
+class _Transfer(NamedTuple):
+    """A datum that crosses ranks; sorted by when it is made."""
+
+    made: float
+    sender: int
+    position: int  # of the step that makes it, in the sender's row
+    send: Action
+    receive: Action
+    receiver: int
+
+
+def with_communication(table: Table, costs: Costs | None = None, late: bool = False) -> Table:
+    """The table with every transfer between ranks as a send and a receive, idle cells dropped.
+
+    They are placed by the times of `costs`, unit times by default. Raises ToolError for a table
+    that has them already, or that cannot run.
+    """
+    if table.communicates:
+        raise ToolError(f"{table.name}: the sends and receives are in the table already")
+    timed = unit_costs(table.stages) if costs is None else _positive(costs)
+    timeline = simulate(compacted(table), timed)
+    ends: list[defaultdict[int, list[Action]]] = [defaultdict(list) for _ in table.rows]
+    for transfer in sorted(_transfers(timeline), key=lambda transfer: transfer[:3]):
+        ends[transfer.sender][transfer.position + 1].append(transfer.send)
+        if late:
+            before = bisect_left(timeline.starts[transfer.receiver], transfer.made)
+        else:
+            before = bisect_right(timeline.ends[transfer.receiver], transfer.made)
+        ends[transfer.receiver][before].append(transfer.receive)
+    rows = [_row(row, at) for row, at in zip(timeline.table.rows, ends, strict=True)]
+    return table_of(table.name, table.placement, table.microbatches, rows, table.training)
+
+
+def _positive(costs: Costs) -> Costs:
+    """The costs, no phase of which takes no time at all."""
+    phases = (costs.forward, costs.backward, costs.input_gradient, costs.weight_gradient)
+    least = max(costs.communication, *map(max, phases)) * _INSTANT or 1.0
+
+    def positive(times: tuple[float, ...]) -> tuple[float, ...]:
+        return tuple(max(time, least) for time in times)
+
+    return replace(
+        costs,
+        forward=positive(costs.forward),
+        backward=positive(costs.backward),
+        input_gradient=positive(costs.input_gradient),
+        weight_gradient=positive(costs.weight_gradient),
+        overlapped=max(costs.overlapped, _INSTANT),
+    )
+
+
+def _row(row: tuple[Step | None, ...], ends: dict[int, list[Action]]) -> list[Step | None]:
+    steps: list[Step | None] = []
+    for position, step in enumerate(row):
+        steps += ends.get(position, ())
+        steps.append(step)
+    return [*steps, *ends.get(len(row), ())]
+
+
+def _transfers(timeline: Timeline) -> Iterator[_Transfer]:
+    table = timeline.table
+    for rank, row in enumerate(table.rows):
+        for position, step in enumerate(row):
+            made = timeline.ends[rank][position]
+            for action in parts(step) if step is not None else ():
+                ends = _ends(table, rank, action)
+                if ends is not None:
+                    yield _Transfer(made, rank, position, *ends)
+
+
+def _ends(table: Table, rank: int, action: Action) -> tuple[Action, Action, int] | None:
+    """The send and the receive of what an action hands to another rank, and that rank."""
+    if action.kind not in _ENDS:
+        return None
+    kind, stage, microbatch = action
+    send, receive, away = _ENDS[kind]
+    if not 0 <= stage + away < table.stages:
+        return None
+    receiver = table.placement.rank_of(stage + away, microbatch)
+    if receiver == rank:
+        return None
+    return Action(send, stage, microbatch), Action(receive, stage + away, microbatch), receiver
+
+
+def aligned(table: Table) -> Table:
+    """The table with each step in the first column behind all that it needs.
+
+        0F0 0F1 0B0 0B1              0F0 0F1  .  0B0  .  0B1
+        1F0 1B0 1F1 1B1      ==>      .  1F0 1B0 1F1 1B1
+
+    Phases, pairs, sends and receives take a column each; a receive stands behind its send, which
+    waits for nothing but its datum. Raises ToolError where a step waits for ever.
+    """
+    packed = compacted(table)
+    return _Columns(packed).spread()
+
+
+class _Columns:
+    """Assigns columns, each rank in its own order; what a step makes is named by an action."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self._explicit = table.communicates
+        self._made: dict[Action, int] = {}  # the first column in which it is there
+        self._waiting: defaultdict[Action, list[int]] = defaultdict(list)
+        self._rows: list[list[Step | None]] = [[] for _ in table.rows]
+        self._taken = [0] * table.ranks
+
+    def spread(self) -> Table:
+        table = self._table
+        runnable = list(range(table.ranks))
+        while runnable:
+            runnable += self._advance(runnable.pop())
+        for rank, (row, taken) in enumerate(zip(table.rows, self._taken, strict=True)):
+            if taken < len(row):
+                raise ToolError(f"{table.name}: rank {rank}: {row[taken]} waits for ever")
+        rows = self._rows
+        return table_of(table.name, table.placement, table.microbatches, rows, table.training)
+
+    def _advance(self, rank: int) -> list[int]:
+        """Takes steps of a rank until one waits; returns the ranks that can go on."""
+        woken: list[int] = []
+        row = self._table.rows[rank]
+        while self._taken[rank] < len(row):
+            step = row[self._taken[rank]]
+            actions = parts(step) if step is not None else ()
+            missing = self._place(rank, step, actions)
+            if missing is not None:
+                self._waiting[missing].append(rank)
+                break
+            self._taken[rank] += 1
+            for made in map(_datum, actions):
+                self._made.setdefault(made, len(self._rows[rank]))
+                woken += self._waiting.pop(made, ())
+        return woken
+
+    def _place(self, rank: int, step: Step | None, actions: tuple[Action, ...]) -> Action | None:
+        """Puts a step into the first column that it can stand in; or returns what is missing."""
+        cells = self._rows[rank]
+        column = len(cells)
+        for action in actions:
+            for need in self._needs(action):
+                there = self._made.get(need)
+                if there is None:
+                    return need
+                column = max(column, there)
+        cells += [None] * (column - len(cells)) + [step]
+        return None
+
+    def _needs(self, action: Action) -> Iterator[Action]:
+        kind, stage, microbatch = action
+        if kind is Kind.FORWARD:
+            yield from self._come(stage - 1, stage, microbatch, Kind.FORWARD)
+        elif kind in (Kind.BACKWARD, Kind.INPUT_GRADIENT):
+            yield Action(Kind.FORWARD, stage, microbatch)
+            yield from self._come(stage + 1, stage, microbatch, Kind.INPUT_GRADIENT)
+        elif kind in _NEEDS:
+            needed, away = _NEEDS[kind]
+            yield Action(needed, stage + away, microbatch)
+
+    def _come(self, source: int, stage: int, microbatch: int, kind: Kind) -> Iterator[Action]:
+        """What a stage reads of a neighbour: its datum, or the receive that brings it."""
+        if not 0 <= source < self._table.stages:
+            return
+        rank_of = self._table.placement.rank_of
+        if self._explicit and rank_of(source, microbatch) != rank_of(stage, microbatch):
+            yield Action(_RECEIVES[kind], stage, microbatch)
+        else:
+            yield Action(kind, source, microbatch)
+
+
+def _datum(action: Action) -> Action:
+    """The name of what an action makes: a full backward makes the input gradient."""
+    if action.kind is Kind.BACKWARD:
+        return Action(Kind.INPUT_GRADIENT, action.stage, action.microbatch)
+    return action

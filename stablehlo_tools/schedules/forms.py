@@ -1,0 +1,608 @@
+"""Tables as files: text to read, the CSV of PyTorch's pipelines, JSON; none loses or adds a cell.
+
+A cell is written `0F0`, `2SEND_F5`, `(0F7;7B3)OVERLAP_F_B`. Whether a schedule that was read is
+right is for the validator; here it is only made sure that a misspelt number does not size anything.
+
+Text: a line for the table, then a line for each rank, `.` where it is idle.
+
+    schedule 1f1b, loop of 2 ranks x 1, 2 microbatches, training
+    rank 0: 0F0 0F1  .   0B0  .   0B1
+    rank 1:  .  1F0 1B0  1F1 1B1
+
+A placement of no known form is written as its routes: `routes 0 2 1; 2 0 1 of 3 ranks`. A name
+other than letters, digits and `-_.+` stands in quotes. Blank lines and lines after `#` are passed
+over.
+
+CSV, as PyTorch's pipeline schedules dump and load it: a line for each rank, a cell a step.
+
+    0F0,0F1,0B0,0B1
+    ,1F0,1B0,1F1,1B1
+
+An empty cell is idle. Cells may be quoted or stand among spaces, lines end as on any system, and
+blank lines at the end mean nothing. The form says neither placement nor number of microbatches:
+they are inferred. A stage belongs to the rank that runs it forward. Where stages run on two ranks
+and that is how two opposite pipelines do it, by the parity of the microbatch, the placement is
+bidirectional. Otherwise a forward on another rank than most of its stage's is left for the
+validator to report.
+
+JSON: all that a table says, in one object, with a line for each rank.
+
+    {"name": "1f1b", "ranks": 2, "stages": 2, "microbatches": 2, "training": true,
+     "placement": {"form": "loop", "routes": [[0, 1]]},
+     "rows": [["0F0", null, …], …]}
+
+A timed table has besides `costs`, `metrics` and `timeline`, the start and end of every step, and
+what a search found `search`; a reader of the table passes over these. Other keys are refused: they
+would be a misspelling.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from stablehlo_tools.diagnostics import Place, ToolError, naming
+from stablehlo_tools.files.atomic import STDIN, read_input
+from stablehlo_tools.files.json_text import parse_json
+from stablehlo_tools.schedules.simulator import Timeline
+from stablehlo_tools.schedules.table import (
+    Action,
+    Kind,
+    Pair,
+    Placement,
+    Row,
+    Step,
+    Table,
+    actions_of,
+    bidirectional,
+    loop,
+    parts,
+    table_of,
+    v_shape,
+)
+
+_PAIR = re.compile(r"\(([^;()]*);([^;()]*)\)([A-Z_]*)")
+_ACTION = re.compile(r"([0-9]{1,9})([A-Z_]+)([0-9]{0,9})")
+_SUFFIX_OF_PAIRS = "OVERLAP_F_B"
+_KINDS = {kind.value: kind for kind in Kind}
+_OF_THE_RUNTIME = {  # PyTorch's, of what a rank does about parameters rather than microbatches
+    "UNSHARD": "gathers parameters",
+    "RESHARD": "frees gathered parameters",
+    "REDUCE_GRAD": "reduces gradients across replicas",
+}
+_KNOWN = "STAGE, one of " + " ".join(_KINDS) + ", MICROBATCH"
+FIRST_WORD = "schedule"
+_IDLE_TEXT = "."
+_SILENT = re.compile(r"\s*(?:#.*)?")
+_BARE_NAME = re.compile(r"[\w.+-]+")
+_HEADER = re.compile(
+    r'schedule (?P<name>[\w.+-]+|"(?:[^"\\]|\\.)*"), '
+    r"(?:(?P<form>loop|v|bidirectional)|routes (?P<routes>[0-9]{1,9}(?:;? [0-9]{1,9})*)) "
+    r"of (?P<ranks>[0-9]{1,9}) ranks(?: x (?P<chunks>[0-9]{1,9}))?, "
+    r"(?P<microbatches>[0-9]{1,9}) microbatches, (?P<use>training|forward only)"
+)
+_ROW = re.compile(r"rank ([0-9]{1,9}):(.*)")
+_OF_TRAINING = {
+    *(Kind.BACKWARD, Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT),
+    *(Kind.SEND_BACKWARD, Kind.RECEIVE_BACKWARD),
+}
+_LINE_END = re.compile(r"\r\n|\n|\r")
+_CSV_CELL = re.compile(r'\s*(?:"(?P<quoted>[^"]*)"|(?P<plain>[^,"]*))\s*(?P<end>,|$)')
+_ONE_IDLE_CELL = '""'  # an empty line is a row without cells
+_NEEDED = ("name", "microbatches", "training", "placement", "rows")
+_COUNTS = ("ranks", "stages")
+_TIMED = ("costs", "metrics", "timeline", "search")
+SUFFIXES = (".csv", ".json", ".txt")
+
+
+def read_table(path: str) -> Table:
+    """The table in a file; `-` is standard input. A CSV file gives its own name to the table.
+
+    The suffix says the form where it is .csv or .json, else the content does. Raises ToolError,
+    with the name of the file.
+    """
+    data, shown = read_input(path)
+    with naming(shown):
+        content = _content(data)
+        if not content.strip():
+            raise ToolError("the file is empty")
+        name = "stdin" if path == STDIN else Path(path).stem
+        table = _decoded(content, Path(path).suffix.lower(), name)
+        return replace(table, name=_printable(table.name))
+
+
+def to_text(table: Table) -> str:
+    """The rows as they stand, columns below each other."""
+    cells = [[_IDLE_TEXT if step is None else str(step) for step in row] for row in table.rows]
+    widths = [max(map(len, column)) for column in zip_longest(*cells, fillvalue="")]
+    label = len(f"rank {table.ranks - 1}:")
+    lines = [
+        " ".join(
+            [
+                f"rank {rank}:".ljust(label),
+                *(cell.center(width) for cell, width in zip(row, widths, strict=False)),
+            ]
+        ).rstrip()
+        for rank, row in enumerate(cells)
+    ]
+    return "\n".join([_text_header(table), *lines]) + "\n"
+
+
+def from_text(text: str) -> Table:
+    """The table in such text. Raises ToolError naming line and column."""
+    lines = enumerate(text.splitlines(), start=1)
+    said = [(number, line) for number, line in lines if not _SILENT.fullmatch(line)]
+    if not said:
+        raise ToolError("there is no schedule in it: no line says anything")
+    number, first = said[0]
+    header = _HEADER.fullmatch(first.strip())
+    if header is None:
+        raise ToolError(
+            "the first line of a schedule is as this one: schedule 1f1b, loop of 4 ranks x 1, "
+            "8 microbatches, training",
+            Place(line=number, column=1),
+        )
+    name = _text_name(header["name"], number)
+    rows = [_text_row(line, number, rank) for rank, (number, line) in enumerate(said[1:])]
+    check_ranks(len(rows), int(header["ranks"]))
+    placement = _text_placement(header, number, max(map(len, rows), default=0))
+    microbatches = int(header["microbatches"])
+    return checked_table(name, placement, microbatches, rows, header["use"] == "training")
+
+
+def to_csv(table: Table) -> str:
+    """The rows, idle cells and all."""
+    return "".join(f"{_csv_line(row)}\n" for row in table.rows)
+
+
+def from_csv(text: str, name: str = "table", placement: Placement | None = None) -> Table:
+    """The table in a CSV file's text. Raises ToolError naming line, column and cell.
+
+    The placement is inferred unless it is given; with it, lines at the end may be blank rows.
+    """
+    lines = _LINE_END.split(text.removeprefix("\ufeff"))
+    ranks = 0 if placement is None else placement.ranks
+    while len(lines) > ranks and not lines[-1].strip():
+        lines.pop()
+    if not lines:
+        raise ToolError("there is no schedule in it: no line has a cell")
+    rows = [_csv_row(line, rank) for rank, line in enumerate(lines)]
+    return inferred_table(name, rows, placement)
+
+
+def to_json(table: Table) -> str:
+    """The table alone."""
+    return _object(_fields(table))
+
+
+def from_json(text: str) -> Table:
+    """The table in JSON text, timed or not. Raises ToolError naming the key or the cell."""
+    return to_table(parse_json(text))
+
+
+def to_table(content: object) -> Table:
+    """The table in parsed JSON. Raises ToolError naming the key or the cell."""
+    if not isinstance(content, dict):
+        raise ToolError("a schedule is an object with the keys " + ", ".join(_NEEDED))
+    return _json_table(cast("dict[str, Any]", content))
+
+
+def encode_timed(timeline: Timeline, search: Search | None = None) -> str:
+    """The table with its costs, its metrics, and when each step starts and ends."""
+    times = (
+        [[_plain(start), _plain(end)] for start, end in zip(starts, ends, strict=True)]
+        for starts, ends in zip(timeline.starts, timeline.ends, strict=True)
+    )
+    timed = {
+        "costs": json.dumps(_plain(asdict(timeline.costs))),
+        "metrics": json.dumps(_plain(metrics(timeline))),
+        "timeline": _lines(times),
+    }
+    if search is not None:
+        timed["search"] = json.dumps(_plain(search._asdict()))
+    return _object(_fields(timeline.table) | timed)
+
+
+def metrics(timeline: Timeline) -> dict[str, Any]:
+    """The figures of a timed table; lists have an entry for each rank."""
+    return {
+        "makespan": timeline.makespan,
+        "bubble": timeline.bubble,
+        "span": timeline.span,
+        "bubble_of_span": timeline.bubble_of_span,
+        "idle": timeline.idle,
+        "peak_activations": timeline.peak_activations,
+        "peak_bytes": timeline.peak_bytes,
+        "messages": timeline.messages,
+        "bytes_sent": timeline.bytes_sent,
+    }
+
+
+class Search(NamedTuple):
+    """What a search says of the schedule that it found.
+
+    origin: where the schedule comes from. bound: a makespan that no schedule on the placements that
+    were looked at is below. gap: how far the schedule's is above it, as a share of it.
+    """
+
+    origin: str
+    bound: float
+    gap: float
+
+
+def _text_name(said: str, line: int) -> str:
+    if not said.startswith('"'):
+        return said
+    try:
+        return json.loads(said)
+    except json.JSONDecodeError as error:
+        column = 1 + len(f"{FIRST_WORD} ") + error.colno - 1
+        raise ToolError(
+            f"the name is no JSON string: {error.msg}", Place(line=line, column=column)
+        ) from None
+
+
+def _text_header(table: Table) -> str:
+    name = table.name if _BARE_NAME.fullmatch(table.name) else json.dumps(table.name)
+    use = "training" if table.training else "forward only"
+    return (
+        f"{FIRST_WORD} {name}, {_said(table.placement)}, {table.microbatches} microbatches, {use}"
+    )
+
+
+def _said(placement: Placement) -> str:
+    form, ranks = placement.form, f"of {placement.ranks} ranks"
+    if form == "custom":
+        return (
+            f"routes {'; '.join(' '.join(map(str, route)) for route in placement.routes)} {ranks}"
+        )
+    return f"{form} {ranks}" + ("" if form == "bidirectional" else f" x {placement.chunks}")
+
+
+def _text_placement(header: re.Match[str], line: int, longest: int) -> Placement:
+    """What the first line says of it; no rank has more stages than the longest row has steps."""
+    ranks, chunks = int(header["ranks"]), int(header["chunks"] or 1)
+    if not ranks or not 1 <= chunks <= max(longest, 1):
+        raise ToolError(
+            f"{ranks} ranks x {chunks}: a rank has 1 stage or more, and no more than steps",
+            Place(line=line, column=1),
+        )
+    if header["form"] == "bidirectional":
+        return bidirectional(ranks)
+    if header["form"] is not None:
+        return (loop if header["form"] == "loop" else v_shape)(ranks, chunks)
+    routes = tuple(tuple(map(int, route.split())) for route in header["routes"].split(";"))
+    stages = {len(route) for route in routes}
+    if len(stages) != 1 or 0 in stages or max(map(max, routes)) >= ranks:
+        raise ToolError(
+            f"routes name a rank below {ranks} for every stage, each route for as many stages",
+            Place(line=line, column=header.start("routes") + 1),
+        )
+    return Placement(ranks, routes)
+
+
+def _text_row(line: str, number: int, rank: int) -> Row:
+    match = _ROW.fullmatch(line.strip())
+    if match is None or int(match[1]) != rank:
+        raise ToolError(f"here stands 'rank {rank}: ' and its steps", Place(line=number, column=1))
+    start = line.index(":") + 1
+    cells = re.finditer(r"\S+", line[start:])
+    return tuple(_text_step(cell, number, start + cell.start() + 1) for cell in cells)
+
+
+def _text_step(cell: re.Match[str], line: int, column: int) -> Step | None:
+    if cell[0] == _IDLE_TEXT:
+        return None
+    try:
+        return step_of(cell[0])
+    except ToolError as error:
+        raise ToolError(error.diagnostic.message, Place(line=line, column=column)) from None
+
+
+class _Standing(NamedTuple):
+    """An action and the rank in whose row it stands."""
+
+    rank: int
+    action: Action
+
+
+def inferred_table(name: str, rows: Sequence[Row], placement: Placement | None = None) -> Table:
+    """The table of these rows, by a placement that is given or by the one they follow.
+
+    Raises ToolError for rows without actions, for stages that nobody or that several ranks run, and
+    for rows that are not as many as the placement has ranks.
+    """
+    standing = [
+        _Standing(rank, action) for rank, row in enumerate(rows) for action in actions_of(row)
+    ]
+    if not standing:
+        raise ToolError("no rank does anything: there is no action in any row")
+    _check_count(standing, "microbatch")
+    if placement is None:
+        _check_count(standing, "stage")
+        placement = _inferred_placement(len(rows), standing)
+    microbatches = 1 + max(each.action.microbatch for each in standing)
+    training = any(each.action.kind in _OF_TRAINING for each in standing)
+    return checked_table(name, placement, microbatches, rows, training)
+
+
+def _check_count(standing: Sequence[_Standing], what: str) -> None:
+    """Refuses a number that no table so small can have, before anything is sized by it."""
+    rank, action = max(standing, key=lambda each: getattr(each.action, what))
+    if getattr(action, what) >= len(standing):
+        raise ToolError(
+            f"rank {rank}: {action}: there is no {what} {getattr(action, what)} among "
+            f"{len(standing)} actions; stages and microbatches count from 0 without gaps"
+        )
+
+
+def _inferred_placement(ranks: int, standing: Sequence[_Standing]) -> Placement:
+    votes = _votes(standing)
+    forwards = [each for each in standing if each.action.kind is Kind.FORWARD]
+    most = [max(counts, key=lambda rank: (counts[rank], -rank)) for counts in votes]
+    alone = Placement(ranks, (tuple(most),))
+    opposite = bidirectional(ranks)
+    if opposite.stages == len(votes) and _followed(opposite, forwards) > _followed(alone, forwards):
+        return opposite
+    for stage, counts in enumerate(votes):
+        if 2 * counts[most[stage]] <= counts.total():
+            ranks_of_stage = " and ".join(map(str, sorted(counts)))
+            raise ToolError(
+                f"stage {stage} runs on ranks {ranks_of_stage}, none of which runs most of it, and "
+                "not as two opposite pipelines do: the placement cannot be told; give the table "
+                "as JSON, which names it"
+            )
+    return alone
+
+
+def _votes(standing: Sequence[_Standing]) -> list[Counter[int]]:
+    """For each stage, how many of its forwards each rank runs; any phases where it has none."""
+    stages = 1 + max(each.action.stage for each in standing)
+    forwards: list[Counter[int]] = [Counter() for _ in range(stages)]
+    phases: list[Counter[int]] = [Counter() for _ in range(stages)]
+    for rank, action in standing:
+        if action.kind is Kind.FORWARD:
+            forwards[action.stage][rank] += 1
+        if action.kind.is_compute:
+            phases[action.stage][rank] += 1
+    votes = [one or other for one, other in zip(forwards, phases, strict=True)]
+    missing = next((stage for stage, counts in enumerate(votes) if not counts), None)
+    if missing is not None:
+        raise ToolError(f"no rank runs stage {missing}, and there are stages up to {stages - 1}")
+    return votes
+
+
+def _followed(placement: Placement, forwards: Sequence[_Standing]) -> int:
+    """How many forwards stand where a placement has them."""
+    return sum(
+        placement.rank_of(action.stage, action.microbatch) == rank for rank, action in forwards
+    )
+
+
+def _csv_line(row: Row) -> str:
+    if row == (None,):
+        return _ONE_IDLE_CELL
+    return ",".join("" if step is None else str(step) for step in row)
+
+
+def _csv_row(line: str, rank: int) -> Row:
+    if not line.strip():
+        return ()
+    steps: list[Step | None] = []
+    at, ended = 0, False
+    while not ended:
+        cell = _CSV_CELL.match(line, at)
+        if cell is None:
+            raise ToolError(
+                f"rank {rank}, cell {len(steps) + 1}: a quote in the middle of a cell, or never "
+                "closed",
+                Place(line=rank + 1, column=at + 1),
+            )
+        steps.append(_csv_step(cell, rank, len(steps) + 1))
+        at, ended = cell.end(), cell["end"] == ""
+    return tuple(steps)
+
+
+def _csv_step(cell: re.Match[str], rank: int, number: int) -> Step | None:
+    group = "plain" if cell["quoted"] is None else "quoted"
+    text = cell[group].strip()
+    if not text:
+        return None
+    try:
+        return step_of(text)
+    except ToolError as error:
+        column = cell.start(group) + cell[group].index(text) + 1
+        message = f"rank {rank}, cell {number}: {error.diagnostic.message}"
+        raise ToolError(message, Place(line=rank + 1, column=column)) from None
+
+
+def _fields(table: Table) -> dict[str, str]:
+    """The keys of a table and their JSON."""
+    routes = {"form": table.placement.form, "routes": table.placement.routes}
+    rows = ([None if step is None else str(step) for step in row] for row in table.rows)
+    return {
+        "name": json.dumps(table.name),
+        "ranks": json.dumps(table.ranks),
+        "stages": json.dumps(table.stages),
+        "microbatches": json.dumps(table.microbatches),
+        "training": json.dumps(table.training),
+        "placement": json.dumps(routes),
+        "rows": _lines(rows),
+    }
+
+
+def _object(fields: Mapping[str, str]) -> str:
+    return "{\n" + ",\n".join(f' "{key}": {value}' for key, value in fields.items()) + "\n}\n"
+
+
+def _lines(rows: Iterator[list[Any]]) -> str:
+    return "[\n" + ",\n".join(f"  {json.dumps(row)}" for row in rows) + "\n ]"
+
+
+def _plain(value: Any) -> Any:
+    """Whole numbers without a point, in all of it."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, Mapping):
+        named = cast("Mapping[str, Any]", value)
+        return {key: _plain(each) for key, each in named.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in cast("Sequence[Any]", value)]
+    return value
+
+
+def _json_table(content: dict[str, Any]) -> Table:
+    known = {*_NEEDED, *_COUNTS, *_TIMED}
+    strange = next((key for key in content if key not in known), None)
+    if strange is not None:
+        raise ToolError(f"unknown key {strange!r}; a schedule has {', '.join(_NEEDED)}")
+    missing = [key for key in _NEEDED if key not in content]
+    if missing:
+        raise ToolError(f"the schedule has no {' and no '.join(missing)}")
+    name, training = content["name"], content["training"]
+    if not isinstance(name, str) or not isinstance(training, bool):
+        raise ToolError("the name of a schedule is a string, and training is true or false")
+    rows = [_json_row(rank, row) for rank, row in enumerate(_list(content["rows"], "rows"))]
+    placement = _json_placement(content["placement"], len(rows))
+    microbatches = _count(content["microbatches"], "microbatches")
+    for what, own in (("ranks", placement.ranks), ("stages", placement.stages)):
+        if what in content and content[what] != own:
+            raise ToolError(f"{what} is {content[what]!r}, but rows and routes have {own}")
+    return checked_table(name, placement, microbatches, rows, training)
+
+
+def _json_placement(content: Any, ranks: int) -> Placement:
+    if not isinstance(content, dict) or "routes" not in content:
+        raise ToolError("placement is an object with routes: for each, the rank of every stage")
+    given = cast("dict[str, Any]", content)
+    strange_key = next((key for key in given if key not in ("form", "routes")), None)
+    if strange_key is not None:
+        raise ToolError(f"unknown key {strange_key!r}; a placement has form and routes")
+    routes = tuple(
+        tuple(_count(rank, f"placement.routes[{number}]") for rank in _list(route, "a route"))
+        for number, route in enumerate(_list(given["routes"], "placement.routes"))
+    )
+    if not routes or not routes[0] or any(len(route) != len(routes[0]) for route in routes):
+        raise ToolError("placement.routes: one or more lists of ranks, all as long as each other")
+    strange = next((rank for route in routes for rank in route if rank >= ranks), None)
+    if strange is not None:
+        raise ToolError(f"placement.routes names rank {strange}, and there are {ranks} rows")
+    placement = Placement(ranks, routes)
+    if given.get("form", placement.form) != placement.form:
+        raise ToolError(f"placement.form is {given['form']!r}, but these routes {_are(placement)}")
+    return placement
+
+
+def _are(placement: Placement) -> str:
+    return (
+        "have none of the known forms: leave form out"
+        if placement.form == "custom"
+        else (f"are {placement.form!r}")
+    )
+
+
+def _json_row(rank: int, row: Any) -> Row:
+    cells = _list(row, f"rows[{rank}]")
+    return tuple(_json_step(cell, f"rows[{rank}][{at}]") for at, cell in enumerate(cells))
+
+
+def _json_step(cell: Any, where: str) -> Step | None:
+    if cell is None:
+        return None
+    if not isinstance(cell, str):
+        raise ToolError(f"{where}: {cell!r} is neither an action in quotes nor null")
+    try:
+        return step_of(cell)
+    except ToolError as error:
+        raise ToolError(f"{where}: {error.diagnostic.message}") from None
+
+
+def _list(value: Any, where: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise ToolError(f"{where} is no list: {value!r}")
+    return cast("list[Any]", value)
+
+
+def _count(value: Any, where: str) -> int:
+    if type(value) is not int or value < 0:
+        raise ToolError(f"{where}: {value!r} is no whole number from 0 up")
+    return value
+
+
+def _decoded(content: str, suffix: str, name: str) -> Table:
+    if suffix == ".csv":
+        return from_csv(content, name)
+    if suffix == ".json" or content.lstrip().startswith(("{", "[")):
+        return from_json(content)
+    said = (line.strip() for line in content.splitlines())
+    first = next((line for line in said if line and not line.startswith("#")), "")
+    if first.split(" ")[0] == FIRST_WORD:
+        return from_text(content)
+    return from_csv(content, name)
+
+
+def _printable(name: str) -> str:
+    """Names are shown on terminals, which obey what they cannot print."""
+    return "".join(letter if letter.isprintable() else "?" for letter in name)
+
+
+def _content(data: bytes) -> str:
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ToolError(f"no schedule and no text: byte {error.start} is not UTF-8") from None
+
+
+def step_of(text: str) -> Step:
+    """The step that a cell names. Raises ToolError saying what else it is."""
+    pair = _PAIR.fullmatch(text)
+    return _pair_of(text, *pair.groups()) if pair else _action_of(text)
+
+
+def checked_table(
+    name: str, placement: Placement, microbatches: int, rows: Sequence[Row], training: bool
+) -> Table:
+    """The table. Raises ToolError for another number of rows than ranks, for no microbatch, and
+    for far more stages or microbatches than there are actions."""
+    check_ranks(len(rows), placement.ranks)
+    if microbatches < 1:
+        raise ToolError(f"microbatches: {microbatches}; a schedule has 1 or more")
+    actions = sum(len(parts(step)) for row in rows for step in row if step is not None)
+    for what, count in (("stages", placement.stages), ("microbatches", microbatches)):
+        if count > max(2 * actions, 1):  # some may be missing, which the validator names
+            raise ToolError(f"{count} {what}, but all rows together have {actions} actions")
+    return table_of(name, placement, microbatches, rows, training)
+
+
+def check_ranks(rows: int, ranks: int) -> None:
+    """Raises ToolError unless there is a row for each rank of the placement."""
+    if rows != ranks:
+        raise ToolError(f"{rows} rows for a placement of {ranks} ranks: there is one row a rank")
+
+
+def _pair_of(text: str, first: str, second: str, suffix: str) -> Pair:
+    if suffix != _SUFFIX_OF_PAIRS:
+        raise ToolError(f"{text!r} is no pair: its end is {_SUFFIX_OF_PAIRS}")
+    forward, backward = _action_of(first.strip()), _action_of(second.strip())
+    if forward.kind is not Kind.FORWARD or backward.kind is not Kind.BACKWARD:
+        raise ToolError(f"{text!r} is no pair: a pair is one F and then one B, as in (0F7;7B3)")
+    return Pair(forward, backward)
+
+
+def _action_of(text: str) -> Action:
+    match = _ACTION.fullmatch(text)
+    name = match[2] if match else ""
+    if name in _OF_THE_RUNTIME:
+        raise ToolError(
+            f"{text!r}: {name} {_OF_THE_RUNTIME[name]}, which a schedule of microbatches does not "
+            "hold: leave out UNSHARD, RESHARD and REDUCE_GRAD"
+        )
+    if match is None or not match[3] or name not in _KINDS:
+        raise ToolError(f"{text!r} is no action: an action is {_KNOWN}, as in 0F0 or 2SEND_F5")
+    return Action(_KINDS[name], int(match[1]), int(match[3]))

@@ -1,1 +1,0 @@
-"""The parts of the validator: the rules, one module for each group, and what they find."""
