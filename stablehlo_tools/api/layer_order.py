@@ -4,8 +4,8 @@
     given = stablehlo_tools.to_pipeline_order(arguments, order)
     results = stablehlo_tools.to_layer_order(pipeline.call(*given), order, of="results")
 
-The order hangs on the ranks of the axis, the chunks on each, and the number of layers, on nothing
-else: a checkpoint in the order of the layers fits every layout.
+The order depends on the ranks of the axis, the chunks on each, and the number of layers, and on
+nothing else: a checkpoint in the order of the layers fits every layout.
 """
 
 from __future__ import annotations

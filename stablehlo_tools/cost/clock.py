@@ -18,10 +18,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol, cast
 
-from stablehlo_tools.cost.collectives import TransferTime, transfer_time
+from stablehlo_tools.cost.collectives import transfer_time
 from stablehlo_tools.cost.hardware import Hardware
-from stablehlo_tools.cost.kernels import kernel_ns
-from stablehlo_tools.cost.work import Transfer, Work
+from stablehlo_tools.cost.kernels import Work, kernel_ns
+from stablehlo_tools.cost.transfers import Transfer, TransferTime
 from stablehlo_tools.diagnostics import ToolError, naming
 from stablehlo_tools.files.json_text import read_json
 

@@ -12,15 +12,17 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from stablehlo_tools.cost.hardware import Hardware, Network
-from stablehlo_tools.cost.switches import group_on_switches, pairs_on_switches
-from stablehlo_tools.cost.topology import Crossing, crossings, domain, torus_of
-from stablehlo_tools.cost.tori import groups_on_torus, pairs_on_torus
-from stablehlo_tools.cost.transfer_time import NOTHING, TransferTime, slowest
-from stablehlo_tools.cost.work import Transfer
+from stablehlo_tools.cost.switches import (
+    Crossing,
+    crossings,
+    domain,
+    group_on_switches,
+    pairs_on_switches,
+)
+from stablehlo_tools.cost.tori import groups_on_torus, pairs_on_torus, torus_of
+from stablehlo_tools.cost.transfers import NOTHING, Transfer, TransferTime, slowest
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.collectives import MEETINGS, PAIRWISE, RAGGED_ALL_TO_ALL
-
-__all__ = ["TransferTime", "transfer_time"]
 
 # As what each is timed. The rows of a ragged exchange are taken to be even: how they fall is data.
 _KINDS = {

@@ -41,30 +41,28 @@ A profile is a file of `profiles/`, or one that the user names. Every figure is 
                                                   # dimensions, all have to be multiples of it
 
 A file may begin with another's figures, `extends = "h100"` or a path beside it, and give only those
-that differ. A `[[network]]` of a name that the other has changes that one; a new one is outermost.
+that differ: a figure replaces that of the same name, a table of figures is merged, and so is the
+network of a name that the other has. A new network is outermost.
+
+    extends = "h100"                                    h100's tables, with another bandwidth of
+    [[network]]                              ==>        its network InfiniBand
+    name = "InfiniBand"
+    bandwidth = { value = 25, source = "…" }
 """
 
 from __future__ import annotations
 
+import difflib
+import enum
 import math
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
 
-from stablehlo_tools.cost.profile_files import (
-    Allowed,
-    Table,
-    known_hardware,
-    locate,
-    networks_of,
-    read_figures,
-    read_profile,
-    refuse_unknown,
-    subtable,
-    text,
-)
 from stablehlo_tools.diagnostics import ToolError, naming
-
-__all__ = ["Hardware", "MatmulModel", "Network", "known_hardware", "load_hardware"]
+from stablehlo_tools.files.json_text import read_bounded
 
 # What a type without a figure of its own is widened to, in order.
 _WIDENED = {
@@ -76,46 +74,6 @@ _WIDENED = {
     **dict.fromkeys(("i1", "i2", "i4", "ui2", "ui4", "ui8"), ("i8", "bf16")),
 }
 _WIDENED_FLOATS = ("f8E4M3FN", "bf16")  # of every f8E…, f6E… and f4E…
-
-_CHIP = {
-    "memory": Allowed.POSITIVE,
-    "memory_bandwidth": Allowed.POSITIVE,
-    "memory_efficiency": Allowed.SHARE,
-    "launch": Allowed.DURATION,
-    "vector": Allowed.POSITIVE,
-}
-_MATMUL: dict[str, Allowed] = dict.fromkeys(
-    (
-        "bf16",
-        "f16",
-        "f32",
-        "f32_high",
-        "f32_highest",
-        "f64",
-        "f8E4M3FN",
-        "f8E5M2",
-        "f4E2M1FN",
-        "i8",
-        "i4",
-    ),
-    Allowed.POSITIVE,
-)
-_MODEL = {
-    "efficiency": Allowed.SHARE,
-    "tile_m": Allowed.COUNT,
-    "tile_n": Allowed.COUNT,
-    "units": Allowed.COUNT,
-    "half_depth": Allowed.DURATION,
-}
-_NETWORK = {
-    "bandwidth": Allowed.POSITIVE,
-    "efficiency": Allowed.SHARE,
-    "latency": Allowed.DURATION,
-    "start": Allowed.DURATION,
-}
-_EVERY_NETWORK = {**_NETWORK, "devices": Allowed.COUNT}
-_SWITCH = {"pair_bandwidth": Allowed.POSITIVE, "in_network_reduction": Allowed.SPEED_UP}
-_TORUS = {"dimensions": Allowed.DIMENSIONS, "wraps_from": Allowed.COUNT}
 
 
 @dataclass(frozen=True)
@@ -192,28 +150,110 @@ class Hardware:
         return self.vector_flops
 
 
+def known_hardware() -> tuple[str, ...]:
+    """The names of the profiles in the package."""
+    return tuple(sorted(path.stem for path in _PROFILES.glob("*.toml")))
+
+
 def load_hardware(name_or_path: str) -> Hardware:
     """The profile of that name, or of that file where it ends in .toml or has a slash.
 
     Raises ToolError, naming file and figure, for what is missing, unknown or out of range.
     """
-    path = locate(name_or_path)
+    path = _locate(name_or_path)
     with naming(str(path)):
-        return _hardware(read_profile(path))
+        return _hardware(_read_profile(path))
 
 
-def _hardware(table: Table) -> Hardware:
-    refuse_unknown(table, ("name", "title", "extends", "chip", "network"), "")
-    chip = subtable(table, "chip", "[chip]")
-    figures, sources = read_figures(chip, "chip.", _CHIP, _CHIP, beside=("matmul", "matmul_model"))
-    matmul = subtable(chip, "matmul", "[chip.matmul]")
-    peaks, peak_sources = read_figures(matmul, "chip.matmul.", _MATMUL, ("bf16",))
-    model = subtable(chip, "matmul_model", "[chip.matmul_model]")
-    shape, shape_sources = read_figures(model, "chip.matmul_model.", _MODEL, _MODEL)
+_PROFILES = Path(__file__).parent / "profiles"
+_MOST = 1e300  # a whole number beyond is no float
+type _Table = dict[str, object]
+
+
+class _Allowed(enum.Enum):
+    """Which numbers a figure may be."""
+
+    POSITIVE = "a number above 0"
+    SHARE = "a share, above 0 and at most 1"
+    COUNT = "a whole number above 0"
+    DURATION = "a number of 0 or more"
+    SPEED_UP = "a number of 1 or more"
+    DIMENSIONS = "1, 2 or 3"
+
+    def holds(self, value: object) -> bool:
+        """Whether `value` is such a number; true and false are none, nor are nan and inf."""
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return False
+        if not abs(value) < _MOST:  # nor is NaN
+            return False
+        match self:
+            case _Allowed.POSITIVE:
+                return value > 0
+            case _Allowed.SHARE:
+                return 0 < value <= 1
+            case _Allowed.COUNT:
+                return value > 0 and value == int(value)
+            case _Allowed.DURATION:
+                return value >= 0
+            case _Allowed.SPEED_UP:
+                return value >= 1
+            case _Allowed.DIMENSIONS:
+                return value in (1, 2, 3)
+
+
+_CHIP = {
+    "memory": _Allowed.POSITIVE,
+    "memory_bandwidth": _Allowed.POSITIVE,
+    "memory_efficiency": _Allowed.SHARE,
+    "launch": _Allowed.DURATION,
+    "vector": _Allowed.POSITIVE,
+}
+_MATMUL: dict[str, _Allowed] = dict.fromkeys(
+    (
+        "bf16",
+        "f16",
+        "f32",
+        "f32_high",
+        "f32_highest",
+        "f64",
+        "f8E4M3FN",
+        "f8E5M2",
+        "f4E2M1FN",
+        "i8",
+        "i4",
+    ),
+    _Allowed.POSITIVE,
+)
+_MODEL = {
+    "efficiency": _Allowed.SHARE,
+    "tile_m": _Allowed.COUNT,
+    "tile_n": _Allowed.COUNT,
+    "units": _Allowed.COUNT,
+    "half_depth": _Allowed.DURATION,
+}
+_NETWORK = {
+    "bandwidth": _Allowed.POSITIVE,
+    "efficiency": _Allowed.SHARE,
+    "latency": _Allowed.DURATION,
+    "start": _Allowed.DURATION,
+}
+_EVERY_NETWORK = {**_NETWORK, "devices": _Allowed.COUNT}
+_SWITCH = {"pair_bandwidth": _Allowed.POSITIVE, "in_network_reduction": _Allowed.SPEED_UP}
+_TORUS = {"dimensions": _Allowed.DIMENSIONS, "wraps_from": _Allowed.COUNT}
+
+
+def _hardware(table: _Table) -> Hardware:
+    _refuse_unknown(table, ("name", "title", "extends", "chip", "network"), "")
+    chip = _subtable(table, "chip", "[chip]")
+    figures, sources = _read_figures(chip, "chip.", _CHIP, _CHIP, beside=("matmul", "matmul_model"))
+    matmul = _subtable(chip, "matmul", "[chip.matmul]")
+    peaks, peak_sources = _read_figures(matmul, "chip.matmul.", _MATMUL, ("bf16",))
+    model = _subtable(chip, "matmul_model", "[chip.matmul_model]")
+    shape, shape_sources = _read_figures(model, "chip.matmul_model.", _MODEL, _MODEL)
     networks, network_sources = _checked_networks(table)
     return Hardware(
-        name=text(table, "name", ""),
-        title=text(table, "title", ""),
+        name=_text(table, "name", ""),
+        title=_text(table, "title", ""),
         memory_bytes=figures["memory"] * 2**30,
         memory_bandwidth=figures["memory_bandwidth"],
         memory_efficiency=figures["memory_efficiency"],
@@ -232,11 +272,11 @@ def _hardware(table: Table) -> Hardware:
     )
 
 
-def _checked_networks(table: Table) -> tuple[tuple[Network, ...], dict[str, str]]:
+def _checked_networks(table: _Table) -> tuple[tuple[Network, ...], dict[str, str]]:
     """The networks, none of which another hides: only the outermost may be without limit."""
     networks: list[Network] = []
     sources: dict[str, str] = {}
-    for position, entry in enumerate(networks_of(table)):
+    for position, entry in enumerate(_networks_of(table)):
         network, said = _network(entry, position)
         if any(network.name == inner.name for inner in networks):
             raise ToolError(f"two networks are called {network.name!r}")
@@ -254,14 +294,22 @@ def _checked_networks(table: Table) -> tuple[tuple[Network, ...], dict[str, str]
     return tuple(networks), sources
 
 
-def _network(entry: Table, position: int) -> tuple[Network, dict[str, str]]:
-    name = text(entry, "name", f"network[{position}].")
-    kind = text(entry, "kind", f"{name}.")
+def _networks_of(table: _Table) -> list[_Table]:
+    """The `[[network]]` tables, innermost first. Raises ToolError where they are something else."""
+    networks = table.get("network", [])
+    if not isinstance(networks, list) or not all(isinstance(entry, dict) for entry in networks):
+        raise ToolError("networks are tables of their own, each under [[network]]")
+    return cast("list[_Table]", networks)
+
+
+def _network(entry: _Table, position: int) -> tuple[Network, dict[str, str]]:
+    name = _text(entry, "name", f"network[{position}].")
+    kind = _text(entry, "kind", f"{name}.")
     if kind not in ("switch", "torus"):
         raise ToolError(f"{name}.kind is {kind!r}, and must be 'switch' or 'torus'")
     torus = _EVERY_NETWORK | _TORUS
     allowed, required = (torus, torus) if kind == "torus" else (_EVERY_NETWORK | _SWITCH, _NETWORK)
-    figures, sources = read_figures(entry, f"{name}.", allowed, required, beside=("name", "kind"))
+    figures, sources = _read_figures(entry, f"{name}.", allowed, required, beside=("name", "kind"))
     network = Network(
         name=name,
         kind=kind,
@@ -276,3 +324,141 @@ def _network(entry: Table, position: int) -> tuple[Network, dict[str, str]]:
         wraps_from=int(figures.get("wraps_from", 0)),
     )
     return network, sources
+
+
+def _subtable(table: _Table, key: str, where: str) -> _Table:
+    """The table `key`; where it is missing, an empty one, whose figures are then missed."""
+    value = table.get(key, {})
+    if not isinstance(value, dict):
+        raise ToolError(f"{where} is a table, not {value!r}")
+    return cast("_Table", value)
+
+
+def _text(table: _Table, key: str, where: str) -> str:
+    """A string that must be there. Raises ToolError for anything else."""
+    value = table.get(key)
+    if not isinstance(value, str) or not value.strip():
+        raise ToolError(
+            f"{where}{key} is {_shown(value)}, and must be a string that says something"
+        )
+    return value
+
+
+def _refuse_unknown(table: _Table, known: Iterable[str], where: str) -> None:
+    """Raises ToolError for the first key that is not among `known`."""
+    names = list(known)
+    for key in table:
+        if key not in names:
+            close = difflib.get_close_matches(key, names, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(names)}"
+            raise ToolError(f"{where}{key} is not known; {hint}")
+
+
+def _read_figures(
+    table: _Table,
+    where: str,
+    allowed: Mapping[str, _Allowed],
+    required: Iterable[str],
+    beside: Iterable[str] = (),
+) -> tuple[dict[str, float], dict[str, str]]:
+    """The numbers of the figures among `allowed` that `table` has, and their sources.
+
+    `where` begins each name in messages and in the sources; `beside` are keys of the table that are
+    no figures. Raises ToolError for a key that is neither, a required figure that is missing, a
+    value out of range, and a figure without a source.
+    """
+    _refuse_unknown(table, (*allowed, *beside), where)
+    for name in required:
+        if name not in table:
+            raise ToolError(f"{where}{name} is missing")
+    values: dict[str, float] = {}
+    sources: dict[str, str] = {}
+    for name, rule in allowed.items():
+        if name in table:
+            values[name], sources[where + name] = _figure(table[name], where + name, rule)
+    return values, sources
+
+
+def _figure(entry: object, name: str, rule: _Allowed) -> tuple[float, str]:
+    if not isinstance(entry, dict):
+        raise ToolError(
+            f"{name} is {entry!r} without a source; "
+            f'write {name.rpartition(".")[2]} = {{ value = {entry}, source = "…" }}'
+        )
+    table = cast("_Table", entry)
+    _refuse_unknown(table, ("value", "source"), f"{name}.")
+    value = table.get("value")
+    if not rule.holds(value):
+        raise ToolError(f"{name} is {_shown(value)}, and must be {rule.value}")
+    source = table.get("source")
+    if not isinstance(source, str) or not source.strip():
+        raise ToolError(f"{name} has no source; say where the figure is published or derived from")
+    return float(cast("float", value)), source
+
+
+def _shown(value: object) -> str:
+    return "missing" if value is None else repr(value)
+
+
+def _locate(name_or_path: str, beside: Path = Path()) -> Path:
+    """The file of a known name, or the path itself where it ends in .toml or has a slash."""
+    if name_or_path.endswith(".toml") or "/" in name_or_path:
+        return beside / name_or_path
+    known, name = known_hardware(), name_or_path.lower()
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise ToolError(
+            f"no hardware profile {name_or_path!r}; {hint}known: {', '.join(known)}, "
+            "or the path of a .toml file"
+        )
+    return _PROFILES / f"{name}.toml"
+
+
+def _read_profile(path: Path) -> _Table:
+    """The tables of a profile, with what it takes from those it extends. Raises ToolError."""
+    return _with_base(path, ())
+
+
+def _with_base(path: Path, below: tuple[Path, ...]) -> _Table:
+    """The tables of a file over those of the file it extends."""
+    if path in below:
+        raise ToolError(f"extends itself through {below[-1]}")
+    table = _read_toml(path)
+    if "extends" not in table:
+        return table
+    base = _with_base(_locate(_text(table, "extends", ""), path.parent), (*below, path))
+    return _merged(base, {key: value for key, value in table.items() if key != "extends"})
+
+
+def _merged(base: _Table, over: _Table) -> _Table:
+    """Figures of `over` replace the base's whole; tables of figures are merged."""
+    merged = dict(base)
+    for key, value in over.items():
+        known = merged.get(key)
+        if key == "network":
+            merged[key] = _merged_networks(_networks_of(base), _networks_of(over))
+        elif isinstance(value, dict) and isinstance(known, dict) and "value" not in value:
+            merged[key] = _merged(cast("_Table", known), cast("_Table", value))
+        else:
+            merged[key] = value
+    return merged
+
+
+def _merged_networks(base: list[_Table], over: list[_Table]) -> list[_Table]:
+    changed = {entry.get("name"): entry for entry in over}
+    known = [entry.get("name") for entry in base]
+    kept = [_merged(entry, changed.get(entry.get("name"), {})) for entry in base]
+    return kept + [entry for entry in over if entry.get("name") not in known]
+
+
+def _read_toml(path: Path) -> _Table:
+    """The tables of a TOML file. Raises ToolError for one that cannot be read or is not TOML."""
+    try:
+        return tomllib.loads(read_bounded(path).decode())
+    except UnicodeDecodeError:
+        raise ToolError("not TOML: this profile is not UTF-8 text") from None
+    except RecursionError:
+        raise ToolError("this profile nests lists or tables too deep to be read") from None
+    except ValueError as error:  # TOMLDecodeError is one, as is that of thousands of digits
+        raise ToolError(f"not TOML: {error}") from None

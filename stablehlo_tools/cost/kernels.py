@@ -1,4 +1,6 @@
-"""How long a kernel takes: a roofline whose matrix peak depends on the product's shape.
+"""What a kernel has to do, and for how long: a roofline whose matrix peak depends on the shape.
+
+The readers of StableHLO and of HLO text state the work, for any device; `kernel_ns` times it:
 
     time   = max(memory, matrix products, vector operations, launch)
     memory = bytes / (bandwidth · memory_efficiency · share of the kind)
@@ -21,8 +23,62 @@ NVIDIA, "Efficient GEMM in CUDA", CUTLASS documentation (parallelised reductions
 
 from __future__ import annotations
 
+import enum
+from dataclasses import dataclass
+
 from stablehlo_tools.cost.hardware import Hardware
-from stablehlo_tools.cost.work import Matmul, Work, WorkKind
+
+
+class WorkKind(enum.Enum):
+    """What bounds a kernel, and which figures of a device apply to it."""
+
+    FREE = "free"  # a view: no kernel at all
+    MATMUL = "matmul"
+    CONVOLUTION = "convolution"
+    ELEMENTWISE = "elementwise"
+    REDUCTION = "reduction"
+    GATHER = "gather"  # gathers and scatters: reads or writes of rows here and there
+    COPY = "copy"  # transposes, slices, concatenations, copies
+    SORT = "sort"
+    OTHER = "other"  # a custom call and whatever else is timed by its bytes alone
+
+
+@dataclass(frozen=True, slots=True)
+class Matmul:
+    """Batched `[m, k] x [k, n]`; a convolution as the matrix product that it is lowered to."""
+
+    batch: int
+    m: int
+    n: int
+    k: int
+
+    @property
+    def flops(self) -> float:
+        """Multiplications and additions, two for each multiply-add."""
+        return 2.0 * self.batch * self.m * self.n * self.k
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One kernel on one device.
+
+    `bytes` are read from and written to device memory, `vector_flops` are operations outside of the
+    matrix unit, `matmuls` those in it (a fusion may hold several). `dtype` is the element type of
+    the matrix operands in StableHLO's spelling (`bf16`, `f32`, `f8E4M3FN`, `i8`), else of the
+    result.
+    """
+
+    kind: WorkKind
+    bytes: float = 0.0
+    vector_flops: float = 0.0
+    matmuls: tuple[Matmul, ...] = ()
+    dtype: str = "f32"
+
+    @property
+    def flops(self) -> float:
+        """All floating-point operations."""
+        return self.vector_flops + sum(m.flops for m in self.matmuls)
+
 
 # Of the bandwidth that a copy reaches: rows here and there are read in whole sectors, of which a
 # gather uses about a half (NVIDIA, "CUDA C++ Best Practices Guide", scattered accesses).

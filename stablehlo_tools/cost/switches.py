@@ -1,6 +1,7 @@
 """Collectives on switches: NVLink, Infinity Fabric, InfiniBand, a data centre's network.
 
-Sizes are NCCL's, and so are the volumes: its bus bandwidth is defined by them
+Device d is in domain d // devices of each network; a group is timed by what it has to cross of
+them. Sizes are NCCL's, and so are the volumes: its bus bandwidth is defined by them
 (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md). A ring is laid so that it
 enters every domain once. Where several members of a group share a domain, NCCL lays as many rings
 as they have ports, so the ports add up. Latencies are a start and hops of each network, as in
@@ -9,15 +10,74 @@ NCCL's own model (https://github.com/NVIDIA/nccl/blob/master/src/graph/tuning.cc
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from stablehlo_tools.cost.hardware import Network
-from stablehlo_tools.cost.topology import Crossing, crossings
-from stablehlo_tools.cost.transfer_time import TransferTime, quickest, slowest
+from stablehlo_tools.cost.transfers import TransferTime, quickest, slowest
+from stablehlo_tools.diagnostics import ToolError
 
 _TREE_SHARE = 0.9  # of a ring's bandwidth that trees reach, says NCCL's tuning.cc
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """What a group of devices has to cross of one network.
+
+    A part is a domain of the network inside (of the innermost: a device) with members in it. `most`
+    is the largest number of parts that one domain joins, `hops` are parts less domains, `streams`
+    the members of the smallest part, each with a port of its own, and `away` the most members that
+    one member reaches over this network and none inside.
+    """
+
+    network: Network
+    level: int  # 0 of the innermost network
+    most: int
+    hops: int
+    streams: int
+    away: int
+
+
+def crossings(networks: Sequence[Network], group: Sequence[int]) -> tuple[Crossing, ...]:
+    """What `group` crosses, innermost first. Raises ToolError where no network joins it all."""
+    crossed: list[Crossing] = []
+    parts = {device: (device,) for device in group}
+    for level, network in enumerate(networks):
+        domains: dict[int, list[tuple[int, ...]]] = {}
+        for members in parts.values():
+            domains.setdefault(domain(network, members[0]), []).append(members)
+        if len(domains) < len(parts):
+            crossed.append(_crossing(network, level, list(domains.values())))
+        parts = {
+            number: tuple(itertools.chain.from_iterable(joined))
+            for number, joined in domains.items()
+        }
+        if len(parts) == 1:
+            return tuple(crossed)
+    raise ToolError(
+        f"no network of this hardware joins devices {min(group)} and {max(group)}; "
+        f"{networks[-1].name!r}, the outermost, joins {networks[-1].devices}"
+    )
+
+
+def domain(network: Network, device: int) -> int:
+    """The number of the domain that `device` is in."""
+    return 0 if network.devices is None else device // network.devices
+
+
+def _crossing(network: Network, level: int, domains: list[list[tuple[int, ...]]]) -> Crossing:
+    parts = [part for joined in domains for part in joined]
+    return Crossing(
+        network=network,
+        level=level,
+        most=max(len(joined) for joined in domains),
+        hops=len(parts) - len(domains),
+        streams=min(len(part) for part in parts),
+        away=max(sum(map(len, joined)) - len(part) for joined in domains for part in joined),
+    )
 
 
 def group_on_switches(
@@ -25,15 +85,15 @@ def group_on_switches(
 ) -> TransferTime:
     """The quickest algorithm for one group of `members`, which crosses `crossed`."""
     if kind == "all_to_all":
-        return pairwise(size, members, crossed)
+        return _pairwise(size, members, crossed)
     if kind == "collective_broadcast":
         return _time("pipelined ring", size / _ring_rate(crossed), _ring_hops(crossed), crossed)
     if kind == "all_reduce":
-        return quickest((ring(size, members, crossed, passes=2), *trees(size, members, crossed)))
-    return ring(size, members, crossed, passes=1)
+        return quickest((_ring(size, members, crossed, passes=2), *_trees(size, members, crossed)))
+    return _ring(size, members, crossed, passes=1)
 
 
-def ring(size: float, members: int, crossed: Sequence[Crossing], passes: int) -> TransferTime:
+def _ring(size: float, members: int, crossed: Sequence[Crossing], passes: int) -> TransferTime:
     """Each member passes (n-1)/n of the bytes on; an all_reduce does so twice.
 
     Thakur, Rabenseifner, Gropp: Optimization of Collective Communication Operations in MPICH, 2005.
@@ -42,7 +102,7 @@ def ring(size: float, members: int, crossed: Sequence[Crossing], passes: int) ->
     return _time("ring", volume / _ring_rate(crossed), passes * _ring_hops(crossed), crossed)
 
 
-def trees(size: float, members: int, crossed: Sequence[Crossing]) -> list[TransferTime]:
+def _trees(size: float, members: int, crossed: Sequence[Crossing]) -> list[TransferTime]:
     """All_reduces by a switch that reduces (NVLink SHARP), and by NCCL's double binary trees.
 
     The trees join domains; inside of one NCCL lays chains, which gain nothing over a ring. A member
@@ -68,7 +128,7 @@ def trees(size: float, members: int, crossed: Sequence[Crossing]) -> list[Transf
     return [_time(name, ns, 2 * hops, crossed)]
 
 
-def pairwise(size: float, members: int, crossed: Sequence[Crossing]) -> TransferTime:
+def _pairwise(size: float, members: int, crossed: Sequence[Crossing]) -> TransferTime:
     """Each member sends 1/n of its bytes to every other, over all networks at once.
 
     A message to another domain goes through the member there of the same rank (NCCL's PXN), so the

@@ -1,5 +1,8 @@
 """Collectives on a torus of links, TPUs' ICI and Trainium's NeuronLink.
 
+A program runs on a slice: device d is at row-major coordinates of it, and for a number of chips it
+has the shape that clouds sell, near to square or to a cube.
+
 Groups that fill boxes of the slice, as the axes of a device mesh do, run along the axes of their
 box, on all of them at once: the bytes are divided by what each axis carries. On an axis that closes
 to a ring both directions are used, so a link's bandwidth counts twice. Groups with a stride share
@@ -12,21 +15,125 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from stablehlo_tools.cost.hardware import Network
-from stablehlo_tools.cost.topology import AXES, Coordinates, Torus
-from stablehlo_tools.cost.transfer_time import TransferTime, slowest
+from stablehlo_tools.cost.transfers import TransferTime, slowest
 
-type Group = tuple[int, ...]
+AXES = "xyz"
+
+type Coordinates = tuple[int, ...]
+type _Link = tuple[int, int, Coordinates]  # axis, direction (1 or -1), and where it starts
+type _Group = tuple[int, ...]
 
 _PASSES = {"all_reduce": 2}  # a reduce_scatter and an all_gather; any other kind is one pass
 
 
+@lru_cache(maxsize=64)
+def slice_shape(devices: int, dimensions: int, wraps_from: int) -> Coordinates:
+    """The shape of a slice of so many chips, its shortest axis first.
+
+    Of all factorisations the one of the least sum; in three dimensions one whose axes are all
+    multiples of `wraps_from`, as slices of whole cubes are, comes before any other.
+    """
+    shapes = list(_factorisations(devices, dimensions))
+    if dimensions > 2:
+        cubes = [shape for shape in shapes if all(axis % wraps_from == 0 for axis in shape)]
+        shapes = cubes or shapes
+    return min(shapes, key=lambda shape: (sum(shape), shape))
+
+
+def _factorisations(number: int, parts: int, least: int = 1) -> Iterator[Coordinates]:
+    """`number` as a product of `parts` factors in rising order."""
+    if parts == 1:
+        if number >= least:
+            yield (number,)
+        return
+    for factor in range(least, math.isqrt(number) + 1):
+        if number % factor == 0:
+            for rest in _factorisations(number // factor, parts - 1, factor):
+                yield (factor, *rest)
+
+
 @dataclass(frozen=True, slots=True)
-class Span:
+class Torus:
+    """A slice: its shape, and which of its axes close to a ring."""
+
+    shape: Coordinates
+    wraps: tuple[bool, ...]
+
+    def coordinates(self, device: int) -> Coordinates:
+        """Row-major coordinates of a device of the slice."""
+        positions: list[int] = []
+        for length in reversed(self.shape):
+            device, position = divmod(device, length)
+            positions.append(position)
+        return tuple(reversed(positions))
+
+    def distance(self, source: int, target: int) -> int:
+        """Links on the shortest way."""
+        return sum(
+            min(abs(a - b), length - abs(a - b)) if wrap else abs(a - b)
+            for a, b, length, wrap in zip(
+                self.coordinates(source),
+                self.coordinates(target),
+                self.shape,
+                self.wraps,
+                strict=True,
+            )
+        )
+
+    def loads(self, flows: Iterable[tuple[int, int, float]]) -> dict[_Link, float]:
+        """Bytes on each link when (source, target, bytes) go axis by axis, the shorter way round.
+
+        Where both ways round are as long, half goes each way.
+        """
+        loads: defaultdict[_Link, float] = defaultdict(float)
+        for source, target, amount in flows:
+            here, there = self.coordinates(source), self.coordinates(target)
+            for axis in range(len(self.shape)):
+                for direction, share in self._ways(axis, here[axis], there[axis]):
+                    for link in self._path(axis, direction, here, there[axis]):
+                        loads[link] += amount * share
+                here = (*here[:axis], there[axis], *here[axis + 1 :])
+        return loads
+
+    def _ways(self, axis: int, here: int, there: int) -> tuple[tuple[int, float], ...]:
+        if here == there:
+            return ()
+        ahead = (there - here) % self.shape[axis]
+        if not self.wraps[axis]:
+            return ((1 if there > here else -1, 1.0),)
+        if 2 * ahead == self.shape[axis]:
+            return ((1, 0.5), (-1, 0.5))
+        return ((1 if 2 * ahead < self.shape[axis] else -1, 1.0),)
+
+    def _path(self, axis: int, direction: int, here: Coordinates, there: int) -> Iterator[_Link]:
+        position = here[axis]
+        while position != there:
+            yield axis, direction, (*here[:axis], position, *here[axis + 1 :])
+            position = (position + direction) % self.shape[axis]
+
+
+def torus_of(network: Network, devices: int) -> Torus:
+    """The slice of `network` that a program on `devices` devices runs on.
+
+    An axis of at least `wraps_from` chips closes to a ring; in three dimensions, where optical
+    switches close the axes of whole cubes, all axes have to be multiples of it.
+    """
+    chips = devices if network.devices is None else min(devices, network.devices)
+    shape = slice_shape(chips, network.dimensions, network.wraps_from)
+    if network.dimensions > 2:
+        whole = all(length % network.wraps_from == 0 for length in shape)
+        return Torus(shape, (whole,) * len(shape))
+    return Torus(shape, tuple(length >= network.wraps_from for length in shape))
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
     """The members of a box along one axis.
 
     `rate` is in links' bandwidth, 2 for a ring of its own; `hops` links lie between the members
@@ -41,7 +148,7 @@ class Span:
 
 
 def groups_on_torus(
-    kind: str, size: float, groups: Sequence[Group], torus: Torus, network: Network
+    kind: str, size: float, groups: Sequence[_Group], torus: Torus, network: Network
 ) -> TransferTime:
     """All groups of one collective, of devices numbered within one slice, side by side."""
     boxes = [_box(group, torus) for group in groups]
@@ -64,7 +171,7 @@ def pairs_on_torus(
     return _time("direct", max(loads.values()), hops, {axis for axis, _, _ in loads}, network)
 
 
-def _along_axes(kind: str, size: float, spans: tuple[Span, ...], network: Network) -> TransferTime:
+def _along_axes(kind: str, size: float, spans: tuple[_Span, ...], network: Network) -> TransferTime:
     """One box: an all_to_all by its slowest axis, any other kind by all of its axes together.
 
     An all_to_all's bytes cross the middle of a line of m members m²/4 messages of 1/m at a time.
@@ -85,7 +192,7 @@ def _along_axes(kind: str, size: float, spans: tuple[Span, ...], network: Networ
 
 
 def _routed(
-    kind: str, size: float, groups: Sequence[Group], torus: Torus, network: Network
+    kind: str, size: float, groups: Sequence[_Group], torus: Torus, network: Network
 ) -> TransferTime:
     """Groups of any form: a ring through the members in order, or messages between all of them."""
     passes = _PASSES.get(kind, 1)
@@ -97,7 +204,7 @@ def _routed(
     return _time(name, max(loads.values()), hops, {axis for axis, _, _ in loads}, network)
 
 
-def _flows(kind: str, size: float, group: Group) -> Iterator[tuple[int, int, float]]:
+def _flows(kind: str, size: float, group: _Group) -> Iterator[tuple[int, int, float]]:
     members = len(group)
     if kind == "all_to_all":
         for source, target in itertools.permutations(group, 2):
@@ -112,15 +219,15 @@ def _flows(kind: str, size: float, group: Group) -> Iterator[tuple[int, int, flo
 type _Box = tuple[tuple[int, ...], ...]  # the members' positions on each axis
 
 
-def _box(group: Group, torus: Torus) -> _Box | None:
+def _box(group: _Group, torus: Torus) -> _Box | None:
     """The positions whose every combination is a member, or None where the group is no box."""
     corners = [torus.coordinates(device) for device in group]
     box = tuple(tuple(sorted(set(positions))) for positions in zip(*corners, strict=True))
     return box if math.prod(map(len, box)) == len(group) else None
 
 
-def _spans(box: _Box, torus: Torus, shared: Counter[tuple[int, Coordinates]]) -> tuple[Span, ...]:
-    spans: list[Span] = []
+def _spans(box: _Box, torus: Torus, shared: Counter[tuple[int, Coordinates]]) -> tuple[_Span, ...]:
+    spans: list[_Span] = []
     for axis, positions in enumerate(box):
         if len(positions) == 1:
             continue
@@ -128,7 +235,7 @@ def _spans(box: _Box, torus: Torus, shared: Counter[tuple[int, Coordinates]]) ->
         links = _links(positions, torus, axis)
         groups = max(shared[axis, corner] for corner in _corners(box, axis, links))
         hops = torus.shape[axis] // 2 if closed else len(links)
-        spans.append(Span(axis, len(positions), closed, (2 if closed else 1) / groups, hops))
+        spans.append(_Span(axis, len(positions), closed, (2 if closed else 1) / groups, hops))
     return tuple(spans)
 
 

@@ -25,8 +25,7 @@ from stablehlo_tools.overlap.bounds import floor, stream_totals
 from stablehlo_tools.overlap.collective_times import Path as LoopPath
 from stablehlo_tools.overlap.collective_times import collective_numbers, collective_rows, graphs_of
 from stablehlo_tools.overlap.memory import MemoryProfile, TaskPlace, memory_profile
-from stablehlo_tools.overlap.simulator import LoopRun, Run, Simulation, simulate
-from stablehlo_tools.overlap.streams import Flight
+from stablehlo_tools.overlap.simulator import Flight, LoopRun, Run, Simulation, simulate
 from stablehlo_tools.overlap.task_graph import COMPUTE_STREAM, Task, TaskGraph, TaskKind
 from stablehlo_tools.report.document import Alive, Event, ProgramReport
 from stablehlo_tools.report.pipeline_document import PipelineReport

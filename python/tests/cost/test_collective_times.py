@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stablehlo_tools.cost.collectives import TransferTime, transfer_time
+from stablehlo_tools.cost.collectives import transfer_time
 from stablehlo_tools.cost.hardware import Hardware, Network, load_hardware
-from stablehlo_tools.cost.topology import slice_shape, torus_of
-from stablehlo_tools.cost.work import Transfer
+from stablehlo_tools.cost.tori import slice_shape, torus_of
+from stablehlo_tools.cost.transfers import Transfer, TransferTime
 from stablehlo_tools.diagnostics import ToolError
 
 BYTES = 48_000.0

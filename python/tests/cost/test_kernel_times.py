@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 
 from stablehlo_tools.cost.hardware import Hardware, MatmulModel, load_hardware
-from stablehlo_tools.cost.kernels import kernel_ns
-from stablehlo_tools.cost.work import Matmul, Work, WorkKind
+from stablehlo_tools.cost.kernels import Matmul, Work, WorkKind, kernel_ns
 
 MODEL = MatmulModel(efficiency=1.0, tile_m=100, tile_n=100, units=10, half_depth=0.0)
 DEVICE: Hardware = replace(

@@ -30,8 +30,8 @@ from published_figures import (
 
 from stablehlo_tools.cost.collectives import transfer_time
 from stablehlo_tools.cost.hardware import Hardware, load_hardware
-from stablehlo_tools.cost.kernels import kernel_ns
-from stablehlo_tools.cost.work import Matmul, Transfer, Work, WorkKind
+from stablehlo_tools.cost.kernels import Matmul, Work, WorkKind, kernel_ns
+from stablehlo_tools.cost.transfers import Transfer
 
 WITHIN = 0.25
 

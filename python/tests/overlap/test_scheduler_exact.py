@@ -22,7 +22,7 @@ from stablehlo_tools.overlap import scheduling
 from stablehlo_tools.overlap.memory import memory_profile
 from stablehlo_tools.overlap.scheduling import exact_model
 from stablehlo_tools.overlap.scheduling.exact import exact_schedule, least_memory
-from stablehlo_tools.overlap.scheduling.lean import gib, least_bytes
+from stablehlo_tools.overlap.scheduling.memory_plans import gib, least_bytes
 from stablehlo_tools.overlap.scheduling.problem import problem_of
 from stablehlo_tools.overlap.scheduling.scheduler import Limits, schedule
 from stablehlo_tools.overlap.task_graph import TaskGraph

@@ -7,7 +7,7 @@ from hlo_graphs import (
     hlo,
 )
 
-from stablehlo_tools.cost.work import Matmul, Work, WorkKind
+from stablehlo_tools.cost.kernels import Matmul, Work, WorkKind
 from stablehlo_tools.targets.hlo.module import parse_module
 from stablehlo_tools.targets.hlo.work import FREE, work
 

@@ -25,7 +25,8 @@ from stablehlo_tools.analysis.tasks.nodes import Body, Node, Ref, Role
 from stablehlo_tools.analysis.tasks.reader import drop_dead_carries, live_nodes, read_program
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.clock import Clock
-from stablehlo_tools.cost.work import Transfer, Work, WorkKind
+from stablehlo_tools.cost.kernels import Work, WorkKind
+from stablehlo_tools.cost.transfers import Transfer
 from stablehlo_tools.diagnostics import Place, to_place
 from stablehlo_tools.overlap.task_graph import (
     COLLECTIVES,

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from stablehlo_tools.analysis.tasks.nodes import Node, Ref, Role
-from stablehlo_tools.cost.work import Work, WorkKind
+from stablehlo_tools.cost.kernels import Work, WorkKind
 
 
 def members_of(kernel: Sequence[Node], nodes: Mapping[int, Node], anew: Set[int]) -> list[Node]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from stablehlo_tools.analysis.collectives import Collective
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.cost.work import Matmul, WorkKind
+from stablehlo_tools.cost.kernels import Matmul, WorkKind
 
 
 class Role(enum.Enum):

@@ -17,7 +17,7 @@ from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import tensor_bytes
 from stablehlo_tools.analysis.tasks.nodes import Role
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.cost.work import Matmul, WorkKind
+from stablehlo_tools.cost.kernels import Matmul, WorkKind
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.custom_calls import is_annotation
 from stablehlo_tools.dialect.names import COMPOSITE

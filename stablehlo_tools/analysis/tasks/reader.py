@@ -21,7 +21,7 @@ from stablehlo_tools.analysis.tasks.op_work import (
 )
 from stablehlo_tools.analysis.trip_counts import constant_integer, trip_count
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.cost.work import WorkKind
+from stablehlo_tools.cost.kernels import WorkKind
 from stablehlo_tools.diagnostics import ToolError, to_place
 from stablehlo_tools.dialect.custom_calls import is_async_done
 from stablehlo_tools.dialect.names import CALL, COMPOSITE, MANUAL_COMPUTATION

@@ -11,8 +11,7 @@ from stablehlo_tools.analysis.trip_counts import constant_trips
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.clock import Clock
 from stablehlo_tools.cost.hardware import Hardware
-from stablehlo_tools.cost.kernels import kernel_ns
-from stablehlo_tools.cost.work import Work, WorkKind
+from stablehlo_tools.cost.kernels import Work, WorkKind, kernel_ns
 from stablehlo_tools.ir.values import key_of
 from stablehlo_tools.mpmd.staging.step import TrainingStep
 from stablehlo_tools.overlap.task_graph import TaskGraph

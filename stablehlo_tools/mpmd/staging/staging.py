@@ -11,7 +11,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.clock import Clock
 from stablehlo_tools.cost.collectives import transfer_time
 from stablehlo_tools.cost.hardware import Hardware
-from stablehlo_tools.cost.work import Transfer
+from stablehlo_tools.cost.transfers import Transfer
 from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, Severity, ToolError, note, to_place
 from stablehlo_tools.dialect.names import WHILE
 from stablehlo_tools.ir.symbols import functions_by_name

@@ -10,7 +10,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.clock import Clock
 from stablehlo_tools.cost.collectives import transfer_time
 from stablehlo_tools.cost.hardware import Hardware
-from stablehlo_tools.cost.work import Transfer
+from stablehlo_tools.cost.transfers import Transfer
 from stablehlo_tools.ir.symbols import copy_referenced_symbols
 from stablehlo_tools.mpmd.manifest import Stage
 from stablehlo_tools.mpmd.staging.assignment import (

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from stablehlo_tools.diagnostics import ToolError, solver_module
 from stablehlo_tools.overlap.bounds import floor
-from stablehlo_tools.overlap.scheduling.lean import gib
+from stablehlo_tools.overlap.scheduling.memory_plans import Plan, gib
 from stablehlo_tools.overlap.scheduling.problem import Problem, problem_of
-from stablehlo_tools.overlap.scheduling.reserve import Plan
 from stablehlo_tools.overlap.scheduling.scheduler import Limits, Schedule, schedule
 from stablehlo_tools.overlap.scheduling.timing import time_order
 from stablehlo_tools.overlap.task_graph import TaskGraph

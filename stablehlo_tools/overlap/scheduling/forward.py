@@ -13,8 +13,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
+from stablehlo_tools.overlap.scheduling.memory_plans import Plan, Reserve
 from stablehlo_tools.overlap.scheduling.problem import COMPUTE, Problem
-from stablehlo_tools.overlap.scheduling.reserve import Plan, Reserve
 
 _ANY = float("inf")
 _MOST_REFUSED = 8  # of the compute that is ready, in one choice
@@ -127,7 +127,7 @@ class _Pass:
             heappush(self._starts[stream].setdefault(problem.kinds[task], []), entry)
 
     def _finish(self, task: int) -> None:
-        """A task is issued; what hangs on compute may be ready, on a transfer not yet."""
+        """A task is issued; what depends on compute may be ready, on a transfer not yet."""
         self._done[task] = 1
         self.reserve.run(task)
         self.result.order.append(task)

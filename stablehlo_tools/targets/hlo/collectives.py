@@ -27,7 +27,7 @@ from stablehlo_tools.analysis.replica_groups import (
     process_groups,
     reduction_group_mode,
 )
-from stablehlo_tools.cost.work import Transfer
+from stablehlo_tools.cost.transfers import Transfer
 from stablehlo_tools.targets.hlo.graph import Path
 from stablehlo_tools.targets.hlo.module import Computation, HloInstruction, HloModule
 from stablehlo_tools.targets.hlo.shapes import Shape, TupleShape, arrays, stablehlo_type

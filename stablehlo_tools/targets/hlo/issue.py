@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from stablehlo_tools.cost.clock import Clock
-from stablehlo_tools.cost.collectives import TransferTime
-from stablehlo_tools.cost.work import Work, WorkKind
+from stablehlo_tools.cost.kernels import Work, WorkKind
+from stablehlo_tools.cost.transfers import TransferTime
 from stablehlo_tools.overlap.task_graph import Communication, TaskKind
 from stablehlo_tools.targets.hlo.collectives import (
     ISSUED,

@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stablehlo_tools.cost.work import Matmul
+from stablehlo_tools.cost.kernels import Matmul
 from stablehlo_tools.targets.hlo.module import Computation, HloInstruction
 from stablehlo_tools.targets.hlo.shapes import Array
 

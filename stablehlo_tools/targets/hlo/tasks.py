@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from stablehlo_tools.cost.clock import Clock, Measured
 from stablehlo_tools.cost.hardware import Hardware
-from stablehlo_tools.cost.work import Work
+from stablehlo_tools.cost.kernels import Work
 from stablehlo_tools.overlap.task_graph import Loop, TaskGraph, TaskKind
 from stablehlo_tools.targets.hlo.collectives import ISSUED, Fused, communicates
 from stablehlo_tools.targets.hlo.graph import (

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from stablehlo_tools.cost.work import Matmul, Work, WorkKind
+from stablehlo_tools.cost.kernels import Matmul, Work, WorkKind
 from stablehlo_tools.targets.hlo.matmul import is_product, matmul, matmul_type, precision
 from stablehlo_tools.targets.hlo.module import Computation, HloInstruction, HloModule
 from stablehlo_tools.targets.hlo.shapes import stablehlo_type

@@ -1,9 +1,23 @@
-"""How long a collective takes, by which algorithm and over what."""
+"""What a collective has to send, and how long that takes: the terms of `collectives`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One collective as one device sees it.
+
+    `bytes` is NCCL's size: of the gathered result of an all_gather, of the operand of a
+    reduce_scatter, of the operand of any other kind. `groups` are the participants' device numbers;
+    of a collective_permute, the (source, target) pairs.
+    """
+
+    kind: str  # all_gather, all_reduce, reduce_scatter, all_to_all, collective_permute, …
+    bytes: float
+    groups: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
