@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from stablehlo_tools.analysis.dimension_propagation.graph import BRANCHES, WHILE, Node
+from stablehlo_tools.analysis.dataflow import Node
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims
 from stablehlo_tools.analysis.dimension_propagation.tilings import OpTiling
 from stablehlo_tools.analysis.reducers import is_identity_of, reducer_kind
@@ -34,8 +34,9 @@ from stablehlo_tools.dialect.names import (
     SELECT,
     SHARDING_CONSTRAINT,
     SLICE,
+    WHILE,
 )
-from stablehlo_tools.dialect.traits import LAYOUT, Trait, ops_with
+from stablehlo_tools.dialect.traits import BRANCHES, LAYOUT, Trait, ops_with
 from stablehlo_tools.ir.builder import element_of
 from stablehlo_tools.ir.constants import splat_of
 from stablehlo_tools.ir.values import producer

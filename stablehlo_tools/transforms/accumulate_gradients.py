@@ -53,7 +53,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from stablehlo_tools.analysis.collectives import ModuleFacts
-from stablehlo_tools.analysis.dimension_propagation.graph import Graph
+from stablehlo_tools.analysis.dimension_propagation.propagation import Graph
 from stablehlo_tools.analysis.dimension_propagation.seeds import WholeShape, try_seeds
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.entry import entry_function

@@ -48,8 +48,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from stablehlo_tools.analysis.channels import Channels
-from stablehlo_tools.analysis.dimension_propagation.graph import Graph
-from stablehlo_tools.analysis.dimension_propagation.propagation import Meeting
+from stablehlo_tools.analysis.dimension_propagation.propagation import Graph, Meeting
 from stablehlo_tools.analysis.dimension_propagation.seeds import (
     fewer_parts,
     find_seeds,

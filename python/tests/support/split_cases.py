@@ -17,8 +17,7 @@ import numpy as np
 from jax import export, lax
 
 from stablehlo_tools.analysis.channels import Channels
-from stablehlo_tools.analysis.dimension_propagation.graph import Graph
-from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims, propagate
+from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims, Graph, propagate
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
 from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.artifacts import artifact

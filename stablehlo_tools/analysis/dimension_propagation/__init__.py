@@ -1,5 +1,5 @@
 """Which dimension of each value is the batch (or the layers), and how each op runs on parts of it.
 
-`graph.py` reads a block once, `tilings.py` says how one op runs on tiled operands, `propagation.py`
-follows tilings through a graph in both directions, `seeds.py` finds the arguments to start from.
+`tilings.py` says how one op runs on tiled operands, `propagation.py` follows tilings through a
+graph in both directions, `seeds.py` finds the arguments to start from.
 """

@@ -14,17 +14,61 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
-from stablehlo_tools.analysis.dimension_propagation.graph import BRANCHES, WHILE, Body, Graph, Node
+from stablehlo_tools.analysis.dataflow import (
+    Body,
+    Dataflow,
+    Node,
+    carries,
+    dependents,
+    handed_on,
+    solve,
+)
 from stablehlo_tools.analysis.dimension_propagation.tilings import (
     DimTiling,
     OpTiling,
     Tilings,
+    relation_of,
     reshaped,
+    shapes_of,
+    tiling_of,
 )
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.factors import Shape
-from stablehlo_tools.dialect.names import BARRIER, RESHAPE
+from stablehlo_tools.dialect.factors import OpDimensions, Shape
+from stablehlo_tools.dialect.names import BARRIER, RESHAPE, WHILE
+from stablehlo_tools.ir.values import is_float
+
+
+class Graph(Dataflow):
+    """A block whose values have dimensions, and whose ops relate them."""
+
+    @cached_property
+    def data(self) -> set[int]:
+        """The values that depend on an argument of floats."""
+        floats = [n for n in self.root.arguments if is_float(self.values[n].type)]
+        return set(solve(self, dict.fromkeys(floats, True), dependents))
+
+    @cached_property
+    def _relations(self) -> dict[Node, OpDimensions | None]:
+        return {}
+
+    def shape(self, number: int) -> tuple[int, ...] | None:
+        """The shape of a value; None where it is no static tensor."""
+        shapes = shapes_of([self.values[number]])
+        return None if shapes is None else shapes[0]
+
+    def relation(self, node: Node) -> OpDimensions | None:
+        """Which dimensions of an op go together; None where the batch is not followed through."""
+        if node not in self._relations:
+            self._relations[node] = relation_of(node.op)
+        return self._relations[node]
+
+    def tiling(
+        self, node: Node, tilings: Tilings, parts: int, *, regroups: bool = False
+    ) -> OpTiling | None:
+        """How an op runs on operands of which some are tiled; see `tiling_of`."""
+        return tiling_of(node.op, self.relation(node), tilings, parts, regroups=regroups)
 
 
 @dataclass(frozen=True)
@@ -95,8 +139,7 @@ class Propagation:
             self.visit(node)
             if self.meetings and not to_the_end:
                 break
-        order = {node: place for place, node in enumerate(self.graph.nodes)}
-        met = sorted(self.meetings.items(), key=lambda item: order[item[0]])
+        met = sorted(self.meetings.items(), key=lambda item: item[0].index)
         meetings = tuple(Meeting(mixed, used) for used, mixed in met)
         return BatchDims(self.graph, self.parts, self.tilings, self.op_tilings, meetings)
 
@@ -127,7 +170,7 @@ class Propagation:
             return
         op_tiling = None
         if not captured:
-            op_tiling = node.tiling(tilings, self.parts, regroups=self.regroups)
+            op_tiling = self.graph.tiling(node, tilings, self.parts, regroups=self.regroups)
         if op_tiling is None:
             self._set(node, [None] * len(node.results), self._mixing(node))
             return
@@ -245,13 +288,13 @@ class Origins:
         self._graph = graph
         self._parts = parts
         self._regroups = regroups
-        self._makers: dict[int, tuple[Node, int]] = {}
-        self._carriers: dict[int, tuple[Node, int]] = {}
-        for node in graph.nodes:
-            self._makers |= {number: (node, i) for i, number in enumerate(node.results)}
-            if node.name == WHILE:
-                inner = node.bodies[1].arguments
-                self._carriers |= {number: (node, i) for i, number in enumerate(inner)}
+        self._carriers = {
+            number: (node, place)
+            for node in graph.nodes
+            if node.name == WHILE
+            for place, carry in enumerate(carries(node))
+            for number in (carry.argument, carry.result)
+        }
 
     def of(self, wanted: Iterable[TiledValue]) -> dict[int, DimTiling]:
         """The first values, with their tilings, that those asked for are made of: arguments, or
@@ -275,14 +318,12 @@ class Origins:
         """What a value is made of, in which tilings; None where it comes from nothing else."""
         if number in self._carriers:
             return self._around(*self._carriers[number], tiling)
-        if number not in self._makers:
+        node = self._graph.maker.get(number)
+        if node is None:
             return None
-        node, place = self._makers[number]
-        if node.name == WHILE:
-            return self._around(node, place, tiling)
-        if node.name in BRANCHES:
-            return [(body.returned[place], tiling) for body in node.bodies]
-        return self._through(node, place, tiling)
+        if node.bodies:
+            return [(returned, tiling) for returned in dict(handed_on(node))[number]]
+        return self._through(node, node.results.index(number), tiling)
 
     def _around(self, node: Node, place: int, tiling: DimTiling) -> list[TiledValue]:
         """What a carry of a loop comes from."""
@@ -295,7 +336,7 @@ class Origins:
                 tilings = tuple(
                     given if other == position else None for other in range(len(node.operands))
                 )
-                op_tiling = node.tiling(tilings, self._parts, regroups=self._regroups)
+                op_tiling = self._graph.tiling(node, tilings, self._parts, regroups=self._regroups)
                 if op_tiling is None or op_tiling.results[place] != tiling:
                     continue
                 taken = zip(node.operands, op_tiling.operands, strict=True)
@@ -306,7 +347,7 @@ class Origins:
         self, node: Node, position: int, place: int, tiling: DimTiling
     ) -> list[DimTiling]:
         """The tilings of an operand that may give a result such a tiling."""
-        relation = node.relation
+        relation = self._graph.relation(node)
         if relation is None:
             return []
         shape, result = relation.operands[position], relation.results[place]

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from stablehlo_tools.analysis.dimension_propagation.graph import WHILE, Body, Graph, Node
-from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims, propagate
+from stablehlo_tools.analysis.dataflow import Node, dependences, solve
+from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims, Graph, propagate
 from stablehlo_tools.analysis.dimension_propagation.tilings import CONTRACTIONS, DimTiling
 from stablehlo_tools.analysis.entry import argument_name, outside_of
 from stablehlo_tools.bindings import ir
@@ -26,7 +26,6 @@ from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.values import is_float
 
 Seeds = dict[int, DimTiling]
-Sources = dict[int, tuple[int, ...]]
 _MOST_TRIALS = 256
 _MOST_EXTENDED = 8
 _MOST_FOLLOWED = 32  # arguments whose outermost dimension is followed past what mixes it
@@ -147,8 +146,7 @@ def extended(trial: Trial) -> Trial:
     """The trial with further arguments that carry the batch, as many samples as those it has."""
     graph, parts = trial.dims.graph, trial.dims.parts
     samples = {(graph.shape(n) or ())[tiling.dim] for n, tiling in trial.seeds.items()}
-    sources = sources_of(graph)
-    pending = needed_arguments(trial, sources)
+    pending = needed_arguments(trial)
     tried = set(trial.seeds)
     while pending:
         following = pending.pop(0)
@@ -163,48 +161,22 @@ def extended(trial: Trial) -> Trial:
             other = try_seeds(graph, together, parts, to_the_end=False)
             kept = trial.dims.op_tilings.keys() <= other.dims.op_tilings.keys()
             if kept and other.independent and other.work > trial.work:
-                trial, pending = other, needed_arguments(other, sources)
+                trial, pending = other, needed_arguments(other)
                 break
     return trial
 
 
-def needed_arguments(trial: Trial, sources: Sources) -> list[int]:
+def needed_arguments(trial: Trial) -> list[int]:
     """The arguments from which whole values are computed that the parts take pieces of."""
     graph, tilings = trial.dims.graph, trial.dims.tilings
-    pending = [
+    whole = [
         operand
         for node, op_tiling in trial.dims.op_tilings.items()
         for operand, tiling in zip(node.operands, op_tiling.operands, strict=True)
         if tiling is not None and operand not in tilings
     ]
-    seen = set(pending)
-    while pending:
-        for source in sources.get(pending.pop(), ()):
-            if source not in seen:
-                seen.add(source)
-                pending.append(source)
-    return [number for number in graph.root.arguments if number in seen]
-
-
-def sources_of(graph: Graph) -> Sources:
-    """The values that each value is computed from."""
-    return _sources(graph.root, {})
-
-
-def _sources(body: Body, sources: Sources) -> Sources:
-    for node in body.nodes:
-        for inner in node.bodies:
-            _sources(inner, sources)
-        if node.name == WHILE:
-            carried = node.bodies[1]
-            for place, operand in enumerate(node.operands):
-                source = (operand, carried.returned[place])
-                sources[carried.arguments[place]] = sources[node.results[place]] = source
-            continue
-        for place, result in enumerate(node.results):
-            chosen = tuple(inner.returned[place] for inner in node.bodies)
-            sources[result] = (*node.inputs, *chosen)
-    return sources
+    sources = solve(graph, dict.fromkeys(whole, True), dependences, backward=True)
+    return [number for number in graph.root.arguments if number in sources]
 
 
 def _elements(graph: Graph, number: int) -> int:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
-from stablehlo_tools.analysis.dimension_propagation.graph import captured
+from stablehlo_tools.analysis.dataflow import captured
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import BARRIER, WHILE
 from stablehlo_tools.dialect.traits import CALLS

@@ -26,8 +26,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from stablehlo_tools.analysis.dataflow import Node
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.mpmd.staging.dataflow import Node
 from stablehlo_tools.mpmd.staging.forward import Forward
 from stablehlo_tools.mpmd.staging.microbatches import heavy_ops
 from stablehlo_tools.mpmd.staging.step import TrainingStep, staged_inputs

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from stablehlo_tools.analysis.dataflow import Node
 from stablehlo_tools.analysis.layer_loops import LayerLoop
 from stablehlo_tools.analysis.loops import FORMATTING
 from stablehlo_tools.analysis.tasks.op_work import bytes_of
@@ -28,7 +29,6 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.ir.values import key_of
 from stablehlo_tools.mpmd.staging.assignment import positions
-from stablehlo_tools.mpmd.staging.dataflow import Node
 from stablehlo_tools.mpmd.staging.forward import Forward
 from stablehlo_tools.mpmd.staging.step import TrainingStep
 

@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from stablehlo_tools.analysis.dataflow import Node
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, note
 from stablehlo_tools.dialect.names import NAMED_COMPUTATION
 from stablehlo_tools.ir.manual import dissolve
 from stablehlo_tools.ir.values import is_float, key_of
 from stablehlo_tools.ir.walk import walk
-from stablehlo_tools.mpmd.staging.dataflow import Node
 from stablehlo_tools.mpmd.staging.microbatches import heavy_ops
 from stablehlo_tools.mpmd.staging.op_times import Weigher
 from stablehlo_tools.mpmd.staging.step import TrainingStep, staged_inputs
@@ -91,7 +91,7 @@ def _above(step: TrainingStep, term: Node) -> set[int]:
 def _weights_below(step: TrainingStep) -> dict[int, frozenset[int]]:
     """The arguments of floats that each staged value hangs on."""
     weights: dict[int, frozenset[int]] = {}
-    is_weight = {n for n in step.outer.arguments if is_float(step.outer.values[n].type)}
+    is_weight = {n for n in step.outer.root.arguments if is_float(step.outer.values[n].type)}
     for node in step.staged:
         below: set[int] = set()
         for number in node.inputs:

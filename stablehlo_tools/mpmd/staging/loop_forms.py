@@ -22,6 +22,7 @@ microbatches goes into it: a key of random numbers that is split in every iterat
 from __future__ import annotations
 
 from stablehlo_tools.analysis.collectives import classify_communication
+from stablehlo_tools.analysis.dataflow import Dataflow, Node
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.loop_carries import is_accumulated
 from stablehlo_tools.analysis.loop_values import LoopIndices
@@ -45,7 +46,6 @@ from stablehlo_tools.ir.inline import copy_with
 from stablehlo_tools.ir.values import producer
 from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.ir.while_loop import CountedLoop
-from stablehlo_tools.mpmd.staging.dataflow import Dataflow, Node
 from stablehlo_tools.mpmd.staging.microbatches import heavy_ops
 
 _SPREADING = frozenset({"stablehlo.broadcast_in_dim", RESHAPE})
@@ -238,9 +238,9 @@ class _Recurrences:
         self._trips = trips
         self._effects = effects
         self._body = LoopBody(loop, effects)
-        self._flow = Dataflow.of(self._body.block)
+        self._flow = Dataflow.of(self._body.block, opened=())
         self._communicates = classify_communication(loop.context)
-        self._carry_of = {number: carry for carry, number in enumerate(self._flow.arguments)}
+        self._carry_of = {number: carry for carry, number in enumerate(self._flow.root.arguments)}
 
     def rewrite(self) -> None:
         """Stacks them in front of the loop, which then takes row after row."""

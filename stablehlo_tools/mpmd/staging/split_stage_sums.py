@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from math import prod
 
+from stablehlo_tools.analysis.dataflow import Node
 from stablehlo_tools.analysis.loop_carries import is_sum
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import ADD, BROADCAST, CONVERT, SHARDING_CONSTRAINT, WHILE
@@ -31,7 +32,6 @@ from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.cleanup import erase_unused
 from stablehlo_tools.ir.values import is_float, key_of, producer
 from stablehlo_tools.mpmd.staging.assignment import Assignment
-from stablehlo_tools.mpmd.staging.dataflow import Node
 from stablehlo_tools.mpmd.staging.step import TrainingStep
 
 _LINEAR = ops_with(Trait.BIJECTIVE) - {"stablehlo.reverse"} | {

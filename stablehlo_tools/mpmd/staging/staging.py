@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from stablehlo_tools.analysis.dataflow import Dataflow
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.bindings import ir
@@ -19,7 +20,6 @@ from stablehlo_tools.ir.values import key_of
 from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.mpmd.staging.assignment import Assignment, assign
 from stablehlo_tools.mpmd.staging.cutting import cut_units, layer_loops_by_node, units_of
-from stablehlo_tools.mpmd.staging.dataflow import Dataflow
 from stablehlo_tools.mpmd.staging.forward import (
     Forward,
     find_forward,
@@ -61,7 +61,7 @@ def read_step(module: ir.Module) -> TrainingStep:
     block = _block(module)
     effects = Effects(functions_by_name(module))
     loop = find_microbatch_loop(block, effects)
-    return TrainingStep(loop, Dataflow.of(block), effects)
+    return TrainingStep(loop, Dataflow.of(block, opened=()), effects)
 
 
 def own_loop(module: ir.Module, weigher: Weigher) -> MicrobatchLoop | None:

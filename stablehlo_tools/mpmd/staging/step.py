@@ -10,10 +10,12 @@ Values of the loop's body are
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import cached_property
 from math import prod
 
 from stablehlo_tools.analysis.collectives import classify_communication
+from stablehlo_tools.analysis.dataflow import Dataflow, Node
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.loop_carries import Link
 from stablehlo_tools.analysis.loops import COSTLY
@@ -21,7 +23,6 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.ir.values import is_float, key_of
 from stablehlo_tools.ir.walk import walk
-from stablehlo_tools.mpmd.staging.dataflow import Dataflow, Node
 from stablehlo_tools.mpmd.staging.microbatches import MicrobatchLoop
 
 _FEW_ROWS = 8  # indices of a gather that takes a sample, and looks up no table
@@ -33,13 +34,13 @@ class TrainingStep:
     def __init__(self, loop: MicrobatchLoop, outer: Dataflow, effects: Effects) -> None:
         self.loop = loop
         self.outer = outer
-        self.flow = Dataflow.of(loop.block)
+        self.flow = Dataflow.of(loop.block, opened=())
         self.effects = effects
         self._communicates = classify_communication(loop.op.context)
         self._links = {
             key_of(link.op) for each in loop.accumulators.values() for link in each.links
         }
-        self._arguments = frozenset(self.flow.arguments)
+        self._arguments = frozenset(self.flow.root.arguments)
         self.invariant: set[int] = set()
         self.free: set[int] = set()
         self.staged: list[Node] = []
@@ -49,14 +50,14 @@ class TrainingStep:
     def constants(self) -> dict[int, ir.Value]:
         """What an argument of the body that stays the same is, outside of the loop."""
         return {
-            self.flow.arguments[carry]: self.loop.op.operands[carry]
+            self.flow.root.arguments[carry]: self.loop.op.operands[carry]
             for carry in sorted(self.loop.constants)
         }
 
     @cached_property
     def counters(self) -> dict[int, int]:
         """The carry of an argument of the body that counts."""
-        return {self.flow.arguments[carry]: carry for carry in sorted(self.loop.counters)}
+        return {self.flow.root.arguments[carry]: carry for carry in sorted(self.loop.counters)}
 
     @cached_property
     def needed(self) -> set[int]:
@@ -78,7 +79,7 @@ class TrainingStep:
         node = self.flow.maker[self.flow.numbers[link.op.results[0]]]
         carried = self.flow.numbers[link.op.operands[link.place]]
         inputs = tuple(n for n in node.inputs if n != carried)
-        return Node(node.index, node.op, inputs, node.results)
+        return replace(node, operands=inputs, captures=())
 
     def is_staged(self, number: int) -> bool:
         """Whether a value is made by a staged op."""
@@ -133,7 +134,7 @@ class TrainingStep:
     def _outer_roots(self, number: int) -> frozenset[int]:
         nodes = self.outer.ancestors([number])
         read = {n for index in nodes for n in self.outer.nodes[index].inputs} | {number}
-        return frozenset(n for n in self.outer.arguments if n in read)
+        return frozenset(n for n in self.outer.root.arguments if n in read)
 
     def _classify(self) -> None:
         flow = self.flow

@@ -12,12 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from stablehlo_tools.analysis.dataflow import Node
 from stablehlo_tools.analysis.tasks.op_work import bytes_of
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import CONCATENATE
 from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.values import producer, unconstrained
-from stablehlo_tools.mpmd.staging.dataflow import Node
 from stablehlo_tools.mpmd.staging.split_stage_sums import is_spread
 from stablehlo_tools.mpmd.staging.step import TrainingStep
 from stablehlo_tools.mpmd.writing.fixed import Rows
@@ -113,17 +113,17 @@ class _Planner:
         loop = next(n for n in outer.nodes if n.op == self._step.loop.op)
         for carry, ranks in self._parts.items():
             self._total(loop.results[carry], carry, ranks)
-        wanted = outer.ancestors(outer.returned)
-        joined = {number for number in outer.returned if self._is_joined(number)}
+        wanted = outer.ancestors(outer.root.returned)
+        joined = {number for number in outer.root.returned if self._is_joined(number)}
         for node in outer.nodes:
             if node.index not in wanted or node.index == loop.index:
                 continue
             if len(node.results) == 1 and node.results[0] in joined:
                 continue
             self._place(node)
-        for number in outer.returned:
+        for number in outer.root.returned:
             self._place_spread(number, None)
-        for result, number in enumerate(outer.returned):
+        for result, number in enumerate(outer.root.returned):
             self._return(result, number)
         finish.sendings = sorted(
             Sending(finish.round_of[made], made.rank, rank, made) for made, rank in self._sent
@@ -237,7 +237,7 @@ class _Planner:
         nodes = self._outer.ancestors([number])
         read = {n for index in nodes for n in self._outer.nodes[index].inputs} | {number}
         counts: dict[int, int] = {0: 0}
-        for place, argument in enumerate(self._outer.arguments):
+        for place, argument in enumerate(self._outer.root.arguments):
             if argument in read:
                 for rank in self._held.get(place, ()):
                     counts[rank] = counts.get(rank, 0) + 1

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Literal, NamedTuple
 
+from stablehlo_tools.analysis.dataflow import Dataflow, Node
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import SLICE
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.constants import CONSTANTS
 from stablehlo_tools.ir.inline import copy_with
-from stablehlo_tools.mpmd.staging.dataflow import Dataflow, Node
 from stablehlo_tools.mpmd.staging.step import TrainingStep
 
 _SPREADS = frozenset({"stablehlo.broadcast_in_dim", "stablehlo.iota", "stablehlo.constant"})
@@ -44,7 +44,7 @@ class Fixed:
     def __init__(self, step: TrainingStep) -> None:
         self._step = step
         self._flows: Mapping[str, Dataflow] = {"outer": step.outer, "body": step.flow}
-        self._arguments = {number: i for i, number in enumerate(step.outer.arguments)}
+        self._arguments = {number: i for i, number in enumerate(step.outer.root.arguments)}
         loop = step.outer.maker[step.outer.numbers[step.loop.op.results[0]]]
         self._carry_of = {number: carry for carry, number in enumerate(loop.results)}
         self._anew: dict[Key, bool] = {}

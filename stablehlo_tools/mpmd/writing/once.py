@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from stablehlo_tools.analysis.dataflow import Node
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.builder import Builder
 from stablehlo_tools.ir.inline import copy_with
 from stablehlo_tools.mpmd.manifest import FINISH, PREPARE
-from stablehlo_tools.mpmd.staging.dataflow import Node
 from stablehlo_tools.mpmd.writing.finishing import Made
 from stablehlo_tools.mpmd.writing.fixed import Key, identity
 from stablehlo_tools.mpmd.writing.phases import barred, private_function, unconverted

@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from stablehlo_tools.analysis.dataflow import Node
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.builder import Builder, element_of
 from stablehlo_tools.ir.inline import copy_with
 from stablehlo_tools.ir.values import producer
 from stablehlo_tools.mpmd.manifest import function_of
 from stablehlo_tools.mpmd.staging.assignment import Assignment, Ends, Work
-from stablehlo_tools.mpmd.staging.dataflow import Node
 from stablehlo_tools.mpmd.staging.step import TrainingStep
 from stablehlo_tools.mpmd.writing.fixed import Fixed, Key
 

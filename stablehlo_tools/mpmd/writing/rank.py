@@ -97,7 +97,7 @@ class RankWriter:
         known = self._given.get(rows)
         if known is None:
             value = self._plan.fixed.value(key)
-            argument = self._plan.step.outer.arguments[rows.argument]
+            argument = self._plan.step.outer.root.arguments[rows.argument]
             place = self._plan.step.outer.values[argument].location
             known = self._given[rows] = self._block.add_argument(value.type, place)
         return known

@@ -17,11 +17,11 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
 from stablehlo_tools.analysis.channels import Channels
-from stablehlo_tools.analysis.dimension_propagation.graph import WHILE, Body, Node
+from stablehlo_tools.analysis.dataflow import Body, Node
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling, OpTiling, part_shape
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.names import BARRIER
+from stablehlo_tools.dialect.names import BARRIER, WHILE
 from stablehlo_tools.dialect.traits import ELEMENTWISE, full_names
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.carriers import terminator

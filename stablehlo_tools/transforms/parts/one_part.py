@@ -14,10 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from stablehlo_tools.analysis.dimension_propagation.graph import WHILE, Body, Node
+from stablehlo_tools.analysis.dataflow import Body, Node
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling, OpTiling, part_shape
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import WHILE
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.clone import Resize, alike_clone, emptied_clone, reshaped_clone
 

@@ -15,22 +15,15 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from stablehlo_tools.analysis.collectives import tensor_bytes
-from stablehlo_tools.analysis.dimension_propagation.graph import (
-    WHILE,
-    Body,
-    Graph,
-    Node,
-    inputs_of,
-    needed,
-)
-from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims
+from stablehlo_tools.analysis.dataflow import Body, Node, inputs_of, needed
+from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims, Graph
 from stablehlo_tools.analysis.dimension_propagation.seeds import Seeds, Trial
 from stablehlo_tools.analysis.dimension_propagation.tilings import CONTRACTIONS
 from stablehlo_tools.analysis.entry import argument_name
 from stablehlo_tools.analysis.partial_sums import PartialSums, source_of
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, ToolError, note
-from stablehlo_tools.dialect.names import BARRIER, MANUAL_COMPUTATION
+from stablehlo_tools.dialect.names import BARRIER, MANUAL_COMPUTATION, WHILE
 from stablehlo_tools.dialect.traits import COLLECTIVES
 from stablehlo_tools.ir.builder import element_of, shape_of
 from stablehlo_tools.ir.values import is_float

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import gcd
 
 from stablehlo_tools import bindings
-from stablehlo_tools.analysis.dimension_propagation.graph import Node, inputs_of
+from stablehlo_tools.analysis.dataflow import Node, inputs_of
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling, part_shape
 from stablehlo_tools.analysis.reducers import identity_of
 from stablehlo_tools.analysis.replica_groups import DeviceMesh

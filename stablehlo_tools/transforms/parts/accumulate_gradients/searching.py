@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from stablehlo_tools.analysis.dimension_propagation.graph import Graph, Node, inputs_of, needed
-from stablehlo_tools.analysis.dimension_propagation.propagation import Origins, TiledValue
+from stablehlo_tools.analysis.dataflow import Node, inputs_of, needed
+from stablehlo_tools.analysis.dimension_propagation.propagation import Graph, Origins, TiledValue
 from stablehlo_tools.analysis.dimension_propagation.seeds import (
     Seeds,
     Trial,

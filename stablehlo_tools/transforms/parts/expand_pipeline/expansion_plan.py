@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from stablehlo_tools.analysis.collectives import ModuleFacts, tensor_bytes
-from stablehlo_tools.analysis.dimension_propagation.graph import Body, Graph
+from stablehlo_tools.analysis.dataflow import Body
+from stablehlo_tools.analysis.dimension_propagation.propagation import Graph
 from stablehlo_tools.analysis.dimension_propagation.seeds import Seeds
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
 from stablehlo_tools.analysis.effects import Effects

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stablehlo_tools.analysis.dimension_propagation.graph import Body, Node, inputs_of, needed
+from stablehlo_tools.analysis.dataflow import Body, Node, inputs_of, needed
 from stablehlo_tools.analysis.partial_sums import PartialSums, source_of
 from stablehlo_tools.diagnostics import ToolError, note
 from stablehlo_tools.ir.values import has_uses

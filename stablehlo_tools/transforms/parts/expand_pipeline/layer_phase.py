@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from stablehlo_tools.analysis.dimension_propagation.graph import Body, Node, inputs_of, needed
+from stablehlo_tools.analysis.dataflow import Body, Node, inputs_of, needed
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims
 from stablehlo_tools.analysis.layer_loops import LayerLoop
 from stablehlo_tools.analysis.loop_carries import Access, Rows

@@ -16,15 +16,23 @@ from dataclasses import dataclass
 import numpy as np
 
 from stablehlo_tools import bindings
-from stablehlo_tools.analysis.dimension_propagation.graph import BRANCHES, WHILE, Body, Graph, Node
-from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims
+from stablehlo_tools.analysis.dataflow import Body, Node
+from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims, Graph
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling, reshaped
 from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.analysis.loop_carries import Rows
 from stablehlo_tools.analysis.tensor_shardings import SHARDING, axes_in, axis_text
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, note
-from stablehlo_tools.dialect.names import BARRIER, BROADCAST, IOTA, RESHAPE, SHARDING_CONSTRAINT
+from stablehlo_tools.dialect.names import (
+    BARRIER,
+    BROADCAST,
+    IOTA,
+    RESHAPE,
+    SHARDING_CONSTRAINT,
+    WHILE,
+)
+from stablehlo_tools.dialect.traits import BRANCHES
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.constants import CONSTANTS, is_splat, value_of
 from stablehlo_tools.ir.values import is_float, producer
@@ -174,7 +182,7 @@ class Follower:
 
     def _forwards(self, node: Node) -> None:
         taken = tuple(map(self.layouts.get, node.operands))
-        step = node.tiling(taken, self._layers)
+        step = self._graph.tiling(node, taken, self._layers)
         captured = any(number in self.layouts for number in node.captures)
         if step is None or step.chained or captured:
             raise self._refusal(node)
@@ -198,7 +206,7 @@ class Follower:
         for place, number in enumerate(node.operands):
             for layout in self._candidates(node, number, wanted):
                 given = tuple(layout if i == place else None for i in range(len(node.operands)))
-                step = node.tiling(given, self._layers)
+                step = self._graph.tiling(node, given, self._layers)
                 if step is None or step.combine is not None or step.results != wanted:
                     continue
                 self._put(number, layout, node)

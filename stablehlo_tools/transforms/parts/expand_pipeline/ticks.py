@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stablehlo_tools.analysis.dimension_propagation.graph import inputs_of
+from stablehlo_tools.analysis.dataflow import inputs_of
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling, part_shape
 from stablehlo_tools.analysis.loop_carries import Access
 from stablehlo_tools.bindings import ir

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from stablehlo_tools.analysis.dimension_propagation.graph import Graph
-from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims, propagate
+from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims, Graph, propagate
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.builder import shape_of

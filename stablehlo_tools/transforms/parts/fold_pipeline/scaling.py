@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stablehlo_tools.analysis.dimension_propagation.graph import Body, Graph, Node
-from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims, propagate
+from stablehlo_tools.analysis.dataflow import Body, Node
+from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims, Graph, propagate
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling, OpTiling, reshaped
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimensions import dimensions_of

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from stablehlo_tools.analysis.dimension_propagation.graph import BRANCHES, WHILE, Graph, Node
+from stablehlo_tools.analysis.dataflow import Node
 from stablehlo_tools.analysis.dimension_propagation.propagation import (
     BatchDims,
+    Graph,
     Origins,
     Propagation,
     TiledValue,
@@ -23,7 +24,8 @@ from stablehlo_tools.analysis.layer_loops import LayerLoop, layer_loops, read_la
 from stablehlo_tools.analysis.loop_carries import Rows
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
+from stablehlo_tools.dialect.names import MANUAL_COMPUTATION, WHILE
+from stablehlo_tools.dialect.traits import BRANCHES
 from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.values import key_of
 from stablehlo_tools.ir.walk import is_inside

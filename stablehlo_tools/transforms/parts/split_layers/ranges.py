@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from stablehlo_tools.analysis.channels import Channels
-from stablehlo_tools.analysis.dimension_propagation.graph import Node, captured
+from stablehlo_tools.analysis.dataflow import Node, captured
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims
 from stablehlo_tools.analysis.layer_loops import LayerLoop
 from stablehlo_tools.analysis.loop_carries import Rows

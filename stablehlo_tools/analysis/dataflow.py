@@ -1,0 +1,322 @@
+"""A block and the blocks in it, read once: values as numbers, ops as nodes, blocks as bodies.
+
+Analyses go over a block many times, from different arguments; asking the bindings each time takes
+ten times as long. What control flow hands on stands here alone: `carries` and `handed_on`, for the
+values that are the same elsewhere, and `sources_of` for all that a value may depend on.
+
+`solve` takes facts of values along, forwards or backwards, until none changes: MLIR's sparse
+dataflow solver (`mlir/Analysis/DataFlow/SparseAnalysis.h`) without lattices of its own. An analysis
+is what a node makes of the facts that it takes, and how two facts are joined.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple, Self
+
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import WHILE
+from stablehlo_tools.dialect.traits import BRANCHES
+
+CONTROL_FLOW = BRANCHES | {WHILE}
+
+
+@dataclass(eq=False, slots=True)
+class Body:
+    """A block: its arguments, its ops without the terminator, and what the terminator returns."""
+
+    block: ir.Block
+    arguments: tuple[int, ...]
+    nodes: tuple[Node, ...]
+    returned: tuple[int, ...]
+
+    def nested(self) -> Iterator[Node]:
+        """Every op, each before those in it."""
+        for node in self.nodes:
+            yield node
+            for body in node.bodies:
+                yield from body.nested()
+
+
+@dataclass(eq=False, slots=True)
+class Node:
+    """An op. `captures` are values from outside that its regions use; ops that are opened, control
+    flow, have their regions in `bodies`, and no captures of their own.
+
+    `index` is its place among all nodes of the graph; `inputs` are operands and captures, each
+    once.
+    """
+
+    index: int
+    op: ir.Operation
+    name: str
+    operands: tuple[int, ...]
+    results: tuple[int, ...]
+    captures: tuple[int, ...] = ()
+    bodies: tuple[Body, ...] = ()
+    inputs: tuple[int, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.inputs = tuple(dict.fromkeys((*self.operands, *self.captures)))
+
+
+class Dataflow:
+    """All of a block. `values[n]` is value number n, `nodes[i]` the op of index i; those in an op
+    stand before it."""
+
+    root: Body
+
+    def __init__(self, opened: Collection[str] = CONTROL_FLOW) -> None:
+        self.values: list[ir.Value] = []
+        self.numbers: dict[ir.Value, int] = {}
+        self.nodes: list[Node] = []
+        self._opened = opened
+
+    @classmethod
+    def of(cls, block: ir.Block, *, opened: Collection[str] = CONTROL_FLOW) -> Self:
+        """The graph of a block, and of those in ops of the names `opened`: in control flow, unless
+        a client takes a loop as one op."""
+        graph = cls(opened)
+        graph.root = graph._body(block)
+        return graph
+
+    @cached_property
+    def maker(self) -> dict[int, Node]:
+        """The op that a value is a result of."""
+        return {number: node for node in self.nodes for number in node.results}
+
+    @cached_property
+    def users(self) -> dict[int, list[Node]]:
+        """The ops that take a value: as an input, or from one of their bodies."""
+        users: dict[int, list[Node]] = {}
+        for node in self.nodes:
+            returned = (number for body in node.bodies for number in body.returned)
+            for number in dict.fromkeys((*node.inputs, *returned)):
+                users.setdefault(number, []).append(node)
+        return users
+
+    @cached_property
+    def owner(self) -> dict[int, Node]:
+        """The op that a value is an argument of a body of."""
+        return {n: node for node in self.nodes for body in node.bodies for n in body.arguments}
+
+    def number(self, value: ir.Value) -> int:
+        """The number of a value, a new one where it has none yet: one from outside of the block."""
+        number = self.numbers.get(value)
+        if number is None:
+            number = self.numbers[value] = len(self.values)
+            self.values.append(value)
+        return number
+
+    def ancestors(self, numbers: Iterable[int]) -> set[int]:
+        """The indices of the ops that values are computed by."""
+        above = solve(self, dict.fromkeys(numbers, True), dependences, backward=True)
+        return {self.maker[number].index for number in above if number in self.maker}
+
+    def _body(self, block: ir.Block) -> Body:
+        arguments, nodes = self._numbers(block.arguments), list[Node]()
+        returned = self._read(block, nodes)
+        return Body(block, arguments, tuple(nodes), returned)
+
+    def _read(self, block: ir.Block, nodes: list[Node]) -> tuple[int, ...]:
+        """Adds the nodes of a block's ops; what its terminator returns."""
+        *ops, end = [view.operation for view in block.operations]
+        for op in ops:
+            self._op(op, nodes)
+        return self._numbers(end.operands)
+
+    def _op(self, op: ir.Operation, nodes: list[Node]) -> None:
+        """Adds the node of an op; a subclass may read it as several, or as none."""
+        operands, name = self._numbers(op.operands), op.name
+        bodies: tuple[Body, ...] = ()
+        captures: tuple[int, ...] = ()
+        if name in self._opened:
+            bodies = tuple(self._body(region.blocks[0]) for region in op.regions)
+        elif len(op.regions):
+            captures = self._numbers(captured(op))
+        results = self._numbers(op.results)
+        nodes.append(self._add(op, name, operands, results, captures, bodies))
+
+    def _add(
+        self,
+        op: ir.Operation,
+        name: str,
+        operands: tuple[int, ...],
+        results: tuple[int, ...],
+        captures: tuple[int, ...] = (),
+        bodies: tuple[Body, ...] = (),
+    ) -> Node:
+        node = Node(len(self.nodes), op, name, operands, results, captures, bodies)
+        self.nodes.append(node)
+        return node
+
+    def _numbers(self, values: Sequence[ir.Value]) -> tuple[int, ...]:
+        return tuple(self.number(value) for value in values)
+
+
+def captured(op: ir.Operation) -> list[ir.Value]:
+    """The values from outside that the regions of an op use, in the order of the text."""
+    inside: set[ir.Value] = set()
+    used: dict[ir.Value, None] = {}
+
+    def visit(block: ir.Block) -> None:
+        inside.update(block.arguments)
+        for view in block.operations:
+            used.update(dict.fromkeys(view.operation.operands))
+            for region in view.operation.regions:
+                for inner in region.blocks:
+                    visit(inner)
+            inside.update(view.operation.results)
+
+    for region in op.regions:
+        for block in region.blocks:
+            visit(block)
+    return [value for value in used if value not in inside]
+
+
+class Carry(NamedTuple):
+    """One value that a loop hands on. Of each iteration it is an argument of both regions: the
+    operand at first, then what the body has returned, and at the end the result."""
+
+    operand: int
+    condition: int
+    argument: int
+    returned: int
+    result: int
+
+
+def carries(loop: Node) -> list[Carry]:
+    """What a `while` hands on, in the order of its operands."""
+    condition, body = loop.bodies
+    columns = (loop.operands, condition.arguments, body.arguments, body.returned, loop.results)
+    return [Carry(*row) for row in zip(*columns, strict=True)]
+
+
+def handed_on(node: Node) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """The values that control flow hands on unchanged, each with those that it may be: arguments of
+    a loop's body, and results. None of any other op, nor of one that was not opened.
+
+    The arguments of a loop's condition are left out: who asks where a tiling comes from has never
+    looked behind what a condition computes.
+    """
+    if not node.bodies:
+        return
+    if node.name == WHILE:
+        for carry in carries(node):
+            yield carry.argument, (carry.operand, carry.returned)
+            yield carry.result, (carry.operand, carry.returned)
+        return
+    for place, result in enumerate(node.results):
+        yield result, tuple(body.returned[place] for body in node.bodies)
+
+
+def sources_of(node: Node) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """The values that an op makes or hands on, each with all that it is computed from. How often a
+    loop runs is not counted among those, which branch runs is."""
+    if node.name == WHILE and node.bodies:
+        yield from handed_on(node)
+        return
+    returned = dict(handed_on(node))
+    for result in node.results:
+        yield result, (*node.inputs, *returned.get(result, ()))
+
+
+def inputs_of(node: Node) -> set[int]:
+    """The values that an op and the ops in it use, its own blocks' among them."""
+    used = set(node.inputs)
+    for body in node.bodies:
+        used.update(body.returned)
+        for inner in body.nodes:
+            used |= inputs_of(inner)
+    return used
+
+
+def needed(
+    nodes: Sequence[Node], ends: Iterable[int], given: Set[int] = frozenset()
+) -> tuple[Node, ...]:
+    """Those of the ops of a block that values depend on, the makers of `given` ones left out. A
+    loop is taken whole: it needs all that goes in."""
+    wanted = set(ends)
+    makers: list[Node] = []
+    for node in reversed(nodes):
+        if wanted.isdisjoint(node.results) or not given.isdisjoint(node.results):
+            continue
+        makers.append(node)
+        wanted.update(inputs_of(node))
+    return tuple(reversed(makers))
+
+
+# What a node says of values, given the facts of those that it takes (backwards: of those it makes).
+type Transfer[T] = Callable[[Node, Mapping[int, T]], Iterable[tuple[int, T]]]
+
+
+def _either[T](fact: T, other: T) -> T:
+    return fact or other
+
+
+def solve[T](
+    graph: Dataflow,
+    start: Mapping[int, T],
+    transfer: Transfer[T],
+    join: Callable[[T, T], T] = _either,
+    *,
+    backward: bool = False,
+    everywhere: bool = False,
+) -> dict[int, T]:
+    """The facts of values, from those known at the `start` on: the least that `transfer` of every
+    node adds nothing to. Values without a fact are not in it.
+
+    A node is visited where a fact that it takes is new or has changed; with `everywhere` each at
+    least once, for facts that come of nothing. First come inner and earlier nodes (backwards outer
+    and later ones): the outcome is the same in any order, as long as `join` and `transfer` only
+    ever add to what is said, and it is found soonest in this.
+    """
+    facts, way = dict(start), -1 if backward else 1
+
+    def takers(number: int) -> Iterable[Node]:
+        if not backward:
+            return graph.users.get(number, ())
+        return [by[number] for by in (graph.maker, graph.owner) if number in by]
+
+    waiting = {way * node.index for number in facts for node in takers(number)}
+    if everywhere:
+        waiting = {way * node.index for node in graph.nodes}
+    heap = sorted(waiting)
+    while heap:
+        index = heapq.heappop(heap)
+        waiting.discard(index)
+        for number, fact in transfer(graph.nodes[way * index], facts):
+            before = facts.get(number)
+            after = fact if before is None else join(before, fact)
+            if after == before:
+                continue
+            facts[number] = after
+            for node in takers(number):
+                if way * node.index not in waiting:
+                    waiting.add(way * node.index)
+                    heapq.heappush(heap, way * node.index)
+    return facts
+
+
+def dependences(node: Node, wanted: Mapping[int, bool]) -> Iterator[tuple[int, bool]]:
+    """Backwards: what the values that are wanted are computed from."""
+    for number, sources in sources_of(node):
+        if number in wanted:
+            yield from ((source, True) for source in sources)
+
+
+def dependents(node: Node, reached: Mapping[int, bool]) -> Iterator[tuple[int, bool]]:
+    """Forwards: what is computed from values that are reached; of a loop that runs as often as one
+    of them says, all that it hands on."""
+    if node.name != WHILE or not node.bodies:
+        for number, sources in sources_of(node):
+            if any(source in reached for source in sources):
+                yield number, True
+        return
+    often = node.bodies[0].returned[0] in reached
+    for carry in carries(node):
+        if often or carry.operand in reached or carry.returned in reached:
+            yield from ((n, True) for n in (carry.condition, carry.argument, carry.result))
