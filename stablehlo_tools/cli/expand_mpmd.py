@@ -73,13 +73,13 @@ def run(arguments: argparse.Namespace) -> int:
 def _write(arguments: argparse.Namespace, loaded: Artifact, request: Request) -> int:
     import json
 
-    from stablehlo_tools.mpmd import rank_set
     from stablehlo_tools.mpmd.expansion import expand_mpmd
+    from stablehlo_tools.mpmd.rank_set import check_writable, write
     from stablehlo_tools.report.mpmd_summary import summary, summary_text
 
-    rank_set.check_writable(arguments.output)
+    check_writable(arguments.output)
     expansion = expand_mpmd(loaded, request)
-    rank_set.write(arguments.output, expansion.manifest, expansion.modules)
+    write(arguments.output, expansion.manifest, expansion.modules)
     facts = summary(expansion.manifest, expansion.alone)
     for warning in expansion.warnings:
         print(warning.render(loaded.name), file=sys.stderr)
@@ -88,7 +88,7 @@ def _write(arguments: argparse.Namespace, loaded: Artifact, request: Request) ->
 
 
 def _compare(arguments: argparse.Namespace, loaded: Artifact, request: Request) -> int:
-    from stablehlo_tools.mpmd.comparison import compare_schedules
+    from stablehlo_tools.mpmd.expansion import compare_schedules
     from stablehlo_tools.report.schedule_comparison import to_json, to_text
 
     limit = None if arguments.memory_limit is None else arguments.memory_limit * 2**30

@@ -22,12 +22,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Writes the set; always 0. Raises ToolError."""
-    from stablehlo_tools.mpmd import rank_set
+    from stablehlo_tools.mpmd.rank_set import load, write
     from stablehlo_tools.mpmd.transfers import with_both_ends, with_permutes
 
-    ranks = rank_set.load(arguments.directory)
+    ranks = load(arguments.directory)
     lower = with_both_ends if arguments.transfers == "both-ends" else with_permutes
     written = lower(ranks)
     modules = [program.module for program in written.programs]
-    rank_set.write(arguments.output, written.manifest, modules)
+    write(arguments.output, written.manifest, modules)
     return 0

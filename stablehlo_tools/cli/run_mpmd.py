@@ -61,9 +61,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints what came of it. Raises ToolError for what cannot be run."""
-    from stablehlo_tools.mpmd import rank_set
+    from stablehlo_tools.mpmd.rank_set import load
 
-    ranks = rank_set.load(arguments.directory)
+    ranks = load(arguments.directory)
     if arguments.compile:
         from stablehlo_tools.mpmd.running.compiling import compile_ranks
 

@@ -45,25 +45,32 @@ from stablehlo_tools.mpmd.manifest import (
     costs_of_stages,
     is_reserved,
 )
-from stablehlo_tools.mpmd.paths import argument_paths, result_paths
-from stablehlo_tools.mpmd.reading import read_rank
-from stablehlo_tools.mpmd.staging.forward import dissolve_named, forget_marks
-from stablehlo_tools.mpmd.staging.loop_forms import stack_recurrences, use_plain_forms
-from stablehlo_tools.mpmd.staging.op_times import Weigher, total_ns
-from stablehlo_tools.mpmd.staging.staging import (
+from stablehlo_tools.mpmd.rank_set import argument_paths, result_paths
+from stablehlo_tools.mpmd.reading import read_rank, wiring
+from stablehlo_tools.mpmd.staging.cutting import (
     Staged,
     own_loop,
     read_step,
     stage_step,
     useless_cut,
 )
-from stablehlo_tools.mpmd.wiring import wiring
+from stablehlo_tools.mpmd.staging.forward import dissolve_named, forget_marks
+from stablehlo_tools.mpmd.staging.loop_forms import stack_recurrences, use_plain_forms
+from stablehlo_tools.mpmd.staging.op_times import Weigher, total_ns
 from stablehlo_tools.mpmd.writing.on_devices import Devices, OnDevices, take_off_devices
+from stablehlo_tools.mpmd.writing.phases import hop, stage_costs
 from stablehlo_tools.mpmd.writing.plan import Plan
 from stablehlo_tools.mpmd.writing.rank import RankWriter, Written, pieces_of
-from stablehlo_tools.mpmd.writing.stage_costs import hop, stage_costs
-from stablehlo_tools.schedules.catalogue import build
+from stablehlo_tools.schedules.catalogue import (
+    Candidate,
+    Comparison,
+    Refusal,
+    build,
+    candidate_of,
+    order,
+)
 from stablehlo_tools.schedules.explicit_tables import with_communication
+from stablehlo_tools.schedules.generators.named import MOST_CHUNKS, buildable
 from stablehlo_tools.schedules.setting import Costs, Setting, unit_costs
 from stablehlo_tools.schedules.simulator import simulate
 from stablehlo_tools.schedules.table import Table
@@ -275,3 +282,42 @@ def _entries(
         Entry(path, str(type_), tuple(pieces.get(number, ())))
         for number, (path, type_) in enumerate(zip(paths, types, strict=True))
     )
+
+
+def compare_schedules(
+    artifact: Artifact, request: Request, limit: float | None = None
+) -> Comparison:
+    """The schedules of a training step, best first; times in seconds, memory in bytes.
+
+    `limit` is the most bytes that a rank may hold. Raises a located ToolError for a step that
+    cannot be cut for one stage on each rank.
+    """
+    with naming(artifact.name):
+        candidates: dict[tuple[str, int], Candidate] = {}
+        why: dict[str, str] = {}
+        setting: Setting | None = None
+        prepared = prepare(artifact, request)
+        for chunks in _chunks(request):
+            try:
+                timed = time_stages(prepared, request, chunks * request.ranks)
+            except ToolError as error:
+                if setting is None:
+                    raise
+                why.setdefault(f"{chunks} stages a rank", error.diagnostic.message)
+                continue
+            each = Setting(request.ranks, timed.microbatches, timed.costs, request.chunks, limit)
+            setting = setting or each
+            for entry, built in buildable(each, MOST_CHUNKS):
+                if isinstance(built, ToolError):
+                    why.setdefault(entry.name, built.diagnostic.message)
+                elif built.stages == timed.costs.stages:
+                    candidates[entry.name, chunks] = candidate_of(entry.name, built, each)
+    assert setting is not None, "one stage a rank is tried first"
+    there = {name for name, _ in candidates}
+    refusals = tuple(Refusal(name, reason) for name, reason in why.items() if name not in there)
+    return Comparison(setting, tuple(sorted(candidates.values(), key=order)), refusals, None)
+
+
+def _chunks(request: Request) -> list[int]:
+    """The stages on a rank that schedules are tried with."""
+    return [request.chunks] if request.chunks is not None else [1, 2, MOST_CHUNKS]

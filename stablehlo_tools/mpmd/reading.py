@@ -2,12 +2,20 @@
 
 A value is told by where it comes from, barriers looked through: an argument, a constant, a result
 of a call, or a message. Nothing is judged here; what is not understood has an unknown origin.
+
+The schedule says what its actions take and send. What `prepare`, the calls of the finish and their
+messages take, and what a rank returns, only the one who wrote it knows; so the manifest says it, as
+`wiring` reads it from the program:
+
+    {"@finish_0": ["result 1 of 0B5", "argument 2"], "channel 9": ["result 0 of @finish_0"],
+     "return": ["result 1 of @finish_1"]}
 """
 
 from __future__ import annotations
 
 import enum
 from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -25,6 +33,8 @@ from stablehlo_tools.schedules.table import Action
 
 BARRIER, CONSTANT = "stablehlo.optimization_barrier", "stablehlo.constant"
 SEND, RECEIVE, AFTER_ALL = "stablehlo.send", "stablehlo.recv", "stablehlo.after_all"
+RETURN = -1
+RETURN_KEY = "return"
 
 
 class Source(enum.Enum):
@@ -52,9 +62,6 @@ class Use(NamedTuple):
 
     event: int
     operand: int
-
-
-RETURN = -1
 
 
 @dataclass(frozen=True, eq=False)
@@ -273,3 +280,17 @@ def _pairs(op: ir.Operation) -> tuple[tuple[int, ...], ...]:
         return ()
     numbers = [int(number) for number in pairs]
     return tuple((numbers[i], numbers[i + 1]) for i in range(0, len(numbers), 2))
+
+
+def wiring(reading: Reading, scheduled: Collection[int]) -> dict[str, tuple[str, ...]]:
+    """Where the operands come from, of the calls that are no actions, of the sends on channels that
+    are not `scheduled`, and of what `main` returns."""
+    sources: dict[str, tuple[str, ...]] = {}
+    for event in reading.events:
+        if isinstance(event, Call):
+            if event.action is None:
+                sources[f"@{event.function}"] = tuple(map(reading.described, event.operands))
+        elif event.is_send and event.channel not in scheduled:
+            sources[f"channel {event.channel}"] = tuple(map(reading.described, event.operands))
+    sources[RETURN_KEY] = tuple(map(reading.described, reading.returned))
+    return sources

@@ -12,12 +12,10 @@ from soaking import one_in
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.mpmd import rank_set
-from stablehlo_tools.mpmd.comparison import compare_schedules
-from stablehlo_tools.mpmd.expansion import Expansion, Request, expand_mpmd
+from stablehlo_tools.mpmd.expansion import Expansion, Request, compare_schedules, expand_mpmd
 from stablehlo_tools.mpmd.manifest import Entry
 from stablehlo_tools.mpmd.proof.proving import prove
-from stablehlo_tools.mpmd.rank_set import RankSet
+from stablehlo_tools.mpmd.rank_set import RankSet, load, write
 from stablehlo_tools.mpmd.running.outcome import Options, run_set
 from stablehlo_tools.schedules.simulator import simulate
 from stablehlo_tools.schedules.table import actions_of
@@ -56,8 +54,8 @@ def expanded(name: str, ranks: int, chunks: int | None, step: Step) -> Expansion
 
 
 def written(directory: Path, expansion: Expansion) -> RankSet:
-    rank_set.write(directory, expansion.manifest, expansion.modules)
-    return rank_set.load(directory)
+    write(directory, expansion.manifest, expansion.modules)
+    return load(directory)
 
 
 def title(case: Case) -> str:

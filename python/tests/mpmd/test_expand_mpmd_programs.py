@@ -13,11 +13,10 @@ from soaking import first
 
 from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.mpmd import rank_set
 from stablehlo_tools.mpmd.expansion import Expansion, Request, expand_mpmd
 from stablehlo_tools.mpmd.manifest import Manifest
 from stablehlo_tools.mpmd.proof.proving import prove
-from stablehlo_tools.mpmd.rank_set import RankSet
+from stablehlo_tools.mpmd.rank_set import RankSet, load, write
 from stablehlo_tools.mpmd.running.outcome import Options, run_set
 
 REFUSED = [
@@ -49,8 +48,8 @@ def expansion(name: str, schedule: str, ranks: int = 2) -> Expansion:
 def written(room: Path, name: str, schedule: str, ranks: int = 2) -> RankSet:
     """The set, in files."""
     found = expansion(name, schedule, ranks)
-    rank_set.write(room, found.manifest, found.modules)
-    return rank_set.load(room)
+    write(room, found.manifest, found.modules)
+    return load(room)
 
 
 def sent(manifest: Manifest, source: int, target: int) -> int:

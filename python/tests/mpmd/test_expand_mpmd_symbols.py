@@ -27,9 +27,9 @@ from stablehlo_tools.ir.symbols import (
     referenced_symbols,
     symbol_name,
 )
-from stablehlo_tools.mpmd import rank_set
 from stablehlo_tools.mpmd.expansion import Request, expand_mpmd
 from stablehlo_tools.mpmd.proof.proving import prove
+from stablehlo_tools.mpmd.rank_set import load, write
 from stablehlo_tools.mpmd.running.outcome import Options, run_set
 
 TANH = """
@@ -72,8 +72,8 @@ def test_a_shard_map_with_a_psum_becomes_programs_that_give_its_values(tmp_path:
     assert "replica_group_mesh_axes<mesh = @" in str(step.module)
     found = expand_mpmd(step, Request("1f1b", 2, load_hardware("h100"), None, 2))
     assert "replica_group_mesh_axes" not in "".join(map(str, found.modules))
-    rank_set.write(tmp_path, found.manifest, found.modules)
-    written = rank_set.load(tmp_path)
+    write(tmp_path, found.manifest, found.modules)
+    written = load(tmp_path)
     assert not prove(written).findings
     assert run_set(written, step, Options()).same
 
@@ -150,6 +150,6 @@ def test_functions_of_composites_go_along_under_names_that_are_free(name: str, t
     end = text.rindex("}")
     step = artifact.parse(f"{text[:end]}{TANH.format(name=name)}}}".encode(), "step")
     found = expand_mpmd(step, Request("1f1b", 2, load_hardware("h100")))
-    rank_set.write(tmp_path, found.manifest, found.modules)
-    assert not prove(rank_set.load(tmp_path)).findings
+    write(tmp_path, found.manifest, found.modules)
+    assert not prove(load(tmp_path)).findings
     assert all("stablehlo.tanh" in str(module) for module in found.modules)

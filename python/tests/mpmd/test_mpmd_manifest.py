@@ -16,9 +16,8 @@ from proof_sets import SCHEDULES, files
 
 from stablehlo_tools.cli import main as command_line
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.mpmd import manifest as manifests
-from stablehlo_tools.mpmd import rank_set
-from stablehlo_tools.mpmd.rank_set import decode, refusal_of_name
+from stablehlo_tools.mpmd.manifest import NAME, decode_manifest, refusal_of_name
+from stablehlo_tools.mpmd.rank_set import load, write
 
 SET = SCHEDULES[0]
 Change = Callable[[Any], object]
@@ -36,7 +35,7 @@ def room(tmp_path: Path) -> Path:
 
 def changed(room: Path, change: Change) -> None:
     """Changes the manifest of a set."""
-    path = room / manifests.NAME
+    path = room / NAME
     content = json.loads(path.read_text())
     change(content)
     path.write_text(json.dumps(content))
@@ -48,7 +47,7 @@ def called(*words: object) -> int:
 
 def test_the_set_is_one(room: Path, capsys: pytest.CaptureFixture[str]):
     assert called("check-mpmd", room) == 0
-    assert decode((room / manifests.NAME).read_bytes()) == rank_set.load(room).manifest
+    assert decode_manifest((room / NAME).read_bytes()) == load(room).manifest
 
 
 NAMES = [
@@ -85,14 +84,14 @@ def test_programs_lie_in_the_set(
     assert called(command, room, *more) == 2
     told = capsys.readouterr().err
     assert told.count("\n") == 1
-    assert told.startswith(f"{room / manifests.NAME}:1:")
+    assert told.startswith(f"{room / NAME}:1:")
     assert "ranks[1].program" in told
     assert told.strip().isprintable()
     assert outside.read_bytes() == before
     assert not output.exists()
 
 
-@pytest.mark.parametrize("linked", ["rank_1.mlir", manifests.NAME])
+@pytest.mark.parametrize("linked", ["rank_1.mlir", NAME])
 def test_links_lead_to_the_set(linked: str, room: Path, capsys: pytest.CaptureFixture[str]):
     outside = room.parent / "outside"
     shutil.move(room / linked, outside)
@@ -105,7 +104,7 @@ def test_links_lead_to_the_set(linked: str, room: Path, capsys: pytest.CaptureFi
     assert called("check-mpmd", room) == 0, "a link within the set is one"
 
 
-@pytest.mark.parametrize("linked", ["rank_1.mlir", manifests.NAME])
+@pytest.mark.parametrize("linked", ["rank_1.mlir", NAME])
 def test_nothing_is_written_through_a_link(
     linked: str, room: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -126,7 +125,7 @@ def test_two_ranks_have_two_files(room: Path, capsys: pytest.CaptureFixture[str]
     assert "this is the same file as 'rank_0.mlir'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["rank_1.mlir", manifests.NAME])
+@pytest.mark.parametrize("name", ["rank_1.mlir", NAME])
 def test_what_is_no_regular_file_is_not_waited_for(
     name: str, room: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -142,10 +141,10 @@ def test_usual_names_are_names():
 
 
 def test_a_set_is_not_written_by_another_name(room: Path, tmp_path: Path):
-    loaded = rank_set.load(room)
+    loaded = load(room)
     loaded.manifest.ranks[0].__dict__["program"] = "../outside.mlir"
     with pytest.raises(ToolError, match=r"cannot write a program of a set: '../outside.mlir' is a"):
-        rank_set.write(tmp_path / "new" / "set", loaded.manifest, [])
+        write(tmp_path / "new" / "set", loaded.manifest, [])
     assert not (tmp_path / "new" / "outside.mlir").exists()
 
 
@@ -204,11 +203,11 @@ def test_every_field_is_checked(
     told = capsys.readouterr().err
     assert said in told
     assert told.count("\n") == 1
-    assert told.startswith(f"{room / manifests.NAME}:")
+    assert told.startswith(f"{room / NAME}:")
 
 
 def test_the_line_is_that_of_the_field(room: Path, capsys: pytest.CaptureFixture[str]):
-    path = room / manifests.NAME
+    path = room / NAME
     text = path.read_text()
     line = next(n for n, each in enumerate(text.splitlines(), 1) if '"channel": 2' in each)
     path.write_text(text.replace('"channel": 2', '"channel": 0'))
@@ -218,7 +217,7 @@ def test_the_line_is_that_of_the_field(room: Path, capsys: pytest.CaptureFixture
 
 def check_mutants(room: Path, count: int, seed: int, capsys: pytest.CaptureFixture[str]) -> None:
     """That each is judged, or refused in one message, by a command that reads sets."""
-    path, output = room / manifests.NAME, room.parent / "output"
+    path, output = room / NAME, room.parent / "output"
     text = path.read_text()
     commands: list[list[object]] = [
         ["check-mpmd", room],

@@ -21,11 +21,10 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.ir import carriers
 from stablehlo_tools.ir.symbols import functions_by_name
-from stablehlo_tools.mpmd import rank_set
 from stablehlo_tools.mpmd.expansion import Request, expand_mpmd
 from stablehlo_tools.mpmd.proof.findings import Rule
 from stablehlo_tools.mpmd.proof.proving import Proof, prove
-from stablehlo_tools.mpmd.rank_set import RankSet, load
+from stablehlo_tools.mpmd.rank_set import RankSet, load, write
 from stablehlo_tools.mpmd.reading import Origin, Source, read_rank
 from stablehlo_tools.schedules.simulator import change_of_memory, simulate
 from stablehlo_tools.schedules.table import Kind, actions_of
@@ -90,7 +89,7 @@ def test_sets_of_other_programs_are_proven(name: str, schedule: str, devices: in
     chunks = 2 if schedule.startswith("interleaved") else None
     request = Request(schedule, 2, load_hardware("h100"), chunks=chunks)
     written = expand_mpmd(artifact.from_exported(exported), request)
-    rank_set.write(tmp_path, written.manifest, written.modules)
+    write(tmp_path, written.manifest, written.modules)
     assert not prove(load(tmp_path)).findings
 
 

@@ -27,9 +27,8 @@ from stablehlo_tools.artifacts.program_set import Options as JobOptions
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cli import main as command_line
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.mpmd import rank_set
 from stablehlo_tools.mpmd.manifest import Transfer
-from stablehlo_tools.mpmd.rank_set import RankSet
+from stablehlo_tools.mpmd.rank_set import RankSet, load, write
 from stablehlo_tools.mpmd.reading import body_of
 from stablehlo_tools.mpmd.running.arrays import cut_pieces, join_pieces
 from stablehlo_tools.mpmd.running.compiling import compile_ranks
@@ -53,7 +52,7 @@ for_gpu = pytest.mark.skipif(
 def loaded(directory: Path, case: Case) -> RankSet:
     """The set of a case."""
     write_set(directory, table_of(case), case[-1])
-    return rank_set.load(directory)
+    return load(directory)
 
 
 def ops_of(ranks: RankSet, rank: int, *names: str) -> list[ir.Operation]:
@@ -87,7 +86,7 @@ def test_both_ends_stand_beside_each_other(case: Case, tmp_path: Path) -> None:
 def test_both_ends_keep_an_order_that_deadlocks(tmp_path: Path) -> None:
     loaded(tmp_path, ("gpipe", 2, 2, None, 1))
     edited(tmp_path, 1, first_two_channels_swapped)
-    finding = decide(_programs(with_both_ends(rank_set.load(tmp_path)))).finding
+    finding = decide(_programs(with_both_ends(load(tmp_path)))).finding
     assert finding is not None
     assert finding.verdict is Verdict.MAY_DEADLOCK
 
@@ -151,10 +150,10 @@ def test_permutes_inside_of_a_rank_are_its_own(tmp_path: Path) -> None:
     before = played(tmp_path / "set")[1]
     for rank in range(2):
         edited(tmp_path / "set", rank, with_ring)
-    lowered = with_permutes(rank_set.load(tmp_path / "set"))
+    lowered = with_permutes(load(tmp_path / "set"))
     modules = [program.module for program in lowered.programs]
     assert not any("pairs = dense<[[0, 1], [2, 3]]>" in str(module) for module in modules)
-    rank_set.write(tmp_path / "lowered", lowered.manifest, modules)
+    write(tmp_path / "lowered", lowered.manifest, modules)
     one, other = played(tmp_path / "set")[1], played(tmp_path / "lowered")[1]
     for array, same, unlike in zip(one, other, before, strict=True):
         np.testing.assert_array_equal(array, same)
@@ -166,7 +165,7 @@ def test_permutes_inside_of_a_rank_run_in_processes(tmp_path: Path) -> None:
     loaded(tmp_path, ("1f1b", 2, 2, None, 2))
     for rank in range(2):
         edited(tmp_path, rank, with_ring)
-    ranks = rank_set.load(tmp_path)
+    ranks = load(tmp_path)
     inputs, _ = make_inputs(ranks.manifest, None, 0, {})
     room = tmp_path / "room"
     room.mkdir()
@@ -202,7 +201,7 @@ def test_a_broken_chain_is_refused(tmp_path: Path) -> None:
     lines[sends[1]] = lines[sends[1]].replace(f"{given})", f"{token})")
     path.write_text("\n".join(lines))
     with pytest.raises(ToolError, match="does not take the token of the transfer before it"):
-        with_permutes(rank_set.load(tmp_path))
+        with_permutes(load(tmp_path))
 
 
 def test_an_order_that_no_run_has_is_refused() -> None:

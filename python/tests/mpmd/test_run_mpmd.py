@@ -21,10 +21,9 @@ from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.cli import main as command_line
 from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.mpmd import manifest as manifests
-from stablehlo_tools.mpmd import rank_set
 from stablehlo_tools.mpmd.expansion import Request, expand_mpmd
-from stablehlo_tools.mpmd.rank_set import decode
+from stablehlo_tools.mpmd.manifest import NAME, decode_manifest, encode_manifest
+from stablehlo_tools.mpmd.rank_set import load, write
 from stablehlo_tools.mpmd.running import sequential_process
 from stablehlo_tools.mpmd.running.arrays import cut_pieces, join_pieces
 from stablehlo_tools.mpmd.running.original import make_inputs
@@ -56,12 +55,12 @@ def ran(directory: Path, how: str = "sequential") -> Outcome:
     """What came of running a set against its step, in processes of their own."""
     original = artifact.load(directory / "step.jax_export")
     options = Options(how=how, timeout=600)  # pyright: ignore[reportArgumentType]
-    return run_set(rank_set.load(directory), original, options)
+    return run_set(load(directory), original, options)
 
 
 def played(directory: Path, seed: int = 0) -> tuple[list[Array], list[Array], dict[str, Any]]:
     """Plays a set in this process: the inputs, the outputs, and what a child would answer."""
-    ranks = rank_set.load(directory)
+    ranks = load(directory)
     inputs, _ = make_inputs(ranks.manifest, None, seed, {})
     with tempfile.TemporaryDirectory() as room:
         write_inputs(ranks, cut_pieces(ranks.manifest, inputs), Path(room))
@@ -126,7 +125,7 @@ def expanded(directory: Path, schedule: str, ranks: int, microbatches: int) -> P
     (directory / "step.jax_export").write_bytes(exported.serialize())
     request = Request(schedule, ranks, load_hardware("h100"))
     made = expand_mpmd(artifact.from_exported(exported), request)
-    rank_set.write(directory, made.manifest, made.modules)
+    write(directory, made.manifest, made.modules)
     return directory
 
 
@@ -148,7 +147,7 @@ def test_what_expand_mpmd_writes_runs(
 
 def test_what_ranks_did_is_what_the_schedule_says(tmp_path: Path) -> None:
     _, _, answer = played(written(tmp_path, CASES[0]))
-    table = decode((tmp_path / manifests.NAME).read_text()).table
+    table = decode_manifest((tmp_path / NAME).read_text()).table
     for rank, row in zip(answer["ranks"], table.rows, strict=True):
         scheduled = [action for action in rank["actions"] if action[0].isdigit()]
         assert scheduled == [str(step) for step in row]
@@ -180,7 +179,7 @@ def test_ranks_that_wait_for_each_other_are_named(tmp_path: Path) -> None:
     assert "rank 0 waits in the send on channel 1 (0SEND_F0) for rank 1" in notes[0]
     assert "rank 1 waits in the receive on channel 2 (1RECV_F1) for rank 0" in notes[1]
     with pytest.raises(ToolError, match="wait for each other for ever"):
-        run_set(rank_set.load(tmp_path), None, Options(how="processes", timeout=600))
+        run_set(load(tmp_path), None, Options(how="processes", timeout=600))
 
 
 @pytest.mark.parametrize(
@@ -216,26 +215,26 @@ def test_pieces_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         ((*weights.pieces, replace(weights.pieces[0], rank=9)), "rank: 9 is not a whole number"),
     ):
         changed = replace(found, inputs=(replace(weights, pieces=pieces), *rest))
-        (tmp_path / manifests.NAME).write_text(manifests.encode(changed))
+        (tmp_path / NAME).write_text(encode_manifest(changed))
         with pytest.raises(ToolError, match=message):
-            rank_set.load(tmp_path)
+            load(tmp_path)
 
 
 def test_missing_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(ToolError, match=r"manifest\.json: error: cannot read"):
-        rank_set.load(tmp_path)
+        load(tmp_path)
     write_set(tmp_path, table_of(SMALL))
     (tmp_path / "rank_1.mlir").unlink()
     with pytest.raises(ToolError, match=r"rank_1\.mlir: error: cannot read"):
-        rank_set.load(tmp_path)
+        load(tmp_path)
 
 
 def test_a_set_is_written_as_it_was_read(tmp_path: Path) -> None:
     write_set(tmp_path / "one", table_of(SMALL))
-    loaded = rank_set.load(tmp_path / "one")
+    loaded = load(tmp_path / "one")
     modules = [program.module for program in loaded.programs]
-    rank_set.write(tmp_path / "new" / "two", loaded.manifest, modules)
-    again = rank_set.load(tmp_path / "new" / "two")
+    write(tmp_path / "new" / "two", loaded.manifest, modules)
+    again = load(tmp_path / "new" / "two")
     assert again.manifest == loaded.manifest
     for one, other in zip(loaded.programs, again.programs, strict=True):
         assert artifact.to_text(one.module) == artifact.to_text(other.module)
@@ -246,7 +245,7 @@ def test_the_interpreter_takes_two_ranks_of_one_device(tmp_path: Path) -> None:
         directory = tmp_path / str(case[-1])
         write_set(directory, table_of(case), case[-1])
         with pytest.raises(ToolError, match="trusted with 2 ranks of one device"):
-            run_set(rank_set.load(directory), None, Options(how="interpreter"))
+            run_set(load(directory), None, Options(how="interpreter"))
 
 
 def test_another_step_is_refused(tmp_path: Path) -> None:
@@ -260,7 +259,7 @@ def test_a_step_with_other_names_is_refused(tmp_path: Path) -> None:
     found = write_set(tmp_path, table_of(SMALL))
     renamed = replace(found.inputs[1], path="['batch']")
     changed = replace(found, inputs=(found.inputs[0], renamed))
-    (tmp_path / manifests.NAME).write_text(manifests.encode(changed))
+    (tmp_path / NAME).write_text(encode_manifest(changed))
     write_step(tmp_path / "step.jax_export", table_of(SMALL))
     with pytest.raises(ToolError, match=r"input 1 is \[1\], and the manifest has \['batch'\]"):
         ran(tmp_path)

@@ -24,8 +24,8 @@ from test_run_mpmd import SMALL
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.bindings import new_context, parse_module
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.mpmd import rank_set
 from stablehlo_tools.mpmd.manifest import Entry, Manifest, Piece
+from stablehlo_tools.mpmd.rank_set import load
 from stablehlo_tools.mpmd.running.original import make_inputs, run_original
 from stablehlo_tools.mpmd.running.outcome import Options, RunnerName, run_set
 from stablehlo_tools.mpmd.running.player import as_module
@@ -83,7 +83,7 @@ def test_what_becomes_of_a_child_is_one_error(
     monkeypatch.setattr(child, "command", command)
     timeout = 0.5 if code == HANGS else 600
     with pytest.raises(ToolError, match=message) as raised:
-        run_set(rank_set.load(tmp_path / "set"), None, Options(how=how, timeout=timeout))
+        run_set(load(tmp_path / "set"), None, Options(how=how, timeout=timeout))
     assert raised.value.input_name == str(tmp_path / "set")
     assert temporary.exists()
 

@@ -17,8 +17,8 @@ from jax import lax
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.cost.hardware import load_hardware
-from stablehlo_tools.mpmd import rank_set
 from stablehlo_tools.mpmd.expansion import Request, expand_mpmd
+from stablehlo_tools.mpmd.rank_set import write
 
 LAYERS, WIDTH, ROWS = 4, 8, 2
 Weights = dict[str, jax.Array]
@@ -30,7 +30,7 @@ def write_expanded(
     """Writes the rank programs of the step under a schedule of the catalogue."""
     request = Request(schedule, ranks, load_hardware("h100"), chunks=chunks)
     expanded = expand_mpmd(step(microbatches).copy(), request)
-    rank_set.write(directory, expanded.manifest, expanded.modules)
+    write(directory, expanded.manifest, expanded.modules)
     return directory
 
 

@@ -10,10 +10,10 @@ from tempfile import TemporaryDirectory
 from rank_sets import write_set
 
 from stablehlo_tools.artifacts import artifact
-from stablehlo_tools.mpmd import manifest as manifests
+from stablehlo_tools.mpmd.manifest import NAME, decode_manifest
 from stablehlo_tools.mpmd.proof.findings import Rule
 from stablehlo_tools.mpmd.proof.proving import Proof
-from stablehlo_tools.mpmd.rank_set import RankSet, decode
+from stablehlo_tools.mpmd.rank_set import RankSet
 from stablehlo_tools.schedules.catalogue import build
 from stablehlo_tools.schedules.setting import Setting, unit_costs
 
@@ -55,7 +55,7 @@ def files(case: Case, devices: int = 1) -> dict[str, str]:
 def by_hand(case: Case, devices: int = 1, change: Callable[[str], str] | None = None) -> RankSet:
     """Such a set, the program of its rank 0 changed."""
     texts = dict(files(case, devices))
-    manifest = decode(texts.pop(manifests.NAME))
+    manifest = decode_manifest(texts.pop(NAME))
     if change is not None:
         changed = change(texts["rank_0.mlir"])
         assert changed != texts["rank_0.mlir"]

@@ -16,8 +16,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stablehlo_tools.mpmd import manifest as manifests
-from stablehlo_tools.mpmd.manifest import Entry, Manifest, Piece, Rank, Stage, Transfer, function_of
+from stablehlo_tools.mpmd.manifest import (
+    NAME,
+    Entry,
+    Manifest,
+    Piece,
+    Rank,
+    Stage,
+    Transfer,
+    encode_manifest,
+    function_of,
+)
 from stablehlo_tools.schedules.catalogue import build
 from stablehlo_tools.schedules.explicit_tables import with_communication
 from stablehlo_tools.schedules.setting import Setting, unit_costs
@@ -62,7 +71,7 @@ def write_set(directory: Path, table: Table, devices: int = 1) -> Manifest:
     for rank, text in enumerate(texts):
         (directory / f"rank_{rank}.mlir").write_text(text, encoding="utf-8")
     described = writer.manifest()
-    (directory / manifests.NAME).write_text(manifests.encode(described), encoding="utf-8")
+    (directory / NAME).write_text(encode_manifest(described), encoding="utf-8")
     return described
 
 

@@ -3,7 +3,7 @@
 Whether what stands outside of the schedule takes what the manifest says: M12.
 
 The schedule tells what its actions take. Of `prepare`, the rounds of the finish, their messages and
-what `main` returns the manifest tells it (`mpmd/wiring.py`), for ranks that it knows it of.
+what `main` returns the manifest tells it (`mpmd/reading.py`), for ranks that it knows it of.
 
 Sums of a stage that several ranks have a part of: M4.
 
@@ -23,8 +23,7 @@ from stablehlo_tools.mpmd.manifest import Entry, Manifest, Piece
 from stablehlo_tools.mpmd.proof.findings import Findings, Rule
 from stablehlo_tools.mpmd.proof.labels import Labels
 from stablehlo_tools.mpmd.proof.sums import Dependences, InSums, Slot
-from stablehlo_tools.mpmd.reading import Call, Message, Origin, Reading, Source
-from stablehlo_tools.mpmd.wiring import RETURN, wiring
+from stablehlo_tools.mpmd.reading import RETURN_KEY, Call, Message, Origin, Reading, Source, wiring
 
 
 class _Side(NamedTuple):
@@ -153,7 +152,7 @@ def _difference(name: str, actual: Sequence[str] | None, expected: Sequence[str]
         return f"{name} stands outside of the schedule, where the manifest has none"
     for number, (there, wanted) in enumerate(zip_longest(actual, expected, fillvalue="nothing")):
         if there != wanted:
-            what = "@main returns" if name == RETURN else f"{name} takes"
+            what = "@main returns" if name == RETURN_KEY else f"{name} takes"
             return f"{what} {there} as number {number}, where {wanted} is expected"
     return ""
 

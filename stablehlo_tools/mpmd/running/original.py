@@ -23,7 +23,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, naming
 from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.mpmd.manifest import Entry, Manifest
-from stablehlo_tools.mpmd.paths import argument_paths, result_paths
+from stablehlo_tools.mpmd.rank_set import argument_paths, result_paths
 from stablehlo_tools.mpmd.running import child
 from stablehlo_tools.mpmd.running.arrays import (
     element_of,

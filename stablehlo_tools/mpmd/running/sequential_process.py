@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
-from stablehlo_tools.mpmd import rank_set
+from stablehlo_tools.mpmd.rank_set import load
 from stablehlo_tools.mpmd.running import child
 from stablehlo_tools.mpmd.running.arrays import read_arrays, write_arrays
 from stablehlo_tools.mpmd.running.executables import Executables
@@ -19,7 +19,7 @@ from stablehlo_tools.mpmd.running.player import Player
 
 def answer(directory: Path, request: dict[str, str]) -> dict[str, object]:
     """Plays the set that the request names on the inputs that lie in `directory`."""
-    ranks = rank_set.load(request["set"])
+    ranks = load(request["set"])
     machine = Executables(ranks.manifest.devices)
     programs = [localised(ranks, rank) for rank in range(ranks.ranks)]
     players = [

@@ -6,18 +6,15 @@ stands as far up as it can: not above the op that makes a gradient it reads, for
 down, and not above the last stage at which something of the forward that it reads, or a weight, is
 at hand: a mask that every layer uses ties it to no stage, the activations of one layer do. Nor does
 a product stand above the last stage whose forward reads the same samples: the gradient of the first
-layer's weights is made where these are.
-
-What reads values of the forward and no gradient, as the slope of an activation, stands where it is
-read.
+layer's weights is made where these are. What reads values of the forward and no gradient, as the
+slope of an activation, stands where it is read.
 
 Of a stage's backward, what lower stages need is the input gradient; the rest is the gradient of its
-weights. Where nothing goes further down, it is what other products of the stage hang on.
+weights. Where nothing goes further down, it is what other products of the stage depend on.
 
-What crosses from stage to stage for a microbatch, and what each phase takes and gives.
-
-Values of the forward go up with the activations as far as something reads them; what the backward
-reads below goes down with the gradients. A rank that has a value already is not sent it again.
+Between stages, values of the forward go up with the activations as far as something reads them;
+what the backward reads below goes down with the gradients. A rank that has a value already is not
+sent it again.
 """
 
 from __future__ import annotations
@@ -29,8 +26,7 @@ from typing import NamedTuple
 from stablehlo_tools.analysis.dataflow import Node
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.mpmd.staging.forward import Forward
-from stablehlo_tools.mpmd.staging.microbatches import heavy_ops
-from stablehlo_tools.mpmd.staging.step import TrainingStep, staged_inputs
+from stablehlo_tools.mpmd.staging.step import TrainingStep, heavy_ops, staged_inputs
 from stablehlo_tools.schedules.table import Kind, Placement
 
 _BACKWARD = (Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT)

@@ -18,9 +18,8 @@ from stablehlo_tools.dialect.names import NAMED_COMPUTATION
 from stablehlo_tools.ir.manual import dissolve
 from stablehlo_tools.ir.values import is_float, key_of
 from stablehlo_tools.ir.walk import walk
-from stablehlo_tools.mpmd.staging.microbatches import heavy_ops
 from stablehlo_tools.mpmd.staging.op_times import Weigher
-from stablehlo_tools.mpmd.staging.step import TrainingStep, staged_inputs
+from stablehlo_tools.mpmd.staging.step import TrainingStep, heavy_ops, staged_inputs
 from stablehlo_tools.transforms.parts.split_layers.marks import range_of
 from stablehlo_tools.transforms.parts.split_weight_gradients.backward_loops import (
     backward_loops,

@@ -46,7 +46,7 @@ from stablehlo_tools.ir.inline import copy_with
 from stablehlo_tools.ir.values import producer
 from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.ir.while_loop import CountedLoop
-from stablehlo_tools.mpmd.staging.microbatches import heavy_ops
+from stablehlo_tools.mpmd.staging.step import heavy_ops
 
 _SPREADING = frozenset({"stablehlo.broadcast_in_dim", RESHAPE})
 

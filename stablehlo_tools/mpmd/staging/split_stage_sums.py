@@ -1,7 +1,5 @@
 """Takes apart what several stages share: sums of gradients, and what is spread from few elements.
 
-Takes sums of gradients apart that come from several stages.
-
 The gradient of a weight that two stages use is the sum of a part from each. Summed up before it is
 accumulated, the one part would travel with every microbatch; accumulated apart, they meet once:
 
@@ -39,7 +37,6 @@ _LINEAR = ops_with(Trait.BIJECTIVE) - {"stablehlo.reverse"} | {
     SHARDING_CONSTRAINT,
     "stablehlo.negate",
 }
-
 _KEEPING = ops_with(Trait.BIJECTIVE) - {"stablehlo.reverse"} | {CONVERT, "stablehlo.negate"}
 _FEW = 64  # elements
 

@@ -1,15 +1,29 @@
-"""All that the programs of the ranks have in common: phases, messages, channels, the finish."""
+"""All that the programs of the ranks have in common: phases, messages, channels, the finish.
+
+The finish is what stands behind the loop over microbatches: the optimizer, norms, what is returned.
+An op of it is computed where most of what it reads lies: sums of gradients on the ranks of their
+stages, and what is made of them. What depends on arguments alone is computed wherever it is read.
+Values go between ranks in rounds: in a round every rank computes all that it can, then values are
+sent, by sender and receiver in the same order on all ranks, so that no two ranks wait for each
+other.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Literal, NamedTuple
 
+from stablehlo_tools.analysis.dataflow import Node
 from stablehlo_tools.analysis.loop_carries import ROWS
+from stablehlo_tools.analysis.tasks.op_work import bytes_of
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.dialect.names import CONCATENATE
+from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.constants import splat_of
+from stablehlo_tools.ir.values import producer, unconstrained
 from stablehlo_tools.mpmd.manifest import Transfer
 from stablehlo_tools.mpmd.staging.assignment import (
     Assignment,
@@ -20,9 +34,9 @@ from stablehlo_tools.mpmd.staging.assignment import (
     run_as,
     staged_values,
 )
+from stablehlo_tools.mpmd.staging.split_stage_sums import is_spread
 from stablehlo_tools.mpmd.staging.step import TrainingStep
-from stablehlo_tools.mpmd.writing.finishing import Finish, Made, Sending, plan_finish
-from stablehlo_tools.mpmd.writing.fixed import Fixed, Key
+from stablehlo_tools.mpmd.writing.fixed import Fixed, Key, Rows
 from stablehlo_tools.mpmd.writing.phases import Phase, Phases
 from stablehlo_tools.schedules.table import Action, Kind, Table, actions_of
 
@@ -217,3 +231,228 @@ class Plan:
             self.transfers.append(Transfer(channel.number, str(send), tensor, rank, target, type_))
             channels.append(channel)
         return channels
+
+
+class Made(NamedTuple):
+    """A value behind the loop: value `number` of the block, or the part of the total of a carry
+    that one rank has summed up."""
+
+    what: Literal["value", "part"]
+    number: int
+    rank: int  # where it is made
+
+
+class Sending(NamedTuple):
+    """A value that one rank sends another behind a round."""
+
+    round: int
+    source: int
+    target: int
+    value: Made
+
+
+class Returned(NamedTuple):
+    """What a rank returns of result `result` of the program: all of it, or rows of a dimension."""
+
+    rank: int
+    result: int
+    number: int
+    dim: int | None = None
+    start: int = 0
+    limit: int = 0
+
+    @property
+    def rows(self) -> Rows:
+        """Which rows of which result."""
+        return Rows(self.result, self.dim, self.start, self.limit)
+
+
+@dataclass
+class Finish:
+    """Where and when each value is made, what is sent, and who returns what.
+
+    `ops` are the nodes of each round and rank, in order; `totals` the carries that a rank combines
+    from parts, with those.
+    """
+
+    home: dict[int, int] = field(default_factory=dict[int, int])
+    round_of: dict[Made, int] = field(default_factory=dict[Made, int])
+    ops: dict[tuple[int, int], list[Node]] = field(
+        default_factory=dict[tuple[int, int], list[Node]]
+    )
+    totals: dict[tuple[int, int], list[tuple[int, list[Made]]]] = field(
+        default_factory=dict[tuple[int, int], list[tuple[int, list[Made]]]]
+    )
+    sendings: list[Sending] = field(default_factory=list[Sending])
+    returned: list[Returned] = field(default_factory=list[Returned])
+
+    @property
+    def rounds(self) -> int:
+        """The number of rounds."""
+        return 1 + max(
+            [0, *(r for r, _ in self.ops), *(r for r, _ in self.totals)]
+            + [sending.round + 1 for sending in self.sendings]
+        )
+
+
+def plan_finish(
+    step: TrainingStep, parts: Mapping[int, Sequence[int]], held: Mapping[int, Sequence[int]]
+) -> Finish:
+    """The plan, where `parts` gives the ranks that sum up each carry, and `held` the ranks that an
+    argument of the block, by its place, lies on anyway."""
+    return _Planner(step, parts, held).plan()
+
+
+class _Planner:
+    def __init__(
+        self,
+        step: TrainingStep,
+        parts: Mapping[int, Sequence[int]],
+        held: Mapping[int, Sequence[int]],
+    ) -> None:
+        self._step = step
+        self._outer = step.outer
+        self._parts = parts
+        self._held = held
+        self._finish = Finish()
+        self._sent: dict[tuple[Made, int], None] = {}
+        self._spread: dict[int, Node] = {}  # what is made where it is read, by its number
+
+    def plan(self) -> Finish:
+        outer, finish = self._outer, self._finish
+        loop = next(n for n in outer.nodes if n.op == self._step.loop.op)
+        for carry, ranks in self._parts.items():
+            self._total(loop.results[carry], carry, ranks)
+        wanted = outer.ancestors(outer.root.returned)
+        joined = {number for number in outer.root.returned if self._is_joined(number)}
+        for node in outer.nodes:
+            if node.index not in wanted or node.index == loop.index:
+                continue
+            if len(node.results) == 1 and node.results[0] in joined:
+                continue
+            self._place(node)
+        for number in outer.root.returned:
+            self._place_spread(number, None)
+        for result, number in enumerate(outer.root.returned):
+            self._return(result, number)
+        finish.sendings = sorted(
+            Sending(finish.round_of[made], made.rank, rank, made) for made, rank in self._sent
+        )
+        return finish
+
+    def _total(self, number: int, carry: int, ranks: Sequence[int]) -> None:
+        """The sum of a carry: on the one rank that has it, or on the first of several."""
+        finish = self._finish
+        parts = [Made("part", carry, rank) for rank in ranks]
+        for part in parts:
+            finish.round_of[part] = 0
+        home = ranks[0]
+        made = Made("value", number, home)
+        finish.home[number] = home
+        round_ = 0 if len(parts) == 1 else 1
+        for part in parts[1:]:
+            self._sent[part, home] = None
+        finish.round_of[made] = round_
+        finish.totals.setdefault((round_, home), []).append((carry, parts))
+
+    def _place(self, node: Node) -> None:
+        """Gives an op that hangs on the loop a rank and a round; what it spreads, its reader's."""
+        finish = self._finish
+        placed = [number for number in node.inputs if number in finish.home]
+        spread = [number for number in node.inputs if number in self._spread]
+        if not placed and not spread:
+            return
+        if is_spread(node.op):
+            self._spread[node.results[0]] = node
+            return
+        rank = self._heaviest(placed) if placed else None
+        for number in spread:
+            rank = self._place_spread(number, rank)
+        assert rank is not None, "it reads something that is placed"
+        self._compute(node, rank)
+
+    def _place_spread(self, number: int, rank: int | None) -> int | None:
+        """Places what spreads a value, and gives the rank: that given, or where its source is."""
+        node = self._spread.pop(number, None)
+        if node is None:
+            return self._finish.home.get(number, rank)
+        source = next(n for n in node.inputs if n in self._finish.home or n in self._spread)
+        if rank is None and source in self._finish.home:
+            rank = self._finish.home[source]
+        rank = self._place_spread(source, rank) if source in self._spread else rank
+        assert rank is not None, "what is spread has a place"
+        self._compute(node, rank)
+        return rank
+
+    def _compute(self, node: Node, rank: int) -> None:
+        """Places an op on a rank, in the first round in which it can run there."""
+        finish = self._finish
+        placed = [number for number in node.inputs if number in finish.home]
+        round_ = 0
+        for number in placed:
+            round_ = max(round_, self._arrives(number, rank))
+        for number in node.results:
+            finish.home[number] = rank
+            finish.round_of[Made("value", number, rank)] = round_
+        finish.ops.setdefault((round_, rank), []).append(node)
+
+    def _heaviest(self, numbers: Iterable[int]) -> int:
+        """The rank that has most bytes of some values; of scalars, the first."""
+        held: dict[int, float] = {}
+        for number in numbers:
+            rank = self._finish.home[number]
+            size = bytes_of(self._outer.values[number])
+            held[rank] = held.get(rank, 0.0) + (size if _rank(self._outer.values[number]) else 0.0)
+        return min(held, key=lambda rank: (-held[rank], rank))
+
+    def _arrives(self, number: int, rank: int) -> int:
+        """The round in which a value is at hand on a rank; it is sent there if need be."""
+        home = self._finish.home[number]
+        made = Made("value", number, home)
+        round_ = self._finish.round_of[made]
+        if home == rank:
+            return round_
+        self._sent[made, rank] = None
+        return round_ + 1
+
+    def _is_joined(self, number: int) -> bool:
+        """Whether a value that is returned is put together of rows, and read by nothing else."""
+        maker = producer(unconstrained(self._outer.values[number]))
+        if maker is None or maker.name != CONCATENATE:
+            return False
+        users = list(maker.results[0].uses)
+        return len(users) == 1
+
+    def _return(self, result: int, number: int) -> None:
+        finish = self._finish
+        if not self._is_joined(number):
+            finish.returned.append(Returned(self._rank_of(number), result, number))
+            return
+        value = unconstrained(self._outer.values[number])
+        maker = producer(value)
+        assert maker is not None
+        dim = ir.IntegerAttr(maker.attributes["dimension"]).value
+        start = 0
+        for operand in maker.operands:
+            piece = self._outer.number(operand)
+            limit = start + shape_of(operand)[dim]
+            finish.returned.append(Returned(self._rank_of(piece), result, piece, dim, start, limit))
+            start = limit
+
+    def _rank_of(self, number: int) -> int:
+        """Where a value is returned: where it is made; of what hangs on arguments alone, on a rank
+        that has most of them."""
+        if number in self._finish.home:
+            return self._finish.home[number]
+        nodes = self._outer.ancestors([number])
+        read = {n for index in nodes for n in self._outer.nodes[index].inputs} | {number}
+        counts: dict[int, int] = {0: 0}
+        for place, argument in enumerate(self._outer.root.arguments):
+            if argument in read:
+                for rank in self._held.get(place, ()):
+                    counts[rank] = counts.get(rank, 0) + 1
+        return min(counts, key=lambda rank: (-counts[rank], rank))
+
+
+def _rank(value: ir.Value) -> int:
+    return len(shape_of(value))
