@@ -30,9 +30,9 @@ from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.mpmd.manifest import Transfer
 from stablehlo_tools.mpmd.rank_set import RankSet, load, write
 from stablehlo_tools.mpmd.reading import body_of
-from stablehlo_tools.mpmd.running.arrays import cut_pieces, join_pieces
+from stablehlo_tools.mpmd.running.child import cut_pieces, join_pieces
 from stablehlo_tools.mpmd.running.compiling import compile_ranks
-from stablehlo_tools.mpmd.running.original import make_inputs
+from stablehlo_tools.mpmd.running.outcome import make_inputs
 from stablehlo_tools.mpmd.running.processes import run_processes
 from stablehlo_tools.mpmd.transfers import rounds_of, with_both_ends, with_permutes
 from stablehlo_tools.order.findings import Verdict

@@ -25,9 +25,8 @@ from stablehlo_tools.mpmd.expansion import Request, expand_mpmd
 from stablehlo_tools.mpmd.manifest import NAME, decode_manifest, encode_manifest
 from stablehlo_tools.mpmd.rank_set import load, write
 from stablehlo_tools.mpmd.running import sequential_process
-from stablehlo_tools.mpmd.running.arrays import cut_pieces, join_pieces
-from stablehlo_tools.mpmd.running.original import make_inputs
-from stablehlo_tools.mpmd.running.outcome import Options, Outcome, run_set
+from stablehlo_tools.mpmd.running.child import cut_pieces, join_pieces
+from stablehlo_tools.mpmd.running.outcome import Options, Outcome, make_inputs, run_set
 from stablehlo_tools.mpmd.running.sequential import read_results, write_inputs
 from stablehlo_tools.verify.element_types import Array
 

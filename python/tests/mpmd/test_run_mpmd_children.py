@@ -26,8 +26,13 @@ from stablehlo_tools.bindings import new_context, parse_module
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.mpmd.manifest import Entry, Manifest, Piece
 from stablehlo_tools.mpmd.rank_set import load
-from stablehlo_tools.mpmd.running.original import make_inputs, run_original
-from stablehlo_tools.mpmd.running.outcome import Options, RunnerName, run_set
+from stablehlo_tools.mpmd.running.outcome import (
+    Options,
+    RunnerName,
+    make_inputs,
+    run_original,
+    run_set,
+)
 from stablehlo_tools.mpmd.running.player import as_module
 from stablehlo_tools.processes import child
 

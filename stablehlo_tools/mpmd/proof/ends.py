@@ -1,11 +1,8 @@
 """Inputs and outputs (M9), what stands outside of the schedule (M12), sums of two ranks (M4).
 
-Whether what stands outside of the schedule takes what the manifest says: M12.
-
 The schedule tells what its actions take. Of `prepare`, the rounds of the finish, their messages and
-what `main` returns the manifest tells it (`mpmd/reading.py`), for ranks that it knows it of.
-
-Sums of a stage that several ranks have a part of: M4.
+what `main` returns the manifest tells it (`wiring` in mpmd/reading.py), for ranks that it knows it
+of.
 
 Where two ranks hold a stage, each for its own microbatches, one sends its sum to the other behind
 the schedule. What the other makes of it first is made of its own sum of the same gradient, too.
@@ -21,8 +18,8 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.mpmd.manifest import Entry, Manifest, Piece
 from stablehlo_tools.mpmd.proof.findings import Findings, Rule
+from stablehlo_tools.mpmd.proof.flow import Dependences, InSums, Slot
 from stablehlo_tools.mpmd.proof.labels import Labels
-from stablehlo_tools.mpmd.proof.sums import Dependences, InSums, Slot
 from stablehlo_tools.mpmd.reading import RETURN_KEY, Call, Message, Origin, Reading, Source, wiring
 
 

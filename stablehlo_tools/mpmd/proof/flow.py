@@ -4,17 +4,32 @@ A phase of a stage is one function, called once for each microbatch, so every op
 meaning. It is the same value for all microbatches; or comes from the same result of the same phase,
 or the same message, of the call's own microbatch; or goes through all calls, each of which takes
 what the call before left: a sum. Whatever deviates is one call that takes something else.
+
+A sum, of gradients above all, is an operand and a result of every function that adds to it. The
+calls of these functions, in the order of the text, make one chain: the first takes what was
+prepared, every other one what the call before left, and nobody but the next call, or for the last
+one what comes behind the schedule, takes a result. In the function itself the result depends on the
+operand.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
 
+from stablehlo_tools.analysis.dataflow import captured
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import BARRIER, WHILE
+from stablehlo_tools.dialect.traits import CALLS
+from stablehlo_tools.ir.carriers import terminator
+from stablehlo_tools.ir.symbols import callee_name, functions_by_name
+from stablehlo_tools.mpmd.manifest import phase_of
 from stablehlo_tools.mpmd.proof.findings import Findings, Rule
 from stablehlo_tools.mpmd.proof.labels import Labels
-from stablehlo_tools.mpmd.proof.sums import Flow, InSums, Relative, check_sums, microbatch_of
 from stablehlo_tools.mpmd.reading import RETURN, Call, Message, Origin, Reading, Source, Use
 from stablehlo_tools.schedules.table import Action, Kind
 
@@ -23,6 +38,9 @@ _FORWARDS = frozenset({Kind.FORWARD, Kind.RECEIVE_FORWARD})
 _LATER = frozenset(
     {*_FORWARDS, Kind.BACKWARD, Kind.INPUT_GRADIENT, Kind.RECEIVE_BACKWARD}
 )  # what a gradient may read
+_CHOICES = frozenset({"stablehlo.if", "stablehlo.case"})
+_NOTHING = frozenset[int]()
+Dependence = frozenset[int]
 
 
 def check_flow(reading: Reading, labels: Labels, findings: Findings) -> InSums:
@@ -243,3 +261,402 @@ def _check_others(flow: Flow) -> None:
             if count > 1:
                 said = f"@{event.function} takes {reading.described(origin)} {count} times"
                 flow.findings.add(Rule.OPERANDS, said, reading, event.op)
+
+
+class Relative(NamedTuple):
+    """A value as a call sees it: what it is, and whether it is of the call's own microbatch.
+
+    `name` is a function, or a receive without its microbatch; empty for what is the same value
+    always, which `origin` then is.
+    """
+
+    name: str
+    number: int
+    is_own: bool
+    origin: Origin | None
+
+
+@dataclass(frozen=True, eq=False)
+class Flow:
+    """What the checks of a rank share."""
+
+    reading: Reading
+    labels: Labels
+    findings: Findings
+    calls: dict[str, list[Call]]
+
+    def relative(self, origin: Origin, microbatch: int) -> Relative:
+        """An origin as seen from a microbatch."""
+        action = self.action_of(origin)
+        if action is None:
+            return Relative("", 0, True, origin)
+        is_own = action.microbatch == microbatch
+        if origin.source is Source.CALL:
+            call = self.reading.events[origin.event]
+            assert isinstance(call, Call)
+            return Relative(call.function, origin.number, is_own, None)
+        label = self.labels.of(self.reading, origin.event)
+        assert label is not None
+        return Relative(f"{action.stage}{action.kind.value}", label.tensor, is_own, None)
+
+    @cached_property
+    def phases(self) -> dict[int, tuple[str, ...]]:
+        """For each microbatch the functions that are called for it, in the order of their names.
+
+        A schedule may run both gradients at once for one microbatch, and apart for another.
+        """
+        readers: defaultdict[int, set[str]] = defaultdict(set)
+        for call in self.reading.calls:
+            readers[microbatch_of(call)].add(call.function)
+        return {microbatch: tuple(sorted(names)) for microbatch, names in readers.items()}
+
+    def alike(self, calls: Sequence[Call]) -> list[list[Call]]:
+        """The calls in groups of those whose microbatches run the same phases."""
+        groups: defaultdict[tuple[str, ...], list[Call]] = defaultdict(list)
+        for call in calls:
+            groups[self.phases[microbatch_of(call)]].append(call)
+        return list(groups.values())
+
+    def loosely(self, relative: Relative) -> Relative:
+        """The same for microbatches that run other phases: of gradients only the stage counts."""
+        phase = phase_of(relative.name)
+        if phase is None or phase[0] is Kind.FORWARD:
+            return relative
+        return Relative(f"a gradient of stage {phase[1]}", 0, relative.is_own, None)
+
+    def action_of(self, origin: Origin) -> Action | None:
+        """The phase or the receive that makes a value; None for what no microbatch makes."""
+        if origin.source is Source.CALL:
+            event = self.reading.events[origin.event]
+            return event.action if isinstance(event, Call) else None
+        if origin.source is Source.MESSAGE:
+            label = self.labels.of(self.reading, origin.event)
+            return None if label is None else label.action
+        return None
+
+
+def microbatch_of(call: Call) -> int:
+    """The microbatch of a call of the schedule."""
+    assert call.action is not None
+    return call.action.microbatch
+
+
+@dataclass
+class Dependences:
+    """The dependences of the functions of a module, each read once.
+
+    An op's results depend on all of its operands; elements of barriers, carries of loops, results
+    of branches and of calls each by themselves. What decides how often a loop runs, or which branch
+    is taken, counts for all of their results.
+    """
+
+    module: ir.Module
+    _known: dict[str, tuple[Dependence, ...]] = field(
+        default_factory=dict[str, tuple[Dependence, ...]]
+    )
+    _functions: dict[str, ir.Operation] = field(default_factory=dict[str, ir.Operation])
+    _values: dict[str, dict[ir.Value, Dependence]] = field(
+        default_factory=dict[str, dict[ir.Value, Dependence]]
+    )
+
+    def of(self, name: str) -> tuple[Dependence, ...]:
+        """For each result of a function, the numbers of the arguments that it depends on."""
+        if name in self._known:
+            return self._known[name]
+        if not self._functions:
+            self._functions = functions_by_name(self.module)
+        block = self._functions[name].regions[0].blocks[0]
+        values = {argument: frozenset({number}) for number, argument in enumerate(block.arguments)}
+        self._values[name] = values
+        self._known[name] = self._block(block, values)
+        return self._known[name]
+
+    def takers(self, name: str, argument: int) -> list[Dependence]:
+        """What each op of a function's body that takes an argument depends on."""
+        self.of(name)
+        block, values = self._functions[name].regions[0].blocks[0], self._values[name]
+        owners = [use.owner.operation for use in block.arguments[argument].uses]
+        return [
+            _joined(values.get(result, _NOTHING) for result in owner.results)
+            for owner in owners
+            if owner.block == block and len(owner.results)
+        ]
+
+    def _block(self, block: ir.Block, values: dict[ir.Value, Dependence]) -> tuple[Dependence, ...]:
+        """What the block returns depends on; `values` grows by what is in it."""
+        for view in block.operations:
+            op = view.operation
+            results = op.results
+            if not len(results):
+                continue
+            dependences = self._op(op, values)
+            values.update(zip(results, dependences, strict=True))
+        return tuple(values.get(value, _NOTHING) for value in terminator(block).operands)
+
+    def _op(self, op: ir.Operation, values: dict[ir.Value, Dependence]) -> Sequence[Dependence]:
+        operands = [values.get(operand, _NOTHING) for operand in op.operands]
+        if op.name == BARRIER:
+            return operands
+        if op.name in CALLS:
+            called = self.of(callee_name(op))
+            return [_joined(operands[number] for number in inner) for inner in called]
+        if op.name == WHILE:
+            return self._loop(op, operands, values)
+        if op.name in _CHOICES:
+            return self._choice(op, operands[0], values)
+        outside = [values.get(value, _NOTHING) for value in captured(op)]
+        return [_joined([*operands, *outside])] * len(op.results)
+
+    def _loop(
+        self, op: ir.Operation, carried: list[Dependence], values: dict[ir.Value, Dependence]
+    ) -> Sequence[Dependence]:
+        condition, body = (region.blocks[0] for region in op.regions)
+        while True:
+            (decided,) = self._inside(condition, carried, values)
+            ends = self._inside(body, carried, values)
+            grown = [_joined(pair) for pair in zip(carried, ends, strict=True)]
+            if grown == carried:
+                return [_joined((one, decided)) for one in carried]
+            carried = grown
+
+    def _inside(
+        self, block: ir.Block, carried: list[Dependence], values: dict[ir.Value, Dependence]
+    ) -> tuple[Dependence, ...]:
+        return self._block(block, values | dict(zip(block.arguments, carried, strict=True)))
+
+    def _choice(
+        self, op: ir.Operation, decided: Dependence, values: dict[ir.Value, Dependence]
+    ) -> Sequence[Dependence]:
+        branches = [self._block(region.blocks[0], dict(values)) for region in op.regions]
+        return [_joined((decided, *results)) for results in zip(*branches, strict=True)]
+
+
+def _joined(parts: Iterable[Dependence]) -> Dependence:
+    return _NOTHING.union(*parts)
+
+
+class Slot(NamedTuple):
+    """An operand, or a result, of a function of the schedule."""
+
+    function: str
+    number: int
+
+
+type Group = tuple[list[Slot], list[Slot]]  # operands and results
+
+
+@dataclass(frozen=True)
+class InSums:
+    """The operands and the results that belong to sums.
+
+    `chains` are the results of each sum: one for every function that adds to it.
+    """
+
+    operands: set[Slot] = field(default_factory=set[Slot])
+    results: set[Slot] = field(default_factory=set[Slot])
+    chains: list[tuple[Slot, ...]] = field(default_factory=list[tuple[Slot, ...]])
+
+
+def check_sums(
+    flow: Flow, uneven: Sequence[tuple[str, int]], even: Sequence[tuple[str, int]]
+) -> InSums:
+    """Finds the sums among the operands that are not the same for all calls, and checks them.
+
+    Where stages of the rank take turns, some of these operands are always what another stage left
+    for the same microbatch: one of the `even`.
+    """
+    in_sums = InSums()
+    dependences = Dependences(flow.reading.module)
+    groups = _linked(flow, [Slot(*slot) for slot in uneven])
+    turns = [([Slot(*slot)], _results_of(flow, Slot(*slot))) for slot in even]
+    groups = _with_turns(groups, [group for group in turns if group[1]], dependences)
+    for operands, results in _closed(groups, dependences):
+        entries = {slot.function: slot.number for slot in operands}
+        exits = {slot.function: slot.number for slot in results}
+        if len(entries) < len(operands) or len(exits) < len(results):
+            continue
+        links = _links(flow, entries, exits, dependences)
+        if links is None:
+            continue
+        in_sums.operands.update(operands)
+        chain = tuple(Slot(function, link.result) for function, link in links.items())
+        in_sums.results.update(chain)
+        in_sums.chains.append(chain)
+        _check_chain(flow, links)
+        for function, link in links.items():
+            if link.operand is None or link.operand in dependences.of(function)[link.result]:
+                continue
+            said = (
+                f"operand {link.operand} of @{function} is a sum that goes on as its result "
+                f"{link.result}, which is not computed from it"
+            )
+            flow.findings.add(Rule.SUMS, said, flow.reading, flow.calls[function][0].op)
+    return in_sums
+
+
+class Link(NamedTuple):
+    """The operand and the result of a function that a sum goes through.
+
+    The operand is not known of the function that begins the sum, and is called but once.
+    """
+
+    operand: int | None
+    result: int
+
+
+def _links(
+    flow: Flow, entries: dict[str, int], exits: dict[str, int], dependences: Dependences
+) -> dict[str, Link] | None:
+    """How a sum goes through each of its functions; None where this is no sum.
+
+    No link leads into a function that is called once, and first, nor out of one called once, last.
+    """
+    calls = [call for call in flow.reading.calls if call.function in {*entries, *exits}]
+    links: dict[str, Link] = {}
+    for function in dict.fromkeys(call.function for call in calls):
+        is_once = len(flow.calls[function]) == 1
+        if function in entries and function in exits:
+            links[function] = Link(entries[function], exits[function])
+        elif function in exits and is_once and calls[0].function == function:
+            links[function] = Link(None, exits[function])
+        elif function in entries and is_once and calls[-1].function == function:
+            result = _left_by(flow, calls[-1], entries[function], dependences)
+            if result is None:
+                return None
+            links[function] = Link(entries[function], result)
+        else:
+            return None
+    return links
+
+
+def _left_by(flow: Flow, call: Call, entry: int, dependences: Dependences) -> int | None:
+    """The result that the last call leaves of a sum: of its type, and computed from it."""
+    type_ = call.op.operands[entry].type
+    for number, depends in enumerate(dependences.of(call.function)):
+        uses = flow.reading.uses.get(Origin(Source.CALL, number, call.index), [])
+        is_behind = all(_user(flow, use) is None for use in uses)
+        if entry in depends and call.op.results[number].type == type_ and uses and is_behind:
+            return number
+    return None
+
+
+def _linked(flow: Flow, uneven: Sequence[Slot]) -> list[Group]:
+    """Groups of operands and results of actions that values go between."""
+    feeding = {slot: _results_of(flow, slot) for slot in uneven}
+    groups: list[Group] = []
+    left = list(uneven)
+    while left:
+        operands, results = [left.pop(0)], list[Slot]()
+        for slot in operands:  # which grows
+            results += [result for result in feeding[slot] if result not in results]
+            linked = [other for other in left if any(r in results for r in feeding[other])]
+            left = [other for other in left if other not in linked]
+            operands += linked
+        groups.append((operands, results))
+    return groups
+
+
+def _closed(groups: list[Group], dependences: Dependences) -> list[Group]:
+    """The groups, those joined that are parts of one sum: a function takes it as one of the one
+    group, and gives it as one of the other. So it is where several functions take turns."""
+    closed: list[Group] = []
+    for group in groups:
+        joined = group
+        for other in [one for one in closed if _continues(one, joined, dependences)]:
+            closed.remove(other)
+            joined = ([*other[0], *joined[0]], [*other[1], *joined[1]])
+        closed.append(joined)
+    return closed
+
+
+def _with_turns(groups: list[Group], turns: list[Group], dependences: Dependences) -> list[Group]:
+    """The groups, with the operands that go on with a sum in another function."""
+    left = list(turns)
+    joined = list(groups)
+    for i in range(len(joined)):
+        while True:
+            fitting = next((t for t in left if _takes_turns(joined[i], t, dependences)), None)
+            if fitting is None:
+                break
+            left.remove(fitting)
+            joined[i] = ([*joined[i][0], *fitting[0]], [*joined[i][1], *fitting[1]])
+    return joined
+
+
+def _takes_turns(group: Group, turn: Group, dependences: Dependences) -> bool:
+    """Whether what an operand takes was computed from the sum, and leads to it."""
+    operands, taken = group[0], turn[1]
+    comes_from = any(
+        slot.function == result.function
+        and slot.number in dependences.of(slot.function)[result.number]
+        for slot in operands
+        for result in taken
+    )
+    return comes_from and _continues(group, turn, dependences)
+
+
+def _continues(one: Group, other: Group, dependences: Dependences) -> bool:
+    for (operands, results), (others, left) in ((one, other), (other, one)):
+        given = {slot.function for slot in left}
+        taken = {slot.function for slot in operands}
+        for entry in others:
+            if entry.function in given:
+                continue
+            for result in results:
+                is_open = result.function == entry.function and result.function not in taken
+                if is_open and entry.number in dependences.of(entry.function)[result.number]:
+                    return True
+    return False
+
+
+def _results_of(flow: Flow, slot: Slot) -> list[Slot]:
+    """The results of actions that an operand takes in one call or another."""
+    slots: dict[Slot, None] = {}
+    for call in flow.calls[slot.function]:
+        origin = call.operands[slot.number]
+        maker = flow.reading.events[origin.event] if origin.source is Source.CALL else None
+        if isinstance(maker, Call) and maker.action is not None:
+            slots[Slot(maker.function, origin.number)] = None
+    return list(slots)
+
+
+def _check_chain(flow: Flow, links: dict[str, Link]) -> None:
+    reading = flow.reading
+    calls = [call for call in reading.calls if call.function in links]
+    before: Call | None = None
+    for call, behind in zip(calls, [*calls[1:], None], strict=True):
+        entry, left = links[call.function]
+        if entry is not None:
+            said = _wrongly_taken(flow, call.operands[entry], before, links)
+            if said:
+                what = f"{call.action} takes {reading.described(call.operands[entry])}"
+                finding = f"{what} as operand {entry}, {said}"
+                flow.findings.add(Rule.SUMS, finding, reading, call.op)
+        _check_taken(flow, call, Origin(Source.CALL, left, call.index), behind, links)
+        before = call
+
+
+def _wrongly_taken(flow: Flow, taken: Origin, before: Call | None, links: dict[str, Link]) -> str:
+    if before is None:
+        is_first = flow.action_of(taken) is None
+        return "" if is_first else "where the first action of the sum takes what was prepared"
+    left = links[before.function].result
+    if taken == Origin(Source.CALL, left, before.index):
+        return ""
+    return f"where it is to take result {left} of {before.action}"
+
+
+def _check_taken(
+    flow: Flow, call: Call, left: Origin, behind: Call | None, links: dict[str, Link]
+) -> None:
+    """What a call leaves of a sum is taken by the next call alone, or by what is behind them."""
+    uses = flow.reading.uses.get(left, [])
+    if behind is not None:
+        is_right = uses == [Use(behind.index, links[behind.function].operand or 0)]
+        expected = f"{behind.action} alone"
+    else:
+        is_right = bool(uses) and all(_user(flow, use) is None for use in uses)
+        expected = "what comes behind the schedule alone"
+    if not is_right:
+        said = f"{flow.reading.described(left)} is a sum that is to be taken by {expected}"
+        flow.findings.add(Rule.SUMS, said, flow.reading, call.op)

@@ -12,13 +12,17 @@ from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.artifacts.program_set import Job, Options
 from stablehlo_tools.diagnostics import ToolError, naming
 from stablehlo_tools.mpmd.manifest import Manifest
-from stablehlo_tools.mpmd.memory import RankMemory, rank_memory
-from stablehlo_tools.mpmd.proof.devices import check_devices, one_device
 from stablehlo_tools.mpmd.proof.ends import check_ends, check_outside, check_parts
 from stablehlo_tools.mpmd.proof.findings import Finding, Findings, Rule, numbers
 from stablehlo_tools.mpmd.proof.flow import check_flow
 from stablehlo_tools.mpmd.proof.labels import Labels, label_messages
-from stablehlo_tools.mpmd.proof.structure import check_rows, check_structure
+from stablehlo_tools.mpmd.proof.memory import RankMemory, rank_memory
+from stablehlo_tools.mpmd.proof.structure import (
+    check_devices,
+    check_rows,
+    check_structure,
+    one_device,
+)
 from stablehlo_tools.mpmd.rank_set import RankSet
 from stablehlo_tools.mpmd.reading import Call, Message, Reading, read_rank
 from stablehlo_tools.mpmd.set_report import Level, Link, RankRow, SetReport

@@ -1,38 +1,29 @@
-"""Children that run rank programs: the files in their directory, and the errors they answer."""
+"""Children that run rank programs: how they are asked, and arrays in the files of their directory.
+
+Arrays are of any element type, and cut into the pieces of ranks and of devices. What a child
+refuses is raised as an error of the parent.
+"""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from stablehlo_tools.diagnostics import Diagnostic, ToolError, first_line, note
+from stablehlo_tools.mpmd.manifest import Entry, Manifest, Piece
 from stablehlo_tools.processes import activity, child
 from stablehlo_tools.processes.virtual_devices import virtual_devices
+from stablehlo_tools.verify.element_types import Array, ElementType, element_type
+from stablehlo_tools.verify.signatures import Value
 
 PACKAGE = "stablehlo_tools.mpmd.running"
-
-
-def inputs_of(rank: int) -> str:
-    """The file with the arguments of a rank."""
-    return f"inputs_{rank}.npz"
-
-
-def outputs_of(rank: int) -> str:
-    """The file with the results of a rank."""
-    return f"outputs_{rank}.npz"
-
-
-def environment(devices: int, timeout: float, *, loose: bool = False) -> dict[str, str]:
-    """The variables of a process with so many CPU devices.
-
-    Its compiler keeps to the rounding of programs, or where `loose` rounds coarse floats less.
-    """
-    # Ranks meet at an address of this machine, which no proxy knows.
-    inherited = {n: text for n, text in os.environ.items() if not n.lower().endswith("_proxy")}
-    flags = [f"--xla_allow_excess_precision={str(loose).lower()}"]
-    return virtual_devices(devices, timeout, flags, inherited)
+_TENSOR = re.compile(r"tensor<((?:\d+x)*)([\w<>]+)>")
 
 
 def ask(
@@ -64,10 +55,109 @@ def ask(
     return outcome.answer
 
 
-def main(answer: Callable[[Path, dict[str, Any]], dict[str, Any]]) -> None:
+def serve(answer: Callable[[Path, dict[str, Any]], dict[str, Any]]) -> None:
     """In the child: answers the request in the directory that the command line names."""
     activity.trust_input()  # the parent has read it, and tells how this process ended
     child.answer_request(answer)
+
+
+def environment(devices: int, timeout: float, *, loose: bool = False) -> dict[str, str]:
+    """The variables of a process with so many CPU devices.
+
+    Its compiler keeps to the rounding of programs, or where `loose` rounds coarse floats less.
+    """
+    # Ranks meet at an address of this machine, which no proxy knows.
+    inherited = {n: text for n, text in os.environ.items() if not n.lower().endswith("_proxy")}
+    flags = [f"--xla_allow_excess_precision={str(loose).lower()}"]
+    return virtual_devices(devices, timeout, flags, inherited)
+
+
+def inputs_of(rank: int) -> str:
+    """The file with the arguments of a rank."""
+    return f"inputs_{rank}.npz"
+
+
+def outputs_of(rank: int) -> str:
+    """The file with the results of a rank."""
+    return f"outputs_{rank}.npz"
+
+
+def write_arrays(path: Path, arrays: Sequence[Array], types: Sequence[str]) -> None:
+    """Writes arrays of the given tensor types; the file appears when it is whole."""
+    unfinished = path.with_suffix(".part")
+    flat = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays]
+    with unfinished.open("wb") as file:
+        np.savez(file, np.array(json.dumps(list(types))), *flat)
+    unfinished.rename(path)
+
+
+def read_arrays(path: Path) -> list[Array]:
+    """What `write_arrays` wrote."""
+    with np.load(path) as stored:
+        types: list[str] = json.loads(str(stored["arr_0"]))
+        values = [value_of(type_) for type_ in types]
+        return [
+            stored[f"arr_{i}"].view(element_of(value).dtype).reshape(value.shape)
+            for i, value in enumerate(values, start=1)
+        ]
+
+
+def cut_pieces(manifest: Manifest, arrays: Sequence[Array]) -> list[list[Array]]:
+    """The arguments of each rank's `main`, of the inputs of the original program."""
+    pieces: list[dict[int, Array]] = [{} for _ in manifest.ranks]
+    for entry, array in zip(manifest.inputs, arrays, strict=True):
+        for piece in entry.pieces:
+            pieces[piece.rank][piece.number] = array[_index(piece)]
+    return [[numbered[i] for i in sorted(numbered)] for numbered in pieces]
+
+
+def join_pieces(manifest: Manifest, results: Sequence[Sequence[Array]]) -> list[Array]:
+    """The outputs of the original program, of the results of each rank's `main`.
+
+    Raises ToolError where the pieces of an output are not all of it.
+    """
+    return [_joined(entry, results) for entry in manifest.outputs]
+
+
+def _joined(entry: Entry, results: Sequence[Sequence[Array]]) -> Array:
+    value = value_of(entry.type, entry.path)
+    whole = np.zeros(value.shape, element_of(value).dtype)
+    filled = np.zeros(value.shape, np.int8)
+    for piece in entry.pieces:
+        whole[_index(piece)] = results[piece.rank][piece.number]
+        filled[_index(piece)] += 1
+    if (filled != 1).any():
+        what = "twice" if (filled > 1).any() else "by no rank"
+        raise ToolError(f"a part of output {entry.path} is given {what}")
+    return whole
+
+
+def _index(piece: Piece) -> tuple[slice, ...]:
+    if piece.dim is None:
+        return (...,)  # pyright: ignore[reportReturnType]
+    return (*[slice(None)] * piece.dim, slice(piece.start, piece.limit))
+
+
+def value_of(type_: str, name: str = "") -> Value:
+    """The value of a tensor type in text. Raises ToolError for what NumPy cannot hold."""
+    match = _TENSOR.fullmatch(type_)
+    element = None if match is None else element_type(match[2])
+    if match is None or element is None:
+        raise ToolError(f"{name or 'a value'} is {type_}: there are no arrays of that type")
+    shape = tuple(int(size) for size in match[1].split("x") if size)
+    return Value(element.name, shape, name)
+
+
+def type_of(value: Value) -> str:
+    """The tensor type of a value."""
+    return f"tensor<{''.join(f'{size}x' for size in value.shape)}{value.element}>"
+
+
+def element_of(value: Value) -> ElementType:
+    """The element type of a value."""
+    element = element_type(value.element)
+    assert element is not None, value
+    return element
 
 
 def _about_the_set(refusal: ToolError) -> ToolError:

@@ -22,8 +22,7 @@ from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.symbols import functions_by_name
 from stablehlo_tools.mpmd.rank_set import RankSet
-from stablehlo_tools.mpmd.running import child
-from stablehlo_tools.mpmd.running.arrays import element_of, type_of, value_of
+from stablehlo_tools.mpmd.running.child import ask, element_of, type_of, value_of
 from stablehlo_tools.mpmd.running.sequential import Run, read_results, write_inputs
 from stablehlo_tools.verify.element_types import Array, ElementType, Kind, real_part
 from stablehlo_tools.verify.interpreter_program import interpreter_grid, parts, pattern_bits
@@ -52,7 +51,7 @@ def run_in_interpreter(
             "outputs": [[type_of(value) for value in own] for _, own in values],
         }
         what = "running the ranks in the interpreter"
-        child.ask("interpreter_process", directory, request, 1, timeout, what)
+        ask("interpreter_process", directory, request, 1, timeout, what)
     return Run(read_results(ranks, directory))
 
 

@@ -29,7 +29,7 @@ from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.clone import copy_module
 from stablehlo_tools.ir.manual import unwrap_body
 from stablehlo_tools.mpmd.rank_set import RankSet
-from stablehlo_tools.mpmd.running.arrays import element_of, value_of
+from stablehlo_tools.mpmd.running.child import element_of, value_of
 from stablehlo_tools.verify.element_types import Array
 
 Index = tuple[slice, ...]

@@ -1,8 +1,8 @@
-"""Plays one rank: walks its `main` op by op and stops where another rank is needed.
+"""Plays the ranks of a set against each other in one process: a send ends when its receive does.
 
-Imported by child processes only: values are arrays on JAX's devices.
-
-A function of a rank's program as a module of its own, for the devices of that rank alone.
+A player walks the `main` of its rank op by op and stops where another rank is needed. What `main`
+calls is compiled with XLA:CPU, equal functions once, and runs on virtual devices; for that each
+function becomes a module of its own, for the devices of that rank alone:
 
     func @stage_1_backward(…) { … func.call @helper_3 … all_reduce groups [[0, 1], [2, 3]] … }
     ==>                                                  // rank 1 of two with two devices each
@@ -10,21 +10,29 @@ A function of a rank's program as a module of its own, for the devices of that r
     func private @called_1 …
 
 Names and groups are those of the rank, so that functions which do the same are equal as text.
+
+Imported by child processes only: values are arrays on JAX's devices, which it starts.
 """
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
+import jax
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts, find_collectives
 from stablehlo_tools.analysis.trip_counts import constant_integer
+from stablehlo_tools.artifacts.artifact import to_text
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.diagnostics import ToolError, note
 from stablehlo_tools.dialect.custom_calls import label
 from stablehlo_tools.dialect.names import CALL, PARTITION_ID
 from stablehlo_tools.dialect.traits import CALLS
@@ -38,150 +46,108 @@ from stablehlo_tools.ir.symbols import (
 )
 from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.mpmd.manifest import FINISH, PREPARE, Manifest, Transfer, phase_of
-from stablehlo_tools.mpmd.running.arrays import element_of, value_of
-from stablehlo_tools.mpmd.running.events import Played, end_of
-from stablehlo_tools.mpmd.running.executables import Executables, Parts
+from stablehlo_tools.mpmd.running.child import element_of, value_of
 from stablehlo_tools.mpmd.running.localisation import LocalProgram
+from stablehlo_tools.mpmd.running.sequential import Played, end_of
 from stablehlo_tools.schedules.table import Action
 from stablehlo_tools.verify.element_types import Array
 
 PERMUTE = "stablehlo.collective_permute"
 Pairs = tuple[tuple[int, int], ...]
-
-
-def as_module(module: ir.Module, name: str, rank: int, devices: int) -> ir.Module:
-    """Function `name` and what it calls, with `main` in its place, in the same context.
-
-    Raises a located ToolError for a collective between ranks.
-    """
-    functions = functions_by_name(module)
-    called = _called(functions, name)
-    new_names = {old: f"called_{i}" if i else "main" for i, old in enumerate(called)}
-    with module.context, ir.Location.unknown():
-        result = ir.Module.create()
-        end = ir.InsertionPoint(result.body)
-        for old in called:
-            copy = functions[old].clone(ip=end)
-            copy.attributes["sym_name"] = ir.StringAttr.get(new_names[old])
-            visibility = "public" if old == name else "private"
-            copy.attributes["sym_visibility"] = ir.StringAttr.get(visibility)
-            _rename_calls(copy, new_names)
-        copy_referenced_symbols(module.operation, result)
-        _localise(module, result, rank, devices)
-        erase_unused_meshes(result)  # those of the ranks tell equal functions apart
-        number = ir.IntegerType.get_signless(32)
-        for what, count in (("partitions", devices), ("replicas", 1)):
-            result.operation.attributes[f"mhlo.num_{what}"] = ir.IntegerAttr.get(number, count)
-    return result
-
-
-def constant_module(op: ir.Operation) -> ir.Module:
-    """A module whose `main` returns the constant that `op` is."""
-    type_ = op.results[0].type
-    with op.context, ir.Location.unknown():
-        result = ir.Module.create()
-        function = ir.Operation.create(
-            FUNCTION,
-            attributes={
-                "sym_name": ir.StringAttr.get("main"),
-                "function_type": ir.TypeAttr.get(ir.FunctionType.get([], [type_])),
-            },
-            regions=1,
-            ip=ir.InsertionPoint(result.body),
-        )
-        block = function.regions[0].blocks.append()
-        constant = op.clone(ip=ir.InsertionPoint(block))
-        ir.Operation.create(
-            "func.return", operands=[constant.results[0]], ip=ir.InsertionPoint(block)
-        )
-    return result
-
-
-def _called(functions: dict[str, ir.Operation], name: str) -> list[str]:
-    """A function and those that it calls, directly or not, in the order of their first calls."""
-    called = [name]
-
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        if op.name in CALLS and callee_name(op) not in called:
-            called.append(callee_name(op))
-        return ir.WalkResult.ADVANCE
-
-    for callee in called:  # grows while it is walked
-        if callee not in functions:
-            raise ToolError(f"there is no function @{callee} to call")
-        walk(functions[callee], visit)
-    return called
-
-
-def _rename_calls(function: ir.Operation, names: dict[str, str]) -> None:
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        if op.name in CALLS:
-            attribute = "callee" if "callee" in op.attributes else "decomposition"
-            op.attributes[attribute] = ir.FlatSymbolRefAttr.get(names[callee_name(op)])
-        return ir.WalkResult.ADVANCE
-
-    walk(function, visit)
-
-
-def _localise(whole: ir.Module, module: ir.Module, rank: int, devices: int) -> None:
-    """Writes groups of devices as the rank counts them, and device numbers as all ranks do."""
-    own = range(rank * devices, (rank + 1) * devices)
-    stated = ModuleFacts.of(whole, [])
-    meshes = ModuleFacts.of(module, []).meshes
-    facts = ModuleFacts(stated.grid, meshes)
-    for collective in find_collectives(module):
-        groups = facts.groups(collective)
-        if groups is not None:
-            _set_groups(collective, groups, own)
-    _offset_numbers(module, own.start)
-
-
-def _set_groups(collective: Collective, groups: Sequence[Sequence[int]], own: range) -> None:
-    kept = [[i - own.start for i in group] for group in groups if set(group) & set(own)]
-    if any(i not in range(len(own)) for group in kept for i in group):
-        raise ToolError(
-            f"{collective.inner.name} in a function goes from one rank to another; only sends and "
-            "recvs in @main do that",
-            collective.op.location,
-        )
-    if collective.is_async_call:
-        raise ToolError(
-            f"{label(collective.op)} in a function: its groups cannot be counted anew for a rank",
-            collective.op.location,
-        )
-    is_permute = collective.kind == "collective_permute"
-    name = "source_target_pairs" if is_permute else "replica_groups"
-    width = 2 if is_permute else max(map(len, kept), default=0)
-    table = np.array([[*g, *[-1] * (width - len(g))] for g in kept], np.int64)
-    collective.inner.attributes[name] = ir.DenseElementsAttr.get(table.reshape(len(kept), width))
-
-
-def _offset_numbers(module: ir.Module, first: int) -> None:
-    numbered: list[ir.Operation] = []
-
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        if op.name == PARTITION_ID:
-            numbered.append(op)
-        return ir.WalkResult.ADVANCE
-
-    walk(module.operation, visit)
-    for op in numbered if first else []:
-        number, after = op.results[0], ir.InsertionPoint.after(op)
-        value = ir.DenseElementsAttr.get(np.array(first, np.uint32), type=number.type)
-        offset = ir.Operation.create(
-            "stablehlo.constant", results=[number.type], attributes={"value": value}, ip=after
-        )
-        total = ir.Operation.create(
-            "stablehlo.add",
-            results=[number.type],
-            operands=[number, offset.results[0]],
-            ip=ir.InsertionPoint.after(offset),
-        )
-        number.replace_all_uses_except(total.results[0], [total])
-
-
 BARRIER, CONSTANT = "stablehlo.optimization_barrier", "stablehlo.constant"
 SEND, RECEIVE, AFTER_ALL = "stablehlo.send", "stablehlo.recv", "stablehlo.after_all"
+Parts = tuple[Any, ...]  # what each device has of a value: arrays that lie on the devices
+
+
+def play(manifest: Manifest, players: Sequence[Player]) -> None:
+    """Runs every rank to its end.
+
+    Raises ToolError where ranks wait for each other for ever, and where a transfer of the manifest
+    did not take place.
+    """
+    done: set[int] = set()
+    while True:
+        for player in players:
+            player.advance()
+        met = _transfers(players)
+        if not met and _permute(manifest, players):
+            continue
+        done.update(met)
+        if not met:
+            break
+    if not all(player.is_done for player in players):
+        raise _stuck(players)
+    for transfer in manifest.transfers:
+        if manifest.form != "permutes" and transfer.channel not in done:
+            raise ToolError(
+                f"nothing was sent on channel {transfer.channel}, which the manifest has for "
+                f"{transfer.action} from rank {transfer.source} to rank {transfer.target}"
+            )
+
+
+def _transfers(players: Sequence[Player]) -> list[int]:
+    """Makes each transfer whose two ranks stand at it; their channels."""
+    met: list[int] = []
+    for sender in players:
+        sent = sender.waiting
+        if sent is None or sent.transfer is None or not sent.is_send:
+            continue
+        receiver = players[sent.transfer.target]
+        received = receiver.waiting
+        if received is None or received.is_send or received.transfer != sent.transfer:
+            continue
+        parts = sender.parts(sent.op.operands[0])
+        sender.pass_by()
+        receiver.pass_by(parts)
+        met.append(sent.transfer.channel)
+    return met
+
+
+def _received(player: Player, rank: int, size: int, pairs: Pairs, sent: Sequence[Parts]) -> Parts:
+    assert player.waiting is not None
+    parts = list(player.zeros(player.waiting.op.results[0]))
+    for source, target in pairs:
+        if target // size == rank:
+            parts[target % size] = sent[source // size][source % size]
+    return tuple(parts)
+
+
+def _permute(manifest: Manifest, players: Sequence[Player]) -> bool:
+    """Makes the permute at which all ranks stand."""
+    waiting = [player.waiting for player in players]
+    first = waiting[0]
+    if first is None or any(w is None or w.transfer or w.pairs != first.pairs for w in waiting):
+        return False
+    size = manifest.devices
+    sent = [player.parts(w.op.operands[0]) for player, w in zip(players, waiting, strict=True) if w]
+    types = {str(w.op.operands[0].type) for w in waiting if w}
+    if len(types) > 1:
+        raise ToolError(f"a permute of {' and '.join(sorted(types))}", first.op.location)
+    for rank, player in enumerate(players):
+        assert player.waiting is not None
+        player.pass_by(_received(player, rank, size, first.pairs, sent))
+    return True
+
+
+def _stuck(players: Sequence[Player]) -> ToolError:
+    """Who waits where, and for whom."""
+    notes = [
+        note(f"rank {player.rank} waits in {player.waiting}{_for(player)}", waiting.op.location)
+        for player in players
+        if (waiting := player.waiting) is not None
+    ]
+    done = [str(player.rank) for player in players if player.is_done]
+    if done:
+        notes.append(note(f"rank{'s' * (len(done) > 1)} {', '.join(done)} came to the end"))
+    return ToolError("the ranks wait for each other for ever", notes=tuple(notes))
+
+
+def _for(player: Player) -> str:
+    assert player.waiting is not None
+    transfer = player.waiting.transfer
+    if transfer is None:
+        return " for all others"
+    return f" for rank {transfer.target if player.waiting.is_send else transfer.source}"
 
 
 @dataclass(frozen=True)
@@ -408,3 +374,195 @@ def _pairs(op: ir.Operation) -> Pairs:
         int(number) for number in ir.DenseIntElementsAttr(op.attributes["source_target_pairs"])
     ]
     return tuple((numbers[i], numbers[i + 1]) for i in range(0, len(numbers), 2))
+
+
+class Executables:
+    """Compiles for `count` devices and keeps what it compiled."""
+
+    def __init__(self, count: int) -> None:
+        self.devices = jax.devices()[:count]
+        # "Replicated" with other contents on each device: the only form that holds any values.
+        mesh = Mesh(np.array(self.devices), ("device",))
+        self._whole = NamedSharding(mesh, PartitionSpec())
+        self._compiled: dict[str, Any] = {}
+
+    def __len__(self) -> int:
+        return len(self._compiled)
+
+    def compiled(self, module: ir.Module) -> Any:
+        """What XLA:CPU makes of a module. Raises whatever XLA raises.
+
+        It keeps to the program's rounding where it can: see `verify.execution_process`.
+        """
+        text = to_text(module)
+        if text not in self._compiled:
+            self._compiled[text] = self._keeping_rounding(bindings.write_bytecode(module))
+        return self._compiled[text]
+
+    def compile_ahead(self, modules: Sequence[ir.Module]) -> None:
+        """Compiles several at once. What XLA refuses is left for `compiled` to say."""
+        codes = {to_text(module): bindings.write_bytecode(module) for module in modules}
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            futures = {t: pool.submit(self._keeping_rounding, code) for t, code in codes.items()}
+        done = {t: future.result() for t, future in futures.items() if not future.exception()}
+        self._compiled.update(done)
+
+    def run(self, executable: Any, operands: Sequence[Parts]) -> list[Parts]:
+        """The results of what `compiled` returned; operands are left as they are."""
+        results = executable.execute_sharded([self._argument(parts) for parts in operands])
+        return [tuple(parts) for parts in results.disassemble_into_single_device_arrays()]
+
+    def placed(self, parts: Sequence[Array]) -> Parts:
+        """Arrays, one for each device, on the devices."""
+        pairs = zip(parts, self.devices, strict=True)
+        return tuple(jax.device_put(np.array(part), device) for part, device in pairs)
+
+    def _keeping_rounding(self, code: bytes) -> Any:
+        skipped = bindings.REROUNDING_PASSES
+        try:
+            return self._compile(code, skipped)
+        except Exception:  # XLA's own types; what it says counts when it fails again
+            kept = [name for name in skipped if name not in bindings.INDISPENSABLE_PASSES]
+            return self._compile(code, kept)
+
+    def _compile(self, code: bytes, skipped: Sequence[str]) -> Any:
+        count = len(self.devices)
+        return bindings.compile_for_devices(
+            code, 1, count, self.devices, partitioned=False, skipped_passes=skipped
+        )
+
+    def _argument(self, parts: Parts) -> Any:
+        if len(parts) == 1:
+            return parts[0]
+        return jax.make_array_from_single_device_arrays(parts[0].shape, self._whole, list(parts))
+
+
+def as_module(module: ir.Module, name: str, rank: int, devices: int) -> ir.Module:
+    """Function `name` and what it calls, with `main` in its place, in the same context.
+
+    Raises a located ToolError for a collective between ranks.
+    """
+    functions = functions_by_name(module)
+    called = _called(functions, name)
+    new_names = {old: f"called_{i}" if i else "main" for i, old in enumerate(called)}
+    with module.context, ir.Location.unknown():
+        result = ir.Module.create()
+        end = ir.InsertionPoint(result.body)
+        for old in called:
+            copy = functions[old].clone(ip=end)
+            copy.attributes["sym_name"] = ir.StringAttr.get(new_names[old])
+            visibility = "public" if old == name else "private"
+            copy.attributes["sym_visibility"] = ir.StringAttr.get(visibility)
+            _rename_calls(copy, new_names)
+        copy_referenced_symbols(module.operation, result)
+        _localise(module, result, rank, devices)
+        erase_unused_meshes(result)  # those of the ranks tell equal functions apart
+        number = ir.IntegerType.get_signless(32)
+        for what, count in (("partitions", devices), ("replicas", 1)):
+            result.operation.attributes[f"mhlo.num_{what}"] = ir.IntegerAttr.get(number, count)
+    return result
+
+
+def constant_module(op: ir.Operation) -> ir.Module:
+    """A module whose `main` returns the constant that `op` is."""
+    type_ = op.results[0].type
+    with op.context, ir.Location.unknown():
+        result = ir.Module.create()
+        function = ir.Operation.create(
+            FUNCTION,
+            attributes={
+                "sym_name": ir.StringAttr.get("main"),
+                "function_type": ir.TypeAttr.get(ir.FunctionType.get([], [type_])),
+            },
+            regions=1,
+            ip=ir.InsertionPoint(result.body),
+        )
+        block = function.regions[0].blocks.append()
+        constant = op.clone(ip=ir.InsertionPoint(block))
+        ir.Operation.create(
+            "func.return", operands=[constant.results[0]], ip=ir.InsertionPoint(block)
+        )
+    return result
+
+
+def _called(functions: dict[str, ir.Operation], name: str) -> list[str]:
+    """A function and those that it calls, directly or not, in the order of their first calls."""
+    called = [name]
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        if op.name in CALLS and callee_name(op) not in called:
+            called.append(callee_name(op))
+        return ir.WalkResult.ADVANCE
+
+    for callee in called:  # grows while it is walked
+        if callee not in functions:
+            raise ToolError(f"there is no function @{callee} to call")
+        walk(functions[callee], visit)
+    return called
+
+
+def _rename_calls(function: ir.Operation, names: dict[str, str]) -> None:
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        if op.name in CALLS:
+            attribute = "callee" if "callee" in op.attributes else "decomposition"
+            op.attributes[attribute] = ir.FlatSymbolRefAttr.get(names[callee_name(op)])
+        return ir.WalkResult.ADVANCE
+
+    walk(function, visit)
+
+
+def _localise(whole: ir.Module, module: ir.Module, rank: int, devices: int) -> None:
+    """Writes groups of devices as the rank counts them, and device numbers as all ranks do."""
+    own = range(rank * devices, (rank + 1) * devices)
+    stated = ModuleFacts.of(whole, [])
+    meshes = ModuleFacts.of(module, []).meshes
+    facts = ModuleFacts(stated.grid, meshes)
+    for collective in find_collectives(module):
+        groups = facts.groups(collective)
+        if groups is not None:
+            _set_groups(collective, groups, own)
+    _offset_numbers(module, own.start)
+
+
+def _set_groups(collective: Collective, groups: Sequence[Sequence[int]], own: range) -> None:
+    kept = [[i - own.start for i in group] for group in groups if set(group) & set(own)]
+    if any(i not in range(len(own)) for group in kept for i in group):
+        raise ToolError(
+            f"{collective.inner.name} in a function goes from one rank to another; only sends and "
+            "recvs in @main do that",
+            collective.op.location,
+        )
+    if collective.is_async_call:
+        raise ToolError(
+            f"{label(collective.op)} in a function: its groups cannot be counted anew for a rank",
+            collective.op.location,
+        )
+    is_permute = collective.kind == "collective_permute"
+    name = "source_target_pairs" if is_permute else "replica_groups"
+    width = 2 if is_permute else max(map(len, kept), default=0)
+    table = np.array([[*g, *[-1] * (width - len(g))] for g in kept], np.int64)
+    collective.inner.attributes[name] = ir.DenseElementsAttr.get(table.reshape(len(kept), width))
+
+
+def _offset_numbers(module: ir.Module, first: int) -> None:
+    numbered: list[ir.Operation] = []
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        if op.name == PARTITION_ID:
+            numbered.append(op)
+        return ir.WalkResult.ADVANCE
+
+    walk(module.operation, visit)
+    for op in numbered if first else []:
+        number, after = op.results[0], ir.InsertionPoint.after(op)
+        value = ir.DenseElementsAttr.get(np.array(first, np.uint32), type=number.type)
+        offset = ir.Operation.create(
+            "stablehlo.constant", results=[number.type], attributes={"value": value}, ip=after
+        )
+        total = ir.Operation.create(
+            "stablehlo.add",
+            results=[number.type],
+            operands=[number, offset.results[0]],
+            ip=ir.InsertionPoint.after(offset),
+        )
+        number.replace_all_uses_except(total.results[0], [total])

@@ -18,8 +18,14 @@ from stablehlo_tools.diagnostics import ToolError, naming
 from stablehlo_tools.dialect.names import COLLECTIVE_PERMUTE
 from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.mpmd.rank_set import RankSet
-from stablehlo_tools.mpmd.running import child
-from stablehlo_tools.mpmd.running.arrays import read_arrays, write_arrays
+from stablehlo_tools.mpmd.running.child import (
+    PACKAGE,
+    environment,
+    inputs_of,
+    outputs_of,
+    read_arrays,
+    write_arrays,
+)
 from stablehlo_tools.mpmd.running.localisation import LocalProgram, localised
 from stablehlo_tools.mpmd.running.sequential import Run
 from stablehlo_tools.mpmd.transfers import PERMUTES, with_permutes
@@ -86,12 +92,12 @@ def _prepare(
     divided = program.divided(inputs)
     for device in range(devices):
         parts = [of_devices[device] for of_devices in divided]
-        write_arrays(room / child.inputs_of(device), parts, types)
+        write_arrays(room / inputs_of(device), parts, types)
 
 
 def _by_result(room: Path, devices: int) -> list[list[Array]]:
     """`[result][device]`."""
-    of_devices = [read_arrays(room / child.outputs_of(device)) for device in range(devices)]
+    of_devices = [read_arrays(room / outputs_of(device)) for device in range(devices)]
     return [list(parts) for parts in zip(*of_devices, strict=True)]
 
 
@@ -107,7 +113,7 @@ def _attempt(rooms: Sequence[Path], devices: int, timeout: float) -> None:
         for process in processes:
             process.go()
         last = f"not done within {timeout:g} s (--timeout): a deadlock, or too much work"
-        _wait(processes, child.outputs_of(0), deadline, last)
+        _wait(processes, outputs_of(0), deadline, last)
 
 
 def _wait(processes: Sequence[_Process], file: str, deadline: float, late: str) -> None:
@@ -132,10 +138,10 @@ class _Process:
         (room / _COMPILED).unlink(missing_ok=True)
         with (room / _ERRORS).open("wb") as errors:
             self.process = start(
-                f"{child.PACKAGE}.worker_process",
+                f"{PACKAGE}.worker_process",
                 str(room),
                 str(port),
-                environment=child.environment(devices, timeout),
+                environment=environment(devices, timeout),
                 stdin=subprocess.PIPE,
                 stdout=errors,
                 stderr=errors,

@@ -11,8 +11,15 @@ from typing import Any
 import numpy as np
 
 from stablehlo_tools import bindings
-from stablehlo_tools.mpmd.running import child
-from stablehlo_tools.mpmd.running.arrays import element_of, read_arrays, type_of, write_arrays
+from stablehlo_tools.mpmd.running.child import (
+    element_of,
+    inputs_of,
+    outputs_of,
+    read_arrays,
+    serve,
+    type_of,
+    write_arrays,
+)
 from stablehlo_tools.verify.comparison import Shard
 from stablehlo_tools.verify.element_types import Array
 from stablehlo_tools.verify.execution import Program, load_program
@@ -28,11 +35,11 @@ def answer(directory: Path, request: dict[str, Any]) -> dict[str, Any]:
     run = Request.read(directory / request["job"]).runs[0]
     program = _loaded(directory / request["job"], run, loose=request["loose"])
     for number in request["numbers"]:
-        inputs = read_arrays(directory / child.inputs_of(number))
+        inputs = read_arrays(directory / inputs_of(number))
         shards = program([inputs])
         outputs = [_whole(v, s) for v, s in zip(run.outputs, shards, strict=True)]
         types = [type_of(value) for value in run.outputs]
-        write_arrays(directory / child.outputs_of(number), outputs, types)
+        write_arrays(directory / outputs_of(number), outputs, types)
     return {}
 
 
@@ -56,4 +63,4 @@ def _whole(value: Value, shards: list[Shard]) -> Array:
 
 
 if __name__ == "__main__":
-    child.main(answer)
+    serve(answer)

@@ -7,11 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stablehlo_tools.diagnostics import naming
+from stablehlo_tools.mpmd.manifest import Transfer
 from stablehlo_tools.mpmd.rank_set import RankSet
-from stablehlo_tools.mpmd.running import child
-from stablehlo_tools.mpmd.running.arrays import read_arrays, write_arrays
-from stablehlo_tools.mpmd.running.events import Played
+from stablehlo_tools.mpmd.running.child import ask, inputs_of, outputs_of, read_arrays, write_arrays
+from stablehlo_tools.schedules.forms import step_of
+from stablehlo_tools.schedules.table import Action, Kind
 from stablehlo_tools.verify.element_types import Array
+
+_RECEIVED = {
+    Kind.SEND_FORWARD: (Kind.RECEIVE_FORWARD, 1),
+    Kind.SEND_BACKWARD: (Kind.RECEIVE_BACKWARD, -1),
+}
 
 
 @dataclass(frozen=True)
@@ -34,7 +40,7 @@ def run_sequentially(
     write_inputs(ranks, inputs, directory)
     request = {"set": ranks.name}
     with naming(ranks.name):
-        answer = child.ask(
+        answer = ask(
             "sequential_process",
             directory,
             request,
@@ -54,10 +60,35 @@ def write_inputs(ranks: RankSet, inputs: Sequence[Sequence[Array]], directory: P
     for rank, arrays in enumerate(inputs):
         block = ranks.main(rank).regions[0].blocks[0]
         types = [str(argument.type) for argument in block.arguments]
-        write_arrays(directory / child.inputs_of(rank), arrays, types)
+        write_arrays(directory / inputs_of(rank), arrays, types)
 
 
 def read_results(ranks: RankSet, directory: Path) -> tuple[tuple[Array, ...], ...]:
     """The results of each rank's `main` that a child left."""
-    files = (directory / child.outputs_of(rank) for rank in range(ranks.ranks))
+    files = (directory / outputs_of(rank) for rank in range(ranks.ranks))
     return tuple(tuple(read_arrays(file)) for file in files)
+
+
+@dataclass(frozen=True)
+class Played:
+    """What a rank did: its actions in order, and the most bytes of values that it held at once.
+
+    Arguments count all the time, other values from where they are made to their last use, each
+    once; temporaries inside a function do not count. `peak_at` is the action that held the most.
+    Bytes are those of one device.
+    """
+
+    actions: tuple[str, ...]
+    peak_bytes: int
+    peak_at: str
+
+
+def end_of(transfer: Transfer, *, is_send: bool) -> str:
+    """How a schedule writes an end of a transfer: `1RECV_F5`; `finish` behind the schedule."""
+    if is_send or not transfer.is_scheduled:
+        return transfer.action
+    sent = step_of(transfer.action)
+    if not isinstance(sent, Action) or sent.kind not in _RECEIVED:
+        return transfer.action
+    kind, away = _RECEIVED[sent.kind]
+    return str(Action(kind, sent.stage + away, sent.microbatch))

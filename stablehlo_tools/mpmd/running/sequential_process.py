@@ -9,12 +9,15 @@ from dataclasses import asdict
 from pathlib import Path
 
 from stablehlo_tools.mpmd.rank_set import load
-from stablehlo_tools.mpmd.running import child
-from stablehlo_tools.mpmd.running.arrays import read_arrays, write_arrays
-from stablehlo_tools.mpmd.running.executables import Executables
+from stablehlo_tools.mpmd.running.child import (
+    inputs_of,
+    outputs_of,
+    read_arrays,
+    serve,
+    write_arrays,
+)
 from stablehlo_tools.mpmd.running.localisation import localised
-from stablehlo_tools.mpmd.running.meeting import play
-from stablehlo_tools.mpmd.running.player import Player
+from stablehlo_tools.mpmd.running.player import Executables, Player, play
 
 
 def answer(directory: Path, request: dict[str, str]) -> dict[str, object]:
@@ -28,7 +31,7 @@ def answer(directory: Path, request: dict[str, str]) -> dict[str, object]:
             rank,
             program,
             machine,
-            program.divided(read_arrays(directory / child.inputs_of(rank))),
+            program.divided(read_arrays(directory / inputs_of(rank))),
         )
         for rank, program in enumerate(programs)
     ]
@@ -36,9 +39,9 @@ def answer(directory: Path, request: dict[str, str]) -> dict[str, object]:
     play(ranks.manifest, players)
     for rank, (player, program) in enumerate(zip(players, programs, strict=True)):
         results = program.joined(player.results)
-        write_arrays(directory / child.outputs_of(rank), results, program.types[1])
+        write_arrays(directory / outputs_of(rank), results, program.types[1])
     return {"ranks": [asdict(player.played) for player in players], "functions": len(machine)}
 
 
 if __name__ == "__main__":
-    child.main(answer)
+    serve(answer)

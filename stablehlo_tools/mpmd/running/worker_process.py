@@ -21,8 +21,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from stablehlo_tools import bindings
-from stablehlo_tools.mpmd.running import child
-from stablehlo_tools.mpmd.running.arrays import read_arrays, write_arrays
+from stablehlo_tools.mpmd.running.child import inputs_of, outputs_of, read_arrays, write_arrays
 from stablehlo_tools.processes.child import read_request
 from stablehlo_tools.verify.element_types import Array
 
@@ -42,14 +41,14 @@ def main(directory: Path, port: int) -> None:
         address, request["ranks"], request["rank"], coordinator_bind_address=address
     )
     executable = _compiled((directory / MODULE).read_bytes(), request["permutes"])
-    parts = [read_arrays(directory / child.inputs_of(d)) for d in range(request["devices"])]
+    parts = [read_arrays(directory / inputs_of(d)) for d in range(request["devices"])]
     arguments = [_argument(of_devices) for of_devices in zip(*parts, strict=True)]
     (directory / COMPILED).touch()
     go.wait()
     results = executable.execute_sharded(arguments).disassemble_into_single_device_arrays()
     for device in range(request["devices"])[::-1]:  # the first, which is waited for, comes last
         outputs = [np.asarray(of_devices[device]) for of_devices in results]
-        write_arrays(directory / child.outputs_of(device), outputs, request["types"])
+        write_arrays(directory / outputs_of(device), outputs, request["types"])
 
 
 def _listen(go: threading.Event) -> None:

@@ -1,9 +1,6 @@
-"""The devices of a rank: each rank is a mesh, that of the program.
+"""The devices of a rank: what one of them does is cut into stages, and put back on all of them.
 
-What one device does is what is cut into stages. So the program is partitioned first, and the manual
-computation that is all of `main` then is opened.
-
-Puts the program of one device of a rank on all devices of all ranks.
+The program is partitioned first, and the manual computation that is all of `main` then is opened.
 
 The programs of a set run together: rank r on the devices from r * count on. So in the program of
 each rank, groups and pairs of devices are written for all ranks, and `main` is a manual computation

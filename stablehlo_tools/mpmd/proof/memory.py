@@ -27,8 +27,8 @@ from stablehlo_tools.cost.clock import Clock
 from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.ir.symbols import functions_by_name
 from stablehlo_tools.mpmd.manifest import Manifest, Stage
+from stablehlo_tools.mpmd.proof.flow import InSums
 from stablehlo_tools.mpmd.proof.labels import Labels
-from stablehlo_tools.mpmd.proof.sums import InSums
 from stablehlo_tools.mpmd.reading import RETURN, Call, Event, Message, Origin, Reading, Source
 from stablehlo_tools.overlap.memory import memory_profile
 from stablehlo_tools.schedules.table import Action, Kind
