@@ -1,8 +1,14 @@
-"""Whether all participants of every collective issue it, and equally often."""
+"""Whether all participants of every collective come to it, and equally often.
+
+Within one program a loop or a branch may be decided differently by different devices
+(`find_divergence`), and a decision made at run time may concern another program
+(`find_foreign_decision`); all programs together must have each participant issue each collective as
+often as the others do (`find_missing_program`, `find_disagreement`).
+"""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -10,23 +16,164 @@ from stablehlo_tools.order.findings import Actor, Finding, Verdict, actor_of, at
 from stablehlo_tools.order.program import (
     Block,
     Branch,
+    Decision,
     Issue,
+    Loop,
     Program,
+    Rendezvous,
     Signature,
     decision_of,
+    footprint,
     reached_blocks,
 )
 
-type Key = tuple[Signature, tuple[int, ...]]
+
+def find_divergence(programs: Sequence[Program]) -> Finding | None:
+    """The first collective under a decision that its participants may take differently."""
+    for number, program in enumerate(programs):
+        for issue, meeting, node in _doubtful(program.block, (), frozenset(program.devices)):
+            return _divergent(programs, number, issue, meeting, node)
+    return None
+
+
+def find_foreign_decision(programs: Sequence[Program]) -> Finding | None:
+    """A decision made at run time around a collective that another program takes part in.
+
+    One with a symbol is no such, where the other device has as many with the same.
+    """
+    program_of = {d: i for i, program in enumerate(programs) for d in program.devices}
+    symbols = {
+        device: Counter(decision_of(node).symbols.get(device) for node in nodes)
+        for program, nodes in ((p, list(_undecided(p.block))) for p in programs)
+        for device in program.devices
+    }
+    for number, program in enumerate(programs):
+        for node in _undecided(program.block):
+            known = decision_of(node).symbols
+            for meeting in sorted(footprint(node), key=lambda m: m.members):
+                own = next((d for d in meeting.issuers if program_of.get(d) == number), None)
+                for other in meeting.members:
+                    theirs = program_of.get(other, number)
+                    if own is None or theirs == number:
+                        continue
+                    symbol = known.get(own)
+                    if symbol is None or symbols[own][symbol] != symbols[other][symbol]:
+                        return _foreign(programs, number, node, own, other, theirs)
+    return None
+
+
+def _doubtful(
+    block: Block, around: tuple[Loop | Branch, ...], devices: frozenset[int]
+) -> Iterator[tuple[Issue, Rendezvous, Loop | Branch]]:
+    for node in block.nodes:
+        if not isinstance(node, Issue):
+            for inner in reached_blocks(node):
+                yield from _doubtful(inner, (*around, node), devices)
+            continue
+        for meeting in node.rendezvous if around else ():
+            for above in around:
+                decision = decision_of(above)
+                # The other end of a transfer is another op, which may stand elsewhere.
+                together = meeting.members if decision.values is None else meeting.issuers
+                if not decision.agree([device for device in together if device in devices]):
+                    yield node, meeting, above
+
+
+def _undecided(block: Block) -> Iterator[Loop | Branch]:
+    for node in block.nodes:
+        if isinstance(node, Issue):
+            continue
+        if decision_of(node).values is None:
+            yield node
+        else:
+            for inner in reached_blocks(node):
+                yield from _undecided(inner)
+
+
+def _divergent(
+    programs: Sequence[Program], number: int, issue: Issue, meeting: Rendezvous, node: Loop | Branch
+) -> Finding:
+    decision = decision_of(node)
+    inside = [device for device in meeting.members if device in decision.classes]
+    one, other = _disagreeing(decision, inside)
+    what = "how often the loop runs" if isinstance(node, Loop) else "which branch is taken"
+    known = decision.values is not None
+    where = at(programs, number, node.place)
+    message = (
+        f"{name(issue)} at {at(programs, number, issue.place)} stands inside a "
+        f"{describe(node)} at {where}, and {what} "
+        + ("differs between" if known else "may differ between")
+        + f" its participants {one} and {other}"
+    )
+    is_certain = False
+    if decision.values is not None:
+        verb = "runs the loop {} times" if isinstance(node, Loop) else "takes branch {}"
+        told = tuple(f"device {d} {verb.format(decision.values[d])}" for d in (one, other))
+        often = [_times(programs[number].block, d, issue, meeting) for d in (one, other)]
+        is_certain = often[0] != often[1]
+        if is_certain:
+            first, second = (one, other) if often[0] > often[1] else (other, one)
+            told += (f"device {first} waits in {name(issue)} for device {second} for ever",)
+    else:
+        told = (
+            f"nothing shows that device {one} and device {other} decide alike",
+            f"device {one} reaches the {name(issue)} and waits for device {other}, which does not",
+        )
+    actors = (actor_of(number, one, issue), Actor(number, other, describe(node), node.place))
+    return Finding(
+        Verdict.MAY_DEADLOCK,
+        "divergent-control-flow",
+        message,
+        actors,
+        told,
+        confirmed=is_certain,
+    )
+
+
+def _times(block: Block, device: int, issue: Issue, meeting: Rendezvous) -> int:
+    """How often a device issues what could meet in a rendezvous of a collective."""
+    key = issue.signature, meeting.members
+    return sum(
+        occurrence.times for occurrence in _occurrences(block, device) if occurrence.key == key
+    )
+
+
+def _foreign(
+    programs: Sequence[Program], number: int, node: Loop | Branch, own: int, other: int, theirs: int
+) -> Finding:
+    what = "how often the loop runs" if isinstance(node, Loop) else "which branch is taken"
+    place = at(programs, number, node.place)
+    message = (
+        f"the {describe(node)} at {place} communicates with {programs[theirs].name}, and {what} is "
+        "decided at run time: nothing shows that the other program decides alike"
+    )
+    told = (
+        f"device {own} goes into the {describe(node)} and waits for device {other}",
+        f"device {other}, in {programs[theirs].name}, does not meet it there",
+    )
+    actors = (
+        actor_of(number, own, node),
+        Actor(theirs, other, "another program", programs[theirs].place),
+    )
+    return Finding(Verdict.MAY_DEADLOCK, "decided-at-run-time", message, actors, told)
+
+
+def _disagreeing(decision: Decision, devices: Sequence[int]) -> tuple[int, int]:
+    """Two of the devices that need not decide alike."""
+    known = decision.classes if decision.values is None else decision.values
+    return devices[0], next(d for d in devices if known[d] != known[devices[0]])
+
+
+type _Key = tuple[Signature, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
-class Occurrence:
+class _Occurrence:
     """A collective that a device issues, so many times."""
 
     device: int
     issue: Issue
-    key: Key
+    key: _Key
     times: int
 
 
@@ -59,11 +206,11 @@ def _reached(block: Block) -> Iterator[Issue]:
 def find_disagreement(programs: Sequence[Program]) -> Finding | None:
     """The first collective, in text order, that its participants do not issue equally often."""
     program_of = {d: i for i, program in enumerate(programs) for d in program.devices}
-    counts: defaultdict[Key, dict[int, int]] = defaultdict(dict)
-    first: dict[Key, Occurrence] = {}
+    counts: defaultdict[_Key, dict[int, int]] = defaultdict(dict)
+    first: dict[_Key, _Occurrence] = {}
     for program in programs:
         for device in program.devices:
-            for occurrence in occurrences(program.block, device):
+            for occurrence in _occurrences(program.block, device):
                 at_key = counts[occurrence.key]
                 at_key[device] = at_key.get(device, 0) + occurrence.times
                 first.setdefault(occurrence.key, occurrence)
@@ -79,22 +226,22 @@ def find_disagreement(programs: Sequence[Program]) -> Finding | None:
     return None
 
 
-def occurrences(block: Block, device: int, times: int = 1) -> Iterator[Occurrence]:
+def _occurrences(block: Block, device: int, times: int = 1) -> Iterator[_Occurrence]:
     """What a device issues of a block; what is decided at run time is left aside."""
     for node in block.nodes:
         if isinstance(node, Issue):
             meeting = node.of_device.get(device)
             if meeting is not None and times:
-                yield Occurrence(device, node, (node.signature, meeting.members), times)
+                yield _Occurrence(device, node, (node.signature, meeting.members), times)
             continue
         values = decision_of(node).values
         if values is None:
             continue
         if isinstance(node, Branch):
-            yield from occurrences(node.branches[values[device]], device, times)
+            yield from _occurrences(node.branches[values[device]], device, times)
         else:
-            yield from occurrences(node.body, device, times * values[device])
-            yield from occurrences(node.condition, device, times * (values[device] + 1))
+            yield from _occurrences(node.body, device, times * values[device])
+            yield from _occurrences(node.condition, device, times * (values[device] + 1))
 
 
 def _no_program(
@@ -111,8 +258,8 @@ def _no_program(
 def _explain(
     programs: Sequence[Program],
     program_of: dict[int, int],
-    counts: defaultdict[Key, dict[int, int]],
-    occurrence: Occurrence,
+    counts: defaultdict[_Key, dict[int, int]],
+    occurrence: _Occurrence,
     member: int,
 ) -> Finding:
     """Says how two participants differ, and what the other one has in its place."""
@@ -151,8 +298,8 @@ def _explain(
     )
 
 
-def _issue_of(program: Program, device: int, key: Key) -> Issue | None:
-    listed = occurrences(program.block, device)
+def _issue_of(program: Program, device: int, key: _Key) -> Issue | None:
+    listed = _occurrences(program.block, device)
     return next((occurrence.issue for occurrence in listed if occurrence.key == key), None)
 
 
@@ -160,8 +307,8 @@ def _instead(
     programs: Sequence[Program],
     number: int,
     device: int,
-    key: Key,
-    counts: defaultdict[Key, dict[int, int]],
+    key: _Key,
+    counts: defaultdict[_Key, dict[int, int]],
 ) -> tuple[str, str, tuple[Actor, ...]]:
     """What a device that lacks a collective has in its place: a rule, a hint, an actor."""
     signature, members = key
@@ -172,7 +319,7 @@ def _instead(
             where = at(programs, number, issue.place)
             hint = f"{program.name} has it ({where}), but nobody uses its results: XLA deletes it"
             return "dead-collective", hint, (actor_of(number, device, issue),)
-    for occurrence in occurrences(program.block, device):
+    for occurrence in _occurrences(program.block, device):
         other, others = occurrence.key
         same = all(
             counts[occurrence.key].get(m, 0) == counts[occurrence.key][device] for m in others

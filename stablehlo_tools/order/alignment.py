@@ -19,6 +19,7 @@ from stablehlo_tools.order.program import (
     Loop,
     Node,
     Program,
+    bit_positions,
     decision_of,
     footprint,
     inner_blocks,
@@ -55,7 +56,7 @@ class _Alignment:
         following: defaultdict[int, dict[int, tuple[int, int, int]]] = defaultdict(dict)
         for program, block in blocks.items():
             for later, before in enumerate(self.constraints[block]):
-                for earlier in _bits(before):
+                for earlier in bit_positions(before):
                     source, target = classes[program, earlier], classes[program, later]
                     following[source].setdefault(target, (program, earlier, later))
         rank = _sort(members, following)
@@ -186,12 +187,3 @@ def _cycle(following: Mapping[int, Mapping[int, object]], stuck: set[int]) -> li
         at_class = leading[at_class]
     cycle = [*seen[seen.index(at_class) :], at_class]
     return [(cycle[i + 1], cycle[i]) for i in range(len(cycle) - 1)][::-1]
-
-
-def _bits(mask: int) -> list[int]:
-    positions: list[int] = []
-    while mask:
-        low = mask & -mask
-        positions.append(low.bit_length() - 1)
-        mask ^= low
-    return positions

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from stablehlo_tools.order.components import connected, parts_without
-from stablehlo_tools.order.program import Block, Issue
+from stablehlo_tools.order.program import Block, Issue, bit_positions
 from stablehlo_tools.order.simulation import Choice, Meeting, Simulator
 
 
@@ -237,7 +237,7 @@ class _Search:
                     continue
                 self._work()
                 open_ = row.following[place] & ~seen.get(row, 0)
-                for other in _bits(open_):
+                for other in bit_positions(open_):
                     following, top = row.entries[other]
                     if following in steps or following == start:
                         continue
@@ -285,7 +285,7 @@ class _Search:
         for meeting, top in entries:
             same = 0
             if not isinstance(block.nodes[top], Issue):
-                listed = _bits(places[top])
+                listed = bit_positions(places[top])
                 same = sum(1 << p for p in listed if self._may_follow(meeting, entries[p][0]))
             yield later[top] | same
 
@@ -331,7 +331,7 @@ class _Search:
         """A device's meetings at these places."""
         self._work()
         listed = self.calendar.of_device[member]
-        return (listed[place] for place in _bits(places))
+        return (listed[place] for place in bit_positions(places))
 
     def _work(self) -> None:
         self.work += 1
@@ -403,11 +403,3 @@ class _Search:
 
     def _block(self, device: int) -> Block:
         return self.simulator.programs[self.simulator.program_of[device]].block
-
-
-def _bits(number: int) -> Iterator[int]:
-    """The positions of the bits that are set."""
-    while number:
-        lowest = number & -number
-        yield lowest.bit_length() - 1
-        number ^= lowest

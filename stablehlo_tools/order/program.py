@@ -193,6 +193,14 @@ class Program:
     may_run_on_gpu: bool = True
 
 
+def bit_positions(bits: int) -> Iterator[int]:
+    """The bits that are set, such as the nodes that a `before` of a block names, ascending."""
+    while bits:
+        lowest = bits & -bits
+        yield lowest.bit_length() - 1
+        bits ^= lowest
+
+
 def inner_blocks(node: Node) -> tuple[Block, ...]:
     """The blocks of a loop or a branch."""
     if isinstance(node, Loop):

@@ -11,9 +11,9 @@ from stablehlo_tools.order.program import (
     UNKNOWN_CALL,
     Block,
     Issue,
-    Loop,
     Program,
     blocks_of,
+    decision_of,
     issues_of,
 )
 from stablehlo_tools.order.simulation import Meeting
@@ -150,8 +150,7 @@ def _decisions(block: Block) -> list[tuple[Any, bool]]:
     for inner in blocks_of(block):
         for node in inner.nodes:
             if not isinstance(node, Issue):
-                decision = node.trips if isinstance(node, Loop) else node.choice
-                decisions.append((node.place, decision.values is not None))
+                decisions.append((node.place, decision_of(node).values is not None))
     return decisions
 
 

@@ -22,11 +22,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from stablehlo_tools.order.agreement import find_disagreement, find_missing_program
+from stablehlo_tools.order.agreement import (
+    find_disagreement,
+    find_divergence,
+    find_foreign_decision,
+    find_missing_program,
+)
+from stablehlo_tools.order.coarsening import by_classes, in_single_steps
 from stablehlo_tools.order.communicators import find_communicator_conflict
 from stablehlo_tools.order.cycles import TooManyError, WaitStep, choice_for, find_cycles
-from stablehlo_tools.order.device_classes import by_classes
-from stablehlo_tools.order.divergence import find_divergence, find_foreign_decision
 from stablehlo_tools.order.findings import (
     Actor,
     Finding,
@@ -56,7 +60,6 @@ from stablehlo_tools.order.simulation import (
     Simulator,
     UndecidedError,
 )
-from stablehlo_tools.order.single_steps import in_single_steps
 from stablehlo_tools.order.transfers import pair_transfers
 
 _MOST_CANDIDATES = 32

@@ -17,9 +17,13 @@ from stablehlo_tools.artifacts.program_set import Job
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, Severity, naming, to_place
 from stablehlo_tools.ir.values import key_of
-from stablehlo_tools.order.agreement import find_disagreement, find_missing_program
+from stablehlo_tools.order.agreement import (
+    find_disagreement,
+    find_divergence,
+    find_foreign_decision,
+    find_missing_program,
+)
 from stablehlo_tools.order.alignment import align
-from stablehlo_tools.order.divergence import find_divergence, find_foreign_decision
 from stablehlo_tools.order.findings import Finding
 from stablehlo_tools.order.program import Block, Program, blocks_of
 from stablehlo_tools.order.simulation import Choice, Simulator

@@ -23,7 +23,7 @@ from order_strategies import (
     send,
 )
 
-from stablehlo_tools.order.device_classes import by_classes
+from stablehlo_tools.order.coarsening import by_classes
 from stablehlo_tools.order.program import (
     Block,
     Branch,

@@ -1,4 +1,20 @@
-"""Takes both ends of an acyclic transfer for one step, in which all devices of a chain meet.
+"""Coarser programs, in which devices wait for more than in truth: where these end, so do the true.
+
+The converse does not hold: a coarser program that deadlocks says nothing.
+
+**Classes.** Devices of a program that do the same are taken for one device, so that fewer are left
+to look at:
+
+    rank 0 on devices 0 to 63, rank 1 on 64 to 127, device i sends to device 64 + i
+    ==>
+    device 0 sends to device 64
+
+Devices of a class run one program, issue the same collectives and decide alike. What the classes
+issue together then counts as one meeting of all of them. Where the programs end so in one order of
+meetings, each device comes to its own meetings in that order too, and they end.
+
+**Single steps.** Both ends of an acyclic transfer are taken for one step, in which all devices of a
+chain meet:
 
     {recv on channel 1, send on channel 1} (pairs 0>1, 1>2)  ==>  one meeting of 0, 1 and 2
 
@@ -6,7 +22,7 @@ Where everything else that a program issues beside the two comes before both or 
 device does nothing else between them. And where the pairs have no cycle, whichever of the two each
 device begins with, all get to the end once all have come to it: a wait that closes would have to
 turn round at two devices that wait for each other, and those are at the two ends of one pair. So
-what ends with the one meeting, in which everyone waits for more, ends with the two transfers.
+what ends with the one meeting ends with the two transfers.
 
 The devices of a chain may run several programs. One whose devices all have the same end of the
 transfer, the first of a chain or the last, has a step of that end alone.
@@ -14,12 +30,13 @@ transfer, the first of a chain or the last, has a step of that end alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from stablehlo_tools.order.components import connected
 from stablehlo_tools.order.program import (
     Block,
+    Decision,
     Issue,
     Loop,
     Node,
@@ -27,11 +44,97 @@ from stablehlo_tools.order.program import (
     Rendezvous,
     Signature,
     TextOrder,
+    blocks_of,
+    decision_of,
     footprint,
     inner_blocks,
+    issues_of,
+    rebuilt,
 )
 
 _KIND = "transfer, both ends"
+
+
+def by_classes(programs: Sequence[Program]) -> tuple[Program, ...] | None:
+    """The programs with one device for each class; None where there are no fewer.
+
+    Also where a transfer links devices of one class, or one class to several.
+    """
+    first = {d: members[0] for p in programs for members in _classes(p) for d in members}
+    if all(device == kept for device, kept in first.items()):
+        return None
+    merged: list[Program] = []
+    for program in programs:
+        issues = {issue: _merged_issue(issue, first) for issue in issues_of(program.block)}
+        if None in issues.values():
+            return None
+        block = rebuilt(
+            program.block,
+            lambda issue, issues=issues: issues[issue] or issue,
+            lambda decision: _of_first(decision, first),
+        )
+        devices = tuple(dict.fromkeys(first[device] for device in program.devices))
+        merged.append(replace(program, devices=devices, block=block, dead=()))
+    return tuple(merged)
+
+
+def _classes(program: Program) -> list[list[int]]:
+    """The devices of a program that issue the same and decide alike."""
+    told: dict[int, list[object]] = {device: [] for device in program.devices}
+    for issue in issues_of(program.block):
+        for device in program.devices:
+            told[device].append(device in issue.of_device)
+    for block in blocks_of(program.block):
+        for node in block.nodes:
+            if isinstance(node, Issue):
+                continue
+            known = decision_of(node)
+            for device in program.devices:
+                value = None if known.values is None else known.values[device]
+                told[device].append((known.classes[device], value, known.symbols.get(device)))
+    alike: dict[tuple[object, ...], list[int]] = {}
+    for device in program.devices:
+        alike.setdefault(tuple(told[device]), []).append(device)
+    return list(alike.values())
+
+
+def _merged_issue(issue: Issue, first: Mapping[int, int]) -> Issue | None:
+    """A collective of the classes; None for a transfer that is none between two of them."""
+    if issue.transfer:
+        return _transfer(issue, first)
+    linked = [tuple({first.get(d, d) for d in meeting.members}) for meeting in issue.rendezvous]
+    parts = connected(linked, ())
+    return replace(issue, rendezvous=tuple(Rendezvous(part, part) for part in parts))
+
+
+def _transfer(issue: Issue, first: Mapping[int, int]) -> Issue | None:
+    meetings = dict.fromkeys(
+        Rendezvous(_firsts(meeting.members, first), _firsts(meeting.issuers, first))
+        for meeting in issue.rendezvous
+    )
+    links = tuple(dict.fromkeys(_firsts(pair, first) for pair in issue.groups))
+    issuers = [device for meeting in meetings for device in meeting.issuers]
+    if len(set(issuers)) < len(issuers) or any(one == other for one, other in links):
+        return None
+    if any(len(set(meeting.members)) < 2 for meeting in meetings):
+        return None
+    return replace(issue, rendezvous=tuple(meetings), groups=links)
+
+
+def _firsts(devices: Sequence[int], first: Mapping[int, int]) -> tuple[int, ...]:
+    return tuple(first.get(device, device) for device in devices)
+
+
+def _of_first(decision: Decision, first: Mapping[int, int]) -> Decision:
+    """A decision of the devices that stand for their classes."""
+    kept = [device for device in decision.classes if first.get(device) == device]
+    values = decision.values
+    return replace(
+        decision,
+        classes={device: decision.classes[device] for device in kept},
+        values=None if values is None else {device: values[device] for device in kept},
+        symbols={d: decision.symbols[d] for d in kept if d in decision.symbols},
+    )
 
 
 def in_single_steps(programs: Sequence[Program]) -> tuple[Program, ...] | None:
@@ -40,13 +143,15 @@ def in_single_steps(programs: Sequence[Program]) -> tuple[Program, ...] | None:
     owners: dict[Block, tuple[int, ...]] = {}
     for program in programs:
         owners[program.block] = (*owners.get(program.block, ()), *program.devices)
-    result = tuple(replace(p, block=_merged(p.block, owners[p.block], merged)) for p in programs)
+    result = tuple(
+        replace(p, block=_merged_block(p.block, owners[p.block], merged)) for p in programs
+    )
     if all(new.block is old.block for new, old in zip(result, programs, strict=True)):
         return None
     return result
 
 
-def _merged(block: Block, devices: Sequence[int], known: dict[Block, Block]) -> Block:
+def _merged_block(block: Block, devices: Sequence[int], known: dict[Block, Block]) -> Block:
     if block not in known:
         nodes = [_with_merged_inside(node, devices, known) for node in block.nodes]
         changed = any(new is not old for new, old in zip(nodes, block.nodes, strict=True))
@@ -57,7 +162,7 @@ def _merged(block: Block, devices: Sequence[int], known: dict[Block, Block]) -> 
 
 
 def _with_merged_inside(node: Node, devices: Sequence[int], known: dict[Block, Block]) -> Node:
-    inner = [_merged(each, devices, known) for each in inner_blocks(node)]
+    inner = [_merged_block(each, devices, known) for each in inner_blocks(node)]
     if all(new is old for new, old in zip(inner, inner_blocks(node), strict=True)):
         return node
     if isinstance(node, Loop):
