@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from stablehlo_tools.passes.base import Pass
-from stablehlo_tools.passes.named_pipelines import NAMED, NamedStep
-from stablehlo_tools.passes.registry import PASSES, Entry
+from stablehlo_tools.passes.registry import NAMED, PASSES, Entry, NamedStep
 
 PAGE = Path(__file__).parents[2] / "docs" / "passes.md"
 HEAD = """# Passes

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `opt`."""
-    from stablehlo_tools.passes.named_pipelines import NAMED
-    from stablehlo_tools.passes.registry import PASSES
+    from stablehlo_tools.passes.registry import NAMED, PASSES
 
     passes = "\n".join(f"  {name:18s} {entry.summary}" for name, entry in PASSES.items())
     pipelines = "\n".join(

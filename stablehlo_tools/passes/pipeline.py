@@ -25,11 +25,10 @@ from stablehlo_tools.diagnostics import (
     from_mlir_error,
 )
 from stablehlo_tools.passes.base import Pass
-from stablehlo_tools.passes.named_pipelines import NAMED
 from stablehlo_tools.passes.parser import PassText, parse_pipeline_text
-from stablehlo_tools.passes.registry import find_pass, unknown_pass_message
+from stablehlo_tools.passes.registry import NAMED, find_pass, unknown_pass_message
 from stablehlo_tools.processes.activity import busy
-from stablehlo_tools.processes.native_stderr import native_stderr
+from stablehlo_tools.processes.ending import native_stderr
 
 
 @dataclass(frozen=True)

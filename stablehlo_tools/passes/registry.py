@@ -1,6 +1,7 @@
-"""The passes by name, imported only when one is asked for.
+"""The passes by name, imported only when one is asked for, and the named pipelines.
 
-Reading this table costs nothing, so that `--help` can list the passes without loading MLIR.
+Reading these tables costs nothing, so that `--help` can list the passes without loading MLIR. A
+named pipeline is a flat list of passes, with the reason for every step's place.
 """
 
 from __future__ import annotations
@@ -9,8 +10,6 @@ import difflib
 import importlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-from stablehlo_tools.passes.named_pipelines import NAMED
 
 if TYPE_CHECKING:
     from stablehlo_tools.passes.base import Pass
@@ -110,6 +109,22 @@ PASSES: dict[str, Entry] = {
         "stablehlo_tools.transforms.strip_tokens",
         "StripTokensPass",
         "take out the token chain that thread-tokens put in",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class NamedStep:
+    """One step of a named pipeline, and why it stands there."""
+
+    text: str
+    reason: str
+
+
+NAMED: dict[str, tuple[NamedStep, ...]] = {
+    "order-collectives": (
+        NamedStep("symbol-dce", "functions nobody calls would be threaded for nothing"),
+        NamedStep("thread-tokens", "last: token barriers stop every later merge and move"),
     ),
 }
 

@@ -1,7 +1,8 @@
 """The protocol of a child process: a module of this package, run with `python -m`.
 
 Native code of XLA and MLIR ends its process on input that it does not know, and the number of
-virtual devices is fixed when jax starts; so such code runs in a child. There are two forms:
+virtual devices is fixed when jax starts (`virtual_devices`); so such code runs in a child. There
+are two forms:
 
 - **one request** (`ask`, `answer_request`): JSON files in a directory that both sides share, with
   programs and arrays beside them. The child does one thing and ends.
@@ -15,11 +16,12 @@ ended the child, or EOFError in the middle of a conversation.
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -31,6 +33,7 @@ from stablehlo_tools.processes.ending import how_it_ended, last_words
 _REQUEST, _ANSWER, _ERRORS = "request.json", "answer.json", "errors.txt"
 _ERROR, _REFUSED = "error", "refused"
 _SEARCH_PATH = "PYTHONPATH"
+_LEAST_SECONDS_TO_MEET = 40.0
 
 
 def start(
@@ -78,6 +81,40 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+def virtual_devices(
+    devices: int, timeout: float, flags: Sequence[str], inherited: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """The variables for so many CPU devices, with `flags` for XLA.
+
+    What the caller has in `XLA_FLAGS` overrules all but the number of devices. Variables of jax are
+    not inherited: the child is to run any artifact, and none of them on an accelerator.
+    """
+    stuck = math.ceil(seconds_to_meet(timeout))
+    all_flags = [  # of a flag that is given twice XLA takes the last
+        f"--xla_cpu_collective_call_terminate_timeout_seconds={stuck}",
+        f"--xla_cpu_collective_timeout_seconds={stuck}",
+        *flags,
+        inherited.get("XLA_FLAGS", ""),
+        f"--xla_force_host_platform_device_count={devices}",
+    ]
+    kept = {name: text for name, text in inherited.items() if not name.startswith("JAX_")}
+    return {
+        **kept,
+        "XLA_FLAGS": " ".join(all_flags),
+        "JAX_PLATFORMS": "cpu",
+        "JAX_ENABLE_X64": "1",
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+    }
+
+
+def seconds_to_meet(timeout: float) -> float:
+    """How long the devices of a collective wait for each other where a run has `timeout` seconds.
+
+    Less than the run, so that XLA says which collective waits for whom before the child is ended.
+    """
+    return min(timeout, max(_LEAST_SECONDS_TO_MEET, timeout / 4))
 
 
 # One request: files in a directory.

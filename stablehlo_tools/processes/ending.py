@@ -1,7 +1,8 @@
-"""What ended a process that ran native code: its signal, its last words, what it was busy with.
+"""What native code says on standard error, and what ended a process that ran it.
 
 Native code of XLA and MLIR says why it gives up on standard error, among stack frames, and ends the
-process; here that becomes one line for a user.
+process; here its signal, its last words and what it was busy with become one line for a user. Where
+the process goes on, what native code wrote is kept for a message instead of shown.
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ import contextlib
 import os
 import re
 import signal
+from collections.abc import Generator
 
 from stablehlo_tools.diagnostics import Diagnostic, ToolError, first_line, note
 from stablehlo_tools.processes.activity import READER, Activity
 
+_STDERR = 2
 _LONGEST_MESSAGE = 500  # characters
 _KEPT_OUTPUT = 1 << 16  # bytes from the end of standard error in which the last words are
+
 
 # Lines of a dying process that are not its reason: stack frames, addresses, crash reporting.
 _NOISE = re.compile(
@@ -81,3 +85,42 @@ def _end_of(errors: int | None) -> str:
         start = max(0, size - _KEPT_OUTPUT)
         return os.pread(errors, _KEPT_OUTPUT, start).decode(errors="replace")
     return ""
+
+
+class Captured:
+    """What was written so far."""
+
+    def __init__(self, descriptor: int | None) -> None:
+        self._descriptor = descriptor
+        self._text = ""
+
+    def text(self) -> str:
+        """All of it, stripped."""
+        return self._text
+
+    def keep(self) -> None:
+        """Reads it, before its place is closed."""
+        if self._descriptor is not None:
+            size = os.lseek(self._descriptor, 0, os.SEEK_END)
+            self._text = os.pread(self._descriptor, size, 0).decode(errors="replace").strip()
+
+
+@contextlib.contextmanager
+def native_stderr() -> Generator[Captured]:
+    """Keeps what is written to standard error until the end of the block: of the whole process, so
+    the block must be short."""
+    try:
+        own = os.dup(_STDERR)
+    except OSError:  # it is closed
+        yield Captured(None)
+        return
+    kept = os.memfd_create("stderr")
+    captured = Captured(kept)
+    os.dup2(kept, _STDERR)
+    try:
+        yield captured
+    finally:
+        os.dup2(own, _STDERR)
+        captured.keep()
+        os.close(own)
+        os.close(kept)

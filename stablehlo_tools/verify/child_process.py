@@ -11,7 +11,7 @@ from pathlib import Path
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.diagnostics import ToolError, first_line
 from stablehlo_tools.processes import child
-from stablehlo_tools.processes.virtual_devices import seconds_to_meet, virtual_devices
+from stablehlo_tools.processes.child import seconds_to_meet, virtual_devices
 from stablehlo_tools.verify.job import Request, RunAnswer, Side, Stage, read_stage
 
 _MODULE = "stablehlo_tools.verify.execution_process"

@@ -10,9 +10,8 @@ import pytest
 from tree import LIT_TESTS
 
 from stablehlo_tools.passes.base import Pass
-from stablehlo_tools.passes.named_pipelines import NAMED
 from stablehlo_tools.passes.pipeline import Pipeline
-from stablehlo_tools.passes.registry import PASSES, find_pass
+from stablehlo_tools.passes.registry import NAMED, PASSES, find_pass
 
 HEAVY = ("jax", "jaxlib", "numpy")
 

@@ -18,7 +18,7 @@ import numpy as np
 from stablehlo_tools.diagnostics import Diagnostic, ToolError, first_line, note
 from stablehlo_tools.mpmd.manifest import Entry, Manifest, Piece
 from stablehlo_tools.processes import activity, child
-from stablehlo_tools.processes.virtual_devices import virtual_devices
+from stablehlo_tools.processes.child import virtual_devices
 from stablehlo_tools.verify.element_types import Array, ElementType, element_type
 from stablehlo_tools.verify.signatures import Value
 
