@@ -1,7 +1,11 @@
 """A file's bytes become a module, in this process: told apart by content, parsed and verified.
 
 MLIR's readers can end the process on damaged bytes, or never return: `reading.read_module` is what
-decides which process calls this.
+decides which process calls this. A file that was cut off is found out before MLIR sees it, from the
+envelope of its bytecode, and so are names that jaxlib has no Python string for.
+
+Source of the envelope: MLIR, "MLIR Bytecode Format": magic, version, producer, then sections that
+say how long they are.
 """
 
 from __future__ import annotations
@@ -10,8 +14,7 @@ import enum
 import re
 
 from stablehlo_tools import bindings
-from stablehlo_tools.artifacts import bytecode
-from stablehlo_tools.bindings import ir
+from stablehlo_tools.bindings import BYTECODE_MAGIC, ir
 from stablehlo_tools.diagnostics import ToolError, captured, first_line, from_mlir_error
 from stablehlo_tools.hlo_input.text import is_hlo_text
 
@@ -21,6 +24,13 @@ _DEEPEST = 500  # levels of regions; programs have ten, and a stack of 8 MiB roo
 _ESCAPED = re.compile(rb"\\[89A-Fa-f][0-9A-Fa-f]")
 _ESCAPED_BYTE = re.compile(rb"\\([0-9A-Fa-f]{2})")
 _STRING = re.compile(rb'(backend_config = )?"((?:[^"\\]|\\.)*)"')
+
+_HAS_ALIGNMENT = 0x80
+# Strings, dialects, attributes and types, their offsets, IR; properties since version 5.
+_REQUIRED_SECTIONS = frozenset({0, 1, 2, 3, 4})
+_PROPERTIES_SECTION, _PROPERTIES_SINCE = 8, 5
+_STRING_SECTION = 0
+_PADDING = 0xCB
 
 
 class Form(enum.Enum):
@@ -38,7 +48,7 @@ def form_of(data: bytes) -> Form:
     if not data.strip():
         raise ToolError("the file is empty")
     if data.startswith(bindings.BYTECODE_MAGIC):
-        portable = bindings.portable_version(data) or bytecode.names_dialect(data, b"vhlo")
+        portable = bindings.portable_version(data) or _names_dialect(data, b"vhlo")
         return Form.PORTABLE if portable else Form.BYTECODE
     if b"\x00" in data:
         return Form.JAX_EXPORT
@@ -57,7 +67,7 @@ def parse_module(data: bytes, form: Form) -> ir.Module:
     else:
         module = _parse_plain(data if form is Form.BYTECODE else _decoded(data), context)
     _check_depth(module)
-    if _ESCAPED.search(data) if form is Form.TEXT else not bytecode.holds_text_only(data):
+    if _ESCAPED.search(data) if form is Form.TEXT else not _holds_text_only(data):
         _check_names(module)
     return module
 
@@ -80,7 +90,7 @@ def _numbers(version: str) -> list[int]:
 
 def _check_whole(data: bytes) -> None:
     try:
-        bytecode.check_whole(data)
+        check_sections(data)
     except ValueError as error:
         raise ToolError(f"truncated MLIR bytecode: {error}") from None
 
@@ -143,3 +153,75 @@ def _check_names(module: ir.Module) -> None:
         except UnicodeDecodeError:
             if not is_configuration:
                 raise ToolError(f"damaged: a name that is not UTF-8: {string.decode()!r}") from None
+
+
+def check_sections(data: bytes) -> None:
+    """Raises ValueError unless all sections are there and fill the bytecode to its last byte."""
+    version, position = _variable_integer(data, len(BYTECODE_MAGIC))
+    position = data.find(b"\x00", position) + 1  # after the producer, a string
+    if not position:
+        raise ValueError("it ends inside its header")
+    missing = set(_REQUIRED_SECTIONS)
+    if version >= _PROPERTIES_SINCE:
+        missing.add(_PROPERTIES_SECTION)
+    while position < len(data):
+        flags = data[position]
+        missing.discard(flags & ~_HAS_ALIGNMENT)
+        length, position = _variable_integer(data, position + 1)
+        if flags & _HAS_ALIGNMENT:
+            _, position = _variable_integer(data, position)
+            while position < len(data) and data[position] == _PADDING:
+                position += 1
+        position += length
+    if position != len(data):
+        raise ValueError(f"its last section is {position - len(data)} bytes short")
+    if missing:
+        raise ValueError(f"{len(missing)} of its sections are missing")
+
+
+def _holds_text_only(data: bytes) -> bool:
+    """Whether all strings of whole bytecode are UTF-8."""
+    _, position = _variable_integer(data, len(BYTECODE_MAGIC))
+    position = data.find(b"\x00", position) + 1
+    while position < len(data):
+        flags = data[position]
+        length, position = _variable_integer(data, position + 1)
+        if flags & _HAS_ALIGNMENT:
+            _, position = _variable_integer(data, position)
+            while position < len(data) and data[position] == _PADDING:
+                position += 1
+        if flags & ~_HAS_ALIGNMENT == _STRING_SECTION:
+            return _is_text(data[position : position + length])
+        position += length
+    return False
+
+
+def _is_text(section: bytes) -> bool:
+    """Whether a string section, lengths before strings, has strings of UTF-8."""
+    count, position = _variable_integer(section, 0)
+    for _ in range(min(count, len(section))):
+        _, position = _variable_integer(section, position)
+    try:
+        section[position:].decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _names_dialect(data: bytes, dialect: bytes) -> bool:
+    """Whether the name of a dialect is among the strings of the bytecode."""
+    return b"\x00" + dialect + b"\x00" in data
+
+
+def _variable_integer(data: bytes, position: int) -> tuple[int, int]:
+    """A prefix-coded integer and the position after it: trailing zeros count the further bytes."""
+    if position >= len(data):
+        raise ValueError("it ends inside a section's header")
+    first = data[position]
+    extra = 8 if first == 0 else (first & -first).bit_length() - 1
+    end = position + 1 + extra
+    if end > len(data):
+        raise ValueError("it ends inside a number")
+    if first == 0:
+        return int.from_bytes(data[position + 1 : end], "little"), end
+    return int.from_bytes(data[position:end], "little") >> (extra + 1), end

@@ -7,26 +7,62 @@ can be given from NumPy:
     %in = stablehlo.bitcast_convert %bits : (tensor<4xui32>) -> tensor<4xf32>   // for each input
     %out:2 = "interpreter.run_parallel"(%in, …) {programs = [[@verified, @verified]]}
     %bits = stablehlo.bitcast_convert %out#0 : (tensor<4xf32>) -> tensor<4xui32>
+
+**Collectives.** The interpreter keeps what a collective's participants gave under the collective's
+channel and process group, and never forgets it (jaxlib 0.12: `ProcessGrid::rendezvous` copies
+`values` where it means to move it). When the same two come up again, which two collectives without
+a channel do, and any collective in a loop, the first device to arrive is not made to wait: it takes
+what the other gave the last time. So each collective gets a channel of its own and runs twice, with
+the devices waiting for each other behind each run; what the second run finds is new from both.
+
+    %y = "stablehlo.collective_permute"(%x) {pairs = [[0, 1], [1, 0]]}
+      ==>
+    %stale = "stablehlo.collective_permute"(%x) {pairs = [[0, 1], [1, 0]], channel = 1}
+    call @meet() : () -> ()
+    %y = "stablehlo.collective_permute"(%x) {pairs = [[0, 1], [1, 0]], channel = 1}
+    call @meet() : () -> ()
+
+`@meet` sends and receives, which the interpreter does right where one device sends and one other
+receives; sends and recvs of the program are made so. All ids become flattened ids, on a grid of one
+replica.
+
+**Transfers.** The interpreter knows a transfer by its channel alone: it does not read which devices
+meet, and a device that executes a recv waits for a sender though no pair names it. So each pair
+gets a channel of its own, and only its two devices use that; a device that receives from nobody has
+zeros, as on XLA:GPU, whose runtime clears the buffer.
+
+    %y, %u = "stablehlo.recv"(%t) {pairs = [[0, 1]]}
+      ==>
+    %y, %u = "stablehlo.if"(%id == 1) ({ "stablehlo.recv"(%t) }, { 0.0, %t })
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+
 from stablehlo_tools import bindings
-from stablehlo_tools.analysis.collectives import find_collectives
+from stablehlo_tools.analysis.collectives import Collective, ModuleFacts, find_collectives
 from stablehlo_tools.analysis.entry import entry_function
-from stablehlo_tools.analysis.replica_groups import ProcessGrid
+from stablehlo_tools.analysis.rendezvous import is_host_transfer
+from stablehlo_tools.analysis.replica_groups import ProcessGrid, ProcessGroups
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.dialect.collectives import EXCHANGE_GROUPED, REDUCTION_GROUPED
+from stablehlo_tools.ir.builder import Builder
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.symbols import symbol_name
 from stablehlo_tools.verify.device_grid import is_partitioned
 from stablehlo_tools.verify.element_types import ElementType, Kind, element_type, real_part
-from stablehlo_tools.verify.interpreter_collectives import separate_rendezvous
 from stablehlo_tools.verify.signatures import Signature, Value
 
-MOST_DEVICES = 2
+_MOST_DEVICES = 2
 _CONSTRAINT = "sdy.sharding_constraint"
 _CREATE_TOKEN = "stablehlo.create_token"
+_PERMUTE = "collective_permute"
+_REWRITTEN = REDUCTION_GROUPED | EXCHANGE_GROUPED | {_PERMUTE}
+_DEVICE_TO_DEVICE = 1
+_ENDS = ("send", "recv")  # in the order of a pair's ids
 
 
 def interpreter_grid(module: ir.Module, grid: ProcessGrid) -> ProcessGrid:
@@ -50,9 +86,9 @@ def interpreter_grid(module: ir.Module, grid: ProcessGrid) -> ProcessGrid:
         raise problems[0]
     if is_partitioned(module) and not find_collectives(module):
         return ProcessGrid()
-    if grid.size > MOST_DEVICES:
+    if grid.size > _MOST_DEVICES:
         raise ToolError(
-            f"the reference interpreter is trusted with {MOST_DEVICES} devices, and this needs "
+            f"the reference interpreter is trusted with {_MOST_DEVICES} devices, and this needs "
             f"{grid.size}: its collectives time out where devices outnumber processors; use "
             "--backend cpu",
             module.operation.location,
@@ -68,7 +104,7 @@ def interpreter_module(module: ir.Module, signature: Signature, grid: ProcessGri
     with context, ir.Location.unknown():
         _drop_constraints(program)
         inline_all_calls(program)  # the interpreter hands no token to a function
-        meeting = separate_rendezvous(program, grid, _free_name(program, "meet"))
+        meeting = _separate_rendezvous(program, grid, _free_name(program, "meet"))
         name = _rename(program, entry_function(program))
         text = _Wrapper(name, signature, grid.size).text()
         wrapper = bindings.parse_module(text + meeting, context)  # kept while its ops are copied
@@ -251,3 +287,197 @@ class _Tensor:
         boolean = element.kind is Kind.BOOLEAN
         same_width = element.name if boolean else f"ui{element.bits}"
         return f"tensor<{self.sizes}{element.name}>", f"tensor<{self.sizes}{same_width}>"
+
+
+def _separate_rendezvous(program: ir.Module, grid: ProcessGrid, meet: str) -> str:
+    """Rewrites `program` in place, for `grid.size` partitions of one replica.
+
+    Returns the text of the function `@meet`, which it now calls.
+    """
+    facts = ModuleFacts(grid, {})
+    collectives = find_collectives(program)
+    channels = [collective.channel_id for collective in collectives]
+    for channel, collective in enumerate(collectives, start=1):
+        if collective.kind in _REWRITTEN:
+            groups = facts.groups(collective) or ()
+            _renumber(collective, groups, channel)
+            if any(len(set(group)) > 1 for group in groups):
+                _repeat(collective.op, meet)
+    _flatten_ids(program, grid)
+    free = 1 + max([len(collectives), *channels])
+    return _meeting(meet, _separate_transfers(collectives, facts, free))
+
+
+def _renumber(collective: Collective, groups: ProcessGroups, channel: int) -> None:
+    attributes = collective.inner.attributes
+    name = "source_target_pairs" if collective.kind == _PERMUTE else "replica_groups"
+    attributes[name] = ir.Attribute.parse(_table(groups))
+    attributes["channel_handle"] = ir.Attribute.parse(_channel(channel))
+    if collective.kind in REDUCTION_GROUPED:
+        attributes["use_global_device_ids"] = ir.UnitAttr.get()
+
+
+def _repeat(op: ir.Operation, meet: str) -> None:
+    again = op.clone(ip=ir.InsertionPoint.after(op))
+    for old, new in zip(op.results, again.results, strict=True):
+        old.replace_all_uses_with(new)
+    for run in (op, again):
+        ir.Operation.create(
+            "func.call",
+            attributes={"callee": ir.FlatSymbolRefAttr.get(meet)},
+            ip=ir.InsertionPoint.after(run),
+        )
+
+
+def _flatten_ids(program: ir.Module, grid: ProcessGrid) -> None:
+    """replica_id and partition_id out of the one id that is left."""
+    id_ops: list[ir.Operation] = []
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        if op.name in ("stablehlo.replica_id", "stablehlo.partition_id"):
+            id_ops.append(op)
+        return ir.WalkResult.ADVANCE
+
+    program.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
+    for op in id_ops:
+        type_ = op.results[0].type
+        at = ir.InsertionPoint(op)
+        flat = ir.Operation.create("stablehlo.partition_id", results=[type_], ip=at)
+        width = ir.Operation.create(
+            "stablehlo.constant",
+            results=[type_],
+            attributes={"value": ir.Attribute.parse(f"dense<{grid.num_partitions}> : {type_}")},
+            ip=at,
+        )
+        part = "divide" if op.name == "stablehlo.replica_id" else "remainder"
+        own = ir.Operation.create(
+            f"stablehlo.{part}",
+            results=[type_],
+            operands=[flat.results[0], width.results[0]],
+            ip=at,
+        )
+        op.results[0].replace_all_uses_with(own.results[0])
+        op.erase()
+
+
+def _meeting(name: str, channel: int) -> str:
+    """A function that device 0 and device 1 leave only after both have entered it."""
+    there, back = _channel(channel), _channel(channel + 1)
+    first = _receive(there, "1, 0") + _send(back, "0, 1")
+    second = _send(there, "1, 0") + _receive(back, "0, 1")
+    return f"""
+func.func private @{name}() {{
+  %word = stablehlo.constant dense<1> : tensor<i32>
+  %token = stablehlo.after_all : !stablehlo.token
+  %id = stablehlo.partition_id : tensor<ui32>
+  %index = stablehlo.convert %id : (tensor<ui32>) -> tensor<i32>
+  %done = "stablehlo.case"(%index) ({{
+    {first}
+    stablehlo.return %word : tensor<i32>
+  }}, {{
+    {second}
+    stablehlo.return %word : tensor<i32>
+  }}) : (tensor<i32>) -> tensor<i32>
+  return
+}}"""
+
+
+def _send(channel: str, pair: str) -> str:
+    return f"""
+    %sent = "stablehlo.send"(%word, %token) <{_transfer(channel, pair)}>
+      : (tensor<i32>, !stablehlo.token) -> !stablehlo.token"""
+
+
+def _receive(channel: str, pair: str) -> str:
+    return f"""
+    %received:2 = "stablehlo.recv"(%token) <{_transfer(channel, pair)}>
+      : (!stablehlo.token) -> (tensor<i32>, !stablehlo.token)"""
+
+
+def _transfer(channel: str, pair: str) -> str:
+    pairs = f"dense<[[{pair}]]> : tensor<1x2xi64>"
+    return (
+        f"{{channel_handle = {channel}, is_host_transfer = false, source_target_pairs = {pairs}}}"
+    )
+
+
+def _table(groups: ProcessGroups) -> str:
+    """A dense attribute; -1 fills short rows."""
+    width = max((len(group) for group in groups), default=0)
+    rows = [[*group, *[-1] * (width - len(group))] for group in groups]
+    return f"dense<{json.dumps(rows) if rows else ''}> : tensor<{len(rows)}x{width}xi64>"
+
+
+def _channel(number: int) -> str:
+    return f"#stablehlo.channel_handle<handle = {number}, type = 1>"
+
+
+def _separate_transfers(collectives: Sequence[Collective], facts: ModuleFacts, free: int) -> int:
+    """Rewrites in place those of the collectives that are sends or recvs with pairs of devices.
+
+    partition_id has to give flattened ids. Channels from `free` on are taken; returns the first
+    that is left. Raises a located ToolError for elements that have no zeros.
+    """
+    channels: dict[tuple[int, tuple[int, ...]], int] = {}
+    for transfer in collectives:
+        if transfer.kind not in _ENDS or is_host_transfer(transfer):
+            continue
+        pairs = facts.groups(transfer) or ()
+        for pair in pairs:
+            channels.setdefault((transfer.channel_id, pair), free + len(channels))
+        if pairs:
+            end = _ENDS.index(transfer.kind)
+            _for_each(transfer.op, [(p[end], channels[transfer.channel_id, p]) for p in pairs])
+    return free + len(channels)
+
+
+def _for_each(op: ir.Operation, taking: Sequence[tuple[int, int]]) -> None:
+    """Replaces a send or recv by one for each of the devices that take part, on its channel."""
+    build = Builder(ir.InsertionPoint(op), op.location)
+    unsigned = ir.IntegerType.get_unsigned(32, op.context)
+    own = build.op("partition_id", [], build.tensor([], unsigned))
+    received = [result.type for result in op.results][:-1]
+    values = [*(_zeros(build, type_) for type_ in received), op.operands[-1]]
+    for device, channel in taking:
+        is_own = build.compare("EQ", own, build.splat(device, [], unsigned))
+        values = _if_own(op, is_own, channel, values)
+    for old, new in zip(op.results, values, strict=True):
+        old.replace_all_uses_with(new)
+    op.erase()
+
+
+def _if_own(
+    op: ir.Operation, is_own: ir.Value, channel: int, otherwise: Sequence[ir.Value]
+) -> list[ir.Value]:
+    """What a copy of the op gives where the predicate holds, elsewhere the given values."""
+    choice = ir.Operation.create(
+        "stablehlo.if",
+        results=[value.type for value in otherwise],
+        operands=[is_own],
+        regions=2,
+        loc=op.location,
+        ip=ir.InsertionPoint(op),
+    )
+    taking, other = (region.blocks.append() for region in choice.regions)
+    copy = op.clone(ip=ir.InsertionPoint(taking))
+    copy.attributes["channel_handle"] = bindings.ChannelHandle.get(
+        channel, _DEVICE_TO_DEVICE, op.context
+    )
+    for block, values in ((taking, copy.results), (other, otherwise)):
+        ir.Operation.create(
+            "stablehlo.return", operands=list(values), loc=op.location, ip=ir.InsertionPoint(block)
+        )
+    return list(choice.results)
+
+
+def _zeros(build: Builder, type_: ir.Type) -> ir.Value:
+    """A tensor whose bits are all zero, of whatever elements."""
+    tensor = ir.RankedTensorType(type_)
+    element = element_type(str(tensor.element_type))
+    if element is None:
+        raise ToolError(f"what a device receives from nobody is no {type_}", build.location)
+    if element.kind is Kind.COMPLEX:
+        part = build.tensor(tensor.shape, ir.ComplexType(tensor.element_type).element_type)
+        return build.op("complex", [_zeros(build, part)] * 2, type_)
+    zero = "00" * element.dtype.itemsize
+    return build.op("constant", [], type_, value=ir.Attribute.parse(f'dense<"0x{zero}"> : {type_}'))

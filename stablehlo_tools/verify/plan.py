@@ -119,18 +119,7 @@ def _plan_modules(
         meanings = _each(artifacts, lambda side, _: _FORM_MEANINGS[forms[side]])
         _check_equal(artifacts, "meaning of the inputs", meanings)
     instances = grid.num_replicas if forms["before"] == "partitioned" else grid.size
-    run = Run(
-        "cpu",
-        forms,
-        _in_range(signature.inputs, argument_ranges(modules["before"])),
-        signature.outputs,
-        grid.num_replicas,
-        grid.num_partitions,
-        instances,
-        _shared(modules, signature, grid, instances),
-    )
-    programs: dict[Side, bytes] = {s: bindings.write_bytecode(m) for s, m in modules.items()}
-    return Plan(run, programs, tuple(steering_arguments(modules["before"])))
+    return _plan("cpu", forms, modules, signature, grid, instances, bindings.write_bytecode)
 
 
 def _plan_interpretation(
@@ -143,21 +132,36 @@ def _plan_interpretation(
     _check_equal(artifacts, "number of devices", _each(artifacts, lambda s, _: grids[s].size))
     grid = grids["before"]
     forms: dict[Side, Form] = dict.fromkeys(SIDES, "interpreter")
+
+    def encode(module: ir.Module) -> bytes:
+        return interpreter_module(module, signature, grid)
+
+    return _plan("interpreter", forms, modules, signature, grid, grid.size, encode)
+
+
+def _plan(
+    backend: str,
+    forms: Mapping[Side, Form],
+    modules: Mapping[Side, ir.Module],
+    signature: Signature,
+    grid: ProcessGrid,
+    instances: int,
+    encode: Callable[[ir.Module], bytes],
+) -> Plan:
+    """A run of bare modules on a grid; `encode` makes of each what its backend runs."""
+    before = modules["before"]
     run = Run(
-        "interpreter",
+        backend,
         forms,
-        _in_range(signature.inputs, argument_ranges(modules["before"])),
+        _in_range(signature.inputs, argument_ranges(before)),
         signature.outputs,
         grid.num_replicas,
         grid.num_partitions,
-        grid.size,
-        _shared(modules, signature, grid, grid.size),
+        instances,
+        _shared(modules, signature, grid, instances),
     )
-    steering = tuple(steering_arguments(modules["before"]))
-    programs: dict[Side, bytes] = {
-        s: interpreter_module(m, signature, grid) for s, m in modules.items()
-    }
-    return Plan(run, programs, steering)
+    programs: dict[Side, bytes] = {side: encode(module) for side, module in modules.items()}
+    return Plan(run, programs, tuple(steering_arguments(before)))
 
 
 def _ranges_of_calls(artifact: Artifact, count: int) -> list[Range]:

@@ -15,9 +15,8 @@ from typing import Any, Literal
 
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.diagnostics import ToolError, note
-from stablehlo_tools.verify.child_process import run_child
 from stablehlo_tools.verify.comparison import BITWISE, Difference, OutputComparison, Rule
-from stablehlo_tools.verify.job import Request, Run, RunAnswer, Side
+from stablehlo_tools.verify.job import Request, Run, RunAnswer, Side, run_child
 from stablehlo_tools.verify.plan import Plan, make_plan
 from stablehlo_tools.verify.signatures import Value
 

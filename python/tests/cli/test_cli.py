@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stablehlo_tools.artifacts.bytecode import check_whole
+from stablehlo_tools.artifacts.parsing import check_sections
 
 TOOL = [sys.executable, "-m", "stablehlo_tools.cli.main"]
 GATHER = (
@@ -49,7 +49,7 @@ def test_an_interrupted_run_leaves_no_part_of_a_file(
     left = list(tmp_path.iterdir())
     if process.returncode == 0 or left:  # it was faster than the signal: then the file is whole
         assert left == [output]
-        check_whole(output.read_bytes())
+        check_sections(output.read_bytes())
 
 
 def _child_of(process: subprocess.Popen[str]) -> int:
