@@ -17,11 +17,10 @@ from stablehlo_tools.diagnostics import Diagnostic, ToolError, note
 from stablehlo_tools.processes import child
 from stablehlo_tools.processes.ending import shortened
 from stablehlo_tools.targets import compiler_process
-from stablehlo_tools.targets.combined import read_combined
 from stablehlo_tools.targets.order import OrderReport, compare_order
 from stablehlo_tools.targets.preparation import PreparedModule, prepare
 from stablehlo_tools.targets.scheduled_hlo import Schedule, parse_schedule
-from stablehlo_tools.targets.tagging import TaggedOp, read_host_transfers
+from stablehlo_tools.targets.tagging import TaggedOp, read_combined, read_host_transfers
 from stablehlo_tools.targets.topologies import (
     Target,
     Topology,

@@ -5,28 +5,71 @@
     "stablehlo.all_gather"(%x) … {mhlo.frontend_attributes = {stablehlo_tools_id = "3"}}
                                  loc("mlp/all_gather#id3")
 
+Ids count in the order in which the program issues its collectives: calls inlined, regions nested.
 XLA keeps frontend attributes through its passes and joins them where it merges collectives
-("1,2,3"). The all-reduce combiner of XLA:TPU drops them and keeps the op_name of its first
-collective, which is made of the location: hence the mark in the location, too.
+("1,2,3"). Two things it drops:
 
-There is one of each in most programs, so its kind says which op it is. Where a program has
-several of a kind they stay unknown: naming them in their order would presume what is to be read.
-Pure Python.
+**What XLA:TPU merges.** Its all-reduce combiner drops every frontend attribute and keeps the
+metadata of the first collective, whose op_name is made of the location: hence the mark in the
+location, too. The ids of the others are gone from the schedule, but the text dumped before and
+after the pass still tells: the operands of the merged instruction are those of the instructions it
+replaced, by name.
+
+    before   %a = all-reduce(%x), tag 1     %b = all-reduce(%y), tag 2
+    after    %c = all-reduce(%x, %y)                        ==>   {"c": (1, 2)}
+
+**Infeeds and outfeeds.** There is one of each in most programs, so its kind says which op it is.
+Where a program has several of a kind they stay unknown: naming them in their order would presume
+what is to be read.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
 
 from stablehlo_tools.analysis.collectives import Collective, find_collectives
+from stablehlo_tools.analysis.communication import (
+    CommunicatingFunction,
+    Site,
+    communicating_functions,
+)
+from stablehlo_tools.analysis.entry import ENTRY
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.diagnostics import Place, to_place
+from stablehlo_tools.diagnostics import Place, ToolError, to_place
+from stablehlo_tools.dialect.names import WHILE
+from stablehlo_tools.dialect.traits import BRANCHES
 from stablehlo_tools.ir.async_calls import FRONTEND_ATTRIBUTES
 from stablehlo_tools.ir.values import key_of
-from stablehlo_tools.targets.hlo_text import TAG, TAG_MARK, parse_computations
-from stablehlo_tools.targets.order import Item, program_ids, renumbered
-from stablehlo_tools.targets.program_order import program_order
+from stablehlo_tools.targets.hlo_text import (
+    COLLECTIVES,
+    TAG,
+    TAG_MARK,
+    Computations,
+    Identities,
+    Instruction,
+    parse_computations,
+)
+from stablehlo_tools.targets.order import (
+    Branch,
+    Issue,
+    Item,
+    Repeat,
+    places,
+    program_ids,
+    renumbered,
+)
+
+_HOST_TRANSFERS = ("infeed", "outfeed")
+_MOST_PLACES = 1_000_000
+_BEFORE = re.compile(r"\.before_([\w-]*combiner)\.txt$")
+_AFTER = re.compile(r"\.after_([\w-]*combiner)\.before_")
+type _Ids = Mapping[ir.Value | ir.Operation, int]
+type _IdsByName = dict[str, tuple[int, ...]]  # ids by instruction name
+type _Collectives = dict[tuple[str, str], Instruction]  # by computation and name
 
 
 @dataclass(frozen=True)
@@ -47,7 +90,7 @@ def tag_collectives(module: ir.Module) -> tuple[tuple[TaggedOp, ...], tuple[Item
     """
     collectives = find_collectives(module)
     by_text = {key_of(collective.op): number for number, collective in enumerate(collectives)}
-    program = program_order(module, by_text)
+    program = _program_order(module, by_text)
     reached = program_ids(program)
     unreached = sorted(set(by_text.values()) - set(reached))
     numbers = {old: new for new, old in enumerate([*reached, *unreached])}
@@ -78,15 +121,105 @@ def _marked(location: ir.Location, number: int) -> ir.Location:
     return ir.Location.name(mark, location, location.context)
 
 
-_KINDS = ("infeed", "outfeed")
+def _program_order(module: ir.Module, ids: _Ids) -> tuple[Item, ...]:
+    """What `main` issues; `ids` numbers the collectives by the keys of their ops.
+
+    Raises a located ToolError where the program's order is not understood.
+    """
+    expanded: dict[str, tuple[Item, ...]] = {}
+    for function in communicating_functions(module):  # callees before callers
+        items = _expand(function, ids, expanded)
+        if sum(1 for _ in islice(places(items), _MOST_PLACES + 1)) > _MOST_PLACES:
+            raise ToolError(
+                f"@{function.name} issues more than {_MOST_PLACES} collectives, calls counted "
+                "each time: too many to follow",
+                function.op.location,
+            )
+        expanded[function.name] = items
+    return expanded.get(ENTRY, ())
+
+
+def _expand(
+    function: CommunicatingFunction,
+    ids: _Ids,
+    expanded: dict[str, tuple[Item, ...]],
+) -> tuple[Item, ...]:
+    def items(sites: list[Site]) -> tuple[Item, ...]:
+        return tuple(item for site in sites for item in of_site(site))
+
+    def of_site(site: Site) -> tuple[Item, ...]:
+        if site.collective is not None:
+            return (Issue(ids[key_of(site.collective.op)]),)
+        if site.callee is not None:
+            return expanded[site.callee]
+        if site.op.name == WHILE:
+            condition, body = (items(region) for region in site.regions)
+            return (Repeat(condition, body),)
+        if site.op.name in BRANCHES:
+            return (Branch(tuple(items(region) for region in site.regions)),)
+        return tuple(item for region in site.regions for item in items(region))
+
+    return items(function.sites)
+
+
+def read_combined(directory: Path) -> _IdsByName:
+    """The ids of each collective that a combiner made, from a directory of dumps."""
+    ids_by_name: _IdsByName = {}
+    before: dict[str, str] = {}
+    for path in sorted(directory.glob("*combiner*.txt")):
+        after = _AFTER.search(path.name)
+        if after and after.group(1) in before:
+            add_merged(before.pop(after.group(1)), path.read_text(), ids_by_name)
+        awaited = _BEFORE.search(path.name)
+        if awaited:
+            before[awaited.group(1)] = path.read_text()
+    return ids_by_name
+
+
+def add_merged(before: str, after: str, ids_by_name: _IdsByName) -> None:
+    """Adds to `ids_by_name` what one run of a combiner merged; earlier findings are used."""
+    computations, _ = parse_computations(before)
+    identities = Identities(computations, ids_by_name)
+    old, new = _collectives_in(computations), _collectives_in(parse_computations(after)[0])
+    users: dict[tuple[str, str], list[Instruction]] = {}
+    for (computation, name), instruction in old.items():
+        if (computation, name) not in new:
+            for operand in instruction.operands:
+                users.setdefault((computation, operand), []).append(instruction)
+    for (computation, name), instruction in new.items():
+        if (computation, name) in old or instruction.tagged_ids():
+            continue
+        replaced = [
+            user
+            for operand in instruction.operands
+            for user in users.get((computation, operand), ())
+        ]
+        ids = dict.fromkeys(i for user in replaced for i in identities.of(user)[0])
+        if ids:
+            ids_by_name[name] = tuple(ids)
+
+
+def _collectives_in(computations: Computations) -> _Collectives:
+    return {
+        (computation, instruction.name): instruction
+        for computation, instructions in computations.items()
+        for instruction in instructions
+        if _plain_opcode(instruction) in COLLECTIVES
+    }
+
+
+def _plain_opcode(instruction: Instruction) -> str:
+    return instruction.opcode.removesuffix("-start")
 
 
 def read_host_transfers(text: str, kinds: Mapping[int, str]) -> dict[str, tuple[int, ...]]:
     """Ids by instruction name, from scheduled HLO text and the kinds of the program's ops by id."""
     computations, _ = parse_computations(text)
-    instructions = [i for block in computations.values() for i in block if i.opcode in _KINDS]
+    instructions = [
+        i for block in computations.values() for i in block if i.opcode in _HOST_TRANSFERS
+    ]
     ids_by_name: dict[str, tuple[int, ...]] = {}
-    for kind in _KINDS:
+    for kind in _HOST_TRANSFERS:
         ids = [number for number, of in kinds.items() if of == kind]
         here = [i for i in instructions if i.opcode == kind]
         if len(ids) == len(here) == 1:

@@ -20,7 +20,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from stablehlo_tools.targets.hlo.shapes import split_tuple
+from stablehlo_tools.targets.hlo.module import split_tuple
 from stablehlo_tools.targets.hlo_text import COLLECTIVES
 from stablehlo_tools.targets.scheduled_hlo import Choice, Event, Loop, Node, Phase, Schedule
 

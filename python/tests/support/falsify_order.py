@@ -95,9 +95,9 @@ class Compiler:
 
         from stablehlo_tools import bindings
         from stablehlo_tools.artifacts import artifact
-        from stablehlo_tools.targets.combined import read_combined
         from stablehlo_tools.targets.preparation import prepare
         from stablehlo_tools.targets.scheduled_hlo import parse_schedule
+        from stablehlo_tools.targets.tagging import read_combined
 
         prepared = prepare(artifact.parse(text.encode()), self.target)
         module = bindings.parse_module(prepared.bytecode, bindings.new_context())

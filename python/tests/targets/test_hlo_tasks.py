@@ -19,7 +19,7 @@ from hlo_graphs import (
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.overlap.memory import memory_profile
 from stablehlo_tools.overlap.simulator import simulate
-from stablehlo_tools.targets.hlo.shapes import Array, parse_shape
+from stablehlo_tools.targets.hlo.module import Array, parse_shape
 from stablehlo_tools.targets.hlo.tasks import hlo_task_graph
 
 LOOP = (

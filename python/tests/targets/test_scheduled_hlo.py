@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stablehlo_tools.targets.combined import add_merged
 from stablehlo_tools.targets.scheduled_hlo import Choice, Loop, Schedule, parse_schedule
+from stablehlo_tools.targets.tagging import add_merged
 
 
 def hlo(entry: str, *computations: str) -> str:

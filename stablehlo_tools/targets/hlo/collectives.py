@@ -29,10 +29,16 @@ from stablehlo_tools.analysis.replica_groups import (
 )
 from stablehlo_tools.cost.transfers import Transfer
 from stablehlo_tools.targets.hlo.graph import Path
-from stablehlo_tools.targets.hlo.module import Computation, HloInstruction, HloModule
-from stablehlo_tools.targets.hlo.shapes import Shape, TupleShape, arrays, stablehlo_type
-from stablehlo_tools.targets.hlo.traffic import through_views
-from stablehlo_tools.targets.hlo.work import fused
+from stablehlo_tools.targets.hlo.module import (
+    Computation,
+    HloInstruction,
+    HloModule,
+    Shape,
+    TupleShape,
+    arrays,
+    stablehlo_type,
+)
+from stablehlo_tools.targets.hlo.work import fused, through_views
 from stablehlo_tools.targets.hlo_text import COLLECTIVES, TRANSFERS
 from stablehlo_tools.targets.scheduled_hlo import Phase
 

@@ -7,8 +7,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stablehlo_tools.overlap.task_graph import Task, TaskGraph, TaskKind
-from stablehlo_tools.targets.hlo.module import HloInstruction, HloModule
-from stablehlo_tools.targets.hlo.shapes import DEVICE_MEMORY, Array, Shape, TupleShape
+from stablehlo_tools.targets.hlo.module import (
+    DEVICE_MEMORY,
+    Array,
+    HloInstruction,
+    HloModule,
+    Shape,
+    TupleShape,
+)
 
 type Path = tuple[int, ...]
 type Value = Leaf | tuple[Value, ...]

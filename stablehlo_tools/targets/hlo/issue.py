@@ -33,8 +33,15 @@ from stablehlo_tools.targets.hlo.graph import (
     starts_of,
     tasks_of,
 )
-from stablehlo_tools.targets.hlo.module import Computation, HloInstruction, HloModule
-from stablehlo_tools.targets.hlo.shapes import DEVICE_MEMORY, HOST_MEMORY, Shape, arrays
+from stablehlo_tools.targets.hlo.module import (
+    DEVICE_MEMORY,
+    HOST_MEMORY,
+    Computation,
+    HloInstruction,
+    HloModule,
+    Shape,
+    arrays,
+)
 from stablehlo_tools.targets.hlo.work import work
 from stablehlo_tools.targets.hlo_text import TRANSFERS
 from stablehlo_tools.targets.scheduled_hlo import Phase

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stablehlo_tools.cost.kernels import Matmul
-from stablehlo_tools.targets.hlo.module import Computation, HloInstruction
-from stablehlo_tools.targets.hlo.shapes import Array
+from stablehlo_tools.targets.hlo.module import Array, Computation, HloInstruction
 
 _WINDOW = re.compile(r"window=\{([^}]*)\}")
 

@@ -1,11 +1,16 @@
 """Scheduled HLO text as a module: computations, instructions, their shapes, operands, attributes.
 
 What an attribute holds is read when it is asked for, so a text of 100,000 instructions takes no
-more than a pass over its lines. Pure Python.
+more than a pass over its lines. Shapes are as HLO text prints them,
+`f32[8,128]{1,0:T(8,128)(2,1)S(1)}`, and tuples of such. Pure Python.
+
+Source of the shapes: openxla.org/xla/shapes and openxla.org/xla/tiled_layout.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 import re
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,39 +18,16 @@ from functools import cached_property
 from stablehlo_tools.analysis.replica_groups import ProcessGrid
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.targets import hlo_text
-from stablehlo_tools.targets.hlo.shapes import Array, Shape, arrays, parse_shape
 
-TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
-
+DEVICE_MEMORY = 0  # the memory space of a layout that names none
+HOST_MEMORY = 5
+_ARRAY = re.compile(r"([a-z]\w*)\[([^\]]*)\](?:\{([\d,]*)(?::([^}]*))?\})?")
+_TILES = re.compile(r"T((?:\([^)]*\))+)")
+_SPACE = re.compile(r"S\((\d+)\)")
+_BITS = re.compile(r"\d+")
+_COMMENT = re.compile(r"/\*.*?\*/")
+_TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
 _FIELD = re.compile(r"(\w+)=(\d+)")
-
-
-@dataclass(frozen=True)
-class Tables:
-    """The rows of each table by number."""
-
-    rows: dict[str, dict[int, str]]
-
-    def place(self, frame: int) -> str:
-        """`file.py:line` of a stack_frame_id, or nothing where the tables lack it."""
-        location = self._field("StackFrames", frame, "file_location_id")
-        if location is None:
-            return ""
-        file = self._field("FileLocations", location, "file_name_id")
-        line = self._field("FileLocations", location, "line")
-        name = self.rows["FileNames"].get(file or 0, "").strip('"')
-        return short_place(name, str(line)) if name else ""
-
-    def _field(self, table: str, row: int, name: str) -> int | None:
-        number = dict(_FIELD.findall(self.rows[table].get(row, ""))).get(name)
-        return None if number is None else int(number)
-
-
-def short_place(file: str, line: str) -> str:
-    """`file.py:line`, the folders left out."""
-    return f"{file.rpartition('/')[2]}:{line}" if line else file.rpartition("/")[2]
-
-
 _COMPUTATION = re.compile(r"(ENTRY )?%?([^\s(]+) ?\(.*\{\s*$")
 _INSTRUCTION = re.compile(r"\s+(ROOT )?%?([^\s=]+) = ")
 _OPCODE = re.compile(r" ([a-z][a-z0-9-]*)\(")
@@ -58,6 +40,81 @@ _FRAME = re.compile(r"stack_frame_id=(\d+)")
 _SOURCE = re.compile(r'source_file="([^"]*)"(?:[^}]*?source_line=(\d+))?')
 _TABLE_ROW = re.compile(r"(\d+) (.*)$")
 _ALIAS = re.compile(r"\{([\d, ]*)\}: \((\d+), \{([\d, ]*)\}")
+
+
+class HloModule:
+    """A scheduled module.
+
+    `grid` is what it runs as. `donated` are the outputs that lie in the memory of an input: from
+    the index of the output in the result, nested tuples as further numbers, to the parameter's
+    number and the index in it.
+    """
+
+    def __init__(
+        self, computations: dict[str, Computation], entry: str, header: str, tables: _Tables
+    ) -> None:
+        self.computations = computations
+        self.entry = computations[entry]
+        self.donated = {
+            _index(output): (int(number), _index(inside))
+            for output, number, inside in _ALIAS.findall(_aliases(header))
+        }
+        self.grid = ProcessGrid(_count(header, "replica_count"), _count(header, "num_partitions"))
+        self._tables = tables
+
+    def computation(self, name: str, caller: HloInstruction) -> Computation:
+        """A computation that an instruction calls. Raises ToolError where the text lacks it."""
+        if name not in self.computations:
+            raise caller.error(f"the text has no computation {name!r}")
+        return self.computations[name]
+
+    def called(self, instruction: HloInstruction, attribute: str) -> Computation:
+        """The computation that an attribute names. Raises ToolError where there is none."""
+        names = instruction.called().get(attribute)
+        if not names:
+            raise instruction.error(f"no attribute {attribute}")
+        return self.computation(names[0], instruction)
+
+    def place(self, instruction: HloInstruction) -> str:
+        """`file.py:line` of the user's program, or nothing where the metadata has none."""
+        frame = _FRAME.search(instruction.line, instruction.after_opcode)
+        if frame:
+            return self._tables.place(int(frame.group(1)))
+        source = _SOURCE.search(instruction.line, instruction.after_opcode)
+        return _short_place(source.group(1), source.group(2) or "") if source else ""
+
+
+@dataclass(frozen=True)
+class Computation:
+    """Instructions in issue order."""
+
+    name: str
+    instructions: tuple[HloInstruction, ...]
+
+    @cached_property
+    def by_name(self) -> dict[str, HloInstruction]:
+        """The instructions by name."""
+        return {instruction.name: instruction for instruction in self.instructions}
+
+    @cached_property
+    def parameters(self) -> tuple[HloInstruction, ...]:
+        """The parameters in the order of their numbers."""
+        parameters = [i for i in self.instructions if i.opcode == "parameter"]
+        return tuple(sorted(parameters, key=lambda i: int(i.literal)))
+
+    @cached_property
+    def root(self) -> HloInstruction:
+        """The instruction whose result the computation returns."""
+        return next((i for i in self.instructions if i.root), self.instructions[-1])
+
+    @cached_property
+    def users(self) -> dict[str, list[HloInstruction]]:
+        """The instructions that read each one."""
+        users: dict[str, list[HloInstruction]] = {}
+        for instruction in self.instructions:
+            for operand in dict.fromkeys(instruction.operands):
+                users.setdefault(operand, []).append(instruction)
+        return users
 
 
 class HloInstruction(hlo_text.Instruction):
@@ -90,7 +147,7 @@ class HloInstruction(hlo_text.Instruction):
 
     def attribute(self, name: str) -> str:
         """The value of an attribute as printed, up to the comma after it; empty where absent."""
-        return self._found(rf", {name}=(\{{[^}}]*\}}|[^,\s]*)")
+        return self._matched(rf", {name}=(\{{[^}}]*\}}|[^,\s]*)")
 
     def numbers(self, name: str) -> tuple[int, ...]:
         """The numbers in an attribute: `dimensions={0,2}`, `index=1`."""
@@ -129,84 +186,35 @@ class HloInstruction(hlo_text.Instruction):
         """An error that names the instruction."""
         return ToolError(f"HLO instruction {self.name} ({self.opcode}): {message}")
 
-    def _found(self, pattern: str) -> str:
+    def _matched(self, pattern: str) -> str:
         attribute = re.compile(pattern).search(self.line, self.after_opcode)
         return attribute.group(1) if attribute else ""
 
 
 @dataclass(frozen=True)
-class Computation:
-    """Instructions in issue order."""
+class _Tables:
+    """The rows of each table by number."""
 
-    name: str
-    instructions: tuple[HloInstruction, ...]
+    rows: dict[str, dict[int, str]]
 
-    @cached_property
-    def by_name(self) -> dict[str, HloInstruction]:
-        """The instructions by name."""
-        return {instruction.name: instruction for instruction in self.instructions}
+    def place(self, frame: int) -> str:
+        """`file.py:line` of a stack_frame_id, or nothing where the tables lack it."""
+        location = self._field("StackFrames", frame, "file_location_id")
+        if location is None:
+            return ""
+        file = self._field("FileLocations", location, "file_name_id")
+        line = self._field("FileLocations", location, "line")
+        name = self.rows["FileNames"].get(file or 0, "").strip('"')
+        return _short_place(name, str(line)) if name else ""
 
-    @cached_property
-    def parameters(self) -> tuple[HloInstruction, ...]:
-        """The parameters in the order of their numbers."""
-        parameters = [i for i in self.instructions if i.opcode == "parameter"]
-        return tuple(sorted(parameters, key=lambda i: int(i.literal)))
-
-    @cached_property
-    def root(self) -> HloInstruction:
-        """The instruction whose result the computation returns."""
-        return next((i for i in self.instructions if i.root), self.instructions[-1])
-
-    @cached_property
-    def users(self) -> dict[str, list[HloInstruction]]:
-        """The instructions that read each one."""
-        users: dict[str, list[HloInstruction]] = {}
-        for instruction in self.instructions:
-            for operand in dict.fromkeys(instruction.operands):
-                users.setdefault(operand, []).append(instruction)
-        return users
+    def _field(self, table: str, row: int, name: str) -> int | None:
+        number = dict(_FIELD.findall(self.rows[table].get(row, ""))).get(name)
+        return None if number is None else int(number)
 
 
-class HloModule:
-    """A scheduled module.
-
-    `grid` is what it runs as. `donated` are the outputs that lie in the memory of an input: from
-    the index of the output in the result, nested tuples as further numbers, to the parameter's
-    number and the index in it.
-    """
-
-    def __init__(
-        self, computations: dict[str, Computation], entry: str, header: str, tables: Tables
-    ) -> None:
-        self.computations = computations
-        self.entry = computations[entry]
-        self.donated = {
-            _index(output): (int(number), _index(inside))
-            for output, number, inside in _ALIAS.findall(_aliases(header))
-        }
-        self.grid = ProcessGrid(_count(header, "replica_count"), _count(header, "num_partitions"))
-        self._tables = tables
-
-    def computation(self, name: str, caller: HloInstruction) -> Computation:
-        """A computation that an instruction calls. Raises ToolError where the text lacks it."""
-        if name not in self.computations:
-            raise caller.error(f"the text has no computation {name!r}")
-        return self.computations[name]
-
-    def called(self, instruction: HloInstruction, attribute: str) -> Computation:
-        """The computation that an attribute names. Raises ToolError where there is none."""
-        names = instruction.called().get(attribute)
-        if not names:
-            raise instruction.error(f"no attribute {attribute}")
-        return self.computation(names[0], instruction)
-
-    def place(self, instruction: HloInstruction) -> str:
-        """`file.py:line` of the user's program, or nothing where the metadata has none."""
-        frame = _FRAME.search(instruction.line, instruction.after_opcode)
-        if frame:
-            return self._tables.place(int(frame.group(1)))
-        source = _SOURCE.search(instruction.line, instruction.after_opcode)
-        return short_place(source.group(1), source.group(2) or "") if source else ""
+def _short_place(file: str, line: str) -> str:
+    """`file.py:line`, the folders left out."""
+    return f"{file.rpartition('/')[2]}:{line}" if line else file.rpartition("/")[2]
 
 
 def parse_module(text: str) -> HloModule:
@@ -215,7 +223,7 @@ def parse_module(text: str) -> HloModule:
     if not header.startswith("HloModule") or "is_scheduled=true" not in header:
         raise ToolError("not the text of a scheduled HLO module")
     computations: dict[str, Computation] = {}
-    rows: dict[str, dict[int, str]] = {table: {} for table in TABLES}
+    rows: dict[str, dict[int, str]] = {table: {} for table in _TABLES}
     table: dict[int, str] = {}
     current: list[HloInstruction] | None = None
     name = entry = ""
@@ -237,7 +245,7 @@ def parse_module(text: str) -> HloModule:
             table = rows.get(line.strip(), {})
     if entry not in computations:
         raise ToolError("the HLO text has no ENTRY computation")
-    return HloModule(computations, entry, header, Tables(rows))
+    return HloModule(computations, entry, header, _Tables(rows))
 
 
 def _instruction(line: str) -> HloInstruction | None:
@@ -261,3 +269,129 @@ def _aliases(header: str) -> str:
 
 def _index(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(",") if part.strip())
+
+
+_STABLEHLO_TYPES = {
+    "pred": "i1",
+    **{f"s{bits}": f"i{bits}" for bits in (2, 4, 8, 16, 32, 64)},
+    **{f"u{bits}": f"ui{bits}" for bits in (2, 4, 8, 16, 32, 64)},
+    "c64": "complex<f32>",
+    "c128": "complex<f64>",
+}
+
+
+@dataclass(frozen=True)
+class Array:
+    """An array: its element type in HLO's spelling, where it lies and how.
+
+    `minor_to_major` is empty where the text has no layout. `tiles` are those of a TPU's layout.
+    """
+
+    element_type: str
+    dims: tuple[int, ...]
+    minor_to_major: tuple[int, ...] = ()
+    tiles: tuple[tuple[int, ...], ...] = ()
+    space: int = DEVICE_MEMORY
+
+    @cached_property
+    def elements(self) -> int:
+        """How many elements it has."""
+        return math.prod(self.dims)
+
+    @cached_property
+    def bits(self) -> int:
+        """The bits of an element; none of a token."""
+        bits = _BITS.search(self.element_type)
+        return 8 if self.element_type == "pred" else int(bits.group()) if bits else 0
+
+    @cached_property
+    def bytes(self) -> int:
+        """The bytes of all elements, close together."""
+        return -(-self.elements * self.bits // 8)
+
+    @cached_property
+    def padded(self) -> tuple[int, ...]:
+        """The dimensions from major to minor, the last filled up to whole tiles."""
+        dims = [self.dims[d] for d in reversed(self.minor_to_major)] or list(self.dims)
+        tile = self.tiles[0] if self.tiles else ()
+        dims = [1] * (len(tile) - len(dims)) + dims
+        for place, size in enumerate(reversed(tile), 1):
+            dims[-place] = -(-dims[-place] // size) * size
+        return tuple(dims)
+
+    @cached_property
+    def padded_bytes(self) -> int:
+        """The bytes that it takes in memory."""
+        return -(-math.prod(self.padded) * self.bits // 8)
+
+
+@dataclass(frozen=True, slots=True)
+class TupleShape:
+    """A tuple of shapes."""
+
+    elements: tuple[Shape, ...]
+
+
+type Shape = Array | TupleShape
+
+
+@functools.cache
+def parse_shape(text: str) -> Shape:
+    """Raises ValueError for text that is no shape."""
+    if text.startswith("("):
+        return TupleShape(tuple(parse_shape(element) for element in split_tuple(text)))
+    array = _ARRAY.match(text)
+    if array is None:
+        raise ValueError(f"not a shape: {text!r}")
+    kind, dims, order, rest = array.groups()
+    tiles = _TILES.search(rest or "")
+    space = _SPACE.search(rest or "")
+    return Array(
+        kind,
+        tuple(int(re.sub(r"\D", "", size)) for size in dims.split(",") if size),
+        tuple(int(d) for d in (order or "").split(",") if d),
+        _tiles(tiles.group(1)) if tiles else (),
+        int(space.group(1)) if space else DEVICE_MEMORY,
+    )
+
+
+def _tiles(text: str) -> tuple[tuple[int, ...], ...]:
+    """`(8,128)(2,1)`; a `*`, which merges a dimension with the next, counts as 1."""
+    return tuple(
+        tuple(int(size) if size.strip().isdigit() else 1 for size in tile.split(","))
+        for tile in text.strip("()").split(")(")
+    )
+
+
+def split_tuple(shape: str) -> list[str]:
+    """The elements of a tuple shape as printed; the shape itself where it is none."""
+    if not shape.startswith("("):
+        return [shape]
+    elements: list[str] = []
+    depth, start = 0, 1
+    for index, character in enumerate(shape):
+        if character in "([{":
+            depth += 1
+        elif character in ")]}":
+            depth -= 1
+        if (character == "," and depth == 1) or depth == 0:
+            element = _COMMENT.sub("", shape[start:index]).strip()
+            if element:
+                elements.append(element)
+            start = index + 1
+    return elements
+
+
+def arrays(shape: Shape) -> tuple[Array, ...]:
+    """The arrays in a shape, tuples flattened."""
+    if isinstance(shape, Array):
+        return (shape,)
+    return tuple(array for element in shape.elements for array in arrays(element))
+
+
+def stablehlo_type(element_type: str) -> str:
+    """HLO's `s32` as StableHLO's `i32`, `f8e4m3fn` as `f8E4M3FN`."""
+    if element_type in _STABLEHLO_TYPES:
+        return _STABLEHLO_TYPES[element_type]
+    small_float = element_type[0] == "f" and "e" in element_type
+    return "f" + element_type[1:].upper() if small_float else element_type

@@ -35,10 +35,14 @@ from stablehlo_tools.targets.hlo.graph import (
 )
 from stablehlo_tools.targets.hlo.issue import HOST, Issuer, names_of
 from stablehlo_tools.targets.hlo.loops import after_loop, carries, length, pair_waits, trip_count
-from stablehlo_tools.targets.hlo.module import Computation, HloInstruction, HloModule, parse_module
-from stablehlo_tools.targets.hlo.shapes import Array
-from stablehlo_tools.targets.hlo.traffic import aliases, homes, written_by
-from stablehlo_tools.targets.hlo.work import FREE, work
+from stablehlo_tools.targets.hlo.module import (
+    Array,
+    Computation,
+    HloInstruction,
+    HloModule,
+    parse_module,
+)
+from stablehlo_tools.targets.hlo.work import FREE, aliases, homes, work, written_by
 from stablehlo_tools.targets.scheduled_hlo import Phase
 
 _NOTHING = {"constant", "partition-id", "replica-id", "after-all", "create-token"}
