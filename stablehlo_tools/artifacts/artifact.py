@@ -21,8 +21,7 @@ from stablehlo_tools.artifacts.writing import to_text, write_module
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, Place, ToolError, first_line, naming, warning
 from stablehlo_tools.files.atomic import read_input, write_atomically
-from stablehlo_tools.hlo_input.legalization import tiled_bitcast
-from stablehlo_tools.hlo_input.reading import read_hlo
+from stablehlo_tools.hlo_input.legalization import read_hlo, tiled_bitcast
 from stablehlo_tools.hlo_input.text import HloText
 
 if TYPE_CHECKING:

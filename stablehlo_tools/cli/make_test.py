@@ -73,8 +73,7 @@ def _make(arguments: argparse.Namespace, recipe: Recipe) -> int:
     from stablehlo_tools.passes.pipeline import Pipeline
     from stablehlo_tools.testing.generated_test import generated_test, verify
     from stablehlo_tools.testing.minimised import minimised
-    from stablehlo_tools.testing.producer import produced
-    from stablehlo_tools.testing.recipe import check_replaceable
+    from stablehlo_tools.testing.recipe import check_replaceable, produced
 
     check_replaceable(arguments.output, recipe)
     pipeline = Pipeline.parse(arguments.pipeline)
@@ -92,8 +91,8 @@ def _update(arguments: argparse.Namespace) -> int:
     from stablehlo_tools.diagnostics import ToolError, naming
     from stablehlo_tools.files import atomic
     from stablehlo_tools.passes.pipeline import Pipeline
+    from stablehlo_tools.testing.generated_test import difference, regenerated
     from stablehlo_tools.testing.recipe import recipe_of
-    from stablehlo_tools.testing.regenerated import difference, regenerated
 
     if not arguments.inputs:
         raise ToolError("--update needs a test")

@@ -1,4 +1,6 @@
-"""What XLA's converter leaves of HLO becomes StableHLO: one program that every pass takes.
+"""HLO text to a module of StableHLO: converted in a child, legalized here.
+
+What XLA's converter leaves of HLO becomes StableHLO, one program that every pass takes:
 
     %2 = "mhlo.fusion"(%0, %1) ({ ... })           the ops of its region
     mhlo.copy, mhlo.domain, mhlo.add_dependency    their first operand
@@ -15,8 +17,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from stablehlo_tools import bindings
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.diagnostics import Place, ToolError, to_place
+from stablehlo_tools.diagnostics import Place, ToolError, from_mlir_error, to_place
+from stablehlo_tools.hlo_input.converter import to_stablehlo
 from stablehlo_tools.hlo_input.marks import mark_of
 from stablehlo_tools.hlo_input.shardy_round_trip import restore_shardy, set_entry
 from stablehlo_tools.hlo_input.text import HloText
@@ -28,6 +32,30 @@ from stablehlo_tools.ir.physical_forms import major_first, reread
 from stablehlo_tools.ir.symbols import functions_by_name
 from stablehlo_tools.ir.values import producer
 from stablehlo_tools.ir.walk import walk
+
+
+def read_hlo(data: bytes, name: str, context: ir.Context) -> tuple[ir.Module, HloText]:
+    """The module, and the text that it was. Raises a ToolError at the line that is not taken."""
+    try:
+        source = HloText(data.decode(), name)
+    except UnicodeDecodeError as error:
+        raise ToolError(f"not text: byte {error.start} is not UTF-8") from None
+    try:
+        module = bindings.parse_module(to_stablehlo(source), context)
+        _legalize(module, source)
+        module.operation.verify()
+    except ir.MLIRError as error:
+        raise _invalid(error, source) from None
+    return module, source
+
+
+def _invalid(error: ir.MLIRError, source: HloText) -> ToolError:
+    """What MLIR says of an instruction, at its line: XLA's parser does not check all shapes."""
+    told = from_mlir_error(error, "this HLO is no valid StableHLO: ").diagnostic
+    mark = mark_of(told.place.name)[1]
+    place = told.place if mark is None else Place(None, source.place_of(*mark)[1], 1)
+    return ToolError(told.message, place)
+
 
 _HANDED_ON = frozenset({"mhlo.copy", "mhlo.domain", "mhlo.add_dependency"})
 _FUSION, _BITCAST = "mhlo.fusion", "mhlo.bitcast"
@@ -48,7 +76,7 @@ _TILED = ":T("
 _ALIASES, _ALIASED = "mhlo.input_output_alias", "tf.aliasing_output"
 
 
-def legalize(module: ir.Module, source: HloText) -> None:
+def _legalize(module: ir.Module, source: HloText) -> None:
     """Rewrites a marked module of the converter's in place; its locations lose their marks.
 
     In a scheduled text's module the ops stand in the order of the schedule. Raises a ToolError, at

@@ -115,7 +115,7 @@ class Schedule:
 def parse_schedule(text: str, combined: Combined | None = None) -> Schedule:
     """The schedule of a module in scheduled HLO text.
 
-    `combined` is what `targets.combined` recovered for collectives whose tag XLA dropped. Raises
+    `combined` is what `tagging` recovered for collectives whose tag XLA dropped. Raises
     ValueError for text that is no scheduled module.
     """
     header = text.lstrip()[:4096].partition("\n")[0]

@@ -102,7 +102,7 @@ def environment(machine: Topology, inherited: Mapping[str, str], dump: Path) -> 
         flags += [
             f"--xla_dump_to={dump}",
             "--xla_dump_hlo_as_text",
-            "--xla_dump_hlo_pass_re=.*combiner.*",  # read by `combined`
+            "--xla_dump_hlo_pass_re=.*combiner.*",  # for `tagging.read_combined`
         ]
         added |= {
             "TPU_SKIP_MDS_QUERY": "1",  # there is no metadata server to ask

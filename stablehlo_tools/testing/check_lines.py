@@ -8,7 +8,7 @@ CHECK-NEXT: %[[ALL_GATHER:[^ ,)]+]] = "stablehlo.all_gather"(%[[BARRIER]]#0) …
 
 A `CHECK-NEXT` stands where the checked lines follow each other. Elsewhere lines that are left out
 lie between; those that the next check would take for its own are checked too, so that what a test
-accepts does not hang on what FileCheck finds first.
+accepts does not depend on what FileCheck finds first.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from stablehlo_tools.testing.check_patterns import (
     anonymous,
     as_regex,
     pattern_lines,
+    without_middles,
 )
-from stablehlo_tools.testing.long_lists import without_middles
 from stablehlo_tools.testing.shown_ops import (
     Line,
     Role,
@@ -43,7 +43,7 @@ from stablehlo_tools.testing.shown_ops import (
     printed_lines,
 )
 
-MESH = "sdy.mesh"
+_MESH = "sdy.mesh"
 _LONG = 80  # characters of a constant
 _CUT, _CUT_FROM_ARGUMENT = "\x00", "\x01"
 _MARK = f"[{_CUT}{_CUT_FROM_ARGUMENT}]"
@@ -95,7 +95,7 @@ class _Symbols:
         for op in module.body.operations:
             name = symbol_name(op.operation) if "sym_name" in op.attributes else ""
             visibility = op.attributes.get("sym_visibility")
-            if op.operation.name == MESH:
+            if op.operation.name == _MESH:
                 alike = meshes[_mesh(op)] > 1
                 variables[name] = None if alike else Variable(_upper(name), name)
             elif visibility is not None and ir.StringAttr(visibility).value == "private":
@@ -104,7 +104,7 @@ class _Symbols:
 
 
 def _mesh(op: ir.OpView) -> str:
-    return str(op.attributes["mesh"]) if op.operation.name == MESH else ""
+    return str(op.attributes["mesh"]) if op.operation.name == _MESH else ""
 
 
 def _upper(name: str) -> str:
@@ -132,7 +132,7 @@ class _CheckWriter:
         if op.name == "builtin.module":
             if line.role is Role.HEADER:
                 self._add_module(line)
-        elif op.name == MESH:
+        elif op.name == _MESH:
             self._add_mesh(line)
         elif shown and self._is_checked(line):
             self._add(line, "", self._pieces(line))

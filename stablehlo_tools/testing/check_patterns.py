@@ -2,19 +2,26 @@
 
 A pattern is a list of pieces. A name is captured where it is defined and used by its variable
 later; where no later check uses it, it is matched by its form alone. A gap stands for text that
-does not matter, and becomes the start of a `CHECK-SAME`.
+does not matter, and becomes the start of a `CHECK-SAME`. Of long lists (arguments, types and
+shardings of whole models) the middle becomes one:
+
+    %0:40 = sdy.manual_computation(%arg0, %arg1, …, %arg38, %arg39)
+    ==>
+    %0:40 = sdy.manual_computation(%arg0, %arg1, <gap> %arg38, %arg39)
+
+The numbers of a dense attribute, such as groups of devices, and attributes all stay.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-NAME = "[^ ,)]+"  # of a value or a symbol
+_NAME = "[^ ,)]+"  # of a value or a symbol
 _WIDTH = 112
 _SHORT = 24  # what may stand out at the end of a line
-_ANY = "{{" + NAME + "}}"
+_ANY = "{{" + _NAME + "}}"
 _PAIR = rf"%{re.escape(_ANY)}(?: = %{re.escape(_ANY)})?"
 # Where a long pattern may go on in a CHECK-SAME: never inside of a sharding.
 _BREAK = re.compile(
@@ -73,7 +80,7 @@ class Gap:
 Piece = Text | Pattern | Named | Gap
 
 
-def chunks(pieces: list[Piece]) -> list[list[Piece]]:
+def _chunks(pieces: list[Piece]) -> list[list[Piece]]:
     """The pieces between gaps; one of nothing but brackets says too little to be kept."""
     parts: list[list[Piece]] = [[]]
     for piece in pieces:
@@ -94,7 +101,7 @@ def pattern_lines(pieces: list[Piece], defined: set[str]) -> list[str]:
     `defined` holds the variables that earlier checks capture, and gains those of this one.
     """
     lines: list[str] = []
-    for number, part in enumerate(chunks(pieces)):
+    for number, part in enumerate(_chunks(pieces)):
         text = "".join(_rendered(piece, defined) for piece in part)
         text = re.sub(r"\s+", " ", _LONG_LIST.sub("{{.+}}", text)).strip()
         lines += _wrapped(text, after_gap=number > 0)
@@ -114,7 +121,7 @@ def _rendered(piece: Piece, defined: set[str]) -> str:
     if name in defined and not piece.defines:
         return f"{piece.sigil}[[{name}]]"
     defined.add(name)
-    return f"{piece.sigil}[[{name}:{NAME}]]"
+    return f"{piece.sigil}[[{name}:{_NAME}]]"
 
 
 def escaped(text: str) -> str:
@@ -173,3 +180,81 @@ def _regexes(pattern: str, values: dict[str, str]) -> Iterator[str]:
             yield re.escape(values[match[1]])
         else:
             yield r"\s+".join(re.escape(word) for word in part.split(" "))
+
+
+_LONGEST = 8  # items that are all kept
+_CLOSING = {"(": ")", "[": "]", "{": "}", "<": ">"}
+_NO_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|->')
+
+_Position = tuple[int, int]  # a piece and a character in it
+
+
+@dataclass
+class _List:
+    stays: bool
+    items: list[_Position] = field(default_factory=list[_Position])  # starts, but for the first
+
+    @property
+    def middle(self) -> tuple[_Position, _Position] | None:
+        """From the third item to the last but one, of a long list."""
+        if self.stays or len(self.items) < _LONGEST:
+            return None
+        return self.items[1], self.items[-2]
+
+
+def without_middles(pieces: list[Piece]) -> list[Piece]:
+    """The pieces with a gap in each long list."""
+    result: list[Piece] = []
+    here: _Position = (0, 0)
+    for start, end in _outermost(_middles(pieces)):
+        result += [*_between(pieces, here, start), Gap()]
+        here = end
+    return result + _between(pieces, here, (len(pieces), 0))
+
+
+def _middles(pieces: list[Piece]) -> list[tuple[_Position, _Position]]:
+    open_lists = [_List(stays=False)]  # the first is that of the line itself
+    middles = [
+        middle
+        for number, piece in enumerate(pieces)
+        if isinstance(piece, Text)
+        for middle in _closed(number, piece.text, open_lists)
+    ]
+    last = open_lists[0].middle
+    return [*middles, last] if last else middles
+
+
+def _closed(number: int, text: str, open_lists: list[_List]) -> list[tuple[_Position, _Position]]:
+    """The middles of the lists that a piece of text closes."""
+    middles: list[tuple[_Position, _Position]] = []
+    plain = _NO_BRACKETS.sub(lambda match: " " * len(match[0]), text)
+    for offset, character in enumerate(plain):
+        if character in _CLOSING:
+            stays = character == "{" or plain[:offset].endswith("dense") or open_lists[-1].stays
+            open_lists.append(_List(stays))
+        elif character in _CLOSING.values() and len(open_lists) > 1:
+            middle = open_lists.pop().middle
+            middles += [middle] if middle else []
+        elif character == ",":
+            open_lists[-1].items.append((number, min(offset + 2, len(text))))
+    return middles
+
+
+def _outermost(ranges: list[tuple[_Position, _Position]]) -> list[tuple[_Position, _Position]]:
+    kept: list[tuple[_Position, _Position]] = []
+    for start, end in sorted(ranges, key=lambda r: (r[0], (-r[1][0], -r[1][1]))):
+        if not kept or start >= kept[-1][1]:
+            kept.append((start, end))
+    return kept
+
+
+def _between(pieces: list[Piece], start: _Position, end: _Position) -> list[Piece]:
+    result: list[Piece] = []
+    for number, piece in enumerate(pieces[start[0] : end[0] + 1], start[0]):
+        if isinstance(piece, Text):
+            first = start[1] if number == start[0] else 0
+            last = end[1] if number == end[0] else len(piece.text)
+            result += [Text(piece.text[first:last])] if first < last else []
+        elif number < end[0]:
+            result.append(piece)
+    return result

@@ -2,28 +2,37 @@
 
 The test of a changed module holds CHECK lines, of an unchanged one a diff, of a refused one the
 expected diagnostics. A test that would also pass on its unprocessed input could not fail: none is
-made.
+made. FileCheck, the one of PyPI that the lit tests are run with, is asked on texts in memory.
+
+A test is made anew (`regenerated`) from its own input, around what a person has written into it.
 """
 
 from __future__ import annotations
 
+import difflib
+import io
 import re
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
-from itertools import product
+from itertools import product, zip_longest
 from pathlib import Path
 
-from stablehlo_tools.diagnostics import Diagnostic, ToolError
+from stablehlo_tools.diagnostics import Diagnostic, ToolError, first_line
 from stablehlo_tools.passes.pipeline import Pipeline
 from stablehlo_tools.testing.brief_lines import LINK, link_count
 from stablehlo_tools.testing.check_patterns import escaped
 from stablehlo_tools.testing.expected_diagnostics import mismatches
-from stablehlo_tools.testing.filecheck_run import mismatch
 from stablehlo_tools.testing.outcome import Kind, Outcome, outcome_of
-from stablehlo_tools.testing.recipe import UPDATED_BY, Recipe, quoted
+from stablehlo_tools.testing.recipe import MADE_BY, UPDATED_BY, Recipe, produced, quoted, recipe_of
 
 _TESTS = "lit_tests"
+_GENERATED = re.compile(
+    rf"\s*(?://|#) (?:CHECK(?:-[A-Z]+(?:-\d+)?)?:|(?:COUNT|LINKS):|{MADE_BY}|{UPDATED_BY}|"
+    r"expected-\w+@)"
+)
+_EXPECTED = re.compile(r"[ \t]*// expected-(?:error|warning|note)@(?:\+\d+|unknown) \{\{.*\}\}\n")
 
 
 @dataclass(frozen=True)
@@ -82,7 +91,7 @@ def verify(test: GeneratedTest, recipe: Recipe, data: bytes) -> None:
         )
 
 
-def is_run_line_of(recipe: Recipe, line: str) -> bool:
+def _is_run_line_of(recipe: Recipe, line: str) -> bool:
     """Whether the test of this recipe, or of another pipeline, may have a RUN line."""
     choices = product((False, True), repeat=3)
     return _of_any_pipeline(line) in {
@@ -176,3 +185,87 @@ def _expecting(text: str, said: Sequence[Diagnostic]) -> str:
         expected = f"// expected-{diagnostic.severity.value}@{where} {{{{{message}}}}}\n"
         lines.insert(number, indent + expected)
     return "".join(lines)
+
+
+def regenerated(text: str, path: str) -> str:
+    """The test as make-test would make it now; the input and hand-written comments stay.
+
+    Raises ToolError for a test that make-test did not make, and as `generated_test` does.
+    """
+    recipe = recipe_of(text, path)
+    header, given = _parts(text)
+    data = produced(recipe, path) if recipe.producer is not None else given.encode()
+    fresh = generated_test(recipe, path, data)
+    merged = GeneratedTest(_merged(header, fresh.header, recipe), fresh.input)
+    verify(merged, recipe, data)
+    return merged.text
+
+
+def difference(before: str, after: str, path: str) -> str:
+    """A unified diff, empty where the texts are the same."""
+    lines = before.splitlines(keepends=True), after.splitlines(keepends=True)
+    return "".join(difflib.unified_diff(*lines, path, path))
+
+
+def _parts(text: str) -> tuple[list[str], str]:
+    """The comments ahead of the input, and the input without expected diagnostics."""
+    text = _EXPECTED.sub("", text)
+    lines = text.splitlines(keepends=True)
+    comments = (not line.strip() or re.match(r"\s*(?://|#(?![\w-]))", line) for line in lines)
+    count = next((i for i, comment in enumerate(comments) if not comment), len(lines))
+    return [line.rstrip("\n") for line in lines[:count]], "".join(lines[count:])
+
+
+def _merged(old: list[str], fresh: list[str], recipe: Recipe) -> list[str]:
+    """The fresh lines, with the comments and empty lines of the old ones where they stood."""
+    kept: list[list[str]] = [[]]  # what stands ahead of each generated line, and at the end
+    generated: list[str] = []
+    for line in old:
+        if _GENERATED.match(line) or _is_run_line_of(recipe, line.strip("/# ")):
+            generated.append(line)
+            kept.append([])
+        else:
+            kept[-1].append(line)
+    wanted = [line for line in fresh if line]
+    merged: list[str] = []
+    matcher = difflib.SequenceMatcher(None, generated, wanted, autojunk=False)
+    for _, old_start, old_end, start, end in matcher.get_opcodes():
+        pairs = zip_longest(range(old_start, old_end), range(start, end))
+        for position, new in pairs:
+            merged += kept[position] if position is not None else []
+            merged += [wanted[new]] if new is not None else []
+    return _with_a_break(merged) + kept[-1]
+
+
+def _with_a_break(lines: list[str]) -> list[str]:
+    """An empty line ahead of checks where there were none before."""
+    for number, line in enumerate(lines[:-1]):
+        if UPDATED_BY in line and lines[number + 1]:
+            return [*lines[: number + 1], "", *lines[number + 1 :]]
+    return lines
+
+
+def mismatch(checks: str, text: str) -> str | None:
+    """What FileCheck has against a text, given the CHECK lines of a test; None where they match.
+
+    Raises ToolError where the package `filecheck` is not installed.
+    """
+    try:
+        from filecheck.finput import FInput
+        from filecheck.matcher import Matcher
+        from filecheck.options import Options
+        from filecheck.parser import Parser, pattern_for_opts
+    except ImportError:
+        raise ToolError(
+            "the tests are checked with the package filecheck, which is not installed: "
+            "pip install filecheck"
+        ) from None
+    options = Options("test")
+    said = io.StringIO()
+    with redirect_stderr(said), redirect_stdout(io.StringIO()):
+        parser = Parser(options, io.StringIO(checks), *pattern_for_opts(options))
+        try:
+            code = Matcher(options, FInput("output", text), parser).run()
+        except RuntimeError as error:  # it ran out of text
+            return first_line(str(error))
+    return first_line(said.getvalue()) if code else None

@@ -1,14 +1,19 @@
-"""How a generated test was made, as it says itself."""
+"""How a generated test was made, as it says itself, and the command that makes its input anew."""
 
 from __future__ import annotations
 
+import os
 import re
+import runpy
 import shlex
+import subprocess
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.diagnostics import ToolError, first_line
 from stablehlo_tools.files.atomic import check_writable, read_input
 
 MADE_BY = "Made by: stablehlo-tools make-test "
@@ -95,3 +100,46 @@ def _named(name: str, message: str) -> ToolError:
     error = ToolError(message)
     error.input_name = name
     return error
+
+
+def produced(recipe: Recipe, test: str | os.PathLike[str]) -> bytes:
+    """Runs the producer as lit would for this test, and returns what it made.
+
+    Raises ToolError where it fails, or makes nothing.
+    """
+    config = _lit_config(Path(test).absolute().parent)
+    with tempfile.TemporaryDirectory() as directory:
+        here = Path(directory) / "test"
+        known = [*config.substitutions, ("%S", Path(test).absolute().parent), ("%t", here)]
+        command = recipe.producer or ""
+        for name, value in known:
+            command = command.replace(str(name), str(value))
+        result = subprocess.run(
+            ["/bin/sh", "-c", command],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            env={**os.environ, **config.environment},
+        )
+        if result.returncode:
+            told = [line for line in result.stderr.splitlines() if line.strip()]
+            why = told[-1].strip() if told else f"exit code {result.returncode}"
+            raise ToolError(f"the producer {recipe.producer!r} failed: {first_line(why)}")
+        return read_input(str(here) + recipe.input.removeprefix("%t"))[0]
+
+
+def _lit_config(directory: Path) -> SimpleNamespace:
+    """What the nearest lit.cfg.py sets; it may only set, as the suite's own does."""
+    config = SimpleNamespace(
+        environment={"PATH": os.environ.get("PATH", "")}, substitutions=[], available_features=set()
+    )
+    folders = [directory, *directory.parents]
+    file = next((d / "lit.cfg.py" for d in folders if (d / "lit.cfg.py").is_file()), None)
+    if file is not None:
+        try:
+            runpy.run_path(str(file), init_globals={"config": config})
+        except Exception as error:  # the file may do anything
+            why = f"{type(error).__name__}: {error}"
+            raise ToolError(f"{str(file)!r} cannot be read: {first_line(why)}") from None
+    return config

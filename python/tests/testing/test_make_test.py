@@ -21,13 +21,10 @@ from stablehlo_tools.passes.pipeline import Pipeline
 from stablehlo_tools.passes.registry import PASSES
 from stablehlo_tools.testing.check_lines import check_lines
 from stablehlo_tools.testing.expected_diagnostics import split_input
-from stablehlo_tools.testing.filecheck_run import mismatch
-from stablehlo_tools.testing.generated_test import generated_test, verify
+from stablehlo_tools.testing.generated_test import generated_test, mismatch, regenerated, verify
 from stablehlo_tools.testing.minimised import minimised
 from stablehlo_tools.testing.outcome import Kind, Outcome, outcome_of
-from stablehlo_tools.testing.producer import produced
-from stablehlo_tools.testing.recipe import Recipe, recipe_of
-from stablehlo_tools.testing.regenerated import regenerated
+from stablehlo_tools.testing.recipe import Recipe, produced, recipe_of
 
 # Without those of `partition`, which is slow: a test of it is simplified in some fifty runs.
 INPUTS = [
