@@ -234,6 +234,16 @@ def inputs_of(node: Node) -> set[int]:
     return used
 
 
+def numbers_in(body: Body) -> set[int]:
+    """The values of a block and of the blocks in it."""
+    numbers = set(body.arguments)
+    for node in body.nodes:
+        numbers.update(node.results)
+        for inner in node.bodies:
+            numbers |= numbers_in(inner)
+    return numbers
+
+
 def needed(
     nodes: Sequence[Node], ends: Iterable[int], given: Set[int] = frozenset()
 ) -> tuple[Node, ...]:

@@ -9,13 +9,13 @@ given, after each iteration.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 
 import numpy as np
 
 from stablehlo_tools.analysis.collectives import ModuleFacts
-from stablehlo_tools.analysis.demand.program import ENTER, LEAVE, Code, Need, OpInstance, Program
+from stablehlo_tools.analysis.dataflow import Body, Node, carries, handed_on, solve
+from stablehlo_tools.analysis.demand.program import ENTER, LEAVE, Need, Program
 from stablehlo_tools.analysis.demand.tracked_dims import TrackedDims
 from stablehlo_tools.analysis.demand.zeros import (
     Values,
@@ -42,90 +42,70 @@ from stablehlo_tools.dialect.traits import (
 from stablehlo_tools.ir.constants import splat_of
 
 
-@dataclass(frozen=True)
 class Marking:
-    """Marks in `can` what can be known; what is marked at first stays.
+    """Which values can be known: all but those that an op makes of what cannot.
 
-    `plain` says so of the result of an op with one; `partly`, whether a branch's result may be
-    known when not all regions' are; `same[n]` is the value that n, a shard, is handed on from.
+    `given` are known from the start. `plain` says, of the result of an op with one, whether it can
+    be known, given the values that cannot; `partly`, whether a branch's result may be known when
+    not all regions' are. Of a loop that is not walked only what it leaves alone can be.
     """
 
-    can: list[bool]
-    plain: Callable[[OpInstance], bool]
-    partly: bool
-    walked: set[int]
-    same: dict[int, int]
+    def __init__(
+        self,
+        program: Program,
+        plain: Callable[[Node, Set[int]], bool],
+        walked: Set[Node],
+        *,
+        partly: bool,
+    ) -> None:
+        self.given: set[int] = set()
+        self._program = program
+        self._plain = plain
+        self._walked = walked
+        self._lost = all if partly else any
+        self._unknown: Set[int] = frozenset()
 
-    def mark(self, code: Code) -> None:
-        """Marks the values of a block whose arguments are marked."""
-        can = self.can
-        for step in code.steps:
-            if step.name == WHILE:
-                self._loop(step)
-            elif step.name in BRANCHES:
-                self._branches(step)
-            elif step.name == BARRIER:
-                for operand, result in zip(step.operands, step.results, strict=True):
-                    can[result] = can[operand]
-            elif step.name == ENTER:
-                for result in step.results:
-                    if result in self.same:
-                        can[result] = can[result] or can[self.same[result]]
-            elif step.name != LEAVE and len(step.results) == 1 and not can[step.results[0]]:
-                can[step.results[0]] = self.plain(step)
+    def mark(self) -> None:
+        """Finds the most values that can be known together: what cannot spreads, loops included,
+        until nothing more is lost."""
+        start = dict.fromkeys(self._program.root.arguments, True)
+        self._unknown = solve(self._program, start, self._spread, everywhere=True).keys()
 
-    def listed(self, code: Code) -> list[OpInstance]:
-        """The steps of a block that are to be evaluated in each iteration."""
-        return [step for step in code.steps if self._is_listed(step)]
+    def can(self, number: int) -> bool:
+        """Whether a value can be known."""
+        return number not in self._unknown
 
-    def _is_listed(self, step: OpInstance) -> bool:
-        inside = [n for region in step.regions for n in _all_results(region)]
-        return any(self.can[number] for number in (*step.results, *inside))
+    def lists(self, node: Node) -> bool:
+        """Whether an op is to be evaluated in each iteration."""
+        return any(map(self.can, node.results)) or any(
+            any(map(self.can, body.returned)) or any(map(self.lists, body.nodes))
+            for body in node.bodies
+        )
 
-    def _branches(self, step: OpInstance) -> None:
-        for region in step.regions:
-            self.mark(region)
-        enough = any if self.partly else all
-        for position, result in enumerate(step.results):
-            self.can[result] = enough(self.can[r.ends[position]] for r in step.regions)
+    def _spread(self, node: Node, unknown: Mapping[int, bool]) -> Iterator[tuple[int, bool]]:
+        """The values of an op that cannot be known."""
+        for number in self._lost_of(node, unknown.keys()):
+            if number not in self.given:
+                yield number, True
 
-    def _loop(self, loop: OpInstance) -> None:
-        condition, body = loop.regions
-        can = self.can
-        hopes = [can[operand] for operand in loop.operands]
-        if loop.number not in self.walked:
-            rows = zip(hopes, body.ends, body.arguments, strict=True)
-            hopes = [hope and end == argument for hope, end, argument in rows]
-        while True:
-            # A constant of the body is marked from the start; what depends on a carry starts anew.
-            for block in (condition, body):
-                for argument, hope in zip(block.arguments, hopes, strict=True):
-                    can[argument] = hope
-                self._clear(block)
-                self.mark(block)
-            after = [hope and can[end] for hope, end in zip(hopes, body.ends, strict=True)]
-            if after == hopes:
-                break
-            hopes = after
-        for result, hope in zip(loop.results, hopes, strict=True):
-            can[result] = hope
-
-    def _clear(self, code: Code) -> None:
-        for step in code.steps:
-            if step.operands and step.name not in (ENTER, LEAVE):
-                for result in step.results:
-                    self.can[result] = False
-            for region in step.regions:
-                self._clear(region)
-
-
-def _all_results(code: Code) -> list[int]:
-    results = list(code.ends)
-    for step in code.steps:
-        results += step.results
-        for region in step.regions:
-            results += _all_results(region)
-    return results
+    def _lost_of(self, node: Node, unknown: Set[int]) -> Iterable[int]:
+        if node.name == WHILE:
+            is_walked = node in self._walked
+            for carry in carries(node):
+                is_kept = is_walked or carry.returned == carry.argument
+                if not is_kept or carry.operand in unknown or carry.returned in unknown:
+                    yield from (carry.condition, carry.argument, carry.result)
+        elif node.name in BRANCHES:
+            for result, returned in handed_on(node):
+                if self._lost(number in unknown for number in returned):
+                    yield result
+        elif node.name == BARRIER:
+            yield from (r for n, r in zip(node.operands, node.results, strict=True) if n in unknown)
+        elif node.name == ENTER:
+            kept = self._program.kept
+            yield from (n for n in node.results if n not in kept or kept[n] in unknown)
+        elif node.name == LEAVE or len(node.results) != 1 or not self._plain(node, unknown):
+            yield from node.results
 
 
 Carries = list[tuple[Values | None, Need | None]]
@@ -173,49 +153,48 @@ class Knowledge:
         module: ir.Module,
         facts: ModuleFacts,
         tracked: TrackedDims,
-        same: dict[int, int],
-        walked: set[int],
+        walked: Set[Node],
         budget: Budget,
     ) -> None:
         self.now: list[Values | None] = [None] * len(program.types)
         self.zeros = ZeroTracking(program, module, facts, tracked, self.of_devices)
-        self.histories: dict[int, list[Carries] | None] = {}
-        self.endless: set[int] = set()
+        self.histories: dict[Node, list[Carries] | None] = {}
+        self.endless: set[Node] = set()
         self._program = program
         self._devices = facts.grid.size
         self._budget = budget
         self._walked = walked
-        self._same = _inner_ends(program, same)
         self._shapes = [static_shape(type_) for type_ in program.types]
         self._dtypes = [element_dtype(type_) for type_ in program.types]
-        self._integers = self._marking(self._is_computed, partly=False)
-        self._zero = self._marking(self._may_be_zero, partly=True)
-        self._lists: dict[int, list[tuple[OpInstance, bool, bool]]] = {}
+        self._integers = Marking(program, self._is_computed, walked, partly=False)
+        self._zero = Marking(program, self.zeros.may_be, walked, partly=True)
+        self._lists: dict[Body, list[tuple[Node, bool, bool]]] = {}
         outside = DeviceValues(module, facts)
-        for step in program.steps:
-            self._start(step, outside)
-        self._integers.mark(program.main)
-        self._zero.mark(program.main)
+        for node in program.nodes:
+            self._start(node, outside)
+        self._integers.mark()
+        self._zero.mark()
 
-    def forward(self, code: Code) -> None:
+    def forward(self, code: Body) -> None:
         """Evaluates a block whose arguments are up to date."""
-        for step, integer, zero in self._listed(code):
-            if step.name == WHILE:
-                self._after(step)
-            elif step.name in BRANCHES:
-                self._branches(step)
-            elif step.name == BARRIER:
-                self._bind(step.results, self._carries(step.operands))
-            elif step.name == ENTER:
-                inside = [number for number in step.results if number in self._same]
-                self._bind(inside, self._carries([self._same[number] for number in inside]))
+        for node, integer, zero in self._listed(code):
+            if node.name == WHILE:
+                self._after(node)
+            elif node.name in BRANCHES:
+                self._branches(node)
+            elif node.name == BARRIER:
+                self._bind(node.results, self._carries(node.operands))
+            elif node.name == ENTER:
+                kept = self._program.kept
+                inside = [number for number in node.results if number in kept]
+                self._bind(inside, self._carries([kept[number] for number in inside]))
             else:
                 if integer:
-                    self.now[step.results[0]] = self._computed(step)
+                    self.now[node.results[0]] = self._computed(node)
                 if zero:
-                    self.zeros.evaluate(step)
+                    self.zeros.evaluate(node)
 
-    def enter(self, body: Code, carries: Carries) -> None:
+    def enter(self, body: Body, carries: Carries) -> None:
         """Brings a loop's body up to date in one iteration."""
         self._budget.spend(len(self._listed(body)))
         self._bind(body.arguments, carries)
@@ -229,34 +208,19 @@ class Knowledge:
             return known
         return np.broadcast_to(known, (self._devices, *known.shape[1:]))
 
-    def _marking(self, plain: Callable[[OpInstance], bool], *, partly: bool) -> Marking:
-        can = [False] * len(self._program.types)
-        return Marking(can, plain, partly, self._walked, self._same)
-
-    def _is_computed(self, step: OpInstance) -> bool:
-        if step.name in _CONSTANTS or self._dtypes[step.results[0]] is None:
+    def _is_computed(self, node: Node, unknown: Set[int]) -> bool:
+        if node.name in _CONSTANTS or self._dtypes[node.results[0]] is None:
             return False
-        can = self._integers.can
-        return (step.name in COMPUTED or step.name == DYNAMIC_UPDATE_SLICE) and all(
-            can[v] for v in step.operands
-        )
+        is_computed = node.name in COMPUTED or node.name == DYNAMIC_UPDATE_SLICE
+        return is_computed and unknown.isdisjoint(node.operands)
 
-    def _may_be_zero(self, step: OpInstance) -> bool:
-        return self.zeros.is_tracked(step, self._zero.can)
-
-    def _listed(self, code: Code) -> list[tuple[OpInstance, bool, bool]]:
+    def _listed(self, code: Body) -> list[tuple[Node, bool, bool]]:
         """The steps of a block to evaluate: whether for integers, whether for zeros."""
-        key = id(code)
-        if key not in self._lists:
-            integers = {step.number for step in self._integers.listed(code)}
-            zero = {step.number for step in self._zero.listed(code)}
-            self._lists[key] = [
-                (step, step.number in integers, step.number in zero)
-                for step in code.steps
-                if (step.number in integers or step.number in zero)
-                and step.name not in _CONSTANTS | DEVICE_IDS | {LEAVE}
-            ]
-        return self._lists[key]
+        if code not in self._lists:
+            evaluated = [n for n in code.nodes if n.name not in _CONSTANTS | DEVICE_IDS | {LEAVE}]
+            marks = [(n, self._integers.lists(n), self._zero.lists(n)) for n in evaluated]
+            self._lists[code] = [mark for mark in marks if any(mark[1:])]
+        return self._lists[code]
 
     def _carries(self, numbers: Sequence[int]) -> Carries:
         return [(self.now[number], self.zeros.now[number]) for number in numbers]
@@ -273,13 +237,13 @@ class Knowledge:
             for n, taker in zip(numbers, to, strict=True)
         ]
 
-    def _simulated(self, loop: OpInstance) -> list[Carries] | None:
+    def _simulated(self, loop: Node) -> list[Carries] | None:
         """What a loop carries into each iteration; None if nobody knows how often it runs.
 
         The operands must be up to date.
         """
-        condition, body = loop.regions
-        if loop.number not in self._walked or not self._integers.can[condition.ends[0]]:
+        condition, body = loop.bodies
+        if loop not in self._walked or not self._integers.can(condition.returned[0]):
             return None
         carries = self._handed(loop.operands, body.arguments)
         history: list[Carries] = []
@@ -287,77 +251,77 @@ class Knowledge:
         while True:
             self._bind(condition.arguments, carries)
             self.forward(condition)
-            goes_on = self.now[condition.ends[0]]
+            goes_on = self.now[condition.returned[0]]
             if goes_on is None or goes_on.min() != goes_on.max():
                 return None
             if not goes_on.all():
                 break
             if history and _are_same_integers(history[-1], carries):
-                self.endless.add(loop.number)  # what goes on once goes on for ever
+                self.endless.add(loop)  # what goes on once goes on for ever
                 return None
             history.append(carries)
             self._budget.iterate(steps)
             self._bind(body.arguments, carries)
             self.forward(body)
-            carries = self._handed(body.ends, body.arguments)
+            carries = self._handed(body.returned, body.arguments)
         self._bind(body.arguments, carries)
         self._bind(loop.results, self._handed(body.arguments, loop.results))
         return history
 
-    def _after(self, loop: OpInstance) -> None:
+    def _after(self, loop: Node) -> None:
         """What is known of a loop's results."""
         history = self._simulated(loop)
-        self.histories[loop.number] = history
+        self.histories[loop] = history
         if history is not None:
             return
-        body = loop.regions[1]
-        rows = zip(loop.operands, body.arguments, body.ends, loop.results, strict=True)
-        for first, argument, end, result in rows:
-            if end == argument:
-                self._bind([result], self._handed([first], [result]))
+        for carry in carries(loop):
+            if carry.returned == carry.argument:
+                self._bind([carry.result], self._handed([carry.operand], [carry.result]))
             else:
-                self._bind([result], [(None, None)])
+                self._bind([carry.result], [(None, None)])
 
-    def _branches(self, step: OpInstance) -> None:
-        for region in step.regions:
+    def _branches(self, node: Node) -> None:
+        for region in node.bodies:
             self.forward(region)
-        chosen = chosen_region(self.of_devices(step.operands[0]), step)
-        for position, result in enumerate(step.results):
-            parts = [self.of_devices(region.ends[position]) for region in step.regions]
-            self.now[result] = merged(chosen, parts, _LARGEST)
-        self.zeros.merge(step, chosen)
+        chosen = chosen_region(self.of_devices(node.operands[0]), node)
+        for result, returned in handed_on(node):
+            self.now[result] = merged(chosen, [*map(self.of_devices, returned)], _LARGEST)
+        self.zeros.merge(node, chosen)
 
-    def _computed(self, step: OpInstance) -> Values | None:
-        operands = [self.now[operand] for operand in step.operands]
+    def _computed(self, node: Node) -> Values | None:
+        operands = [self.now[operand] for operand in node.operands]
         known = [operand for operand in operands if operand is not None]
         if len(known) != len(operands):
             return None
-        shape, dtype = self._shapes[step.results[0]], self._dtypes[step.results[0]]
+        shape, dtype = self._shapes[node.results[0]], self._dtypes[node.results[0]]
         if shape and all(is_splat(part) for part in known):
-            result = computed_splat(step, known, shape)
+            result = computed_splat(node, known, shape)
             if result is not None:
                 return converted(result, dtype)
         if shape is None or math.prod(shape) > _LARGEST:
             return None
-        if step.name == DYNAMIC_UPDATE_SLICE:
+        if node.name == DYNAMIC_UPDATE_SLICE:
             return updated(known[0], known[1], known[2:])
-        result = apply(step.op, known)
+        result = apply(node.op, known)
         return None if result is None else converted(result, dtype)
 
-    def _start(self, step: OpInstance, outside: DeviceValues) -> None:
+    def _start(self, node: Node, outside: DeviceValues) -> None:
         """What is known all along: constants, ids, and what crosses a manual computation."""
-        if step.name == "stablehlo.constant" and self.zeros.start(step):
-            self._zero.can[step.results[0]] = True
-        if step.name in _CONSTANTS:
-            number = step.results[0]
-            self.now[number] = self._constant(step.op)
-            self._integers.can[number] = self.now[number] is not None
-        elif step.name in DEVICE_IDS or step.name in (ENTER, LEAVE):
-            for number in step.results:
+        if node.name == "stablehlo.constant" and self.zeros.start(node):
+            self._zero.given.add(node.results[0])
+        if node.name in _CONSTANTS:
+            number = node.results[0]
+            self._note(number, self._constant(node.op))
+        elif node.name in DEVICE_IDS or node.name in (ENTER, LEAVE):
+            for number in node.results:
                 value = self._program.values[number]
-                if number not in self._same and element_dtype(value.type) is not None:
-                    self.now[number] = outside.of(value)
-                    self._integers.can[number] = self.now[number] is not None
+                if number not in self._program.kept and element_dtype(value.type) is not None:
+                    self._note(number, outside.of(value))
+
+    def _note(self, number: int, known: Values | None) -> None:
+        self.now[number] = known
+        if known is not None:
+            self._integers.given.add(number)
 
     def _constant(self, op: ir.Operation) -> Values | None:
         shape, dtype = static_shape(op.results[0].type), element_dtype(op.results[0].type)
@@ -380,22 +344,11 @@ def _are_same_integers(before: Carries, after: Carries) -> bool:
     )
 
 
-def chosen_region(predicate: Values | None, step: OpInstance) -> Values | None:
+def chosen_region(predicate: Values | None, node: Node) -> Values | None:
     """Which region of an `if` or `case` each device runs."""
     if predicate is None or predicate.ndim != 1:
         return None
-    last = len(step.regions) - 1
-    if step.name == "stablehlo.if":
+    last = len(node.bodies) - 1
+    if node.name == "stablehlo.if":
         return np.where(predicate, 0, 1)
     return np.where((predicate < 0) | (predicate > last), last, predicate)
-
-
-def _inner_ends(program: Program, same: dict[int, int]) -> dict[int, int]:
-    """For the shards that are handed on, the values inside of the computation that made them."""
-    ends = {
-        result: end
-        for step in program.steps
-        if step.name == LEAVE
-        for result, end in zip(step.results, step.operands, strict=True)
-    }
-    return {inside: ends[outside] for inside, outside in same.items()}

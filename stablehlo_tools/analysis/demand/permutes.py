@@ -17,11 +17,10 @@ import numpy as np
 from stablehlo_tools.analysis.collectives import ModuleFacts, classify_communication
 from stablehlo_tools.analysis.demand.knowledge import Budget, Knowledge, TooMuchWorkError
 from stablehlo_tools.analysis.demand.program import (
-    Code,
+    Body,
     Levels,
-    OpInstance,
-    crossing_values,
-    read_program,
+    Node,
+    Program,
     walked_loops,
 )
 from stablehlo_tools.analysis.demand.rules import Rules
@@ -80,22 +79,21 @@ def permute_demand(module: ir.Module, facts: ModuleFacts) -> list[PermuteDemand]
     An op in a function that is called several times is there once for each call; those in async
     pairs are left out.
     """
-    program = read_program(module, entry_function(module))
+    program = Program(module, entry_function(module), facts)
     records = {
-        step.number: Record(step, loop, [])
-        for step, loop in _permutes(program.main, None)
+        node: Record(node, loop, [])
+        for node, loop in _permutes(program.root, None)
         if loop is not None
     }
     if not records:
         return []
     budget = Budget(MOST_STEPS, MOST_ITERATIONS)
     classify = classify_communication(module.context)
-    walked = walked_loops(program.main, lambda step: classify(step.op) is not None)
-    same = crossing_values(program, facts)
-    tracked = TrackedDims(program, same)
-    knowledge = Knowledge(program, module, facts, tracked, same, walked, budget)
+    walked = walked_loops(program.root, lambda node: classify(node.op) is not None)
+    tracked = TrackedDims(program)
+    knowledge = Knowledge(program, module, facts, tracked, walked, budget)
     levels = Levels(program, facts)
-    rules = Rules(program, module, facts, knowledge, levels, tracked, same)
+    rules = Rules(program, module, facts, knowledge, levels, tracked)
     for record in records.values():
         _read_targets(record, rules, facts)
     walk = Walk(program, rules, knowledge, levels, budget, records)
@@ -104,7 +102,7 @@ def permute_demand(module: ir.Module, facts: ModuleFacts) -> list[PermuteDemand]
     except TooMuchWorkError:
         for record in records.values():
             record.reason = LONG
-    return [_demand(r, walk.countings.get(r.loop.number)) for r in records.values()]
+    return [_demand(r, walk.countings.get(r.loop)) for r in records.values()]
 
 
 def ranges(iterations: Iterable[int]) -> Ranges:
@@ -118,19 +116,19 @@ def ranges(iterations: Iterable[int]) -> Ranges:
     return tuple(spans)
 
 
-def _permutes(code: Code, loop: OpInstance | None) -> list[tuple[OpInstance, OpInstance | None]]:
+def _permutes(code: Body, loop: Node | None) -> list[tuple[Node, Node | None]]:
     """The permutes, with the innermost loop around each."""
-    permutes: list[tuple[OpInstance, OpInstance | None]] = []
-    for step in code.steps:
-        if step.name == _PERMUTE:
-            permutes.append((step, loop))
-        for region in step.regions:
-            permutes += _permutes(region, step if step.name == WHILE else loop)
+    permutes: list[tuple[Node, Node | None]] = []
+    for node in code.nodes:
+        if node.name == _PERMUTE:
+            permutes.append((node, loop))
+        for region in node.bodies:
+            permutes += _permutes(region, node if node.name == WHILE else loop)
     return permutes
 
 
 def _read_targets(record: Record, rules: Rules, facts: ModuleFacts) -> None:
-    collective = rules.communication(record.step)
+    collective = rules.communication(record.node)
     groups = facts.groups(collective) if collective is not None else None
     if groups is None:
         record.reason = PAIRLESS
@@ -142,7 +140,7 @@ def _read_targets(record: Record, rules: Rules, facts: ModuleFacts) -> None:
 
 def _is_direct(record: Record) -> bool:
     """Whether a permute stands in the loop itself, or in a branch there."""
-    around = record.step.op.parent
+    around = record.node.op.parent
     while around is not None and around.name in BRANCHES:
         around = around.parent
     return around is not None and around == record.loop.op
@@ -154,7 +152,7 @@ def _pairs(op: ir.Operation) -> tuple[tuple[int, int], ...]:
 
 
 def _demand(record: Record, counting: Counting | None) -> PermuteDemand:
-    op, loop = record.step.op, record.loop.op
+    op, loop = record.node.op, record.loop.op
     pairs = _pairs(op)
     if record.reason:
         return PermuteDemand(op, loop, pairs, reason=record.reason)

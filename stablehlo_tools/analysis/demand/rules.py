@@ -1,6 +1,6 @@
 """What an op needs of its operands for what is needed of its results, on each device.
 
-A rule is made once for each step and used in every iteration. Where an op is not understood, all
+A rule is made once for each node and used in every iteration. Where an op is not understood, all
 operands are needed on every device that needs any of its results, and on all devices if the op may
 communicate. Numbers that are known before the run need nothing.
 """
@@ -16,13 +16,14 @@ from stablehlo_tools.analysis.collectives import (
     ModuleFacts,
     classify_communication,
 )
+from stablehlo_tools.analysis.dataflow import Node
 from stablehlo_tools.analysis.demand.knowledge import Knowledge
 from stablehlo_tools.analysis.demand.program import (
+    EDGES,
     ENTER,
     LEAVE,
     Levels,
     Need,
-    OpInstance,
     Program,
     shared,
 )
@@ -89,14 +90,12 @@ class Rules:
         knowledge: Knowledge,
         levels: Levels,
         tracked: TrackedDims,
-        same: dict[int, int],
     ) -> None:
         self._program = program
         self._facts = facts
         self._knowledge = knowledge
         self._levels = levels
         self._tracked = tracked
-        self._same = same
         self._classify = classify_communication(module.context)
         self._effects = Effects(functions_by_name(module))
         self.devices = facts.grid.size
@@ -110,41 +109,41 @@ class Rules:
         """A need of all of a value on all devices."""
         return np.broadcast_to(np.True_, (self.devices, self.places(value)))
 
-    def has_effect(self, step: OpInstance) -> bool:
+    def has_effect(self, node: Node) -> bool:
         """Whether an op runs whatever becomes of its results."""
-        return step.name not in (ENTER, LEAVE) and self._effects.has_effect(step.op)
+        return node.name not in EDGES and self._effects.has_effect(node.op)
 
-    def communication(self, step: OpInstance) -> Collective | None:
-        """The collective that a step is."""
-        return None if step.name in (ENTER, LEAVE) else self._classify(step.op)
+    def communication(self, node: Node) -> Collective | None:
+        """The collective that a node is."""
+        return None if node.name in EDGES else self._classify(node.op)
 
-    def of(self, step: OpInstance) -> Rule:
-        """The rule of a step that is no control flow."""
-        operands = [*step.operands, *step.captured]
-        if self.has_effect(step):
+    def of(self, node: Node) -> Rule:
+        """The rule of a node that is no control flow."""
+        operands = node.inputs
+        if self.has_effect(node):
             always = [(operand, self.full(operand)) for operand in operands]
             return lambda _: always
-        if step.name == BARRIER:
-            return self._barrier(step)
-        if step.name in (ENTER, LEAVE):
-            return self._crossing(step)
-        if step.computation is None and self._program.is_global:
-            return self._on_devices(step, operands, together=True)
-        collective = self.communication(step)
+        if node.name == BARRIER:
+            return self._barrier(node)
+        if node.name in EDGES:
+            return self._crossing(node)
+        if self._program.computation(node) is None and self._program.is_global:
+            return self._on_devices(node, operands, together=True)
+        collective = self.communication(node)
         if collective is not None:
             exchanged = exchange_rule(collective, self._facts)
-            if exchanged is None or len(step.operands) != len(step.results):
-                return self._on_devices(step, operands, together=True)
-            return self._exchange(step, exchanged)
-        access = self._tracked.access(step)
+            if exchanged is None or len(node.operands) != len(node.results):
+                return self._on_devices(node, operands, together=True)
+            return self._exchange(node, exchanged)
+        access = self._tracked.access(node)
         if access is not None:
-            return self._access(step, access)
-        if step.name == SELECT:
-            return self._select(step)
-        local = _is_local(step)
-        if local and len(step.results) == 1:
-            return self._local(step)
-        return self._on_devices(step, operands, together=not local)
+            return self._access(node, access)
+        if node.name == SELECT:
+            return self._select(node)
+        local = _is_local(node)
+        if local and len(node.results) == 1:
+            return self._local(node)
+        return self._on_devices(node, operands, together=not local)
 
     def handed(self, need: Need, source: int, target: int) -> Need:
         """The need of a value that another one is in the next iteration, or outside of a region."""
@@ -167,25 +166,26 @@ class Rules:
     def _is_known(self, value: int) -> bool:
         return self._knowledge.now[value] is not None
 
-    def _barrier(self, step: OpInstance) -> Rule:
-        operands = step.operands
+    def _barrier(self, node: Node) -> Rule:
+        operands = node.operands
         return lambda needs: [
             (operand, need)
             for operand, need in zip(operands, needs, strict=True)
             if need is not None
         ]
 
-    def _crossing(self, step: OpInstance) -> Rule:
+    def _crossing(self, node: Node) -> Rule:
         """Shards and global values: all places, unless two computations pass on what they hold."""
-        above = self._levels.groups(step.above) if step.name == ENTER else None
+        outer = self._program.around.get(node)
+        above = self._levels.groups(outer) if node.name == ENTER else None
 
         def rule(needs: Sequence[Need | None]) -> Needs:
             operand_needs: Needs = []
-            for operand, result, need in zip(step.operands, step.results, needs, strict=True):
+            for operand, result, need in zip(node.operands, node.results, needs, strict=True):
                 if need is None:
                     continue
-                kept = self._same.get(result) == operand
-                kept = kept or (step.name == LEAVE and self._is_shard(step, operand, result))
+                kept = self._program.crossings.get(result) == operand
+                kept = kept or (node.name == LEAVE and self._is_shard(node, operand, result))
                 if kept:
                     operand_needs.append((operand, need))
                     continue
@@ -195,12 +195,12 @@ class Rules:
 
         return rule
 
-    def _is_shard(self, step: OpInstance, inside: int, outside: int) -> bool:
+    def _is_shard(self, node: Node, inside: int, outside: int) -> bool:
         """Whether the places of what leaves are still those of the shard."""
         same_type = self._program.types[inside] == self._program.types[outside]
         return same_type and self._tracked.alike(inside, outside)
 
-    def _on_devices(self, step: OpInstance, operands: Sequence[int], *, together: bool) -> Rule:
+    def _on_devices(self, node: Node, operands: Sequence[int], *, together: bool) -> Rule:
         """All operands, where any result is needed: on that device, or on all `together`."""
 
         def rule(needs: Sequence[Need | None]) -> Needs:
@@ -218,9 +218,9 @@ class Rules:
 
         return rule
 
-    def _local(self, step: OpInstance) -> Rule:
-        parts = [(v, self._tracked.dim_map(step, i)) for i, v in enumerate(step.operands)]
-        parts += [(value, None) for value in step.captured]
+    def _local(self, node: Node) -> Rule:
+        parts = [(v, self._tracked.dim_map(node, i)) for i, v in enumerate(node.operands)]
+        parts += [(value, None) for value in node.captures]
 
         def rule(needs: Sequence[Need | None]) -> Needs:
             need = needs[0]
@@ -234,25 +234,25 @@ class Rules:
 
         return rule
 
-    def _exchange(self, step: OpInstance, moved: Callable[[Need], Need]) -> Rule:
+    def _exchange(self, node: Node, moved: Callable[[Need], Need]) -> Rule:
         def rule(needs: Sequence[Need | None]) -> Needs:
             operand_needs: Needs = []
             for position, need in enumerate(needs):
                 if need is None:
                     continue
-                dim_map = self._tracked.dim_map(step, position) if len(needs) == 1 else None
-                operand = step.operands[position]
+                dim_map = self._tracked.dim_map(node, position) if len(needs) == 1 else None
+                operand = node.operands[position]
                 operand_needs.append((operand, self.carried(moved(need), operand, dim_map)))
             return operand_needs
 
         return rule
 
-    def _select(self, step: OpInstance) -> Rule:
+    def _select(self, node: Node) -> Rule:
         """Only the side that is taken, where the predicate is known."""
-        predicate, one, other = step.operands
-        whole = self._local(step)
-        sides = [(one, self._tracked.dim_map(step, 1)), (other, self._tracked.dim_map(step, 2))]
-        dimension = self._tracked.dimensions[step.results[0]]
+        predicate, one, other = node.operands
+        whole = self._local(node)
+        sides = [(one, self._tracked.dim_map(node, 1)), (other, self._tracked.dim_map(node, 2))]
+        dimension = self._tracked.dimensions[node.results[0]]
 
         def rule(needs: Sequence[Need | None]) -> Needs:
             need = needs[0]
@@ -269,19 +269,19 @@ class Rules:
 
         return rule
 
-    def _access(self, step: OpInstance, at: Access) -> Rule:
+    def _access(self, node: Node, at: Access) -> Rule:
         """A read or a write at a place: just that place, where it is known."""
-        whole = self._local(step)
-        extent = self.places(step.operands[0])
-        reads = step.name in ("stablehlo.dynamic_slice", "stablehlo.gather")
-        update = 2 if step.name == "stablehlo.scatter" else 1
-        others = [step.operands[i] for i in at.indices]
+        whole = self._local(node)
+        extent = self.places(node.operands[0])
+        reads = node.name in ("stablehlo.dynamic_slice", "stablehlo.gather")
+        update = 2 if node.name == "stablehlo.scatter" else 1
+        others = [node.operands[i] for i in at.indices]
 
         def rule(needs: Sequence[Need | None]) -> Needs:
             need = needs[0]
             if need is None:
                 return []
-            index = self._knowledge.of_devices(step.operands[at.index])
+            index = self._knowledge.of_devices(node.operands[at.index])
             if index is None:
                 return whole(needs)
             touched = window(at, index, extent)
@@ -291,20 +291,20 @@ class Rules:
                 if not self._is_known(v)
             ]
             if reads:
-                return [(step.operands[0], touched & need.any(axis=1, keepdims=True)), *rest]
+                return [(node.operands[0], touched & need.any(axis=1, keepdims=True)), *rest]
             written = need & touched
             kept = need & ~touched if at.overwrites else need
-            value = step.operands[update]
+            value = node.operands[update]
             spread = self.carried(written, value, None)
-            return [(step.operands[0], kept), (value, spread), *rest]
+            return [(node.operands[0], kept), (value, spread), *rest]
 
         return rule
 
 
-def _is_local(step: OpInstance) -> bool:
+def _is_local(node: Node) -> bool:
     """Whether an op computes on each device by itself, and does nothing else."""
-    if step.name == "stablehlo.custom_call":
-        return is_annotation(step.op)
-    if step.name in CALLS:
+    if node.name == "stablehlo.custom_call":
+        return is_annotation(node.op)
+    if node.name in CALLS:
         return False
-    return step.name.startswith(_LOCAL_DIALECTS) or step.name == "sdy.sharding_constraint"
+    return node.name.startswith(_LOCAL_DIALECTS) or node.name == "sdy.sharding_constraint"

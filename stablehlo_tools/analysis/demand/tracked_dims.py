@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stablehlo_tools.analysis.communication import BRANCHES, WHILE
-from stablehlo_tools.analysis.demand.program import ENTER, LEAVE, OpInstance, Program
+from stablehlo_tools.analysis.dataflow import Node, carries
+from stablehlo_tools.analysis.demand.program import EDGES, LEAVE, Program
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimension_numbers import gather_numbers, scatter_numbers
 from stablehlo_tools.dialect.dimensions import dimensions_of, integers, static_shape
@@ -97,26 +98,26 @@ class Access:
 class TrackedDims:
     """The dimension of each value along which its places are told apart, and how many there are."""
 
-    def __init__(self, program: Program, same: dict[int, int]) -> None:
-        self.dimensions = tracked_dims(program, same)
+    def __init__(self, program: Program) -> None:
+        self.dimensions = tracked_dims(program)
         self.counts = [
             1 if dimension is None else (static_shape(type_) or ())[dimension]
             for dimension, type_ in zip(self.dimensions, program.types, strict=True)
         ]
 
-    def dim_map(self, step: OpInstance, position: int) -> DimMap | None:
+    def dim_map(self, node: Node, position: int) -> DimMap | None:
         """How the places of an operand become those of the result, where they are told apart."""
-        own = self.dimensions[step.operands[position]]
-        others = self.dimensions[step.results[0]]
-        for dim_map in dim_maps(step.op, position):
+        own = self.dimensions[node.operands[position]]
+        others = self.dimensions[node.results[0]]
+        for dim_map in dim_maps(node.op, position):
             if (dim_map.operand, dim_map.result) == (own, others):
                 return dim_map
         return None
 
-    def access(self, step: OpInstance) -> Access | None:
-        """The read or write of a step along the dimension of its buffer."""
-        own = self.dimensions[step.operands[0]] if step.operands else None
-        candidates = accesses(step.op) if own is not None else []
+    def access(self, node: Node) -> Access | None:
+        """The read or write of a node along the dimension of its buffer."""
+        own = self.dimensions[node.operands[0]] if node.operands else None
+        candidates = accesses(node.op) if own is not None else []
         return next((access for access in candidates if access.dimension == own), None)
 
     def alike(self, one: int, other: int) -> bool:
@@ -127,18 +128,18 @@ class TrackedDims:
         )
 
 
-def tracked_dims(program: Program, same: dict[int, int]) -> list[int | None]:
-    """The dimension for each value, by number. `same[n]` is the value that n is in all but name."""
+def tracked_dims(program: Program) -> list[int | None]:
+    """The dimension for each value, by number."""
     links: _Links = defaultdict(list)
     seeds: list[tuple[int, int]] = []
     outermost = program.is_global
-    for step in program.steps:
-        if outermost and step.computation is None:
+    for node in program.root.nested():  # a loop before what stands in it
+        if outermost and program.computation(node) is None:
             continue  # a global value has no places that devices could hold
-        _link(step, links)
-        if step.name not in (ENTER, LEAVE):
-            seeds += [(step.operands[0], access.dimension) for access in accesses(step.op)]
-    for one, other in same.items():
+        _link(node, links)
+        if node.name not in EDGES:
+            seeds += [(node.operands[0], access.dimension) for access in accesses(node.op)]
+    for one, other in program.crossings.items():
         _tie(links, one, other)
     return _spread(program, links, seeds)
 
@@ -170,27 +171,25 @@ def _tie(links: _Links, one: int, other: int) -> None:
     links[other].append((one, None))
 
 
-def _link(step: OpInstance, links: _Links) -> None:
-    name = step.name
+def _link(node: Node, links: _Links) -> None:
+    name = node.name
     if name == WHILE:
-        body = step.regions[1]
-        rows = zip(step.operands, body.arguments, body.ends, step.results, strict=True)
-        for first, argument, end, result in rows:
-            _tie(links, first, argument)
-            _tie(links, argument, end)
-            _tie(links, argument, result)
+        for carry in carries(node):
+            _tie(links, carry.operand, carry.argument)
+            _tie(links, carry.argument, carry.returned)
+            _tie(links, carry.argument, carry.result)
     elif name in BRANCHES:
-        for region in step.regions:
-            for end, result in zip(region.ends, step.results, strict=True):
+        for region in node.bodies:
+            for end, result in zip(region.returned, node.results, strict=True):
                 _tie(links, end, result)
     elif name in (BARRIER, LEAVE):
-        for operand, result in zip(step.operands, step.results, strict=True):
+        for operand, result in zip(node.operands, node.results, strict=True):
             _tie(links, operand, result)
-    elif len(step.results) == 1:
-        for position, operand in enumerate(step.operands):
-            pairs = [(d.operand, d.result) for d in dim_maps(step.op, position)]
+    elif len(node.results) == 1:
+        for position, operand in enumerate(node.operands):
+            pairs = [(d.operand, d.result) for d in dim_maps(node.op, position)]
             if pairs:
-                result = step.results[0]
+                result = node.results[0]
                 links[operand].append((result, pairs))
                 links[result].append((operand, [(r, o) for o, r in pairs]))
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from stablehlo_tools.analysis.dataflow import Body, Node, inputs_of, numbers_in
 from stablehlo_tools.analysis.demand.knowledge import (
     Budget,
     Carries,
@@ -21,13 +22,10 @@ from stablehlo_tools.analysis.demand.knowledge import (
 )
 from stablehlo_tools.analysis.demand.program import (
     ENTER,
-    Code,
     Groups,
     Levels,
     Need,
-    OpInstance,
     Program,
-    nested,
     shared,
 )
 from stablehlo_tools.analysis.demand.rules import Rule, Rules
@@ -47,8 +45,8 @@ class Record:
     needs what it receives, and by iteration, whether the permute runs.
     """
 
-    step: OpInstance
-    loop: OpInstance
+    node: Node
+    loop: Node
     targets: list[int]
     needed: NDArray[np.bool_] | None = None
     executed: NDArray[np.bool_] | None = None
@@ -64,7 +62,7 @@ class Counting:
 
 
 class Walk:
-    """Fills in the records of permutes, by the number of their step."""
+    """Fills in the records of permutes, by the number of their node."""
 
     def __init__(
         self,
@@ -73,17 +71,17 @@ class Walk:
         knowledge: Knowledge,
         levels: Levels,
         budget: Budget,
-        records: dict[int, Record],
+        records: dict[Node, Record],
     ) -> None:
-        self.countings: dict[int, Counting] = {}
+        self.countings: dict[Node, Counting] = {}
         self._rules = rules
         self._knowledge = knowledge
         self._levels = levels
         self._budget = budget
         self._records = records
         self._need: list[Need | None] = [None] * len(program.types)
-        self._made: dict[int, tuple[Rule, Groups | None]] = {}
-        self._effects = {step.number for step in program.steps if _has_effect(step, rules)}
+        self._made: dict[Node, tuple[Rule, Groups | None]] = {}
+        self._effects = {node for node in program.nodes if _has_effect(node, rules)}
         self._weight = 1 + rules.devices * rules.most_places // _FREE_SIZE
         self._active = np.ones(rules.devices, np.bool_)
         self._iterations: list[int] = []
@@ -91,33 +89,35 @@ class Walk:
 
     def run(self) -> None:
         """Raises TooMuchWorkError where the budget does not suffice."""
-        main = self._program.main
+        main = self._program.root
         self._knowledge.forward(main)
-        for end in main.ends:
+        for end in main.returned:
             self._add(end, self._rules.full(end))
         self._backward(main)
 
-    def _backward(self, code: Code) -> None:
-        self._budget.spend(len(code.steps) * self._weight)
-        for step in reversed(code.steps):
-            needs = [self._take(result) for result in step.results]
-            if step.name == WHILE:
-                self._loop(step, needs)
-            elif step.name in BRANCHES:
-                self._branches(step, needs)
+    def _backward(self, code: Body) -> None:
+        self._budget.spend(len(code.nodes) * self._weight)
+        for node in reversed(code.nodes):
+            needs = [self._take(result) for result in node.results]
+            if node.name == WHILE:
+                self._loop(node, needs)
+            elif node.name in BRANCHES:
+                self._branches(node, needs)
             else:
-                self._plain(step, needs)
+                self._plain(node, needs)
 
-    def _plain(self, step: OpInstance, needs: Sequence[Need | None]) -> None:
-        record = self._records.get(step.number)
+    def _plain(self, node: Node, needs: Sequence[Need | None]) -> None:
+        record = self._records.get(node)
         if record is not None:
             self._note(record, needs[0])
-        if step.number not in self._effects and all(need is None for need in needs):
+        if node not in self._effects and all(need is None for need in needs):
             return
-        if step.number not in self._made:
-            groups = None if step.name == ENTER else self._levels.groups(step.computation)
-            self._made[step.number] = self._rules.of(step), groups
-        rule, groups = self._made[step.number]
+        if node not in self._made:
+            groups = (
+                None if node.name == ENTER else self._levels.groups(self._program.computation(node))
+            )
+            self._made[node] = self._rules.of(node), groups
+        rule, groups = self._made[node]
         for operand, need in rule(needs):
             self._add(operand, shared(need, groups))
 
@@ -131,17 +131,17 @@ class Walk:
         zeros = self._knowledge.zeros.now[value]
         return need if need is None or zeros is None else need & ~zeros
 
-    def _loop(self, loop: OpInstance, needs: Sequence[Need | None]) -> None:
-        history = self._knowledge.histories.get(loop.number)
+    def _loop(self, loop: Node, needs: Sequence[Need | None]) -> None:
+        history = self._knowledge.histories.get(loop)
         if history is None:
             self._whole(loop, needs)
             return
         self._count(loop, history)
         self._size(loop, len(history))
-        body = loop.regions[1]
+        body = loop.bodies[1]
         carried, sources = list(needs), loop.results
         for iteration in reversed(range(len(history))):
-            for need, source, end in zip(carried, sources, body.ends, strict=True):
+            for need, source, end in zip(carried, sources, body.returned, strict=True):
                 if need is not None:
                     self._add(end, self._rules.handed(need, source, end))
             self._knowledge.enter(body, history[iteration])
@@ -150,23 +150,23 @@ class Walk:
             self._iterations.pop()
             carried = [self._take(argument) for argument in body.arguments]
             sources = body.arguments
-        groups = self._levels.groups(loop.computation)
+        groups = self._levels.groups(self._program.computation(loop))
         for need, source, operand in zip(carried, sources, loop.operands, strict=True):
             if need is not None:
                 self._add(operand, shared(self._rules.handed(need, source, operand), groups))
 
-    def _whole(self, loop: OpInstance, needs: Sequence[Need | None]) -> None:
+    def _whole(self, loop: Node, needs: Sequence[Need | None]) -> None:
         """A loop that is not walked: everything that goes in, where anything is needed.
 
         How often it runs may depend on what nobody needs; it must end all the same.
         """
         talks = self._communicates(loop)
-        inside = [step for region in loop.regions for step in nested(region)]
-        reason = ENDLESS if loop.number in self._knowledge.endless else UNKNOWN
-        for step in inside:
-            if step.number in self._records:
-                self._records[step.number].reason = reason
-        runs = any(step.number in self._effects for step in inside) or not self._ends(loop)
+        inside = [node for body in loop.bodies for node in body.nested()]
+        reason = ENDLESS if loop in self._knowledge.endless else UNKNOWN
+        for node in inside:
+            if node in self._records:
+                self._records[node].reason = reason
+        runs = not self._effects.isdisjoint(inside) or not self._ends(loop)
         rows = [need.any(axis=1, keepdims=True) for need in needs if need is not None]
         if not rows and not runs:
             return
@@ -174,15 +174,13 @@ class Walk:
         needed = everywhere if runs else np.logical_or.reduce(rows)
         if talks and needed.any():
             needed = everywhere
-        groups = self._levels.groups(loop.computation)
-        read = set(loop.operands)
-        for region in loop.regions:
-            read |= region.reads()
-        for value in sorted(read):
+        groups = self._levels.groups(self._program.computation(loop))
+        made = set[int]().union(*map(numbers_in, loop.bodies))
+        for value in sorted(inputs_of(loop) - made):
             spread = np.broadcast_to(needed, (len(needed), self._rules.places(value)))
             self._add(value, shared(spread, groups))
 
-    def _ends(self, loop: OpInstance) -> bool:
+    def _ends(self, loop: Node) -> bool:
         """Whether a loop's number of iterations is known."""
         now = (self._knowledge.of_devices(operand) for operand in loop.operands)
         initial = [
@@ -191,40 +189,42 @@ class Walk:
         ]
         return trip_count(loop.op, initial) is not None
 
-    def _branches(self, step: OpInstance, needs: Sequence[Need | None]) -> None:
-        predicate = step.operands[0]
-        chosen = chosen_region(self._knowledge.of_devices(predicate), step)
+    def _branches(self, node: Node, needs: Sequence[Need | None]) -> None:
+        predicate = node.operands[0]
+        chosen = chosen_region(self._knowledge.of_devices(predicate), node)
         if chosen is None:
-            self._add_predicate(step, needs)
+            self._add_predicate(node, needs)
         around = self._active
-        for number, region in enumerate(step.regions):
+        for number, region in enumerate(node.bodies):
             mask = np.ones_like(around) if chosen is None else chosen == number
             if not mask.any():
                 continue
             self._active = around & mask
-            for need, result, end in zip(needs, step.results, region.ends, strict=True):
+            for need, result, end in zip(needs, node.results, region.returned, strict=True):
                 if need is not None:
                     taken = self._rules.handed(need & mask[:, None], result, end)
-                    self._add(end, shared(taken, self._levels.groups(step.computation)))
+                    self._add(
+                        end, shared(taken, self._levels.groups(self._program.computation(node)))
+                    )
             self._backward(region)
         self._active = around
 
-    def _add_predicate(self, step: OpInstance, needs: Sequence[Need | None]) -> None:
-        inside = [s for region in step.regions for s in nested(region)]
-        runs = self._communicates(step) or any(s.number in self._effects for s in inside)
+    def _add_predicate(self, node: Node, needs: Sequence[Need | None]) -> None:
+        inside = (inner for body in node.bodies for inner in body.nested())
+        runs = self._communicates(node) or not self._effects.isdisjoint(inside)
         rows = [need.any(axis=1, keepdims=True) for need in needs if need is not None]
         if runs:
-            self._add(step.operands[0], self._rules.full(step.operands[0]))
+            self._add(node.operands[0], self._rules.full(node.operands[0]))
         elif rows:
-            groups = self._levels.groups(step.computation)
+            groups = self._levels.groups(self._program.computation(node))
             needed = np.logical_or.reduce(rows)
-            self._add(step.operands[0], shared(needed, groups))
+            self._add(node.operands[0], shared(needed, groups))
 
-    def _communicates(self, step: OpInstance) -> bool:
+    def _communicates(self, node: Node) -> bool:
         return any(
             self._rules.communication(inner) is not None
-            for region in step.regions
-            for inner in nested(region)
+            for body in node.bodies
+            for inner in body.nested()
         )
 
     def _note(self, record: Record, need: Need | None) -> None:
@@ -236,7 +236,7 @@ class Walk:
         if need is not None:
             record.needed[iteration] |= need[record.targets].any(axis=1)
 
-    def _size(self, loop: OpInstance, trips: int) -> None:
+    def _size(self, loop: Node, trips: int) -> None:
         """Makes room for the permutes of a loop."""
         for record in self._records.values():
             if record.loop is not loop:
@@ -247,7 +247,7 @@ class Walk:
             elif len(record.needed) != trips:
                 record.reason = CHANGING
 
-    def _count(self, loop: OpInstance, history: Sequence[Carries]) -> None:
+    def _count(self, loop: Node, history: Sequence[Carries]) -> None:
         """Notes the carried integers that are the same on all devices, whenever the loop runs."""
         counting = Counting(len(history))
         for position in range(len(loop.operands)):
@@ -255,13 +255,13 @@ class Walk:
             known = [values for values in series if values is not None and values.ndim == 1]
             if known and len(known) == len(series) and all((v == v[0]).all() for v in known):
                 counting.series[position] = [int(values[0]) for values in known]
-        before = self.countings.get(loop.number)
+        before = self.countings.get(loop)
         if before is not None:
             kept = {p: s for p, s in counting.series.items() if before.series.get(p) == s}
             counting = Counting(counting.trips, kept)
-        self.countings[loop.number] = counting
+        self.countings[loop] = counting
 
 
-def _has_effect(step: OpInstance, rules: Rules) -> bool:
-    control = step.name in BRANCHES or step.name == WHILE
-    return not control and rules.has_effect(step)
+def _has_effect(node: Node, rules: Rules) -> bool:
+    control = node.name in BRANCHES or node.name == WHILE
+    return not control and rules.has_effect(node)

@@ -6,14 +6,15 @@ with may be NaN, so a product is zeros only if both factors are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts, classify_communication
-from stablehlo_tools.analysis.demand.program import Need, OpInstance, Program
+from stablehlo_tools.analysis.dataflow import Node, handed_on
+from stablehlo_tools.analysis.demand.program import Need, Program
 from stablehlo_tools.analysis.demand.tracked_dims import Access, DimMap, TrackedDims
 from stablehlo_tools.analysis.device_arithmetic import apply, clamped_starts
 from stablehlo_tools.bindings import ir
@@ -52,15 +53,13 @@ def spread(numbers: Values, shape: tuple[int, ...]) -> Values:
     return np.broadcast_to(numbers.reshape(-1, *[1] * len(shape)), (len(numbers), *shape))
 
 
-def computed_splat(
-    step: OpInstance, operands: list[Values], shape: tuple[int, ...]
-) -> Values | None:
+def computed_splat(node: Node, operands: list[Values], shape: tuple[int, ...]) -> Values | None:
     """What an op makes of splats, where that is a splat."""
-    if step.name in _MOVED:
+    if node.name in _MOVED:
         return spread(lone(operands[0]), shape)
-    if step.name not in ELEMENTWISE:
+    if node.name not in ELEMENTWISE:
         return None
-    computed = apply(step.op, [lone(operand) for operand in operands])
+    computed = apply(node.op, [lone(operand) for operand in operands])
     return None if computed is None else spread(computed, shape)
 
 
@@ -115,16 +114,16 @@ def is_zero(op: ir.Operation) -> bool:
     return all(part == 0 and not np.signbit(part) for part in parts)
 
 
-def can_be_zero(step: OpInstance, can: Sequence[bool]) -> bool:
-    """Whether a result may be known to be zeros, given the operands that may."""
-    known = [can[operand] for operand in step.operands]
-    if step.name == COLLECTIVE_PERMUTE:
+def can_be_zero(node: Node, unknown: Set[int]) -> bool:
+    """Whether a result may be known to be zeros, given the values that may not."""
+    known = [operand not in unknown for operand in node.operands]
+    if node.name == COLLECTIVE_PERMUTE:
         return True  # on devices that are no target
-    if step.name in (SELECT, DYNAMIC_UPDATE_SLICE):
+    if node.name in (SELECT, DYNAMIC_UPDATE_SLICE):
         return any(known)
-    if step.name in KEEPING or step.name == DYNAMIC_SLICE:
+    if node.name in KEEPING or node.name == DYNAMIC_SLICE:
         return known[0]
-    return (step.name in JOINING or step.name == PAD) and all(known)
+    return (node.name in JOINING or node.name == PAD) and all(known)
 
 
 def moved(zeros: Need, places: int, dim_map: DimMap | None) -> Need:
@@ -203,36 +202,35 @@ class ZeroTracking:
         self._known = known
         self._facts = facts
         self._devices = facts.grid.size
+        self._program = program
         self._outside = program.is_global
         self._classify = classify_communication(module.context)
-        self._rules: dict[int, Rule] = {}
+        self._rules: dict[Node, Rule] = {}
 
-    def start(self, step: OpInstance) -> bool:
+    def start(self, node: Node) -> bool:
         """Notes a constant of zeros; whether it is one."""
-        if not is_zero(step.op):
+        if not is_zero(node.op):
             return False
-        shape = (self._devices, self._tracked.counts[step.results[0]])
-        self.now[step.results[0]] = np.broadcast_to(np.True_, shape)
+        shape = (self._devices, self._tracked.counts[node.results[0]])
+        self.now[node.results[0]] = np.broadcast_to(np.True_, shape)
         return True
 
-    def is_tracked(self, step: OpInstance, can: Sequence[bool]) -> bool:
-        """Whether a result may be zeros, given the operands that may."""
-        if step.computation is None and self._outside:
-            return False
-        return can_be_zero(step, can)
+    def may_be(self, node: Node, unknown: Set[int]) -> bool:
+        """Whether a result may be known to be zeros, given the values that may not."""
+        is_outside = self._outside and self._program.computation(node) is None
+        return not is_outside and can_be_zero(node, unknown)
 
-    def evaluate(self, step: OpInstance) -> None:
+    def evaluate(self, node: Node) -> None:
         """Brings the result of an op up to date."""
-        if step.number not in self._rules:
-            self._rules[step.number] = self._rule(step)
-        zeros = self._rules[step.number]()
-        self.now[step.results[0]] = zeros if zeros is not None and zeros.any() else None
+        if node not in self._rules:
+            self._rules[node] = self._rule(node)
+        zeros = self._rules[node]()
+        self.now[node.results[0]] = zeros if zeros is not None and zeros.any() else None
 
-    def merge(self, step: OpInstance, chosen: Values | None) -> None:
+    def merge(self, node: Node, chosen: Values | None) -> None:
         """Brings the results of an `if` or `case` up to date."""
-        for position, result in enumerate(step.results):
-            ends = [region.ends[position] for region in step.regions]
-            parts = [self.handed(end, result) for end in ends]
+        for result, returned in handed_on(node):
+            parts = [self.handed(end, result) for end in returned]
             if chosen is None:
                 zeros = np.logical_and.reduce(parts)
             else:
@@ -255,66 +253,66 @@ class ZeroTracking:
     def _moved(self, value: int, result: int, dim_map: DimMap | None) -> Need:
         return moved(self._of(value), self._tracked.counts[result], dim_map)
 
-    def _rule(self, step: OpInstance) -> Rule:
-        result = step.results[0]
-        name = step.name
+    def _rule(self, node: Node) -> Rule:
+        result = node.results[0]
+        name = node.name
         if name == COLLECTIVE_PERMUTE:
-            return self._permute(step, self._classify(step.op))
-        parts = [(v, self._tracked.dim_map(step, i)) for i, v in enumerate(step.operands)]
+            return self._permute(node, self._classify(node.op))
+        parts = [(v, self._tracked.dim_map(node, i)) for i, v in enumerate(node.operands)]
         if name == SELECT:
             (_, _), one, other = parts
             dimension = self._tracked.dimensions[result]
             return lambda: selected(
-                self._known(step.operands[0]),
+                self._known(node.operands[0]),
                 self._moved(one[0], result, one[1]),
                 self._moved(other[0], result, other[1]),
                 dimension,
             )
         if name in (DYNAMIC_SLICE, DYNAMIC_UPDATE_SLICE):
-            return self._access(step)
+            return self._access(node)
         if name == PAD:
-            parts[1] = (step.operands[1], None)
+            parts[1] = (node.operands[1], None)
             dim_map = parts[0][1]
             if dim_map is not None and not dim_map.is_whole:
-                return lambda: self._padded(step, dim_map)
+                return lambda: self._padded(node, dim_map)
         taken = parts[:1] if name in KEEPING else parts
         return lambda: np.logical_and.reduce(
             [self._moved(v, result, dim_map) for v, dim_map in taken]
         )
 
-    def _padded(self, step: OpInstance, dim_map: DimMap) -> Need:
-        result = step.results[0]
-        beside = self._moved(step.operands[1], result, None)
+    def _padded(self, node: Node, dim_map: DimMap) -> Need:
+        result = node.results[0]
+        beside = self._moved(node.operands[1], result, None)
         inside = np.zeros_like(beside)
         inside[:, dim_map.results] = True
-        return np.where(inside, self._moved(step.operands[0], result, dim_map), beside)
+        return np.where(inside, self._moved(node.operands[0], result, dim_map), beside)
 
-    def _permute(self, step: OpInstance, collective: Collective | None) -> Rule:
+    def _permute(self, node: Node, collective: Collective | None) -> Rule:
         groups = self._facts.groups(collective) if collective is not None else None
         if groups is None:
             return lambda: None
         exchanged = permuted([(source, target) for source, target in groups])
-        operand, result = step.operands[0], step.results[0]
-        dim_map = self._tracked.dim_map(step, 0)
+        operand, result = node.operands[0], node.results[0]
+        dim_map = self._tracked.dim_map(node, 0)
         return lambda: exchanged(self._moved(operand, result, dim_map))
 
-    def _access(self, step: OpInstance) -> Rule:
-        buffer, result = step.operands[0], step.results[0]
-        reads = step.name == DYNAMIC_SLICE
-        access = self._tracked.access(step)
+    def _access(self, node: Node) -> Rule:
+        buffer, result = node.operands[0], node.results[0]
+        reads = node.name == DYNAMIC_SLICE
+        access = self._tracked.access(node)
         extent = self._tracked.counts[buffer]
-        whole = self._tracked.dim_map(step, 0)
+        whole = self._tracked.dim_map(node, 0)
 
         def rule() -> Need:
-            index = self._known(step.operands[access.index]) if access is not None else None
+            index = self._known(node.operands[access.index]) if access is not None else None
             if access is None or index is None:
                 kept = self._moved(buffer, result, whole)
-                return kept if reads else kept & self._moved(step.operands[1], result, None)
+                return kept if reads else kept & self._moved(node.operands[1], result, None)
             at = window(access, index, extent)
             if reads:
                 inside = (self._of(buffer) | ~at).all(axis=1, keepdims=True)
                 return np.broadcast_to(inside, (self._devices, self._tracked.counts[result]))
-            written = self._of(step.operands[1]).all(axis=1, keepdims=True)
+            written = self._of(node.operands[1]).all(axis=1, keepdims=True)
             before = self._of(buffer)
             return np.where(at, written if access.overwrites else written & before, before)
 

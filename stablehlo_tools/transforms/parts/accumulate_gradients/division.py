@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from stablehlo_tools.analysis.collectives import tensor_bytes
-from stablehlo_tools.analysis.dataflow import Body, Node, inputs_of, needed
+from stablehlo_tools.analysis.dataflow import Body, Node, inputs_of, needed, numbers_in
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims, Graph
 from stablehlo_tools.analysis.dimension_propagation.seeds import Seeds, Trial
 from stablehlo_tools.analysis.dimension_propagation.tilings import CONTRACTIONS
@@ -62,16 +62,6 @@ def communicates(node: Node) -> bool:
     """Whether an op is a collective, or has one in it."""
     inner = (each for body in node.bodies for each in body.nodes)
     return node.name in COLLECTIVES or any(map(communicates, inner))
-
-
-def numbers_in(body: Body) -> set[int]:
-    """The values of a block and of the blocks in it."""
-    numbers = set(body.arguments)
-    for node in body.nodes:
-        numbers.update(node.results)
-        for inner in node.bodies:
-            numbers |= numbers_in(inner)
-    return numbers
 
 
 _MOST_TOGETHER = 64  # linear ops that are tried in the loop at once
