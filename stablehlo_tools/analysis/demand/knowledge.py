@@ -15,8 +15,7 @@ import numpy as np
 
 from stablehlo_tools.analysis.collectives import ModuleFacts
 from stablehlo_tools.analysis.dataflow import Body, Node, carries, handed_on, solve
-from stablehlo_tools.analysis.demand.program import ENTER, LEAVE, Need, Program
-from stablehlo_tools.analysis.demand.tracked_dims import TrackedDims
+from stablehlo_tools.analysis.demand.program import ENTER, LEAVE, Need, Program, TrackedDims
 from stablehlo_tools.analysis.demand.zeros import (
     Values,
     ZeroTracking,

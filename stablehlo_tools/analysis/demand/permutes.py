@@ -16,16 +16,15 @@ import numpy as np
 
 from stablehlo_tools.analysis.collectives import ModuleFacts, classify_communication
 from stablehlo_tools.analysis.demand.knowledge import Budget, Knowledge, TooMuchWorkError
+from stablehlo_tools.analysis.demand.needs import Counting, Record, Rules, Walk
 from stablehlo_tools.analysis.demand.program import (
     Body,
     Levels,
     Node,
     Program,
+    TrackedDims,
     walked_loops,
 )
-from stablehlo_tools.analysis.demand.rules import Rules
-from stablehlo_tools.analysis.demand.tracked_dims import TrackedDims
-from stablehlo_tools.analysis.demand.walking import Counting, Record, Walk
 from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import WHILE

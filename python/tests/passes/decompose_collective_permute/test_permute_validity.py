@@ -19,7 +19,7 @@ from jax.export import Exported
 
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import ModuleFacts, find_collectives
-from stablehlo_tools.analysis.demand import PermuteDemand, permute_demand, permutes, walking
+from stablehlo_tools.analysis.demand import PermuteDemand, needs, permute_demand, permutes
 from stablehlo_tools.analysis.demand.knowledge import Budget
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.artifacts.artifact import Artifact
@@ -214,8 +214,8 @@ def test_ring_attention_needs_all_but_the_last() -> None:
 def test_an_unknown_number_of_iterations() -> None:
     program = artifact.from_exported(programs.until_small(4))
     (demand,) = demands(program)
-    assert demand.reason == walking.UNKNOWN
-    assert plan(demand) == walking.UNKNOWN
+    assert demand.reason == needs.UNKNOWN
+    assert plan(demand) == needs.UNKNOWN
 
 
 def test_budget(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,7 +261,7 @@ def followed(text: str, monkeypatch: pytest.MonkeyPatch) -> tuple[PermuteDemand,
 
 def test_a_loop_that_never_ends_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     demand, iterations = followed(looping(0), monkeypatch)
-    assert demand.reason == walking.ENDLESS
+    assert demand.reason == needs.ENDLESS
     assert iterations <= 1
 
 

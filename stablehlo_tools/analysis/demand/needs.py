@@ -1,0 +1,559 @@
+"""What is needed of each value on each device, from the outputs of a program backwards.
+
+`Rules` says what an op needs of its operands for what is needed of its results: a rule is made once
+for each node and used in every iteration. Where an op is not understood, all operands are needed on
+every device that needs any of its results, and on all devices if the op may communicate. Numbers
+that are known before the run need nothing.
+
+`Walk` goes backwards by these rules, loops iteration by iteration. What a loop's carry is needed
+for in one iteration is what the body's result is needed for in the iteration before: so a permute
+of garbage that only becomes other garbage is found not to be needed; to join all iterations, as a
+fixpoint would, finds every one needed. Every device's share of every output of the program counts
+as needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stablehlo_tools.analysis.collectives import (
+    Collective,
+    ModuleFacts,
+    classify_communication,
+)
+from stablehlo_tools.analysis.dataflow import Body, Node, inputs_of, numbers_in
+from stablehlo_tools.analysis.demand.knowledge import (
+    Budget,
+    Carries,
+    Knowledge,
+    chosen_region,
+)
+from stablehlo_tools.analysis.demand.program import (
+    EDGES,
+    ENTER,
+    LEAVE,
+    Access,
+    DimMap,
+    Groups,
+    Levels,
+    Need,
+    Program,
+    TrackedDims,
+    shared,
+)
+from stablehlo_tools.analysis.demand.zeros import taken, window
+from stablehlo_tools.analysis.effects import Effects
+from stablehlo_tools.analysis.trip_counts import trip_count
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.custom_calls import is_annotation
+from stablehlo_tools.dialect.names import BARRIER, SELECT, WHILE
+from stablehlo_tools.dialect.traits import BRANCHES, CALLS, Trait, ops_with, short_names
+from stablehlo_tools.ir.symbols import functions_by_name
+
+Needs = list[tuple[int, Need]]
+Rule = Callable[[Sequence[Need | None]], Needs]
+
+_GROUPED = short_names(ops_with(Trait.GROUPED))
+_LOCAL_DIALECTS = ("stablehlo.", "chlo.")
+_FREE_SIZE = 100_000  # devices times places that cost no more than few
+CHANGING = "its loop runs a different number of times for each iteration of a loop around it"
+UNKNOWN = "how often its loop runs is not known before the run, or differs by device"
+ENDLESS = "its loop never ends: what decides whether it goes on does not change"
+
+
+def exchange_rule(collective: Collective, facts: ModuleFacts) -> Callable[[Need], Need] | None:
+    """What the devices need of the operands; None for what is not understood.
+
+    A permute needs just the sources of the targets that need something; of the other collectives,
+    a group with one member that needs something needs all.
+    """
+    if collective.is_async:
+        return None
+    groups = facts.groups(collective)
+    if groups is None:
+        return None
+    if collective.kind == "collective_permute":
+        return _permuted([source for source, _ in groups], [target for _, target in groups])
+    if collective.kind not in _GROUPED:
+        return None
+    members = [list(group) for group in groups]
+
+    def rule(need: Need) -> Need:
+        operand_need = np.zeros_like(need)
+        for group in members:
+            operand_need[group] = need[group].any(axis=0)
+        return operand_need
+
+    return rule
+
+
+def _permuted(sources: list[int], targets: list[int]) -> Callable[[Need], Need]:
+    def rule(need: Need) -> Need:
+        operand_need = np.zeros_like(need)
+        np.logical_or.at(operand_need, sources, need[targets])
+        return operand_need
+
+    return rule
+
+
+class Rules:
+    """Makes the rules of a program's steps."""
+
+    def __init__(
+        self,
+        program: Program,
+        module: ir.Module,
+        facts: ModuleFacts,
+        knowledge: Knowledge,
+        levels: Levels,
+        tracked: TrackedDims,
+    ) -> None:
+        self._program = program
+        self._facts = facts
+        self._knowledge = knowledge
+        self._levels = levels
+        self._tracked = tracked
+        self._classify = classify_communication(module.context)
+        self._effects = Effects(functions_by_name(module))
+        self.devices = facts.grid.size
+        self.most_places = max(tracked.counts, default=1)
+
+    def places(self, value: int) -> int:
+        """How many columns a value's needs have."""
+        return self._tracked.counts[value]
+
+    def full(self, value: int) -> Need:
+        """A need of all of a value on all devices."""
+        return np.broadcast_to(np.True_, (self.devices, self.places(value)))
+
+    def has_effect(self, node: Node) -> bool:
+        """Whether an op runs whatever becomes of its results."""
+        return node.name not in EDGES and self._effects.has_effect(node.op)
+
+    def communication(self, node: Node) -> Collective | None:
+        """The collective that a node is."""
+        return None if node.name in EDGES else self._classify(node.op)
+
+    def of(self, node: Node) -> Rule:
+        """The rule of a node that is no control flow."""
+        operands = node.inputs
+        if self.has_effect(node):
+            always = [(operand, self.full(operand)) for operand in operands]
+            return lambda _: always
+        if node.name == BARRIER:
+            return self._barrier(node)
+        if node.name in EDGES:
+            return self._crossing(node)
+        if self._program.computation(node) is None and self._program.is_global:
+            return self._on_devices(node, operands, together=True)
+        collective = self.communication(node)
+        if collective is not None:
+            exchanged = exchange_rule(collective, self._facts)
+            if exchanged is None or len(node.operands) != len(node.results):
+                return self._on_devices(node, operands, together=True)
+            return self._exchange(node, exchanged)
+        access = self._tracked.access(node)
+        if access is not None:
+            return self._access(node, access)
+        if node.name == SELECT:
+            return self._select(node)
+        local = _is_local(node)
+        if local and len(node.results) == 1:
+            return self._local(node)
+        return self._on_devices(node, operands, together=not local)
+
+    def handed(self, need: Need, source: int, target: int) -> Need:
+        """The need of a value that another one is in the next iteration, or outside of a region."""
+        if self._tracked.alike(source, target):
+            return need
+        return self.carried(need, target, None)
+
+    def carried(self, need: Need, target: int, dim_map: DimMap | None) -> Need:
+        """The need of operand `target` for that of the result."""
+        if dim_map is None:
+            places = self.places(target)
+            spread = need if need.shape[1] == 1 else need.any(axis=1, keepdims=True)
+            return spread if places == 1 else np.broadcast_to(spread, (self.devices, places))
+        if dim_map.is_whole:
+            return need
+        operand_need = np.zeros((self.devices, self.places(target)), np.bool_)
+        operand_need[:, dim_map.operands] = need[:, dim_map.results]
+        return operand_need
+
+    def _is_known(self, value: int) -> bool:
+        return self._knowledge.now[value] is not None
+
+    def _barrier(self, node: Node) -> Rule:
+        operands = node.operands
+        return lambda needs: [
+            (operand, need)
+            for operand, need in zip(operands, needs, strict=True)
+            if need is not None
+        ]
+
+    def _crossing(self, node: Node) -> Rule:
+        """Shards and global values: all places, unless two computations pass on what they hold."""
+        outer = self._program.around.get(node)
+        above = self._levels.groups(outer) if node.name == ENTER else None
+
+        def rule(needs: Sequence[Need | None]) -> Needs:
+            operand_needs: Needs = []
+            for operand, result, need in zip(node.operands, node.results, needs, strict=True):
+                if need is None:
+                    continue
+                kept = self._program.crossings.get(result) == operand
+                kept = kept or (node.name == LEAVE and self._is_shard(node, operand, result))
+                if kept:
+                    operand_needs.append((operand, need))
+                    continue
+                spread = self.carried(need, operand, None)
+                operand_needs.append((operand, shared(spread, above)))
+            return operand_needs
+
+        return rule
+
+    def _is_shard(self, node: Node, inside: int, outside: int) -> bool:
+        """Whether the places of what leaves are still those of the shard."""
+        same_type = self._program.types[inside] == self._program.types[outside]
+        return same_type and self._tracked.alike(inside, outside)
+
+    def _on_devices(self, node: Node, operands: Sequence[int], *, together: bool) -> Rule:
+        """All operands, where any result is needed: on that device, or on all `together`."""
+
+        def rule(needs: Sequence[Need | None]) -> Needs:
+            rows = [need.any(axis=1, keepdims=True) for need in needs if need is not None]
+            if not rows:
+                return []
+            needed = np.logical_or.reduce(rows)
+            if together:
+                needed = np.broadcast_to(needed.any(), needed.shape)
+            return [
+                (operand, np.broadcast_to(needed, (self.devices, self.places(operand))))
+                for operand in operands
+                if not self._is_known(operand)
+            ]
+
+        return rule
+
+    def _local(self, node: Node) -> Rule:
+        parts = [(v, self._tracked.dim_map(node, i)) for i, v in enumerate(node.operands)]
+        parts += [(value, None) for value in node.captures]
+
+        def rule(needs: Sequence[Need | None]) -> Needs:
+            need = needs[0]
+            if need is None:
+                return []
+            return [
+                (operand, self.carried(need, operand, dim_map))
+                for operand, dim_map in parts
+                if not self._is_known(operand)
+            ]
+
+        return rule
+
+    def _exchange(self, node: Node, moved: Callable[[Need], Need]) -> Rule:
+        def rule(needs: Sequence[Need | None]) -> Needs:
+            operand_needs: Needs = []
+            for position, need in enumerate(needs):
+                if need is None:
+                    continue
+                dim_map = self._tracked.dim_map(node, position) if len(needs) == 1 else None
+                operand = node.operands[position]
+                operand_needs.append((operand, self.carried(moved(need), operand, dim_map)))
+            return operand_needs
+
+        return rule
+
+    def _select(self, node: Node) -> Rule:
+        """Only the side that is taken, where the predicate is known."""
+        predicate, one, other = node.operands
+        whole = self._local(node)
+        sides = [(one, self._tracked.dim_map(node, 1)), (other, self._tracked.dim_map(node, 2))]
+        dimension = self._tracked.dimensions[node.results[0]]
+
+        def rule(needs: Sequence[Need | None]) -> Needs:
+            need = needs[0]
+            if need is None:
+                return []
+            known = self._knowledge.of_devices(predicate)
+            if known is None:
+                return whole(needs)
+            operand_needs: Needs = []
+            for wanted, (operand, dim_map) in zip((True, False), sides, strict=True):
+                side = taken(known, wanted, dimension) & need
+                operand_needs.append((operand, self.carried(side, operand, dim_map)))
+            return operand_needs
+
+        return rule
+
+    def _access(self, node: Node, at: Access) -> Rule:
+        """A read or a write at a place: just that place, where it is known."""
+        whole = self._local(node)
+        extent = self.places(node.operands[0])
+        reads = node.name in ("stablehlo.dynamic_slice", "stablehlo.gather")
+        update = 2 if node.name == "stablehlo.scatter" else 1
+        others = [node.operands[i] for i in at.indices]
+
+        def rule(needs: Sequence[Need | None]) -> Needs:
+            need = needs[0]
+            if need is None:
+                return []
+            index = self._knowledge.of_devices(node.operands[at.index])
+            if index is None:
+                return whole(needs)
+            touched = window(at, index, extent)
+            rest: Needs = [
+                (v, np.broadcast_to(need.any(axis=1, keepdims=True), (self.devices, 1)))
+                for v in others
+                if not self._is_known(v)
+            ]
+            if reads:
+                return [(node.operands[0], touched & need.any(axis=1, keepdims=True)), *rest]
+            written = need & touched
+            kept = need & ~touched if at.overwrites else need
+            value = node.operands[update]
+            spread = self.carried(written, value, None)
+            return [(node.operands[0], kept), (value, spread), *rest]
+
+        return rule
+
+
+def _is_local(node: Node) -> bool:
+    """Whether an op computes on each device by itself, and does nothing else."""
+    if node.name == "stablehlo.custom_call":
+        return is_annotation(node.op)
+    if node.name in CALLS:
+        return False
+    return node.name.startswith(_LOCAL_DIALECTS) or node.name == "sdy.sharding_constraint"
+
+
+@dataclass(eq=False)
+class Record:
+    """What is found out about one permute: by iteration and pair of devices, whether the target
+    needs what it receives, and by iteration, whether the permute runs.
+    """
+
+    node: Node
+    loop: Node
+    targets: list[int]
+    needed: NDArray[np.bool_] | None = None
+    executed: NDArray[np.bool_] | None = None
+    reason: str = ""
+
+
+@dataclass(eq=False)
+class Counting:
+    """The integers that a loop carries, the same on all devices: by position, one an iteration."""
+
+    trips: int
+    series: dict[int, list[int]] = field(default_factory=dict[int, "list[int]"])
+
+
+class Walk:
+    """Fills in the records of permutes, by the number of their node."""
+
+    def __init__(
+        self,
+        program: Program,
+        rules: Rules,
+        knowledge: Knowledge,
+        levels: Levels,
+        budget: Budget,
+        records: dict[Node, Record],
+    ) -> None:
+        self.countings: dict[Node, Counting] = {}
+        self._rules = rules
+        self._knowledge = knowledge
+        self._levels = levels
+        self._budget = budget
+        self._records = records
+        self._need: list[Need | None] = [None] * len(program.types)
+        self._made: dict[Node, tuple[Rule, Groups | None]] = {}
+        self._effects = {node for node in program.nodes if _has_effect(node, rules)}
+        self._weight = 1 + rules.devices * rules.most_places // _FREE_SIZE
+        self._active = np.ones(rules.devices, np.bool_)
+        self._iterations: list[int] = []
+        self._program = program
+
+    def run(self) -> None:
+        """Raises TooMuchWorkError where the budget does not suffice."""
+        main = self._program.root
+        self._knowledge.forward(main)
+        for end in main.returned:
+            self._add(end, self._rules.full(end))
+        self._backward(main)
+
+    def _backward(self, code: Body) -> None:
+        self._budget.spend(len(code.nodes) * self._weight)
+        for node in reversed(code.nodes):
+            needs = [self._take(result) for result in node.results]
+            if node.name == WHILE:
+                self._loop(node, needs)
+            elif node.name in BRANCHES:
+                self._branches(node, needs)
+            else:
+                self._plain(node, needs)
+
+    def _plain(self, node: Node, needs: Sequence[Need | None]) -> None:
+        record = self._records.get(node)
+        if record is not None:
+            self._note(record, needs[0])
+        if node not in self._effects and all(need is None for need in needs):
+            return
+        if node not in self._made:
+            groups = (
+                None if node.name == ENTER else self._levels.groups(self._program.computation(node))
+            )
+            self._made[node] = self._rules.of(node), groups
+        rule, groups = self._made[node]
+        for operand, need in rule(needs):
+            self._add(operand, shared(need, groups))
+
+    def _add(self, value: int, need: Need) -> None:
+        before = self._need[value]
+        self._need[value] = need if before is None else before | need
+
+    def _take(self, value: int) -> Need | None:
+        """The need of a value, and no longer; what is zeros in any case needs nothing."""
+        need, self._need[value] = self._need[value], None
+        zeros = self._knowledge.zeros.now[value]
+        return need if need is None or zeros is None else need & ~zeros
+
+    def _loop(self, loop: Node, needs: Sequence[Need | None]) -> None:
+        history = self._knowledge.histories.get(loop)
+        if history is None:
+            self._whole(loop, needs)
+            return
+        self._count(loop, history)
+        self._size(loop, len(history))
+        body = loop.bodies[1]
+        carried, sources = list(needs), loop.results
+        for iteration in reversed(range(len(history))):
+            for need, source, end in zip(carried, sources, body.returned, strict=True):
+                if need is not None:
+                    self._add(end, self._rules.handed(need, source, end))
+            self._knowledge.enter(body, history[iteration])
+            self._iterations.append(iteration)
+            self._backward(body)
+            self._iterations.pop()
+            carried = [self._take(argument) for argument in body.arguments]
+            sources = body.arguments
+        groups = self._levels.groups(self._program.computation(loop))
+        for need, source, operand in zip(carried, sources, loop.operands, strict=True):
+            if need is not None:
+                self._add(operand, shared(self._rules.handed(need, source, operand), groups))
+
+    def _whole(self, loop: Node, needs: Sequence[Need | None]) -> None:
+        """A loop that is not walked: everything that goes in, where anything is needed.
+
+        How often it runs may depend on what nobody needs; it must end all the same.
+        """
+        talks = self._communicates(loop)
+        inside = [node for body in loop.bodies for node in body.nested()]
+        reason = ENDLESS if loop in self._knowledge.endless else UNKNOWN
+        for node in inside:
+            if node in self._records:
+                self._records[node].reason = reason
+        runs = not self._effects.isdisjoint(inside) or not self._ends(loop)
+        rows = [need.any(axis=1, keepdims=True) for need in needs if need is not None]
+        if not rows and not runs:
+            return
+        everywhere = np.ones((self._rules.devices, 1), np.bool_)
+        needed = everywhere if runs else np.logical_or.reduce(rows)
+        if talks and needed.any():
+            needed = everywhere
+        groups = self._levels.groups(self._program.computation(loop))
+        made = set[int]().union(*map(numbers_in, loop.bodies))
+        for value in sorted(inputs_of(loop) - made):
+            spread = np.broadcast_to(needed, (len(needed), self._rules.places(value)))
+            self._add(value, shared(spread, groups))
+
+    def _ends(self, loop: Node) -> bool:
+        """Whether a loop's number of iterations is known."""
+        now = (self._knowledge.of_devices(operand) for operand in loop.operands)
+        initial = [
+            tuple(int(n) for n in known) if known is not None and known.ndim == 1 else None
+            for known in now
+        ]
+        return trip_count(loop.op, initial) is not None
+
+    def _branches(self, node: Node, needs: Sequence[Need | None]) -> None:
+        predicate = node.operands[0]
+        chosen = chosen_region(self._knowledge.of_devices(predicate), node)
+        if chosen is None:
+            self._add_predicate(node, needs)
+        around = self._active
+        for number, region in enumerate(node.bodies):
+            mask = np.ones_like(around) if chosen is None else chosen == number
+            if not mask.any():
+                continue
+            self._active = around & mask
+            for need, result, end in zip(needs, node.results, region.returned, strict=True):
+                if need is not None:
+                    taken = self._rules.handed(need & mask[:, None], result, end)
+                    self._add(
+                        end, shared(taken, self._levels.groups(self._program.computation(node)))
+                    )
+            self._backward(region)
+        self._active = around
+
+    def _add_predicate(self, node: Node, needs: Sequence[Need | None]) -> None:
+        inside = (inner for body in node.bodies for inner in body.nested())
+        runs = self._communicates(node) or not self._effects.isdisjoint(inside)
+        rows = [need.any(axis=1, keepdims=True) for need in needs if need is not None]
+        if runs:
+            self._add(node.operands[0], self._rules.full(node.operands[0]))
+        elif rows:
+            groups = self._levels.groups(self._program.computation(node))
+            needed = np.logical_or.reduce(rows)
+            self._add(node.operands[0], shared(needed, groups))
+
+    def _communicates(self, node: Node) -> bool:
+        return any(
+            self._rules.communication(inner) is not None
+            for body in node.bodies
+            for inner in body.nested()
+        )
+
+    def _note(self, record: Record, need: Need | None) -> None:
+        """Which targets of a permute need what they receive in this iteration."""
+        iteration = self._iterations[-1]
+        if record.needed is None or record.executed is None or record.reason:
+            return
+        record.executed[iteration] |= self._active.any()
+        if need is not None:
+            record.needed[iteration] |= need[record.targets].any(axis=1)
+
+    def _size(self, loop: Node, trips: int) -> None:
+        """Makes room for the permutes of a loop."""
+        for record in self._records.values():
+            if record.loop is not loop:
+                continue
+            if record.needed is None:
+                record.needed = np.zeros((trips, len(record.targets)), np.bool_)
+                record.executed = np.zeros(trips, np.bool_)
+            elif len(record.needed) != trips:
+                record.reason = CHANGING
+
+    def _count(self, loop: Node, history: Sequence[Carries]) -> None:
+        """Notes the carried integers that are the same on all devices, whenever the loop runs."""
+        counting = Counting(len(history))
+        for position in range(len(loop.operands)):
+            series = [carries[position][0] for carries in history]
+            known = [values for values in series if values is not None and values.ndim == 1]
+            if known and len(known) == len(series) and all((v == v[0]).all() for v in known):
+                counting.series[position] = [int(values[0]) for values in known]
+        before = self.countings.get(loop)
+        if before is not None:
+            kept = {p: s for p, s in counting.series.items() if before.series.get(p) == s}
+            counting = Counting(counting.trips, kept)
+        self.countings[loop] = counting
+
+
+def _has_effect(node: Node, rules: Rules) -> bool:
+    control = node.name in BRANCHES or node.name == WHILE
+    return not control and rules.has_effect(node)
