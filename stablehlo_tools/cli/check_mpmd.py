@@ -24,7 +24,7 @@ def run(arguments: argparse.Namespace) -> int:
     from stablehlo_tools.cli.timing import tool_version
     from stablehlo_tools.mpmd.proof.proving import prove, set_report
     from stablehlo_tools.mpmd.rank_set import load
-    from stablehlo_tools.report.mpmd_text import to_json, verdict
+    from stablehlo_tools.report.mpmd_report import to_json, verdict
 
     proof = prove(load(arguments.directory))
     report = set_report(proof, arguments.directory, tool_version())

@@ -75,7 +75,7 @@ def _write(arguments: argparse.Namespace, loaded: Artifact, request: Request) ->
 
     from stablehlo_tools.mpmd.expansion import expand_mpmd
     from stablehlo_tools.mpmd.rank_set import check_writable, write
-    from stablehlo_tools.report.mpmd_summary import summary, summary_text
+    from stablehlo_tools.report.mpmd_report import summary, summary_text
 
     check_writable(arguments.output)
     expansion = expand_mpmd(loaded, request)
@@ -89,9 +89,9 @@ def _write(arguments: argparse.Namespace, loaded: Artifact, request: Request) ->
 
 def _compare(arguments: argparse.Namespace, loaded: Artifact, request: Request) -> int:
     from stablehlo_tools.mpmd.expansion import compare_schedules
-    from stablehlo_tools.report.schedule_comparison import to_json, to_text
+    from stablehlo_tools.report.schedule_table import comparison_json, comparison_text
 
     limit = None if arguments.memory_limit is None else arguments.memory_limit * 2**30
     compared = compare_schedules(loaded, request, limit)
-    print((to_json if arguments.json else to_text)(compared), end="")
+    print((comparison_json if arguments.json else comparison_text)(compared), end="")
     return 0

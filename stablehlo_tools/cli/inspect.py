@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from stablehlo_tools.analysis.collectives import Collective, ModuleFacts
     from stablehlo_tools.analysis.partitioner_work import LeftToCompiler
     from stablehlo_tools.artifacts.artifact import Artifact
-    from stablehlo_tools.report.pipeline_document import PipelineReport
+    from stablehlo_tools.report.pipeline_report import PipelineReport
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -94,7 +94,7 @@ def _pipelines(loaded: Artifact) -> list[PipelineReport]:
 
 
 def _print_pipelines(pipelines: list[PipelineReport]) -> None:
-    from stablehlo_tools.report.pipeline_text import pipeline_lines
+    from stablehlo_tools.report.pipeline_report import pipeline_lines
 
     for each in pipelines:
         print("\n" + "\n".join(pipeline_lines(each)))

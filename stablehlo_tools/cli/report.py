@@ -88,9 +88,7 @@ def _report_set(arguments: argparse.Namespace) -> int:
     from stablehlo_tools.files import atomic
     from stablehlo_tools.mpmd.proof.proving import prove, set_report
     from stablehlo_tools.mpmd.rank_set import load
-    from stablehlo_tools.report.mpmd_html import render_set
-    from stablehlo_tools.report.mpmd_perfetto import set_trace
-    from stablehlo_tools.report.mpmd_text import to_page
+    from stablehlo_tools.report.mpmd_report import render_set, set_trace, to_page
 
     if arguments.after is not None or arguments.target or arguments.hardware or arguments.measured:
         raise ToolError(

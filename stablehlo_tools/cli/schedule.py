@@ -188,15 +188,19 @@ def _timed(arguments: argparse.Namespace, table: Table, costs: Costs) -> Timelin
 
 
 def _comparison(arguments: argparse.Namespace) -> str:
-    from stablehlo_tools.report import schedule_comparison
+    from stablehlo_tools.report.schedule_table import (
+        comparison_csv,
+        comparison_json,
+        comparison_text,
+    )
     from stablehlo_tools.schedules.catalogue import compare
     from stablehlo_tools.schedules.generators.named import MOST_CHUNKS
 
     form = form_of(arguments)
     writers = {
-        "table": schedule_comparison.to_text,
-        "json": schedule_comparison.to_json,
-        "csv": schedule_comparison.to_csv,
+        "table": comparison_text,
+        "json": comparison_json,
+        "csv": comparison_csv,
     }
     if form not in writers:
         raise ToolError(f"schedule compare prints {', '.join(writers)}, not {form}")

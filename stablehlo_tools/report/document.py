@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from stablehlo_tools.overlap.collective_times import CollectiveRow
-from stablehlo_tools.report.pipeline_document import PipelineReport
+from stablehlo_tools.report.pipeline_report import PipelineReport
 
 SCHEMA = "stablehlo-tools/cost/1"
 

@@ -1,7 +1,8 @@
 """What an artifact's communication costs, as the `ProgramReport` that every view is made from.
 
-An artifact's program is timed as written and as compilers schedule it; what is drawn of it are
-tasks on streams, with loops unrolled as far as they fit.
+An artifact's program is timed as written and as compilers schedule it. The tables of loops and of
+kernels are over all their runs; what is drawn are tasks on streams, with loops unrolled as far as
+they fit.
 """
 
 from __future__ import annotations
@@ -21,16 +22,15 @@ from stablehlo_tools.cost.clock import Clock, MeasuredProfile
 from stablehlo_tools.cost.hardware import Hardware, load_hardware
 from stablehlo_tools.diagnostics import Diagnostic, ToolError, naming
 from stablehlo_tools.hlo_input.text import HloText
-from stablehlo_tools.overlap.bounds import floor, stream_totals
+from stablehlo_tools.overlap.bounds import floor, iterations, stream_totals
 from stablehlo_tools.overlap.collective_times import Path as LoopPath
 from stablehlo_tools.overlap.collective_times import collective_numbers, collective_rows, graphs_of
 from stablehlo_tools.overlap.memory import MemoryProfile, TaskPlace, memory_profile
 from stablehlo_tools.overlap.simulator import Flight, LoopRun, Run, Simulation, simulate
 from stablehlo_tools.overlap.task_graph import COMPUTE_STREAM, Task, TaskGraph, TaskKind
-from stablehlo_tools.report.document import Alive, Event, ProgramReport
-from stablehlo_tools.report.pipeline_document import PipelineReport
+from stablehlo_tools.report.document import Alive, Event, KernelRow, LoopRow, ProgramReport
+from stablehlo_tools.report.pipeline_report import PipelineReport
 from stablehlo_tools.report.pipeline_rows import pipeline_report, pipeline_times
-from stablehlo_tools.report.rows import kernel_rows, loop_rows, unsteady_loops
 from stablehlo_tools.targets.xla_partitioner import partition_with_xla
 
 _MOST_ALIVE = 25
@@ -41,6 +41,7 @@ _COMPILED_FOR = {"gpu": "h100", "tpu": "tpu-v5e"}
 _DEFAULT_HARDWARE = {"tpu": "tpu-v5e"}
 _OTHERWISE = "h100"
 _MOST_EVENTS = 20_000  # beyond so many, further iterations of a loop are drawn as one block
+_MOST_KERNELS = 25
 
 
 def program_report(
@@ -444,3 +445,56 @@ class _Drawing:
                 critical=(path, task.id) in self._critical,
             )
         )
+
+
+def loop_rows(graph: TaskGraph, simulation: Simulation) -> tuple[LoopRow, ...]:
+    """One row for each loop, outer ones first, with the time of all its runs."""
+    rows: list[LoopRow] = []
+
+    def visit(inner: TaskGraph, runs: list[tuple[Run, int]], depth: int) -> None:
+        for task in inner.tasks:
+            if task.loop is None:
+                continue
+            here = [(run.loops[task.id], weight) for run, weight in runs if task.id in run.loops]
+            total = sum(
+                weight * (run.end[task.id] - run.begin[task.id])
+                for run, weight in runs
+                if task.id in run.loops
+            )
+            period = here[0][0].period if here else 0.0
+            rows.append(LoopRow(task.name, task.loop.trips, total, period, depth, task.place))
+            inside = [
+                (iteration, weight * count)
+                for loop, weight in here
+                for iteration, count in loop.weighted()
+            ]
+            visit(task.loop.body, inside, depth + 1)
+
+    visit(graph, [(simulation.run, 1)], 0)
+    return tuple(rows)
+
+
+def kernel_rows(graph: TaskGraph) -> tuple[KernelRow, ...]:
+    """The kernels that take longest, those of one name and place together."""
+    kernels: dict[tuple[str, str], tuple[int, float]] = {}
+
+    def add(inner: TaskGraph, runs: int) -> None:
+        for task in inner.tasks:
+            if task.loop is not None:
+                add(task.loop.body, runs * iterations(task.loop))
+            elif task.kind is TaskKind.COMPUTE and task.ns:
+                times, ns = kernels.get((task.name, task.place), (0, 0.0))
+                kernels[task.name, task.place] = times + runs, ns + runs * task.ns
+
+    add(graph, 1)
+    rows = [KernelRow(name, times, ns, place) for (name, place), (times, ns) in kernels.items()]
+    return tuple(sorted(rows, key=lambda row: -row.ns)[:_MOST_KERNELS])
+
+
+def unsteady_loops(run: Run) -> Iterator[tuple[Task, int]]:
+    """The loops that were extrapolated, with how many iterations were left out."""
+    for number, loop in run.loops.items():
+        if loop.folded and not loop.steady:
+            yield run.graph.tasks[number], loop.folded
+        for iteration in loop.iterations[-1:]:
+            yield from unsteady_loops(iteration)

@@ -3,6 +3,10 @@
 The parts lie in `page/`. Events take most of the room, so they travel as numbers: an event is the
 gap to the one before it on its stream, its length, and the number of its description, which the
 iterations of a loop have in common. `page/document.js` reads them.
+
+Pipelines, figures and rank by tick, are drawn here and not by the page's scripts; a page without
+pipelines is as if there were none. The chart is that of `schedule` (schedule_html.py), without its
+zoom.
 """
 
 from __future__ import annotations
@@ -11,13 +15,18 @@ import html
 import json
 import math
 import re
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import asdict
-from importlib import resources
 from typing import Any
 
 from stablehlo_tools.report.document import SCHEMA, Document, Event, ProgramReport
-from stablehlo_tools.report.pipeline_html import pipeline_section, pipeline_style
+from stablehlo_tools.report.pipeline_report import (
+    PipelineReport,
+    layers_of,
+    pipeline_figures,
+    tick_timeline,
+)
+from stablehlo_tools.report.schedule_html import asset, axis_marks, legend_items, rank_row
 
 # In this order: a script uses when it starts only what those before it define.
 SCRIPTS = (
@@ -33,24 +42,23 @@ SCRIPTS = (
     "page.js",
 )
 _FINE_BELOW_NS = 1e6  # shorter programs keep thousandths of a nanosecond
+_STYLES = ("schedule.css", "pipeline.css")
+_TICK = 26  # pixels that a tick takes at least
+_LABEL = 64  # and the name of a rank
 
 
 def render_page(document: Document) -> str:
     """The whole page, to be written as UTF-8."""
     parts = {
         "title": html.escape(document.title.encode("utf-8", "replace").decode()),
-        "style": _asset("page.css") + pipeline_style(document),
-        "theme": _asset("theme.js"),
+        "style": asset("page.css") + pipeline_style(document),
+        "theme": asset("theme.js"),
         "pipelines": pipeline_section(document),
         "data": _embedded(_encoded(document)),
-        "scripts": "\n".join(f"<script>\n{_asset(name)}</script>" for name in SCRIPTS),
+        "scripts": "\n".join(f"<script>\n{asset(name)}</script>" for name in SCRIPTS),
     }
     # In one sweep: a name in the program may look like a mark of the page.
-    return re.sub(r"\{\{(\w+)\}\}", lambda mark: parts[mark[1]], _asset("page.html"))
-
-
-def _asset(name: str) -> str:
-    return (resources.files("stablehlo_tools.report") / "page" / name).read_text("utf-8")
+    return re.sub(r"\{\{(\w+)\}\}", lambda mark: parts[mark[1]], asset("page.html"))
 
 
 def _embedded(data: dict[str, Any]) -> str:
@@ -157,3 +165,60 @@ def _number(value: float) -> float | int | None:
     if not math.isfinite(value):
         return None
     return int(value) if value.is_integer() else round(value, 3)
+
+
+def pipeline_section(document: Document) -> str:
+    """The section, "" where no program has a pipeline."""
+    blocks = [
+        block
+        for program in document.programs
+        for each in program.pipelines
+        for block in _pipeline_block(program, each, several=len(document.programs) > 1)
+    ]
+    if not blocks:
+        return ""
+    head = '  <section id="pipelines-section" aria-labelledby="pipelines-heading">\n'
+    heading = '    <h2 id="pipelines-heading">Pipelines</h2>\n'
+    return f"{head}{heading}{''.join(f'    {block}\n' for block in blocks)}  </section>\n"
+
+
+def pipeline_style(document: Document) -> str:
+    """The style of charts, "" where there are none."""
+    if not any(program.pipelines for program in document.programs):
+        return ""
+    return "".join(map(asset, _STYLES))
+
+
+def _pipeline_block(
+    program: ProgramReport, each: PipelineReport, *, several: bool
+) -> Iterator[str]:
+    schedule = each.schedule
+    of = f"{program.name}, {program.target}: " if several else ""
+    chunks = "chunk" if schedule.chunks == 1 else "chunks"
+    title = (
+        f"{of}{each.kind} over {each.axis}: {schedule.ranks} ranks of {schedule.chunks} {chunks} "
+        f"of {layers_of(each.layers)}, {schedule.microbatches} microbatches"
+    )
+    yield f"<h3>{html.escape(title)}</h3>"
+    yield f'<p class="hint">{html.escape(each.place)}</p>'
+    yield from _pipeline_chart(each)
+    rows = "".join(
+        f"<tr><td>{html.escape(name)}</td><td>{html.escape(said)}</td></tr>"
+        for name, said in pipeline_figures(each)
+    )
+    yield f'<div class="tablebox"><table class="pipeline"><tbody>{rows}</tbody></table></div>'
+
+
+def _pipeline_chart(each: PipelineReport) -> Iterator[str]:
+    if not each.is_drawn:
+        yield f'<p class="hint">{each.cells:,} cells are too many to draw each of them.</p>'
+        return
+    timeline = tick_timeline(each.kind, each.schedule)
+    yield f'<ul class="legend">{"".join(legend_items(timeline))}</ul>'
+    width = _LABEL + _TICK * each.schedule.ticks
+    yield '<div class="chart" tabindex="0" role="group" aria-label="Ranks by tick">'
+    yield f'<div class="wide" style="min-width:{width}px">'
+    axis = "".join(axis_marks(timeline, least=1.0))
+    yield f'<div class="rank axis"><b>tick</b><div class="steps">{axis}</div></div>'
+    yield from (rank_row(timeline, rank) for rank in range(each.schedule.ranks))
+    yield "</div></div>"

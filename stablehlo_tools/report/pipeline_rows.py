@@ -1,11 +1,9 @@
 """From a pipeline that was read out of a module to what is shown of it, its times included.
 
-How long a pipeline takes on a device: what its ticks hold, as the cost model times it, rank by
-rank.
-
 A loop over ticks is one program for all ranks, and a rank's row of the table says how many layers
-it runs in a tick. Ranks wait for each other only where they exchange: a rank begins a tick when it
-has ended the one before and its neighbours' sends of that have arrived.
+it runs in a tick; what ticks hold is timed by the cost model, rank by rank. Ranks wait for each
+other only where they exchange: a rank begins a tick when it has ended the one before and its
+neighbours' sends of that have arrived.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from stablehlo_tools.diagnostics import to_place
 from stablehlo_tools.ir.walk import is_inside
 from stablehlo_tools.overlap.simulator import simulate
 from stablehlo_tools.overlap.task_graph import TaskKind
-from stablehlo_tools.report.pipeline_document import (
+from stablehlo_tools.report.pipeline_report import (
     DirectionRow,
     PipelineReport,
     PipelineTimes,

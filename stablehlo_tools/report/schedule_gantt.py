@@ -1,15 +1,12 @@
 """A timed schedule as rows of characters, ranks down, time across; and the colours it shares.
 
-A timed schedule as rows of characters: ranks down, time across.
-
 Where nearly all steps are a column long or more, every step is drawn: its letter, the microbatch
 where there is room, and a filling of its phase. Otherwise each column stands for a block of time
-and shows what its work is. Without colours the chart says the same by letters alone.
+and shows what its work is.
 
-The colours of a schedule in a terminal: a hue for each phase, a shade for each chunk.
-
-From the 256 colours that terminals share, hues that stay apart for the colour-blind; letters say
-the same, so nothing is lost without them.
+In a terminal each phase has a hue and each chunk a shade: from the 256 colours that terminals
+share, hues that stay apart for the colour-blind. Letters say the same, so nothing is lost without
+them.
 """
 
 from __future__ import annotations

@@ -46,9 +46,9 @@ def render_page(timeline: Timeline, search: Search | None = None) -> str:
         )
     parts = {
         "title": html.escape(described(timeline.table)),
-        "house": _asset("page.css"),
-        "style": _asset("schedule.css"),
-        "theme": _asset("theme.js"),
+        "house": asset("page.css"),
+        "style": asset("schedule.css"),
+        "theme": asset("theme.js"),
         "lead": html.escape(_lead(timeline) + _of_search(search)),
         "legend": "\n".join(legend_items(timeline)),
         "usual": f"{_usual(timeline):.6g}",
@@ -59,10 +59,11 @@ def render_page(timeline: Timeline, search: Search | None = None) -> str:
         "costs": "\n".join(_costs(timeline.costs)),
     }
     # In one sweep: the name of a schedule may look like a mark of the page.
-    return re.sub(r"\{\{(\w+)\}\}", lambda mark: parts[mark[1]], _asset("schedule.html"))
+    return re.sub(r"\{\{(\w+)\}\}", lambda mark: parts[mark[1]], asset("schedule.html"))
 
 
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """The text of a part of the pages, in `page/`."""
     return (resources.files("stablehlo_tools.report") / "page" / name).read_text("utf-8")
 
 

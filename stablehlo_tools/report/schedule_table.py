@@ -1,7 +1,8 @@
-"""A timed schedule in a terminal: its figures, its chart, and the legend."""
+"""A timed schedule in a terminal: figures, chart and legend; and schedules side by side."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 
 from stablehlo_tools.report.schedule_gantt import (
@@ -13,6 +14,7 @@ from stablehlo_tools.report.schedule_gantt import (
     painted,
     shown,
 )
+from stablehlo_tools.schedules.catalogue import Candidate, Comparison
 from stablehlo_tools.schedules.forms import Search
 from stablehlo_tools.schedules.simulator import Timeline
 from stablehlo_tools.schedules.table import Table
@@ -22,6 +24,10 @@ _LEAST_COLUMNS = 20
 _MOST_PARTS, _MOST_LINES = 4, 64  # of a chart
 _HEADINGS = ("idle", "alive", "held")
 _LONGEST_AMOUNT = 7  # characters; larger amounts are given to four digits
+_COMPARISON_HEADINGS = (
+    "schedule", "chunks", "makespan", "by END", "by SPAN", "alive", "memory", "messages", "fits",
+)  # fmt: skip
+_FIELDS = Candidate._fields
 
 
 def to_text(
@@ -36,8 +42,8 @@ def described(table: Table) -> str:
     """`1f1b: 8 ranks, 8 stages (loop), 16 microbatches`."""
     use = "" if table.training else ", forward only"
     return (
-        f"{table.name}: {_counted(table.ranks, 'rank')}, {_counted(table.stages, 'stage')} "
-        f"({table.placement.form}), {_counted(table.microbatches, 'microbatch', 'es')}{use}"
+        f"{table.name}: {counted(table.ranks, 'rank')}, {counted(table.stages, 'stage')} "
+        f"({table.placement.form}), {counted(table.microbatches, 'microbatch', 'es')}{use}"
     )
 
 
@@ -154,5 +160,77 @@ def _legend(gantt: Gantt, colour: bool) -> Iterator[str]:
         yield f"{gantt.hidden} steps are shorter than a column and not drawn"
 
 
-def _counted(count: int, noun: str, ending: str = "s") -> str:
+def counted(count: int, noun: str, ending: str = "s") -> str:
+    """`1 rank`, `4 ranks`."""
     return f"{count} {noun}" + ("" if count == 1 else ending)
+
+
+def comparison_text(comparison: Comparison) -> str:
+    """Best first; under the table what there is not and why, and which to use."""
+    return "\n".join(_comparison_lines(comparison)) + "\n"
+
+
+def comparison_json(comparison: Comparison) -> str:
+    """One object: the setting's counts, a list of rows, the bound, the refusals, the advice."""
+    setting = comparison.setting
+    content = {
+        "ranks": setting.ranks,
+        "microbatches": setting.microbatches,
+        "memory_limit": setting.limit,
+        "schedules": [candidate._asdict() for candidate in comparison.candidates],
+        "bound": comparison.bound,
+        "refused": [refusal._asdict() for refusal in comparison.refusals],
+        "advice": comparison.advice,
+    }
+    return json.dumps(content, indent=1) + "\n"
+
+
+def comparison_csv(comparison: Comparison) -> str:
+    """A line of names, then a line for each schedule; true and false as in JSON."""
+    lines = [",".join(_FIELDS)]
+    for candidate in comparison.candidates:
+        values = candidate._asdict()
+        lines.append(",".join(_csv_value(values[field]) for field in _FIELDS))
+    return "\n".join(lines) + "\n"
+
+
+def _csv_value(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _comparison_lines(comparison: Comparison) -> Iterator[str]:
+    limited = comparison.setting.limit is not None
+    headings = _COMPARISON_HEADINGS if limited else _COMPARISON_HEADINGS[:-1]
+    rows = [_comparison_row(candidate)[: len(headings)] for candidate in comparison.candidates]
+    yield from _comparison_table(headings, rows)
+    if comparison.refusals:
+        yield ""
+        yield from (f"{refusal.name}: {refusal.why}" for refusal in comparison.refusals)
+    yield ""
+    if comparison.bound is not None:
+        yield f"no schedule on the placements searched takes less than {figure(comparison.bound)}"
+    yield comparison.advice
+
+
+def _comparison_row(candidate: Candidate) -> tuple[str, ...]:
+    return (
+        candidate.name,
+        str(candidate.chunks),
+        figure(candidate.makespan),
+        percent(candidate.bubble),
+        percent(candidate.bubble_of_span),
+        figure(candidate.activations),
+        figure(candidate.memory),
+        f"{candidate.messages:,}",
+        "yes" if candidate.fits else "no",
+    )
+
+
+def _comparison_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
+    for row in (headings, *rows):
+        first, *others = (
+            cell.rjust(width) if at else cell.ljust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        yield "  ".join([first, *others])

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from stablehlo_tools.diagnostics import duration, share, size
 from stablehlo_tools.report.document import Document, ProgramReport
-from stablehlo_tools.report.pipeline_text import pipeline_lines
+from stablehlo_tools.report.pipeline_report import pipeline_lines
 
 _MOST_ALIVE = 8
 _MOST_KERNELS = 8

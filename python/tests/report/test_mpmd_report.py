@@ -16,9 +16,7 @@ from stablehlo_tools.cli import main as command_line
 from stablehlo_tools.mpmd.proof.proving import prove, set_report
 from stablehlo_tools.mpmd.rank_set import load
 from stablehlo_tools.mpmd.set_report import SetReport
-from stablehlo_tools.report.mpmd_html import render_set
-from stablehlo_tools.report.mpmd_perfetto import set_trace
-from stablehlo_tools.report.mpmd_text import to_page
+from stablehlo_tools.report.mpmd_report import render_set, set_trace, to_page
 from stablehlo_tools.schedules.table import Kind, actions_of
 
 

@@ -43,7 +43,7 @@ from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.report.document import Document
 from stablehlo_tools.report.exposure import Question, exposure
 from stablehlo_tools.report.html import render_page
-from stablehlo_tools.report.pipeline_document import PipelineReport
+from stablehlo_tools.report.pipeline_report import PipelineReport
 from stablehlo_tools.report.pipeline_rows import pipeline_report
 from stablehlo_tools.schedules.lockstep import (
     Direction,

@@ -1,0 +1,373 @@
+"""A set of rank programs as people see it: proof, messages, memory and schedule.
+
+In a terminal and as JSON; as a page, that of its schedule with more sections; and as a trace that
+ui.perfetto.dev opens, a thread for each rank: slices are the phases of the schedule, arrows the
+messages between them, counters what each rank holds of microbatches. Times of a trace are
+microseconds, of the costs that the set was made with.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from stablehlo_tools.diagnostics import duration, size
+from stablehlo_tools.mpmd.manifest import Manifest
+from stablehlo_tools.mpmd.set_report import Level, RankRow, SetReport
+from stablehlo_tools.report.document import SCHEMA
+from stablehlo_tools.report.schedule_gantt import NAMES, letter_of
+from stablehlo_tools.report.schedule_html import render_page
+from stablehlo_tools.report.schedule_table import described, percent, to_text
+from stablehlo_tools.schedules.simulator import simulate
+from stablehlo_tools.schedules.table import Action, parts
+from stablehlo_tools.schedules.validator import other_end
+
+_MEMORY = ("rank", "stages", "held", "bound", "peak", "limit", "weights", "arguments", "peak at")
+_LINKS = ("from", "to", "messages", "bytes", "finish", "bytes")
+_NS = 1e3  # of a microsecond
+_MS_OF_S = 1e3
+_END = "</main>"
+_WIDTH, _HEIGHT = 1000, 60  # of a curve, in units of its own
+_MEMORY_HEADS = (
+    "Rank",
+    "Stages",
+    "Held",
+    "Bound",
+    "Peak",
+    "Limit",
+    "Weights",
+    "Arguments",
+    "Peak at",
+)
+_LINK_HEADS = ("From", "To", "Messages", "Bytes", "Behind the schedule", "Bytes")
+_STYLE = (
+    "<style>.curve{width:100%;height:60px;background:var(--lane)}"
+    ".curve .held{fill:var(--f1)}.curve .bound{fill:none;stroke:var(--b0);stroke-width:2}"
+    "</style>"
+)
+_PROCESS = 1
+
+
+def to_page(report: SetReport, width: int, colour: bool = False) -> str:
+    """The whole report: the chart, in lines of at most `width` characters, and the tables."""
+    parts = [to_text(report.timeline, width, colour), verdict(report)]
+    if report.is_proven:
+        parts += ["\n".join(messages_table(report)), "\n".join(memory_table(report))]
+    return "\n\n".join(part.rstrip() for part in parts) + "\n"
+
+
+def verdict(report: SetReport) -> str:
+    """`proven` with what is known of the set, or what is wrong with it."""
+    if report.is_proven:
+        return "\n".join([f"proven: {described(report.timeline.table)}", *_summary(report)])
+    left_out = report.found - len(report.findings)
+    more = [f"and {left_out} more"] if left_out else []
+    return "\n".join(["not proven", *(f"  {finding}" for finding in report.findings), *more])
+
+
+def _summary(report: SetReport) -> Iterator[str]:
+    timeline = report.timeline
+    actions = sum(row.actions for row in report.ranks)
+    yield f"  order     {actions} actions and {report.messages} messages, as the schedule has them"
+    yield f"  deadlock  none: ordered under rendezvous, {len(report.ranks)} programs compiled apart"
+    yield f"  messages  {size(report.bytes)} between ranks, in each device of a rank"
+    held = max(report.ranks, key=lambda row: row.held - row.bound)
+    yield (
+        f"  memory    {size(held.held)} held of microbatches, {size(held.bound)} by the schedule "
+        f"(rank {held.rank}, the closest)"
+    )
+    peak = max(report.ranks, key=lambda row: row.peak)
+    yield (
+        f"  peak      {size(peak.peak)} alive at once, of {size(peak.limit)} at most "
+        f"(rank {peak.rank} in {peak.peak_at})"
+    )
+    yield (
+        f"  bubble    {percent(timeline.bubble)} of {duration(timeline.makespan * _NS)} "
+        f"on {report.hardware}"
+    )
+
+
+def messages_table(report: SetReport) -> Iterator[str]:
+    """How much goes from which rank to which."""
+    yield from _aligned([_LINKS, *message_rows(report)])
+
+
+def memory_table(report: SetReport) -> Iterator[str]:
+    """What each rank holds, against the bound of the schedule."""
+    yield from _aligned([_MEMORY, *(memory_cells(row) for row in report.ranks)])
+
+
+def message_rows(report: SetReport) -> list[tuple[str, ...]]:
+    """How much goes from which rank to which, as cells."""
+    return [
+        (
+            str(link.source),
+            str(link.target),
+            str(link.scheduled),
+            size(link.scheduled_bytes),
+            str(link.finish),
+            size(link.finish_bytes),
+        )
+        for link in report.links
+    ]
+
+
+def memory_cells(row: RankRow) -> tuple[str, ...]:
+    """The cells of a rank in the table of memory."""
+    amounts = (row.held, row.bound, row.peak, row.limit, row.weights, row.arguments)
+    stages = ",".join(map(str, row.stages))
+    return (str(row.rank), stages, *map(size, amounts), row.peak_at)
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        yield "  ".join(cells).rstrip()
+
+
+def to_json(report: SetReport) -> dict[str, Any]:
+    """The proof as data; bytes, and seconds."""
+    table, timeline = report.timeline.table, report.timeline
+    fields: dict[str, Any] = {
+        "proven": report.is_proven,
+        "schedule": table.name,
+        "ranks": table.ranks,
+        "stages": table.stages,
+        "microbatches": table.microbatches,
+        "devices": report.devices,
+        "findings": list(report.findings),
+        "found": report.found,
+    }
+    if not report.is_proven:
+        return fields
+    return fields | {
+        "actions": sum(row.actions for row in report.ranks),
+        "messages": report.messages,
+        "bytes": report.bytes,
+        "makespan": timeline.makespan / 1e6,
+        "bubble": timeline.bubble,
+        "memory": [
+            {
+                "rank": row.rank,
+                "stages": list(row.stages),
+                "held": row.held,
+                "bound": row.bound,
+                "peak": row.peak,
+                "peak_at": row.peak_at,
+                "limit": row.limit,
+                "weights": row.weights,
+                "arguments": row.arguments,
+            }
+            for row in report.ranks
+        ],
+        "links": [
+            {
+                "source": link.source,
+                "target": link.target,
+                "scheduled": link.scheduled,
+                "scheduled_bytes": link.scheduled_bytes,
+                "finish": link.finish,
+                "finish_bytes": link.finish_bytes,
+            }
+            for link in report.links
+        ],
+    }
+
+
+def summary(manifest: Manifest, alone: float) -> dict[str, Any]:
+    """Plain data: counts, predicted times in seconds, bytes for each rank. `alone`: the seconds of
+    the step on one rank as it is."""
+    timeline = simulate(manifest.table, manifest.costs)
+    return {
+        "schedule": manifest.table.name,
+        "microbatches": manifest.table.microbatches,
+        "devices": manifest.devices,
+        "hardware": manifest.hardware,
+        "makespan": timeline.makespan,
+        "one_rank": alone,
+        "bubble": timeline.bubble,
+        "messages": sum(transfer.is_scheduled for transfer in manifest.transfers),
+        "finish_messages": sum(not transfer.is_scheduled for transfer in manifest.transfers),
+        "ranks": [
+            {
+                "program": rank.program,
+                "stages": [manifest.stages[stage].what for stage in rank.stages],
+                "busy": busy,
+                "bytes": peak,
+            }
+            for rank, busy, peak in zip(
+                manifest.ranks, timeline.busy, timeline.peak_bytes, strict=True
+            )
+        ],
+    }
+
+
+def summary_text(facts: dict[str, Any]) -> str:
+    """The summary as lines to read."""
+    lines = [
+        f"{facts['schedule']}: {len(facts['ranks'])} ranks, {facts['microbatches']} microbatches, "
+        f"{facts['messages']} tensors sent, {facts['finish_messages']} more at the end",
+        f"predicted on {facts['hardware']}: {facts['makespan'] * _MS_OF_S:.3f} ms a step, "
+        f"{facts['bubble']:.1%} of it idle; {facts['one_rank'] * _MS_OF_S:.3f} ms on one rank",
+    ]
+    for rank in facts["ranks"]:
+        lines.append(
+            f"  {rank['program']}: {size(rank['bytes'])}, {rank['busy'] * _MS_OF_S:.3f} ms of work"
+        )
+        lines += [f"    {what}" for what in rank["stages"]]
+    return "\n".join(lines)
+
+
+def render_set(report: SetReport) -> str:
+    """The whole page, to be written as UTF-8. Raises ToolError for more steps than it can show."""
+    page = render_page(report.timeline)
+    sections = "\n".join(
+        [_STYLE, *_proof_section(report), *_messages_section(report), *_memory_section(report)]
+    )
+    before, _, behind = page.rpartition(_END)
+    return f"{before}{sections}\n{_END}{behind}"
+
+
+def _proof_section(report: SetReport) -> Iterator[str]:
+    yield from _headed("proof", "Proof")
+    yield f"<pre>{html.escape(verdict(report))}</pre>"
+    what = f"{report.name}, made from {report.source}, {report.devices} devices a rank"
+    yield f'<p class="hint">{html.escape(what)}; stablehlo-tools {html.escape(report.version)}</p>'
+    yield "</section>"
+
+
+def _messages_section(report: SetReport) -> Iterator[str]:
+    yield from _headed("messages", "Messages between ranks")
+    yield _html_table("messages", _LINK_HEADS, message_rows(report))
+    yield "</section>"
+
+
+def _memory_section(report: SetReport) -> Iterator[str]:
+    """The table, and a curve for each rank: what it holds of microbatches, and the bound."""
+    if not report.is_proven:
+        return
+    yield from _headed("memory", "Memory")
+    yield _html_table("memory", _MEMORY_HEADS, [memory_cells(row) for row in report.ranks])
+    most = max(max(row.held, row.bound) for row in report.ranks) or 1.0
+    for row in report.ranks:
+        what = html.escape(f"rank {row.rank}: {'; '.join(row.what)}")
+        yield f'<p class="hint">{what}</p>'
+        yield _curve(row, most)
+    yield (
+        '<p class="hint">Filled: bytes of microbatches that the program holds behind each action '
+        "and message, in the order of the program. Line: what its schedule holds there. Peak: all "
+        "that is alive at once. Limit: what is of no microbatch, the bound, and the most that a "
+        "function takes while it runs.</p>"
+    )
+    yield "</section>"
+
+
+def _curve(row: RankRow, most: float) -> str:
+    held = _steps(row.levels, [level.held for level in row.levels], most)
+    bound = _steps(row.levels, [level.bound for level in row.levels], most)
+    title = html.escape(f"rank {row.rank}: {size(row.held)} held, bound {size(row.bound)}")
+    return (
+        f'<svg class="curve" viewBox="0 0 {_WIDTH} {_HEIGHT}" preserveAspectRatio="none" '
+        f'role="img" aria-label="{title}"><title>{title}</title>'
+        f'<path class="held" d="M0 {_HEIGHT}{held}V{_HEIGHT}Z"/>'
+        f'<path class="bound" vector-effect="non-scaling-stroke" d="M0 {_HEIGHT}{bound}"/></svg>'
+    )
+
+
+def _steps(levels: Sequence[Level], values: Sequence[float], most: float) -> str:
+    """A line in steps, one for each level."""
+    share = _WIDTH / max(len(levels), 1)
+    return "".join(
+        f"V{_HEIGHT * (1 - value / most):.2f}H{share * (at + 1):.2f}"
+        for at, value in enumerate(values)
+    )
+
+
+def _headed(name: str, title: str) -> Iterator[str]:
+    yield f'<section aria-labelledby="{name}-heading">'
+    yield f'<h2 id="{name}-heading">{title}</h2>'
+
+
+def _html_table(name: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    head = "".join(f'<th class="numeric">{html.escape(cell)}</th>' for cell in heads)
+    body = "".join(
+        "<tr>" + "".join(f'<td class="numeric">{html.escape(c)}</td>' for c in row) + "</tr>"
+        for row in rows
+    )
+    return (
+        f'<div class="tablebox"><table id="{name}"><thead><tr>{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
+    )
+
+
+def set_trace(report: SetReport) -> dict[str, Any]:
+    """The trace as plain data for `json.dump`."""
+    events = [
+        {**_of(_PROCESS), "ph": "M", "name": "process_name", "args": {"name": report.name}},
+        *(event for row in report.ranks for event in _thread(report, row)),
+        *_arrows(report),
+    ]
+    return {
+        "displayTimeUnit": "ns",
+        "otherData": {"title": report.name, "version": report.version, "schema": SCHEMA},
+        "traceEvents": events,
+    }
+
+
+def _of(thread: int) -> dict[str, Any]:
+    return {"pid": _PROCESS, "tid": thread}
+
+
+def _tid(rank: int) -> int:
+    return _PROCESS + 1 + rank
+
+
+def _thread(report: SetReport, row: RankRow) -> Iterator[dict[str, Any]]:
+    """The name of a rank, its phases, and its memory."""
+    rank, timeline = row.rank, report.timeline
+    of = _of(_tid(rank))
+    yield {**of, "ph": "M", "name": "thread_name", "args": {"name": f"rank {rank}"}}
+    yield {**of, "ph": "M", "name": "thread_sort_index", "args": {"sort_index": rank}}
+    rows = timeline.table.rows[rank], timeline.starts[rank], timeline.ends[rank]
+    for step, start, end in zip(*rows, strict=True):
+        if step is not None and end > start:
+            said = {"phase": NAMES[letter_of(step)]}
+            yield {
+                **of, "ph": "X", "ts": start, "dur": end - start, "name": str(step),
+                "cat": letter_of(step), "args": said,
+            }  # fmt: skip
+    for level in row.levels:
+        if level.time is not None:
+            name = f"held by rank {rank}"
+            amount = {"bytes": round(level.held)}
+            yield {**of, "ph": "C", "ts": level.time, "name": name, "args": amount}
+
+
+def _arrows(report: SetReport) -> Iterator[dict[str, Any]]:
+    """From the phase before each send to the phase behind its receive."""
+    made: dict[Action, tuple[int, float]] = {}
+    read: dict[Action, tuple[int, float]] = {}
+    timeline = report.timeline
+    for rank, row in enumerate(timeline.table.rows):
+        ends, starts = timeline.ends[rank], timeline.starts[rank]
+        for at, step in enumerate(row):
+            for action in parts(step) if step is not None else ():
+                if action.kind.is_compute:
+                    continue
+                if action.kind.is_send:
+                    made[action] = (rank, ends[at])
+                    continue
+                behind = (i for i in range(at, len(row)) if timeline.ends[rank][i] > starts[i])
+                reader = next(behind, None)
+                if reader is not None:
+                    read[action] = (rank, starts[reader])
+    for number, (send, (rank, time)) in enumerate(made.items(), 1):
+        target = read.get(other_end(send))
+        if target is None:
+            continue
+        common = {"pid": _PROCESS, "cat": "message", "name": str(send), "id": number}
+        yield {**common, "ph": "s", "tid": _tid(rank), "ts": time}
+        end = max(time, target[1])
+        yield {**common, "ph": "f", "bp": "e", "tid": _tid(target[0]), "ts": end}

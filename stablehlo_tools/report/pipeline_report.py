@@ -1,0 +1,305 @@
+"""A pipeline as plain data, what `inspect` prints of it and `report` draws; and in a terminal.
+
+Sizes are bytes on a rank, times nanoseconds. docs/inspect.md describes the fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from stablehlo_tools.diagnostics import duration, size
+from stablehlo_tools.report.schedule_gantt import IDLE, MIXED, Gantt, shown
+from stablehlo_tools.report.schedule_table import counted, percent
+from stablehlo_tools.schedules.lockstep import Lockstep
+from stablehlo_tools.schedules.setting import costs
+from stablehlo_tools.schedules.simulator import Timeline
+from stablehlo_tools.schedules.table import Action, backward, forward, loop, table_of
+
+Span = tuple[float, float]  # when a step starts and ends
+SpanOf = Callable[[int, int, bool, bool], Span]  # of rank, tick, backward, beside the other
+MOST_CELLS = 50_000  # that JSON and pages hold one by one
+_COLUMNS = 96  # of a chart
+_MOST_RANKS = 64
+_WIDEST_TICK = 4  # columns
+
+
+@dataclass(frozen=True)
+class PipelineReport:
+    """One pipeline of a program.
+
+    `devices` hold what is said of a rank: several where other mesh axes are left to a partitioner.
+    `layers` are those of each virtual stage, chunk * ranks + rank. `cells` are a rank's ticks, or
+    its half ticks where a tick has a forward and a backward; `run` those with work. `permuted_read`
+    is the share of what is sent over the ring that anyone reads. `kept_bytes` are what a rank's
+    `kept_slots` hold between a forward and its backward; `reduced_bytes` are summed over the axis
+    at the end, by so many `reductions`.
+    """
+
+    place: str
+    kind: str  # gpipe, circular, 1f1b, interleaved-1f1b or custom
+    axis: str
+    mesh: str
+    devices: int
+    layers: tuple[int, ...]
+    cells: int
+    run: int
+    closed_form: float
+    formula: str
+    skips: bool
+    directions: tuple[DirectionRow, ...]
+    permuted_read: float
+    kept_bytes: int
+    weights_bytes: int
+    reductions: int
+    reduced_bytes: int
+    schedule: Lockstep
+    times: PipelineTimes | None = None
+
+    @property
+    def bubble(self) -> float:
+        """The share of the cells that have no work."""
+        return 1 - self.run / self.cells
+
+    @property
+    def permuted_bytes(self) -> int:
+        """What a rank sends in all ticks."""
+        return self.schedule.ticks * sum(each.sent_bytes for each in self.directions)
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether there are few enough cells to show each of them."""
+        return self.cells <= MOST_CELLS
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; `timeline` is a row for each rank, of what it runs in each tick: `0F3`
+        for the forward of virtual stage 0 on microbatch 3."""
+        schedule = self.schedule
+        return {
+            "kind": self.kind,
+            "place": self.place,
+            "axis": self.axis,
+            "mesh": self.mesh,
+            "devices": self.devices,
+            "ranks": schedule.ranks,
+            "chunks": schedule.chunks,
+            "microbatches": schedule.microbatches,
+            "layers": list(self.layers),
+            "ticks": schedule.ticks,
+            "cells": self.cells,
+            "run": self.run,
+            "bubble": self.bubble,
+            "closed_form": self.closed_form,
+            "formula": self.formula,
+            "skips": self.skips,
+            "directions": [asdict(each) for each in self.directions],
+            "permuted_bytes": self.permuted_bytes,
+            "permuted_read": self.permuted_read,
+            "kept_slots": schedule.kept_slots,
+            "kept_bytes": self.kept_bytes,
+            "weights_bytes": self.weights_bytes,
+            "reductions": self.reductions,
+            "reduced_bytes": self.reduced_bytes,
+            "times": None if self.times is None else asdict(self.times),
+            "timeline": self._ticks() if self.is_drawn else None,
+        }
+
+    def _ticks(self) -> list[list[str]]:
+        timeline = tick_timeline(self.kind, self.schedule)
+        drawn: list[list[str]] = []
+        for row, starts in zip(timeline.table.rows, timeline.starts, strict=True):
+            ticks: list[list[str]] = [[] for _ in range(self.schedule.ticks)]
+            for step, start in zip(row, starts, strict=True):
+                ticks[int(start)].append(str(step))
+            drawn.append([" ".join(steps) for steps in ticks])
+        return drawn
+
+
+@dataclass(frozen=True)
+class PipelineTimes:
+    """What a pipeline takes on a device, with each rank waiting for its neighbours alone.
+
+    `layer_ns` are of one layer of each direction and `permute_ns` of what it sends; `head_ns` is
+    what a rank does where a backward begins, `rest_ns` all else of a tick. `bubble` is the share of
+    the ranks' time in which they run no layers that count, and no head.
+    """
+
+    total_ns: float
+    bubble: float
+    layer_ns: tuple[float, ...]
+    permute_ns: tuple[float, ...]
+    head_ns: float
+    rest_ns: float
+
+
+@dataclass(frozen=True)
+class DirectionRow:
+    """The forward or the backward of a pipeline.
+
+    `sent_bytes` are what a rank sends in a tick, `received_bytes` what its `receive_slots` take.
+    `read_bytes` are of the rows for each microbatch that another loop left, `written_bytes` of what
+    the layers leave or, in a backward, of the gradients that they add up.
+    """
+
+    direction: str  # forward or backward
+    sent_bytes: int
+    receive_slots: int
+    received_bytes: int
+    weights_bytes: int
+    read_bytes: int
+    written_bytes: int
+
+
+def tick_timeline(name: str, schedule: Lockstep) -> Timeline:
+    """A step takes a tick, and half of one where a rank runs a forward and a backward in it."""
+    return timeline_of(name, schedule, _in_ticks)
+
+
+def timeline_of(name: str, schedule: Lockstep, span_of: SpanOf) -> Timeline:
+    """The steps of each rank, one for each cell with work, at the times given."""
+    rows: list[list[Action]] = []
+    starts: list[list[float]] = []
+    ends: list[list[float]] = []
+    for rank in range(schedule.ranks):
+        steps = list(_steps(schedule, rank))
+        spans = [span_of(rank, tick, back, both) for tick, back, both, _ in steps]
+        rows.append([action for *_, action in steps])
+        starts.append([start for start, _ in spans])
+        ends.append([end for _, end in spans])
+    placement = loop(schedule.ranks, schedule.chunks)
+    training = len(schedule.directions) == 2
+    table = table_of(name, placement, schedule.microbatches, rows, training)
+    return Timeline(table, costs(placement.stages), tuple(starts), tuple(ends))
+
+
+def _steps(schedule: Lockstep, rank: int) -> Iterator[tuple[int, bool, bool, Action]]:
+    """The cells of a rank that have work: tick, backward, beside another one, and what it is."""
+    for tick in range(schedule.ticks):
+        cells = [
+            (direction is schedule.backward, direction.cells[tick][rank])
+            for direction in schedule.directions
+        ]
+        work = [(back, cell) for back, cell in cells if cell is not None]
+        for back, cell in work:
+            stage = cell.chunk * schedule.ranks + rank
+            made = backward if back else forward
+            yield tick, back, len(work) > 1, made(stage, cell.microbatch)
+
+
+def _in_ticks(_: int, tick: int, back: bool, both: bool) -> Span:
+    if not both:
+        return tick, tick + 1
+    return (tick + 0.5, tick + 1) if back else (tick, tick + 0.5)
+
+
+def pipeline_lines(pipeline: PipelineReport) -> Iterator[str]:
+    """The block of one pipeline."""
+    schedule = pipeline.schedule
+    yield (
+        f'pipeline over "{pipeline.axis}": {pipeline.kind}, {schedule.ranks} ranks of '
+        f"{counted(schedule.chunks, 'chunk')} of {layers_of(pipeline.layers)}, "
+        f"{counted(schedule.microbatches, 'microbatch', 'es')}; {pipeline.place}"
+    )
+    yield from (f"  {name:9} {said}" for name, said in pipeline_figures(pipeline))
+    if schedule.ranks <= _MOST_RANKS and pipeline.is_drawn:
+        yield ""
+        yield from (f"  {line}" for line in _chart(pipeline))
+
+
+def pipeline_figures(pipeline: PipelineReport) -> Iterator[tuple[str, str]]:
+    """What is said of a pipeline beside its name, in words."""
+    schedule = pipeline.schedule
+    yield (
+        "bubble",
+        f"{percent(pipeline.bubble)}: {pipeline.cells - pipeline.run:,} of {pipeline.cells:,} "
+        f"{_cells(pipeline)} in {schedule.ticks:,} ticks have no work; "
+        f"closed form {pipeline.formula} = {percent(pipeline.closed_form)}",
+    )
+    yield "garbage", "skipped" if pipeline.skips else "computed in cells without work"
+    if pipeline.times is not None:
+        yield from _times(pipeline)
+    yield (
+        "permuted",
+        f"{_each(pipeline, [each.sent_bytes for each in pipeline.directions])} a tick; "
+        f"{size(pipeline.permuted_bytes)} in all, {percent(pipeline.permuted_read)} of it read",
+    )
+    slots = [
+        f"{each.direction} {size(each.received_bytes)} in {counted(each.receive_slots, 'slot')}"
+        for each in pipeline.directions
+    ]
+    yield "received", ", ".join(slots)
+    if schedule.kept_slots:
+        held = f"{counted(schedule.kept_slots, 'slot')} of a chunk and a microbatch"
+        yield "kept", f"{size(pipeline.kept_bytes)} in {held}, from forward to backward"
+    else:
+        yield from _left(pipeline)
+    yield "weights", size(pipeline.weights_bytes)
+    if pipeline.reductions:
+        ends = f"by {counted(pipeline.reductions, 'reduction')} over the ranks at the end"
+        yield "reduced", f"{size(pipeline.reduced_bytes)}, {ends}"
+    if pipeline.devices > 1:
+        yield (
+            "sizes",
+            f"are of a rank: {pipeline.devices} devices, which share it as other axes divide it",
+        )
+
+
+def layers_of(sizes: Sequence[int]) -> str:
+    """`2 layers`, `1 to 2 layers`."""
+    least, most = min(sizes), max(sizes)
+    return counted(most, "layer") if least == most else f"{least} to {most} layers"
+
+
+def _cells(pipeline: PipelineReport) -> str:
+    twice = pipeline.cells > pipeline.schedule.ranks * pipeline.schedule.ticks
+    return "forward and backward cells" if twice else "cells"
+
+
+def _times(pipeline: PipelineReport) -> Iterator[tuple[str, str]]:
+    times = pipeline.times
+    assert times is not None
+    yield (
+        "time",
+        f"{duration(times.total_ns)} predicted, {percent(times.bubble)} of it bubble and overhead",
+    )
+    parts = [f"a layer {_each(pipeline, times.layer_ns, duration)}"]
+    parts.append(f"a permute {_each(pipeline, times.permute_ns, duration)}")
+    if times.head_ns:
+        parts.append(f"the head {duration(times.head_ns)}")
+    yield "of which", ", ".join((*parts, f"the rest of a tick {duration(times.rest_ns)}"))
+
+
+def _left(pipeline: PipelineReport) -> Iterator[tuple[str, str]]:
+    for each in pipeline.directions:
+        if each.read_bytes:
+            yield "read", f"{size(each.read_bytes)} of what another loop left for each microbatch"
+        if each.written_bytes:
+            back = each.direction == "backward"
+            what = "gradients" if back else "what layers leave for each microbatch"
+            yield "left", f"{size(each.written_bytes)} of {what}"
+
+
+def _each(
+    pipeline: PipelineReport, figures: Sequence[float], unit: Callable[[float], str] = size
+) -> str:
+    """A figure for each direction."""
+    rows = zip(pipeline.directions, figures, strict=True)
+    return ", ".join(f"{row.direction} {unit(figure)}" for row, figure in rows)
+
+
+def _chart(pipeline: PipelineReport) -> Iterator[str]:
+    timeline = tick_timeline(pipeline.kind, pipeline.schedule)
+    gantt = Gantt(timeline, min(_COLUMNS, _WIDEST_TICK * pipeline.schedule.ticks))
+    ranks = pipeline.schedule.ranks
+    label = len(f"r{ranks - 1} ")
+    yield f"{' ' * label}{gantt.axis(0, gantt.width)}  ticks".rstrip()
+    for rank in range(ranks):
+        yield f"r{rank}".ljust(label) + shown(gantt.row(rank), False)
+    if gantt.in_blocks:
+        yield (
+            f"a column is a block of ticks: F, B, or {MIXED} for both, in lower case where over a "
+            f"tenth of it is idle, {IDLE} where over half is"
+        )
+    elif pipeline.schedule.chunks > 1:
+        yield "odd chunks in lower case"
