@@ -24,15 +24,20 @@ from stablehlo_tools import bindings
 from stablehlo_tools.analysis.entry import main_function
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.dialect.names import CALL, MANUAL_COMPUTATION
+from stablehlo_tools.dialect.names import (
+    BARRIER,
+    CALL,
+    CONSTANT,
+    MANUAL_COMPUTATION,
+    RECV,
+    SEND,
+)
 from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.constants import splat_of, value_text
 from stablehlo_tools.ir.symbols import callee_name
 from stablehlo_tools.mpmd.manifest import FINISH, PREPARE, phase_of
 from stablehlo_tools.schedules.table import Action
 
-BARRIER, CONSTANT = "stablehlo.optimization_barrier", "stablehlo.constant"
-SEND, RECEIVE, AFTER_ALL = "stablehlo.send", "stablehlo.recv", "stablehlo.after_all"
 RETURN = -1
 RETURN_KEY = "return"
 
@@ -228,7 +233,7 @@ class _Reader:
             self.origins[op.results[0]] = Origin(Source.CONSTANT, number)
         elif name == CALL:
             self._call(op)
-        elif name in (SEND, RECEIVE):
+        elif name in (SEND, RECV):
             self._message(op)
 
     def _call(self, op: ir.Operation) -> None:

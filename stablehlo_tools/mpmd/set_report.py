@@ -74,12 +74,12 @@ class SetReport:
     ranks: tuple[RankRow, ...]
     links: tuple[Link, ...]
     findings: tuple[str, ...]
-    found: int
+    finding_count: int
 
     @property
     def is_proven(self) -> bool:
         """Whether no rule is broken."""
-        return not self.found
+        return not self.finding_count
 
     @property
     def messages(self) -> int:

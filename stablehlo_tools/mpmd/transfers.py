@@ -61,15 +61,22 @@ from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import ModuleFacts, find_collectives
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, naming, note
-from stablehlo_tools.dialect.names import CALL, COLLECTIVE_PERMUTE, MANUAL_COMPUTATION
+from stablehlo_tools.dialect.names import (
+    AFTER_ALL,
+    BARRIER,
+    CALL,
+    COLLECTIVE_PERMUTE,
+    CONSTANT,
+    MANUAL_COMPUTATION,
+    RECV,
+    SEND,
+)
 from stablehlo_tools.ir.carriers import append, append_to_terminator, resize_function, terminator
 from stablehlo_tools.ir.symbols import functions_by_name
 from stablehlo_tools.mpmd.manifest import Transfer
 from stablehlo_tools.mpmd.rank_set import RankSet
 from stablehlo_tools.mpmd.reading import body_of
 
-SEND, RECEIVE = "stablehlo.send", "stablehlo.recv"
-BARRIER = "stablehlo.optimization_barrier"
 Round = tuple[Transfer, ...]  # of one type, between different ranks: one permute
 PERMUTES = "permutes"
 _DEVICE_TO_DEVICE = 1
@@ -111,7 +118,7 @@ def ends_of(ranks: RankSet, rank: int) -> list[End]:
     with naming(ranks.programs[rank].name):
         for view in body_of(ranks.main(rank)).operations:
             op = view.operation
-            if op.name not in (SEND, RECEIVE):
+            if op.name not in (SEND, RECV):
                 continue
             channel = bindings.ChannelHandle(op.attributes["channel_handle"]).handle
             transfer = known.get(channel)
@@ -153,7 +160,7 @@ def zeros(type_: ir.Type, point: ir.InsertionPoint, location: ir.Location) -> ir
     """A constant of zeros."""
     value = ir.Attribute.parse(zeros_of(type_), type_.context)
     return ir.Operation.create(
-        "stablehlo.constant", results=[type_], attributes={"value": value}, loc=location, ip=point
+        CONSTANT, results=[type_], attributes={"value": value}, loc=location, ip=point
     ).results[0]
 
 
@@ -348,7 +355,7 @@ class _PermuteWriter:
         token = ends[0].taken if ends else None
         if token is None:
             after_all = ir.Operation.create(
-                "stablehlo.after_all", results=[bindings.TokenType.get()], ip=self.top
+                AFTER_ALL, results=[bindings.TokenType.get()], ip=self.top
             )
             token = after_all.results[0]
         for number, (transfers, end) in enumerate(zip(self.rounds, order, strict=True), start=1):
@@ -482,7 +489,7 @@ def with_both_ends(ranks: RankSet) -> RankSet:
 
 def _receive_behind(end: End) -> None:
     kinds = [end.op.operands[0].type, end.token.type]
-    made = _other_end(end, RECEIVE, [end.token], kinds, ir.InsertionPoint.after(end.op))
+    made = _other_end(end, RECV, [end.token], kinds, ir.InsertionPoint.after(end.op))
     end.token.replace_all_uses_except(made.results[1], [made])
 
 

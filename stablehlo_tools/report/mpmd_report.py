@@ -61,7 +61,7 @@ def verdict(report: SetReport) -> str:
     """`proven` with what is known of the set, or what is wrong with it."""
     if report.is_proven:
         return "\n".join([f"proven: {described(report.timeline.table)}", *_summary(report)])
-    left_out = report.found - len(report.findings)
+    left_out = report.finding_count - len(report.findings)
     more = [f"and {left_out} more"] if left_out else []
     return "\n".join(["not proven", *(f"  {finding}" for finding in report.findings), *more])
 
@@ -138,7 +138,7 @@ def to_json(report: SetReport) -> dict[str, Any]:
         "microbatches": table.microbatches,
         "devices": report.devices,
         "findings": list(report.findings),
-        "found": report.found,
+        "found": report.finding_count,
     }
     if not report.is_proven:
         return fields

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from stablehlo_tools.analysis.dataflow import captured
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.names import BARRIER, WHILE
+from stablehlo_tools.dialect.names import BARRIER, CASE, IF, WHILE
 from stablehlo_tools.dialect.traits import CALLS
 from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.symbols import callee_name, functions_by_name
@@ -38,7 +38,7 @@ _FORWARDS = frozenset({Kind.FORWARD, Kind.RECEIVE_FORWARD})
 _LATER = frozenset(
     {*_FORWARDS, Kind.BACKWARD, Kind.INPUT_GRADIENT, Kind.RECEIVE_BACKWARD}
 )  # what a gradient may read
-_CHOICES = frozenset({"stablehlo.if", "stablehlo.case"})
+_CHOICES = frozenset({IF, CASE})
 _NOTHING = frozenset[int]()
 Dependence = frozenset[int]
 

@@ -126,13 +126,16 @@ def _check_message(
     pairs = tuple((transfer.source * size + d, transfer.target * size + d) for d in range(size))
     rank = transfer.source if message.is_send else transfer.target
     host = message.op.attributes.get("is_host_transfer")
-    kind = ChannelHandle(message.op.attributes["channel_handle"]).channel_type
+    channel_type = ChannelHandle(message.op.attributes["channel_handle"]).channel_type
     for is_wrong, said in (
         (reading.rank != rank, f"it is rank {rank}'s"),
         (message.type != transfer.type, f"it carries {message.type}, not {transfer.type}"),
         (message.pairs != pairs, f"its pairs are {_text(message.pairs)}, not {_text(pairs)}"),
         (host is not None and ir.BoolAttr(host).value, "it is a transfer with the host"),
-        (kind != _DEVICE_TO_DEVICE, f"its channel is of type {kind}, not device to device"),
+        (
+            channel_type != _DEVICE_TO_DEVICE,
+            f"its channel is of type {channel_type}, not device to device",
+        ),
     ):
         if is_wrong:
             title = reading.titled(message.index)

@@ -40,10 +40,10 @@ _MICROSECONDS = 1e6  # of a second
 
 @dataclass(frozen=True)
 class Proof:
-    """What was found. `table` is the schedule read back from the programs.
+    """What is known of a set. `table` is the schedule read back from the programs.
 
-    `memory` is that of each rank, empty where the set breaks another rule. `found` counts the
-    findings, of which the first few of each rule are listed.
+    `memory` is that of each rank, empty where the set breaks another rule. `finding_count` is
+    of all findings, of which the first few of each rule are listed.
     """
 
     manifest: Manifest
@@ -51,13 +51,13 @@ class Proof:
     labels: Labels
     table: Table
     findings: tuple[Finding, ...]
-    found: int
+    finding_count: int
     memory: tuple[RankMemory, ...]
 
     @property
     def is_proven(self) -> bool:
         """Whether no rule is broken."""
-        return not self.found
+        return not self.finding_count
 
     @property
     def timeline(self) -> Timeline:
@@ -200,7 +200,7 @@ def set_report(proof: Proof, name: str, version: str) -> SetReport:
         ),
         _links(proof),
         tuple(map(str, proof.findings)),
-        proof.found,
+        proof.finding_count,
     )
 
 

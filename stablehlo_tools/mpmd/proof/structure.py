@@ -22,7 +22,15 @@ from stablehlo_tools.analysis.shardings import manual_axes, sharding_axes, shard
 from stablehlo_tools.bindings import TokenType, ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.collectives import TRANSFERS
-from stablehlo_tools.dialect.names import CALL, MANUAL_COMPUTATION
+from stablehlo_tools.dialect.names import (
+    AFTER_ALL,
+    BARRIER,
+    CALL,
+    CONSTANT,
+    MANUAL_COMPUTATION,
+    RECV,
+    SEND,
+)
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.clone import copy_module
@@ -33,17 +41,7 @@ from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.mpmd.manifest import Manifest, phase_of
 from stablehlo_tools.mpmd.proof.findings import Findings, Rule, numbers
 from stablehlo_tools.mpmd.proof.labels import Labels
-from stablehlo_tools.mpmd.reading import (
-    AFTER_ALL,
-    BARRIER,
-    CONSTANT,
-    RECEIVE,
-    SEND,
-    Call,
-    Message,
-    Reading,
-    Source,
-)
+from stablehlo_tools.mpmd.reading import Call, Message, Reading, Source
 from stablehlo_tools.schedules.simulator import simulate
 from stablehlo_tools.schedules.table import (
     Action,
@@ -58,13 +56,13 @@ from stablehlo_tools.schedules.table import (
 )
 from stablehlo_tools.schedules.validator import other_end, violations
 
-_ALLOWED = frozenset({AFTER_ALL, BARRIER, CALL, CONSTANT, RECEIVE, SEND})
+_ALLOWED = frozenset({AFTER_ALL, BARRIER, CALL, CONSTANT, RECV, SEND})
 _VALUES = 3  # a message is a tensor, a token before it and one behind it
 _ENDS = frozenset({"func.return", "sdy.return"})
-_IN_FUNCTIONS = frozenset({SEND, RECEIVE, "stablehlo.infeed", "stablehlo.outfeed"})
+_IN_FUNCTIONS = frozenset({SEND, RECV, "stablehlo.infeed", "stablehlo.outfeed"})
 _SAME_TIME = 1e-9  # as a share of it
 _WRAPPED = [MANUAL_COMPUTATION, "func.return"]
-_TRANSFERS = frozenset({"stablehlo.send", "stablehlo.recv"})
+_TRANSFERS = frozenset({SEND, RECV})
 _PAIRS = "source_target_pairs"
 _MESH = "sdy.mesh"
 
@@ -84,7 +82,7 @@ def _check_ops(reading: Reading, findings: Findings) -> None:
         if op.name not in _ALLOWED and op.name not in _ENDS:
             message = f"{op.name} stands in @main, which holds calls, barriers and messages only"
             findings.add(Rule.FORM, message, reading, op)
-        elif op.name in (SEND, RECEIVE) and len(op.operands) + len(op.results) != _VALUES:
+        elif op.name in (SEND, RECV) and len(op.operands) + len(op.results) != _VALUES:
             findings.add(Rule.FORM, f"{op.name} is of several tensors, or none", reading, op)
 
 
@@ -314,7 +312,7 @@ def _empty(stages: int, readings: Sequence[Reading], labels: Labels) -> set[tupl
 def _completed(
     row: Row, standing: Sequence[tuple[int, Action]], empty: set[tuple[Kind, int]]
 ) -> list[Step]:
-    """What was found, with the actions that are empty behind what they stand behind in the row."""
+    """The steps, with the actions that are empty behind what they stand behind in the row."""
     behind: dict[Action | None, list[Action]] = {}
     last: Action | None = None
     for action in actions_of(row):

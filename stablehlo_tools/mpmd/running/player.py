@@ -34,7 +34,17 @@ from stablehlo_tools.artifacts.artifact import to_text
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, note
 from stablehlo_tools.dialect.custom_calls import label
-from stablehlo_tools.dialect.names import CALL, PARTITION_ID
+from stablehlo_tools.dialect.names import (
+    ADD,
+    AFTER_ALL,
+    BARRIER,
+    CALL,
+    COLLECTIVE_PERMUTE,
+    CONSTANT,
+    PARTITION_ID,
+    RECV,
+    SEND,
+)
 from stablehlo_tools.dialect.traits import CALLS
 from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.symbols import (
@@ -52,10 +62,9 @@ from stablehlo_tools.mpmd.running.sequential import Played, end_of
 from stablehlo_tools.schedules.table import Action
 from stablehlo_tools.verify.element_types import Array
 
-PERMUTE = "stablehlo.collective_permute"
 Pairs = tuple[tuple[int, int], ...]
-BARRIER, CONSTANT = "stablehlo.optimization_barrier", "stablehlo.constant"
-SEND, RECEIVE, AFTER_ALL = "stablehlo.send", "stablehlo.recv", "stablehlo.after_all"
+
+
 Parts = tuple[Any, ...]  # what each device has of a value: arrays that lie on the devices
 
 
@@ -224,9 +233,9 @@ class Player:
         """Goes on to where another rank is needed, or to the end."""
         while not self.is_done and self.waiting is None:
             op = self._ops[self._position]
-            if op.name in (SEND, RECEIVE):
+            if op.name in (SEND, RECV):
                 self._meet(op)
-            elif op.name == PERMUTE:
+            elif op.name == COLLECTIVE_PERMUTE:
                 self.waiting = Waiting(op, _pairs(op))
             else:
                 self._do(op)
@@ -557,10 +566,10 @@ def _offset_numbers(module: ir.Module, first: int) -> None:
         number, after = op.results[0], ir.InsertionPoint.after(op)
         value = ir.DenseElementsAttr.get(np.array(first, np.uint32), type=number.type)
         offset = ir.Operation.create(
-            "stablehlo.constant", results=[number.type], attributes={"value": value}, ip=after
+            CONSTANT, results=[number.type], attributes={"value": value}, ip=after
         )
         total = ir.Operation.create(
-            "stablehlo.add",
+            ADD,
             results=[number.type],
             operands=[number, offset.results[0]],
             ip=ir.InsertionPoint.after(offset),

@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 from stablehlo_tools.analysis.dataflow import Node
 from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.dialect.names import WHILE
 from stablehlo_tools.mpmd.staging.forward import Forward
 from stablehlo_tools.mpmd.staging.step import TrainingStep, heavy_ops, staged_inputs
 from stablehlo_tools.schedules.table import Kind, Placement
@@ -123,7 +124,7 @@ class _Positions:
         for node in backward:
             made = [self._made(number, least) for number in staged_inputs(self._step, node)]
             known = [place for place in made if place is not None]
-            if node.name != "stablehlo.while" and known and len(known) == len(made):
+            if node.name != WHILE and known and len(known) == len(made):
                 least[node.index] = max(known)
         for node in reversed(backward):
             if node.index in least:
@@ -131,7 +132,7 @@ class _Positions:
                 self._found[node.index] = min(self._found[node.index], wanted)
 
     def _made(self, number: int, least: Mapping[int, int]) -> int | None:
-        """Where a value of the forward is at hand first; None for what hangs on a gradient."""
+        """Where a value of the forward is at hand first; None for what depends on a gradient."""
         maker = self._step.flow.maker[number]
         if maker.index in self._forward.nodes:
             return self._span(maker)[1]
@@ -156,7 +157,7 @@ class _Positions:
     def _place(self, node: Node) -> int | None:
         """As far up as it can stand; None where it reads nothing that has a place."""
         places: list[int] = []
-        is_product = bool(heavy_ops(node.op)) and node.name != "stablehlo.while"
+        is_product = bool(heavy_ops(node.op)) and node.name != WHILE
         for number in node.inputs:
             if is_product:
                 taking = self._step.samples(number) & self._last_taken.keys()
@@ -169,7 +170,7 @@ class _Positions:
             elif number in self._last:
                 places.append(self._last[number])
                 span = None if maker is None else self._spans.get(maker.index)
-                if span is not None and node.name == "stablehlo.while":
+                if span is not None and node.name == WHILE:
                     places.append(span[0])  # it goes back through all that the forward went through
         return min(places, default=None)
 

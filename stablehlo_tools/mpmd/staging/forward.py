@@ -39,7 +39,7 @@ class Forward:
 
 
 def find_forward(step: TrainingStep, weigher: Weigher) -> Forward:
-    """The staged ops that lead to the loss, or to what else hangs on most weights by least work;
+    """The staged ops that lead to the loss, or to what else depends on most weights by least work;
     and those that lead from them to other scalars without another product. Where all products lead
     there, as they do to the gradients of stacked layers of a step that gives no loss: those that
     lead to the first loop that goes back over layers.
@@ -88,7 +88,7 @@ def _above(step: TrainingStep, term: Node) -> set[int]:
 
 
 def _weights_below(step: TrainingStep) -> dict[int, frozenset[int]]:
-    """The arguments of floats that each staged value hangs on."""
+    """The arguments of floats that each staged value depends on."""
     weights: dict[int, frozenset[int]] = {}
     is_weight = {n for n in step.outer.root.arguments if is_float(step.outer.values[n].type)}
     for node in step.staged:

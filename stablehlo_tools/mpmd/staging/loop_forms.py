@@ -31,6 +31,7 @@ from stablehlo_tools.analysis.trip_counts import constant_trips, is_integer_scal
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import (
     ADD,
+    BROADCAST,
     CONCATENATE,
     CONVERT,
     DYNAMIC_SLICE,
@@ -48,7 +49,7 @@ from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.ir.while_loop import CountedLoop
 from stablehlo_tools.mpmd.staging.step import heavy_ops
 
-_SPREADING = frozenset({"stablehlo.broadcast_in_dim", RESHAPE})
+_SPREADING = frozenset({BROADCAST, RESHAPE})
 
 
 def use_plain_forms(block: ir.Block, effects: Effects) -> None:
@@ -231,7 +232,7 @@ def stack_recurrences(block: ir.Block, effects: Effects) -> None:
 
 
 class _Recurrences:
-    """What iterations of a loop hand on that hangs on itself and their number alone."""
+    """What iterations of a loop hand on that depends on itself and their number alone."""
 
     def __init__(self, loop: ir.Operation, trips: int, effects: Effects) -> None:
         self._loop = loop
@@ -262,7 +263,7 @@ class _Recurrences:
             self._loop.results[carry].replace_all_uses_with(value)
 
     def _found(self) -> list[int]:
-        """The carries, as many as hang on each other alone."""
+        """The carries, as many as depend on each other alone."""
         body = self._body
         carries = [
             carry

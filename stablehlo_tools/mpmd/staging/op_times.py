@@ -12,11 +12,12 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.clock import Clock
 from stablehlo_tools.cost.hardware import Hardware
 from stablehlo_tools.cost.kernels import Work, WorkKind, kernel_ns
+from stablehlo_tools.dialect.names import CASE, IF, WHILE
 from stablehlo_tools.ir.values import key_of
 from stablehlo_tools.mpmd.staging.step import TrainingStep
 from stablehlo_tools.overlap.task_graph import TaskGraph
 
-_ENTERED = frozenset({"stablehlo.while", "stablehlo.if", "stablehlo.case"})
+_ENTERED = frozenset({WHILE, IF, CASE})
 _PRODUCTS = frozenset({WorkKind.MATMUL, WorkKind.CONVOLUTION})
 
 
@@ -56,7 +57,7 @@ class Weigher:
 
 def _times(op: ir.Operation) -> int:
     """How often the regions of an op run; of a loop of which that is not known, once."""
-    trips = constant_trips(op) if op.name == "stablehlo.while" else None
+    trips = constant_trips(op) if op.name == WHILE else None
     return 1 if trips is None else trips
 
 

@@ -23,7 +23,15 @@ from math import prod
 from stablehlo_tools.analysis.dataflow import Node
 from stablehlo_tools.analysis.loop_carries import is_sum
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.names import ADD, BROADCAST, CONVERT, SHARDING_CONSTRAINT, WHILE
+from stablehlo_tools.dialect.names import (
+    ADD,
+    BROADCAST,
+    CONVERT,
+    NEGATE,
+    REVERSE,
+    SHARDING_CONSTRAINT,
+    WHILE,
+)
 from stablehlo_tools.dialect.traits import Trait, ops_with
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.carriers import terminator
@@ -32,12 +40,12 @@ from stablehlo_tools.ir.values import is_float, key_of, producer
 from stablehlo_tools.mpmd.staging.assignment import Assignment
 from stablehlo_tools.mpmd.staging.step import TrainingStep
 
-_LINEAR = ops_with(Trait.BIJECTIVE) - {"stablehlo.reverse"} | {
+_LINEAR = ops_with(Trait.BIJECTIVE) - {REVERSE} | {
     CONVERT,
     SHARDING_CONSTRAINT,
-    "stablehlo.negate",
+    NEGATE,
 }
-_KEEPING = ops_with(Trait.BIJECTIVE) - {"stablehlo.reverse"} | {CONVERT, "stablehlo.negate"}
+_KEEPING = ops_with(Trait.BIJECTIVE) - {REVERSE} | {CONVERT, NEGATE}
 _FEW = 64  # elements
 
 

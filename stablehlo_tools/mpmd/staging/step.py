@@ -25,7 +25,14 @@ from stablehlo_tools.analysis.loops import COSTLY, LoopBody
 from stablehlo_tools.analysis.trip_counts import counted, known_integer
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, note
-from stablehlo_tools.dialect.names import CONVOLUTION, DOT_GENERAL, SCATTER, WHILE
+from stablehlo_tools.dialect.names import (
+    CONVOLUTION,
+    DOT_GENERAL,
+    DYNAMIC_SLICE,
+    GATHER,
+    SCATTER,
+    WHILE,
+)
 from stablehlo_tools.ir.values import is_float, key_of, producer
 from stablehlo_tools.ir.walk import walk
 
@@ -66,7 +73,7 @@ class TrainingStep:
 
     @cached_property
     def needed(self) -> set[int]:
-        """The indices of the staged nodes that some accumulator hangs on."""
+        """The indices of the staged nodes that some accumulator depends on."""
         staged = {node.index for node in self.staged}
         return self.flow.ancestors(n for term in self.terms for n in term.inputs) & staged
 
@@ -92,7 +99,7 @@ class TrainingStep:
         return maker is not None and number not in self.invariant and number not in self.free
 
     def is_weight(self, number: int) -> bool:
-        """Whether a value is a tensor of floats that is no sample, but hangs on an
+        """Whether a value is a tensor of floats that is no sample, but depends on an
         argument."""
         if number not in self.invariant:
             return False
@@ -119,7 +126,7 @@ class TrainingStep:
         return {}
 
     def roots(self, number: int) -> frozenset[int]:
-        """The arguments of the block around the loop that an invariant value hangs on."""
+        """The arguments of the block around the loop that an invariant value depends on."""
         if number not in self._roots:
             maker = self.flow.maker.get(number)
             arguments: set[int] = set()
@@ -181,9 +188,9 @@ class TrainingStep:
             return False
         if not all(n in self.free or n in self.invariant for n in node.inputs):
             return False
-        if node.name == "stablehlo.dynamic_slice":
+        if node.name == DYNAMIC_SLICE:
             return True
-        if node.name == "stablehlo.gather":
+        if node.name == GATHER:
             rows = ir.RankedTensorType(node.op.operands[1].type).shape
             return prod(rows) <= _FEW_ROWS
         return not any(map(self.is_weight, node.inputs))

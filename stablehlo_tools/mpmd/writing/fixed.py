@@ -12,13 +12,13 @@ from typing import Literal, NamedTuple
 
 from stablehlo_tools.analysis.dataflow import Dataflow, Node
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.names import SLICE
+from stablehlo_tools.dialect.names import BROADCAST, CONSTANT, IOTA, SLICE
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.constants import CONSTANTS
 from stablehlo_tools.ir.inline import copy_with
 from stablehlo_tools.mpmd.staging.step import TrainingStep
 
-_SPREADS = frozenset({"stablehlo.broadcast_in_dim", "stablehlo.iota", "stablehlo.constant"})
+_SPREADS = frozenset({BROADCAST, IOTA, CONSTANT})
 _FEW = 64  # elements that are computed anew wherever they are read
 
 
@@ -85,7 +85,7 @@ class Fixed:
 
     def is_written_anew(self, key: Key) -> bool:
         """Whether a value is cheaper to write wherever it is read than to keep: constants and what
-        is spread from few elements that hang on no argument."""
+        is spread from few elements that depend on no argument."""
         if key not in self._anew:
             self._anew[key] = self._written_anew(key)
         return self._anew[key]

@@ -29,7 +29,12 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostics, ToolError
 from stablehlo_tools.dialect.collectives import EXCHANGE_GROUPED, REDUCTION_GROUPED, TRANSFERS
 from stablehlo_tools.dialect.custom_calls import label
-from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
+from stablehlo_tools.dialect.names import (
+    MANUAL_COMPUTATION,
+    PARTITION_ID,
+    RESHARD,
+    SHARDING_CONSTRAINT,
+)
 from stablehlo_tools.ir.builder import Builder
 from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.manual import dissolve, unwrap_body, wrap_body
@@ -40,7 +45,7 @@ from stablehlo_tools.mpmd.writing.fixed import Rows
 from stablehlo_tools.transforms.create_reduce_scatter import CreateReduceScatterPass
 from stablehlo_tools.transforms.partition import PartitionPass
 
-_SAYING = frozenset({"sdy.sharding_constraint", "sdy.reshard", "sdy.propagation_barrier"})
+_SAYING = frozenset({SHARDING_CONSTRAINT, RESHARD, "sdy.propagation_barrier"})
 _DEVICE_TO_DEVICE = 1  # the type of a channel
 _PERMUTE = "collective_permute"
 _GROUPED = REDUCTION_GROUPED | EXCHANGE_GROUPED | {_PERMUTE}
@@ -313,7 +318,7 @@ def _count_from(module: ir.Module, first: int) -> None:
     numbered: list[ir.Operation] = []
 
     def visit(op: ir.Operation) -> ir.WalkResult:
-        if op.name == "stablehlo.partition_id":
+        if op.name == PARTITION_ID:
             numbered.append(op)
         return ir.WalkResult.ADVANCE
 

@@ -21,6 +21,7 @@ from stablehlo_tools.cost.clock import Clock
 from stablehlo_tools.cost.collectives import transfer_time
 from stablehlo_tools.cost.hardware import Hardware
 from stablehlo_tools.cost.transfers import Transfer
+from stablehlo_tools.dialect.names import BARRIER, CONVERT
 from stablehlo_tools.ir.builder import Builder, element_of
 from stablehlo_tools.ir.inline import copy_with
 from stablehlo_tools.ir.symbols import copy_referenced_symbols
@@ -230,13 +231,13 @@ def unconverted(values: list[ir.Value], point: ir.InsertionPoint) -> list[ir.Val
 
 def _is_converted(value: ir.Value) -> bool:
     maker = producer(value)
-    return maker is not None and maker.name == "stablehlo.convert"
+    return maker is not None and maker.name == CONVERT
 
 
 def barred(value: ir.Value, point: ir.InsertionPoint) -> ir.Value:
     """A value behind a barrier: what is received is not converted by its sender."""
     return ir.Operation.create(
-        "stablehlo.optimization_barrier",
+        BARRIER,
         results=[value.type],
         operands=[value],
         loc=value.location,

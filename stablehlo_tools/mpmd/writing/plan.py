@@ -192,7 +192,7 @@ class Plan:
         return readers
 
     def fixed_results(self, rank: int) -> list[Key]:
-        """What a rank returns that hangs on arguments alone."""
+        """What a rank returns that depends on arguments alone."""
         returned = [each for each in self.finish.returned if each.rank == rank]
         return [
             self.fixed.key_outside(each.number)
@@ -356,7 +356,7 @@ class _Planner:
         finish.totals.setdefault((round_, home), []).append((carry, parts))
 
     def _place(self, node: Node) -> None:
-        """Gives an op that hangs on the loop a rank and a round; what it spreads, its reader's."""
+        """Gives an op of the loop's results a rank and a round; what it spreads, its readers'."""
         finish = self._finish
         placed = [number for number in node.inputs if number in finish.home]
         spread = [number for number in node.inputs if number in self._spread]
@@ -440,8 +440,8 @@ class _Planner:
             start = limit
 
     def _rank_of(self, number: int) -> int:
-        """Where a value is returned: where it is made; of what hangs on arguments alone, on a rank
-        that has most of them."""
+        """Where a value is returned: where it is made; of what depends on arguments alone, on a
+        rank that has most of them."""
         if number in self._finish.home:
             return self._finish.home[number]
         nodes = self._outer.ancestors([number])

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.dataflow import Node
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import AFTER_ALL, BARRIER, CALL, CONSTANT, RECV, SEND
 from stablehlo_tools.ir.builder import Builder
 from stablehlo_tools.ir.inline import copy_with
 from stablehlo_tools.mpmd.manifest import FINISH, PREPARE, Piece
@@ -61,8 +62,8 @@ class RankWriter:
         self._main = self._open()
         self._block: ir.Block = self._main.regions[0].blocks[0]
         self._point = ir.InsertionPoint(self._block)
-        self._messages = self._op("stablehlo.after_all", [self._token], []).results[0]
-        self._actions = self._op("stablehlo.after_all", [self._token], []).results[0]
+        self._messages = self._op(AFTER_ALL, [self._token], []).results[0]
+        self._actions = self._op(AFTER_ALL, [self._token], []).results[0]
         for microbatch in range(self._plan.table.microbatches):
             self._numbers[microbatch] = self._number(microbatch)
         self._prepare()
@@ -89,7 +90,7 @@ class RankWriter:
     def _number(self, microbatch: int) -> ir.Value:
         type_ = self._plan.writer.number_type
         value = ir.Attribute.parse(f"dense<{microbatch}> : {type_}", self._context)
-        return self._op("stablehlo.constant", [type_], [], value=value).results[0]
+        return self._op(CONSTANT, [type_], [], value=value).results[0]
 
     def _key(self, key: Key) -> ir.Value:
         """A fixed value: an argument, or what was prepared."""
@@ -173,20 +174,18 @@ class RankWriter:
         """The values behind all actions so far, and the next ones behind them."""
         operands = [*values, self._actions]
         types = [value.type for value in operands]
-        op = self._op("stablehlo.optimization_barrier", types, operands)
+        op = self._op(BARRIER, types, operands)
         results: list[ir.Value] = list(op.results)
         self._actions = results[-1]
         return results[:-1]
 
     def _send(self, channel: int, value: ir.Value) -> None:
-        op = self._op(
-            "stablehlo.send", [self._token], [value, self._messages], **self._transfer(channel)
-        )
+        op = self._op(SEND, [self._token], [value, self._messages], **self._transfer(channel))
         self._messages = op.results[0]
 
     def _recv(self, channel: int, type_: ir.Type) -> ir.Value:
         types = [type_, self._token]
-        op = self._op("stablehlo.recv", types, [self._messages], **self._transfer(channel))
+        op = self._op(RECV, types, [self._messages], **self._transfer(channel))
         self._messages = op.results[1]
         return op.results[0]
 
@@ -206,7 +205,7 @@ class RankWriter:
         self, name: str, types: Sequence[ir.Type], operands: Sequence[ir.Value]
     ) -> ir.Operation:
         callee = ir.FlatSymbolRefAttr.get(name, self._context)
-        return self._op("func.call", types, operands, callee=callee)
+        return self._op(CALL, types, operands, callee=callee)
 
     def _op(
         self,
@@ -331,8 +330,8 @@ def write_prepare(
 
 @dataclass(frozen=True)
 class FinishFunction:
-    """What a rank computes in a round: what it takes and gives of values that hang on the loop, and
-    of fixed ones."""
+    """What a rank computes in a round: what it takes and gives of values that depend on the loop,
+    and of fixed ones."""
 
     rank: int
     name: str
