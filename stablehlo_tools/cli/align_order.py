@@ -11,7 +11,7 @@ import os
 import sys
 from pathlib import Path
 
-from stablehlo_tools.cli.check_order import add_device_arguments
+from stablehlo_tools.cli.check_order import add_device_arguments, device_options
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,24 +36,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Writes the programs. Raises ToolError on bad input."""
     from stablehlo_tools.artifacts import artifact
-    from stablehlo_tools.artifacts.program_set import Job, Options
+    from stablehlo_tools.artifacts.program_set import Job
     from stablehlo_tools.files import atomic
     from stablehlo_tools.order.report import finding_text
     from stablehlo_tools.transforms.align_order import align_order
     from stablehlo_tools.transforms.thread_tokens import ThreadTokensPass
 
-    options = Options(
-        tuple(arguments.devices),
-        arguments.separate,
-        arguments.platform,
-        arguments.trust_partitioner,
-        tuple(arguments.local),
-    )
     directory = Path(arguments.output)
     names = _names(arguments.programs)
     _check_directory(directory)
     loaded = tuple(artifact.load(path) for path in arguments.programs)
-    aligned = align_order(Job(loaded, options), ThreadTokensPass(form=arguments.form))
+    aligned = align_order(
+        Job(loaded, device_options(arguments)), ThreadTokensPass(form=arguments.form)
+    )
     for name, told in aligned.warnings:
         print(told.render(name), file=sys.stderr)
     if aligned.finding is not None:

@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints the verdict. Raises ToolError on bad input."""
-    from stablehlo_tools.cli.timing import tool_version
+    from stablehlo_tools.cli.shared_arguments import tool_version
     from stablehlo_tools.mpmd.proof.proving import prove, set_report
     from stablehlo_tools.mpmd.rank_set import load
     from stablehlo_tools.report.mpmd_report import to_json, verdict

@@ -10,6 +10,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from stablehlo_tools.artifacts.program_set import Options
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,6 +59,19 @@ def add_device_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def device_options(arguments: argparse.Namespace) -> Options:
+    """What those arguments say."""
+    from stablehlo_tools.artifacts.program_set import Options
+
+    return Options(
+        tuple(arguments.devices),
+        arguments.separate,
+        arguments.platform,
+        arguments.trust_partitioner,
+        tuple(arguments.local),
+    )
+
+
 def device_list(text: str) -> tuple[int, ...]:
     """The ids of `0-3,8`."""
     devices: list[int] = []
@@ -72,19 +89,13 @@ def run(arguments: argparse.Namespace) -> int:
     """Prints the verdict. Raises ToolError on bad input."""
     import gc
 
-    from stablehlo_tools.artifacts.program_set import Options, read_programs
+    from stablehlo_tools.artifacts.program_set import read_programs
     from stablehlo_tools.diagnostics import ToolError
     from stablehlo_tools.order.report import as_json, as_text
     from stablehlo_tools.order.simulation import UndecidedError
     from stablehlo_tools.order.verdict import decide
 
-    options = Options(
-        tuple(arguments.devices),
-        arguments.separate,
-        arguments.platform,
-        arguments.trust_partitioner,
-        tuple(arguments.local),
-    )
+    options = device_options(arguments)
     gc.disable()  # many small objects, all of which stay
     programs = read_programs(arguments.programs, options, workers=os.cpu_count() or 1)
     try:

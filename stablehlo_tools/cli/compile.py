@@ -13,9 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from stablehlo_tools.cli.timing import seconds
-
-SUMMARY = "compile for cpu, gpu or tpu and read back the order of the collectives"
+from stablehlo_tools.cli.shared_arguments import seconds
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

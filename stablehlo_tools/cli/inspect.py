@@ -18,7 +18,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from stablehlo_tools.cli.timing import add_timing_arguments, question, tool_version
+from stablehlo_tools.cli.shared_arguments import add_timing_arguments, question, tool_version
 
 if TYPE_CHECKING:
     from stablehlo_tools.analysis.collectives import Collective, ModuleFacts

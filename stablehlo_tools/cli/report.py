@@ -18,7 +18,7 @@ import shutil
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
-from stablehlo_tools.cli.timing import add_timing_arguments, question, tool_version
+from stablehlo_tools.cli.shared_arguments import add_timing_arguments, question, tool_version
 
 if TYPE_CHECKING:
     from stablehlo_tools.report.document import Document

@@ -22,8 +22,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from stablehlo_tools.cli.numbers import add_set_argument, tolerance, whole_number
-from stablehlo_tools.cli.timing import seconds
+from stablehlo_tools.cli.shared_arguments import add_set_argument, seconds, tolerance, whole_number
 
 if TYPE_CHECKING:
     from stablehlo_tools.mpmd.running.compiling import RankCompilation

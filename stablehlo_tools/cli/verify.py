@@ -17,7 +17,7 @@ import math
 import sys
 from typing import TYPE_CHECKING
 
-from stablehlo_tools.cli.numbers import (
+from stablehlo_tools.cli.shared_arguments import (
     add_set_argument,
     any_number,
     positive,
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from stablehlo_tools.verify import Verification
     from stablehlo_tools.verify.verification import Output
 
-SUMMARY = "prove on random inputs that two artifacts compute the same values"
 SHOWN_OUTPUTS = 20
 
 
