@@ -82,16 +82,16 @@ def _fields(data: bytes, at: int, end: int) -> Iterator[Field]:
     while at < end:
         start = at
         key, at = _varint(data, at)
-        kind = key & 7
-        if kind == _VARINT:
+        wire_type = key & 7
+        if wire_type == _VARINT:
             value, at = _varint(data, at)
             yield key >> 3, value, at, start
             continue
-        size = 8 if kind == _FIXED64 else 4
-        if kind == _BYTES:
+        size = 8 if wire_type == _FIXED64 else 4
+        if wire_type == _BYTES:
             size, at = _varint(data, at)
-        elif kind not in (_FIXED64, _FIXED32):
-            raise ValueError(f"wire type {kind}")
+        elif wire_type not in (_FIXED64, _FIXED32):
+            raise ValueError(f"wire type {wire_type}")
         if at + size > end:
             raise ValueError("a field ends behind its message")
         yield key >> 3, at, at + size, start

@@ -19,7 +19,7 @@ TAG_MARK = "#id"  # what precedes an id in an op_name; the second carrier of the
 ASYNC_MARKER = 'custom_call_target="AsyncCollective'
 
 COLLECTIVES = frozenset(
-    kind.replace("_", "-") for kind in (*short_names(DIALECT_COLLECTIVES), RAGGED_ALL_TO_ALL)
+    name.replace("_", "-") for name in (*short_names(DIALECT_COLLECTIVES), RAGGED_ALL_TO_ALL)
 )
 TRANSFERS = frozenset({"send", "recv"})
 SYNCHRONOUS = COLLECTIVES | {"infeed", "outfeed"}

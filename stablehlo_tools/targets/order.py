@@ -121,11 +121,11 @@ def compare_order(program: Sequence[Item], schedule: Schedule) -> OrderReport:
         difference=difference,
         deleted=tuple(id_ for id_ in rank_order(in_program, rank) if not in_schedule[id_]),
         merged=tuple(tuple(rank_order(event.ids, rank)) for event in issued if len(event.ids) > 1),
-        split=tuple(rank_order(split.found, rank)),
+        split=tuple(rank_order(split.ids, rank)),
         copied=tuple(
             id_
             for id_ in rank_order(in_schedule, rank)
-            if in_schedule[id_] > in_program[id_] and id_ not in split.found
+            if in_schedule[id_] > in_program[id_] and id_ not in split.ids
         ),
         moved=tuple(rank_order(_moved(listed, issued), rank)),
         added=sum(1 for event in issued if not event.ids),
@@ -195,7 +195,7 @@ class _Split:
     """
 
     once: dict[int, int]
-    found: set[int] = field(default_factory=set[int])
+    ids: set[int] = field(default_factory=set[int])
 
     def continues(self, previous: Event | None, event: Event) -> bool:
         """Whether the event is a further part of the one before it."""
@@ -208,7 +208,7 @@ class _Split:
         )
         if alike and any(self.once[id_] for id_ in event.ids):
             return False  # an unrolled loop may look like this, too
-        self.found.update(event.ids)
+        self.ids.update(event.ids)
         return True
 
 

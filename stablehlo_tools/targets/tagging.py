@@ -219,9 +219,9 @@ def read_host_transfers(text: str, kinds: Mapping[int, str]) -> dict[str, tuple[
         i for block in computations.values() for i in block if i.opcode in _HOST_TRANSFERS
     ]
     ids_by_name: dict[str, tuple[int, ...]] = {}
-    for kind in _HOST_TRANSFERS:
-        ids = [number for number, of in kinds.items() if of == kind]
-        here = [i for i in instructions if i.opcode == kind]
+    for opcode in _HOST_TRANSFERS:
+        ids = [number for number, kind in kinds.items() if kind == opcode]
+        here = [i for i in instructions if i.opcode == opcode]
         if len(ids) == len(here) == 1:
             ids_by_name[here[0].name] = (ids[0],)
     return ids_by_name

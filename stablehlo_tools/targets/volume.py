@@ -92,8 +92,8 @@ def _result(event: Event, members: int) -> str:
 def shape_bytes(shape: str) -> int:
     """The bytes of all arrays in a shape as HLO prints it."""
     total = 0
-    for kind, dims in _ARRAY.findall(shape):
-        bits = 8 if kind == "pred" else int(_BITS.search(kind).group())  # type: ignore[union-attr]
+    for dtype, dims in _ARRAY.findall(shape):
+        bits = 8 if dtype == "pred" else int(_BITS.search(dtype).group())  # type: ignore[union-attr]
         count = math.prod(int(re.sub(r"\D", "", d)) for d in dims.split(",") if d)
         total += -(-count * bits // 8)
     return total

@@ -45,7 +45,7 @@ _GAPS = re.compile(r"\s*(?:\{\{\.\*\}\})+")
 
 @dataclass(frozen=True)
 class _Check:
-    kind: str  # "", -LABEL
+    suffix: str  # of the directive: "", -LABEL
     pattern: str
     behind: str = ""  # the pattern of the line that ends a region
 
@@ -64,7 +64,7 @@ def brief_checks(module: ir.Module) -> Checks:
             continue
         regex = as_regex(check.pattern, [])
         alike = sum(bool(regex.search(other.text)) for other in lines[before + 1 : line.number])
-        checks += [] if check.kind else [_Check("", check.pattern)] * alike
+        checks += [] if check.suffix else [_Check("", check.pattern)] * alike
         checks.append(check)
         before = line.number
     return Checks(list(_directives(checks)), has_gaps=True)
@@ -124,7 +124,7 @@ def _directives(checks: list[_Check]) -> Iterator[str]:
     """Of equal ones in a row, the first line of each and the last line of the last."""
     for check, same in groupby(checks):
         count = len(list(same))
-        kind = f"-COUNT-{count}" if count > 1 else check.kind
-        yield f"CHECK{kind}: {check.pattern}"
+        suffix = f"-COUNT-{count}" if count > 1 else check.suffix
+        yield f"CHECK{suffix}: {check.pattern}"
         if check.behind:
             yield f"CHECK: {check.behind}"

@@ -60,7 +60,7 @@ class _Check:
     """One line that is checked, in the order of the text."""
 
     line: int
-    kind: str  # "", -LABEL, -DAG
+    suffix: str  # of the directive: "", -LABEL, -DAG
     pieces: list[Piece]
 
 
@@ -173,17 +173,17 @@ class _CheckWriter:
             self.meshes.add(content)
             self._add(line, "-DAG", self._pieces(line))
 
-    def _add(self, line: Line, kind: str, pieces: list[Piece]) -> None:
+    def _add(self, line: Line, suffix: str, pieces: list[Piece]) -> None:
         if line.role is Role.HEADER and line.op.name == FUNCTION:
             name = symbol_name(line.op)
             if name not in self.symbols.variables:
-                kind = "-LABEL"
+                suffix = "-LABEL"
                 label = line.text[: line.text.index("(") + 1]
                 rest = self._pieces(line)
                 first = rest[0]
                 assert isinstance(first, Text)
                 pieces = [Text(label), Gap(), Text(first.text.removeprefix(label)), *rest[1:]]
-        self.checks.append(_Check(line.number, kind, pieces))
+        self.checks.append(_Check(line.number, suffix, pieces))
 
     def _pieces(self, line: Line) -> list[Piece]:
         text = _without_noise(line, self.selection.everything)
@@ -272,7 +272,7 @@ def _name_variables(checks: list[_Check], symbols: _Symbols) -> None:
         _name(variable, taken)
     numbers = Counter(taken)
     for check in checks:
-        if check.kind == "-LABEL" or _is_function(check):
+        if check.suffix == "-LABEL" or _is_function(check):
             numbers = Counter(taken)
         for piece in check.pieces:
             if isinstance(piece, Named) and piece.variable is not None and not piece.variable.name:
@@ -307,11 +307,11 @@ def _directives(checks: list[_Check], lines: list[Line]) -> Checks:
     defined: set[str] = set()
     before = -1
     has_gaps = False
-    meshes = sum(check.kind == "-DAG" for check in checks)
+    meshes = sum(check.suffix == "-DAG" for check in checks)
     for check in checks:
-        kind = "" if check.kind == "-DAG" and meshes == 1 else check.kind
+        suffix = "" if check.suffix == "-DAG" and meshes == 1 else check.suffix
         first, *rest = pattern_lines(check.pieces, defined)
-        if kind == "" and before >= 0:
+        if suffix == "" and before >= 0:
             taken = _lines_alike(first, check, lines[before + 1 : check.line])
             for number in [*taken, check.line]:
                 pattern = first if number == check.line else anonymous(first)
@@ -320,7 +320,7 @@ def _directives(checks: list[_Check], lines: list[Line]) -> Checks:
                 has_gaps |= not _is_function(check) and not all(map(_hides_nothing, gap))
                 before = number
         else:
-            directives.append(f"CHECK{kind}: {first}")
+            directives.append(f"CHECK{suffix}: {first}")
         directives += [f"CHECK-SAME: {pattern}" for pattern in rest]
         before = check.line
     return Checks(directives, has_gaps)

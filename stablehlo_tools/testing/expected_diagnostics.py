@@ -38,7 +38,7 @@ def join_parts(parts: list[str]) -> str:
 
 
 _EXPECTATION = re.compile(
-    r"expected-(?P<kind>error|warning|note|remark)(?P<regex>-re)?"
+    r"expected-(?P<severity>error|warning|note|remark)(?P<regex>-re)?"
     r"(?:@(?P<place>[+-]\d+|above|below|unknown))?\s*\{\{(?P<text>.*?)\}\}(?=\s*(?:$|//|expected-))"
 )
 
@@ -67,10 +67,10 @@ def parse_expectations(text: str) -> list[Expectation]:
     expectations: list[Expectation] = []
     for number, line in enumerate(text.splitlines(), start=1):
         for match in _EXPECTATION.finditer(line):
-            kind = "note" if match["kind"] == "remark" else match["kind"]
+            severity = Severity("note" if match["severity"] == "remark" else match["severity"])
             pattern = _pattern(match["text"]) if match["regex"] else re.escape(match["text"])
             place = _line(match["place"], number)
-            expectations.append(Expectation(Severity(kind), place, pattern, match["text"], number))
+            expectations.append(Expectation(severity, place, pattern, match["text"], number))
     return expectations
 
 

@@ -24,7 +24,7 @@ from stablehlo_tools.passes.pipeline import Pipeline
 from stablehlo_tools.testing.brief_lines import LINK, link_count
 from stablehlo_tools.testing.check_patterns import escaped
 from stablehlo_tools.testing.expected_diagnostics import mismatches
-from stablehlo_tools.testing.outcome import Kind, Outcome, outcome_of
+from stablehlo_tools.testing.outcome import Effect, Outcome, outcome_of
 from stablehlo_tools.testing.recipe import MADE_BY, UPDATED_BY, Recipe, produced, quoted, recipe_of
 
 _TESTS = "lit_tests"
@@ -56,7 +56,7 @@ def generated_test(recipe: Recipe, path: str, data: bytes) -> GeneratedTest:
     outcome = _outcome(recipe, data, recipe.source or path)
     embedded = recipe.producer is None
     traits = _Traits(_is_counted(outcome), outcome.links > 0, bool(outcome.said))
-    runs = _run_lines(recipe, outcome.kind, traits)
+    runs = _run_lines(recipe, outcome.effect, traits)
     checks = _check_lines(recipe, outcome)
     made = [recipe.made_by, UPDATED_BY + quoted(_shown_path(path))]
     header = [*runs, *made, *([""] if checks else []), *checks]
@@ -73,9 +73,9 @@ def verify(test: GeneratedTest, recipe: Recipe, data: bytes) -> None:
     outcome = _outcome(recipe, seen, "<test>")
     problems = mismatches(test.text, outcome.said) if embedded else []
     seen_by_filecheck = None
-    if outcome.kind is Kind.CHANGED:
+    if outcome.effect is Effect.CHANGED:
         seen_by_filecheck = outcome.after
-    elif outcome.kind is Kind.REFUSED and not embedded:
+    elif outcome.effect is Effect.REFUSED and not embedded:
         seen_by_filecheck = outcome.refusal.render("input") + "\n"
     if seen_by_filecheck is not None:
         problem = mismatch(test.text, seen_by_filecheck)
@@ -83,7 +83,11 @@ def verify(test: GeneratedTest, recipe: Recipe, data: bytes) -> None:
     if problems:
         raise ToolError(f"a bug in make-test: the test that it made does not pass: {problems[0]}")
     links_tell = outcome.links and outcome.links != link_count(outcome.before)
-    if outcome.kind is Kind.CHANGED and not links_tell and not mismatch(test.text, outcome.before):
+    if (
+        outcome.effect is Effect.CHANGED
+        and not links_tell
+        and not mismatch(test.text, outcome.before)
+    ):
         hint = "" if recipe.full else ": use --full"
         raise ToolError(
             "the pipeline changes only what the checks leave out, so that the test could not "
@@ -96,8 +100,8 @@ def _is_run_line_of(recipe: Recipe, line: str) -> bool:
     choices = product((False, True), repeat=3)
     return _of_any_pipeline(line) in {
         _of_any_pipeline(known)
-        for kind, traits in product(Kind, choices)
-        for known in _run_lines(recipe, kind, _Traits(*traits))
+        for effect, traits in product(Effect, choices)
+        for known in _run_lines(recipe, effect, _Traits(*traits))
     }
 
 
@@ -119,20 +123,20 @@ class _Traits:
     said: bool  # the passes warn
 
 
-def _run_lines(recipe: Recipe, kind: Kind, traits: _Traits) -> list[str]:
+def _run_lines(recipe: Recipe, effect: Effect, traits: _Traits) -> list[str]:
     given, pipeline = recipe.input, f"-p {quoted(recipe.pipeline)}"
     opt = f"stablehlo-tools opt {given}"
     embedded = recipe.producer is None
     checked = " --verify-diagnostics" if embedded and traits.said else ""
-    if kind is Kind.UNCHANGED:
+    if effect is Effect.UNCHANGED:
         commands = [
             f"{opt} > %t.before",
             f"{opt} {pipeline}{checked} > %t.after",
             "diff -u %t.before %t.after",
         ]
-    elif kind is Kind.REFUSED and embedded:
+    elif effect is Effect.REFUSED and embedded:
         commands = [f"{opt} {pipeline} --verify-diagnostics"]
-    elif kind is Kind.REFUSED:
+    elif effect is Effect.REFUSED:
         commands = [f"not {opt} {pipeline} 2>&1 | filecheck %s"]
     elif not traits.counted and not traits.linked:
         commands = [f"{opt} {pipeline}{checked} | filecheck %s"]
@@ -154,11 +158,11 @@ def _is_counted(outcome: Outcome) -> bool:
 
 
 def _check_lines(recipe: Recipe, outcome: Outcome) -> list[str]:
-    if outcome.kind is Kind.CHANGED:
+    if outcome.effect is Effect.CHANGED:
         count = [f"COUNT: {outcome.collectives}".rstrip()] if _is_counted(outcome) else []
         links = [f"LINKS: {{{{^}}}}{outcome.links}{{{{$}}}}"] if outcome.links else []
         return count + links + outcome.checks.lines
-    if outcome.kind is Kind.REFUSED and recipe.producer is not None:
+    if outcome.effect is Effect.REFUSED and recipe.producer is not None:
         return [f"CHECK: error: {escaped(outcome.refusal.message)}"]
     return []
 

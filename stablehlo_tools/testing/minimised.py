@@ -76,7 +76,7 @@ def _same_but_fewer_lines(before: Outcome, after: Outcome) -> bool:
     lines = iter(stated(before.checks))
     fewer = all(line in lines for line in stated(after.checks))
     messages = [[d.message for d in outcome.said] for outcome in (before, after)]
-    return before.kind is after.kind and fewer and messages[0] == messages[1]
+    return before.effect is after.effect and fewer and messages[0] == messages[1]
 
 
 def _drop_unused_functions(module: ir.Module) -> None:

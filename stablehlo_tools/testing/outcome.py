@@ -15,7 +15,7 @@ from stablehlo_tools.testing.brief_lines import brief_checks, link_count
 from stablehlo_tools.testing.check_lines import Checks, check_lines
 
 
-class Kind(enum.Enum):
+class Effect(enum.Enum):
     """The three things that can come of a run."""
 
     CHANGED = "changed"
@@ -27,7 +27,7 @@ class Kind(enum.Enum):
 class Outcome:
     """The text before and after a run, its CHECK lines, and what the passes said."""
 
-    kind: Kind
+    effect: Effect
     before: str
     after: str
     checks: Checks
@@ -46,7 +46,7 @@ class Outcome:
 
     def _stated(self) -> object:
         said = [(diagnostic.severity, diagnostic.message) for diagnostic in self.said]
-        return self.kind, stated(self.checks), said
+        return self.effect, stated(self.checks), said
 
 
 def stated(checks: Checks) -> list[str]:
@@ -66,11 +66,11 @@ def outcome_of(
         run_pipeline(loaded, pipeline, diagnostics)
     except ToolError as error:
         said = (*diagnostics.collected, error.diagnostic)
-        return Outcome(Kind.REFUSED, before, "", Checks([], False), said, None)
+        return Outcome(Effect.REFUSED, before, "", Checks([], False), said, None)
     after = to_text(loaded.module)
     changed = before != after
     return Outcome(
-        Kind.CHANGED if changed else Kind.UNCHANGED,
+        Effect.CHANGED if changed else Effect.UNCHANGED,
         before,
         after,
         brief_checks(loaded.module) if brief else check_lines(loaded.module, everything=everything),

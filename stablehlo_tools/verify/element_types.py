@@ -105,7 +105,8 @@ def _floats() -> list[ElementType]:
         "f4E2M1FN": (ml_dtypes.float4_e2m1fn, 4),
     }
     return [
-        ElementType(name, np.dtype(kind), Kind.FLOAT, bits) for name, (kind, bits) in widths.items()
+        ElementType(name, np.dtype(type_), Kind.FLOAT, bits)
+        for name, (type_, bits) in widths.items()
     ]
 
 

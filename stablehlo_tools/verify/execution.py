@@ -191,11 +191,11 @@ def _to_attributes(array: Array, element: ElementType) -> list[ir.Attribute]:
     """The bit patterns of an array, as the interpreter takes them."""
     width = pattern_bits(element)
     patterns = to_bits(array, element).astype(f"u{width // 8}")
-    kind = ir.RankedTensorType.get(array.shape, ir.IntegerType.get_unsigned(width))
+    type_ = ir.RankedTensorType.get(array.shape, ir.IntegerType.get_unsigned(width))
     if not array.size:
-        return [ir.Attribute.parse(f"dense<> : {kind}")] * parts(element)
+        return [ir.Attribute.parse(f"dense<> : {type_}")] * parts(element)
     pieces = np.moveaxis(patterns, -1, 0) if element.kind is Kind.COMPLEX else [patterns]
-    return [ir.DenseElementsAttr.get(np.ascontiguousarray(piece), type=kind) for piece in pieces]
+    return [ir.DenseElementsAttr.get(np.ascontiguousarray(piece), type=type_) for piece in pieces]
 
 
 def _from_attributes(attributes: Iterator[Any], value: Value) -> Array:

@@ -245,11 +245,11 @@ class _Tensor:
             return self._narrow(self.patterns[0], self.name, self.element)
         real = real_part(self.element)
         names = [f"{pattern}_part" for pattern in self.patterns]
-        kind = f"tensor<{self.sizes}{real.name}>"
+        part = f"tensor<{self.sizes}{real.name}>"
         return [
             *self._narrow(self.patterns[0], names[0], real),
             *self._narrow(self.patterns[1], names[1], real),
-            f"{self.name} = stablehlo.complex {', '.join(names)} : ({kind}, {kind}) -> {self.type}",
+            f"{self.name} = stablehlo.complex {', '.join(names)} : ({part}, {part}) -> {self.type}",
         ]
 
     def to_patterns(self) -> list[str]:
@@ -259,8 +259,8 @@ class _Tensor:
         real = real_part(self.element)
         lines: list[str] = []
         for pattern, op in zip(self.patterns, ("real", "imag"), strict=True):
-            kinds = f"({self.type}) -> tensor<{self.sizes}{real.name}>"
-            lines.append(f"{pattern}_part = stablehlo.{op} {self.name} : {kinds}")
+            types = f"({self.type}) -> tensor<{self.sizes}{real.name}>"
+            lines.append(f"{pattern}_part = stablehlo.{op} {self.name} : {types}")
             lines += self._widen(f"{pattern}_part", pattern, real)
         return lines
 
@@ -269,16 +269,16 @@ class _Tensor:
         middle = f"{target}_narrow" if own != same_width else target
         lines = [f"{middle} = stablehlo.convert {source} : ({self.pattern}) -> {same_width}"]
         if own != same_width:
-            kinds = f"({same_width}) -> {own}"
-            lines.append(f"{target} = stablehlo.bitcast_convert {middle} : {kinds}")
+            types = f"({same_width}) -> {own}"
+            lines.append(f"{target} = stablehlo.bitcast_convert {middle} : {types}")
         return lines
 
     def _widen(self, source: str, target: str, element: ElementType) -> list[str]:
         own, same_width = self._types(element)
         lines: list[str] = []
         if own != same_width:
-            kinds = f"({own}) -> {same_width}"
-            lines.append(f"{target}_narrow = stablehlo.bitcast_convert {source} : {kinds}")
+            types = f"({own}) -> {same_width}"
+            lines.append(f"{target}_narrow = stablehlo.bitcast_convert {source} : {types}")
             source = f"{target}_narrow"
         return [*lines, f"{target} = stablehlo.convert {source} : ({same_width}) -> {self.pattern}"]
 

@@ -110,7 +110,7 @@ def test_brute_force_finds_nothing_better(seed: int):
     problem = problem_of(graph)
     needed = least_memory(problem)
     assert needed is not None
-    assert (needed.found, needed.bound) == (least, least)
+    assert (needed.enough, needed.bound) == (least, least)
     assert least_bytes(problem) <= least
     for limit in (least, least + 2, float("inf")):
         best = min(total_ns(graph, o, ()) for o in orders if peak_bytes(graph, o) <= limit)

@@ -23,7 +23,7 @@ from stablehlo_tools.testing.check_lines import check_lines
 from stablehlo_tools.testing.expected_diagnostics import split_input
 from stablehlo_tools.testing.generated_test import generated_test, mismatch, regenerated, verify
 from stablehlo_tools.testing.minimised import minimised
-from stablehlo_tools.testing.outcome import Kind, Outcome, outcome_of
+from stablehlo_tools.testing.outcome import Effect, Outcome, outcome_of
 from stablehlo_tools.testing.recipe import Recipe, produced, recipe_of
 
 # Without those of `partition`, which is slow: a test of it is simplified in some fifty runs.
@@ -161,14 +161,14 @@ def test_each_hand_written_input_yields_a_test(path: Path, full: bool):
 @pytest.mark.parametrize("full", [False, True], ids=["default", "full"])
 def test_names_do_not_matter(path: Path, full: bool):
     for test in made_of_all(path, full=full):
-        if test.outcome.kind is Kind.CHANGED:
+        if test.outcome.effect is Effect.CHANGED:
             assert mismatch(test.text, renamed(test.outcome.after)) is None, test.text
 
 
 @pytest.mark.parametrize("path", one_in(8), ids=lambda path: path.stem)
 def test_a_wrong_output_is_noticed(path: Path):
     for test in made_of_all(path, full=False):
-        if test.outcome.kind is not Kind.CHANGED:
+        if test.outcome.effect is not Effect.CHANGED:
             continue
         in_order = "stablehlo_tools.token_link" in test.outcome.after
         for change in (without_one, with_other_groups, *([swapped] if in_order else [])):
@@ -179,7 +179,7 @@ def test_a_wrong_output_is_noticed(path: Path):
 @pytest.mark.parametrize("path", one_in(8), ids=lambda path: path.stem)
 def test_a_collective_more_is_noticed(path: Path):
     for test in made_of_all(path, full=False):
-        if test.outcome.kind is Kind.CHANGED and "COUNT: " not in test.text:
+        if test.outcome.effect is Effect.CHANGED and "COUNT: " not in test.text:
             for wrong in with_one_twice(test.outcome.after):
                 assert mismatch(test.text, wrong), f"{test.text}\n{wrong}"
 
@@ -193,7 +193,7 @@ def test_a_brief_test_is_short_and_notices_what_it_checks(path: Path):
         assert not lint(test.text), test.text
         assert recipe_of(test.text, "x.mlir") == test.recipe
         assert regenerated(test.text, "x.mlir") == test.text
-        if test.outcome.kind is not Kind.CHANGED:
+        if test.outcome.effect is not Effect.CHANGED:
             continue
         after = test.outcome.after
         assert mismatch(test.text, renamed(after)) is None, test.text

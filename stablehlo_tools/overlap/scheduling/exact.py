@@ -38,9 +38,9 @@ class Exact(NamedTuple):
 
 
 class LeastMemory(NamedTuple):
-    """The bytes that some order needs, and the bytes that every order needs at least."""
+    """The bytes that some order needs, and those that every order needs at least."""
 
-    found: float
+    enough: float
     bound: float
 
 
@@ -146,9 +146,9 @@ def _nothing_fits(problem: Problem, limits: Limits, answer: Answer, seconds: flo
     if least is None:
         return ToolError("no order keeps as few transfers in flight as asked")
     asked = f"no order needs as little memory as {limits.memory / 2**30:.6g} GiB"
-    if least.bound >= least.found:
-        return ToolError(f"{asked}: the smallest possible limit is {gib(least.found)} GiB")
+    if least.bound >= least.enough:
+        return ToolError(f"{asked}: the smallest possible limit is {gib(least.enough)} GiB")
     return ToolError(
-        f"{asked}: {gib(least.found)} GiB is enough, and "
+        f"{asked}: {gib(least.enough)} GiB is enough, and "
         f"less than {least.bound / 2**30:.6g} GiB is not"
     )

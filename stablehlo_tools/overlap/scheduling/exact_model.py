@@ -355,13 +355,13 @@ def _independent(after: Sequence[int], one: int, other: int) -> bool:
 
 def _leaders(problem: Problem, after: Sequence[int]) -> dict[int, list[int]]:
     """The starts that each start may be in one bucket with, none after itself, by start."""
-    by_kind: dict[Hashable, list[int]] = {}
+    by_key: dict[Hashable, list[int]] = {}
     for task in range(problem.size):
         if problem.stream[task] != COMPUTE and problem.latency[task]:
-            by_kind.setdefault(problem.kinds[task], []).append(task)
+            by_key.setdefault(problem.bucket_keys[task], []).append(task)
     return {
         task: [t for t in tasks if t <= task and (t == task or _independent(after, t, task))]
-        for tasks in by_kind.values()
+        for tasks in by_key.values()
         if len(tasks) > 1
         for task in tasks
     }

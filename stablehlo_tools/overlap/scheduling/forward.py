@@ -124,7 +124,7 @@ class _Pass:
         elif stream == COMPUTE:
             heappush(self._compute, entry)
         else:
-            heappush(self._starts[stream].setdefault(problem.kinds[task], []), entry)
+            heappush(self._starts[stream].setdefault(problem.bucket_keys[task], []), entry)
 
     def _finish(self, task: int) -> None:
         """A task is issued; what depends on compute may be ready, on a transfer not yet."""
@@ -234,12 +234,12 @@ class _Pass:
         `dry` is for when nothing computes: to the streams that are dry already.
         """
         while any(
-            self._issue_if_fits(stream, kind, dry=dry)
-            for _, stream, kind in sorted(
-                (heap[0], stream, kind)
-                for stream, kinds in enumerate(self._starts)
+            self._issue_if_fits(stream, key, dry=dry)
+            for _, stream, key in sorted(
+                (heap[0], stream, key)
+                for stream, heaps in enumerate(self._starts)
                 if self._takes_more(stream, until, dry=dry)
-                for kind, heap in kinds.items()
+                for key, heap in heaps.items()
                 if heap
             )
         ):
@@ -253,9 +253,9 @@ class _Pass:
             return False
         return self.free[stream] < until or (dry and self.free[stream] <= self.clock)
 
-    def _issue_if_fits(self, stream: int, kind: Hashable, *, dry: bool) -> bool:
+    def _issue_if_fits(self, stream: int, key: Hashable, *, dry: bool) -> bool:
         """Issues the most urgent transfer of a kind, if memory allows it."""
-        heap = self._starts[stream][kind]
+        heap = self._starts[stream][key]
         task = heap[0][1]
         if not self._done[task]:
             if self._is_early(task, dry=dry) or not self.reserve.fits(task, self._beside):

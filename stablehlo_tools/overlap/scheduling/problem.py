@@ -18,7 +18,7 @@ class Problem:
     """What the scheduler knows of each task, by id.
 
     `ns` is the time on its stream: compute and whole loops on COMPUTE, transfers on that of their
-    number in `stream`. `kinds` are the bucket keys of collective starts: those of one key can be
+    number in `stream`. `bucket_keys` are those of collective starts: those of one key can be
     one collective. `reads` are the storages that a task needs until it is over, `allocs` those it
     makes. Storages in `kept` never end.
     """
@@ -27,7 +27,7 @@ class Problem:
     ns: Sequence[float]
     stream: Sequence[int]
     latency: Sequence[float]
-    kinds: Sequence[Hashable]
+    bucket_keys: Sequence[Hashable]
     starts: Sequence[int | None]  # of waits
     deps: Sequence[tuple[int, ...]]
     users: Sequence[Sequence[int]]
@@ -69,7 +69,9 @@ def problem_of(graph: TaskGraph, *, in_loop: bool = False, keep_compute: bool = 
         ns=[_time(task) for task in tasks],
         stream=[_stream(task, streams) for task in tasks],
         latency=[0.0 if t.communication is None else t.communication.latency_ns for t in tasks],
-        kinds=[None if t.communication is None else bucket_key(t.communication) for t in tasks],
+        bucket_keys=[
+            None if t.communication is None else bucket_key(t.communication) for t in tasks
+        ],
         starts=[task.start for task in tasks],
         deps=deps,
         users=_users(deps),

@@ -156,16 +156,16 @@ type _DotDims = dict[tuple[str, str], tuple[int, ...]]  # by (lhs or rhs, contra
 
 def _dot_dims(instruction: HloInstruction) -> _DotDims:
     return {
-        (side, kind): instruction.numbers(f"{side}_{kind}_dims")
+        (side, role): instruction.numbers(f"{side}_{role}_dims")
         for side in ("lhs", "rhs")
-        for kind in ("contracting", "batch")
+        for role in ("contracting", "batch")
     }
 
 
 def _gemm_dims(instruction: HloInstruction) -> _DotDims:
     gemm_dims = {
-        (side, kind): tuple(int(d) for d in re.findall(r"\d+", dims))
-        for side, kind, dims in _GEMM_DIMS.findall(instruction.line)
+        (side, role): tuple(int(d) for d in re.findall(r"\d+", dims))
+        for side, role, dims in _GEMM_DIMS.findall(instruction.line)
     }
     if ("lhs", "contracting") not in gemm_dims:
         raise instruction.error("a library product without dot_dimension_numbers")
@@ -175,8 +175,8 @@ def _gemm_dims(instruction: HloInstruction) -> _DotDims:
 def _dot(instruction: HloInstruction, computation: Computation, dims: _DotDims) -> Matmul:
     lhs, rhs = _operands(instruction, computation)
 
-    def extent(array: Array, side: str, kind: str) -> int:
-        return math.prod(array.dims[d] for d in dims.get((side, kind), ()))
+    def extent(array: Array, side: str, role: str) -> int:
+        return math.prod(array.dims[d] for d in dims.get((side, role), ()))
 
     batch, depth = extent(lhs, "lhs", "batch"), extent(lhs, "lhs", "contracting")
     rows = lhs.elements // max(1, batch * depth)
@@ -209,7 +209,7 @@ def _convolution(
 ) -> Matmul:
     labels = _labels(instruction)
     result = out.results[0]
-    groups = {kind: int(n) for kind, n in _GROUPS.findall(instruction.line)}
+    groups = {name: int(n) for name, n in _GROUPS.findall(instruction.line)}
     features, batches = groups.get("feature", 1), groups.get("batch", 1)
     batch = features * batches
     m = result.dims[labels.out.index("b")]
@@ -241,7 +241,7 @@ def _library_convolution(instruction: HloInstruction, computation: Computation) 
     kernel = result if "BackwardFilter" in target else second
     image = result if "BackwardInput" in target else first
     out = first if "BackwardInput" in target else second if "Filter" in target else result
-    groups = {kind: int(n) for kind, n in _GROUPS.findall(instruction.line)}.get("feature", 1)
+    groups = {name: int(n) for name, n in _GROUPS.findall(instruction.line)}.get("feature", 1)
     positions = math.prod(
         d for d, label in zip(out.dims, labels.out, strict=True) if label not in "f"
     )

@@ -343,11 +343,11 @@ def parse_shape(text: str) -> Shape:
     array = _ARRAY.match(text)
     if array is None:
         raise ValueError(f"not a shape: {text!r}")
-    kind, dims, order, rest = array.groups()
+    element_type, dims, order, rest = array.groups()
     tiles = _TILES.search(rest or "")
     space = _SPACE.search(rest or "")
     return Array(
-        kind,
+        element_type,
         tuple(int(re.sub(r"\D", "", size)) for size in dims.split(",") if size),
         tuple(int(d) for d in (order or "").split(",") if d),
         _tiles(tiles.group(1)) if tiles else (),
