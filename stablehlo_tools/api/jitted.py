@@ -72,17 +72,20 @@ class Jitted:
         ToolError for a program that a pass refuses, or that calls Python.
         """
         backend = jax.default_backend()
+        # jax names a backend, jax.export the platform that it compiles for.
         platform = "cuda" if backend == "gpu" else backend
         try:
             plain = export.export(self.jitted, platforms=[platform])(*args, **kwargs)
         except NotImplementedError as reason:
             jaxpr = self.jitted.trace(*args, **kwargs).jaxpr
             raise _named_callbacks(jaxpr, reason) or reason from None
+        # MLIR in this process has just written it: no other process need read it first.
         reading.vouch(plain.mlir_module_serialized)
         return transforming.transform(plain, self.pipeline)
 
     def _compile(self, args: Sequence[Any], kwargs: dict[str, Any], leaves: list[Any]) -> _Call:
         lowered = self.jitted.trace(*args, **kwargs).lower()
+        # An Exported does not say what its function gave up: whoever calls it donates anew.
         donated = [info.donated for info in jax.tree.leaves(lowered.args_info)]
         artifact = self.export(*args, **kwargs)
         devices = bindings.lowered_devices(lowered)

@@ -275,6 +275,7 @@ def _read_files(paths: Sequence[str], parts: Sequence[_Part], workers: int) -> l
     if len(paths) < _WORTH_A_POOL or workers < 2:
         outcomes = [_read_file(path, part) for path, part in zip(paths, parts, strict=True)]
     else:
+        # Not forked: the threads of native libraries would be missing in the children.
         with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
             size = -(-len(paths) // (4 * workers))
             outcomes = list(pool.map(_read_file, paths, parts, chunksize=size))

@@ -132,4 +132,5 @@ class Clock:
         known = self.measured.ns(names) if self.measured is not None else None
         if known is None:
             return modelled
+        # A measurement is one number; how much of it a bucket would pay only once, the model says.
         return replace(modelled, ns=known, latency_ns=min(known, modelled.latency_ns))

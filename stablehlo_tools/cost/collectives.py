@@ -151,6 +151,7 @@ def _between_slices(
 def _both(within: TransferTime, between: TransferTime) -> TransferTime:
     if NOTHING in (within, between):
         return within if between == NOTHING else between
+    # Chunks move inside and between slices at once: bytes overlap, the way of the first does not.
     latency = within.latency_ns + between.latency_ns
     bytes_ns = max(time.ns - time.latency_ns for time in (within, between))
     return TransferTime(

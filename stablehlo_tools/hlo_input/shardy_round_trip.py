@@ -237,6 +237,7 @@ def _restore_ops(module: ir.Module) -> None:
 
     walk(module.operation, visit)
     for op in ops:
+        # What these carry, meshes and the shardings of arguments, is restored already.
         if op == module.operation or op.name == "func.func":
             continue
         target, carried = _target(op), _frontend(op)

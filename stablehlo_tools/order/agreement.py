@@ -24,6 +24,7 @@ from stablehlo_tools.order.program import (
     Signature,
     decision_of,
     footprint,
+    issues_of,
     reached_blocks,
 )
 
@@ -182,7 +183,7 @@ def find_missing_program(programs: Sequence[Program]) -> Finding | None:
     program_of = {d: i for i, program in enumerate(programs) for d in program.devices}
     complete: set[tuple[int, ...]] = set()  # members who all run a program
     for number, program in enumerate(programs):
-        for issue in _reached(program.block):
+        for issue in issues_of(program.block, reached_blocks):
             for meeting in issue.rendezvous:
                 if meeting.members in complete:
                     continue
@@ -193,14 +194,6 @@ def find_missing_program(programs: Sequence[Program]) -> Finding | None:
                 if missing is None:
                     complete.add(meeting.members)
     return None
-
-
-def _reached(block: Block) -> Iterator[Issue]:
-    for node in block.nodes:
-        if isinstance(node, Issue):
-            yield node
-        for inner in reached_blocks(node):
-            yield from _reached(inner)
 
 
 def find_disagreement(programs: Sequence[Program]) -> Finding | None:

@@ -87,6 +87,7 @@ class _Opened:
 
 def find_communicator_conflict(programs: Sequence[Program]) -> Finding | None:
     """Communicators that the devices of programs compiled apart cannot open on XLA:GPU."""
+    # One program is compiled once: its devices open the same, in the same order.
     if len(programs) < 2 or not all(program.may_run_on_gpu for program in programs):
         return None
     program_of = {d: i for i, program in enumerate(programs) for d in program.devices}
@@ -182,6 +183,7 @@ def _split(
                 continue
             for use in listed:
                 groups = {d: group for group in use.issue.groups for d in group}
+                # It is split off only where the op names every device of the larger in some group.
                 if not groups.keys() >= set(whole.members):
                     continue
                 for device in whole.members:

@@ -7,7 +7,7 @@ its collectives are issued while it runs. Devices are flattened ids, as in `repl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import overload
@@ -215,13 +215,15 @@ def compiled_blocks(node: Node) -> tuple[Block, ...]:
     return inner_blocks(node)
 
 
-def issues_of(block: Block) -> Iterator[Issue]:
-    """Every collective of the block, in text order, nested ones included."""
+def issues_of(
+    block: Block, inside: Callable[[Node], Iterable[Block]] = inner_blocks
+) -> Iterator[Issue]:
+    """Every collective of the block, in text order; of loops and branches those `inside`."""
     for node in block.nodes:
         if isinstance(node, Issue):
             yield node
-        for inner in inner_blocks(node):
-            yield from issues_of(inner)
+        for inner in inside(node):
+            yield from issues_of(inner, inside)
 
 
 def blocks_of(block: Block) -> Iterator[Block]:

@@ -246,6 +246,7 @@ class Simulator:
                     inner = (*iteration, count)
                     yield from self._stream(device, node.condition, choice, outer, inner)
                     yield from self._stream(device, node.body, choice, outer, inner)
+                # The condition runs once more than the body: it is what ends the loop.
                 yield from self._stream(device, node.condition, choice, outer, iteration)
 
     def _members_of(self, node: Node, device: int) -> Members:

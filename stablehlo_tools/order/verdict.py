@@ -62,7 +62,7 @@ from stablehlo_tools.order.simulation import (
 )
 from stablehlo_tools.order.transfers import pair_transfers
 
-_MOST_CANDIDATES = 32
+_MOST_CANDIDATES = 32  # cycles that no run confirms, before the first of them is told
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,7 @@ class RegisteredPass(Pass):
 
     def _manager(self, context: ir.Context) -> bindings.PassManager:
         failures: list[str] = []
+        # A C++ pass is made for one kind of op: some run on the module, some on each function.
         for anchor in ("builtin.module({})", "builtin.module(func.func({}))"):
             with native_stderr() as said:  # MLIR's parser of options writes there
                 try:

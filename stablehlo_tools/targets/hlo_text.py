@@ -26,9 +26,9 @@ SYNCHRONOUS = COLLECTIVES | {"infeed", "outfeed"}
 WRAPPERS = frozenset({"async", "call", "fusion", "custom-call"})
 DESCENDED = frozenset({"while", "conditional", "call", "fusion"})
 
-_COMPUTATION = re.compile(r"(ENTRY )?%?([^\s(]+) ?\(.*\{\s*$")
+COMPUTATION = re.compile(r"(ENTRY )?%?([^\s(]+) ?\(.*\{\s*$")
 _INSTRUCTION = re.compile(r"\s+(?:ROOT )?%?([^\s=]+) = ")
-_OPCODE = re.compile(r" ([a-z][a-z0-9-]*)\(")
+OPCODE = re.compile(r" ([a-z][a-z0-9-]*)\(")
 _OPERAND = re.compile(r"%([^\s,()#]+)")
 _CALLED = re.compile(
     r"[ {](calls|to_apply|body|condition|true_computation|false_computation)=%?([^\s,{}]+)"
@@ -80,6 +80,14 @@ class Instruction:
         for names in _BRANCHES.findall(self.line, self.after_opcode):
             called["branches"] = [name.strip().lstrip("%") for name in names.split(",")]
         return called
+
+    def branches(self) -> list[str]:
+        """The computations of a conditional: indexed ones, or the true one and the false one."""
+        called = self.called()
+        return called.get("branches") or [
+            *called.get("true_computation", []),
+            *called.get("false_computation", []),
+        ]
 
     def tagged_ids(self) -> tuple[int, ...]:
         """The ids in its tag."""
@@ -144,7 +152,7 @@ def parse_computations(text: str) -> tuple[Computations, str]:
         if not line or line[0] == "}":
             current = None
         elif line[0] not in " \t":
-            header = _COMPUTATION.match(line)
+            header = COMPUTATION.match(line)
             if header:
                 current = computations.setdefault(header.group(2), [])
                 entry = header.group(2) if header.group(1) else entry
@@ -159,7 +167,7 @@ def parse_computations(text: str) -> tuple[Computations, str]:
 
 def _parse_instruction(line: str) -> Instruction | None:
     name = _INSTRUCTION.match(line)
-    opcode = _OPCODE.search(line, name.end() - 1) if name else None
+    opcode = OPCODE.search(line, name.end() - 1) if name else None
     if name is None or opcode is None or not _matters(opcode.group(1), line):
         return None
     return Instruction(name.group(1), opcode.group(1), line, opcode.end())

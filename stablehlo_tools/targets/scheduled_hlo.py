@@ -192,11 +192,7 @@ class _Builder:
         )
 
     def _choice(self, instruction: Instruction, state: _Block) -> Iterator[Choice]:
-        called = instruction.called()
-        names = called.get("branches") or [
-            *called.get("true_computation", []),
-            *called.get("false_computation", []),
-        ]
+        names = instruction.branches()
         if any(self._talks(name) for name in names):
             yield Choice(
                 tuple(
@@ -292,6 +288,7 @@ class _Builder:
         fallback: Instruction | None = None,
     ) -> Event:
         ids, partial = self.identities.of(instruction)
+        # The async wrapper of a collective may keep the tag that the collective itself has lost.
         if fallback is not None and (partial or not ids):
             outer, outer_partial = self.identities.of(fallback)
             if outer and not outer_partial:

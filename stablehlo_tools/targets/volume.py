@@ -20,12 +20,10 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from stablehlo_tools.targets.hlo.module import split_tuple
+from stablehlo_tools.targets.hlo.module import arrays, parse_shape, split_tuple
 from stablehlo_tools.targets.hlo_text import COLLECTIVES
 from stablehlo_tools.targets.scheduled_hlo import Choice, Event, Loop, Node, Phase, Schedule
 
-_ARRAY = re.compile(r"\b(pred|[a-z]+\d+[a-z0-9]*)\[([\d,<=]*)\]")
-_BITS = re.compile(r"\d+")
 _IOTA = re.compile(r"\[([\d,]+)\]<=")
 _MESH = re.compile(r"mesh\[([^\]]*)\][^{]* \{([^}]*)\}")
 _MESH_AXIS = re.compile(r"'([^']+)'=(\d+)")
@@ -91,12 +89,7 @@ def _result(event: Event, members: int) -> str:
 
 def shape_bytes(shape: str) -> int:
     """The bytes of all arrays in a shape as HLO prints it."""
-    total = 0
-    for dtype, dims in _ARRAY.findall(shape):
-        bits = 8 if dtype == "pred" else int(_BITS.search(dtype).group())  # type: ignore[union-attr]
-        count = math.prod(int(re.sub(r"\D", "", d)) for d in dims.split(",") if d)
-        total += -(-count * bits // 8)
-    return total
+    return sum(array.bytes for array in arrays(parse_shape(shape)))
 
 
 def group_size(groups: str, devices: int) -> int:

@@ -67,6 +67,7 @@ class ExportedProgram:
             for value, sharding in zip(self.inputs, self.shardings, strict=True)
             if value.role != "nothing"
         ]
+        # Passes that round anew: they would do so differently before and after a pass of ours.
         options = {"xla_disable_hlo_passes": ",".join(skipped)} if skipped else {}
         self.compiled = jax.jit(self._call).lower(*specs).compile(options)
 

@@ -70,6 +70,7 @@ def fused_collectives(fusion: HloInstruction, module: HloModule) -> list[Fused]:
     for inner, computation in inside:
         if inner.opcode not in ISSUED:
             continue
+        # It neither starts nor ends here: this fusion computes while it runs.
         if inner.name not in marks and inner.chain is not None:
             continue
         phase, mark = marks.get(inner.name, (Phase.SYNC, inner))
@@ -135,7 +136,7 @@ def issued(instruction: HloInstruction, computation: Computation, module: HloMod
         if array.bits
     ]
     if opcode == "ragged-all-to-all":
-        operands = operands[:1]
+        operands = operands[:1]  # the others: the result to fill, offsets and sizes
     gathered = opcode in ("all-gather", "recv")
     sent = arrays(result_shape(instruction)) if gathered else operands
     kind = opcode.replace("-", "_")

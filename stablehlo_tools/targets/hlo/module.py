@@ -28,9 +28,7 @@ _BITS = re.compile(r"\d+")
 _COMMENT = re.compile(r"/\*.*?\*/")
 _TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
 _FIELD = re.compile(r"(\w+)=(\d+)")
-_COMPUTATION = re.compile(r"(ENTRY )?%?([^\s(]+) ?\(.*\{\s*$")
 _INSTRUCTION = re.compile(r"\s+(ROOT )?%?([^\s=]+) = ")
-_OPCODE = re.compile(r" ([a-z][a-z0-9-]*)\(")
 _NUMBERS = re.compile(r"-?\d+")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
@@ -236,7 +234,7 @@ def parse_module(text: str) -> HloModule:
             if current:
                 computations[name] = Computation(name, tuple(current))
             current = None
-        elif opening := _COMPUTATION.match(line):
+        elif opening := hlo_text.COMPUTATION.match(line):
             name, current = opening.group(2), []
             entry = name if opening.group(1) else entry
         elif row := _TABLE_ROW.match(line):
@@ -250,7 +248,7 @@ def parse_module(text: str) -> HloModule:
 
 def _instruction(line: str) -> HloInstruction | None:
     name = _INSTRUCTION.match(line)
-    opcode = _OPCODE.search(line, name.end() - 1) if name else None
+    opcode = hlo_text.OPCODE.search(line, name.end() - 1) if name else None
     if name is None or opcode is None:
         return None
     return HloInstruction(name.group(2), opcode.group(1), line, opcode.end())

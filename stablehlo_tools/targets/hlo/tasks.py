@@ -202,11 +202,7 @@ class ScheduleReader:
 
     def _dearest(self, instruction: HloInstruction, operands: list[Value]) -> Value:
         """The branch that takes longest stands for the conditional."""
-        called = instruction.called()
-        names = called.get("branches") or [
-            *called.get("true_computation", []),
-            *called.get("false_computation", []),
-        ]
+        names = instruction.branches()
         if not names or len(operands) != len(names):
             raise instruction.error("its branches and its operands do not match")
         branches = [self._module.computation(name, instruction) for name in names]
@@ -235,6 +231,7 @@ class ScheduleReader:
         placed = homes(body, {path: leaf.storages for path, leaf in inputs.items()}, self._module)
         reader = ScheduleReader(self._module, self._clock, builder, body, [argument], placed)
         result = reader.read()
+        # Of a known count, a condition without collectives is a comparison: nothing to time.
         if trips is None or communicates(condition.name, self._module, instruction):
             reader._inlined(condition, [result])
         last = dict(paths(result))
