@@ -8,7 +8,7 @@ it stands for it: what is said of all elements of a set stays true.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.reshapes import runs
 
 Shape = tuple[int, ...]
 Box = tuple[range, ...]
@@ -141,34 +142,11 @@ def _bounds(places: list[int]) -> tuple[int, int, int]:
 def reshaped(box: Box, before: Shape, after: Shape) -> Box:
     """Elements of a box as they lie in another shape of as many: all of them, or a box of some."""
     places: list[range] = []
-    for outer, inner in _groups(before, after):
+    for outer, inner in runs(before, after):
         ranges = [box[d] for d in outer]
         sizes = [before[d] for d in outer]
         places += _unflattened(_flattened(ranges, sizes), [after[d] for d in inner])
     return tuple(places)
-
-
-def _groups(before: Shape, after: Shape) -> Iterator[tuple[range, range]]:
-    """Dimensions of the two shapes that hold the same elements, the fewest in a row."""
-    i = j = 0
-    while i < len(before) or j < len(after):
-        first, second = i, j
-        one = other = 1
-        while True:
-            if one == other and (i > first or j > second):
-                # Dimensions of size 1 go with those before them.
-                while i < len(before) and before[i] == 1:
-                    i += 1
-                while j < len(after) and after[j] == 1:
-                    j += 1
-                break
-            if one <= other and i < len(before):
-                one *= before[i]
-                i += 1
-            else:
-                other *= after[j]
-                j += 1
-        yield range(first, i), range(second, j)
 
 
 def _flattened(ranges: Sequence[range], sizes: Sequence[int]) -> range:

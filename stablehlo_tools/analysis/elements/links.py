@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stablehlo_tools import bindings
 from stablehlo_tools.analysis.elements.boxes import (
     Box,
     Shape,
+    canonical,
     meet,
     moved_range,
     reshaped,
@@ -23,6 +23,9 @@ from stablehlo_tools.analysis.elements.boxes import (
     whole_box,
 )
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.dimension_numbers import dot_numbers
+from stablehlo_tools.dialect.dimensions import dimensions_of
+from stablehlo_tools.dialect.factors import FactorRole
 from stablehlo_tools.dialect.names import BITCAST_CONVERT, SELECT
 from stablehlo_tools.dialect.traits import ELEMENTWISE, STABLEHLO, Trait, ops_with, ops_with_any
 
@@ -75,6 +78,34 @@ def identity(shape: Shape) -> Piece:
     return Piece(box, box, tuple((d, d) for d in range(len(shape))))
 
 
+def related(op: ir.Operation, position: int, shape: Shape, result: Shape) -> Piece | None:
+    """The link of an operand as the relation of the op's dimensions has it: of an op that hands on
+    elements, to places that it says itself. None where no element is left.
+
+    The parts of complex numbers, which no dimension of the op knows of, stay together.
+    """
+    relation = dimensions_of(op)
+    assert relation is not None, "of every op of static shapes that asks"
+    source, target = list(whole_box(shape)), list(whole_box(result))
+    along: list[tuple[int, int]] = []
+    for factor in relation.factors:
+        one, other = factor.in_operand(position), factor.in_result()
+        if one is None or other is None or factor.role is FactorRole.REPEATED:
+            continue
+        taken, put = one.positions(factor.size), other.positions(factor.size)
+        assert taken is not None, "of these ops places are known"
+        assert put is not None, "of these ops places are known"
+        source[one.dim], target[other.dim] = _evenly(taken), _evenly(put)
+        along.append((one.dim, other.dim))
+    if len(shape) > len(relation.operands[position]):
+        along.append((len(shape) - 1, len(result) - 1))
+    return Piece(tuple(source), tuple(target), tuple(along)) if all(source) else None
+
+
+def _evenly(numbers: range) -> range:
+    return canonical(numbers) if numbers.step > 0 else numbers
+
+
 def _carried(box: Box, source: Box, target: Box, along: tuple[tuple[int, int], ...]) -> Box | None:
     part = meet(box, tuple(_ascending(numbers) for numbers in source))
     if part is None:
@@ -114,7 +145,8 @@ def link_of(op: ir.Operation, position: int) -> Link | None:
     if shape is None or result is None or 0 in shape:
         return None
     if op.name == "stablehlo.reduce":
-        return _reduced(op, shape, result) if position == 0 else None
+        is_single = len(op.operands) == 2
+        return related(op, 0, shape, result) if is_single and position == 0 else None
     if op.name == "stablehlo.dot_general":
         return _contracted(op, position, shape, result)
     if op.name not in _IN_PLACE or shape != result:
@@ -123,28 +155,16 @@ def link_of(op: ir.Operation, position: int) -> Link | None:
     return None if is_complex and op.name not in _PARTWISE else identity(shape)
 
 
-def _reduced(op: ir.Operation, shape: Shape, result: Shape) -> Link | None:
-    gone = list(ir.DenseI64ArrayAttr(op.attributes["dimensions"]))
-    if len(op.operands) != 2 or len(shape) - len(gone) != len(result):
-        return None
-    kept = [d for d in range(len(shape)) if d not in gone]
-    along = tuple((d, r) for r, d in enumerate(kept))
-    return Piece(whole_box(shape), whole_box(result), along)
-
-
 def _contracted(op: ir.Operation, position: int, shape: Shape, result: Shape) -> Link | None:
-    numbers = bindings.DotDimensionNumbers(op.attributes["dot_dimension_numbers"])
-    batches = (list(numbers.lhs_batching_dimensions), list(numbers.rhs_batching_dimensions))
-    sums = (list(numbers.lhs_contracting_dimensions), list(numbers.rhs_contracting_dimensions))
+    """By the numbers alone: the relation is not there where the other operand's sizes are not."""
+    numbers = dot_numbers(op)
     ranks = [ir.RankedTensorType(value.type).rank for value in op.operands]
     if len(shape) != ranks[position]:  # complex
         return None
-    free = [
-        [d for d in range(rank) if d not in batch and d not in contracted]
-        for rank, batch, contracted in zip(ranks, batches, sums, strict=True)
-    ]
-    first = len(batches[0]) + (len(free[0]) if position else 0)
-    along = [(d, r) for r, d in enumerate(batches[position])]
+    batches = (numbers.lhs_batching, numbers.rhs_batching)[position]
+    free = (numbers.lhs_free(ranks[0]), numbers.rhs_free(ranks[1]))
+    first = len(batches) + (len(free[0]) if position else 0)
+    along = [(d, r) for r, d in enumerate(batches)]
     along += [(d, first + i) for i, d in enumerate(free[position])]
     return Piece(whole_box(shape), whole_box(result), tuple(along))
 

@@ -12,7 +12,6 @@ from itertools import combinations, product
 
 import numpy as np
 
-from stablehlo_tools import bindings
 from stablehlo_tools.analysis.device_arithmetic import clamped_starts
 from stablehlo_tools.analysis.elements.boxes import (
     Box,
@@ -26,8 +25,10 @@ from stablehlo_tools.analysis.elements.boxes import (
     whole_box,
 )
 from stablehlo_tools.analysis.elements.folding import folded
-from stablehlo_tools.analysis.elements.links import Link, Piece, Reshape, identity
+from stablehlo_tools.analysis.elements.links import Link, Piece, Reshape, identity, related
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.dimension_numbers import gather_numbers, scatter_numbers
+from stablehlo_tools.dialect.dimensions import integers
 from stablehlo_tools.dialect.names import (
     BROADCAST,
     CONCATENATE,
@@ -83,10 +84,6 @@ def _moved(links: Links, kept: Iterable[int] = ()) -> Moved:
     return Moved(tuple(links), frozenset(i for i, _ in links), frozenset(kept))
 
 
-def _numbers(op: ir.Operation, name: str) -> list[int]:
-    return list(ir.DenseI64ArrayAttr(op.attributes[name]))
-
-
 def _same(rank: int) -> tuple[tuple[int, int], ...]:
     return tuple((d, d) for d in range(rank))
 
@@ -95,36 +92,17 @@ def _reshape(_: ir.Operation, shapes: Sequence[Shape], result: Shape) -> Moved:
     return _moved([(0, Reshape(shapes[0], result))], kept=[0])
 
 
-def _transpose(op: ir.Operation, shapes: Sequence[Shape], result: Shape) -> Moved:
-    along = tuple((d, r) for r, d in enumerate(_with_parts(_numbers(op, "permutation"), result)))
-    return _moved([(0, Piece(whole_box(shapes[0]), whole_box(result), along))], kept=[0])
-
-
-def _with_parts(dimensions: list[int], shape: Shape) -> list[int]:
-    """With the dimension of the parts of a complex number, which stays the last."""
-    return [*dimensions, len(shape) - 1] if len(dimensions) < len(shape) else dimensions
-
-
-def _broadcast(op: ir.Operation, shapes: Sequence[Shape], result: Shape) -> Moved:
-    dimensions = _numbers(op, "broadcast_dimensions")
-    if len(dimensions) < len(shapes[0]):
-        dimensions.append(len(result) - 1)
-    along = tuple((d, r) for d, r in enumerate(dimensions) if shapes[0][d] == result[r])
-    return _moved([(0, Piece(whole_box(shapes[0]), whole_box(result), along))], kept=[0])
-
-
-def _reverse(op: ir.Operation, shapes: Sequence[Shape], result: Shape) -> Moved:
-    flipped = _numbers(op, "dimensions")
-    target = tuple(
-        range(size)[::-1] if d in flipped else range(size) for d, size in enumerate(result)
-    )
-    return _moved([(0, Piece(whole_box(shapes[0]), target, _same(len(result))))], kept=[0])
-
-
-def _slice(op: ir.Operation, shapes: Sequence[Shape], result: Shape) -> Moved:
-    names = ("start_indices", "limit_indices", "strides")
-    taken = [range(*part) for part in zip(*(_numbers(op, name) for name in names), strict=True)]
-    return _window(taken, shapes[0], result)
+def _related(op: ir.Operation, shapes: Sequence[Shape], result: Shape) -> Moved:
+    """All operands, each as the relation of the op's dimensions has it."""
+    links: Links = []
+    kept: list[int] = []
+    for i, shape in enumerate(shapes):
+        piece = related(op, i, shape, result)
+        if piece is not None:
+            links.append((i, piece))
+        if 0 in shape or (piece is not None and size_of(piece.source) == size_of(whole_box(shape))):
+            kept.append(i)
+    return _moved(links, kept)
 
 
 def _window(taken: list[range], operand: Shape, result: Shape) -> Moved:
@@ -134,46 +112,17 @@ def _window(taken: list[range], operand: Shape, result: Shape) -> Moved:
     return _moved([(0, piece)], kept=[0] if operand == result else [])
 
 
-def _concatenate(op: ir.Operation, shapes: Sequence[Shape], result: Shape) -> Moved:
-    along = ir.IntegerAttr(op.attributes["dimension"]).value
-    links: Links = []
-    start = 0
-    for i, shape in enumerate(shapes):
-        if size := shape[along]:
-            target = list(whole_box(result))
-            target[along] = range(start, start + size)
-            links.append((i, Piece(whole_box(shape), tuple(target), _same(len(result)))))
-            start += size
-    return _moved(links, kept=range(len(shapes)))
-
-
 def _pad(op: ir.Operation, shapes: Sequence[Shape], result: Shape) -> Moved:
-    names = ("edge_padding_low", "edge_padding_high", "interior_padding")
-    amounts = list(zip(*(_numbers(op, name) for name in names), strict=True))
-    operand = shapes[0]
-    source: list[range] = []
-    target: list[range] = []
-    for (low, _, interior), size, padded in zip(amounts, operand, result, strict=False):
-        step = 1 + interior
-        first = -(min(low, 0) // step)
-        places = range(low + first * step, min(low + size * step, padded), step)
-        places = places[: max(size - first, 0)]
-        source.append(range(first, first + len(places)))
-        target.append(places)
-    source += map(range, operand[len(amounts) :])
-    target += map(range, result[len(amounts) :])
-    links: Links = []
-    covered: list[Box] = []
-    if all(source):
-        kept = tuple(map(canonical, target))
-        covered.append(kept)
-        links.append((0, Piece(tuple(map(canonical, source)), kept, _same(len(result)))))
-    parts = () if len(amounts) == len(result) else ((0, len(result) - 1),)
-    filling = whole_box(shapes[1])
-    links += [(1, Piece(filling, box, parts)) for box in boxes_outside(result, covered)]
-    lossless = [0] if covered and size_of(covered[0]) == size_of(whole_box(operand)) else []
-    used = {i for i, _ in links}
-    return _moved(links, kept=[*lossless, *used & {1}])
+    """What no element of the operand becomes is filled."""
+    operand, filling = shapes
+    piece, links = related(op, 0, operand, result), Links()
+    if piece is not None:
+        links.append((0, piece))
+    covered = [] if piece is None else [piece.target]
+    parts = ((0, len(result) - 1),) if filling else ()
+    links += [(1, Piece(whole_box(filling), box, parts)) for box in boxes_outside(result, covered)]
+    is_whole = piece is not None and size_of(piece.target) == size_of(whole_box(operand))
+    return _moved(links, kept=[*([0] if is_whole else []), *{i for i, _ in links} & {1}])
 
 
 def _complex(_: ir.Operation, shapes: Sequence[Shape], result: Shape) -> Moved:
@@ -211,7 +160,7 @@ def _select(op: ir.Operation, shapes: Sequence[Shape], result: Shape) -> Moved |
 
 
 def _dynamic_slice(op: ir.Operation, shapes: Sequence[Shape], result: Shape) -> Moved | None:
-    sizes = _numbers(op, "slice_sizes")
+    sizes = integers(op, "slice_sizes")
     starts = _starts(list(op.operands)[1:], sizes, shapes[0])
     if None in starts:
         steering = tuple(1 + d for d, start in enumerate(starts) if start is None)
@@ -262,20 +211,16 @@ def _overwritten(links: Links, boxes: Sequence[Box], result: Shape, update: int)
 
 
 def _gather(op: ir.Operation, shapes: Sequence[Shape], result: Shape) -> Moved | None:
-    numbers = bindings.GatherDimensionNumbers(op.attributes["dimension_numbers"])
+    numbers = gather_numbers(op)
     unknown = Moved((), frozenset({0}), left=frozenset({0}), steering=(1,))
-    if len(numbers.operand_batching_dims) or len(result) != _rank(op.results[0]):
+    if numbers.operand_batching or len(result) != _rank(op.results[0]):
         return unknown
-    sizes = _numbers(op, "slice_sizes")
-    windows = _windows(
-        op.operands[1], int(numbers.index_vector_dim), list(numbers.start_index_map), len(shapes[0])
-    )
+    sizes = integers(op, "slice_sizes")
+    windows = _windows(op.operands[1], numbers.index_vector, numbers.index_map, len(shapes[0]))
     if windows is None:
         return unknown
-    offsets = list(numbers.offset_dims)
-    kept = [d for d in range(len(sizes)) if d not in list(numbers.collapsed_slice_dims)]
-    batch = [r for r in range(len(result)) if r not in offsets]
-    along = tuple(zip(kept, offsets, strict=True))
+    batch = numbers.batch_dims(len(result))
+    along = tuple(zip(numbers.window_dims(len(sizes)), numbers.offset_dims, strict=True))
     links: Links = []
     for place, begins in windows:
         limits = [extent - size for extent, size in zip(shapes[0], sizes, strict=True)]
@@ -329,24 +274,18 @@ def scattered(op: ir.Operation, shapes: Sequence[Shape]) -> tuple[Links, list[Bo
 
     None where that is not known.
     """
-    numbers = bindings.ScatterDimensionNumbers(op.attributes["scatter_dimension_numbers"])
+    numbers = scatter_numbers(op)
     operand, _, updates = shapes
-    if len(numbers.input_batching_dims) or len(updates) != _rank(op.operands[2]):
+    if numbers.operand_batching or len(updates) != _rank(op.operands[2]):
         return None
-    offsets = list(numbers.update_window_dims)
-    inserted = list(numbers.inserted_window_dims)
-    batch = [u for u in range(len(updates)) if u not in offsets]
-    vector = int(numbers.index_vector_dim)
+    batch = numbers.batch_dims(len(updates))
     count = size_of(whole_box(tuple(updates[u] for u in batch)))
     if count > _MOST_WINDOWS:
         return None
-    windows = _windows(
-        op.operands[1], vector, list(numbers.scattered_dims_to_operand_dims), len(operand)
-    )
+    windows = _windows(op.operands[1], numbers.index_vector, numbers.index_map, len(operand))
     if windows is None:
         return None
-    kept = [d for d in range(len(operand)) if d not in inserted]
-    along = tuple(zip(offsets, kept, strict=True))
+    along = tuple(zip(numbers.update_window_dims, numbers.window_dims(len(operand)), strict=True))
     links: Links = []
     boxes: list[Box] = []
     for place, begins in windows:
@@ -373,18 +312,18 @@ def _rank(value: ir.Value) -> int:
 
 _Rule = Callable[[ir.Operation, Sequence[Shape], Shape], Moved | None]
 _RULES: dict[str, _Rule] = {
-    BROADCAST: _broadcast,
-    CONCATENATE: _concatenate,
+    BROADCAST: _related,
+    CONCATENATE: _related,
     DYNAMIC_SLICE: _dynamic_slice,
     DYNAMIC_UPDATE_SLICE: _update,
     GATHER: _gather,
     PAD: _pad,
     RESHAPE: _reshape,
-    REVERSE: _reverse,
+    REVERSE: _related,
     SCATTER: _scatter,
     SELECT: _select,
-    SLICE: _slice,
-    TRANSPOSE: _transpose,
+    SLICE: _related,
+    TRANSPOSE: _related,
     "stablehlo.complex": _complex,
     "stablehlo.imag": _part(1),
     "stablehlo.real": _part(0),
