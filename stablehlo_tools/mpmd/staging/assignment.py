@@ -93,7 +93,7 @@ class _Positions:
     ) -> None:
         self._step = step
         self._forward = forward
-        self._found = dict(stage_of)
+        self._place_of = dict(stage_of)
         self._spans = spans
         self._last: dict[int, int] = {}  # of a value: where the forward reads it last
         self._last_taken: dict[int, int] = {}  # of a node that takes samples: where they are read
@@ -111,11 +111,11 @@ class _Positions:
                 if place is None:
                     unplaced.append(node)
                 else:
-                    self._found[node.index] = place
+                    self._place_of[node.index] = place
         for node in reversed(unplaced):
-            self._found[node.index] = self._by_users(node)
+            self._place_of[node.index] = self._by_users(node)
         self._lower([node for node in nodes if node.index not in self._forward.nodes])
-        return self._found
+        return self._place_of
 
     def _lower(self, backward: list[Node]) -> None:
         """Moves down to where they are read ops that read values of the forward and no gradient, as
@@ -129,7 +129,7 @@ class _Positions:
         for node in reversed(backward):
             if node.index in least:
                 wanted = max(least[node.index], self._by_users(node))
-                self._found[node.index] = min(self._found[node.index], wanted)
+                self._place_of[node.index] = min(self._place_of[node.index], wanted)
 
     def _made(self, number: int, least: Mapping[int, int]) -> int | None:
         """Where a value of the forward is at hand first; None for what depends on a gradient."""
@@ -151,7 +151,7 @@ class _Positions:
 
     def _span(self, node: Node) -> tuple[int, int]:
         span = self._spans.get(node.index)
-        place = self._found[node.index]
+        place = self._place_of[node.index]
         return (place, place) if span is None else (span[0], span[1] - 1)
 
     def _place(self, node: Node) -> int | None:
@@ -165,8 +165,8 @@ class _Positions:
             maker = self._step.flow.maker.get(number)
             is_backward = maker is not None and maker.index not in self._forward.nodes
             if self._step.is_staged(number) and is_backward and maker is not None:
-                if maker.index in self._found:
-                    places.append(self._found[maker.index])
+                if maker.index in self._place_of:
+                    places.append(self._place_of[maker.index])
             elif number in self._last:
                 places.append(self._last[number])
                 span = None if maker is None else self._spans.get(maker.index)
@@ -177,8 +177,8 @@ class _Positions:
     def _by_users(self, node: Node) -> int:
         """The highest of its users, from where it travels down."""
         users = [u for n in node.results for u in self._step.flow.users.get(n, ())]
-        places = [self._found[user.index] for user in users if user.index in self._found]
-        return max(places, default=max(self._found.values(), default=0))
+        places = [self._place_of[user.index] for user in users if user.index in self._place_of]
+        return max(places, default=max(self._place_of.values(), default=0))
 
 
 def _links(
