@@ -10,11 +10,10 @@ from math import isclose
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tree import ROOT
+from staged_steps import TWO_LAYERS, assigned, forward_of, names_of, step_of
 
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.mpmd.staging.assignment import (
     Assignment,
@@ -35,13 +34,11 @@ from stablehlo_tools.mpmd.staging.cutting import (
     read_step,
     units_of,
 )
-from stablehlo_tools.mpmd.staging.forward import Forward, find_forward
-from stablehlo_tools.mpmd.staging.op_times import Weigher
+from stablehlo_tools.mpmd.staging.forward import Forward
 from stablehlo_tools.mpmd.staging.split_stage_sums import own_spreads, take_apart
 from stablehlo_tools.mpmd.staging.step import TrainingStep
 from stablehlo_tools.schedules.table import Kind, Placement, bidirectional, loop, v_shape
 
-TWO_LAYERS = (ROOT / "lit_tests/cli/Inputs/two_layers.mlir").read_text()
 F, I, W, B = Kind.FORWARD, Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT, Kind.BACKWARD  # noqa: E741
 
 # Both layers have the same weights, whose gradient is the sum of a part from each. Ops 2 and 3 are
@@ -79,55 +76,31 @@ module @step {
 SHARED_FORWARD = Forward(frozenset({2, 3}))
 
 
-def _step(text: str) -> tuple[ir.Module, TrainingStep]:
-    """The step of a module; the module has to live as long."""
-    module = artifact.parse(text.encode(), "step.mlir").module
-    with module.context, ir.Location.unknown():
-        return module, read_step(module)
-
-
-def _forward(step: TrainingStep) -> Forward:
-    return find_forward(step, Weigher(load_hardware("h100")))
-
-
-def _names(step: TrainingStep, indices: Sequence[int] | set[int]) -> list[str]:
-    """`3 tanh`: the place of an op in the loop's body, and its name."""
-    nodes = (step.flow.nodes[index] for index in sorted(indices))
-    return [f"{node.index} {node.name.removeprefix('stablehlo.')}" for node in nodes]
-
-
 def _works(step: TrainingStep, assignment: Assignment) -> list[str]:
     """`3 tanh F0`: the phase of each op."""
     phases = [assignment.of[index] for index in sorted(assignment.of)]
-    named = zip(_names(step, set(assignment.of)), phases, strict=True)
+    named = zip(names_of(step, set(assignment.of)), phases, strict=True)
     return [f"{name} {work.kind.value}{work.stage}" for name, work in named]
 
 
-def _assigned(step: TrainingStep, first_of_last: int, forward: Forward | None = None) -> Assignment:
-    """Two stages, the second of which begins at an op of the forward."""
-    forward = forward or _forward(step)
-    stage_of = {index: int(index >= first_of_last) for index in forward.nodes}
-    return assign(step, forward, stage_of, 2)
-
-
 def test_what_each_value_of_the_body_is():
-    module, step = _step(TWO_LAYERS)
+    module, step = step_of(TWO_LAYERS)
     assert step.loop.trips == 4
     assert step.loop.counters == {0: 1}
     assert sorted(step.loop.accumulators) == [1, 2, 3]
     free = {step.flow.maker[n].index for n in step.free if n in step.flow.maker}
-    assert _names(step, free) == ["0 dynamic_slice", "1 reshape", "14 add"]
-    assert _names(step, {node.index for node in step.staged}) == _names(step, set(range(2, 14)))
+    assert names_of(step, free) == ["0 dynamic_slice", "1 reshape", "14 add"]
+    assert names_of(step, {node.index for node in step.staged}) == names_of(step, set(range(2, 14)))
     assert step.needed == set(range(2, 14))
-    assert _names(step, {link.index for link in step.terms}) == ["15 add", "16 add", "17 add"]
-    assert _names(step, set(_forward(step).nodes)) == [
+    assert names_of(step, {link.index for link in step.terms}) == ["15 add", "16 add", "17 add"]
+    assert names_of(step, set(forward_of(step).nodes)) == [
         *("2 dot_general", "3 tanh", "4 dot_general", "5 multiply", "6 reduce")
     ]
     assert module is not None
 
 
 def test_samples_and_weights_are_told_apart():
-    module, step = _step(TWO_LAYERS)
+    module, step = step_of(TWO_LAYERS)
     samples, first = step.flow.nodes[2].operands
     assert (step.is_weight(samples), step.is_weight(first)) == (False, True)
     assert step.samples(samples) == {0}
@@ -153,14 +126,14 @@ def test_samples_and_weights_are_told_apart():
 def test_steps_that_cannot_be_cut_say_why(old: str, new: str, said: str):
     assert old in TWO_LAYERS
     with pytest.raises(ToolError, match=said):
-        _step(TWO_LAYERS.replace(old, new))
+        step_of(TWO_LAYERS.replace(old, new))
 
 
 def test_phases_of_two_stages():
     """The weight gradient of the first layer stands where its samples are read, and what leads
     there from the second stage is that stage's input gradient."""
-    module, step = _step(TWO_LAYERS)
-    assert _works(step, _assigned(step, first_of_last=4)) == [
+    module, step = step_of(TWO_LAYERS)
+    assert _works(step, assigned(step, first_of_last=4)) == [
         "2 dot_general F0",
         "3 tanh F0",
         "4 dot_general F1",
@@ -181,8 +154,8 @@ def test_phases_of_two_stages():
 
 
 def test_where_nothing_goes_down_the_input_gradient_is_what_products_need():
-    module, step = _step(TWO_LAYERS)
-    forward = _forward(step)
+    module, step = step_of(TWO_LAYERS)
+    forward = forward_of(step)
     works = _works(step, assign(step, forward, dict.fromkeys(forward.nodes, 0), 1))
     assert [name for name in works if name.endswith(" I0")] == [
         "7 add I0",
@@ -199,11 +172,11 @@ def test_where_nothing_goes_down_the_input_gradient_is_what_products_need():
 
 def test_what_crosses_between_two_stages():
     """The activation goes up once, though three phases read it; the gradient goes down."""
-    module, step = _step(TWO_LAYERS)
-    values = staged_values(step, _assigned(step, first_of_last=4))
+    module, step = step_of(TWO_LAYERS)
+    values = staged_values(step, assigned(step, first_of_last=4))
     activation, _, _, gradient = values
     makers = [step.flow.maker[value.number].index for value in values]
-    assert _names(step, makers) == ["3 tanh", "4 dot_general", "7 add", "12 subtract"]
+    assert names_of(step, makers) == ["3 tanh", "4 dot_general", "7 add", "12 subtract"]
     assert activation.read == {Work(F, 1), Work(I, 1), Work(W, 1)}
     assert route(values, loop(2), 0).of == {
         (0, 1): [activation.number],
@@ -213,8 +186,8 @@ def test_what_crosses_between_two_stages():
 
 
 def test_units_have_the_work_of_the_backward_at_what_it_reads():
-    module, step = _step(TWO_LAYERS)
-    units = units_of(step, _forward(step), {}, {node.index: 1.0 for node in step.flow.nodes})
+    module, step = step_of(TWO_LAYERS)
+    units = units_of(step, forward_of(step), {}, {node.index: 1.0 for node in step.flow.nodes})
     assert units.spans == {index: Span(index - 2, index - 1) for index in range(2, 7)}
     # Seven of the twelve ops stand with the second product: all that reads its result or its
     # weights, and the slope of the activation, which is read there.
@@ -345,20 +318,20 @@ def test_cuts_against_all_there_are(ns: list[int], stages: int, data: st.DataObj
 
 
 def test_a_sum_of_two_stages_is_added_up_apart():
-    module, step = _step(SHARED)
+    module, step = step_of(SHARED)
     with module.context, ir.Location.unknown():
-        assert take_apart(step, _assigned(step, 3, SHARED_FORWARD))
+        assert take_apart(step, assigned(step, 3, SHARED_FORWARD))
         after = read_step(module)
     adds = [node for node in after.flow.nodes if node.name == "stablehlo.add"]
     kinds = ["link" if node.index in {t.index for t in after.terms} else "op" for node in adds]
     assert kinds == ["op", "op", "link", "link"]  # db; the counter; a link for each stage
-    assert _works(after, _assigned(after, 3, SHARED_FORWARD))[-2:] == ["11 add W0", "12 add W1"]
+    assert _works(after, assigned(after, 3, SHARED_FORWARD))[-2:] == ["11 add W0", "12 add W1"]
     negations = [node for node in after.flow.nodes if node.name == "stablehlo.negate"]
     assert [after.flow.maker[n].index for node in negations for n in node.inputs] == [7, 5]
 
 
 def test_a_sum_of_one_stage_stays():
-    module, step = _step(SHARED)
+    module, step = step_of(SHARED)
     with module.context, ir.Location.unknown():
         before = str(module)
         assert not take_apart(step, assign(step, SHARED_FORWARD, {2: 0, 3: 0}, 1))
