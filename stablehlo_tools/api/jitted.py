@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from stablehlo_tools import bindings
 from stablehlo_tools.api import transforming
-from stablehlo_tools.artifacts import reading
+from stablehlo_tools.artifacts.module_bytes import vouch
 from stablehlo_tools.artifacts.program_mesh import program_mesh
 from stablehlo_tools.diagnostics import Place, ToolError, note
 from stablehlo_tools.passes.pipeline import Pipeline
@@ -80,7 +80,7 @@ class Jitted:
             jaxpr = self.jitted.trace(*args, **kwargs).jaxpr
             raise _named_callbacks(jaxpr, reason) or reason from None
         # MLIR in this process has just written it: no other process need read it first.
-        reading.vouch(plain.mlir_module_serialized)
+        vouch(plain.mlir_module_serialized)
         return transforming.transform(plain, self.pipeline)
 
     def _compile(self, args: Sequence[Any], kwargs: dict[str, Any], leaves: list[Any]) -> _Call:

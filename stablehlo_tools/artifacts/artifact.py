@@ -13,11 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stablehlo_tools import bindings
-from stablehlo_tools.artifacts import reading
 from stablehlo_tools.artifacts.exported import check_fits, deserialize_exported, module_of, restated
+from stablehlo_tools.artifacts.module_bytes import (
+    prepare_reader,
+    read_module,
+    to_text,
+    write_module,
+)
 from stablehlo_tools.artifacts.parsing import Form, form_of
-from stablehlo_tools.artifacts.reading import read_module
-from stablehlo_tools.artifacts.writing import to_text, write_module
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, Place, ToolError, first_line, naming, warning
 from stablehlo_tools.files.atomic import read_input, write_atomically
@@ -131,7 +134,7 @@ def parse(data: bytes, name: str = "<bytes>", *, module_only: bool = False) -> A
             return Artifact(name, form, module, hlo=text)
         if form is not Form.JAX_EXPORT:
             return Artifact(name, form, read_module(data, form, name))
-        reading.prepare()  # loading jax takes longer
+        prepare_reader()  # loading jax takes longer
         if not module_only:
             return from_exported(deserialize_exported(data), name)
         return Artifact(name, Form.PORTABLE, read_module(module_of(data), Form.PORTABLE, name))

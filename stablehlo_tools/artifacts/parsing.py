@@ -1,8 +1,8 @@
 """A file's bytes become a module, in this process: told apart by content, parsed and verified.
 
-MLIR's readers can end the process on damaged bytes, or never return: `reading.read_module` is what
-decides which process calls this. A file that was cut off is found out before MLIR sees it, from the
-envelope of its bytecode, and so are names that jaxlib has no Python string for.
+MLIR's readers can end the process on damaged bytes, or never return: `module_bytes` decides which
+process calls this. A file that was cut off is found out before MLIR sees it, from the envelope of
+its bytecode; names that jaxlib has no Python string for are refused before anybody asks for one.
 
 Source of the envelope: MLIR, "MLIR Bytecode Format": magic, version, producer, then sections that
 say how long they are.

@@ -3,6 +3,12 @@
 DIR holds `module.hlo` and a request; what is left there is `module.mlirbc` and an answer
 (`processes.child`). XLA's parser and converter end their process on some texts that they do not
 understand.
+
+The converter keeps neither an instruction's name nor its place in the schedule, but it keeps the
+`op_name` of its metadata, as the location. So each instruction is marked there, to be known again
+in MLIR: `op_name` + U+001F + `COMPUTATION.INSTRUCTION`, both counted in the order of the text. The
+protocol buffer is edited on the wire: fields that are not understood stay, whatever their meaning.
+Field numbers: XLA's `hlo.proto` and `xla_data.proto`.
 """
 
 from __future__ import annotations
@@ -10,6 +16,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +33,17 @@ _SECONDS_PER_MIB = 30.0  # more for each MiB of it
 _WHERE = re.compile(r"was parsing (\d+):(\d+): (?:error: )?([^\n]*)")
 _NAMED = re.compile(r"%([\w.-]+) = ")
 _STATUS = re.compile(r"^(?:[A-Z_]+: )+")
+
+MARK = "\x1f"
+
+_COMPUTATIONS = 3  # of HloModuleProto
+_INSTRUCTIONS, _ID = 2, 5  # of HloComputationProto
+_METADATA, _INSTRUCTION_ID = 7, 35  # of HloInstructionProto
+_OP_NAME = 2  # of OpMetadata
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types
+_LOCAL_ID = 0xFFFFFFFF  # the part of an instruction's id that counts it within its computation
+
+type Field = tuple[int, int, int, int]  # number, its value or where that begins, ends, field begins
 
 
 def to_stablehlo(source: HloText) -> bytes:
@@ -69,11 +87,111 @@ def convert(directory: Path, _request: dict[str, Any]) -> dict[str, Any]:
     Each instruction is marked before, because XLA's converter drops its name and its line.
     """
     from stablehlo_tools import bindings
-    from stablehlo_tools.hlo_input.marks import marked
 
     module = bindings.hlo_text_to_proto((directory / _INPUT).read_text())
     (directory / _OUTPUT).write_bytes(bindings.hlo_proto_to_stablehlo(marked(module)))
     return {}
+
+
+def marked(module: bytes) -> bytes:
+    """The module with a mark in every instruction. Raises ValueError for what is no HLO module."""
+    parts: list[bytes] = []
+    computations: list[tuple[int, int, tuple[int, int]]] = []  # id, where in `parts`, its bytes
+    for number, begin, end, start in _fields(module, 0, len(module)):
+        if number == _COMPUTATIONS:
+            computations.append((_number_of(module, begin, end, _ID), len(parts), (begin, end)))
+        parts.append(module[start:end])
+    for rank, (_, position, (begin, end)) in enumerate(sorted(computations)):
+        parts[position] = _message(_COMPUTATIONS, _marked_computation(module, begin, end, rank))
+    return b"".join(parts)
+
+
+def mark_of(name: str) -> tuple[str, tuple[int, int] | None]:
+    """An `op_name` without its mark, and the mark: computation and instruction."""
+    plain, separator, mark = name.partition(MARK)
+    if not separator:
+        return name, None
+    computation, _, instruction = mark.partition(".")
+    return plain, (int(computation), int(instruction))
+
+
+def _marked_computation(data: bytes, begin: int, end: int, computation: int) -> bytes:
+    parts: list[bytes] = []
+    instructions: list[tuple[int, int]] = []  # where in `parts`, id
+    for number, first, last, start in _fields(data, begin, end):
+        if number == _INSTRUCTIONS:
+            number_in_text = _number_of(data, first, last, _INSTRUCTION_ID) & _LOCAL_ID
+            instructions.append((len(parts), number_in_text))
+            parts.append(data[first:last])
+        else:
+            parts.append(data[start:last])
+    in_text = sorted(instructions, key=lambda entry: entry[1])  # ids are given out in this order
+    for instruction, (position, _) in enumerate(in_text):
+        mark = f"{MARK}{computation}.{instruction}"
+        parts[position] = _message(_INSTRUCTIONS, _marked_instruction(parts[position], mark))
+    return b"".join(parts)
+
+
+def _marked_instruction(data: bytes, mark: str) -> bytes:
+    name = b""
+    for number, begin, end, _ in _fields(data, 0, len(data)):
+        if number == _METADATA:
+            for inner, first, last, _ in _fields(data, begin, end):
+                name = data[first:last] if inner == _OP_NAME else name
+    # A message that stands twice is merged, the later value of a field over the earlier.
+    return data + _message(_METADATA, _message(_OP_NAME, name + mark.encode()))
+
+
+def _number_of(data: bytes, begin: int, end: int, field: int) -> int:
+    """The number in a field, which is not written where it is zero."""
+    return next((value for number, value, _, _ in _fields(data, begin, end) if number == field), 0)
+
+
+def _fields(data: bytes, at: int, end: int) -> Iterator[Field]:
+    """The fields of a message; of a number, its value stands where the others begin."""
+    while at < end:
+        start = at
+        key, at = _varint(data, at)
+        wire_type = key & 7
+        if wire_type == _VARINT:
+            value, at = _varint(data, at)
+            yield key >> 3, value, at, start
+            continue
+        size = 8 if wire_type == _FIXED64 else 4
+        if wire_type == _BYTES:
+            size, at = _varint(data, at)
+        elif wire_type not in (_FIXED64, _FIXED32):
+            raise ValueError(f"wire type {wire_type}")
+        if at + size > end:
+            raise ValueError("a field ends behind its message")
+        yield key >> 3, at, at + size, start
+        at += size
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        if at >= len(data):
+            raise ValueError("a number without an end")
+        byte = data[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, at
+        shift += 7
+
+
+def _message(number: int, data: bytes) -> bytes:
+    return _number(number << 3 | _BYTES) + _number(len(data)) + data
+
+
+def _number(value: int) -> bytes:
+    encoded = bytearray()
+    while value > 127:
+        encoded.append(value & 127 | 128)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
 
 
 if __name__ == "__main__":

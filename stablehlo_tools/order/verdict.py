@@ -27,6 +27,7 @@ from stablehlo_tools.order.agreement import (
     find_divergence,
     find_foreign_decision,
     find_missing_program,
+    pair_transfers,
 )
 from stablehlo_tools.order.coarsening import by_classes, in_single_steps
 from stablehlo_tools.order.communicators import find_communicator_conflict
@@ -60,7 +61,6 @@ from stablehlo_tools.order.simulation import (
     Simulator,
     UndecidedError,
 )
-from stablehlo_tools.order.transfers import pair_transfers
 
 _MOST_CANDIDATES = 32  # cycles that no run confirms, before the first of them is told
 

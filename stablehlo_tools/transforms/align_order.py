@@ -22,12 +22,12 @@ from stablehlo_tools.order.agreement import (
     find_divergence,
     find_foreign_decision,
     find_missing_program,
+    pair_transfers,
 )
 from stablehlo_tools.order.alignment import align
 from stablehlo_tools.order.findings import Finding
 from stablehlo_tools.order.program import Block, Program, blocks_of
 from stablehlo_tools.order.simulation import Choice, Simulator
-from stablehlo_tools.order.transfers import pair_transfers
 from stablehlo_tools.order.verdict import decide
 from stablehlo_tools.transforms.keep_alive import keep_alive
 from stablehlo_tools.transforms.strip_tokens import strip_module

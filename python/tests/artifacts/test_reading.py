@@ -143,7 +143,7 @@ def test_what_was_written_here_is_read_at_once(monkeypatch: pytest.MonkeyPatch):
 
 def portable_without_reading() -> bytes:
     from stablehlo_tools import bindings
-    from stablehlo_tools.artifacts.writing import write_module
+    from stablehlo_tools.artifacts.module_bytes import write_module
 
     module = bindings.parse_module("module {}", bindings.new_context())
     return write_module(module, Form.PORTABLE)

@@ -19,7 +19,7 @@ from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.artifacts.program_set import Options, read_programs
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.hlo_input.marks import MARK, mark_of, marked
+from stablehlo_tools.hlo_input.converter import MARK, mark_of, marked
 from stablehlo_tools.hlo_input.text import Computation, HloText, is_hlo_text
 from stablehlo_tools.order.program import TextOrder, blocks_of
 from stablehlo_tools.order.verdict import decide

@@ -1,20 +1,88 @@
-"""A module becomes a file's bytes: only such as can be read back for what it is."""
+"""A file's bytes become a module, and a module a file's bytes.
+
+**Reading.** MLIR's readers can end the process on damaged bytes, or never return. So a process that
+nobody watches, a user's own, gives them only what this package wrote: bytes of another origin are
+read by a process that may die, which writes the module anew.
+
+**Writing.** Only such bytes are written as can be read back for what they are; what MLIR's own
+writer wrote here is vouched for.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import re
+from collections import OrderedDict
 from collections.abc import Iterator
 
 from stablehlo_tools import bindings
-from stablehlo_tools.artifacts import reading
-from stablehlo_tools.artifacts.parsing import Form
+from stablehlo_tools.artifacts import outside_reader
+from stablehlo_tools.artifacts.parsing import Form, parse_module, too_new
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, captured, first_line, to_place
-from stablehlo_tools.processes.activity import busy
+from stablehlo_tools.processes import activity
+
+_REMEMBERED = 64 << 20  # bytes
 
 # What StableHLO or Shardy promise to read for years; XLA's own dialects change with XLA.
 _PORTABLE_DIALECTS = frozenset({"builtin", "func", "stablehlo", "chlo", "sdy", "shape"})
 _ILLEGAL = re.compile(r"failed to legalize operation '([\w.]+)'|found unstable op: ([\w.]+)")
+
+
+def read_module(data: bytes, form: Form, name: str = "") -> ir.Module:
+    """The module that the bytes hold, in a context of its own. Raises ToolError.
+
+    No bytes end this process, unless it is a command's child, which is there for that.
+    """
+    if activity.may_end():
+        with activity.busy(activity.READER, "reading it", name, len(data), too_new(data)):
+            return parse_module(data, form)
+    if _own.holds(data):
+        return parse_module(data, form)
+    return parse_module(_read_outside(data, form), Form.BYTECODE)
+
+
+def prepare_reader() -> None:
+    """Starts what `read_module` may need, while the caller does something else."""
+    if not activity.may_end():
+        outside_reader.start()
+
+
+def vouch(data: bytes) -> None:
+    """Says that these bytes are what MLIR's own writer wrote in this process, unchanged."""
+    _own.add(data)
+
+
+def _read_outside(data: bytes, form: Form) -> bytes:
+    digest = _digest(data)
+    written = _outside.get(digest)
+    if written is None:
+        written = outside_reader.read_outside(data, form)
+        _outside[digest] = written
+        while sum(map(len, _outside.values())) > _REMEMBERED:
+            _outside.popitem(last=False)
+    return written
+
+
+class _Digests:
+    """Bytes that this package wrote in this process, known by their digests."""
+
+    def __init__(self) -> None:
+        self._digests: set[bytes] = set()
+
+    def add(self, data: bytes) -> None:
+        self._digests.add(_digest(data))
+
+    def holds(self, data: bytes) -> bool:
+        return bool(self._digests) and _digest(data) in self._digests
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()
+
+
+_own = _Digests()
+_outside: OrderedDict[bytes, bytes] = OrderedDict()  # what was read, as it was written anew
 
 
 def write_module(module: ir.Module, form: Form, *, locations: bool = False) -> bytes:
@@ -22,11 +90,11 @@ def write_module(module: ir.Module, form: Form, *, locations: bool = False) -> b
 
     Raises ToolError, at the op that the form cannot hold.
     """
-    with busy("the writer", f"writing {form.value}"):
+    with activity.busy("the writer", f"writing {form.value}"):
         if form is Form.TEXT:
             return to_text(module, locations=locations).encode()
         data = bindings.write_bytecode(module) if form is Form.BYTECODE else _portable(module)
-    reading.vouch(data)
+    vouch(data)
     return data
 
 
