@@ -85,8 +85,8 @@ def _unpaired(programs: Sequence[Program], channel_name: str, channel: _Channel)
         message = f"{issue.transfer} on {channel_name} at {place}: no program has the {missing}"
     elif len(senders) > 1 or len(receivers) > 1 or set(senders) == set(receivers):
         message = (
-            f"{issue.transfer} on {channel_name} at {place}: several programs, or one at both ends, use "
-            "the channel, and no source_target_pairs say which devices meet"
+            f"{issue.transfer} on {channel_name} at {place}: several programs, or one at both "
+            "ends, use the channel, and no source_target_pairs say which devices meet"
         )
     else:
         (other,) = receivers
