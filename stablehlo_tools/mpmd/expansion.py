@@ -139,6 +139,8 @@ def expand_mpmd(artifact: Artifact, request: Request) -> Expansion:
     with naming(artifact.name):
         prepared = prepare(artifact, request)
         microbatches = read_step(prepared.module).loop.trips
+        # What stages cost shows once the step is cut, and how many there are once a table is built;
+        # unit costs do for the latter, but where a schedule is searched for.
         stages = _table(request, microbatches, unit_costs(request.ranks)).stages
         timed = time_stages(prepared, request, stages)
         table = _table(request, microbatches, timed.costs)

@@ -100,6 +100,29 @@ def test_a_norm_of_all_gradients_takes_a_round_there_and_one_back():
     assert module is not None
 
 
+def test_an_op_runs_where_most_of_what_it_reads_lies():
+    """The second gradient is 256 bytes on rank 1, the sums of the first one's rows 32 on rank 0."""
+    text = TWO_LAYERS.replace(
+        "return %new0, %new1, %r#3 : tensor<8x8xf32>",
+        """%rows = stablehlo.reduce(%r#1 init: %zero) applies stablehlo.add across dimensions = [1]
+      : (tensor<8x8xf32>, tensor<f32>) -> tensor<8xf32>
+    %both = stablehlo.dot_general %r#2, %rows, contracting_dims = [1] x [0]
+      : (tensor<8x8xf32>, tensor<8xf32>) -> tensor<8xf32>
+    return %both, %new1, %r#3 : tensor<8xf32>""",
+    ).replace(
+        "(tensor<8x8xf32>, tensor<8x8xf32>, tensor<f32>) {",
+        "(tensor<8xf32>, tensor<8x8xf32>, tensor<f32>) {",
+    )
+    module, plan = _plan(text, one_f_one_b(2, 3))
+    assert _named(plan.finish.ops) == {
+        (0, 0): ["reduce"],
+        (0, 1): ["subtract"],
+        (1, 1): ["dot_general"],
+    }
+    assert [(s.round, s.source, s.target) for s in plan.finish.sendings] == [(0, 0, 1)]
+    assert module is not None
+
+
 def test_a_stage_on_two_ranks_is_summed_up_on_the_first():
     module, plan = _plan(TWO_LAYERS, dualpipe(2, 4))
     assert plan.ranks_of == dict.fromkeys((1, 2, 3), (0, 1))

@@ -63,6 +63,7 @@ def assign(
     for index in backward:
         kind = Kind.INPUT_GRADIENT if index in chain else Kind.WEIGHT_GRADIENT
         works[index] = Work(kind, where[index])
+    # Nobody waits for a sum but the finish, so it goes with the phase that can be put off.
     for term in step.terms:
         stage, is_forward = links[term.index]
         works[term.index] = Work(Kind.FORWARD if is_forward else Kind.WEIGHT_GRADIENT, stage)
@@ -101,6 +102,7 @@ class _Positions:
     def run(self) -> dict[int, int]:
         step = self._step
         nodes = [step.flow.nodes[index] for index in sorted(step.needed)]
+        # All of the forward first: where it reads a value last is what ops of the backward go by.
         for node in nodes:
             if node.index in self._forward.nodes:
                 self._note_uses(node)
@@ -112,7 +114,7 @@ class _Positions:
                     unplaced.append(node)
                 else:
                     self._place_of[node.index] = place
-        for node in reversed(unplaced):
+        for node in reversed(unplaced):  # those that read a value are placed before what makes it
             self._place_of[node.index] = self._by_users(node)
         self._lower([node for node in nodes if node.index not in self._forward.nodes])
         return self._place_of

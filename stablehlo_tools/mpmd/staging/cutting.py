@@ -79,9 +79,12 @@ def stage_step(module: ir.Module, stages: int, clock: Clock) -> Staged:
         mark(step, {index: [stage] for index, stage in by_user.items()})
     else:
         _cut(module, step, forward, stages, clock)
+    # The backward of a range of layers is one loop still. Its weight gradients become a loop of
+    # their own, which a schedule can put off (zero bubble, arXiv 2401.10241).
     if _has_backward_loops(module):
         SplitWeightGradientsPass().run(module, Diagnostics())
     own_spreads(_block(module))
+    # Each rewrite makes ops that have no stage yet: all is read and assigned again.
     staged = _assigned(module, stages)
     while take_apart(staged.step, staged.assignment):
         staged = _assigned(module, stages)
@@ -390,7 +393,7 @@ def cut_units(units: Units, stages: int, ns_per_byte: float, place: ir.Location)
 def _least_heaviest(upto: Sequence[float], stages: int) -> float:
     """The least weight such that so many stages, each of it at most, hold all units."""
     low, high = upto[-1] / stages, upto[-1]
-    for _ in range(60):
+    for _ in range(60):  # more halvings than a float has bits to tell them apart
         middle = (low + high) / 2
         if _fits(upto, stages, middle):
             high = middle

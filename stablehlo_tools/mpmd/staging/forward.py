@@ -54,8 +54,9 @@ def find_forward(step: TrainingStep, weigher: Weigher) -> Forward:
     nodes: set[int] = set()
     for term in step.terms:
         above = _above(step, term) & ns.keys()
-        hangs_on = frozenset[int]().union(*(weights.get(n, frozenset()) for n in term.inputs))
-        rank = (-len(hangs_on), sum(ns[index] for index in above), term.index)
+        below = frozenset[int]().union(*(weights.get(n, frozenset()) for n in term.inputs))
+        # Gradients depend on as many weights as the loss does, but go through the forward and back.
+        rank = (-len(below), sum(ns[index] for index in above), term.index)
         if above and (best is None or rank < best):
             best, nodes = rank, above
     for term in step.terms:

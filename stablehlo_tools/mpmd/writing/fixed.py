@@ -140,6 +140,7 @@ class Fixed:
         node = self._maker(key)
         if node is None or self.given(key) is not None:
             return False
+        # Prepared, it would be one more argument of each function, and held from there on.
         if node.name in CONSTANTS or node.name in _SPREADS:
             return True
         value = self.value(key)

@@ -62,6 +62,8 @@ class RankWriter:
         self._main = self._open()
         self._block: ir.Block = self._main.regions[0].blocks[0]
         self._point = ir.InsertionPoint(self._block)
+        # Two chains, as a message need not wait for an action that it has no data of: what is sent
+        # and received runs beside what is computed.
         self._messages = self._op(AFTER_ALL, [self._token], []).results[0]
         self._actions = self._op(AFTER_ALL, [self._token], []).results[0]
         for microbatch in range(self._plan.table.microbatches):
@@ -152,6 +154,9 @@ class RankWriter:
 
     def _compute(self, phase: Phase, microbatch: int) -> None:
         """A barrier, the call, a barrier."""
+        # Compilers inline calls and order what is left by its data alone: a forward could run long
+        # before its turn, and its activation would be held as long. Behind barriers that hand on
+        # one token from action to action, it runs in its turn, in the memory of the schedule.
         plan = self._plan
         fresh = [self._numbers[microbatch]]
         fresh += [self._values[number, microbatch] for number in phase.takes]
@@ -162,6 +167,7 @@ class RankWriter:
         types += [plan.step.loop.op.results[carry].type for carry in phase.accumulators]
         results = list(self._call(phase.name, types, operands).results)
         given, sums = results[: len(phase.gives)], results[len(phase.gives) :]
+        # Some of the results behind the barrier are enough to hold the call in its place.
         if given:
             given = self._barrier(given)
         else:
@@ -180,6 +186,8 @@ class RankWriter:
         return results[:-1]
 
     def _send(self, channel: int, value: ir.Value) -> None:
+        # NCCL runs the sends and recvs of a device in the order in which they are issued. The one
+        # chain of tokens keeps that of the schedule, in which no two ranks wait for each other.
         op = self._op(SEND, [self._token], [value, self._messages], **self._transfer(channel))
         self._messages = op.results[0]
 

@@ -195,6 +195,8 @@ class _Greedy:
     def _has_room(self, rank: int, stage: int) -> bool:
         activation = self._costs.activation
         started = [(self._forwards[own], own) for own in self._stages[rank]]
+        # The stages of a rank that are behind keep their room: were it taken by those ahead, what
+        # other ranks wait for could never run.
         oldest = min(count for count, _ in started)
         reserved = 0.0
         if self._forwards[stage] != oldest:
