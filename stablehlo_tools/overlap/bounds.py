@@ -68,6 +68,7 @@ def _reached(
     `sources[i]` are the tasks that task i is reached from.
     """
     words = -(-len(starts) // 64)
+    # A bit for each start: one pass over the tasks answers for all starts of a chunk at once.
     bits = np.zeros((len(tasks), words), dtype=np.uint64)
     for index, start in enumerate(starts):
         bits[start, index // 64] = np.uint64(1 << index % 64)
@@ -100,8 +101,8 @@ def could_go_ahead(loop: Loop) -> set[int]:
     work = _work_behind(body, range(len(body.tasks)), deps)
     limit = _SMALL * _total(body)
     late = {argument for argument, result in loop.carries if work[result] > limit}
-    hang_on_late = _reached_in_body(range(len(body.tasks)), deps, late)
-    return {s for s in _starts(body) if s not in hang_on_late and work[s] <= limit}
+    depend_on_late = _reached_in_body(range(len(body.tasks)), deps, late)
+    return {s for s in _starts(body) if s not in depend_on_late and work[s] <= limit}
 
 
 def could_end_late(loop: Loop) -> set[int]:

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stablehlo_tools.overlap.task_graph import TaskGraph, TaskKind
+from stablehlo_tools.overlap.task_graph import Task, TaskGraph, TaskKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ def memory_profile(
     issue = range(len(graph.tasks)) if order is None else order
     size, tasks = graph.storages, graph.tasks
     last = _last_uses(graph, issue)
-    kept = _kept(graph)
+    kept = kept_storages(tasks)
     dying: dict[int, list[int]] = defaultdict(list)
     for storage, position in last.items():
         if storage not in kept:
@@ -93,6 +93,7 @@ def _last_uses(graph: TaskGraph, order: Sequence[int]) -> dict[int, int]:
                 last[storage] = k
         for storage in task.storages:
             last.setdefault(storage, k)
+    # The transfer reads its operand until it is over, which is where it is waited for.
     for task in tasks:
         if task.kind is TaskKind.WAIT and task.start is not None:
             for dep in tasks[task.start].deps:
@@ -101,8 +102,8 @@ def _last_uses(graph: TaskGraph, order: Sequence[int]) -> dict[int, int]:
     return last
 
 
-def _kept(graph: TaskGraph) -> set[int]:
-    tasks = graph.tasks
+def kept_storages(tasks: Sequence[Task]) -> set[int]:
+    """The storages that never end: persistent inputs, and what is returned."""
     kept = {u for t in tasks if t.kind is TaskKind.INPUT and t.persistent for u in t.allocs}
     for task in tasks:
         if task.kind is TaskKind.OUTPUT:

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from stablehlo_tools.overlap.memory import memory_profile
+from stablehlo_tools.overlap.memory import kept_storages, memory_profile
 from stablehlo_tools.overlap.simulator import simulate
 from stablehlo_tools.overlap.task_graph import Communication, Loop, Task, TaskGraph, TaskKind
 
@@ -56,7 +56,7 @@ def problem_of(graph: TaskGraph, *, in_loop: bool = False, keep_compute: bool = 
     tasks = graph.tasks
     deps = [_deps(task) for task in tasks]
     if keep_compute:
-        for before, after in pairwise(_main_compute(tasks)):
+        for before, after in pairwise(_main_compute(graph)):
             deps[after] = (*deps[after], before)
     deps = [tuple(dict.fromkeys(of)) for of in deps]
     streams: dict[str, int] = {}
@@ -79,7 +79,7 @@ def problem_of(graph: TaskGraph, *, in_loop: bool = False, keep_compute: bool = 
         allocs=[() if task.kind is TaskKind.INPUT else task.allocs for task in tasks],
         within=[0.0 if t.loop is None else _peak_within(t.loop) for t in tasks],
         sizes=_sizes(graph, before if in_loop else ()),
-        kept=_kept(tasks),
+        kept=frozenset(kept_storages(tasks)),
         inputs=tuple(task.id for task in tasks if task.kind is TaskKind.INPUT),
         before=before,
         streams=list(streams),
@@ -110,14 +110,15 @@ def _users(deps: Sequence[tuple[int, ...]]) -> list[list[int]]:
     return users
 
 
-def _main_compute(tasks: Sequence[Task]) -> list[int]:
+def _main_compute(graph: TaskGraph) -> list[int]:
     """The compute whose order is the program's: all but what leads from inputs to collectives."""
+    tasks = graph.tasks
     from_inputs = [False] * len(tasks)
     for task in tasks:
         ours = task.kind in (TaskKind.INPUT, TaskKind.COMPUTE, TaskKind.VIEW)
         from_inputs[task.id] = ours and all(from_inputs[dep] for dep in task.deps)
     prepares = list(from_inputs)
-    users = _users([task.deps for task in tasks])
+    users = graph.users()
     for task in reversed(tasks):
         to_starts = all(prepares[u] or tasks[u].communication is not None for u in users[task.id])
         prepares[task.id] = from_inputs[task.id] and bool(users[task.id]) and to_starts
@@ -159,13 +160,3 @@ def _reads(tasks: Sequence[Task]) -> list[tuple[int, ...]]:
             read |= {u: None for dep in tasks[task.start].deps for u in tasks[dep].storages}
         reads.append(tuple(read | dict.fromkeys(task.storages)))
     return reads
-
-
-def _kept(tasks: Sequence[Task]) -> frozenset[int]:
-    kept = {
-        u for task in tasks if task.kind is TaskKind.INPUT and task.persistent for u in task.allocs
-    }
-    for task in tasks:
-        if task.kind is TaskKind.OUTPUT:
-            kept |= {u for dep in task.deps for u in tasks[dep].storages}
-    return frozenset(kept)
