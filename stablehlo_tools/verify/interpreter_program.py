@@ -186,12 +186,12 @@ class _Wrapper:
         self.callee = callee
         self.processes = processes
         self.inputs = [
-            _Tensor(value, f"%in_{device}_{i}")
+            BitTensor(value, f"%in_{device}_{i}")
             for device in range(processes)
             for i, value in enumerate(signature.inputs)
         ]
         self.outputs = [
-            _Tensor(value, f"%out_{device}_{i}")
+            BitTensor(value, f"%out_{device}_{i}")
             for device in range(processes)
             for i, value in enumerate(signature.outputs)
         ]
@@ -226,7 +226,7 @@ class _Wrapper:
         return " -> ".join(f"({', '.join(tensor.type for tensor in side)})" for side in sides)
 
 
-class _Tensor:
+class BitTensor:
     """A tensor of the wrapper, and the bit patterns that stand for it outside."""
 
     def __init__(self, value: Value, name: str) -> None:

@@ -22,10 +22,10 @@ from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.symbols import functions_by_name
 from stablehlo_tools.mpmd.rank_set import RankSet
-from stablehlo_tools.mpmd.running.child import ask, element_of, type_of, value_of
+from stablehlo_tools.mpmd.running.child import ask, type_of, value_of
 from stablehlo_tools.mpmd.running.sequential import Run, read_results, write_inputs
-from stablehlo_tools.verify.element_types import Array, ElementType, Kind, real_part
-from stablehlo_tools.verify.interpreter_program import interpreter_grid, parts, pattern_bits
+from stablehlo_tools.verify.element_types import Array
+from stablehlo_tools.verify.interpreter_program import BitTensor, interpreter_grid
 from stablehlo_tools.verify.signatures import Value
 
 RANKS = 2  # the interpreter's threads are as many as the machine's processors
@@ -112,7 +112,7 @@ def _wrapper(values: Sequence[tuple[list[Value], list[Value]]]) -> str:
     """A module: the ranks' declarations, and `main`."""
     sides = [
         tuple(
-            [_Tensor(value, f"%{what}{rank}_{i}") for i, value in enumerate(own)]
+            [BitTensor(value, f"%{what}{rank}_{i}") for i, value in enumerate(own)]
             for what, own in zip(("in", "out"), of_rank, strict=True)
         )
         for rank, of_rank in enumerate(values)
@@ -139,71 +139,5 @@ def _wrapper(values: Sequence[tuple[list[Value], list[Value]]]) -> str:
     return "\n".join(lines)
 
 
-def _type(inputs: Sequence[_Tensor], outputs: Sequence[_Tensor]) -> str:
+def _type(inputs: Sequence[BitTensor], outputs: Sequence[BitTensor]) -> str:
     return " -> ".join(f"({', '.join(t.type for t in side)})" for side in (inputs, outputs))
-
-
-class _Tensor:
-    """A tensor of the wrapper, and the bit patterns that stand for it outside."""
-
-    def __init__(self, value: Value, name: str) -> None:
-        self.name, self.element = name, element_of(value)
-        self.sizes = "".join(f"{size}x" for size in value.shape)
-        self.type = self._of(value.element)
-        self.pattern = self._of(f"ui{pattern_bits(self.element)}")
-        self.patterns = [f"{name}_bits{part}" for part in range(parts(self.element))]
-
-    def from_patterns(self) -> list[str]:
-        """Lines that make the tensor."""
-        real = real_part(self.element)
-        if self.element.kind is not Kind.COMPLEX:
-            return self._narrow(self.patterns[0], self.name, real)
-        names = [f"{pattern}_part" for pattern in self.patterns]
-        part_type = self._of(real.name)
-        lines = [
-            line
-            for pattern, name in zip(self.patterns, names, strict=True)
-            for line in self._narrow(pattern, name, real)
-        ]
-        made = f"{self.name} = stablehlo.complex {', '.join(names)}"
-        return [*lines, f"{made} : ({part_type}, {part_type}) -> {self.type}"]
-
-    def to_patterns(self) -> list[str]:
-        """Lines that make the bit patterns."""
-        real = real_part(self.element)
-        if self.element.kind is not Kind.COMPLEX:
-            return self._widen(self.name, self.patterns[0], real)
-        lines: list[str] = []
-        for pattern, op in zip(self.patterns, ("real", "imag"), strict=True):
-            kinds = f"({self.type}) -> {self._of(real.name)}"
-            lines.append(f"{pattern}_part = stablehlo.{op} {self.name} : {kinds}")
-            lines += self._widen(f"{pattern}_part", pattern, real)
-        return lines
-
-    def _narrow(self, source: str, target: str, element: ElementType) -> list[str]:
-        own, unsigned = self._of(element.name), self._unsigned(element)
-        middle = f"{target}_narrow"
-        return [
-            f"{middle} = stablehlo.convert {source} : ({self.pattern}) -> {unsigned}",
-            self._same_bits(middle, target, unsigned, own),
-        ]
-
-    def _widen(self, source: str, target: str, element: ElementType) -> list[str]:
-        own, unsigned = self._of(element.name), self._unsigned(element)
-        middle = f"{target}_narrow"
-        return [
-            self._same_bits(source, middle, own, unsigned),
-            f"{target} = stablehlo.convert {middle} : ({unsigned}) -> {self.pattern}",
-        ]
-
-    @staticmethod
-    def _same_bits(source: str, target: str, one: str, other: str) -> str:
-        op = "convert" if one == other else "bitcast_convert"
-        return f"{target} = stablehlo.{op} {source} : ({one}) -> {other}"
-
-    def _unsigned(self, element: ElementType) -> str:
-        """Unsigned integers as wide as the elements; a boolean stays one."""
-        return self._of("i1" if element.kind is Kind.BOOLEAN else f"ui{element.bits}")
-
-    def _of(self, element: str) -> str:
-        return f"tensor<{self.sizes}{element}>"
