@@ -98,7 +98,7 @@ def run_set(ranks: RankSet, original: Artifact | None, options: Options) -> Outc
 class Options:
     """How to run; `timeout` is in seconds, for each of the two programs.
 
-    `rule` None lets the original say how far off a set may be, see `running.original`. `fixed`
+    `rule` None lets the original say how far off a set may be, by its moved inputs. `fixed`
     gives inputs, by number, one value in every element instead of random ones.
     """
 
