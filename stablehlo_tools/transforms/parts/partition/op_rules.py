@@ -32,7 +32,7 @@ from stablehlo_tools.analysis.tensor_shardings import rank_of
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimension_numbers import conv_numbers, gather_numbers, scatter_numbers
 from stablehlo_tools.dialect.dimensions import dimensions_of, integers
-from stablehlo_tools.dialect.factors import FactorRole
+from stablehlo_tools.dialect.factors import FactorRole, OpDimensions
 from stablehlo_tools.dialect.names import (
     CONCATENATE,
     CONVOLUTION,
@@ -92,20 +92,19 @@ def is_row_update(update: ir.Operation, dim: int) -> bool:
 def moved_dim(op: ir.Operation) -> int | None:
     """The first dimension of a slice that takes one of several equal pieces, or of a pad that puts
     such a piece among others; None where there is none."""
-    whole, part = shape_of(op.operands[0]), shape_of(op.results[0])
-    if op.name == SLICE:
-        starts, strides = (integers(op, name) for name in ("start_indices", "strides"))
-    else:
-        whole, part = part, whole
-        starts, highs, inner = (integers(op, name) for name in _PAD_EDGES)
-        strides = [
-            1 + abs(between) + (high < 0) for high, between in zip(highs, inner, strict=True)
-        ]
-    for dim, (all_, one) in enumerate(zip(whole, part, strict=True)):
-        pieces, rest = divmod(all_, one) if one else (0, 1)
-        equal = 1 < pieces <= _MOST_PIECES and not rest and strides[dim] == 1
-        if equal and starts[dim] >= 0 and starts[dim] % one == 0:
-            return dim
+    relation = _relation(op)
+    for factor in relation.factors:
+        if factor.role is not FactorRole.MOVED or not factor.size:
+            continue
+        (taken,), (put,) = factor.operands, factor.results
+        along, whole = (
+            (taken, relation.operands[0]) if op.name == SLICE else (put, relation.results[0])
+        )
+        pieces, rest = divmod(whole[along.dim], factor.size)
+        equal = 1 < pieces <= _MOST_PIECES and not rest and along.step == 1
+        is_cut = op.name == PAD and factor.size < relation.operands[0][taken.dim]
+        if equal and not is_cut and (along.start or 0) % factor.size == 0:
+            return along.dim
     return None
 
 
@@ -122,9 +121,12 @@ def is_piecewise(op: ir.Operation, dim: int) -> bool:
     of a dimension."""
     whole = shape_of(op.operands[0])[dim]
     if op.name == SLICE:
-        stride, start = (integers(op, name)[dim] for name in ("strides", "start_indices"))
-        pieces = shape_of(op.results[0])[dim]
-        return stride > 1 and start < stride and pieces * stride == whole
+        (factor,) = _relation(op).along_operand(0, dim)
+        taken = factor.operands[0]
+        every = factor.size * taken.step == whole
+        return every and taken.step > 1 and (taken.start or 0) < taken.step
+    # Of a window the relation does not say whether some places of it lie in padding: a window that
+    # reaches past the end is cut off there on a device, too, and needs the next one's zeros.
     rank = rank_of(op.operands[0])
     window, stride = (
         integers(op, name, [1] * rank)[dim] for name in ("window_dimensions", "window_strides")
@@ -143,10 +145,15 @@ def undividable(op: ir.Operation) -> set[TensorDim]:
 _BY_PLACE = frozenset({FactorRole.MOVED, FactorRole.INDEXED, FactorRole.WINDOWED})
 
 
-def _moved_along(op: ir.Operation) -> list[int]:
-    """The dimensions of the first operand along which elements go elsewhere, or into windows."""
+def _relation(op: ir.Operation) -> OpDimensions:
     relation = dimensions_of(op)
     assert relation is not None, "these ops have static shapes here (P2)"
+    return relation
+
+
+def _moved_along(op: ir.Operation) -> list[int]:
+    """The dimensions of the first operand along which elements go elsewhere, or into windows."""
+    relation = _relation(op)
     along = (f.in_operand(0) for f in relation.factors if f.role in _BY_PLACE)
     return sorted({a.dim for a in along if a is not None})
 
@@ -161,9 +168,6 @@ def _of_all_tensors(op: ir.Operation, dims: Iterable[int]) -> Iterable[TensorDim
 def _pad(op: ir.Operation) -> Iterable[TensorDim]:
     """The dimensions that it grows or cuts, but for one that a few equal pieces make up."""
     return _of_all_tensors(op, (dim for dim in _moved_along(op) if dim != moved_dim(op)))
-
-
-_PAD_EDGES = ("edge_padding_low", "edge_padding_high", "interior_padding")
 
 
 def _slice(op: ir.Operation) -> Iterable[TensorDim]:
