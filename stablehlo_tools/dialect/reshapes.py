@@ -83,11 +83,12 @@ def reshape_factors(before: Shape, after: Shape) -> tuple[ReshapeFactor, ...]:
 
 
 def _catching_up(behind: _Digits, ahead: _Digits, common: int) -> int:
-    """As small a part as comes as far as the other shape, or else leaves what both have."""
+    """As small a part as comes as far as the other shape, or else leaves what both have; all that
+    is left where that would be nothing."""
     missing, rest = divmod(ahead.read, behind.read)
     if not rest and behind.left % missing == 0:
         return missing
-    return behind.left // common
+    return behind.left // common if behind.left > common else behind.left
 
 
 @lru_cache(maxsize=4096)
