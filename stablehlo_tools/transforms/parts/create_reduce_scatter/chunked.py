@@ -16,6 +16,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.reducers import REDUCERS
 from stablehlo_tools.transforms.parts.create_reduce_scatter.group_forms import GroupForms
 from stablehlo_tools.transforms.parts.create_reduce_scatter.plan import (
+    Chunks,
     GatherPlan,
     all_reduce_traffic,
     plan_gather,
@@ -29,7 +30,6 @@ from stablehlo_tools.transforms.parts.create_reduce_scatter.rewriting import (
 from stablehlo_tools.transforms.parts.create_reduce_scatter.slices import (
     Slice,
     Window,
-    chunks_of,
     find_slices,
     shape_of,
 )
@@ -196,6 +196,11 @@ def is_of_unsure_order(collective: Collective, forms: GroupForms) -> bool:
     grid = forms.facts.grid
     mixed = collective.group_mode is GroupMode.CROSS_REPLICA_AND_PARTITION
     return mixed and grid.num_replicas > 1 and grid.num_partitions > 1
+
+
+def chunks_of(window: Window) -> list[Chunks]:
+    """The dimensions that are cut."""
+    return [Chunks(d, cut.count, cut.taken) for d, cut in enumerate(window) if cut is not None]
 
 
 def _reduces(op: ir.Operation, position: int) -> bool:

@@ -8,13 +8,14 @@ the one from the other alone.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from stablehlo_tools.analysis.device_arithmetic import clamped_starts
 from stablehlo_tools.analysis.device_values import DeviceValues
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.dimensions import dimensions_of, integers, static_shape
+from stablehlo_tools.dialect.factors import PASSED_THROUGH, FactorRole, Link, OpDimensions, Shape
 from stablehlo_tools.dialect.names import (
     BITCAST_CONVERT,
     BROADCAST,
@@ -27,7 +28,6 @@ from stablehlo_tools.dialect.names import (
 from stablehlo_tools.dialect.traits import Trait, full_names, ops_with, ops_with_any
 from stablehlo_tools.ir.constants import splat_element
 from stablehlo_tools.ir.values import producer
-from stablehlo_tools.transforms.parts.create_reduce_scatter.plan import Chunks
 
 # Ops of one element each that are exact or round correctly: the same bits on a part as on a whole.
 # Of bits the pass was written for `bitcast_convert` alone, and not for counts or reduced precision.
@@ -35,6 +35,7 @@ ELEMENTWISE = (
     ops_with(Trait.ELEMENTWISE) & ops_with_any(Trait.EXACT | Trait.CORRECTLY_ROUNDED)
     | {BITCAST_CONVERT, SHARDING_CONSTRAINT}
 ) - full_names("count_leading_zeros popcnt reduce_precision")
+_HANDED_ON = ELEMENTWISE | {BROADCAST, RESHAPE, TRANSPOSE}
 
 
 @dataclass(frozen=True)
@@ -53,17 +54,9 @@ class Cut:
 Window = tuple[Cut | None, ...]  # one entry for each dimension, None for the whole of it
 
 
-def shape_of(value: ir.Value) -> tuple[int, ...] | None:
+def shape_of(value: ir.Value) -> Shape | None:
     """The static shape of a tensor."""
-    type_ = value.type
-    if not isinstance(type_, ir.RankedTensorType) or not type_.has_static_shape:
-        return None
-    return tuple(type_.shape)
-
-
-def chunks_of(window: Window) -> list[Chunks]:
-    """The dimensions that are cut."""
-    return [Chunks(d, cut.count, cut.taken) for d, cut in enumerate(window) if cut is not None]
+    return static_shape(value.type)
 
 
 def narrowed_shape(shape: Sequence[int], window: Window) -> list[int]:
@@ -77,7 +70,7 @@ def sliced_window(op: ir.Operation, values: DeviceValues) -> Window | None:
     shape = shape_of(op.operands[0])
     if shape is None:
         return None
-    sizes = list(ir.DenseI64ArrayAttr(op.attributes["slice_sizes"]))
+    sizes = integers(op, "slice_sizes")
     window: list[Cut | None] = []
     for extent, size, start in zip(shape, sizes, list(op.operands)[1:], strict=True):
         if size == extent:
@@ -102,21 +95,43 @@ def window_before(op: ir.Operation, position: int, window: Window) -> Window | N
     """
     if len(op.results) != 1 or len(op.regions):
         return None
-    before, after = shape_of(op.operands[position]), shape_of(op.results[0])
-    if before is None or after is None:
+    relation = dimensions_of(op)
+    if op.name not in _HANDED_ON or relation is None:
         return None
-    if op.name == TRANSPOSE:
-        order = list(ir.DenseI64ArrayAttr(op.attributes["permutation"]))
-        moved = dict(zip(order, window, strict=True))
-        return tuple(moved[d] for d in range(len(order)))
-    if op.name == RESHAPE:
-        return _before_reshape(before, after, window)
-    if op.name == BROADCAST:
-        return _before_broadcast(op, before, after, window)
-    if op.name not in ELEMENTWISE or before != after:
+    before, (after,) = relation.operands[position], relation.results
+    if op.name in ELEMENTWISE:
+        others = [value for i, value in enumerate(op.operands) if i != position]
+        if before != after or not all(can_narrow(value, window) for value in others):
+            return None
+    if op.name == RESHAPE and 0 in before:
         return None
-    others = [value for i, value in enumerate(op.operands) if i != position]
-    return window if all(can_narrow(value, window) for value in others) else None
+    taken: list[Cut | None] = [None] * len(before)
+    for dim, cut in enumerate(window):
+        if cut is None or _is_repeated(relation, dim):
+            continue
+        leading = _leading(relation, position, dim)
+        if leading is None or leading.factor.size % cut.count:
+            return None
+        taken[leading.operand.dim] = cut
+    return tuple(taken)
+
+
+def _leading(relation: OpDimensions, position: int, dim: int) -> Link | None:
+    """The outermost part of a result's dimension, where it is that of an operand's dimension, too:
+    in row-major order as many elements stand before the two, so that a chunk of the one is a chunk
+    of the other."""
+    for link in relation.of_result(0, dim):
+        one, other, size = link.operand, link.result, link.factor.size
+        if one.tensor != position or link.role not in PASSED_THROUGH:
+            continue
+        if size * other.step == relation.results[0][dim]:
+            whole = relation.operands[position][one.dim]
+            return link if size * one.step == whole else None
+    return None
+
+
+def _is_repeated(relation: OpDimensions, dim: int) -> bool:
+    return all(f.role is FactorRole.REPEATED for f in relation.along_result(0, dim))
 
 
 def can_narrow(value: ir.Value, window: Window) -> bool:
@@ -142,46 +157,13 @@ def splat_of(value: ir.Value) -> ir.Attribute | None:
 
 def spreads(broadcast: ir.Operation, window: Window) -> bool:
     """Whether a broadcast_in_dim fills every cut dimension with copies."""
-    shape = shape_of(broadcast.operands[0])
-    if shape is None:
+    relation = dimensions_of(broadcast)
+    if relation is None:
         return False
-    dimensions = list(ir.DenseI64ArrayAttr(broadcast.attributes["broadcast_dimensions"]))
-    return all(window[d] is None or size == 1 for d, size in zip(dimensions, shape, strict=True))
+    return all(cut is None or _is_repeated(relation, d) for d, cut in enumerate(window))
 
 
-def _before_broadcast(
-    op: ir.Operation, before: Sequence[int], after: Sequence[int], window: Window
-) -> Window | None:
-    dimensions = list(ir.DenseI64ArrayAttr(op.attributes["broadcast_dimensions"]))
-    pairs = zip(dimensions, before, strict=True)
-    return tuple(window[d] if size == after[d] else None for d, size in pairs)
-
-
-def _before_reshape(before: Sequence[int], after: Sequence[int], window: Window) -> Window | None:
-    """A cut stays a cut where as many elements stand before its dimension, in row-major order.
-
-    A chunk of a dimension is then a chunk of the leading one of those that it is made from.
-    """
-    if 0 in before:
-        return None
-    result: list[Cut | None] = [None] * len(before)
-    for dimension, cut in enumerate(window):
-        if cut is None:
-            continue
-        ahead = math.prod(after[:dimension])
-        places = [
-            d
-            for d, size in enumerate(before)
-            if math.prod(before[:d]) == ahead and size > 1 and size % cut.count == 0
-        ]
-        if not places:
-            return None
-        (place,) = places
-        result[place] = cut
-    return tuple(result)
-
-
-_FOLLOWED = ELEMENTWISE | {BROADCAST, DYNAMIC_SLICE, RESHAPE, TRANSPOSE}
+_FOLLOWED = _HANDED_ON | {DYNAMIC_SLICE}
 _LONGEST = 16  # ops between a collective and a slice
 _MOST = 64  # ops looked at for one result
 
