@@ -63,13 +63,14 @@ from stablehlo_tools.transforms.parts.create_reduce_scatter.chunked import Chunk
 from stablehlo_tools.transforms.parts.create_reduce_scatter.exchanges import (
     Constant,
     Inverse,
+    Padded,
     plan_constant,
     plan_inverse,
+    plan_padded,
     plan_sharing,
 )
-from stablehlo_tools.transforms.parts.create_reduce_scatter.group_forms import GroupForms
-from stablehlo_tools.transforms.parts.create_reduce_scatter.padded import Padded, plan_padded
 from stablehlo_tools.transforms.parts.create_reduce_scatter.rewriting import (
+    GroupForms,
     drop_unused_results,
     erase_unused,
 )

@@ -22,7 +22,7 @@ from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.symbols import functions_by_name
 from stablehlo_tools.passes.pipeline import Pipeline
-from stablehlo_tools.transforms.parts.create_reduce_scatter.plan import (
+from stablehlo_tools.transforms.parts.create_reduce_scatter.chunked import (
     Chunks,
     GatherPlan,
     Scatter,
