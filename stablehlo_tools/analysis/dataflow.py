@@ -35,10 +35,7 @@ class Body:
 
     def nested(self) -> Iterator[Node]:
         """Every op, each before those in it."""
-        for node in self.nodes:
-            yield node
-            for body in node.bodies:
-                yield from body.nested()
+        return nested(self.nodes)
 
 
 @dataclass(eq=False, slots=True)
@@ -222,6 +219,14 @@ def sources_of(node: Node) -> Iterator[tuple[int, tuple[int, ...]]]:
     returned = dict(handed_on(node))
     for result in node.results:
         yield result, (*node.inputs, *returned.get(result, ()))
+
+
+def nested(nodes: Iterable[Node]) -> Iterator[Node]:
+    """Ops, each before those in it."""
+    for node in nodes:
+        yield node
+        for body in node.bodies:
+            yield from nested(body.nodes)
 
 
 def inputs_of(node: Node) -> set[int]:

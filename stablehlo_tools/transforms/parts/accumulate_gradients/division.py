@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from stablehlo_tools.analysis.collectives import tensor_bytes
-from stablehlo_tools.analysis.dataflow import Body, Node, inputs_of, needed, numbers_in
+from stablehlo_tools.analysis.dataflow import Body, Node, inputs_of, needed, nested, numbers_in
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims, Graph
 from stablehlo_tools.analysis.dimension_propagation.seeds import Seeds, Trial
 from stablehlo_tools.analysis.dimension_propagation.tilings import CONTRACTIONS
@@ -53,15 +53,12 @@ def known_beforehand(graph: Graph, seeds: Seeds, rank: int) -> set[Node]:
 
 def is_heavy(node: Node) -> bool:
     """Whether an op is a contraction, one that nobody knows, or has such a one in it."""
-    if node.name in CONTRACTIONS or node.name in OPAQUE:
-        return True
-    return any(is_heavy(inner) for body in node.bodies for inner in body.nodes)
+    return any(each.name in CONTRACTIONS or each.name in OPAQUE for each in nested([node]))
 
 
 def communicates(node: Node) -> bool:
     """Whether an op is a collective, or has one in it."""
-    inner = (each for body in node.bodies for each in body.nodes)
-    return node.name in COLLECTIVES or any(map(communicates, inner))
+    return any(each.name in COLLECTIVES for each in nested([node]))
 
 
 _MOST_TOGETHER = 64  # linear ops that are tried in the loop at once

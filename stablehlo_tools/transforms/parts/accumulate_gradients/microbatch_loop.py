@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import gcd
 
 from stablehlo_tools import bindings
-from stablehlo_tools.analysis.dataflow import Node, inputs_of
+from stablehlo_tools.analysis.dataflow import Node, inputs_of, nested
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling, part_shape
 from stablehlo_tools.analysis.reducers import identity_of
 from stablehlo_tools.analysis.replica_groups import DeviceMesh
@@ -43,7 +43,7 @@ def relax_constraints(division: Division, written: Mapping[int, ir.Value], meshe
 
     `written` is what stands for each value, by number.
     """
-    for node in _all(division.inside):
+    for node in nested(division.inside):
         layout = division.dims.tilings.get(node.results[0]) if node.results else None
         if node.name == _CONSTRAINT and layout is not None:
             _relax(maker_of(written[node.results[0]]), layout, meshes)
@@ -72,13 +72,6 @@ def uneven_arguments(division: Division, meshes: Meshes) -> Iterator[Diagnostic]
                 "the same; take fewer microbatches",
                 to_place(function.location),
             )
-
-
-def _all(nodes: Sequence[Node]) -> Iterator[Node]:
-    for node in nodes:
-        yield node
-        for body in node.bodies:
-            yield from _all(body.nodes)
 
 
 def _relax(op: ir.Operation, layout: DimTiling, meshes: Meshes) -> None:

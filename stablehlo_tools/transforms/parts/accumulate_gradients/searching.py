@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from stablehlo_tools.analysis.dataflow import Node, inputs_of, needed
+from stablehlo_tools.analysis.dataflow import inputs_of, needed, nested
 from stablehlo_tools.analysis.dimension_propagation.propagation import Graph, Origins, TiledValue
 from stablehlo_tools.analysis.dimension_propagation.seeds import (
     Seeds,
@@ -224,13 +224,8 @@ def _on_all_samples(division: Division) -> int:
         [node for node in graph.root.nodes if node not in gone],
         {number for node in division.inside for number in inputs_of(node)},
     )
-    pending, contractions = [*ahead, *division.inside], list[Node]()
-    while pending:
-        node = pending.pop()
-        pending += [inner for body in node.bodies for inner in body.nodes]
-        if node.name in CONTRACTIONS and node not in steps:
-            contractions.append(node)
-    return work_of(graph, contractions)
+    run = nested([*ahead, *division.inside])
+    return work_of(graph, [n for n in run if n.name in CONTRACTIONS and n not in steps])
 
 
 def _outermost(division: Division) -> tuple[int, int]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stablehlo_tools import bindings
-from stablehlo_tools.analysis.dataflow import Body, Node
+from stablehlo_tools.analysis.dataflow import Node
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims, Graph
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling, reshaped
 from stablehlo_tools.analysis.entry import entry_function
@@ -64,7 +64,7 @@ class Follower:
         self._inside: set[Node] = set()
         self._pending: list[Node] = []
         for phase in phases:
-            self._inside |= set(_nodes_in(phase.node))
+            self._inside |= {node for body in phase.node.bodies for node in body.nested()}
         for node in graph.nodes:
             for number in dict.fromkeys(_touched(node, node in self._phases)):
                 self._near.setdefault(number, []).append(node)
@@ -268,17 +268,6 @@ def _touched(node: Node, is_layers: bool) -> Iterable[int]:
     for body in node.bodies:
         yield from body.arguments
         yield from body.returned
-
-
-def _nodes_in(node: Node) -> Iterable[Node]:
-    for body in node.bodies:
-        yield from _nodes_of(body)
-
-
-def _nodes_of(body: Body) -> Iterable[Node]:
-    for node in body.nodes:
-        yield node
-        yield from _nodes_in(node)
 
 
 @dataclass(frozen=True)
