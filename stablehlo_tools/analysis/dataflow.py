@@ -305,6 +305,8 @@ def solve[T](
         waiting.discard(index)
         for number, fact in transfer(graph.nodes[way * index], facts):
             before = facts.get(number)
+            if before == fact:
+                continue
             after = fact if before is None else join(before, fact)
             if after == before:
                 continue
@@ -316,11 +318,16 @@ def solve[T](
     return facts
 
 
-def dependences(node: Node, wanted: Mapping[int, bool]) -> Iterator[tuple[int, bool]]:
+def dependences(node: Node, wanted: Mapping[int, bool]) -> list[tuple[int, bool]]:
     """Backwards: what the values that are wanted are computed from."""
-    for number, sources in sources_of(node):
-        if number in wanted:
-            yield from ((source, True) for source in sources)
+    if not node.bodies:  # a result is wanted, so that all of these are
+        return [(number, True) for number in node.inputs]
+    return [
+        (source, True)
+        for number, sources in sources_of(node)
+        if number in wanted
+        for source in sources
+    ]
 
 
 def dependents(node: Node, reached: Mapping[int, bool]) -> Iterator[tuple[int, bool]]:
