@@ -63,8 +63,8 @@ def gradients(weights: Tree, x: jax.Array, y: jax.Array) -> tuple[jax.Array, Tre
 
 
 def step(weights: Tree, moments: Tree, x: jax.Array, y: jax.Array) -> tuple[Tree, Tree, jax.Array]:
-    loss, found = gradients(weights, x, y)
-    updates, moments = RULE.update(found, moments, weights)
+    loss, gradient = gradients(weights, x, y)
+    updates, moments = RULE.update(gradient, moments, weights)
     return optax.apply_updates(weights, updates), moments, loss
 
 
@@ -154,12 +154,10 @@ def outputs_in_order(program: Exported, order: LayerOrder, name: Reference) -> l
 def assert_same(program: Exported, order: LayerOrder, before: Reference) -> None:
     """That a program in the pipeline's order computes what the one before did, nearly."""
     after = outputs_in_order(program, order, before)
-    for name, found, old, truth in zip(
-        before.names, after, before.values, before.truth, strict=True
-    ):
+    for name, new, old, truth in zip(before.names, after, before.values, before.truth, strict=True):
         scale = float(np.abs(truth).max(initial=0)) or 1.0
         allowed = 4 * np.abs(old - truth).max(initial=0) + 16 * np.finfo(np.float32).eps * scale
-        assert np.abs(found - truth).max(initial=0) <= allowed, name
+        assert np.abs(new - truth).max(initial=0) <= allowed, name
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
@@ -267,10 +265,10 @@ def test_a_forward_pass_in_the_pipelines_order_is_the_same_in_every_bit(mesh: st
     )
     order = find_layer_order(program, f"expand-pipeline{{{schedule}}}")
     after = stablehlo_tools.transform(program, f"expand-pipeline{{{schedule} layout=pipeline}}")
-    (found,) = outputs_in_order(after, order, before)
-    assert found.tobytes() == before.values[0].tobytes()
+    (output,) = outputs_in_order(after, order, before)
+    assert output.tobytes() == before.values[0].tobytes()
     (wrong,) = kept_values.run(after, before.arguments)
-    assert not np.allclose(wrong, found), "layers in another order are another function"
+    assert not np.allclose(wrong, output), "layers in another order are another function"
 
 
 def test_arguments_arrive_divided_over_the_stages() -> None:
@@ -280,8 +278,8 @@ def test_arguments_arrive_divided_over_the_stages() -> None:
     (stacks,) = find_layer_order(program, f"expand-pipeline{{{INTERLEAVED}}}").stacks
     for version, divided in ((program, set[int]()), (again, {e.number for e in stacks.arguments})):
         shardings = enumerate(version.in_shardings_jax())
-        found = {n for n, each in shardings if "stage" in getattr(each, "spec", ())}
-        assert found == divided
+        over_stages = {n for n, each in shardings if "stage" in getattr(each, "spec", ())}
+        assert over_stages == divided
 
 
 def test_a_map_survives_json_and_names_checkpoints_by_path() -> None:
@@ -368,9 +366,9 @@ def test_constants_of_layers_are_put_in_order_too() -> None:
     after = stablehlo_tools.transform(program, pipeline)
     assert not over_stages(after)
     before = reference(program, arguments(program))
-    found = outputs_in_order(after, order, before)
-    assert found[0].tobytes() == before.values[0].tobytes()
-    np.testing.assert_allclose(found[1], before.values[1], rtol=1e-6)
+    outputs = outputs_in_order(after, order, before)
+    assert outputs[0].tobytes() == before.values[0].tobytes()
+    np.testing.assert_allclose(outputs[1], before.values[1], rtol=1e-6)
 
 
 def test_layers_that_do_not_divide_are_refused() -> None:

@@ -41,8 +41,8 @@ def time(kind: str, groups: Groups, device: Hardware, devices: int) -> TransferT
 
 
 def bytes_ns(kind: str, groups: Groups, device: Hardware, devices: int) -> float:
-    found = time(kind, groups, device, devices)
-    return found.ns - found.latency_ns
+    timed = time(kind, groups, device, devices)
+    return timed.ns - timed.latency_ns
 
 
 def axis(stride: int, count: int, members: int = 4) -> Groups:
@@ -66,9 +66,9 @@ KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "collective
     ],
 )
 def test_inside_of_a_node(kind: str, expected: float):
-    found = time(kind, axis(1, 8), NODES, 8)
-    assert found.ns - found.latency_ns == pytest.approx(expected)
-    assert found.links == ("Inside",)
+    timed = time(kind, axis(1, 8), NODES, 8)
+    assert timed.ns - timed.latency_ns == pytest.approx(expected)
+    assert timed.links == ("Inside",)
 
 
 @pytest.mark.parametrize(
@@ -85,9 +85,9 @@ def test_inside_of_a_node(kind: str, expected: float):
     ],
 )
 def test_across_nodes_members_of_a_node_add_up_their_ports(kind: str, expected: float):
-    found = time(kind, ((0, 1, 4, 5), (2, 3, 6, 7)), NODES, 8)
-    assert found.ns - found.latency_ns == pytest.approx(expected)
-    assert found.links == ("Outside", "Inside")
+    timed = time(kind, ((0, 1, 4, 5), (2, 3, 6, 7)), NODES, 8)
+    assert timed.ns - timed.latency_ns == pytest.approx(expected)
+    assert timed.links == ("Outside", "Inside")
 
 
 @pytest.mark.parametrize(
@@ -101,9 +101,9 @@ def test_across_nodes_members_of_a_node_add_up_their_ports(kind: str, expected: 
     ],
 )
 def test_strided_groups_of_one_member_per_node_have_a_port_each(kind: str, expected: float):
-    found = time(kind, axis(4, 8, members=2), NODES, 8)
-    assert found.ns - found.latency_ns == pytest.approx(expected)
-    assert found.links == ("Outside",)
+    timed = time(kind, axis(4, 8, members=2), NODES, 8)
+    assert timed.ns - timed.latency_ns == pytest.approx(expected)
+    assert timed.links == ("Outside",)
 
 
 @pytest.mark.parametrize(
@@ -118,9 +118,9 @@ def test_strided_groups_of_one_member_per_node_have_a_port_each(kind: str, expec
 )
 @pytest.mark.parametrize(("stride", "link"), [(1, "Link y"), (4, "Link x")])
 def test_on_a_ring_of_a_torus(kind: str, expected: float, stride: int, link: str):
-    found = time(kind, axis(stride, 16), TORUS, 16)
-    assert found.ns - found.latency_ns == pytest.approx(expected)
-    assert (found.algorithm, found.links) == ("bidirectional ring", (link,))
+    timed = time(kind, axis(stride, 16), TORUS, 16)
+    assert timed.ns - timed.latency_ns == pytest.approx(expected)
+    assert (timed.algorithm, timed.links) == ("bidirectional ring", (link,))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -133,9 +133,9 @@ def test_an_axis_that_does_not_wrap_takes_twice_a_ring(kind: str):
 
 
 def test_two_axes_at_once_carry_twice_as_much():
-    found = time("all_gather", (tuple(range(16)),), TORUS, 16)
-    assert found.ns - found.latency_ns == pytest.approx(48_000 * 15 / 16 / 40)
-    assert found.links == ("Link x", "Link y")
+    timed = time("all_gather", (tuple(range(16)),), TORUS, 16)
+    assert timed.ns - timed.latency_ns == pytest.approx(48_000 * 15 / 16 / 40)
+    assert timed.links == ("Link x", "Link y")
 
 
 def test_an_all_to_all_over_two_axes_is_bound_by_one():
@@ -164,10 +164,10 @@ def test_a_ring_closes_over_its_end():
 
 
 def test_groups_of_any_form_are_routed():
-    found = time("all_gather", ((0, 5, 10),), LINES, 16)  # a diagonal of the plane
-    assert (found.algorithm, found.links) == ("routed ring", ("Link x", "Link y"))
+    timed = time("all_gather", ((0, 5, 10),), LINES, 16)  # a diagonal of the plane
+    assert (timed.algorithm, timed.links) == ("routed ring", ("Link x", "Link y"))
     # A third from each of two members, half each way round; 5 → 0 and 10 → 0 end on one link.
-    assert found.ns - found.latency_ns == pytest.approx(2 * 48_000 * 2 / 3 / 2 / 10)
+    assert timed.ns - timed.latency_ns == pytest.approx(2 * 48_000 * 2 / 3 / 2 / 10)
 
 
 @pytest.mark.parametrize("kind", ["collective_permute", "send", "recv"])
@@ -209,10 +209,10 @@ def test_a_permute_half_round_a_ring_goes_both_ways():
     ],
 )
 def test_slices_of_a_torus_are_joined_by_the_network_outside(kind: str, expected: float):
-    found = time(kind, (tuple(range(32)),), TORUS, 32)
-    assert found.ns - found.latency_ns == pytest.approx(expected)
-    assert found.algorithm.startswith("hierarchical: bidirectional ring, ")
-    assert found.links == ("Outside", "Link x", "Link y")
+    timed = time(kind, (tuple(range(32)),), TORUS, 32)
+    assert timed.ns - timed.latency_ns == pytest.approx(expected)
+    assert timed.algorithm.startswith("hierarchical: bidirectional ring, ")
+    assert timed.links == ("Outside", "Link x", "Link y")
 
 
 def test_an_all_to_all_of_two_slices_leaves_half_inside_of_each():
@@ -222,8 +222,8 @@ def test_an_all_to_all_of_two_slices_leaves_half_inside_of_each():
 
 
 def test_a_permute_between_slices_leaves_the_torus():
-    found = time("collective_permute", ((15, 16),), TORUS, 32)
-    assert (found.links, found.ns) == (("Outside",), 20 + 5 + 48_000 / 10)
+    timed = time("collective_permute", ((15, 16),), TORUS, 32)
+    assert (timed.links, timed.ns) == (("Outside",), 20 + 5 + 48_000 / 10)
 
 
 def test_latency_is_a_start_and_hops():
@@ -303,12 +303,12 @@ def test_any_groups_have_a_time_whatever_their_order(
     cut = [members[first : first + size] for first, size in zip(firsts, sizes, strict=True)]
     groups = tuple(tuple(group) for group in cut if group)
     turned = tuple(tuple(reversed(group)) for group in reversed(groups))
-    found = time(kind, groups, networks, 32)
+    timed = time(kind, groups, networks, 32)
     other = time(kind, turned, networks, 32)
-    assert found.ns == pytest.approx(other.ns)
-    assert found.links == other.links
+    assert timed.ns == pytest.approx(other.ns)
+    assert timed.links == other.links
     more = transfer_time(Transfer(kind, 2 * BYTES, groups), networks, 32)
-    assert 0 <= found.latency_ns <= found.ns <= more.ns <= 2 * found.ns
+    assert 0 <= timed.latency_ns <= timed.ns <= more.ns <= 2 * timed.ns
 
 
 @pytest.mark.parametrize(

@@ -94,18 +94,18 @@ def ops(path: Path, module: str | None = None) -> dict[str, float]:
     """Through the file that a user would write, as the profile is read back."""
     document = profile_from_trace(path, module)
     assert document["schema"] == SCHEMA
-    found = document["ops"]
-    assert isinstance(found, dict)
-    return found
+    read = document["ops"]
+    assert isinstance(read, dict)
+    return read
 
 
 def test_a_trace_of_xla_cpu():
     """The least of the two devices' medians; of ynn_fusion's nine runs, 39356 and 39368 ns."""
-    found = ops(TRACES)
-    assert list(found) == sorted(found)
-    assert found["ynn_fusion"] == pytest.approx(39356)
-    assert found["psum_invariant.7"] == pytest.approx(69409)  # the other device waited: 134129
-    assert "broadcast_multiply_fusion" not in found  # of the small program
+    read = ops(TRACES)
+    assert list(read) == sorted(read)
+    assert read["ynn_fusion"] == pytest.approx(39356)
+    assert read["psum_invariant.7"] == pytest.approx(69409)  # the other device waited: 134129
+    assert "broadcast_multiply_fusion" not in read  # of the small program
 
 
 def test_a_module_of_a_trace():

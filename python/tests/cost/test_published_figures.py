@@ -153,8 +153,8 @@ def test_an_all_gather_on_a_ring_of_a_tpu():
     v5e = load_hardware("tpu-v5e")
     ring = replace(v5e, networks=(replace(v5e.networks[0], wraps_from=4),))
     rows = tuple(tuple(range(first, first + 4)) for first in range(0, 16, 4))
-    found = transfer_time(Transfer("all_gather", 34e6, rows), ring, 16)
-    assert (found.ns - found.latency_ns) * 4 / 3 == pytest.approx(377e3, rel=0.01)
+    timed = transfer_time(Transfer("all_gather", 34e6, rows), ring, 16)
+    assert (timed.ns - timed.latency_ns) * 4 / 3 == pytest.approx(377e3, rel=0.01)
 
 
 def tflops(name: str, dtype: str, batch: int, m: int, n: int, k: int) -> float:

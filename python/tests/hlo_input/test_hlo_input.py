@@ -166,10 +166,10 @@ def test_two_compilers_make_the_same_of_a_program(tmp_path: Path) -> None:
     assert text is not None
     exported = artifact.from_exported(export.export(step)(ROWS, ROWS))
     other = compile_artifact(exported, "tpu").text
-    found = verify_artifacts(
+    verification = verify_artifacts(
         _artifact(text, tmp_path), _artifact(other, tmp_path, "tpu.hlo"), CLOSE
     )
-    assert found.same
+    assert verification.same
 
 
 TILED = """HloModule m, is_scheduled=true

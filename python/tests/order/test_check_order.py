@@ -58,17 +58,17 @@ def test_one_program_is_ordered(model: Model) -> None:
 def test_copies_are_ordered_where_their_values_order_them(model: Model) -> None:
     built = model.build()
     assert not isinstance(built, str)
-    found = rule(verdict(copies(built, model.devices), TRUSTED))
-    assert (found == "ordered") is (model.name in NATURALLY_ORDERED), found
+    rules = rule(verdict(copies(built, model.devices), TRUSTED))
+    assert (rules == "ordered") is (model.name in NATURALLY_ORDERED), rules
 
 
 @for_several
 def test_threaded_copies_are_ordered(model: Model) -> None:
     built = model.build()
     assert not isinstance(built, str)
-    found = rule(verdict(copies(built, model.devices, "thread-tokens"), TRUSTED))
+    rules = rule(verdict(copies(built, model.devices, "thread-tokens"), TRUSTED))
     expected = "decided-at-run-time" if model.name in DECIDED_BY_FLOATS else "ordered"
-    assert found == expected
+    assert rules == expected
 
 
 def test_data_parallel_copies_are_not_ordered() -> None:

@@ -57,7 +57,7 @@ def written(exported: Exported, pipeline: str) -> str:
     return str(artifact.from_exported(stablehlo_tools.transform(exported, pipeline)).module)
 
 
-def found(text: str, copies: int, options: Options = DEFAULTS) -> str:
+def rule_of(text: str, copies: int, options: Options = DEFAULTS) -> str:
     """The rule that so many copies of a text break."""
     return rule(verdict(read(*[text] * copies), options))
 
@@ -70,18 +70,18 @@ def by_all_ranks(text: str) -> str:
 
 
 def test_a_pipeline_beside_data_is_decided_alike_where_rows_of_a_table_are() -> None:
-    assert found(one_f_one_b(), 1) == "ordered"
+    assert rule_of(one_f_one_b(), 1) == "ordered"
 
 
 def test_rows_that_differ_along_the_data_are_not() -> None:
-    assert found(by_all_ranks(one_f_one_b()), 1) == "divergent-control-flow"
+    assert rule_of(by_all_ranks(one_f_one_b()), 1) == "divergent-control-flow"
 
 
 @pytest.mark.parametrize("options", [ACROSS_DATA, ACROSS_STAGES], ids=["data", "stages"])
 def test_a_pipeline_compiled_apart(options: Options) -> None:
     threaded = one_f_one_b(is_threaded=True)
-    assert found(threaded, 2, options) == "ordered"
-    assert found(threaded, 4) == "ordered"
+    assert rule_of(threaded, 2, options) == "ordered"
+    assert rule_of(threaded, 4) == "ordered"
 
 
 def test_a_table_that_is_another_in_one_program() -> None:
@@ -106,7 +106,7 @@ def forward(pipeline: str) -> str:
 @pytest.mark.parametrize("copies", [1, 2, 4])
 @pytest.mark.parametrize("pipeline", [SEND_RECV, VALID, VALID + ",thread-tokens", PERMUTES])
 def test_transfers_that_cross_programs_in_a_loop(pipeline: str, copies: int) -> None:
-    assert found(forward(pipeline), copies) == "ordered"
+    assert rule_of(forward(pipeline), copies) == "ordered"
 
 
 def test_a_ring_of_transfers_that_crosses_programs() -> None:
@@ -117,7 +117,7 @@ def test_a_ring_of_transfers_that_crosses_programs() -> None:
     )
     changed = text.replace(chain, ring)
     assert changed != text
-    assert found(changed, 2) != "ordered"
+    assert rule_of(changed, 2) != "ordered"
 
 
 def test_transfers_that_are_skipped_in_other_iterations_in_one_program() -> None:

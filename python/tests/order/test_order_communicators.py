@@ -36,7 +36,7 @@ def skipped(device: int, *nodes: Node) -> Branch:
     return Branch(each({device: 0}), (Block(), chain(*nodes)))
 
 
-def found(*programs: Program) -> str:
+def rule_of(*programs: Program) -> str:
     return rule(decide(programs))
 
 
@@ -51,33 +51,34 @@ def with_groups(issue: Issue, *groups: Sequence[int]) -> Issue:
 def test_what_is_not_run_is_opened() -> None:
     silent = program([1], chain())
     assert (
-        found(program([0], chain(skipped(0, collective([0, 1])))), silent) == "communicator-missing"
+        rule_of(program([0], chain(skipped(0, collective([0, 1])))), silent)
+        == "communicator-missing"
     )
-    assert found(program([0], chain(skipped(0, collective([0])))), silent) == "ordered"
+    assert rule_of(program([0], chain(skipped(0, collective([0])))), silent) == "ordered"
     never = Loop(each({0: 0}), Block(), chain(collective([0, 1])))
-    assert found(program([0], chain(never)), silent) == "communicator-missing"
+    assert rule_of(program([0], chain(never)), silent) == "communicator-missing"
 
 
 def test_what_compilers_delete_is_not_opened() -> None:
     never = repeat([0], 0, chain(collective([0, 1])))
-    assert found(program([0], chain(never)), program([1], chain())) == "ordered"
+    assert rule_of(program([0], chain(never)), program([1], chain())) == "ordered"
 
 
 def test_it_is_enough_that_the_other_opens_it_too() -> None:
     one = program([0], chain(skipped(0, collective([0, 1]))))
     other = program([1], chain(skipped(1, collective([0, 1], form=FORMS[2]))))
-    assert found(one, other) == "ordered"
+    assert rule_of(one, other) == "ordered"
 
 
 def test_permutes_have_communicators_of_their_own() -> None:
     one = program([0], chain(collective([0, 1]), skipped(0, collective([0, 1], form=PERMUTE))))
     other = program([1], chain(collective([0, 1])))
-    assert found(one, other) == "communicator-missing"
+    assert rule_of(one, other) == "communicator-missing"
 
 
 def test_one_program_opens_the_same_everywhere() -> None:
     block = chain(Branch(each({0: 0, 1: 0}), (Block(), chain(collective([0, 1])))))
-    assert found(program([0, 1], block)) == "ordered"
+    assert rule_of(program([0, 1], block)) == "ordered"
     assert rule(decide([program([0, 1], block)], strict=True)) == "ordered"
 
 
@@ -96,37 +97,37 @@ def four(first: Sequence[Node], second: Sequence[Node]) -> list[Program]:
 
 
 def test_what_is_not_run_turns_the_order_round() -> None:
-    assert found(*four([skipped(0, collective(A))], [])) == "communicator-order"
-    assert found(*four([], [skipped(1, collective(A))])) == "communicator-order"
+    assert rule_of(*four([skipped(0, collective(A))], [])) == "communicator-order"
+    assert rule_of(*four([], [skipped(1, collective(A))])) == "communicator-order"
 
 
 def test_in_one_order() -> None:
-    assert found(*four([], [])) == "ordered"
+    assert rule_of(*four([], [])) == "ordered"
     both = [skipped(0, collective(A))], [skipped(1, collective(A, form=FORMS[1]))]
-    assert found(*four(*both)) == "ordered"
-    assert found(*four([skipped(0, collective(B))], [])) == "ordered"
+    assert rule_of(*four(*both)) == "ordered"
+    assert rule_of(*four([skipped(0, collective(B))], [])) == "ordered"
 
 
 def test_of_two_branches_the_first_opens_first() -> None:
     two = Branch(each({0: 2}), (chain(collective(A)), chain(collective(B)), Block()))
     turned = Branch(each({1: 2}), (chain(collective(B)), chain(collective(A)), Block()))
     same = Branch(each({1: 2}), (chain(collective(A)), chain(collective(B)), Block()))
-    assert found(*four([two], [turned])) == "communicator-order"
-    assert found(*four([two], [same])) == "ordered"
+    assert rule_of(*four([two], [turned])) == "communicator-order"
+    assert rule_of(*four([two], [same])) == "ordered"
 
 
 def test_larger_ones_come_first_wherever_they_stand() -> None:
     large, small = collective([0, 1, 2]), collective([0, 1])
     one = program([0], chain(skipped(0, large), small, large))
     other = program([1], chain(small, large))
-    assert found(one, other, program([2], chain(large))) == "ordered"
+    assert rule_of(one, other, program([2], chain(large))) == "ordered"
 
 
 def test_the_same_devices_for_permutes_and_others() -> None:
     permute, total = collective([0, 1], form=PERMUTE), collective([0, 1])
     plain = program([1], chain(total, permute))
-    assert found(program([0], chain(total, permute)), plain) == "ordered"
-    assert found(program([0], chain(skipped(0, permute), total, permute)), plain) == (
+    assert rule_of(program([0], chain(total, permute)), plain) == "ordered"
+    assert rule_of(program([0], chain(skipped(0, permute), total, permute)), plain) == (
         "communicator-order"
     )
 
@@ -138,7 +139,7 @@ def halves(second: Sequence[Node], groups: Sequence[Sequence[int]] = ((0, 1), (2
     """Devices 0 and 1 have a collective of all four and one of halves; 2 and 3 the first."""
     whole = collective([0, 1, 2, 3])
     half = with_groups(collective([0, 1]), *groups)
-    return found(program([0, 1], chain(whole, half)), program([2, 3], chain(whole, *second)))
+    return rule_of(program([0, 1], chain(whole, half)), program([2, 3], chain(whole, *second)))
 
 
 def test_a_split_needs_all_of_the_larger_one() -> None:
@@ -153,7 +154,7 @@ def test_groups_that_leave_a_device_out_are_not_split_off() -> None:
 
 def test_without_a_larger_one_nothing_is_split() -> None:
     half = with_groups(collective([0, 1]), (0, 1), (2, 3))
-    assert found(program([0, 1], chain(half)), program([2, 3], chain())) == "ordered"
+    assert rule_of(program([0, 1], chain(half)), program([2, 3], chain())) == "ordered"
 
 
 # Texts, and what they were exported for.
@@ -241,4 +242,4 @@ def test_a_partial_order_that_leaves_the_first_open() -> None:
     """Nothing orders what is not run with the other: either may be opened first."""
     loose = partly(skipped(0, collective(A)), collective(B), collective(A), pairs=[(1, 2)])
     programs = [program([0], loose), *four([], [])[1:]]
-    assert found(*programs) in {"communicator-order", "unordered"}
+    assert rule_of(*programs) in {"communicator-order", "unordered"}

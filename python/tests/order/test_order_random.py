@@ -186,7 +186,7 @@ def test_few_false_alarms_soak():
 
 def _precision(examples: int) -> float:
     """The share of `ordered` among the sets that the oracle finds nothing wrong with."""
-    found: Counter[str] = Counter()
+    verdicts: Counter[str] = Counter()
 
     @settings(
         max_examples=examples,
@@ -200,8 +200,8 @@ def _precision(examples: int) -> float:
         if finding is not None and finding.rule.startswith("communicator"):
             return  # of which the oracle knows nothing: see test_order_communicators.py
         if explored(programs).is_good:
-            found["ordered" if finding is None else finding.rule] += 1
+            verdicts["ordered" if finding is None else finding.rule] += 1
 
     count()
-    print(dict(found))
-    return found["ordered"] / found.total()
+    print(dict(verdicts))
+    return verdicts["ordered"] / verdicts.total()

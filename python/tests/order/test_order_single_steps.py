@@ -96,7 +96,7 @@ CUTS = [cut for n in (1, 2, 3, 4) for cut in itertools.combinations(STEPS, n)]
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("pairs", [BACK, CHAIN, [(2, 1), (1, 0)], [(0, 2)], [(1, 0)]])
 def test_a_cut_chain(pairs: Pairs, *, strict: bool):
-    found = 0
+    doubted = 0
     for cut in CUTS:
         kept = [step for step in STEPS if step not in cut]
         body = partly(*ends(CHAIN), *ends(pairs, SECOND), pairs=kept)
@@ -104,10 +104,10 @@ def test_a_cut_chain(pairs: Pairs, *, strict: bool):
         if decided.finding is None:
             assert explore(decided.programs).is_good
         else:
-            found += 1
+            doubted += 1
         if pairs == BACK:
             assert decided.verdict is Verdict.MAY_DEADLOCK
-    assert found
+    assert doubted
 
 
 def test_ends_of_unlike_pairs():

@@ -78,12 +78,12 @@ def test_a_pair_without_a_common_order_hangs(
 
 def processes_that_name(directory: Path) -> list[Path]:
     """Those that run with an argument inside the directory."""
-    found: list[Path] = []
+    processes: list[Path] = []
     for command in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):  # it ended meanwhile
             if bytes(directory) in command.read_bytes():
-                found.append(command)
-    return found
+                processes.append(command)
+    return processes
 
 
 def test_the_same_pair_finishes_once_aligned(inputs: list[list[Array]], tmp_path: Path) -> None:

@@ -98,14 +98,14 @@ def test_a_loop_is_bound_by_what_it_carries():
 
 
 def _reachable(graph: TaskGraph, start: int, *, forward: bool) -> set[int]:
-    found = {start}
+    reached = {start}
     tasks = graph.tasks if forward else graph.tasks[::-1]
     for task in tasks:
-        if forward and found & set(task.deps):
-            found.add(task.id)
-        elif not forward and task.id in found:
-            found.update(task.deps)
-    return found
+        if forward and reached & set(task.deps):
+            reached.add(task.id)
+        elif not forward and task.id in reached:
+            reached.update(task.deps)
+    return reached
 
 
 @pytest.mark.parametrize("seed", first(20, range(60)))
@@ -120,14 +120,14 @@ def test_independence_is_the_compute_neither_before_nor_after(seed: int):
         else:
             graph.compute(chance.randint(0, 9), *deps)
     done = graph.done()
-    found = independence(done, {})
+    around = independence(done, {})
     for task in done.tasks:
         if task.kind is not TaskKind.COLLECTIVE_START:
             continue
         after = _reachable(done, task.id, forward=True)
         before = _reachable(done, task.id, forward=False)
         ns = [t.ns if t.kind is TaskKind.COMPUTE else 0.0 for t in done.tasks]
-        got = found[task.id]
+        got = around[task.id]
         assert got.before_ns == sum(ns[i] for i in before)
         assert got.after_ns == sum(ns[i] for i in after)
         assert got.free_ns == sum(ns) - got.before_ns - got.after_ns

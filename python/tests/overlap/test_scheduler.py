@@ -47,46 +47,48 @@ PYTORCH_MS = {
 
 def _checked(graph: TaskGraph, limits: Limits) -> Schedule:
     """A schedule that keeps every rule, judged apart from the scheduler's own figures."""
-    found = schedule(graph, limits)
-    check(graph, found.order, found.buckets)
-    assert found.total_ns == pytest.approx(total_ns(graph, found.order, found.buckets))
-    assert found.total_ns == pytest.approx(simulate(graph, found.order, found.buckets).total_ns)
-    assert found.peak_bytes == peak_bytes(graph, found.order) <= limits.memory
-    assert found.before_bytes == peak_bytes(graph, range(len(graph.tasks)))
-    assert found.buckets == () or limits.buckets
+    scheduled = schedule(graph, limits)
+    check(graph, scheduled.order, scheduled.buckets)
+    assert scheduled.total_ns == pytest.approx(total_ns(graph, scheduled.order, scheduled.buckets))
+    assert scheduled.total_ns == pytest.approx(
+        simulate(graph, scheduled.order, scheduled.buckets).total_ns
+    )
+    assert scheduled.peak_bytes == peak_bytes(graph, scheduled.order) <= limits.memory
+    assert scheduled.before_bytes == peak_bytes(graph, range(len(graph.tasks)))
+    assert scheduled.buckets == () or limits.buckets
     if limits.in_flight is not None:
-        assert most_in_flight(graph, found.order, found.buckets) <= limits.in_flight
-    elif found.before_bytes <= limits.memory:
-        assert found.total_ns <= found.before_ns
-    return found
+        assert most_in_flight(graph, scheduled.order, scheduled.buckets) <= limits.in_flight
+    elif scheduled.before_bytes <= limits.memory:
+        assert scheduled.total_ns <= scheduled.before_ns
+    return scheduled
 
 
 @pytest.fixture(scope="module")
 def llama() -> dict[str, tuple[TaskGraph, Schedule]]:
     """Each graph of the peers, scheduled with a GiB more than its own peak."""
-    found: dict[str, tuple[TaskGraph, Schedule]] = {}
+    schedules: dict[str, tuple[TaskGraph, Schedule]] = {}
     for name in PYTORCH_MS:
         graph = read_graph(GRAPHS / f"{name}.json.gz")
         limits = Limits(memory=memory_profile(graph).peak_bytes + GIB)
-        found[name] = graph, _checked(graph, limits)
-    return found
+        schedules[name] = graph, _checked(graph, limits)
+    return schedules
 
 
 @pytest.mark.parametrize("name", PYTORCH_MS)
 def test_pytorch_is_not_faster(name: str, llama: dict[str, tuple[TaskGraph, Schedule]]):
-    _, found = llama[name]
-    assert found.total_ns / 1e6 <= PYTORCH_MS[name]
+    _, scheduled = llama[name]
+    assert scheduled.total_ns / 1e6 <= PYTORCH_MS[name]
 
 
 def test_the_six_graphs_together(llama: dict[str, tuple[TaskGraph, Schedule]]):
-    ratios = [found.total_ns / 1e6 / PYTORCH_MS[name] for name, (_, found) in llama.items()]
+    ratios = [scheduled.total_ns / 1e6 / PYTORCH_MS[name] for name, (_, scheduled) in llama.items()]
     assert math.prod(ratios) ** (1 / len(ratios)) <= 0.96
     assert llama["llama2d_8_bwd"][1].total_ns / 1e6 <= 48.5
 
 
 def test_collectives_hide_on_the_forward_graph(llama: dict[str, tuple[TaskGraph, Schedule]]):
-    graph, found = llama["llama2d_8_fwd"]
-    timed = simulate(graph, found.order, found.buckets)
+    graph, scheduled = llama["llama2d_8_fwd"]
+    timed = simulate(graph, scheduled.order, scheduled.buckets)
     weights = [f for f in timed.run.all_flights() if f.stream == "dp"]
     # What only the first layer, the embedding and the loss wait for cannot hide.
     assert sum(f.stall for f in weights) < 0.4 * sum(f.end - f.begin for f in weights)
@@ -125,9 +127,9 @@ def _assert_compute_in_order(graph: TaskGraph, order: tuple[int, ...]) -> None:
 def test_graphs_with_loops_and_common_links(seed: int):
     graph = random_graph(random.Random(seed), carried=False)
     own = memory_profile(graph).peak_bytes
-    found = schedule(graph, Limits(memory=own))
-    check(graph, found.order, found.buckets)
-    assert memory_profile(graph, found.order).peak_bytes <= own
+    scheduled = schedule(graph, Limits(memory=own))
+    check(graph, scheduled.order, scheduled.buckets)
+    assert memory_profile(graph, scheduled.order).peak_bytes <= own
 
 
 @pytest.mark.soak
@@ -172,9 +174,9 @@ def test_memory_that_nothing_fits_is_an_error_that_names_a_limit_that_works(reor
 
 def test_a_leaner_order_is_found_where_the_graph_s_own_does_not_fit():
     graph = read_graph(GRAPHS / "llama2d_2_fwd.json.gz")
-    found = _checked(graph, Limits(memory=4 * GIB))
-    assert found.before_bytes > 4.8 * GIB
-    assert found.total_ns / 1e6 <= PYTORCH_MS["llama2d_2_fwd"]
+    scheduled = _checked(graph, Limits(memory=4 * GIB))
+    assert scheduled.before_bytes > 4.8 * GIB
+    assert scheduled.total_ns / 1e6 <= PYTORCH_MS["llama2d_2_fwd"]
 
 
 def test_an_order_that_needs_less_memory_than_the_graph_s_own():
@@ -192,8 +194,8 @@ def test_an_order_that_needs_less_memory_than_the_graph_s_own():
 
 
 def test_an_empty_graph():
-    found = schedule(Graph().done())
-    assert (found.order, found.buckets, found.total_ns, found.gap) == ((), (), 0, 0)
+    scheduled = schedule(Graph().done())
+    assert (scheduled.order, scheduled.buckets, scheduled.total_ns, scheduled.gap) == ((), (), 0, 0)
 
 
 def test_a_graph_without_collectives_takes_as_long_as_its_compute():
@@ -208,8 +210,8 @@ def test_only_collectives():
     for _ in range(3):
         graph.collective(10, kind="all_reduce", stream="tp")
     assert _checked(graph.done(), Limits(buckets=False)).total_ns == 54
-    found = _checked(graph.done(), Limits())
-    assert (found.total_ns, len(found.buckets)) == (38, 1)
+    scheduled = _checked(graph.done(), Limits())
+    assert (scheduled.total_ns, len(scheduled.buckets)) == (38, 1)
 
 
 def test_nothing_is_bucketed_where_there_is_no_latency():
@@ -295,11 +297,11 @@ def test_unused_inputs_count_until_they_are_read():
 def test_schedules_are_json(tmp_path: Path):
     from stablehlo_tools.overlap.graph_file import encode_schedule, read_schedule
 
-    found = schedule(drawn("sharded_weights", 1))
+    scheduled = schedule(drawn("sharded_weights", 1))
     path = tmp_path / "schedule.json"
-    path.write_bytes(encode_schedule(found.order, found.buckets))
-    assert json.loads(path.read_text())["order"] == list(found.order)
-    assert read_schedule(path) == (list(found.order), [list(b) for b in found.buckets])
+    path.write_bytes(encode_schedule(scheduled.order, scheduled.buckets))
+    assert json.loads(path.read_text())["order"] == list(scheduled.order)
+    assert read_schedule(path) == (list(scheduled.order), [list(b) for b in scheduled.buckets])
     for text in ("[]", '{"order": 1}', '{"order": [0.5]}', '{"order": [0], "buckets": [1]}'):
         path.write_text(text)
         with pytest.raises(ToolError, match="is no schedule"):

@@ -55,12 +55,12 @@ def _loss(graph: TaskGraph, limits: Limits) -> float | None:
 
 
 def _losses(family: str, room: float, seeds: range) -> list[float]:
-    found: list[float] = []
+    losses: list[float] = []
     for seed in seeds:
         graph = drawn(family, seed)
         loss = _loss(graph, Limits(memory=room * memory_profile(graph).peak_bytes))
-        found += [] if loss is None else [loss]
-    return found
+        losses += [] if loss is None else [loss]
+    return losses
 
 
 @pytest.mark.parametrize("tight", [False, True])

@@ -30,12 +30,14 @@ def _llama(kind: str, layers: int = 8) -> TaskGraph:
 def _hidden(graph: TaskGraph) -> tuple[float, float]:
     """The total, and the share of what the graph's own order exposes that the schedule hides."""
     limit = memory_profile(graph).peak_bytes + GIB
-    found = schedule(graph, Limits(memory=limit))
-    check(graph, found.order, found.buckets)
-    assert found.total_ns == pytest.approx(total_ns(graph, found.order, found.buckets))
-    assert peak_bytes(graph, found.order) <= limit
+    scheduled = schedule(graph, Limits(memory=limit))
+    check(graph, scheduled.order, scheduled.buckets)
+    assert scheduled.total_ns == pytest.approx(total_ns(graph, scheduled.order, scheduled.buckets))
+    assert peak_bytes(graph, scheduled.order) <= limit
     compute = simulate(graph).compute_ns
-    return found.total_ns, (found.before_ns - found.total_ns) / (found.before_ns - compute)
+    return scheduled.total_ns, (scheduled.before_ns - scheduled.total_ns) / (
+        scheduled.before_ns - compute
+    )
 
 
 @pytest.mark.parametrize("layers", [9, SOAKED])

@@ -22,25 +22,25 @@ from stablehlo_tools.targets.hlo.tasks import hlo_task_graph
 
 
 def test_a_synchronous_collective_is_a_start_and_its_wait():
-    found = graph(
+    task_graph = graph(
         f"""%p = f32[64]{{0}} parameter(0)
         %g = f32[128]{{0}} all-gather(%p), {PAIRS}, dimensions={{0}}
         ROOT %r = f32[128]{{0}} negate(%g)"""
     )
-    assert shown(found) == [
+    assert shown(task_graph) == [
         "input p",
         "collective_start g",
         "wait g of g",
         "compute r",
         "output output",
     ]
-    communication = sent(found, "g")
+    communication = sent(task_graph, "g")
     assert (communication.kind, communication.bytes) == ("all_gather", 512)
     assert communication.groups == ((0, 1), (2, 3), (4, 5), (6, 7))
     assert communication.links
     assert communication.stream == "+".join(communication.links)
     assert communication.dtype == "f32"
-    assert named(found, "g").ns > communication.latency_ns > 0
+    assert named(task_graph, "g").ns > communication.latency_ns > 0
 
 
 @pytest.mark.parametrize(
@@ -62,23 +62,23 @@ def test_a_synchronous_collective_is_a_start_and_its_wait():
     ],
 )
 def test_bytes_are_nccls_sizes(instruction: str, kind: str, size: int):
-    found = graph(f"%p = f32[128]{{0}} parameter(0)\nROOT %x = {instruction}", ADD)
-    assert (sent(found, "x").kind, sent(found, "x").bytes) == (kind, size)
-    assert sent(found, "x").reduction == ("add" if "to_apply" in instruction else None)
+    task_graph = graph(f"%p = f32[128]{{0}} parameter(0)\nROOT %x = {instruction}", ADD)
+    assert (sent(task_graph, "x").kind, sent(task_graph, "x").bytes) == (kind, size)
+    assert sent(task_graph, "x").reduction == ("add" if "to_apply" in instruction else None)
 
 
 def test_start_and_done_with_compute_between():
-    found = graph(
+    task_graph = graph(
         f"""%p = f32[64]{{0}} parameter(0)
         %s = (f32[64]{{0}}, f32[128]{{0}}) all-gather-start(%p), {PAIRS}, dimensions={{0}}
         %c = f32[64]{{0}} negate(%p)
         %d = f32[128]{{0}} all-gather-done(%s)
         ROOT %t = (f32[64]{{0}}, f32[128]{{0}}) tuple(%c, %d)"""
     )
-    assert shown(found)[1:4] == ["collective_start s", "compute c", "wait d of s"]
-    assert sent(found, "s").bytes == 512
-    start, wait = named(found, "s"), named(found, "d")
-    assert start.storages == wait.storages == named(found, "result{1}").allocs
+    assert shown(task_graph)[1:4] == ["collective_start s", "compute c", "wait d of s"]
+    assert sent(task_graph, "s").bytes == 512
+    start, wait = named(task_graph, "s"), named(task_graph, "d")
+    assert start.storages == wait.storages == named(task_graph, "result{1}").allocs
     assert not start.allocs + wait.allocs  # what is returned has its memory from the start
 
 
@@ -93,21 +93,21 @@ def test_start_and_done_with_compute_between():
 )
 def test_a_start_of_several_holds_their_results(shape: str, opcode: str, result: int):
     each = result // 2 // 4
-    found = graph(
+    task_graph = graph(
         f"""%p = f32[64]{{0}} parameter(0)
         %s = {shape} {opcode}-start(%p, %p), {PAIRS}, dimensions={{0}}
         %d = (f32[{each}]{{0}}, f32[{each}]{{0}}) {opcode}-done(%s)
         %one = f32[{each}]{{0}} get-tuple-element(%d), index=1
         ROOT %r = f32[{each}]{{0}} negate(%one)"""
     )
-    assert sum(found.storages[s] for s in named(found, "s").allocs) == result
-    (read,) = named(found, "r").deps
-    assert found.tasks[read].kind is TaskKind.VIEW  # it holds one result, not both
-    assert found.tasks[read].storages == named(found, "s").storages[1:]
+    assert sum(task_graph.storages[s] for s in named(task_graph, "s").allocs) == result
+    (read,) = named(task_graph, "r").deps
+    assert task_graph.tasks[read].kind is TaskKind.VIEW  # it holds one result, not both
+    assert task_graph.tasks[read].storages == named(task_graph, "s").storages[1:]
 
 
 def test_an_async_wrapper_and_its_updates():
-    found = graph(
+    task_graph = graph(
         """%p = f32[64]{0} parameter(0)
         %s = ((f32[64]{0}), f32[128]{0}, u32[]) async-start(%p), calls=%wrapped
         %u = ((f32[64]{0}), f32[128]{0}, u32[]) async-update(%s)
@@ -117,12 +117,12 @@ def test_an_async_wrapper_and_its_updates():
         f"""wrapped: %q = f32[64]{{0}} parameter(0)
         ROOT %g = f32[128]{{0}} all-gather(%q), {PAIRS}, dimensions={{0}}""",
     )
-    assert shown(found)[1:4] == ["collective_start s", "compute c", "wait d of s"]
-    assert (sent(found, "s").kind, sent(found, "s").bytes) == ("all_gather", 512)
+    assert shown(task_graph)[1:4] == ["collective_start s", "compute c", "wait d of s"]
+    assert (sent(task_graph, "s").kind, sent(task_graph, "s").bytes) == ("all_gather", 512)
 
 
 def test_several_collectives_in_one_wrapper_are_several_starts():
-    found = graph(
+    task_graph = graph(
         """%p = f32[64]{0} parameter(0)
         %s = ((f32[64]{0}), (f32[128]{0}, f32[64]{0})) async-start(%p), calls=%wrapped
         ROOT %d = (f32[128]{0}, f32[64]{0}) async-done(%s)""",
@@ -132,15 +132,15 @@ def test_several_collectives_in_one_wrapper_are_several_starts():
         ROOT %t = (f32[128]{{0}}, f32[64]{{0}}) tuple(%g, %a)""",
         ADD,
     )
-    kinds = [t.communication.kind for t in found.tasks if t.communication]
+    kinds = [t.communication.kind for t in task_graph.tasks if t.communication]
     assert kinds == ["all_gather", "all_reduce"]
-    waited = [task.start for task in found.tasks if task.kind is TaskKind.WAIT]
-    assert waited == [named(found, "s").id, named(found, "s").id + 1]
+    waited = [task.start for task in task_graph.tasks if task.kind is TaskKind.WAIT]
+    assert waited == [named(task_graph, "s").id, named(task_graph, "s").id + 1]
 
 
 def test_send_and_recv_are_the_two_sides_of_one_transfer():
     pairs = 'frontend_attributes={_xla_send_recv_source_target_pairs="{{0,1},{1,2}}"}'
-    found = graph(
+    task_graph = graph(
         f"""%p = f32[1048576]{{0}} parameter(0)
         %t = token[] after-all()
         %r = (f32[1048576]{{0}}, u32[], token[]) recv(%t), channel_id=1, {pairs}
@@ -149,16 +149,16 @@ def test_send_and_recv_are_the_two_sides_of_one_transfer():
         %sd = token[] send-done(%s), channel_id=1
         ROOT %x = f32[1048576]{{0}} get-tuple-element(%rd), index=0"""
     )
-    assert shown(found)[1:5] == [
+    assert shown(task_graph)[1:5] == [
         "collective_start r",
         "collective_start s",
         "wait rd of r",
         "wait sd of s",
     ]
-    assert (sent(found, "s").kind, sent(found, "s").groups) == ("send", ((0, 1), (1, 2)))
-    assert named(found, "s").ns == named(found, "r").ns
-    assert not sent(found, "r").links  # a link carries both directions
-    assert sent(found, "s").links
+    assert (sent(task_graph, "s").kind, sent(task_graph, "s").groups) == ("send", ((0, 1), (1, 2)))
+    assert named(task_graph, "s").ns == named(task_graph, "r").ns
+    assert not sent(task_graph, "r").links  # a link carries both directions
+    assert sent(task_graph, "s").links
 
 
 CHAIN = """frontend_attributes={chain_id="0"}"""
@@ -182,7 +182,7 @@ CHAINED = (
 
 
 def test_a_collective_that_xla_tpu_chains_through_fusions():
-    found = graph(
+    task_graph = graph(
         """%p = bf16[8,128]{1,0} parameter(0)
         %x = f32[4096,1024]{1,0} parameter(1)
         %b = (bf16[8,128]{1,0}, bf16[16,128]{1,0}) fusion(%p), kind=kCustom, calls=%begin
@@ -197,9 +197,9 @@ def test_a_collective_that_xla_tpu_chains_through_fusions():
         ROOT %t = (f32[4096,1024]{1,0}, bf16[16,128]{1,0}) tuple(%n, %f)""",
         *CHAINED,
     )
-    assert shown(found)[2:5] == ["collective_start b", "compute s", "wait f of b"]
-    assert (sent(found, "b").kind, sent(found, "b").bytes) == ("all_gather", 4096)
-    step = named(found, "s")
+    assert shown(task_graph)[2:5] == ["collective_start b", "compute s", "wait f of b"]
+    assert (sent(task_graph, "b").kind, sent(task_graph, "b").bytes) == ("all_gather", 4096)
+    step = named(task_graph, "s")
     assert step.ns == pytest.approx(2 * 16 * 2**20 / (GPU.memory_bandwidth * GPU.memory_efficiency))
 
 
@@ -214,7 +214,7 @@ def test_a_done_of_a_chain_without_a_start_is_refused():
 
 
 def test_an_all_reduce_of_which_a_fusion_keeps_a_slice_is_a_reduce_scatter():
-    found = graph(
+    task_graph = graph(
         """%p = f32[64]{0} parameter(0)
         ROOT %f = f32[32]{0} fusion(%p), kind=kCustom, calls=%scatter""",
         f"""scatter: %q = f32[64]{{0}} parameter(0)
@@ -223,9 +223,9 @@ def test_an_all_reduce_of_which_a_fusion_keeps_a_slice_is_a_reduce_scatter():
         ROOT %s = f32[32]{{0}} dynamic-slice(%a, %i), dynamic_slice_sizes={{32}}""",
         ADD,
     )
-    assert shown(found)[1:3] == ["collective_start f", "wait f of f"]
-    assert (sent(found, "f").kind, sent(found, "f").bytes) == ("reduce_scatter", 256)
-    assert found.storages[named(found, "f").storages[0]] == 128
+    assert shown(task_graph)[1:3] == ["collective_start f", "wait f of f"]
+    assert (sent(task_graph, "f").kind, sent(task_graph, "f").bytes) == ("reduce_scatter", 256)
+    assert task_graph.storages[named(task_graph, "f").storages[0]] == 128
 
 
 def test_prefetches_to_the_vector_memory_are_on_a_stream_of_their_own():
@@ -241,21 +241,23 @@ def test_prefetches_to_the_vector_memory_are_on_a_stream_of_their_own():
         %m = f32[256,1024]{1,0:T(8,128)} negate(%e)
         ROOT %r = (f32[1024,1024], f32[256,1024]) tuple(%n, %m)"""
     )
-    found = hlo_task_graph(text, TPU, 8)
-    assert shown(found)[1:5] == [
+    task_graph = hlo_task_graph(text, TPU, 8)
+    assert shown(task_graph)[1:5] == [
         "collective_start s",
         "collective_start t",
         "wait d of s",
         "wait e of t",
     ]
-    assert {sent(found, "s").stream, sent(found, "t").stream} == {"dma"}
-    assert (sent(found, "s").bytes, sent(found, "t").bytes) == (4 * 2**20, 2**20)
-    assert named(found, "s").ns == 4 * named(found, "t").ns > 0
-    assert [found.storages[s] for s in named(found, "s").storages] == [0]  # not device memory
+    assert {sent(task_graph, "s").stream, sent(task_graph, "t").stream} == {"dma"}
+    assert (sent(task_graph, "s").bytes, sent(task_graph, "t").bytes) == (4 * 2**20, 2**20)
+    assert named(task_graph, "s").ns == 4 * named(task_graph, "t").ns > 0
+    assert [task_graph.storages[s] for s in named(task_graph, "s").storages] == [
+        0
+    ]  # not device memory
 
 
 def test_a_kernel_that_xla_gpu_runs_asynchronously():
-    found = graph(
+    task_graph = graph(
         """%p = f32[64,64]{1,0} parameter(0)
         %i = s32[] constant(3)
         %s = ((f32[64,64]{1,0}, s32[]), f32[1,64]{1,0}, u32[]) fusion-start(%p, %i), calls=%slice
@@ -264,13 +266,13 @@ def test_a_kernel_that_xla_gpu_runs_asynchronously():
         %i = s32[] parameter(1)
         ROOT %s = f32[1,64]{1,0} dynamic-slice(%q, %i, %i), dynamic_slice_sizes={1,64}""",
     )
-    assert shown(found)[1:3] == ["collective_start s", "wait d of s"]
-    assert (sent(found, "s").kind, sent(found, "s").stream) == ("copy", "dma")
-    assert named(found, "s").ns == GPU.launch_ns
+    assert shown(task_graph)[1:3] == ["collective_start s", "wait d of s"]
+    assert (sent(task_graph, "s").kind, sent(task_graph, "s").stream) == ("copy", "dma")
+    assert named(task_graph, "s").ns == GPU.launch_ns
 
 
 def test_an_asynchronous_update_writes_in_place():
-    found = graph(
+    task_graph = graph(
         """%p = f32[64,64]{1,0} parameter(0)
         %c = f32[64,64]{1,0} copy(%p)
         %u = f32[1,64]{1,0} parameter(1)
@@ -282,8 +284,8 @@ def test_an_asynchronous_update_writes_in_place():
         %i = s32[] constant(0)
         ROOT %w = f32[64,64]{1,0} dynamic-update-slice(%q, %v, %i, %i)""",
     )
-    assert named(found, "d").storages == named(found, "c").storages
-    assert not named(found, "s").allocs
+    assert named(task_graph, "d").storages == named(task_graph, "c").storages
+    assert not named(task_graph, "s").allocs
 
 
 @pytest.mark.parametrize(
@@ -313,11 +315,11 @@ def test_groups_in_another_spelling_are_refused():
 
 
 def test_no_groups_are_all_devices_and_meshes_name_their_axes():
-    found = graph(
+    task_graph = graph(
         """%p = f32[64]{0} parameter(0)
         %g = f32[512]{0} all-gather(%p), replica_groups={}, channel_id=1, use_global_device_ids=true
         ROOT %h = f32[128]{0} all-gather(%p), replica_groups=mesh['x'=4,'y'=2] {'y'},
             .. channel_id=1, use_global_device_ids=true"""
     )
-    assert sent(found, "g").groups == (tuple(range(8)),)
-    assert sent(found, "h").axes == ("y",)
+    assert sent(task_graph, "g").groups == (tuple(range(8)),)
+    assert sent(task_graph, "h").axes == ("y",)

@@ -34,13 +34,13 @@ def _needs(target: Target) -> pytest.MarkDecorator:
 
 
 def _loops(nodes: Sequence[Node]) -> list[int | None]:
-    found: list[int | None] = []
+    trip_counts: list[int | None] = []
     for node in nodes:
         if isinstance(node, ScheduledLoop):
-            found += [node.trip_count, *_loops(node.condition), *_loops(node.body)]
+            trip_counts += [node.trip_count, *_loops(node.condition), *_loops(node.body)]
         elif isinstance(node, Choice):
-            found += [count for branch in node.branches for count in _loops(branch)]
-    return found
+            trip_counts += [count for branch in node.branches for count in _loops(branch)]
+    return trip_counts
 
 
 def _flops(module: HloModule, computation: Computation) -> float:
@@ -80,19 +80,19 @@ def test_a_real_schedule_is_read_whole(name: str, target: Target, layers: int):
     assert not isinstance(exported, str)
     compiled = compile_artifact(artifact.from_exported(exported, name), target)
     hardware = TPU if target is Target.TPU else GPU
-    found = hlo_task_graph(compiled.text, hardware, DEVICES)
+    task_graph = hlo_task_graph(compiled.text, hardware, DEVICES)
 
     # every collective of the schedule is a start, and has its wait
     issued = [event for event in parse_schedule(compiled.text).events if event.issues]
     starts = [
         task.communication.kind
-        for inner in found.walk()
+        for inner in task_graph.walk()
         for task in inner.tasks
         if task.communication is not None and task.communication.kind in NETWORK
     ]
     waits = [
         start.communication.kind
-        for inner in found.walk()
+        for inner in task_graph.walk()
         for task in inner.tasks
         if task.kind is TaskKind.WAIT and task.start is not None
         for start in [inner.tasks[task.start]]
@@ -106,7 +106,7 @@ def test_a_real_schedule_is_read_whole(name: str, target: Target, layers: int):
 
     # loops run as often as the schedule says
     known = sorted(trips for trips in _loops(compiled.schedule.nodes) if trips is not None)
-    loops = [t.loop.trips for inner in found.walk() for t in inner.tasks if t.loop is not None]
+    loops = [t.loop.trips for inner in task_graph.walk() for t in inner.tasks if t.loop is not None]
     assert None not in loops
     assert Counter(known) <= Counter(loops)
 
@@ -121,11 +121,11 @@ def test_a_real_schedule_is_read_whole(name: str, target: Target, layers: int):
     assert _flops(module, module.entry) == pytest.approx(expected, rel=0.02)
 
     # every task reads what is before it, and needs memory of the compiler's size
-    for inner in found.walk():
+    for inner in task_graph.walk():
         assert all(dep < task.id for task in inner.tasks for dep in task.deps)
         assert all(task.place for task in inner.tasks if task.op == "dot_general")
-    assert simulate(found).total_ns > 0
-    peak, memory = memory_profile(found).peak_bytes, compiled.memory
+    assert simulate(task_graph).total_ns > 0
+    peak, memory = memory_profile(task_graph).peak_bytes, compiled.memory
     assert peak > memory.argument_bytes
     if target is Target.GPU:  # the others' temporaries hold more than the program's arrays
         assert 0.75 * memory.total_bytes < peak < 1.25 * memory.total_bytes

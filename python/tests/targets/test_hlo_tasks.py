@@ -46,16 +46,16 @@ LOOP_ENTRY = """%p = f32[64]{0} parameter(0)
 
 def test_a_while_is_a_loop_of_its_body_whose_results_replace_its_inputs():
     entry = LOOP_ENTRY.replace("CONFIG", ', backend_config={"known_trip_count":{"n":"5"}}')
-    found = graph(entry, *LOOP)
-    loop = body_of(named(found, "loop"))
+    task_graph = graph(entry, *LOOP)
+    loop = body_of(named(task_graph, "loop"))
     assert loop.trips == 5
     assert shown(loop.body) == ["input t"] * 3 + ["compute next", "compute y"]
     assert loop.carries == ((0, 3), (1, 4))
     assert loop.body.tasks[4].storages == loop.body.tasks[1].storages  # in the loop's tuple
     assert not loop.body.tasks[4].allocs
-    (out,) = found.tasks[-1].deps
-    assert found.tasks[out].storages == named(found, "c").storages
-    assert memory_profile(found).peak_bytes == 512
+    (out,) = task_graph.tasks[-1].deps
+    assert task_graph.tasks[out].storages == named(task_graph, "c").storages
+    assert memory_profile(task_graph).peak_bytes == 512
 
 
 def test_trips_that_xla_did_not_write_down_are_counted():
@@ -74,14 +74,14 @@ def test_trips_that_xla_did_not_write_down_are_counted():
 )
 def test_trips_by_the_comparison(condition: str, trips: int | None):
     changed = LOOP[1].replace("compare(%j, %end), direction=LT", condition)
-    found = body_of(named(graph(LOOP_ENTRY.replace("CONFIG", ""), LOOP[0], changed), "loop"))
-    assert found.trips == trips
-    assert ("less" in shown(found.body)[-1]) == (trips is None)  # then the condition is a kernel
+    loop = body_of(named(graph(LOOP_ENTRY.replace("CONFIG", ""), LOOP[0], changed), "loop"))
+    assert loop.trips == trips
+    assert ("less" in shown(loop.body)[-1]) == (trips is None)  # then the condition is a kernel
 
 
 def test_a_start_of_one_iteration_that_the_next_one_waits_for():
     start = f"all-gather-start(%P), {PAIRS}, dimensions={{0}}"
-    found = graph(
+    task_graph = graph(
         f"""%p = f32[64]{{0}} parameter(0)
         %first = (f32[64]{{0}}, f32[128]{{0}}) {start.replace("P", "p")}
         %init = ((f32[64]{{0}}, f32[128]{{0}}), f32[64]{{0}}) tuple(%first, %p)
@@ -99,16 +99,16 @@ def test_a_start_of_one_iteration_that_the_next_one_waits_for():
         """cond: %u = ((f32[64]{0}, f32[128]{0}), f32[64]{0}) parameter(0)
         ROOT %c = pred[] constant(true)""",
     )
-    loop = body_of(named(found, "loop"))
+    loop = body_of(named(task_graph, "loop"))
     start_task, wait = named(loop.body, "s"), named(loop.body, "d")
     assert loop.carried == {start_task.id}
     assert wait.start == start_task.id
-    assert named(found, "done").start == named(found, "first").id
-    assert simulate(found).total_ns > 4 * GPU.launch_ns
+    assert named(task_graph, "done").start == named(task_graph, "first").id
+    assert simulate(task_graph).total_ns > 4 * GPU.launch_ns
 
 
 def test_the_dearest_branch_stands_for_a_conditional():
-    found = graph(
+    task_graph = graph(
         """%p = f32[1024,1024]{1,0} parameter(0)
         %b = pred[] parameter(1)
         ROOT %c = f32[1024,1024]{1,0} conditional(%b, %p, %p), true_computation=%cheap,
@@ -117,17 +117,17 @@ def test_the_dearest_branch_stands_for_a_conditional():
         """dear: %q.1 = f32[1024,1024]{1,0} parameter(0)
         ROOT %n = f32[1024,1024]{1,0} negate(%q.1)""",
     )
-    assert shown(found) == ["input p", "input b", "compute n", "output output"]
+    assert shown(task_graph) == ["input p", "input b", "compute n", "output output"]
 
 
 def test_a_call_is_opened():
-    found = graph(
+    task_graph = graph(
         """%p = f32[64]{0} parameter(0)
         ROOT %c = f32[64]{0} call(%p), to_apply=%called""",
         """called: %q = f32[64]{0} parameter(0)
         ROOT %n = f32[64]{0} negate(%q)""",
     )
-    assert shown(found) == ["input p", "compute n", "output output"]
+    assert shown(task_graph) == ["input p", "compute n", "output output"]
 
 
 # Storages
@@ -138,11 +138,11 @@ def test_a_donated_input_is_updated_in_place():
         %u = f32[1,64]{1,0} parameter(1)
         %i = s32[] constant(0)
         ROOT %r = f32[64,64]{1,0} dynamic-update-slice(%p, %u, %i, %i)"""
-    found = graph(entry, header=", input_output_alias={ {}: (0, {}, may-alias) }")
-    assert not named(found, "p").persistent
-    assert named(found, "u").persistent
-    assert named(found, "r").storages == named(found, "p").storages
-    assert memory_profile(found).peak_bytes == 64 * 64 * 4 + 64 * 4
+    task_graph = graph(entry, header=", input_output_alias={ {}: (0, {}, may-alias) }")
+    assert not named(task_graph, "p").persistent
+    assert named(task_graph, "u").persistent
+    assert named(task_graph, "r").storages == named(task_graph, "p").storages
+    assert memory_profile(task_graph).peak_bytes == 64 * 64 * 4 + 64 * 4
 
 
 def test_an_output_of_its_own_is_written_where_the_donated_input_is():
@@ -183,16 +183,16 @@ StackFrames
 
 
 def test_a_task_says_where_it_comes_from():
-    found = graph(
+    task_graph = graph(
         """%p = f32[64]{0} parameter(0)
         %a = f32[64]{0} negate(%p), metadata={op_name="jit(step)/layer/neg" stack_frame_id=3}
         ROOT %b = f32[64]{0} negate(%a),
             .. metadata={op_name="jit(step)/neg" source_file="/x/old.py" source_line=9}""",
         tables=TABLES,
     )
-    assert (named(found, "a").op, named(found, "a").place) == ("neg", "model.py:42")
-    assert named(found, "b").place == "old.py:9"
-    assert named(found, "p").op == "parameter"
+    assert (named(task_graph, "a").op, named(task_graph, "a").place) == ("neg", "model.py:42")
+    assert named(task_graph, "b").place == "old.py:9"
+    assert named(task_graph, "p").op == "parameter"
 
 
 class Measured:
@@ -215,9 +215,9 @@ def test_measured_times_go_before_the_model():
         ROOT %i = ((f32[4]{{0}}), token[]) infeed(%a)"""
     )
     measured = Measured(a=1234.0, g=5e6, i=77.0)
-    found = hlo_task_graph(text, GPU, DEVICES, measured)
+    task_graph = hlo_task_graph(text, GPU, DEVICES, measured)
     assert ["a", "jit(step)/neg"] in measured.asked
-    times = {task.name: task.ns for task in found.tasks if task.ns}
+    times = {task.name: task.ns for task in task_graph.tasks if task.ns}
     assert times == {"a": 1234.0, "g": 5e6, "i": 77.0}
 
 

@@ -18,7 +18,7 @@ def work_of(name: str, entry: str, *computations: str) -> Work:
 
 
 def test_a_fusion_pays_its_boundary_and_reads_of_a_slice_what_it_takes():
-    found = work_of(
+    kernel = work_of(
         "f",
         """%p = f32[64,64]{1,0} parameter(0)
         %q = f32[64]{0} parameter(1)
@@ -31,11 +31,11 @@ def test_a_fusion_pays_its_boundary_and_reads_of_a_slice_what_it_takes():
         %v = f32[1,64]{1,0} bitcast(%b)
         ROOT %m = f32[1,64]{1,0} multiply(%s, %v)""",
     )
-    assert found == Work(WorkKind.ELEMENTWISE, 3 * 256 + 4, 128, (), "f32")
+    assert kernel == Work(WorkKind.ELEMENTWISE, 3 * 256 + 4, 128, (), "f32")
 
 
 def test_an_update_in_place_writes_the_update():
-    found = work_of(
+    kernel = work_of(
         "f",
         """%p = f32[64,64]{1,0} parameter(0)
         %q = f32[1,64]{1,0} parameter(1)
@@ -45,7 +45,7 @@ def test_an_update_in_place_writes_the_update():
         %i = s32[] constant(0)
         ROOT %u = f32[64,64]{1,0} dynamic-update-slice(%a, %b, %i, %i)""",
     )
-    assert found.bytes == 2 * 256
+    assert kernel.bytes == 2 * 256
 
 
 @pytest.mark.parametrize(
@@ -93,25 +93,25 @@ def test_the_product_that_a_convolution_is(
         order = ",".join(str(d) for d in reversed(range(dims.count(",") + 1)))
         return f"bf16[{dims}]{{{order}}}"
 
-    found = work_of(
+    kernel = work_of(
         "c",
         f"""%a = {shape(lhs)} parameter(0)
         %b = {shape(rhs)} parameter(1)
         ROOT %c = {shape(out)} convolution(%a, %b), window={window}""",
     )
-    assert found.matmuls == (expected,)
-    assert found.dtype == "bf16"
+    assert kernel.matmuls == (expected,)
+    assert kernel.dtype == "bf16"
 
 
 def test_a_depthwise_convolution_has_a_product_for_each_group():
-    found = work_of(
+    kernel = work_of(
         "c",
         """%a = bf16[4,100,64]{2,1,0} parameter(0)
         %b = bf16[4,1,64]{2,1,0} parameter(1)
         ROOT %c = bf16[4,97,64]{2,1,0} convolution(%a, %b), window={size=4},
             .. dim_labels=b0f_0io->b0f, feature_group_count=64""",
     )
-    assert found.matmuls == (Matmul(64, 4 * 97, 1, 4),)
+    assert kernel.matmuls == (Matmul(64, 4 * 97, 1, 4),)
 
 
 def test_products_in_library_calls_and_in_fusions():
@@ -135,9 +135,9 @@ def test_products_in_library_calls_and_in_fusions():
     dot = f"""gemm: {arguments}
         ROOT %d = bf16[4,64,16]{{2,1,0}} dot(%a, %b), lhs_batch_dims={{0}},
             .. lhs_contracting_dims={{2}}, rhs_batch_dims={{0}}, rhs_contracting_dims={{1}}"""
-    found = work_of("c", fusion, dot)
-    assert found.matmuls == expected
-    assert found.bytes == 2 * (4 * 64 * 32 + 4 * 32 * 16 + 4 * 64 * 16)
+    kernel = work_of("c", fusion, dot)
+    assert kernel.matmuls == expected
+    assert kernel.bytes == 2 * (4 * 64 * 32 + 4 * 32 * 16 + 4 * 64 * 16)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_products_in_library_calls_and_in_fusions():
     ],
 )
 def test_cudnns_gradients_are_as_much_work_as_its_convolution(target: str, a: str, b: str, c: str):
-    found = work_of(
+    kernel = work_of(
         "x",
         f"""%a = f32[{a}]{{3,2,1,0}} parameter(0)
         %b = f32[{b}]{{3,2,1,0}} parameter(1)
@@ -157,4 +157,4 @@ def test_cudnns_gradients_are_as_much_work_as_its_convolution(target: str, a: st
             .. window={{size=3x3 pad=1_1x1_1}}, dim_labels=b01f_01io->b01f,
             .. custom_call_target="{target}" """,
     )
-    assert found.flops == 2 * 8 * 32 * 32 * 16 * 64 * 9
+    assert kernel.flops == 2 * 8 * 32 * 32 * 16 * 64 * 9

@@ -264,11 +264,11 @@ def test_dumps_tell_what_a_combiner_merged() -> None:
     """)
     merged = "%m = (f32[4]{0}, f32[8]{0}) all-reduce(%x, %y), to_apply=%r"
     after = hlo(f"{merged}\n%c = f32[8]{{0}} all-reduce(%x), {tag('3')}")
-    found: dict[str, tuple[int, ...]] = {}
-    add_merged(before, after, found)
-    assert found == {"m": (1, 2)}
-    assert shown(parse_schedule(after, found)) == ["sync all-reduce [1, 2]", "sync all-reduce [3]"]
+    known: dict[str, tuple[int, ...]] = {}
+    add_merged(before, after, known)
+    assert known == {"m": (1, 2)}
+    assert shown(parse_schedule(after, known)) == ["sync all-reduce [1, 2]", "sync all-reduce [3]"]
     # A second run takes what the first one found for the ids that are gone from the text.
     twice = hlo("%n = (f32[4]{0}, f32[8]{0}, f32[8]{0}) all-reduce(%x, %y, %x)")
-    add_merged(after, twice, found)
-    assert set(found["n"]) == {1, 2, 3}
+    add_merged(after, twice, known)
+    assert set(known["n"]) == {1, 2, 3}

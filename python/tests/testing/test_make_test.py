@@ -100,7 +100,7 @@ def renamed(text: str) -> str:
 def collectives(text: str) -> list[tuple[int, int]]:
     """The lines of each collective, the last one excluded."""
     lines = text.splitlines()
-    found: list[tuple[int, int]] = []
+    ops: list[tuple[int, int]] = []
     for start, line in enumerate(lines):
         if not COLLECTIVE.search(line):
             continue
@@ -110,8 +110,8 @@ def collectives(text: str) -> list[tuple[int, int]]:
             end = next(
                 n + 1 for n in range(end, len(lines)) if lines[n].startswith(" " * indent + "})")
             )
-        found.append((start, end))
-    return found
+        ops.append((start, end))
+    return ops
 
 
 def without_one(text: str) -> Iterator[str]:
@@ -123,8 +123,8 @@ def without_one(text: str) -> Iterator[str]:
 def swapped(text: str) -> Iterator[str]:
     """Neighbours change places; they must be in one block, and differ in more than names."""
     lines = text.splitlines()
-    found = collectives(text)
-    for (first, middle), (second, end) in pairwise(found):
+    ops = collectives(text)
+    for (first, middle), (second, end) in pairwise(ops):
         indents = {len(lines[n]) - len(lines[n].lstrip()) for n in (first, second)}
         between = lines[middle:second]
         if len(indents) == 1 and not any(line.strip()[:1] == "}" for line in between):

@@ -41,48 +41,55 @@ def compare(name: str, before: Array, after: Array, rule: Rule = BITWISE) -> Out
 
 def test_equal_arrays_agree():
     values = np.arange(6, dtype=np.float32).reshape(2, 3)
-    found = compare("f32", values, values.copy())
-    assert found == OutputComparison(elements=6, finite=6)
+    result = compare("f32", values, values.copy())
+    assert result == OutputComparison(elements=6, finite=6)
 
 
 def test_the_first_differing_element_is_the_lowest_index():
     before = np.zeros((3, 4), np.float32)
     after = before.copy()
     after[2, 0], after[1, 3] = 1.5, -4.0
-    found = compare("f32", before, after)
-    assert found.differing == 2
-    assert found.max_abs_difference == 4.0
-    assert found.first is not None
-    assert (found.first.index, found.first.before, found.first.after) == ((1, 3), "0.0", "-4.0")
-    assert found.first.device is None
+    result = compare("f32", before, after)
+    assert result.differing == 2
+    assert result.max_abs_difference == 4.0
+    assert result.first is not None
+    assert (result.first.index, result.first.before, result.first.after) == (
+        (1, 3),
+        "0.0",
+        "-4.0",
+    )
+    assert result.first.device is None
 
 
 def test_the_sign_of_zero_counts_bitwise_only():
     before, after = np.array([0.0], np.float32), np.array([-0.0], np.float32)
-    found = compare("f32", before, after)
-    assert found.differing == 1
-    assert found.first is not None
-    assert (found.first.before, found.first.after) == ("0.0", "-0.0")
+    result = compare("f32", before, after)
+    assert result.differing == 1
+    assert result.first is not None
+    assert (result.first.before, result.first.after) == ("0.0", "-0.0")
     assert compare("f32", before, after, TOLERANT).differing == 0
 
 
 def test_the_payload_of_a_nan_counts_bitwise_only():
     before, after = bits("f32", 0x7FC00001), bits("f32", 0x7FC00002)
-    found = compare("f32", before, after)
-    assert found.first is not None
-    assert (found.first.before, found.first.after) == ("nan(0x7fc00001)", "nan(0x7fc00002)")
-    assert found.max_abs_difference is None
-    assert found.shows_nothing
+    result = compare("f32", before, after)
+    assert result.first is not None
+    assert (result.first.before, result.first.after) == (
+        "nan(0x7fc00001)",
+        "nan(0x7fc00002)",
+    )
+    assert result.max_abs_difference is None
+    assert result.shows_nothing
     assert compare("f32", before, after, TOLERANT).differing == 0
     assert compare("f32", before, after, Rule(any_nan=True)).differing == 0
 
 
 def test_any_nan_leaves_the_rest_bitwise():
     before, after = bits("bf16", 0x7FC1, 0x0000), bits("bf16", 0xFFC2, 0x8000)
-    found = compare("bf16", before, after, Rule(any_nan=True))
-    assert found.differing == 1
-    assert found.first is not None
-    assert found.first.index == (1,)
+    result = compare("bf16", before, after, Rule(any_nan=True))
+    assert result.differing == 1
+    assert result.first is not None
+    assert result.first.index == (1,)
 
 
 def test_a_nan_equals_no_number():
@@ -115,18 +122,18 @@ def test_a_tolerance_does_not_loosen_integers():
 
 def test_integer_differences_are_exact():
     low, high = np.iinfo(np.int64).min, np.iinfo(np.int64).max
-    found = compare("i64", np.array([low]), np.array([high]))
-    assert found.max_abs_difference == 2**64 - 1
-    found = compare("ui64", np.array([2**64 - 1], np.uint64), np.array([0], np.uint64))
-    assert found.max_abs_difference == 2**64 - 1
+    result = compare("i64", np.array([low]), np.array([high]))
+    assert result.max_abs_difference == 2**64 - 1
+    result = compare("ui64", np.array([2**64 - 1], np.uint64), np.array([0], np.uint64))
+    assert result.max_abs_difference == 2**64 - 1
 
 
 def test_complex_parts_are_compared_on_their_own():
     before = np.array([complex(1.0, 0.0)], np.complex64)
     after = np.array([complex(1.0, -0.0)], np.complex64)
-    found = compare("complex<f32>", before, after)
-    assert found.first is not None
-    assert (found.first.before, found.first.after) == ("(1.0, 0.0)", "(1.0, -0.0)")
+    result = compare("complex<f32>", before, after)
+    assert result.first is not None
+    assert (result.first.before, result.first.after) == ("(1.0, 0.0)", "(1.0, -0.0)")
     assert compare("complex<f32>", before, after, TOLERANT).differing == 0
     one_nan = np.array([complex(np.nan, 0.0)], np.complex64)
     other_nan = -one_nan.conj()
@@ -173,67 +180,83 @@ def test_one_device_of_a_replicated_output_differs():
     values = np.arange(4, dtype=np.float32)
     before, after = shards(values, 1, copies=3), shards(values, 1, copies=3)
     after[2].data[1] = 9.0
-    found = compare_output(known("f32"), (4,), before, after, BITWISE)
-    assert (found.elements, found.differing) == (4, 1)
-    assert found.first is not None
-    assert (found.first.index, found.first.device, found.first.after) == ((1,), 2, "9.0")
+    result = compare_output(known("f32"), (4,), before, after, BITWISE)
+    assert (result.elements, result.differing) == (4, 1)
+    assert result.first is not None
+    assert (result.first.index, result.first.device, result.first.after) == (
+        (1,),
+        2,
+        "9.0",
+    )
 
 
 def test_an_element_counts_once_however_many_devices_hold_it():
     values = np.arange(4, dtype=np.float32)
-    found = compare_output(
+    result = compare_output(
         known("f32"), (4,), shards(values, 2, copies=4), shards(values + 1, 2, copies=4), BITWISE
     )
-    assert (found.elements, found.differing) == (4, 4)
-    assert found.first is not None
-    assert found.first.device is None
+    assert (result.elements, result.differing) == (4, 4)
+    assert result.first is not None
+    assert result.first.device is None
 
 
 def test_the_index_of_a_shards_element_is_global():
     values = np.zeros(8, np.float32)
     after = shards(values, 4)
     after[3].data[1] = 1.0
-    found = compare_output(known("f32"), (8,), shards(values, 4), after, BITWISE)
-    assert found.first is not None
-    assert found.first.index == (7,)
-    assert found.first.device is None  # no other device holds it
+    result = compare_output(known("f32"), (8,), shards(values, 4), after, BITWISE)
+    assert result.first is not None
+    assert result.first.index == (7,)
+    assert result.first.device is None  # no other device holds it
 
 
 def test_different_layouts_are_compared_by_global_index():
     values = np.arange(8, dtype=np.float32)
-    found = compare_output(known("f32"), (8,), shards(values, 4), shards(values, 1, 4), BITWISE)
-    assert found.differing == 0
+    result = compare_output(known("f32"), (8,), shards(values, 4), shards(values, 1, 4), BITWISE)
+    assert result.differing == 0
     changed = values.copy()
     changed[5] = -1.0
-    found = compare_output(known("f32"), (8,), shards(values, 4), shards(changed, 1, 4), BITWISE)
-    assert found.differing == 1
-    assert found.first is not None
-    assert (found.first.index, found.first.before, found.first.after) == ((5,), "5.0", "-1.0")
+    result = compare_output(known("f32"), (8,), shards(values, 4), shards(changed, 1, 4), BITWISE)
+    assert result.differing == 1
+    assert result.first is not None
+    assert (result.first.index, result.first.before, result.first.after) == (
+        (5,),
+        "5.0",
+        "-1.0",
+    )
 
 
 def test_a_replica_that_strays_is_seen_in_another_layout_too():
     values = np.arange(4, dtype=np.float32)
     after = shards(values, 1, copies=4)
     after[3].data[2] = 7.0
-    found = compare_output(known("f32"), (4,), shards(values, 4), after, BITWISE)
-    assert found.first is not None
-    assert (found.first.index, found.first.device, found.first.after) == ((2,), 3, "7.0")
+    result = compare_output(known("f32"), (4,), shards(values, 4), after, BITWISE)
+    assert result.first is not None
+    assert (result.first.index, result.first.device, result.first.after) == (
+        (2,),
+        3,
+        "7.0",
+    )
 
 
 def test_instances_are_arrays_of_their_own():
     before = [whole(np.full(2, float(d), np.float32), d, instance=d) for d in range(3)]
     after = [whole(np.full(2, float(d), np.float32), d, instance=d) for d in range(3)]
     after[1].data[0] = 5.0
-    found = compare_output(known("f32"), (2,), before, after, BITWISE)
-    assert (found.elements, found.differing) == (6, 1)
-    assert found.first is not None
-    assert (found.first.index, found.first.device, found.first.before) == ((0,), 1, "1.0")
+    result = compare_output(known("f32"), (2,), before, after, BITWISE)
+    assert (result.elements, result.differing) == (6, 1)
+    assert result.first is not None
+    assert (result.first.index, result.first.device, result.first.before) == (
+        (0,),
+        1,
+        "1.0",
+    )
 
 
 def test_scalars_and_empty_arrays():
     one, other = np.array(1.0, np.float32), np.array(2.0, np.float32)
-    found = compare("f32", one, other)
-    assert found.first is not None
-    assert (found.elements, found.first.index) == (1, ())
+    result = compare("f32", one, other)
+    assert result.first is not None
+    assert (result.elements, result.first.index) == (1, ())
     empty = np.zeros((0, 3), np.float32)
     assert compare("f32", empty, empty) == OutputComparison(elements=0)

@@ -114,10 +114,10 @@ def test_an_export_agrees_with_itself():
     before = exported(
         lambda x, k: {"y": jax.lax.erf(x) @ x.T, "i": k + 1}, spec(3, 5), spec(dtype="i4")
     )
-    found = verified(before, before, trials=2, backend="both")  # erf is no op of StableHLO
-    assert found.same
-    assert (found.devices, found.trials, found.elements) == (1, 2, 10)
-    assert [(o.name, o.dtype, o.shape) for o in found.outputs] == [
+    verification = verified(before, before, trials=2, backend="both")  # erf is no op of StableHLO
+    assert verification.same
+    assert (verification.devices, verification.trials, verification.elements) == (1, 2, 10)
+    assert [(o.name, o.dtype, o.shape) for o in verification.outputs] == [
         ("result['i']", "i32", ()),
         ("result['y']", "f32", (3, 3)),
     ]
@@ -131,9 +131,9 @@ def test_two_platforms_keys_and_unused_inputs():
         return key[::-1], jax.vmap(lambda k: jax.random.normal(k, (2,)))(key)
 
     before = exported(draw, keys, spec(2), platforms=("cuda", "cpu"))
-    found = verified(before, before)
-    assert found.same
-    assert [(o.dtype, o.shape) for o in found.outputs] == [
+    verification = verified(before, before)
+    assert verification.same
+    assert [(o.dtype, o.shape) for o in verification.outputs] == [
         ("key<threefry2x32>", (3, 2)),
         ("f32", (3, 2)),
     ]
@@ -156,9 +156,9 @@ def test_every_element_type_crosses_unharmed_with_special_values():
     values = ", ".join(f"%a{i}" for i in range(len(types)))
     body = f"return {values} : {', '.join(types)}"
     module = text(function(body, inputs, ", ".join(types)))
-    found = verified(module, module, specials=True, trials=2, backend="both")
-    assert found.same
-    assert found.elements == 16 * len(names)
+    verification = verified(module, module, specials=True, trials=2, backend="both")
+    assert verification.same
+    assert verification.elements == 16 * len(names)
 
 
 def test_exports_of_every_dtype_that_the_format_has():
@@ -169,9 +169,9 @@ def test_exports_of_every_dtype_that_the_format_has():
     ]
     specs = [spec(8, 2, dtype=jnp.dtype(d), sharding=sharded("data", "model")) for d in dtypes]
     before = exported(lambda *arrays: [array.T for array in arrays], *specs)
-    found = verified(before, before, specials=True, trials=1)
-    assert found.same
-    assert found.devices == 8
+    verification = verified(before, before, specials=True, trials=1)
+    assert verification.same
+    assert verification.devices == 8
 
 
 def test_output_layouts_may_differ():
@@ -186,19 +186,19 @@ def test_output_layouts_may_differ():
 def test_a_bare_module_and_an_export():
     before = layer()
     after = text(artifacts.to_text(before.module), "after.mlir")
-    found = verified(before, after)
-    assert found.same
-    assert (found.devices, found.elements) == (8, 193)
-    assert found.outputs[0].name == "result['loss']"
+    verification = verified(before, after)
+    assert verification.same
+    assert (verification.devices, verification.elements) == (8, 193)
+    assert verification.outputs[0].name == "result['loss']"
 
 
 def test_replicas_get_inputs_of_their_own_and_inputs_can_be_set():
     module, other = text(TORCH_XLA_STYLE), text(WITHOUT_TOKEN, "other.mlir")
-    found = verified(module, module)
-    assert found.same
-    assert (found.devices, found.elements) == (8, 8 * (64 + 8))
-    found = verified(module, other, fixed={0: 0.0})
-    assert [output.differing for output in found.outputs] == [0, 64]
+    verification = verified(module, module)
+    assert verification.same
+    assert (verification.devices, verification.elements) == (8, 8 * (64 + 8))
+    verification = verified(module, other, fixed={0: 0.0})
+    assert [output.differing for output in verification.outputs] == [0, 64]
 
 
 def test_the_program_of_each_device_may_use_flattened_ids():
@@ -211,9 +211,9 @@ def test_the_program_of_each_device_may_use_flattened_ids():
       return %g, %id : tensor<16xf32>, tensor<ui32>"""
     inside = function(collective, outputs="tensor<16xf32>, tensor<ui32>")
     stated = text(f"module attributes {{mhlo.num_partitions = 8 : i32}} {{ {inside} }}")
-    found = verified(stated, text(inside))
-    assert found.same
-    assert (found.devices, found.elements) == (8, 8 * 17)
+    verification = verified(stated, text(inside))
+    assert verification.same
+    assert (verification.devices, verification.elements) == (8, 8 * 17)
 
 
 def test_donated_inputs_are_the_same_for_both():
@@ -291,20 +291,20 @@ def test_the_interpreter_numbers_replicas_and_partitions():
             constants.replace("ID", wanted).replace("%A", f"%{first}").replace("%B", f"%{second}")
         )
         expected = text(function(body, "", "tensor<ui32>, tensor<ui32>"))
-        found = verified(module, expected, backend="both", trials=1)
-        assert found.same
-        assert found.devices == 2
+        verification = verified(module, expected, backend="both", trials=1)
+        assert verification.same
+        assert verification.devices == 2
 
 
 # What runs and differs.
 
 
 def test_the_output_and_the_element_that_differ_are_named():
-    found = verified(layer(), layer(wrong=(9, 7)))
-    assert not found.same
-    assert found.trials == 1
-    assert found.before_repeats
-    loss, y = found.outputs
+    verification = verified(layer(), layer(wrong=(9, 7)))
+    assert not verification.same
+    assert verification.trials == 1
+    assert verification.before_repeats
+    loss, y = verification.outputs
     assert (loss.differing, y.differing, y.elements) == (0, 1, 192)
     assert y.name == "result['y']"
     assert y.max_abs_difference == pytest.approx(1.0)

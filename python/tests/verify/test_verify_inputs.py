@@ -75,14 +75,14 @@ def cross_entropy(probabilities: Any, labels: Any, table: Any) -> Any:
 
 def test_second_moments_are_positive() -> None:
     four = spec(4)
-    found = ranges(adam, four, four, four, four, spec(dtype=jnp.int32))
-    assert found[:4] == [ANY, ANY, ANY, POSITIVE]
+    read = ranges(adam, four, four, four, four, spec(dtype=jnp.int32))
+    assert read[:4] == [ANY, ANY, ANY, POSITIVE]
     assert ranges(lamb, *[spec(3, 4)] * 3) == [ANY, ANY, POSITIVE]
 
 
 def test_probabilities_and_labels() -> None:
-    found = ranges(cross_entropy, spec(5, 3), spec(5, dtype=jnp.int32), spec(4, 2))
-    assert found == [UNIT, Range(below=3), ANY]
+    read = ranges(cross_entropy, spec(5, 3), spec(5, dtype=jnp.int32), spec(4, 2))
+    assert read == [UNIT, Range(below=3), ANY]
 
 
 @pytest.mark.parametrize(
@@ -141,10 +141,10 @@ def test_every_output_can_be_compared(
     function: Callable[..., Any], specs: list[Any], seed: int
 ) -> None:
     program = exported(function, *specs)
-    found = verify_artifacts(program, program, Options(trials=1, seed=seed))
-    assert found.same
-    assert not found.vacuous
-    assert len(found.compared) == len(found.outputs)
+    verification = verify_artifacts(program, program, Options(trials=1, seed=seed))
+    assert verification.same
+    assert not verification.vacuous
+    assert len(verification.compared) == len(verification.outputs)
 
 
 COUNTED = """
@@ -177,8 +177,8 @@ def counted(factor: str = "%x") -> Artifact:
 
 def test_devices_agree_on_how_often_a_loop_runs() -> None:
     for seed in range(2):
-        found = verify_artifacts(counted(), counted(), Options(trials=2, seed=seed))
-        assert found.same
+        verification = verify_artifacts(counted(), counted(), Options(trials=2, seed=seed))
+        assert verification.same
 
 
 def test_what_decides_is_named_where_programs_differ(
@@ -227,8 +227,8 @@ def test_devices_at_one_position_are_given_the_same(
 ) -> None:
     module = shared_by(*axes).module
     inputs = module_signature(module).inputs
-    found = shared_inputs(module, inputs, ProcessGrid(1, 4), 4)
-    assert found == (first, (0, 1, 2, 3), (0, 0, 0, 0), (0, 1, 2, 3))
+    shared = shared_inputs(module, inputs, ProcessGrid(1, 4), 4)
+    assert shared == (first, (0, 1, 2, 3), (0, 0, 0, 0), (0, 1, 2, 3))
     replicas = shared_inputs(module, inputs, ProcessGrid(2, 4), 2)
     assert replicas == ((0, 1), (0, 1), (0, 0), (0, 1))
 
