@@ -27,7 +27,7 @@ from stablehlo_tools.order.program import (
 
 # For each node of a block, the earlier nodes that it cannot be moved before.
 type Constraints = Mapping[Block, Sequence[int]]
-type _Place = tuple[int, int]  # a program, and the position of a node in its block
+type _Position = tuple[int, int]  # a program, and where in its block a node stands
 
 
 def align(
@@ -50,7 +50,7 @@ class _Alignment:
     def level(self, blocks: Mapping[int, Block]) -> Finding | None:
         """Aligns blocks that run together, and what is nested in them."""
         classes = _classes(blocks)
-        members: defaultdict[int, list[_Place]] = defaultdict(list)
+        members: defaultdict[int, list[_Position]] = defaultdict(list)
         for place, number in classes.items():
             members[number].append(place)
         following: defaultdict[int, dict[int, tuple[int, int, int]]] = defaultdict(dict)
@@ -103,17 +103,17 @@ class _Alignment:
         )
 
 
-def _classes(blocks: Mapping[int, Block]) -> dict[_Place, int]:
+def _classes(blocks: Mapping[int, Block]) -> dict[_Position, int]:
     """Numbers the nodes of all blocks, those that meet alike."""
-    parent: dict[_Place, _Place] = {}
+    parent: dict[_Position, _Position] = {}
 
-    def root(place: _Place) -> _Place:
+    def root(place: _Position) -> _Position:
         while parent[place] != place:
             parent[place] = parent[parent[place]]
             place = parent[place]
         return place
 
-    first: dict[object, _Place] = {}
+    first: dict[object, _Position] = {}
     for program, block in blocks.items():
         seen: Counter[object] = Counter()
         for position, node in enumerate(block.nodes):
@@ -123,7 +123,7 @@ def _classes(blocks: Mapping[int, Block]) -> dict[_Place, int]:
                 seen[key] += 1
                 known = first.setdefault(occurrence, (program, position))
                 parent[root((program, position))] = root(known)
-    numbers: dict[_Place, int] = {}
+    numbers: dict[_Position, int] = {}
     return {place: numbers.setdefault(root(place), len(numbers)) for place in parent}
 
 
@@ -154,7 +154,7 @@ def _reach(node: Node) -> frozenset[tuple[int, ...]]:
 
 
 def _sort(
-    members: Mapping[int, Sequence[_Place]],
+    members: Mapping[int, Sequence[_Position]],
     following: Mapping[int, Mapping[int, object]],
 ) -> dict[int, int]:
     """Ranks the classes, each after what must come before it, else as early as its text."""

@@ -57,7 +57,7 @@ def exact_schedule(graph: TaskGraph, limits: Limits | None = None, seconds: floa
     problem = problem_of(graph, keep_compute=not limits.reorder_compute)
     known = _known(graph, limits)
     model = solver_module(_MODEL)
-    asked = model.Asked(limits.memory, limits.in_flight, limits.at_once, limits.buckets)
+    asked = model.Query(limits.memory, limits.in_flight, limits.at_once, limits.buckets)
     search = model.Model(problem, asked, sum(problem.ns) if known is None else known.total_ns)
     if known is not None:
         search.hint(known.order, known.buckets)
@@ -80,7 +80,7 @@ def least_memory(
     """
     limits = Limits() if limits is None else limits
     model = solver_module(_MODEL)
-    asked = model.Asked(None, limits.in_flight, limits.at_once)
+    asked = model.Query(None, limits.in_flight, limits.at_once)
     answer: Answer = model.Model(problem, asked, sum(problem.ns)).solve(seconds)
     if answer.order is None:
         return None

@@ -26,7 +26,7 @@ UNIT = 1000  # of a model's time in a nanosecond
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Query:
     """What a model is for: bytes (None: the fewest are asked for), transfers in flight, buckets.
 
     `in_flight` is of each stream, `at_once` of all together.
@@ -69,7 +69,7 @@ class _Variables:
 class Model:
     """The constraints of one problem."""
 
-    def __init__(self, problem: Problem, asked: Asked, horizon: float) -> None:
+    def __init__(self, problem: Problem, asked: Query, horizon: float) -> None:
         """`horizon` is a total, in ns, that some order reaches."""
         self._problem = problem
         self._asked = asked
