@@ -41,8 +41,8 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.ir.clone import copy_module
 from stablehlo_tools.ir.inline import inline_all_calls
-from stablehlo_tools.ir.symbols import functions_by_name
 from stablehlo_tools.ir.values import producer
+from stablehlo_tools.ir.walk import functions_by_name
 from stablehlo_tools.passes.pipeline import Pipeline
 from stablehlo_tools.transforms.parts.pipeline_collectives.moves import loops_of
 

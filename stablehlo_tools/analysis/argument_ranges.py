@@ -17,7 +17,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import (
     BARRIER,
@@ -40,13 +39,18 @@ from stablehlo_tools.dialect.traits import (
     ops_with_any,
 )
 from stablehlo_tools.ir.builder import element_of, shape_of
-from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.clone import copy_module
-from stablehlo_tools.ir.constants import splat_of
 from stablehlo_tools.ir.inline import inline_all_calls
-from stablehlo_tools.ir.symbols import FUNCTION, callee_name, functions_by_name, symbol_name
-from stablehlo_tools.ir.values import is_float, producer
-from stablehlo_tools.ir.walk import walk
+from stablehlo_tools.ir.values import is_float, producer, splat_of
+from stablehlo_tools.ir.walk import (
+    FUNCTION,
+    callee_name,
+    entry_function,
+    functions_by_name,
+    symbol_name,
+    terminator,
+    walk,
+)
 
 Sign = Literal["any", "positive", "unit"]  # unit: between 0 and 1
 _NARROWER: tuple[Sign, ...] = ("any", "positive", "unit")

@@ -47,9 +47,8 @@ from stablehlo_tools.dialect.custom_calls import (
 from stablehlo_tools.dialect.names import ASYNC_START, BARRIER, CUSTOM_CALL
 from stablehlo_tools.dialect.traits import CARRIERS, Trait, ops_with_any
 from stablehlo_tools.ir.async_calls import detached_collective
-from stablehlo_tools.ir.symbols import functions_around, symbol_name
 from stablehlo_tools.ir.values import producer
-from stablehlo_tools.ir.walk import walk
+from stablehlo_tools.ir.walk import functions_around, symbol_name, walk
 from stablehlo_tools.order.program import UNKNOWN_CALL
 
 _KINDS = {name: name.partition(".")[2] for name in ops_with_any(Trait.COLLECTIVE | Trait.TRANSFER)}

@@ -23,8 +23,8 @@ from stablehlo_tools.dialect.traits import (
     ops_with_any,
     short_names,
 )
-from stablehlo_tools.ir.carriers import terminator
-from stablehlo_tools.ir.constants import value_text
+from stablehlo_tools.ir.values import value_text
+from stablehlo_tools.ir.walk import terminator
 from stablehlo_tools.order.program import Issue
 
 _SAME_EVERYWHERE = short_names(ops_with(Trait.SAME_ON_GROUP))

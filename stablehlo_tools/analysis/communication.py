@@ -15,8 +15,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, note
 from stablehlo_tools.dialect.names import WHILE
 from stablehlo_tools.dialect.traits import BRANCHES, CALLS, COMPUTATIONS
-from stablehlo_tools.ir.symbols import FUNCTION, callee_name, functions_by_name, symbol_name
-from stablehlo_tools.ir.walk import walk
+from stablehlo_tools.ir.walk import FUNCTION, callee_name, functions_by_name, symbol_name, walk
 
 _CONTROL_FLOW = BRANCHES | COMPUTATIONS | {WHILE}
 _CALLED_COMPUTATIONS = "called_computations"

@@ -40,7 +40,7 @@ from stablehlo_tools.dialect.names import (
     TRANSPOSE,
 )
 from stablehlo_tools.dialect.traits import Trait, full_names, ops_with
-from stablehlo_tools.ir.constants import value_of
+from stablehlo_tools.ir.values import value_of
 
 Values = NDArray[Any]
 

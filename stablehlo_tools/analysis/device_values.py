@@ -21,10 +21,15 @@ from stablehlo_tools.analysis.shardings import manual_axes, sharding_axes, shard
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import BARRIER, MANUAL_COMPUTATION, WHILE
 from stablehlo_tools.dialect.traits import CALLS, DEVICE_IDS
-from stablehlo_tools.ir.carriers import terminator
-from stablehlo_tools.ir.symbols import FUNCTION, callee_name, functions_by_name, symbol_name
 from stablehlo_tools.ir.values import producer
-from stablehlo_tools.ir.walk import walk
+from stablehlo_tools.ir.walk import (
+    FUNCTION,
+    callee_name,
+    functions_by_name,
+    symbol_name,
+    terminator,
+    walk,
+)
 from stablehlo_tools.ir.while_loop import is_invariant
 
 _LARGEST = 1 << 16  # elements of a tensor that is looked at

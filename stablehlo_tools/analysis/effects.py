@@ -22,8 +22,7 @@ from stablehlo_tools.dialect.custom_calls import (
 )
 from stablehlo_tools.dialect.names import CUSTOM_CALL
 from stablehlo_tools.dialect.traits import CALLS, Trait, ops_with
-from stablehlo_tools.ir.symbols import callee_name
-from stablehlo_tools.ir.walk import ops_named, walk
+from stablehlo_tools.ir.walk import callee_name, ops_named, walk
 
 _EFFECTS = ops_with(Trait.EFFECT)
 _KNOWN_DIALECTS = frozenset({"stablehlo", "chlo", "sdy", "func"})

@@ -6,43 +6,13 @@ import re
 
 from stablehlo_tools.analysis.collectives import find_collectives
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.gspmd import begins_shard_map
 from stablehlo_tools.dialect.names import CALL, COMPOSITE, MANUAL_COMPUTATION, PARTITION_ID
-from stablehlo_tools.ir.symbols import callee_name, functions_by_name
-from stablehlo_tools.ir.walk import walk
+from stablehlo_tools.ir.walk import ENTRY, callee_name, functions_by_name, walk
 from stablehlo_tools.order.program import UNKNOWN_CALL
 
-ENTRY = "main"
 # Of a program for all devices.
 _LEGAL_OUTSIDE = frozenset({"custom_call", UNKNOWN_CALL, "infeed", "outfeed"})
-
-
-def main_function(module: ir.Module) -> ir.Operation | None:
-    """The entry function."""
-    return functions_by_name(module).get(ENTRY)
-
-
-def entry_function(module: ir.Module) -> ir.Operation:
-    """`main`, or else the only public function. Raises ToolError where there is neither."""
-    named = functions_by_name(module)
-    functions = list(named.values())
-    if "main" in named:
-        return named["main"]
-    public = [
-        op
-        for op in functions
-        if "sym_visibility" not in op.attributes
-        or ir.StringAttr(op.attributes["sym_visibility"]).value == "public"
-    ]
-    if len(public) == 1:
-        return public[0]
-    names = ", ".join(f"@{name}" for name, op in named.items() if op in public)
-    raise ToolError(
-        "there is no @main, and "
-        + (f"several public functions: {names}" if public else "no public function"),
-        (public or [module.operation])[0].location,
-    )
 
 
 def is_per_device(module: ir.Module) -> bool:

@@ -56,9 +56,8 @@ from stablehlo_tools.dialect.names import (
     SELECT,
 )
 from stablehlo_tools.dialect.traits import LAYOUT, Trait, full_names, ops_with, ops_with_any
-from stablehlo_tools.ir.carriers import terminator
-from stablehlo_tools.ir.constants import splat_of, value_of
-from stablehlo_tools.ir.values import is_float, producer
+from stablehlo_tools.ir.values import is_float, producer, splat_of, value_of
+from stablehlo_tools.ir.walk import terminator
 
 Known = Mapping[ir.Value, Dependence]
 

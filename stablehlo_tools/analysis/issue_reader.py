@@ -37,8 +37,8 @@ from stablehlo_tools.dialect.traits import (
     Trait,
     ops_with,
 )
-from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.values import producer
+from stablehlo_tools.ir.walk import terminator
 from stablehlo_tools.order.program import (
     Block,
     Branch,

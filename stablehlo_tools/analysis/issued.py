@@ -16,7 +16,7 @@ from stablehlo_tools.analysis.communication import (
     communicating_functions,
     iterate_collectives,
 )
-from stablehlo_tools.analysis.entry import ENTRY, is_per_device, main_function
+from stablehlo_tools.analysis.entry import is_per_device
 from stablehlo_tools.analysis.issue_reader import IssueReader, Level
 from stablehlo_tools.analysis.liveness import deletable_collectives, live_paths
 from stablehlo_tools.analysis.rendezvous import Rendezvousing
@@ -26,6 +26,7 @@ from stablehlo_tools.diagnostics import ToolError, to_place
 from stablehlo_tools.dialect.names import WHILE
 from stablehlo_tools.dialect.traits import BRANCHES
 from stablehlo_tools.ir.inline import inline_all_calls
+from stablehlo_tools.ir.walk import ENTRY, main_function
 from stablehlo_tools.order.program import (
     Issue,
     Program,

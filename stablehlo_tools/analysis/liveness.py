@@ -32,10 +32,8 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.collectives import TRANSFERS
 from stablehlo_tools.dialect.names import BARRIER, WHILE
 from stablehlo_tools.dialect.traits import BRANCHES, CALLS, CARRIERS, COMPUTATIONS, TERMINATORS
-from stablehlo_tools.ir.carriers import terminator
-from stablehlo_tools.ir.symbols import FUNCTION, callee_name, symbol_name
 from stablehlo_tools.ir.values import key_of
-from stablehlo_tools.ir.walk import walk
+from stablehlo_tools.ir.walk import FUNCTION, callee_name, symbol_name, terminator, walk
 from stablehlo_tools.ir.while_loop import is_invariant
 
 # Ops that run whatever becomes of their results; other custom calls are taken to be pure.

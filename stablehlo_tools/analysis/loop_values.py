@@ -37,8 +37,8 @@ from stablehlo_tools.analysis.trip_counts import (
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import BARRIER, DYNAMIC_UPDATE_SLICE, IF, WHILE
 from stablehlo_tools.dialect.traits import BRANCHES, COMPUTATIONS, DEVICE_IDS
-from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.values import key_of, producer
+from stablehlo_tools.ir.walk import terminator
 
 # What is decided, for each device, in each iteration.
 Series = tuple[tuple[int, ...], ...]

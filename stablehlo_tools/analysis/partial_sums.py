@@ -38,8 +38,7 @@ from stablehlo_tools.dialect.names import (
 )
 from stablehlo_tools.dialect.traits import BRANCHES, LAYOUT, Trait, ops_with
 from stablehlo_tools.ir.builder import element_of
-from stablehlo_tools.ir.constants import splat_of
-from stablehlo_tools.ir.values import producer
+from stablehlo_tools.ir.values import producer, splat_of
 
 _SHAPE = LAYOUT | {SLICE, SHARDING_CONSTRAINT}
 _UNARY = ops_with(Trait.UNARY | Trait.LINEAR_IN_FIRST)

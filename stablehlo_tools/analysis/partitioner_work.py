@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from stablehlo_tools.analysis.collectives import ModuleFacts, meshes_of
-from stablehlo_tools.analysis.entry import entry_function, is_per_device
+from stablehlo_tools.analysis.entry import is_per_device
 from stablehlo_tools.analysis.shardings import manual_axes, sharding_per_value
 from stablehlo_tools.analysis.tensor_shardings import SHARDING
 from stablehlo_tools.bindings import ir
@@ -33,9 +33,7 @@ from stablehlo_tools.dialect.traits import (
     ops_with,
     ops_with_any,
 )
-from stablehlo_tools.ir.carriers import terminator
-from stablehlo_tools.ir.symbols import FUNCTION
-from stablehlo_tools.ir.walk import walk
+from stablehlo_tools.ir.walk import FUNCTION, entry_function, terminator, walk
 
 _NO_WORK = frozenset({"func.return", "stablehlo.constant", "stablehlo.optimization_barrier"})
 _TILES = re.compile(r"devices=\[([\d,]+)\]")

@@ -15,8 +15,7 @@ from stablehlo_tools.dialect.reducers import (
     integer_identity,
 )
 from stablehlo_tools.ir.builder import element_of
-from stablehlo_tools.ir.constants import CONSTANTS, copy_constant, splat_of
-from stablehlo_tools.ir.values import producer
+from stablehlo_tools.ir.values import CONSTANTS, copy_constant, producer, splat_of
 
 
 def reducer_kind(block: ir.Block) -> str | None:

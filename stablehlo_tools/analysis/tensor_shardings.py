@@ -24,8 +24,8 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION, RESHARD, SHARDING_CONSTRAINT
 from stablehlo_tools.dialect.traits import Trait, ops_with
-from stablehlo_tools.ir.symbols import FUNCTION
 from stablehlo_tools.ir.values import producer
+from stablehlo_tools.ir.walk import FUNCTION
 
 Axes = tuple[AxisRef, ...]
 Dims = tuple[Axes, ...]

@@ -12,8 +12,8 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.integer_arithmetic import MIRRORED
 from stablehlo_tools.dialect.names import COMPARE, CONSTANT
 from stablehlo_tools.dialect.reducers import integer_bounds
-from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.values import producer, unconstrained
+from stablehlo_tools.ir.walk import terminator
 from stablehlo_tools.ir.while_loop import is_invariant
 
 _WRAPS = "its counter would wrap around before it meets its bound"

@@ -50,7 +50,7 @@ from stablehlo_tools.dialect.traits import (
     ops_with,
     short_names,
 )
-from stablehlo_tools.ir.carriers import terminator
+from stablehlo_tools.ir.walk import terminator
 
 _SAME_ON_GROUP = short_names(ops_with(Trait.SAME_ON_GROUP))
 _BY_POSITION = frozenset({"reduce_scatter", "all_to_all", "ragged_all_to_all"})

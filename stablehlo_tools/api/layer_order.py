@@ -15,14 +15,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.artifacts import artifact as artifacts
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.artifacts.exported import argument_leaves, result_leaves
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostics, ToolError
 from stablehlo_tools.files.json_text import JsonValue
-from stablehlo_tools.ir.carriers import terminator
+from stablehlo_tools.ir.walk import entry_function, terminator
 from stablehlo_tools.passes.pipeline import Pipeline
 
 if TYPE_CHECKING:

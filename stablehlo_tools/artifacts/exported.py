@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from stablehlo_tools import bindings
-from stablehlo_tools.analysis.entry import main_function
 from stablehlo_tools.analysis.shardings import sharding_axes
 from stablehlo_tools.analysis.tensor_shardings import Axes, axes_in, function_sharding
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, first_line
+from stablehlo_tools.ir.walk import main_function
 
 if TYPE_CHECKING:
     from jax.export import Exported

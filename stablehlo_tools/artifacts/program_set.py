@@ -29,7 +29,7 @@ from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.diagnostics import Diagnostic, Place, ToolError, naming
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
-from stablehlo_tools.ir.carriers import terminator
+from stablehlo_tools.ir.walk import terminator
 from stablehlo_tools.order.program import Program, issues_of, renumbered
 
 _WORTH_A_POOL = 8  # programs

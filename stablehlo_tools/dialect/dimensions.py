@@ -27,7 +27,7 @@
        alike = all(f.role is FactorRole.REPEATED for f in relation.along_result(0, dim))
 
 There is no relation for control flow and calls, whose clients walk their regions; for custom calls,
-composites and random numbers; for constants, of which `ir.constants.is_splat` says whether they are
+composites and random numbers; for constants, of which `ir.values.is_splat` says whether they are
 alike all over; for tensors with dimensions that are not static; and for ops that have another value
 than tensors. A client that treats fewer ops than these says which, and why.
 """

@@ -24,13 +24,10 @@ from stablehlo_tools.hlo_input.converter import mark_of, to_stablehlo
 from stablehlo_tools.hlo_input.shardy_round_trip import restore_shardy, set_entry
 from stablehlo_tools.hlo_input.text import HloText
 from stablehlo_tools.ir.builder import element_of, shape_of
-from stablehlo_tools.ir.constants import CONSTANTS
-from stablehlo_tools.ir.inline import copy_body
-from stablehlo_tools.ir.manual import dissolve
-from stablehlo_tools.ir.physical_forms import major_first, reread
-from stablehlo_tools.ir.symbols import functions_by_name
-from stablehlo_tools.ir.values import producer
-from stablehlo_tools.ir.walk import walk
+from stablehlo_tools.ir.cleanup import major_first, reread
+from stablehlo_tools.ir.inline import copy_body, dissolve
+from stablehlo_tools.ir.values import CONSTANTS, producer
+from stablehlo_tools.ir.walk import functions_by_name, walk
 
 
 def read_hlo(data: bytes, name: str, context: ir.Context) -> tuple[ir.Module, HloText]:

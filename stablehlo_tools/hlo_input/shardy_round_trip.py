@@ -15,11 +15,9 @@ from __future__ import annotations
 
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.inline import copy_body
-from stablehlo_tools.ir.symbols import callee_name, functions_by_name
 from stablehlo_tools.ir.values import producer
-from stablehlo_tools.ir.walk import walk
+from stablehlo_tools.ir.walk import callee_name, functions_by_name, terminator, walk
 
 _FRONTEND = "mhlo.frontend_attributes"
 _HLO_SHARDING = "mhlo.sharding"

@@ -20,10 +20,8 @@ from stablehlo_tools.dialect.collectives import DIMENSIONS
 from stablehlo_tools.dialect.custom_calls import ASYNC_STARTS, is_async_done, label, target_of
 from stablehlo_tools.dialect.names import CUSTOM_CALL
 from stablehlo_tools.dialect.traits import Trait, ops_with, short_names
-from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.inline import copy_with
-from stablehlo_tools.ir.symbols import FUNCTION, functions_by_name
-from stablehlo_tools.ir.walk import ops_where
+from stablehlo_tools.ir.walk import FUNCTION, functions_by_name, ops_where, terminator
 
 CONFIG = "async_collective_config"
 FRONTEND_ATTRIBUTES = "mhlo.frontend_attributes"

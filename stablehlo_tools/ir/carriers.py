@@ -14,17 +14,11 @@ from collections.abc import Sequence
 from stablehlo_tools import bindings
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.ir.walk import terminator
 
 # Attributes that hold one entry per operand or per result.
 _PER_OPERAND = ("in_shardings", "arg_attrs")
 _PER_RESULT = ("out_shardings", "res_attrs", "sdy.sharding")
-
-
-def terminator(block: ir.Block) -> ir.Operation:
-    """The last op of a block."""
-    last = ir.InsertionPoint.at_block_terminator(block).ref_operation
-    assert last is not None, "a block of these dialects ends in a terminator"
-    return last.operation
 
 
 def rebuild(

@@ -1,13 +1,44 @@
-"""Ops that are not needed: computed twice, used by nothing, or reshapes that undo each other."""
+"""Rewrites that leave a program as it is, but plainer.
+
+Ops that are not needed go: computed twice, used by nothing, reshapes that undo each other, carries
+of a loop that it hands on as they came. And ops of MHLO that speak of memory, which XLA's
+converter from HLO writes, become StableHLO's, which speak of values: a copy is its operand; a
+bitcast reads the bytes of a tensor in one layout as those of another tensor in another layout, and
+is a transpose to the order in which the elements lie, a reshape, and a transpose back.
+
+    mhlo.bitcast %x {source_layout = [0, 1], result_layout = [1, 0]} : 2x3 -> 3x2
+  ==>
+    stablehlo.transpose %x, dims = [1, 0]
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
+
 from stablehlo_tools import bindings
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.names import MANUAL_COMPUTATION, RESHAPE
+from stablehlo_tools.dialect.names import (
+    DYNAMIC_UPDATE_SLICE,
+    MANUAL_COMPUTATION,
+    RESHAPE,
+    SHARDING_CONSTRAINT,
+    WHILE,
+)
 from stablehlo_tools.dialect.traits import Trait, ops_with_any
-from stablehlo_tools.ir.values import producer
-from stablehlo_tools.ir.walk import walk
+from stablehlo_tools.ir.builder import Builder, element_of, shape_of
+from stablehlo_tools.ir.values import producer, unconstrained
+from stablehlo_tools.ir.walk import ops_where, terminator, walk
+from stablehlo_tools.ir.while_loop import WhileLoop
+
+# Of these dialects an op has no effect but those below.
+_PLAIN = ("stablehlo.", "chlo.", "sdy.sharding_constraint", "sdy.constant")
+_KEPT = ops_with_any(
+    Trait.TRANSFER | Trait.TOKEN | Trait.BRANCH | Trait.LOOP | Trait.RANDOM | Trait.OPAQUE
+) | {"stablehlo.return"}
+_KEEPING = frozenset({SHARDING_CONSTRAINT, RESHAPE})
+_COPY, _BITCAST = "mhlo.copy", "mhlo.bitcast"
 
 
 def share_common(module: ir.Module) -> None:
@@ -27,12 +58,6 @@ def share_common(module: ir.Module) -> None:
     manager = bindings.parse_pass_pipeline(f"{MANUAL_COMPUTATION}(cse)", module.context)
     for op in computations:
         manager.run(op)
-
-
-_PLAIN = ("stablehlo.", "chlo.", "sdy.sharding_constraint", "sdy.constant")
-_KEPT = ops_with_any(
-    Trait.TRANSFER | Trait.TOKEN | Trait.BRANCH | Trait.LOOP | Trait.RANDOM | Trait.OPAQUE
-) | {"stablehlo.return"}
 
 
 def erase_unused(block: ir.Block) -> None:
@@ -65,3 +90,83 @@ def fold_reshapes(module: ir.Module) -> None:
         return ir.WalkResult.ADVANCE
 
     walk(module.operation, visit)
+
+
+def link_loops(module: ir.Module) -> None:
+    """Lets what a loop is given stand for a result that every iteration hands on as it came; and a
+    stack that one loop has written stand for reshapes of it that another loop is given.
+
+    Sharding constraints on the way are dropped.
+    """
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        if op.name != WHILE:
+            return ir.WalkResult.ADVANCE
+        for carry, value in enumerate(op.operands):
+            source = _stack(value)
+            if source is not None:
+                op.operands[carry] = source
+        for carry in sorted(WhileLoop(op).invariant):
+            op.results[carry].replace_all_uses_with(op.operands[carry])
+        return ir.WalkResult.ADVANCE
+
+    walk(module.operation, visit)
+
+
+def _stack(value: ir.Value) -> ir.Value | None:
+    """The result of a loop that a value is, if the loop wrote it row by row."""
+    stack, maker = value, producer(value)
+    while maker is not None and maker.name in _KEEPING:
+        stack = maker.operands[0]
+        maker = producer(stack)
+    if maker is None or maker.name != WHILE or stack.type != value.type:
+        return None
+    carry = ir.OpResult(stack).result_number
+    ends = terminator(maker.regions[1].blocks[0]).operands
+    end = producer(unconstrained(ends[carry]))
+    return stack if end is not None and end.name == DYNAMIC_UPDATE_SLICE else None
+
+
+def write_as_values(module: ir.Module) -> None:
+    """Rewrites the copies and bitcasts of a module; those that change element types stay."""
+    listed = ops_where(module.operation, lambda op: op.name in (_COPY, _BITCAST) and _is_plain(op))
+    for op in listed:
+        value = op.operands[0] if op.name == _COPY else reread(op)
+        op.results[0].replace_all_uses_with(value)
+        op.erase()
+
+
+def _is_plain(op: ir.Operation) -> bool:
+    types = [value.type for value in (op.operands[0], op.results[0])]
+    if not all(
+        isinstance(type_, ir.RankedTensorType) and type_.has_static_shape for type_ in types
+    ):
+        return False
+    return element_of(op.operands[0]) == element_of(op.results[0])
+
+
+def reread(op: ir.Operation) -> ir.Value:
+    """What a bitcast gives, from the most to the least major dimension and back."""
+    value, wanted = op.operands[0], shape_of(op.results[0])
+    build = Builder(ir.InsertionPoint(op), op.location)
+    lying = _transposed(build, value, major_first(op, "source_layout", len(shape_of(value))))
+    order = major_first(op, "result_layout", len(wanted))
+    shape = [wanted[dimension] for dimension in order]
+    read = lying if shape_of(lying) == shape else build.reshape(lying, shape)
+    return _transposed(build, read, [order.index(d) for d in range(len(order))])
+
+
+def major_first(op: ir.Operation, name: str, rank: int) -> list[int]:
+    """The dimensions of a layout, which lists the most minor first; by default it is the last."""
+    layout = op.attributes.get(name)
+    if layout is None:
+        return list(range(rank))
+    return [int(d) for d in np.array(ir.DenseElementsAttr(layout)).ravel()][::-1]
+
+
+def _transposed(build: Builder, value: ir.Value, order: Sequence[int]) -> ir.Value:
+    if list(order) == sorted(order):
+        return value
+    shape = shape_of(value)
+    type_ = build.tensor([shape[d] for d in order], element_of(value))
+    return build.op("transpose", [value], type_, permutation=build.integers(order))

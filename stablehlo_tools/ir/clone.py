@@ -18,9 +18,8 @@ from stablehlo_tools import bindings
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.extents import extents_along
 from stablehlo_tools.ir.builder import shape_of
-from stablehlo_tools.ir.constants import CONSTANTS, copy_constant, is_splat
 from stablehlo_tools.ir.inline import copy_with
-from stablehlo_tools.ir.values import producer
+from stablehlo_tools.ir.values import CONSTANTS, copy_constant, is_splat, producer
 
 
 def copy_module(module: ir.Module) -> ir.Module:

@@ -14,8 +14,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.names import COMPOSITE
 from stablehlo_tools.ir.inline import inline_call
-from stablehlo_tools.ir.symbols import FUNCTION, callee_name, symbol_name
-from stablehlo_tools.ir.walk import walk
+from stablehlo_tools.ir.walk import FUNCTION, callee_name, symbol_name, walk
 
 LINK = "stablehlo_tools.token_link"  # unit: this op was added by the chain
 CARRIED = "stablehlo_tools.tokens_carried"  # integer: so many trailing values are chain tokens

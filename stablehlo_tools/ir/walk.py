@@ -1,10 +1,23 @@
-"""Walking a module in a way that exceptions survive."""
+"""Finding ops: by walking a module, and by the symbols that name functions and meshes.
+
+A walk goes through regions and not through calls; who follows a call asks for the function by name.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import re
+from collections.abc import Callable, Collection, Iterator
 
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.dialect.names import CALL
+
+ENTRY = "main"  # what jax calls the function that it exports
+FUNCTION = "func.func"
+MESH = "sdy.mesh"
+_QUOTED = r'"(?:[^"\\]|\\.)*"'
+_REFERENCE = re.compile(rf"@({_QUOTED}|[\w$.-]+)|{_QUOTED}")  # an @ within a string is no reference
+_WITHOUT_SYMBOLS = (ir.DenseElementsAttr, ir.DenseIntElementsAttr, ir.StringAttr, ir.TypeAttr)
 
 
 def walk(root: ir.Operation, visit: Callable[[ir.Operation], ir.WalkResult]) -> None:
@@ -50,6 +63,13 @@ def ops_named(root: ir.Operation, names: Collection[str]) -> list[ir.Operation]:
     return ops_where(root, lambda op: op.name in names)
 
 
+def terminator(block: ir.Block) -> ir.Operation:
+    """The last op of a block."""
+    last = ir.InsertionPoint.at_block_terminator(block).ref_operation
+    assert last is not None, "a block of these dialects ends in a terminator"
+    return last.operation
+
+
 def is_inside(op: ir.Operation, outer: ir.Operation) -> bool:
     """Whether an op stands in a region of another."""
     parent = op.parent
@@ -58,3 +78,109 @@ def is_inside(op: ir.Operation, outer: ir.Operation) -> bool:
             return True
         parent = parent.operation.parent
     return False
+
+
+def symbol_name(op: ir.Operation | ir.OpView) -> str:
+    """The name of an op that defines a symbol."""
+    return ir.StringAttr(op.attributes["sym_name"]).value
+
+
+def callee_name(call: ir.Operation) -> str:
+    """The symbol that a `func.call` or a `stablehlo.composite` refers to."""
+    attribute = call.attributes["callee" if call.name == CALL else "decomposition"]
+    return ir.FlatSymbolRefAttr(attribute).value
+
+
+def functions_by_name(module: ir.Module) -> dict[str, ir.Operation]:
+    """The module's functions, in the order of its text."""
+    return _functions_in(module.body)
+
+
+def functions_around(op: ir.Operation) -> dict[str, ir.Operation]:
+    """The functions of the module that an op stands in, in the order of its text."""
+    while (parent := op.parent) is not None:
+        op = parent.operation
+    return _functions_in(op.regions[0].blocks[0])
+
+
+def main_function(module: ir.Module) -> ir.Operation | None:
+    """The entry function."""
+    return functions_by_name(module).get(ENTRY)
+
+
+def entry_function(module: ir.Module) -> ir.Operation:
+    """`main`, or else the only public function. Raises ToolError where there is neither."""
+    named = functions_by_name(module)
+    functions = list(named.values())
+    if "main" in named:
+        return named["main"]
+    public = [
+        op
+        for op in functions
+        if "sym_visibility" not in op.attributes
+        or ir.StringAttr(op.attributes["sym_visibility"]).value == "public"
+    ]
+    if len(public) == 1:
+        return public[0]
+    names = ", ".join(f"@{name}" for name, op in named.items() if op in public)
+    raise ToolError(
+        "there is no @main, and "
+        + (f"several public functions: {names}" if public else "no public function"),
+        (public or [module.operation])[0].location,
+    )
+
+
+def _functions_in(body: ir.Block) -> dict[str, ir.Operation]:
+    return {
+        symbol_name(op): op.operation for op in body.operations if op.operation.name == FUNCTION
+    }
+
+
+def referenced_symbols(op: ir.Operation) -> set[str]:
+    """The symbols that the attributes of an op and of all ops in it refer to, however deep."""
+    symbols: set[str] = set()
+    known: set[ir.Attribute] = set()  # equal attributes are read once
+
+    def visit(inner: ir.Operation) -> ir.WalkResult:
+        for name in inner.attributes:
+            try:
+                attribute = inner.attributes[name]
+            except TypeError:  # complex elements, which Python has no class for: no symbols
+                continue
+            if attribute not in known:
+                known.add(attribute)
+                symbols.update(_references(attribute))
+        return ir.WalkResult.ADVANCE
+
+    walk(op, visit)
+    return symbols
+
+
+def copy_referenced_symbols(source: ir.Operation, target: ir.Module) -> None:
+    """Copies to the front of `target` the symbols of the module `source` that its ops refer to and
+    it lacks, and what those refer to in turn."""
+    there = {symbol_name(op): op.operation for op in source.regions[0].blocks[0].operations}
+    here = {symbol_name(op) for op in target.body.operations}
+    wanted = referenced_symbols(target.operation)
+    while missing := [name for name in there if name in wanted and name not in here]:
+        for name in missing:
+            there[name].clone(ip=ir.InsertionPoint.at_block_begin(target.body))
+            wanted |= referenced_symbols(there[name])
+        here.update(missing)
+
+
+def erase_unused_meshes(module: ir.Module) -> None:
+    """Takes away the meshes that no attribute names."""
+    used = referenced_symbols(module.operation)
+    for view in list(module.body.operations):
+        if view.operation.name == MESH and symbol_name(view) not in used:
+            view.operation.erase()
+
+
+def _references(attribute: ir.Attribute) -> Iterator[str]:
+    """Of an attribute of a dialect, whose parts Python cannot see, by its text."""
+    if isinstance(attribute, _WITHOUT_SYMBOLS):
+        return
+    for reference in _REFERENCE.finditer(str(attribute)):
+        if reference[1]:
+            yield reference[1].strip('"')

@@ -10,18 +10,8 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.names import (
-    DYNAMIC_UPDATE_SLICE,
-    RESHAPE,
-    SHARDING_CONSTRAINT,
-    WHILE,
-)
 from stablehlo_tools.ir.builder import Builder
-from stablehlo_tools.ir.carriers import terminator
-from stablehlo_tools.ir.values import producer, unconstrained
-from stablehlo_tools.ir.walk import walk
-
-_KEEPING = frozenset({SHARDING_CONSTRAINT, RESHAPE})
+from stablehlo_tools.ir.walk import terminator
 
 
 class WhileLoop:
@@ -63,41 +53,6 @@ def is_invariant(loop: ir.Operation, carry: int) -> bool:
     """Whether every iteration of a `while` hands a carry on as it came."""
     body = loop.regions[1].blocks[0]
     return terminator(body).operands[carry] == body.arguments[carry]
-
-
-def link_loops(module: ir.Module) -> None:
-    """Lets what a loop is given stand for a result that every iteration hands on as it came; and a
-    stack that one loop has written stand for reshapes of it that another loop is given.
-
-    Sharding constraints on the way are dropped.
-    """
-
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        if op.name != WHILE:
-            return ir.WalkResult.ADVANCE
-        for carry, value in enumerate(op.operands):
-            source = _stack(value)
-            if source is not None:
-                op.operands[carry] = source
-        for carry in sorted(WhileLoop(op).invariant):
-            op.results[carry].replace_all_uses_with(op.operands[carry])
-        return ir.WalkResult.ADVANCE
-
-    walk(module.operation, visit)
-
-
-def _stack(value: ir.Value) -> ir.Value | None:
-    """The result of a loop that a value is, if the loop wrote it row by row."""
-    stack, maker = value, producer(value)
-    while maker is not None and maker.name in _KEEPING:
-        stack = maker.operands[0]
-        maker = producer(stack)
-    if maker is None or maker.name != WHILE or stack.type != value.type:
-        return None
-    carry = ir.OpResult(stack).result_number
-    ends = terminator(maker.regions[1].blocks[0]).operands
-    end = producer(unconstrained(ends[carry]))
-    return stack if end is not None and end.name == DYNAMIC_UPDATE_SLICE else None
 
 
 class CountedLoop:

@@ -26,7 +26,6 @@ from functools import cached_property
 from pathlib import PurePath
 
 from stablehlo_tools.analysis.effects import Effects
-from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.analysis.tasks.graph import module_task_graph
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.bindings import ir
@@ -35,7 +34,12 @@ from stablehlo_tools.cost.hardware import Hardware
 from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, ToolError, naming
 from stablehlo_tools.ir.clone import copy_module
 from stablehlo_tools.ir.inline import inline_all_calls
-from stablehlo_tools.ir.symbols import copy_referenced_symbols, functions_by_name, symbol_name
+from stablehlo_tools.ir.walk import (
+    copy_referenced_symbols,
+    entry_function,
+    functions_by_name,
+    symbol_name,
+)
 from stablehlo_tools.mpmd.manifest import (
     Entry,
     Manifest,

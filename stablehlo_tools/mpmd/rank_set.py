@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stablehlo_tools.analysis.entry import entry_function, main_function, path_of
+from stablehlo_tools.analysis.entry import path_of
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.artifacts.artifact import Artifact, Form
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, naming
 from stablehlo_tools.files.atomic import write_all_atomically
 from stablehlo_tools.files.json_text import read_bounded
-from stablehlo_tools.ir.carriers import terminator
+from stablehlo_tools.ir.walk import entry_function, main_function, terminator
 from stablehlo_tools.mpmd.manifest import (
     NAME,
     Entry,

@@ -21,7 +21,6 @@ from functools import cached_property
 from typing import NamedTuple
 
 from stablehlo_tools import bindings
-from stablehlo_tools.analysis.entry import main_function
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.names import (
@@ -32,9 +31,8 @@ from stablehlo_tools.dialect.names import (
     RECV,
     SEND,
 )
-from stablehlo_tools.ir.carriers import terminator
-from stablehlo_tools.ir.constants import splat_of, value_text
-from stablehlo_tools.ir.symbols import callee_name
+from stablehlo_tools.ir.values import splat_of, value_text
+from stablehlo_tools.ir.walk import callee_name, main_function, terminator
 from stablehlo_tools.mpmd.manifest import FINISH, PREPARE, phase_of
 from stablehlo_tools.schedules.table import Action
 

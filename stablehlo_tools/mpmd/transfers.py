@@ -71,8 +71,8 @@ from stablehlo_tools.dialect.names import (
     RECV,
     SEND,
 )
-from stablehlo_tools.ir.carriers import append, append_to_terminator, resize_function, terminator
-from stablehlo_tools.ir.symbols import functions_by_name
+from stablehlo_tools.ir.carriers import append, append_to_terminator, resize_function
+from stablehlo_tools.ir.walk import functions_by_name, terminator
 from stablehlo_tools.mpmd.manifest import Transfer
 from stablehlo_tools.mpmd.rank_set import RankSet
 from stablehlo_tools.mpmd.reading import body_of

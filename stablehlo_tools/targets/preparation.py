@@ -34,17 +34,23 @@ from dataclasses import dataclass
 
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts, find_collectives
-from stablehlo_tools.analysis.entry import ENTRY, is_per_device, main_function
+from stablehlo_tools.analysis.entry import is_per_device
 from stablehlo_tools.analysis.replica_groups import GroupMode, ProcessGrid
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
-from stablehlo_tools.ir.carriers import terminator
-from stablehlo_tools.ir.manual import wrap_body
-from stablehlo_tools.ir.symbols import FUNCTION, functions_by_name, symbol_name
+from stablehlo_tools.ir.inline import wrap_body
 from stablehlo_tools.ir.token_chain import inline_composites
-from stablehlo_tools.ir.walk import walk
+from stablehlo_tools.ir.walk import (
+    ENTRY,
+    FUNCTION,
+    functions_by_name,
+    main_function,
+    symbol_name,
+    terminator,
+    walk,
+)
 from stablehlo_tools.targets.order import Item, program_ids
 from stablehlo_tools.targets.tagging import TaggedOp, tag_collectives
 from stablehlo_tools.targets.topologies import DEVICES_PER_HOST, Target

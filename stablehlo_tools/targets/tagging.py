@@ -37,13 +37,13 @@ from stablehlo_tools.analysis.communication import (
     Site,
     communicating_functions,
 )
-from stablehlo_tools.analysis.entry import ENTRY
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Place, ToolError, to_place
 from stablehlo_tools.dialect.names import WHILE
 from stablehlo_tools.dialect.traits import BRANCHES
 from stablehlo_tools.ir.async_calls import FRONTEND_ATTRIBUTES
 from stablehlo_tools.ir.values import key_of
+from stablehlo_tools.ir.walk import ENTRY
 from stablehlo_tools.targets.hlo_text import (
     COLLECTIVES,
     TAG,

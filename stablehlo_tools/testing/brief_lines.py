@@ -18,8 +18,7 @@ from itertools import groupby
 
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
-from stablehlo_tools.ir.symbols import FUNCTION
-from stablehlo_tools.ir.walk import walk
+from stablehlo_tools.ir.walk import FUNCTION, walk
 from stablehlo_tools.testing.check_lines import Checks
 from stablehlo_tools.testing.check_patterns import as_regex, escaped
 from stablehlo_tools.testing.shown_ops import (

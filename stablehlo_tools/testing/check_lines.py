@@ -18,8 +18,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.ir.constants import value_text
-from stablehlo_tools.ir.symbols import FUNCTION, symbol_name
+from stablehlo_tools.ir.values import value_text
+from stablehlo_tools.ir.walk import FUNCTION, symbol_name
 from stablehlo_tools.testing.check_patterns import (
     Gap,
     Named,

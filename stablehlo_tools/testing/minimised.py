@@ -13,9 +13,8 @@ from stablehlo_tools import bindings
 from stablehlo_tools.artifacts.artifact import Artifact, to_text
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.ir.constants import value_of
-from stablehlo_tools.ir.symbols import FUNCTION
-from stablehlo_tools.ir.walk import walk
+from stablehlo_tools.ir.values import value_of
+from stablehlo_tools.ir.walk import FUNCTION, walk
 from stablehlo_tools.passes.pipeline import Pipeline
 from stablehlo_tools.testing.outcome import Outcome, outcome_of, stated
 from stablehlo_tools.testing.shown_ops import is_noise

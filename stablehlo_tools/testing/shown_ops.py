@@ -21,8 +21,7 @@ from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.collectives import RAGGED_ALL_TO_ALL
 from stablehlo_tools.dialect.custom_calls import ASYNC_STARTS, is_async_done, target_of
 from stablehlo_tools.dialect.traits import CALLS
-from stablehlo_tools.ir.symbols import FUNCTION, callee_name, functions_by_name, symbol_name
-from stablehlo_tools.ir.walk import walk
+from stablehlo_tools.ir.walk import FUNCTION, callee_name, functions_by_name, symbol_name, walk
 
 _RESOURCES = "{-#"  # stand behind the module
 _APPLIES = " applies "  # the short form of a stablehlo.reduce, which prints no region

@@ -56,16 +56,14 @@ from stablehlo_tools.analysis.collectives import ModuleFacts
 from stablehlo_tools.analysis.dimension_propagation.propagation import Graph
 from stablehlo_tools.analysis.dimension_propagation.seeds import WholeShape, try_seeds
 from stablehlo_tools.analysis.effects import Effects
-from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostics, ToolError
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
-from stablehlo_tools.ir.cleanup import erase_unused, fold_reshapes
+from stablehlo_tools.ir.cleanup import erase_unused, fold_reshapes, link_loops
 from stablehlo_tools.ir.clone import copy_module, take_over
 from stablehlo_tools.ir.inline import inline_all_calls
-from stablehlo_tools.ir.symbols import functions_by_name
 from stablehlo_tools.ir.token_chain import refuse_tokens
-from stablehlo_tools.ir.while_loop import link_loops
+from stablehlo_tools.ir.walk import entry_function, functions_by_name
 from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.transforms.parts.accumulate_gradients.division import (
     Division,

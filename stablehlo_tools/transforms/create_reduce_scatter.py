@@ -57,7 +57,7 @@ from stablehlo_tools.analysis.collectives import Collective, ModuleFacts, find_c
 from stablehlo_tools.analysis.device_values import DeviceValues
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostics, ToolError
-from stablehlo_tools.ir.symbols import functions_by_name
+from stablehlo_tools.ir.walk import functions_by_name
 from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.transforms.parts.create_reduce_scatter.chunked import Chunked, plan_chunked
 from stablehlo_tools.transforms.parts.create_reduce_scatter.exchanges import (

@@ -64,11 +64,10 @@ from typing import ClassVar, Literal
 
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostics, ToolError
-from stablehlo_tools.ir.cleanup import erase_unused, fold_reshapes, share_common
+from stablehlo_tools.ir.cleanup import erase_unused, fold_reshapes, link_loops, share_common
 from stablehlo_tools.ir.clone import copy_module, take_over
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.token_chain import refuse_tokens
-from stablehlo_tools.ir.while_loop import link_loops
 from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.transforms.parts.expand_pipeline.emit import PlanWriter
 from stablehlo_tools.transforms.parts.expand_pipeline.expansion_plan import (

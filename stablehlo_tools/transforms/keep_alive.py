@@ -24,8 +24,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.custom_calls import is_async_done, is_future
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
-from stablehlo_tools.ir.carriers import terminator
-from stablehlo_tools.ir.symbols import FUNCTION
+from stablehlo_tools.ir.walk import FUNCTION, terminator
 
 _OPAQUE_KINDS = frozenset({"and", "compare", "select"})  # through which compilers do not see
 

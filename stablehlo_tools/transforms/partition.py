@@ -47,13 +47,18 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from stablehlo_tools.analysis.channels import next_channel
-from stablehlo_tools.analysis.entry import ENTRY, entry_function, main_function
 from stablehlo_tools.analysis.tensor_shardings import MeshAxes, ValueShardings
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostics, ToolError
 from stablehlo_tools.ir.inline import inline_all_calls
-from stablehlo_tools.ir.symbols import functions_by_name, symbol_name
-from stablehlo_tools.ir.walk import walk
+from stablehlo_tools.ir.walk import (
+    ENTRY,
+    entry_function,
+    functions_by_name,
+    main_function,
+    symbol_name,
+    walk,
+)
 from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.passes.native_passes import NativePasses
 from stablehlo_tools.transforms.parts.partition.border import (

@@ -55,9 +55,9 @@ from stablehlo_tools.analysis.partitioner_work import left_to_the_partitioner
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.diagnostics import Diagnostics, ToolError
+from stablehlo_tools.ir.cleanup import write_as_values
 from stablehlo_tools.ir.clone import copy_module, take_over
 from stablehlo_tools.ir.inline import inline_all_calls
-from stablehlo_tools.ir.physical_forms import write_as_values
 from stablehlo_tools.ir.token_chain import refuse_tokens
 from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.transforms.parts.pipeline_collectives.pipelining import LoopPipelining, Options

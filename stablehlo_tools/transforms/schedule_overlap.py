@@ -45,7 +45,6 @@ from typing import ClassVar
 
 from stablehlo_tools.analysis.collectives import ModuleFacts
 from stablehlo_tools.analysis.effects import Effects
-from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.analysis.partitioner_work import left_to_the_partitioner
 from stablehlo_tools.analysis.tasks.graph import TracedGraph, traced_task_graph
 from stablehlo_tools.bindings import ir
@@ -62,8 +61,8 @@ from stablehlo_tools.diagnostics import (
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.ir.clone import copy_module, take_over
 from stablehlo_tools.ir.inline import inline_all_calls
-from stablehlo_tools.ir.symbols import functions_by_name
 from stablehlo_tools.ir.token_chain import refuse_tokens
+from stablehlo_tools.ir.walk import entry_function, functions_by_name
 from stablehlo_tools.overlap.memory import memory_profile
 from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.transforms.partition import PartitionPass

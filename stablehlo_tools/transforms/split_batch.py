@@ -56,13 +56,13 @@ from stablehlo_tools.analysis.dimension_propagation.seeds import (
     undivided,
 )
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
-from stablehlo_tools.analysis.entry import argument_name, entry_function
+from stablehlo_tools.analysis.entry import argument_name
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, ToolError, note
 from stablehlo_tools.ir.clone import copy_module
 from stablehlo_tools.ir.inline import inline_all_calls
-from stablehlo_tools.ir.symbols import functions_by_name
 from stablehlo_tools.ir.token_chain import refuse_tokens
+from stablehlo_tools.ir.walk import entry_function, functions_by_name
 from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.transforms.parts.all_parts import AllPartsWriter
 from stablehlo_tools.transforms.parts.split_batch.peaks import peak_bytes

@@ -27,7 +27,6 @@ from stablehlo_tools.diagnostics import Diagnostics, ToolError
 from stablehlo_tools.dialect.names import COMPOSITE, WHILE
 from stablehlo_tools.dialect.traits import BRANCHES
 from stablehlo_tools.ir.carriers import drop, drop_arguments, drop_from_terminator, resize_function
-from stablehlo_tools.ir.symbols import FUNCTION, callee_name, symbol_name
 from stablehlo_tools.ir.token_chain import (
     AFTER_ALL,
     BARRIER,
@@ -38,7 +37,7 @@ from stablehlo_tools.ir.token_chain import (
     token_type,
     tokens_carried,
 )
-from stablehlo_tools.ir.walk import walk
+from stablehlo_tools.ir.walk import FUNCTION, callee_name, symbol_name, walk
 from stablehlo_tools.passes.base import Pass
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts, find_collectives
-from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.analysis.replica_groups import (
     AxisRef,
     DeviceMesh,
@@ -19,7 +18,7 @@ from stablehlo_tools.analysis.replica_groups import (
 from stablehlo_tools.analysis.shardings import sharding_axes
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.ir.symbols import FUNCTION
+from stablehlo_tools.ir.walk import FUNCTION, entry_function
 from stablehlo_tools.verify.element_types import element_type
 from stablehlo_tools.verify.signatures import Value
 

@@ -43,7 +43,6 @@ from collections.abc import Sequence
 
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts, find_collectives
-from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.analysis.rendezvous import is_host_transfer
 from stablehlo_tools.analysis.replica_groups import ProcessGrid, ProcessGroups
 from stablehlo_tools.bindings import ir
@@ -51,7 +50,7 @@ from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.collectives import EXCHANGE_GROUPED, REDUCTION_GROUPED
 from stablehlo_tools.ir.builder import Builder
 from stablehlo_tools.ir.inline import inline_all_calls
-from stablehlo_tools.ir.symbols import symbol_name
+from stablehlo_tools.ir.walk import entry_function, symbol_name
 from stablehlo_tools.verify.device_grid import is_partitioned
 from stablehlo_tools.verify.element_types import ElementType, Kind, element_type, real_part
 from stablehlo_tools.verify.signatures import Signature, Value

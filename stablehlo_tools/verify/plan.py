@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.argument_ranges import Range, argument_ranges, steering_arguments
-from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.analysis.replica_groups import ProcessGrid
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.bindings import ir
@@ -21,7 +20,7 @@ from stablehlo_tools.ir.async_calls import (
     is_waited_for_beside,
     lower_async_calls,
 )
-from stablehlo_tools.ir.symbols import symbol_name
+from stablehlo_tools.ir.walk import entry_function, symbol_name
 from stablehlo_tools.verify.device_grid import (
     inferred_grid,
     is_partitioned,

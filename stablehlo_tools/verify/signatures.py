@@ -13,10 +13,10 @@ import numpy as np
 
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.argument_ranges import Sign
-from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, to_place
+from stablehlo_tools.ir.walk import entry_function
 from stablehlo_tools.verify.element_types import element_type, from_dtype
 
 # data: random values. key: words of a PRNG key. platform: the index of the platform to run as.

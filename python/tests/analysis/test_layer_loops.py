@@ -14,12 +14,11 @@ from stablehlo_tools.analysis.dimension_propagation.propagation import Graph
 from stablehlo_tools.analysis.dimension_propagation.seeds import try_seeds
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
 from stablehlo_tools.analysis.effects import Effects
-from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.analysis.layer_loops import LayerLoop, layer_loops
 from stablehlo_tools.analysis.partial_sums import PartialSums
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.ir.inline import inline_all_calls
-from stablehlo_tools.ir.symbols import functions_by_name
+from stablehlo_tools.ir.walk import entry_function, functions_by_name
 
 LAYERS, BATCH, WIDTH = 6, 4, 3
 KEPT: list[artifact.Artifact] = []  # modules whose ops tests hold

@@ -15,8 +15,8 @@ from stablehlo_tools.analysis.loop_carries import (
 )
 from stablehlo_tools.analysis.loops import LoopBody
 from stablehlo_tools.artifacts import artifact
-from stablehlo_tools.ir.symbols import functions_by_name
 from stablehlo_tools.ir.values import producer
+from stablehlo_tools.ir.walk import functions_by_name
 from stablehlo_tools.ir.while_loop import WhileLoop
 from stablehlo_tools.transforms.parts.pipeline_collectives.moves import loops_of
 

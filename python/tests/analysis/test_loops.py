@@ -9,7 +9,7 @@ from stablehlo_tools.analysis.loops import LoopBody
 from stablehlo_tools.analysis.trip_counts import constant_integer, counted
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.ir.symbols import functions_by_name
+from stablehlo_tools.ir.walk import functions_by_name
 from stablehlo_tools.transforms.parts.pipeline_collectives.moves import loops_of
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 
 from stablehlo_tools.analysis.collectives import ModuleFacts
-from stablehlo_tools.analysis.entry import is_per_device, main_function
+from stablehlo_tools.analysis.entry import is_per_device
 from stablehlo_tools.analysis.uniformity import Uniformity, Variation
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.ir.carriers import terminator
-from stablehlo_tools.ir.walk import walk
+from stablehlo_tools.ir.walk import main_function, terminator, walk
 
 GRID = "mhlo.num_partitions = 4 : i32, mhlo.num_replicas = 1 : i32"
 REPLICAS = "mhlo.num_partitions = 1 : i32, mhlo.num_replicas = 4 : i32"

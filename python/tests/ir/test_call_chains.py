@@ -10,7 +10,7 @@ from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.artifacts.program_set import Job, Options
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.ir import inline
+from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.order.verdict import decide
 from stablehlo_tools.passes.pipeline import Pipeline
 
@@ -99,14 +99,14 @@ def test_a_few_levels_are_inlined() -> None:
 
 def test_many_levels_of_one_call_are_inlined() -> None:
     program = chain(300, PERMUTE, calls=1)
-    inline.inline_all_calls(program.module)
+    inline_all_calls(program.module)
     assert len(program.module.body.operations) == 1
 
 
 def test_the_limit_is_on_what_the_text_becomes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inline, "MOST_UNFOLDED", 300)
-    inline.inline_all_calls(chain(6, TANH).module)  # 64 leaves of 22 ops: within 20 times the text
-    monkeypatch.setattr(inline, "MOST_GROWTH", 2)
-    inline.inline_all_calls(chain(5, TANH).module)
+    monkeypatch.setattr("stablehlo_tools.ir.inline.MOST_UNFOLDED", 300)
+    inline_all_calls(chain(6, TANH).module)  # 64 leaves of 22 ops: within 20 times the text
+    monkeypatch.setattr("stablehlo_tools.ir.inline.MOST_GROWTH", 2)
+    inline_all_calls(chain(5, TANH).module)
     with pytest.raises(ToolError, match="make a loop of what is called again and again"):
-        inline.inline_all_calls(chain(8, TANH).module)
+        inline_all_calls(chain(8, TANH).module)

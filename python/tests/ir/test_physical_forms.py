@@ -7,7 +7,7 @@ import pytest
 
 from stablehlo_tools import bindings
 from stablehlo_tools.artifacts.artifact import parse
-from stablehlo_tools.ir.physical_forms import write_as_values
+from stablehlo_tools.ir.cleanup import write_as_values
 
 
 def _lying(array: np.ndarray, layout: tuple[int, ...]) -> np.ndarray:

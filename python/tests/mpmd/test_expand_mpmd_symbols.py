@@ -21,7 +21,7 @@ from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.bindings import ir, new_context
 from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.ir.symbols import (
+from stablehlo_tools.ir.walk import (
     copy_referenced_symbols,
     erase_unused_meshes,
     referenced_symbols,

@@ -20,7 +20,7 @@ from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.ir import carriers
-from stablehlo_tools.ir.symbols import functions_by_name
+from stablehlo_tools.ir.walk import functions_by_name
 from stablehlo_tools.mpmd.expansion import Request, expand_mpmd
 from stablehlo_tools.mpmd.proof.findings import Rule
 from stablehlo_tools.mpmd.proof.proving import Proof, prove

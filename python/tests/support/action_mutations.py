@@ -9,8 +9,8 @@ from rank_units import Change, float_type, relinked, unit_of, units_of, zeros
 from stablehlo_tools import bindings
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import AFTER_ALL
-from stablehlo_tools.ir.symbols import callee_name, functions_by_name
 from stablehlo_tools.ir.values import producer
+from stablehlo_tools.ir.walk import callee_name, functions_by_name
 from stablehlo_tools.mpmd.reading import (
     Call,
     Message,

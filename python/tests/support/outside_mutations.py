@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rank_units import Change
 
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.ir.carriers import terminator
+from stablehlo_tools.ir.walk import terminator
 from stablehlo_tools.mpmd.reading import Call, Event, Reading
 
 

@@ -25,12 +25,12 @@ from widened import is_float, wide, widened
 
 import stablehlo_tools
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts, find_collectives
-from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.analysis.replica_groups import DeviceMesh, ProcessGroups
 from stablehlo_tools.analysis.trip_counts import constant_integer, counted
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.inline import inline_all_calls
+from stablehlo_tools.ir.walk import entry_function
 
 Array = np.ndarray[Any, Any]
 WHILE = "stablehlo.while"

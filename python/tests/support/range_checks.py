@@ -9,13 +9,12 @@ from jax.export import Exported
 from layer_scan_zoo import Case
 
 from stablehlo_tools.analysis.effects import Effects
-from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.analysis.layer_loops import layer_loops
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.inline import inline_all_calls
-from stablehlo_tools.ir.symbols import functions_by_name
 from stablehlo_tools.ir.values import producer
+from stablehlo_tools.ir.walk import entry_function, functions_by_name
 
 ALONE = {"stage": 1, "data": 1, "model": 1}
 COUNTS = {2: (1, 1), 4: (1, 3), 6: (1, 2, 3), 7: (2, 5), 8: (3, 1, 4)}

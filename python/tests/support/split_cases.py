@@ -19,10 +19,10 @@ from jax import export, lax
 from stablehlo_tools.analysis.channels import Channels
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims, Graph, propagate
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
-from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.inline import inline_all_calls
+from stablehlo_tools.ir.walk import entry_function
 from stablehlo_tools.transforms.parts.all_parts import AllPartsWriter
 
 Array = np.ndarray[Any, Any]

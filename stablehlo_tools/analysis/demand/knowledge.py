@@ -38,7 +38,7 @@ from stablehlo_tools.dialect.traits import (
     BRANCHES,
     DEVICE_IDS,
 )
-from stablehlo_tools.ir.constants import splat_of
+from stablehlo_tools.ir.values import splat_of
 
 
 class Marking:

@@ -52,7 +52,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.custom_calls import is_annotation
 from stablehlo_tools.dialect.names import BARRIER, SELECT, WHILE
 from stablehlo_tools.dialect.traits import BRANCHES, CALLS, Trait, ops_with, short_names
-from stablehlo_tools.ir.symbols import functions_by_name
+from stablehlo_tools.ir.walk import functions_by_name
 
 Needs = list[tuple[int, Need]]
 Rule = Callable[[Sequence[Need | None]], Needs]

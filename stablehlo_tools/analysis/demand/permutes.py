@@ -25,10 +25,10 @@ from stablehlo_tools.analysis.demand.program import (
     TrackedDims,
     walked_loops,
 )
-from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import WHILE
 from stablehlo_tools.dialect.traits import BRANCHES
+from stablehlo_tools.ir.walk import entry_function
 
 Ranges = tuple[tuple[int, int], ...]  # of iterations, first and last, sorted and apart
 

@@ -51,8 +51,7 @@ from stablehlo_tools.dialect.names import (
     WHILE,
 )
 from stablehlo_tools.dialect.traits import BRANCHES, CALLS, COMPUTATIONS, ELEMENTWISE, LAYOUT
-from stablehlo_tools.ir.carriers import terminator
-from stablehlo_tools.ir.symbols import callee_name, functions_by_name
+from stablehlo_tools.ir.walk import callee_name, functions_by_name, terminator
 
 ENTER = "enter"  # a manual computation: global values become shards
 LEAVE = "leave"

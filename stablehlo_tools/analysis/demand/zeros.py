@@ -27,7 +27,7 @@ from stablehlo_tools.dialect.names import (
     SHARDING_CONSTRAINT,
 )
 from stablehlo_tools.dialect.traits import ELEMENTWISE, LAYOUT, Trait, ops_with
-from stablehlo_tools.ir.constants import splat_of
+from stablehlo_tools.ir.values import splat_of
 
 Values = NDArray[Any]
 

@@ -43,7 +43,7 @@ from stablehlo_tools.dialect.names import (
     SLICE,
     TRANSPOSE,
 )
-from stablehlo_tools.ir.carriers import terminator
+from stablehlo_tools.ir.walk import terminator
 
 _MOST_WINDOWS = 16  # of a gather or a scatter, that are told apart
 Links = list[tuple[int, Link]]

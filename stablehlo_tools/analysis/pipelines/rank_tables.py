@@ -21,8 +21,7 @@ from stablehlo_tools.analysis.trip_counts import constant_integer
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.ir.builder import element_of, shape_of
-from stablehlo_tools.ir.constants import CONSTANTS, value_of
-from stablehlo_tools.ir.values import producer
+from stablehlo_tools.ir.values import CONSTANTS, producer, value_of
 
 
 class Column(enum.IntEnum):

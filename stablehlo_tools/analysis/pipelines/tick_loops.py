@@ -23,9 +23,8 @@ from stablehlo_tools.dialect.names import (
 )
 from stablehlo_tools.dialect.traits import LAYOUT, Trait, ops_with, short_names
 from stablehlo_tools.ir.builder import shape_of
-from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.values import key_of, producer
-from stablehlo_tools.ir.walk import is_inside, walk
+from stablehlo_tools.ir.walk import is_inside, terminator, walk
 
 Entry = tuple[int, Column]  # a table of the loop and a column of it
 Classify = Callable[[ir.Operation], Collective | None]

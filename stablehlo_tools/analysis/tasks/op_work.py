@@ -22,7 +22,7 @@ from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.custom_calls import is_annotation
 from stablehlo_tools.dialect.names import COMPOSITE
 from stablehlo_tools.dialect.traits import Trait, ops_with, ops_with_any, short_names
-from stablehlo_tools.ir.constants import is_splat
+from stablehlo_tools.ir.values import is_splat
 
 _TRANSCENDENTAL = 10.0  # vector instructions of exp, log, tanh …, within a factor of two
 TINY = 256  # bytes: a value so small costs no more to make anew than to read

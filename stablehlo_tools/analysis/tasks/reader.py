@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence, Set
 
 from stablehlo_tools.analysis.collectives import Collective, classify_communication
-from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.analysis.tasks.nodes import Body, Node, Ref, Role
 from stablehlo_tools.analysis.tasks.op_work import (
     TINY,
@@ -26,9 +25,8 @@ from stablehlo_tools.diagnostics import ToolError, to_place
 from stablehlo_tools.dialect.custom_calls import is_async_done
 from stablehlo_tools.dialect.names import CALL, COMPOSITE, MANUAL_COMPUTATION
 from stablehlo_tools.ir.inline import check_unfolding
-from stablehlo_tools.ir.symbols import callee_name, functions_by_name
 from stablehlo_tools.ir.values import producer
-from stablehlo_tools.ir.walk import walk
+from stablehlo_tools.ir.walk import callee_name, entry_function, functions_by_name, walk
 from stablehlo_tools.overlap.task_graph import COLLECTIVES
 
 _DELETABLE = COLLECTIVES - {"send", "recv"}  # where nobody reads their results

@@ -15,7 +15,7 @@ from itertools import zip_longest
 from typing import NamedTuple
 
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.ir.carriers import terminator
+from stablehlo_tools.ir.walk import terminator
 from stablehlo_tools.mpmd.manifest import Entry, Manifest, Piece
 from stablehlo_tools.mpmd.proof.findings import Findings, Rule
 from stablehlo_tools.mpmd.proof.flow import Dependences, InSums, Slot

@@ -25,8 +25,7 @@ from stablehlo_tools.analysis.dataflow import captured
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import BARRIER, CASE, IF, WHILE
 from stablehlo_tools.dialect.traits import CALLS
-from stablehlo_tools.ir.carriers import terminator
-from stablehlo_tools.ir.symbols import callee_name, functions_by_name
+from stablehlo_tools.ir.walk import callee_name, functions_by_name, terminator
 from stablehlo_tools.mpmd.manifest import phase_of
 from stablehlo_tools.mpmd.proof.findings import Findings, Rule
 from stablehlo_tools.mpmd.proof.labels import Labels

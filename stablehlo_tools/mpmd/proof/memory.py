@@ -19,13 +19,12 @@ from dataclasses import dataclass
 
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import ModuleFacts
-from stablehlo_tools.analysis.entry import ENTRY
 from stablehlo_tools.analysis.tasks.graph import module_task_graph
 from stablehlo_tools.analysis.tasks.op_work import bytes_of
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.clock import Clock
 from stablehlo_tools.cost.hardware import load_hardware
-from stablehlo_tools.ir.symbols import functions_by_name
+from stablehlo_tools.ir.walk import ENTRY, functions_by_name
 from stablehlo_tools.mpmd.manifest import Manifest, Stage
 from stablehlo_tools.mpmd.proof.flow import InSums
 from stablehlo_tools.mpmd.proof.labels import Labels

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stablehlo_tools.analysis.collectives import ModuleFacts, find_collectives
-from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.analysis.replica_groups import DeviceMesh, ProcessGroups
 from stablehlo_tools.analysis.shardings import manual_axes, sharding_axes, sharding_per_value
 from stablehlo_tools.bindings import TokenType, ir
@@ -32,12 +31,10 @@ from stablehlo_tools.dialect.names import (
     SEND,
 )
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
-from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.clone import copy_module
-from stablehlo_tools.ir.manual import unwrap_body
-from stablehlo_tools.ir.symbols import functions_by_name
+from stablehlo_tools.ir.inline import unwrap_body
 from stablehlo_tools.ir.values import producer
-from stablehlo_tools.ir.walk import walk
+from stablehlo_tools.ir.walk import entry_function, functions_by_name, terminator, walk
 from stablehlo_tools.mpmd.manifest import Manifest, phase_of
 from stablehlo_tools.mpmd.proof.findings import Findings, Rule, numbers
 from stablehlo_tools.mpmd.proof.labels import Labels

@@ -18,9 +18,8 @@ from stablehlo_tools import bindings
 from stablehlo_tools.analysis.replica_groups import ProcessGrid
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, naming
-from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.inline import inline_all_calls
-from stablehlo_tools.ir.symbols import functions_by_name
+from stablehlo_tools.ir.walk import functions_by_name, terminator
 from stablehlo_tools.mpmd.rank_set import RankSet
 from stablehlo_tools.mpmd.running.child import ask, type_of, value_of
 from stablehlo_tools.mpmd.running.sequential import Run, read_results, write_inputs

@@ -19,15 +19,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from stablehlo_tools.analysis.collectives import ModuleFacts
-from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.analysis.shardings import sharding_axes, sharding_per_value
 from stablehlo_tools.analysis.tensor_shardings import MeshAxes, ValueShardings
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
-from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.clone import copy_module
-from stablehlo_tools.ir.manual import unwrap_body
+from stablehlo_tools.ir.inline import unwrap_body
+from stablehlo_tools.ir.walk import entry_function, terminator
 from stablehlo_tools.mpmd.rank_set import RankSet
 from stablehlo_tools.mpmd.running.child import element_of, value_of
 from stablehlo_tools.verify.element_types import Array

@@ -46,15 +46,15 @@ from stablehlo_tools.dialect.names import (
     SEND,
 )
 from stablehlo_tools.dialect.traits import CALLS
-from stablehlo_tools.ir.carriers import terminator
-from stablehlo_tools.ir.symbols import (
+from stablehlo_tools.ir.walk import (
     FUNCTION,
     callee_name,
     copy_referenced_symbols,
     erase_unused_meshes,
     functions_by_name,
+    terminator,
+    walk,
 )
-from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.mpmd.manifest import FINISH, PREPARE, Manifest, Transfer, phase_of
 from stablehlo_tools.mpmd.running.child import element_of, value_of
 from stablehlo_tools.mpmd.running.localisation import LocalProgram

@@ -16,7 +16,7 @@ from typing import Any
 from stablehlo_tools import bindings
 from stablehlo_tools.diagnostics import ToolError, naming
 from stablehlo_tools.dialect.names import COLLECTIVE_PERMUTE
-from stablehlo_tools.ir.carriers import terminator
+from stablehlo_tools.ir.walk import terminator
 from stablehlo_tools.mpmd.rank_set import RankSet
 from stablehlo_tools.mpmd.running.child import (
     PACKAGE,

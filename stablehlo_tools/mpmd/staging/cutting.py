@@ -21,7 +21,6 @@ import numpy as np
 
 from stablehlo_tools.analysis.dataflow import Dataflow, Node
 from stablehlo_tools.analysis.effects import Effects
-from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.analysis.layer_loops import LayerLoop
 from stablehlo_tools.analysis.loops import FORMATTING
 from stablehlo_tools.analysis.tasks.op_work import bytes_of
@@ -32,9 +31,8 @@ from stablehlo_tools.cost.hardware import Hardware
 from stablehlo_tools.cost.transfers import Transfer
 from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, Severity, ToolError, note, to_place
 from stablehlo_tools.dialect.names import WHILE
-from stablehlo_tools.ir.symbols import functions_by_name
 from stablehlo_tools.ir.values import key_of
-from stablehlo_tools.ir.walk import walk
+from stablehlo_tools.ir.walk import entry_function, functions_by_name, walk
 from stablehlo_tools.mpmd.staging.assignment import (
     Assignment,
     assign,

@@ -15,7 +15,7 @@ from stablehlo_tools.analysis.dataflow import Node
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, note
 from stablehlo_tools.dialect.names import NAMED_COMPUTATION
-from stablehlo_tools.ir.manual import dissolve
+from stablehlo_tools.ir.inline import dissolve
 from stablehlo_tools.ir.values import is_float, key_of
 from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.mpmd.staging.op_times import Weigher

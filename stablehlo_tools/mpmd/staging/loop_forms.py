@@ -42,10 +42,9 @@ from stablehlo_tools.dialect.names import (
     WHILE,
 )
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
-from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.inline import copy_with
 from stablehlo_tools.ir.values import producer
-from stablehlo_tools.ir.walk import walk
+from stablehlo_tools.ir.walk import terminator, walk
 from stablehlo_tools.ir.while_loop import CountedLoop
 from stablehlo_tools.mpmd.staging.step import heavy_ops
 

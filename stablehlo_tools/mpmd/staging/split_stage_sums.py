@@ -34,9 +34,9 @@ from stablehlo_tools.dialect.names import (
 )
 from stablehlo_tools.dialect.traits import Trait, ops_with
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
-from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.cleanup import erase_unused
 from stablehlo_tools.ir.values import is_float, key_of, producer
+from stablehlo_tools.ir.walk import terminator
 from stablehlo_tools.mpmd.staging.assignment import Assignment
 from stablehlo_tools.mpmd.staging.step import TrainingStep
 

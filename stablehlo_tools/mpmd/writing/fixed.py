@@ -14,8 +14,8 @@ from stablehlo_tools.analysis.dataflow import Dataflow, Node
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import BROADCAST, CONSTANT, IOTA, SLICE
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
-from stablehlo_tools.ir.constants import CONSTANTS
 from stablehlo_tools.ir.inline import copy_with
+from stablehlo_tools.ir.values import CONSTANTS
 from stablehlo_tools.mpmd.staging.step import TrainingStep
 
 _SPREADS = frozenset({BROADCAST, IOTA, CONSTANT})

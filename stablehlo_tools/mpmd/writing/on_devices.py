@@ -21,7 +21,6 @@ from math import prod
 
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts, find_collectives
-from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.analysis.replica_groups import DeviceMesh, GroupMode
 from stablehlo_tools.analysis.shardings import sharding_axes, sharding_per_value
 from stablehlo_tools.analysis.tensor_shardings import SHARDING, Dims, MeshAxes, ValueShardings
@@ -36,10 +35,15 @@ from stablehlo_tools.dialect.names import (
     SHARDING_CONSTRAINT,
 )
 from stablehlo_tools.ir.builder import Builder
-from stablehlo_tools.ir.carriers import terminator
-from stablehlo_tools.ir.manual import dissolve, unwrap_body, wrap_body
-from stablehlo_tools.ir.symbols import MESH, erase_unused_meshes, symbol_name
-from stablehlo_tools.ir.walk import walk
+from stablehlo_tools.ir.inline import dissolve, unwrap_body, wrap_body
+from stablehlo_tools.ir.walk import (
+    MESH,
+    entry_function,
+    erase_unused_meshes,
+    symbol_name,
+    terminator,
+    walk,
+)
 from stablehlo_tools.mpmd.transfers import gather_local_permutes
 from stablehlo_tools.mpmd.writing.fixed import Rows
 from stablehlo_tools.transforms.create_reduce_scatter import CreateReduceScatterPass

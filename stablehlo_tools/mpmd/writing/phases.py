@@ -24,8 +24,8 @@ from stablehlo_tools.cost.transfers import Transfer
 from stablehlo_tools.dialect.names import BARRIER, CONVERT
 from stablehlo_tools.ir.builder import Builder, element_of
 from stablehlo_tools.ir.inline import copy_with
-from stablehlo_tools.ir.symbols import copy_referenced_symbols
 from stablehlo_tools.ir.values import producer
+from stablehlo_tools.ir.walk import copy_referenced_symbols
 from stablehlo_tools.mpmd.manifest import Stage, function_of
 from stablehlo_tools.mpmd.staging.assignment import (
     Assignment,

@@ -22,8 +22,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.names import CONCATENATE
 from stablehlo_tools.ir.builder import shape_of
-from stablehlo_tools.ir.constants import splat_of
-from stablehlo_tools.ir.values import producer, unconstrained
+from stablehlo_tools.ir.values import producer, splat_of, unconstrained
 from stablehlo_tools.mpmd.manifest import Transfer
 from stablehlo_tools.mpmd.staging.assignment import (
     Assignment,

@@ -24,10 +24,9 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import BARRIER, WHILE
 from stablehlo_tools.dialect.traits import ELEMENTWISE, full_names
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
-from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.clone import alike_clone, emptied_clone, reshaped_clone
 from stablehlo_tools.ir.values import has_uses, producer
-from stablehlo_tools.ir.walk import is_inside
+from stablehlo_tools.ir.walk import is_inside, terminator
 from stablehlo_tools.transforms.parts.one_part import part_type, resize_of
 
 Values = tuple[ir.Value, ...]

@@ -24,10 +24,10 @@ from pipeline_checks import (
 from soaking import first, one_in
 
 import stablehlo_tools
-from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.ir.walk import entry_function
 
 SLOW = [
     "lengths",

@@ -19,8 +19,7 @@ from stablehlo_tools.analysis.device_values import DeviceValues
 from stablehlo_tools.api import transforming
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.artifacts.artifact import Artifact
-from stablehlo_tools.ir.carriers import terminator
-from stablehlo_tools.ir.symbols import functions_by_name
+from stablehlo_tools.ir.walk import functions_by_name, terminator
 from stablehlo_tools.passes.pipeline import Pipeline
 from stablehlo_tools.transforms.parts.create_reduce_scatter.chunked import (
     Chunks,

@@ -15,8 +15,7 @@ import pytest
 from stablehlo_tools.analysis.collectives import ModuleFacts
 from stablehlo_tools.analysis.device_values import DeviceValues
 from stablehlo_tools.artifacts import artifact
-from stablehlo_tools.ir.carriers import terminator
-from stablehlo_tools.ir.symbols import functions_by_name
+from stablehlo_tools.ir.walk import functions_by_name, terminator
 
 DEVICES = 8
 WAYS = ("table", "scaled", "select", "loop", "call", "gather")

@@ -12,9 +12,9 @@ from tree import LIT_TESTS
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import ModuleFacts
 from stablehlo_tools.analysis.device_values import DeviceValues
-from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.values import maker_of
+from stablehlo_tools.ir.walk import entry_function
 from stablehlo_tools.transforms.parts.fold_pipeline.batch_layout import BatchLayout, batched
 from stablehlo_tools.transforms.parts.fold_pipeline.chains import ChainFinder, Chains, StageInputs
 from stablehlo_tools.transforms.parts.fold_pipeline.layers import layers_of

@@ -24,10 +24,9 @@ from models.zoo import ZOO
 
 import stablehlo_tools
 from stablehlo_tools.analysis.collectives import find_collectives
-from stablehlo_tools.analysis.entry import main_function
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.ir.walk import walk
+from stablehlo_tools.ir.walk import main_function, walk
 from stablehlo_tools.targets.compilation import compile_artifact
 
 PIPELINE = "partition,create-reduce-scatter,thread-tokens"

@@ -17,10 +17,10 @@ from range_checks import ALONE, COUNTS, height, listed, restacked
 from soaking import first
 
 import stablehlo_tools
-from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.diagnostics import Diagnostics, ToolError
 from stablehlo_tools.ir.inline import inline_all_calls
+from stablehlo_tools.ir.walk import entry_function
 from stablehlo_tools.passes.pipeline import Pipeline
 
 WHOLE = "nested-gradients"  # all its gradients of weights come out of a loop in the chain

@@ -25,10 +25,9 @@ from stablehlo_tools.analysis.tensor_shardings import (
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, Severity, to_place
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
-from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.clone import alike_clone
-from stablehlo_tools.ir.symbols import FUNCTION
 from stablehlo_tools.ir.values import maker_of
+from stablehlo_tools.ir.walk import FUNCTION, terminator
 from stablehlo_tools.ir.while_loop import CountedLoop
 from stablehlo_tools.transforms.parts.accumulate_gradients.division import Division
 from stablehlo_tools.transforms.parts.expand_pipeline.ticks import wide

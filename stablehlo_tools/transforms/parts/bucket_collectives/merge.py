@@ -65,8 +65,8 @@ from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.shardings import FreeAxes
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.ir.symbols import functions_by_name
 from stablehlo_tools.ir.values import in_block_order, key_of, producer
+from stablehlo_tools.ir.walk import functions_by_name
 from stablehlo_tools.transforms.parts.bucket_collectives.writing import (
     SEVERAL_OPERANDS,
     write_merged,

@@ -26,8 +26,8 @@ from stablehlo_tools.analysis.tensor_shardings import SHARDING
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import BROADCAST, CALL, CONSTANT, DYNAMIC_SLICE
 from stablehlo_tools.dialect.traits import COMPUTATIONS
-from stablehlo_tools.ir.symbols import callee_name
 from stablehlo_tools.ir.values import has_uses, producer
+from stablehlo_tools.ir.walk import callee_name
 from stablehlo_tools.transforms.parts.create_reduce_scatter.slices import (
     ELEMENTWISE,
     Slice,

@@ -26,8 +26,7 @@ from stablehlo_tools.dialect.names import (
     TRANSPOSE,
 )
 from stablehlo_tools.dialect.traits import Trait, full_names, ops_with, ops_with_any
-from stablehlo_tools.ir.constants import splat_element
-from stablehlo_tools.ir.values import producer
+from stablehlo_tools.ir.values import producer, splat_element
 
 # Ops of one element each that are exact or round correctly: the same bits on a part as on a whole.
 # Of bits the pass was written for `bitcast_convert` alone, and not for counts or reduced precision.

@@ -15,8 +15,7 @@ from stablehlo_tools.analysis.channels import next_channel
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
-from stablehlo_tools.ir.constants import splat_of
-from stablehlo_tools.ir.values import has_uses
+from stablehlo_tools.ir.values import has_uses, splat_of
 from stablehlo_tools.ir.while_loop import CountedLoop
 from stablehlo_tools.schedules.lockstep import Cell, Direction, Lockstep
 from stablehlo_tools.transforms.parts.expand_pipeline.chunks import RANK_DIMENSION

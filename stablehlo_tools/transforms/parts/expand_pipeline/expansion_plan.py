@@ -17,14 +17,13 @@ from stablehlo_tools.analysis.dimension_propagation.propagation import Graph
 from stablehlo_tools.analysis.dimension_propagation.seeds import Seeds
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
 from stablehlo_tools.analysis.effects import Effects
-from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.analysis.layer_loops import LayerLoop, layer_loops
 from stablehlo_tools.analysis.tensor_shardings import MeshAxes, ValueShardings
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, Severity, ToolError, note, to_place
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.ir.builder import element_of, shape_of
-from stablehlo_tools.ir.symbols import functions_by_name
+from stablehlo_tools.ir.walk import entry_function, functions_by_name
 from stablehlo_tools.schedules.lockstep import (
     Lockstep,
     backward_lockstep,

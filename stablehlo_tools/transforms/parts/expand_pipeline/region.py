@@ -16,8 +16,7 @@ from stablehlo_tools.analysis.replica_groups import AxisRef, DeviceMesh, mesh_ax
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.ir.builder import Builder, element_of
-from stablehlo_tools.ir.constants import CONSTANTS
-from stablehlo_tools.ir.values import maker_of, producer
+from stablehlo_tools.ir.values import CONSTANTS, maker_of, producer
 
 
 def without_axis(op: ir.Operation, axis: str) -> None:

@@ -19,7 +19,6 @@ from stablehlo_tools import bindings
 from stablehlo_tools.analysis.dataflow import Node
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims, Graph
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling, reshaped
-from stablehlo_tools.analysis.entry import entry_function
 from stablehlo_tools.analysis.loop_carries import Rows
 from stablehlo_tools.analysis.tensor_shardings import SHARDING, axes_in, axis_text
 from stablehlo_tools.bindings import ir
@@ -34,8 +33,8 @@ from stablehlo_tools.dialect.names import (
 )
 from stablehlo_tools.dialect.traits import BRANCHES
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
-from stablehlo_tools.ir.constants import CONSTANTS, is_splat, value_of
-from stablehlo_tools.ir.values import is_float, producer
+from stablehlo_tools.ir.values import CONSTANTS, is_float, is_splat, producer, value_of
+from stablehlo_tools.ir.walk import entry_function
 from stablehlo_tools.transforms.parts.expand_pipeline.chunks import Chunks
 from stablehlo_tools.transforms.parts.expand_pipeline.expansion_plan import Plan
 from stablehlo_tools.transforms.parts.expand_pipeline.layer_phase import Phase

@@ -28,8 +28,8 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import SHARDING_CONSTRAINT
 from stablehlo_tools.dialect.traits import ELEMENTWISE
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
-from stablehlo_tools.ir.symbols import FUNCTION
 from stablehlo_tools.ir.values import has_uses, maker_of, producer
+from stablehlo_tools.ir.walk import FUNCTION
 from stablehlo_tools.transforms.parts.expand_pipeline.chunks import RANK_DIMENSION, Chunks
 from stablehlo_tools.transforms.parts.expand_pipeline.region import Axis, Region, channel_handle
 from stablehlo_tools.transforms.parts.one_part import apart

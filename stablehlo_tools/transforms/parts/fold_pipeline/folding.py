@@ -19,8 +19,8 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimensions import integers
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION, SLICE
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
-from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.inline import copy_body
+from stablehlo_tools.ir.walk import terminator
 from stablehlo_tools.transforms.parts.fold_pipeline.batch_layout import (
     BatchLayout,
     batched,

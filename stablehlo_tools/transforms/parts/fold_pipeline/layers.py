@@ -17,9 +17,9 @@ from stablehlo_tools.analysis.trip_counts import counted, known_integer
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import DYNAMIC_SLICE, WHILE
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
-from stablehlo_tools.ir.carriers import terminator
-from stablehlo_tools.ir.constants import CONSTANTS
 from stablehlo_tools.ir.inline import copy_with
+from stablehlo_tools.ir.values import CONSTANTS
+from stablehlo_tools.ir.walk import terminator
 from stablehlo_tools.transforms.parts.fold_pipeline.chains import Chains, Handoff, StageInputs
 from stablehlo_tools.transforms.parts.fold_pipeline.composing import Composer, Located
 from stablehlo_tools.transforms.parts.fold_pipeline.scaling import Scaling

@@ -22,8 +22,8 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.dialect.traits import Trait, full_names, ops_with
 from stablehlo_tools.ir.builder import shape_of
-from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.values import producer
+from stablehlo_tools.ir.walk import terminator
 from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import Box
 
 _IDS = ops_with(Trait.DEVICE_ID)

@@ -36,7 +36,7 @@ from stablehlo_tools.dialect.names import (
 )
 from stablehlo_tools.dialect.traits import Trait, ops_with
 from stablehlo_tools.ir.builder import element_of, shape_of
-from stablehlo_tools.ir.carriers import terminator
+from stablehlo_tools.ir.walk import terminator
 from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (
     Box,
     BoxQuery,

@@ -27,10 +27,8 @@ from stablehlo_tools.dialect.names import (
 )
 from stablehlo_tools.dialect.traits import Trait, ops_with
 from stablehlo_tools.ir.builder import Builder, shape_of
-from stablehlo_tools.ir.carriers import terminator
-from stablehlo_tools.ir.constants import CONSTANTS
-from stablehlo_tools.ir.values import producer, unconstrained
-from stablehlo_tools.ir.walk import walk
+from stablehlo_tools.ir.values import CONSTANTS, producer, unconstrained
+from stablehlo_tools.ir.walk import terminator, walk
 from stablehlo_tools.transforms.parts.fold_pipeline.loop_region import (
     LoopRegion,
     Ranks,

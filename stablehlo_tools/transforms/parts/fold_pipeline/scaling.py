@@ -21,11 +21,10 @@ from stablehlo_tools.dialect.factors import FactorRole
 from stablehlo_tools.dialect.names import CONCATENATE, IOTA, RESHAPE, SLICE, WHILE
 from stablehlo_tools.dialect.traits import ELEMENTWISE, LAYOUT
 from stablehlo_tools.ir.builder import element_of, shape_of
-from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.clone import Resize, emptied_clone, reshaped_clone
-from stablehlo_tools.ir.constants import CONSTANTS, copy_constant, is_splat
 from stablehlo_tools.ir.inline import copy_with
-from stablehlo_tools.ir.values import producer
+from stablehlo_tools.ir.values import CONSTANTS, copy_constant, is_splat, producer
+from stablehlo_tools.ir.walk import terminator
 
 # What is written again where a value that is the same for all samples is needed for more of them:
 # ops that exporters make such values by. A reverse has never been among them.

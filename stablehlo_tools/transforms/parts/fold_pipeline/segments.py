@@ -24,9 +24,8 @@ from stablehlo_tools.dialect.dimensions import integers
 from stablehlo_tools.dialect.names import BROADCAST, GATHER, IOTA, PARTITION_ID
 from stablehlo_tools.dialect.traits import ELEMENTWISE
 from stablehlo_tools.ir.builder import shape_of
-from stablehlo_tools.ir.constants import CONSTANTS
 from stablehlo_tools.ir.inline import copy_with
-from stablehlo_tools.ir.values import is_float, key_of, producer
+from stablehlo_tools.ir.values import CONSTANTS, is_float, key_of, producer
 from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.transforms.parts.fold_pipeline.loop_region import LoopRegion
 from stablehlo_tools.transforms.parts.fold_pipeline.moves import (

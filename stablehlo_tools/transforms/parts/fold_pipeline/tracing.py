@@ -23,8 +23,7 @@ from stablehlo_tools.dialect.names import (
 )
 from stablehlo_tools.dialect.traits import Trait, ops_with
 from stablehlo_tools.ir.builder import element_of, shape_of
-from stablehlo_tools.ir.constants import CONSTANTS, is_splat, splat_of, value_text
-from stablehlo_tools.ir.values import producer
+from stablehlo_tools.ir.values import CONSTANTS, is_splat, producer, splat_of, value_text
 from stablehlo_tools.transforms.parts.fold_pipeline.loop_region import LoopRegion
 from stablehlo_tools.transforms.parts.fold_pipeline.moves import BETWEEN_RANKS, follow_move
 from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import (

@@ -32,10 +32,15 @@ from stablehlo_tools.dialect.names import (
 )
 from stablehlo_tools.dialect.reducers import REDUCERS
 from stablehlo_tools.dialect.traits import BRANCHES, COLLECTIVES
-from stablehlo_tools.ir.carriers import terminator
-from stablehlo_tools.ir.constants import splat_element
-from stablehlo_tools.ir.symbols import FUNCTION, callee_name, functions_by_name, symbol_name
-from stablehlo_tools.ir.walk import walk
+from stablehlo_tools.ir.values import splat_element
+from stablehlo_tools.ir.walk import (
+    FUNCTION,
+    callee_name,
+    functions_by_name,
+    symbol_name,
+    terminator,
+    walk,
+)
 
 Base = ir.Value | None  # the token that a value is made of; None is the constant zero
 

@@ -12,8 +12,8 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.names import CONSTANT, CONVERT, WHILE
 from stablehlo_tools.ir.carriers import drop, drop_entry_argument
-from stablehlo_tools.ir.symbols import symbol_name
 from stablehlo_tools.ir.token_chain import create_join, tie_operands, tie_results
+from stablehlo_tools.ir.walk import symbol_name
 from stablehlo_tools.transforms.parts.import_pseudo_tokens.exploration import (
     RESHAPING,
     Base,

@@ -16,8 +16,9 @@ from stablehlo_tools.analysis.tensor_shardings import (
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostics
 from stablehlo_tools.ir.builder import Builder, shape_of
-from stablehlo_tools.ir.carriers import append_to_terminator, drop_from_terminator, terminator
-from stablehlo_tools.ir.manual import wrap_body
+from stablehlo_tools.ir.carriers import append_to_terminator, drop_from_terminator
+from stablehlo_tools.ir.inline import wrap_body
+from stablehlo_tools.ir.walk import terminator
 from stablehlo_tools.transforms.parts.partition.unreduced import UnreducedBorder
 
 

@@ -48,9 +48,8 @@ from stablehlo_tools.dialect.names import (
 )
 from stablehlo_tools.dialect.traits import BRANCHES, TERMINATORS, Trait, ops_with
 from stablehlo_tools.ir.builder import element_of, shape_of
-from stablehlo_tools.ir.symbols import FUNCTION
 from stablehlo_tools.ir.values import producer, stand_in
-from stablehlo_tools.ir.walk import ops_named, walk
+from stablehlo_tools.ir.walk import FUNCTION, ops_named, walk
 from stablehlo_tools.transforms.parts.partition.op_rules import (
     combines_by,
     is_whole_op,

@@ -30,9 +30,8 @@ from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.names import RESHARD
 from stablehlo_tools.dialect.traits import Trait, ops_with
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
-from stablehlo_tools.ir.symbols import FUNCTION
 from stablehlo_tools.ir.values import producer
-from stablehlo_tools.ir.walk import ops_named, walk
+from stablehlo_tools.ir.walk import FUNCTION, ops_named, walk
 
 _EDGES = frozenset({"sdy.data_flow_edge", "sdy.func_data_flow_edge"})
 _BARRIER = "sdy.propagation_barrier"

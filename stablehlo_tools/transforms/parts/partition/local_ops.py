@@ -45,8 +45,7 @@ from stablehlo_tools.dialect.names import (
     SLICE,
 )
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of, write_reducer
-from stablehlo_tools.ir.constants import copy_constant, is_splat
-from stablehlo_tools.ir.values import maker_of
+from stablehlo_tools.ir.values import copy_constant, is_splat, maker_of
 from stablehlo_tools.transforms.parts.partition.dividing import all_reduce_of
 from stablehlo_tools.transforms.parts.partition.local_body import LocalView
 

@@ -26,9 +26,8 @@ from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.dialect.traits import Trait, ops_with_any
 from stablehlo_tools.ir.builder import Builder, shape_of
-from stablehlo_tools.ir.carriers import terminator
-from stablehlo_tools.ir.constants import CONSTANTS
-from stablehlo_tools.ir.values import stand_in
+from stablehlo_tools.ir.values import CONSTANTS, stand_in
+from stablehlo_tools.ir.walk import terminator
 from stablehlo_tools.transforms.parts.partition.local_body import (
     WRITTEN,
     CollectiveWriter,

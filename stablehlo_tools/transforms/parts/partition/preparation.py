@@ -25,9 +25,14 @@ from stablehlo_tools.diagnostics import ToolError, note, to_place
 from stablehlo_tools.dialect.gspmd import is_gspmd, is_round_trip
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION, NAMED_COMPUTATION, SHARDING_CONSTRAINT
 from stablehlo_tools.dialect.traits import CALLS
-from stablehlo_tools.ir.carriers import terminator
-from stablehlo_tools.ir.symbols import callee_name, functions_by_name, symbol_name
-from stablehlo_tools.ir.walk import ops_named, walk
+from stablehlo_tools.ir.walk import (
+    callee_name,
+    functions_by_name,
+    ops_named,
+    symbol_name,
+    terminator,
+    walk,
+)
 
 MESH = "sdy.mesh"
 WITH_SHARDINGS = (

@@ -20,9 +20,8 @@ from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.names import BARRIER, MANUAL_COMPUTATION
 from stablehlo_tools.dialect.traits import Trait, ops_with_any, traits_of
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
-from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.values import maker_of, producer
-from stablehlo_tools.ir.walk import ops_named, walk
+from stablehlo_tools.ir.walk import ops_named, terminator, walk
 from stablehlo_tools.transforms.parts.partition.local_body import (
     DeviceOffsets,
     all_reduce,

@@ -18,8 +18,8 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.clock import Clock
 from stablehlo_tools.cost.hardware import Hardware
 from stablehlo_tools.dialect.custom_calls import is_future
-from stablehlo_tools.ir.symbols import functions_by_name
 from stablehlo_tools.ir.values import in_block_order, key_of, maker_of, producer, stand_in
+from stablehlo_tools.ir.walk import functions_by_name
 from stablehlo_tools.overlap.memory import memory_profile
 from stablehlo_tools.overlap.scheduling.scheduler import Schedule
 from stablehlo_tools.overlap.task_graph import TaskGraph

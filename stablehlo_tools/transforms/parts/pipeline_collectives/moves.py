@@ -24,9 +24,8 @@ from stablehlo_tools.analysis.trip_counts import Counted, counted
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import DYNAMIC_UPDATE_SLICE, WHILE
 from stablehlo_tools.dialect.traits import COLLECTIVES, short_names
-from stablehlo_tools.ir.symbols import functions_by_name
 from stablehlo_tools.ir.values import key_of, named, producer
-from stablehlo_tools.ir.walk import walk
+from stablehlo_tools.ir.walk import functions_by_name, walk
 
 MOVABLE = short_names(COLLECTIVES)  # transfers to a host, and Shardy's reshards, keep their place
 _SHARDINGS = ("sdy.sharding", "mhlo.sharding")

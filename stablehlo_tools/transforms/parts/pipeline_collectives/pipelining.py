@@ -25,9 +25,8 @@ from stablehlo_tools.cost.hardware import Hardware
 from stablehlo_tools.diagnostics import Diagnostic, Severity, note, to_place
 from stablehlo_tools.dialect.traits import BRANCHES
 from stablehlo_tools.ir.clone import copy_module
-from stablehlo_tools.ir.symbols import functions_by_name
 from stablehlo_tools.ir.values import key_of
-from stablehlo_tools.ir.walk import walk
+from stablehlo_tools.ir.walk import functions_by_name, walk
 from stablehlo_tools.transforms.parts.pipeline_collectives.choosing import (
     Budget,
     Prediction,

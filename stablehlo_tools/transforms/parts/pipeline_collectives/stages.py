@@ -17,8 +17,9 @@ from dataclasses import dataclass
 
 from stablehlo_tools.analysis.loops import Key, LoopBody
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.ir.carriers import reopened, terminator
+from stablehlo_tools.ir.carriers import reopened
 from stablehlo_tools.ir.values import key_of, producer
+from stablehlo_tools.ir.walk import terminator
 from stablehlo_tools.transforms.parts.pipeline_collectives.frame import Frame
 from stablehlo_tools.transforms.parts.pipeline_collectives.moves import LoopSurvey, Move
 

@@ -29,8 +29,7 @@ from stablehlo_tools.dialect.frontend_attributes import FRONTEND_ATTRIBUTES, LAY
 from stablehlo_tools.dialect.names import SLICE
 from stablehlo_tools.dialect.traits import LAYOUT, Trait, full_names, ops_with, short_names
 from stablehlo_tools.ir.builder import element_of, shape_of
-from stablehlo_tools.ir.constants import splat_of
-from stablehlo_tools.ir.values import producer
+from stablehlo_tools.ir.values import producer, splat_of
 
 type Classify = Callable[[ir.Operation], Collective | None]
 

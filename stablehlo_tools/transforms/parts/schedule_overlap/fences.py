@@ -27,9 +27,8 @@ from stablehlo_tools.analysis.tasks.op_work import bytes_of
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.custom_calls import is_future
 from stablehlo_tools.dialect.names import CONVOLUTION, CUSTOM_CALL, WHILE
-from stablehlo_tools.ir.symbols import FUNCTION
 from stablehlo_tools.ir.values import key_of, producer
-from stablehlo_tools.ir.walk import walk
+from stablehlo_tools.ir.walk import FUNCTION, walk
 
 type Places = Mapping[ir.Value | ir.Operation, int]  # numbers of ops, by what stands for them
 

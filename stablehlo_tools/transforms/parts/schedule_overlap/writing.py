@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.values import key_of, maker_of
+from stablehlo_tools.ir.walk import terminator
 from stablehlo_tools.transforms.parts.schedule_overlap.fences import (
     Anchor,
     BlockPlan,

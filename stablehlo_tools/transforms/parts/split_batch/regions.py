@@ -14,12 +14,13 @@ from stablehlo_tools.analysis.dimension_propagation.seeds import (
     try_seeds,
 )
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
-from stablehlo_tools.analysis.entry import entry_function, is_per_device
+from stablehlo_tools.analysis.entry import is_per_device
 from stablehlo_tools.analysis.shardings import sharding_per_value
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.ir.values import producer
+from stablehlo_tools.ir.walk import entry_function
 
 
 @dataclass(frozen=True)

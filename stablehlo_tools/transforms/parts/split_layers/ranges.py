@@ -24,9 +24,9 @@ from stablehlo_tools.analysis.trip_counts import (
 )
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
-from stablehlo_tools.ir.carriers import terminator
 from stablehlo_tools.ir.inline import copy_with
 from stablehlo_tools.ir.values import key_of, maker_of, unconstrained
+from stablehlo_tools.ir.walk import terminator
 from stablehlo_tools.transforms.parts.all_parts import AllPartsWriter
 from stablehlo_tools.transforms.parts.split_layers.cut_loops import (
     ROWS,

@@ -31,9 +31,7 @@ from stablehlo_tools.ir.carriers import (
     append_arguments,
     append_to_terminator,
     resize_function,
-    terminator,
 )
-from stablehlo_tools.ir.symbols import FUNCTION, symbol_name
 from stablehlo_tools.ir.token_chain import (
     COMPOSITE_PREFIX,
     LINK,
@@ -47,6 +45,7 @@ from stablehlo_tools.ir.token_chain import (
     tie_values,
     token_type,
 )
+from stablehlo_tools.ir.walk import FUNCTION, symbol_name, terminator
 from stablehlo_tools.transforms.parts.thread_tokens.chain_plan import Chain, ChainStep, FunctionPlan
 
 Tokens = dict[Chain, ir.Value]

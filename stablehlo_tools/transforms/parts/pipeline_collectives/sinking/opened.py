@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from stablehlo_tools.analysis.loops import Key, LoopBody
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.builder import Builder
-from stablehlo_tools.ir.carriers import append_arguments, rebuild, reopened, terminator
+from stablehlo_tools.ir.carriers import append_arguments, rebuild, reopened
 from stablehlo_tools.ir.values import key_of
+from stablehlo_tools.ir.walk import terminator
 from stablehlo_tools.transforms.parts.pipeline_collectives.frame import Frame
 
 

@@ -57,8 +57,7 @@ from stablehlo_tools.dialect.names import (
 from stablehlo_tools.dialect.traits import Trait, ops_with, ops_with_any
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of, write_reducer
 from stablehlo_tools.ir.clone import emptied_clone
-from stablehlo_tools.ir.constants import splat_of
-from stablehlo_tools.ir.values import maker_of, named
+from stablehlo_tools.ir.values import maker_of, named, splat_of
 from stablehlo_tools.transforms.parts.pipeline_collectives.moves import is_static_tensor
 from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.opened import (
     OpenedLoop,
