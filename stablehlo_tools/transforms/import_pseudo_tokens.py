@@ -57,9 +57,12 @@ from stablehlo_tools.diagnostics import Diagnostics, ToolError
 from stablehlo_tools.ir.token_chain import is_link
 from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.passes.base import Pass
-from stablehlo_tools.transforms.parts.import_pseudo_tokens.acceptance import accepted_chains
 from stablehlo_tools.transforms.parts.import_pseudo_tokens.exploration import Program
-from stablehlo_tools.transforms.parts.import_pseudo_tokens.planning import ImportPlan, plan_import
+from stablehlo_tools.transforms.parts.import_pseudo_tokens.planning import (
+    ImportPlan,
+    accepted_chains,
+    plan_import,
+)
 from stablehlo_tools.transforms.parts.import_pseudo_tokens.rewriting import (
     PartialOrder,
     drop_token_arguments,

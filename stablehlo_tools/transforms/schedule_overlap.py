@@ -71,8 +71,8 @@ from stablehlo_tools.transforms.parts.schedule_overlap.scheduled_block import (
     PlanLimits,
     ScheduledBlock,
     schedule_block,
+    write_block,
 )
-from stablehlo_tools.transforms.parts.schedule_overlap.writing import write_block
 
 # A block is planned and written by other passes, too: `pipeline-collectives` holds its loops so.
 __all__ = ["PlanLimits", "ScheduleOverlapPass", "ScheduledBlock", "schedule_block", "write_block"]

@@ -41,15 +41,13 @@ from stablehlo_tools.ir.cleanup import erase_unused
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.walk import entry_function, functions_by_name
 from stablehlo_tools.passes.base import Pass
-from stablehlo_tools.transforms.parts.split_weight_gradients.backward_loops import (
-    awaited_carries,
-    backward_loops,
-    layer_chains,
-)
 from stablehlo_tools.transforms.parts.split_weight_gradients.division import (
     Backward,
     Division,
+    awaited_carries,
+    backward_loops,
     divide,
+    layer_chains,
 )
 from stablehlo_tools.transforms.parts.split_weight_gradients.two_loops import write_division
 

@@ -50,8 +50,8 @@ from stablehlo_tools.mpmd.staging.op_times import Weigher, kernel_times
 from stablehlo_tools.mpmd.staging.split_stage_sums import own_spreads, take_apart
 from stablehlo_tools.mpmd.staging.step import MicrobatchLoop, TrainingStep, find_microbatch_loop
 from stablehlo_tools.transforms.parts.split_layers.cut_loops import uncut_loops
-from stablehlo_tools.transforms.parts.split_layers.marks import range_of
-from stablehlo_tools.transforms.parts.split_weight_gradients.backward_loops import (
+from stablehlo_tools.transforms.parts.split_layers.linked_loops import range_of
+from stablehlo_tools.transforms.parts.split_weight_gradients.division import (
     backward_loops,
     layer_chains,
 )

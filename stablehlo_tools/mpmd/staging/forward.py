@@ -20,8 +20,8 @@ from stablehlo_tools.ir.values import is_float, key_of
 from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.mpmd.staging.op_times import Weigher
 from stablehlo_tools.mpmd.staging.step import TrainingStep, heavy_ops, staged_inputs
-from stablehlo_tools.transforms.parts.split_layers.marks import range_of
-from stablehlo_tools.transforms.parts.split_weight_gradients.backward_loops import (
+from stablehlo_tools.transforms.parts.split_layers.linked_loops import range_of
+from stablehlo_tools.transforms.parts.split_weight_gradients.division import (
     backward_loops,
     layer_chains,
 )

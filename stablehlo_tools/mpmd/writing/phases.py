@@ -40,7 +40,7 @@ from stablehlo_tools.mpmd.staging.op_times import total_ns
 from stablehlo_tools.mpmd.staging.step import TrainingStep
 from stablehlo_tools.mpmd.writing.fixed import Fixed, Key
 from stablehlo_tools.schedules.table import Kind
-from stablehlo_tools.transforms.parts.split_layers.marks import range_of
+from stablehlo_tools.transforms.parts.split_layers.linked_loops import range_of
 
 _SECONDS = 1e-9  # in a nanosecond
 _GRADIENTS = (Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT)

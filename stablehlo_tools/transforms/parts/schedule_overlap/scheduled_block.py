@@ -1,33 +1,53 @@
-"""A schedule for the ops of one block: planned for what a compiler can be held to.
+"""One block with its schedule: planned for what a compiler can be held to, and written.
 
 A task of the schedule stands for ops of the block, or of regions inside ops of it: then for the
 op of the block around them. Ops that no task stands for (constants, what each reader makes anew,
 what nobody uses) come right before the first op that needs them.
+
+A compiler is held to the schedule by fences. A fence is one barrier at an anchor. The operands of
+the collectives that begin there go through it, so that none begins earlier; so do the results of
+those that have to be over there, which keeps their slot free for the next. Compute that was moved
+is linked to what runs before it. What follows from the program's own dependences needs no fence.
+
+An anchor is a point in time of the block that a barrier can hold on to.
+XLA does not fuse across a barrier, so it stands where a kernel begins or ends in any case: before
+a matrix product, a convolution, a kernel call or a loop, on the operand that is ready last; or
+behind a reduction to something small, on its result. Should XLA have fused what makes the operand
+into the op after all, the operand has to be written and read: where that takes long beside the op,
+as the attention scores do that a product with the values reads, there is no anchor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
 
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.tasks.graph import TracedGraph
+from stablehlo_tools.analysis.tasks.op_work import bytes_of
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.custom_calls import is_future
+from stablehlo_tools.dialect.names import BARRIER, CONVOLUTION, CUSTOM_CALL, WHILE
+from stablehlo_tools.ir.values import key_of, maker_of, producer
+from stablehlo_tools.ir.walk import FUNCTION, terminator, walk
 from stablehlo_tools.overlap.scheduling.forward import Moments
 from stablehlo_tools.overlap.scheduling.problem import Problem, problem_of
 from stablehlo_tools.overlap.scheduling.scheduler import Limits, Schedule, schedule
 from stablehlo_tools.overlap.scheduling.timing import time_order
-from stablehlo_tools.transforms.parts.schedule_overlap.fences import (
-    Anchor,
-    BlockPlan,
-    Fence,
-    Flight,
-    find_anchors,
-    plan_block,
-    plan_fences,
-    unordered_neighbours,
-)
 
+type Places = Mapping[ir.Value | ir.Operation, int]  # numbers of ops, by what stands for them
+type _Takes = Callable[[ir.Operation], bool]
+_BEFORE = frozenset({CONVOLUTION, CUSTOM_CALL, WHILE})
+_DOT = "stablehlo.dot_general"
+_REDUCE = "stablehlo.reduce"
+_SMALLER = 16  # times: what a reduction to something small makes of its operand
+_SHARE = 0.15  # of an op's time
+_LEAST_NS = 20_000.0  # of a reduction: a shorter one is as good as a moment
+_MOST_LOOKED_AT = 200  # values that are made of a collective's result
+_SLACK = 5_000.0  # ns: anchors so close to each other are the same moment
 _END = 0.05  # of the longest chain: what so little hangs on may end last
 
 
@@ -67,6 +87,56 @@ class ScheduledBlock:
         """The share that it hides of what the program's own order takes above the floor."""
         before, floor = self.schedule.before_ns, self.schedule.floor_ns
         return (before - self.schedule.total_ns) / (before - floor) if before > floor else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class BlockPlan:
+    """All ops of a block but its last in their new order; by op, its place in it.
+
+    `ops` are those of each task in this block, in program order.
+    """
+
+    block: ir.Block
+    order: Sequence[ir.Operation]
+    ops: Sequence[Sequence[ir.Operation]]
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """A moment: before an op, on its operands of these numbers, or behind it, on its result."""
+
+    task: int
+    op: ir.Operation
+    place: int  # of the op in the block
+    operands: tuple[int, ...]  # none: behind it
+    time: float  # ns
+
+    @property
+    def served_from(self) -> int:
+        """The place of the first op that can read what goes through a barrier here."""
+        return self.place if self.operands else self.place + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A collective of the block: when it begins, and how long it takes, in ns.
+
+    One that is `fixed` lies in a region of `op`, and begins where that stands.
+    """
+
+    op: ir.Operation
+    begin: float
+    ns: float
+    fixed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """A barrier at an anchor: what begins there, and values that have to be there by then."""
+
+    anchor: Anchor
+    begins: list[ir.Operation] = field(default_factory=list[ir.Operation])
+    awaits: list[ir.Value] = field(default_factory=list[ir.Value])
 
 
 def schedule_block(
@@ -136,3 +206,400 @@ def _flights(
         and (in_loop or behind[task] >= _END * longest)
         for op in plan.ops[task]
     ]
+
+
+def plan_block(traced: TracedGraph, order: Sequence[int], effects: Effects) -> BlockPlan | None:
+    """The plan of the block that most tasks of a graph stand in; None if nothing stands in one."""
+    block = _home(traced)
+    if block is None:
+        return None
+    lifted = [_lifted(ops, block) for ops in traced.ops]
+    wanted = (op for task in order for op in lifted[task])
+    return BlockPlan(block, _in_order(block, wanted, effects), lifted)
+
+
+def _home(traced: TracedGraph) -> ir.Block | None:
+    counts = Counter(op.block for ops in traced.ops for op in ops[-1:])
+    return counts.most_common(1)[0][0] if counts else None
+
+
+def _lifted(ops: Sequence[ir.Operation], block: ir.Block) -> list[ir.Operation]:
+    lifted: dict[ir.Value | ir.Operation, ir.Operation] = {}
+    for op in ops:
+        around = _ancestor_in(op, block)
+        if around is not None:
+            lifted.setdefault(key_of(around), around)
+    return list(lifted.values())
+
+
+def _ancestor_in(op: ir.Operation, block: ir.Block) -> ir.Operation | None:
+    current = op
+    while current.block != block:
+        parent = current.parent
+        if parent is None or parent.name == FUNCTION:
+            return None
+        current = parent.operation
+    return current
+
+
+def _in_order(
+    block: ir.Block, wanted: Iterable[ir.Operation], effects: Effects
+) -> list[ir.Operation]:
+    """The ops of a block: those wanted in this order, each behind all that it needs."""
+    ops = [op.operation for op in block.operations][:-1]
+    number = {key_of(op): i for i, op in enumerate(ops)}
+    needs = [sorted(_needs(op, number)) for op in ops]
+    for before, after in pairwise(effects.in_block(block)):
+        needs[number[key_of(after)]].append(number[key_of(before)])
+    done = bytearray(len(ops))
+    result: list[ir.Operation] = []
+    indices = [number[key_of(op)] for op in wanted]
+    for wished in (*indices, *range(len(ops))):
+        stack = [wished]
+        while stack:
+            at = stack[-1]
+            missing = [i for i in needs[at] if not done[i]]
+            if missing and not done[at]:
+                stack += reversed(missing)
+                continue
+            stack.pop()
+            if not done[at]:
+                done[at] = 1
+                result.append(ops[at])
+    return result
+
+
+def _needs(op: ir.Operation, number: dict[ir.Value | ir.Operation, int]) -> set[int]:
+    """The ops of the block whose results an op, or an op in its regions, uses."""
+    needs: set[int] = set()
+
+    def visit(inner: ir.Operation) -> ir.WalkResult:
+        for operand in inner.operands:
+            owner = operand.owner
+            at = None if isinstance(owner, ir.Block) else number.get(key_of(owner.operation))
+            if at is not None:
+                needs.add(at)
+        return ir.WalkResult.ADVANCE
+
+    if len(op.regions):
+        walk(op, visit)
+    else:
+        visit(op)
+    needs.discard(number[key_of(op)])
+    return needs
+
+
+def find_anchors(
+    plan: BlockPlan,
+    order: Sequence[int],
+    begin: Sequence[float],
+    ns: Sequence[float],
+    copy_rate: float,
+) -> list[Anchor]:
+    """The anchors of a block in their order; `begin` and `ns` are those of the tasks.
+
+    `copy_rate` is how many bytes memory reads or writes in a ns.
+    """
+    places = {key_of(op): place for place, op in enumerate(plan.order)}
+    task_of = _tasks(plan, order)
+    levels: dict[ir.Value | ir.Operation, int] = {}
+    anchors: list[Anchor] = []
+    for place, op in enumerate(plan.order):
+        level = max((_level(operand, levels) for operand in op.operands), default=0)
+        task = task_of.get(key_of(op))
+        if task is not None and (op.name == _DOT or op.name in _BEFORE):
+            numbers = [
+                number
+                for number in _ready_last(op, levels, places)
+                if not _costs(op.operands[number], ns[task], copy_rate)
+            ]
+            if numbers and _ready_last(op, levels, places)[-1] in numbers:
+                anchors.append(Anchor(task, op, place, tuple(numbers), begin[task]))
+            level += 1
+        elif task is not None and _is_behind(op) and ns[task] >= _LEAST_NS:
+            anchors.append(Anchor(task, op, place, (), begin[task] + ns[task]))
+        levels[key_of(op)] = level
+    return anchors
+
+
+def _tasks(plan: BlockPlan, order: Sequence[int]) -> Places:
+    """The task that each op of the block stands in."""
+    return {key_of(op): task for task in order for op in plan.ops[task]}
+
+
+def _is_behind(op: ir.Operation) -> bool:
+    if op.name != _REDUCE or len(op.results) != 1:
+        return False
+    return bytes_of(op.results[0]) * _SMALLER <= bytes_of(op.operands[0])
+
+
+def _costs(value: ir.Value, ns: float, copy_rate: float) -> bool:
+    """Whether to write and read a value, should a barrier make that necessary, takes long."""
+    return 2 * bytes_of(value) / copy_rate > _SHARE * ns
+
+
+def _level(value: ir.Value, levels: Places) -> int:
+    """How many anchors in a row lead to a value."""
+    maker = producer(value)
+    return 0 if maker is None else levels.get(key_of(maker), 0)
+
+
+def _ready_last(op: ir.Operation, levels: Places, places: Places) -> list[int]:
+    """The numbers of the tensor operands that other anchors lead to, the last ready one last."""
+    ranked = sorted(
+        (_level(operand, levels), _place(operand, places), number)
+        for number, operand in enumerate(op.operands)
+        if isinstance(operand.type, ir.RankedTensorType) and not is_future(operand)
+    )
+    return [number for level, _, number in ranked if level] or [n for _, _, n in ranked[-1:]]
+
+
+def _place(value: ir.Value, places: Places) -> int:
+    maker = producer(value)
+    return -1 if maker is None else places.get(key_of(maker), -1)
+
+
+def unordered_neighbours(plan: BlockPlan, anchors: Sequence[Anchor]) -> list[tuple[Anchor, Anchor]]:
+    """Anchors that follow each other of which the second does not need the first's result."""
+    return [
+        (first, second) for first, second in pairwise(anchors) if not _leads_to(plan, first, second)
+    ]
+
+
+def _leads_to(plan: BlockPlan, first: Anchor, second: Anchor) -> bool:
+    between = {key_of(op) for op in plan.order[first.place : second.place + 1]}
+    pending = [second.op]
+    while pending:
+        op = pending.pop()
+        if key_of(op) == key_of(first.op):
+            return True
+        for operand in op.operands:
+            maker = producer(operand)
+            if maker is not None and key_of(maker) in between:
+                between.discard(key_of(maker))
+                pending.append(maker)
+    return False
+
+
+def plan_fences(
+    plan: BlockPlan,
+    anchors: Sequence[Anchor],
+    flights: Sequence[Flight],
+    moved: Sequence[tuple[Anchor, Anchor]],
+    *,
+    one_slot: bool,
+) -> list[Fence]:
+    """The fences of a block in order.
+
+    `flights` are in issue order; with `one_slot` one must be over before the next can begin.
+    `moved` are pairs of anchors of which the second must not run before the first.
+    """
+    at = _Anchored(plan, anchors)
+    fences: dict[Anchor, Fence] = {}
+
+    def fence(anchor: Anchor) -> Fence:
+        return fences.setdefault(anchor, Fence(anchor))
+
+    before: Flight | None = None
+    since = -1  # the place where it begins
+    for flight in flights:
+        anchor = at.begin(flight)
+        if one_slot and anchor is not None and anchor.place <= since:
+            anchor = None
+        if anchor is not None:
+            fence(anchor).begins.append(flight.op)
+            at.move(flight.op, anchor)
+        where = anchor or at.itself(flight)
+        if one_slot and before is not None and where.place > since:
+            fence(where).awaits.extend(at.alive_behind(before.op, where.served_from))
+        before, since = flight, where.place
+    for first, second in moved:
+        if second in fences:
+            fence(second).awaits.extend(at.alive_behind(first.op, second.served_from))
+    return sorted(fences.values(), key=lambda each: each.anchor.place)
+
+
+class _Anchored:
+    """Where the ops of a block stand, and between which anchors."""
+
+    def __init__(self, plan: BlockPlan, anchors: Sequence[Anchor]) -> None:
+        self._places = {key_of(op): place for place, op in enumerate(plan.order)}
+        self._anchors = anchors
+        self._times = [anchor.time for anchor in anchors]
+
+    def begin(self, flight: Flight) -> Anchor | None:
+        """The last anchor before a flight begins, if it can begin there and is used later."""
+        number = bisect_right(self._times, flight.begin + _SLACK) - 1
+        if number < 0 or flight.fixed:
+            return None
+        anchor = self._anchors[number]
+        if anchor.place >= self.first_use(flight.op) or not self._is_ready(flight.op, anchor.place):
+            return None
+        return anchor
+
+    def move(self, op: ir.Operation, anchor: Anchor) -> None:
+        """Lets a collective stand at an anchor."""
+        self._places[key_of(op)] = anchor.served_from
+
+    def itself(self, flight: Flight) -> Anchor:
+        """A collective as an anchor, for what has to be over before it begins."""
+        place = self._places[key_of(flight.op)]
+        return Anchor(-1, flight.op, place, (0,), flight.begin)
+
+    def alive_behind(self, op: ir.Operation, place: int) -> list[ir.Value]:
+        """A tensor that an op makes, or that is made of one, and that is used from a place on.
+
+        None is found where all that is made of it is used up before, or not there yet: the future
+        of an async_start stays in flight.
+        """
+        pending = list(op.results)
+        seen = set(pending)
+        for value in pending:
+            users = [use.owner.operation for use in value.uses]
+            before = [user for user in users if self._stands_before(user, place)]
+            can_wait = isinstance(value.type, ir.RankedTensorType) and not is_future(value)
+            if len(before) < len(users) and can_wait:
+                return [value]
+            for user in before:
+                fresh = [result for result in user.results if result not in seen]
+                seen.update(fresh)
+                pending += fresh
+            if len(pending) > _MOST_LOOKED_AT:
+                break
+        return []
+
+    def _stands_before(self, op: ir.Operation, place: int) -> bool:
+        at = place_of(op, self._places)
+        return at is not None and at < place
+
+    def first_use(self, op: ir.Operation) -> int:
+        """The place of the first op that uses an op's results; far behind all if none does."""
+        places = [
+            place_of(use.owner.operation, self._places)
+            for result in op.results
+            for use in result.uses
+        ]
+        return min((place for place in places if place is not None), default=len(self._places))
+
+    def _is_ready(self, op: ir.Operation, place: int) -> bool:
+        """Whether all that an op reads is made before a place."""
+        makers = (producer(operand) for operand in op.operands)
+        made = (self._places.get(key_of(maker), -1) for maker in makers if maker is not None)
+        return all(at < place for at in made)
+
+
+def place_of(op: ir.Operation, places: Places) -> int | None:
+    """The place of an op, or of the op of the block around it."""
+    current: ir.Operation | None = op
+    while current is not None:
+        place = places.get(key_of(current))
+        if place is not None:
+            return place
+        parent = current.parent
+        current = None if parent is None else parent.operation
+    return None
+
+
+def write_block(block: ScheduledBlock) -> None:
+    """Puts a block into the order of its schedule, with the fences that hold it."""
+    write_order(block.plan)
+    write_fences(block.plan, block.fences, block.anchors)
+
+
+def write_order(plan: BlockPlan) -> None:
+    """Moves the ops of a block into the order of its plan."""
+    end = terminator(plan.block)
+    for op in plan.order:
+        op.move_before(end)
+
+
+def write_fences(plan: BlockPlan, fences: Sequence[Fence], anchors: Sequence[Anchor]) -> int:
+    """Writes the fences of a block that is in the order of its plan; how many barriers it took."""
+    writer = _BlockWriter(plan, anchors)
+    return sum(writer.write(fence) for fence in fences)
+
+
+class _BlockWriter:
+    """Writes barriers into one block; places are those of the plan."""
+
+    def __init__(self, plan: BlockPlan, anchors: Sequence[Anchor]) -> None:
+        self._places = {key_of(op): place for place, op in enumerate(plan.order)}
+        self._now: dict[ir.Value, ir.Value] = {}  # what stands for values that went through
+        self._before = {key_of(a.op): a.place for a in anchors if a.operands}
+
+    def write(self, fence: Fence) -> bool:
+        """Writes a barrier where it holds anything."""
+        anchor = fence.anchor
+        through = [
+            (value, takes)
+            for value, takes in self._through(fence)
+            if any(takes(use.owner.operation) for use in value.uses)
+        ]
+        values = list(dict.fromkeys(value for value, _ in through))
+        if len(values) < 2:
+            return False
+        behind = not anchor.operands
+        point = ir.InsertionPoint.after(anchor.op) if behind else ir.InsertionPoint(anchor.op)
+        barrier = ir.Operation.create(
+            BARRIER,
+            results=[value.type for value in values],
+            operands=values,
+            loc=anchor.op.location,
+            ip=point,
+        )
+        for value, result in zip(values, barrier.results, strict=True):
+            self._now[value] = result
+            self._hand_over(value, result, [takes for other, takes in through if other == value])
+        last = barrier
+        for op in fence.begins:
+            op.move_after(last)
+            self._places[key_of(op)] = anchor.served_from
+            last = op
+        return True
+
+    def _through(self, fence: Fence) -> list[tuple[ir.Value, _Takes]]:
+        """What goes through a barrier, and who takes it from there."""
+        anchor = fence.anchor
+        begun = {key_of(op) for op in fence.begins}
+        through: list[tuple[ir.Value, _Takes]] = []
+        if not anchor.operands:
+            through.append((anchor.op.results[0], lambda op: True))
+        taken = self._anchored_from(anchor)
+        through += [(anchor.op.operands[number], taken) for number in anchor.operands]
+        for op in fence.begins:
+            through += [(operand, lambda op: key_of(op) in begun) for operand in op.operands]
+        through += [
+            (self._current(value), self._from(anchor.served_from)) for value in fence.awaits
+        ]
+        return through
+
+    def _current(self, value: ir.Value) -> ir.Value:
+        while value in self._now:
+            value = self._now[value]
+        return value
+
+    def _anchored_from(self, anchor: Anchor) -> _Takes:
+        """The op of an anchor, and those of later anchors."""
+        before, place, own = self._before, anchor.place, key_of(anchor.op)
+        return lambda op: before.get(key_of(op), -1) >= place or key_of(op) == own
+
+    def _from(self, place: int) -> _Takes:
+        def takes(op: ir.Operation) -> bool:
+            at = place_of(op, self._places)
+            return at is None or at >= place  # none: the last op
+
+        return takes
+
+    def _hand_over(self, value: ir.Value, result: ir.Value, takers: Sequence[_Takes]) -> None:
+        barrier = key_of(maker_of(result))
+        uses = [(use.owner.operation, use.operand_number) for use in value.uses]
+        for op, number in uses:
+            if key_of(op) != barrier and any(takes(op) for takes in takers):
+                self._set_operand(op, number, result)
+
+    def _set_operand(self, op: ir.Operation, number: int, value: ir.Value) -> None:
+        """An op without results stands for itself, and with other operands for another one."""
+        place = None if len(op.results) else self._places.pop(op, None)
+        op.operands[number] = value
+        if place is not None:
+            self._places[op] = place

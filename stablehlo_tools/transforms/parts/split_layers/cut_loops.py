@@ -28,9 +28,11 @@ from stablehlo_tools.dialect.names import MANUAL_COMPUTATION, WHILE
 from stablehlo_tools.dialect.traits import BRANCHES
 from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.values import key_of
-from stablehlo_tools.ir.walk import is_inside
-from stablehlo_tools.transforms.parts.split_layers.linked_loops import loops_ahead, loops_in
-from stablehlo_tools.transforms.parts.split_layers.marks import range_of
+from stablehlo_tools.ir.walk import is_inside, ops_named
+from stablehlo_tools.transforms.parts.split_layers.linked_loops import (
+    loops_ahead,
+    range_of,
+)
 
 Key = ir.Value | ir.Operation
 ROWS = DimTiling(0)
@@ -219,7 +221,7 @@ def _every(main: ir.Operation, effects: Effects) -> list[LayerLoop]:
             other = read_layer_loop(op, effects, weights=False)
             if other is not None and other.trips == loop.trips and carry in other.writes:
                 by_key[key_of(op)] = other
-    keys = map(key_of, loops_in(main))
+    keys = map(key_of, ops_named(main, {WHILE}))
     return [by_key[key] for key in keys if key in by_key]
 
 

@@ -1,27 +1,20 @@
-"""Which loops values come from, and which take them."""
+"""The loops of a program: which takes values of which, and which range of layers each goes over.
+
+Two loops are linked where one takes what the other gives, through ops but no third loop: a
+backward loop takes the residuals of its forward one. A loop that `split-layers` wrote has a mark
+that says which range it goes over, so that a later run, or a later pass, does not take it for a
+loop over all layers.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import WHILE
 from stablehlo_tools.ir.values import producer
-from stablehlo_tools.ir.walk import walk
 
-_WHILE = "stablehlo.while"
-
-
-def loops_in(root: ir.Operation) -> list[ir.Operation]:
-    """The `while` ops in the regions of an op, in the order of the text, an outer one first."""
-    loops: list[ir.Operation] = []
-
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        if op.name == _WHILE:
-            loops.append(op)
-        return ir.WalkResult.ADVANCE
-
-    walk(root, visit)
-    return loops
+RANGE = "stablehlo_tools.range"
 
 
 def loops_ahead(values: Iterable[ir.Value]) -> Iterator[tuple[ir.Operation, int]]:
@@ -33,7 +26,7 @@ def loops_ahead(values: Iterable[ir.Value]) -> Iterator[tuple[ir.Operation, int]
         if maker is None or value in seen:
             continue
         seen.add(value)
-        if maker.name == _WHILE:
+        if maker.name == WHILE:
             yield maker, ir.OpResult(value).result_number
         else:
             pending += maker.operands
@@ -45,10 +38,23 @@ def loops_behind(value: ir.Value) -> Iterator[tuple[ir.Operation, int]]:
     while pending:
         for use in pending.pop().uses:
             op = use.owner.operation
-            if op.name == _WHILE:
+            if op.name == WHILE:
                 yield op, use.operand_number
                 continue
             for result in op.results:
                 if result not in seen:
                     seen.add(result)
                     pending.append(result)
+
+
+def mark(loop: ir.Operation, number: int) -> None:
+    """Says which range, counted in the order of the rows, a loop goes over."""
+    type_ = ir.IntegerType.get_signless(64, loop.context)
+    loop.attributes[RANGE] = ir.IntegerAttr.get(type_, number)
+
+
+def range_of(loop: ir.Operation) -> int | None:
+    """The range that a loop goes over; None for other loops."""
+    if RANGE not in loop.attributes:
+        return None
+    return ir.IntegerAttr(loop.attributes[RANGE]).value

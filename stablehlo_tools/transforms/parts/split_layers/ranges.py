@@ -36,7 +36,7 @@ from stablehlo_tools.transforms.parts.split_layers.cut_loops import (
     rows_of,
     stacks,
 )
-from stablehlo_tools.transforms.parts.split_layers.marks import mark
+from stablehlo_tools.transforms.parts.split_layers.linked_loops import mark
 
 _CONSTRAINT = "sdy.sharding_constraint"
 _UPDATE = "stablehlo.dynamic_update_slice"
