@@ -64,7 +64,10 @@ from stablehlo_tools.passes.native_passes import NativePasses
 from stablehlo_tools.transforms.parts.partition.border import (
     Border,
     Signature,
+    UnreducedBorder,
+    check_sums,
     make_border_even,
+    sum_everywhere,
     warn_of_uneven,
 )
 from stablehlo_tools.transforms.parts.partition.dividing import (
@@ -89,11 +92,6 @@ from stablehlo_tools.transforms.parts.partition.preparation import (
     one_mesh,
     prepare,
     rename_meshes,
-)
-from stablehlo_tools.transforms.parts.partition.unreduced import (
-    UnreducedBorder,
-    check_sums,
-    sum_everywhere,
 )
 
 # Shardy's passes, and why each stands where it does.

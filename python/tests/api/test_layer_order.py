@@ -35,7 +35,7 @@ from stablehlo_tools import LayerOrder, ToolError, find_layer_order
 from stablehlo_tools import to_layer_order as in_layers
 from stablehlo_tools import to_pipeline_order as in_pipeline
 from stablehlo_tools.cli.main import main as run
-from stablehlo_tools.transforms.parts.expand_pipeline.chunks import Chunks
+from stablehlo_tools.transforms.parts.expand_pipeline.expansion_plan import Chunks
 from stablehlo_tools.transforms.parts.expand_pipeline.stacks import rounds
 
 LAYERS, BATCH, WIDTH, INNER = 8, 8, 8, 16

@@ -18,10 +18,12 @@ from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.values import has_uses, splat_of
 from stablehlo_tools.ir.while_loop import CountedLoop
 from stablehlo_tools.schedules.lockstep import Cell, Direction, Lockstep
-from stablehlo_tools.transforms.parts.expand_pipeline.chunks import RANK_DIMENSION
-from stablehlo_tools.transforms.parts.expand_pipeline.expansion_plan import Pipelined, Plan
-from stablehlo_tools.transforms.parts.expand_pipeline.head import Training
-from stablehlo_tools.transforms.parts.expand_pipeline.layer_phase import Phase
+from stablehlo_tools.transforms.parts.expand_pipeline.expansion_plan import (
+    RANK_DIMENSION,
+    Pipelined,
+    Plan,
+)
+from stablehlo_tools.transforms.parts.expand_pipeline.layer_phase import Phase, Training
 from stablehlo_tools.transforms.parts.expand_pipeline.region import Region
 from stablehlo_tools.transforms.parts.expand_pipeline.stack_orders import StackOrder, put_in_order
 from stablehlo_tools.transforms.parts.expand_pipeline.stacks import Stacks

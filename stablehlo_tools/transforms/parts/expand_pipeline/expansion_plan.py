@@ -1,13 +1,20 @@
-"""Which loops over layers become pipelines, and on which schedule; writes nothing.
+"""Which loops over layers become pipelines, on which schedule, and which layers lie on which rank.
 
 `plan_expansion` finds the mesh axis, the loops and the batch, checks what the pass demands (P1 to
-P7), and pairs a forward with its backward loop for 1F1B. `explained` tells the user of it.
+P7), and pairs a forward with its backward loop for 1F1B; it writes nothing. `explained` tells the
+user of it.
+
+The layers are cut into `ranks * repeats` chunks of consecutive ones; chunk p lies on rank p mod
+`ranks`. Where the layers do not divide evenly, the first chunks have one more, and the others end
+in a row of zeros that is never read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import accumulate
 
 import numpy as np
 
@@ -30,11 +37,55 @@ from stablehlo_tools.schedules.lockstep import (
     forward_lockstep,
     training_lockstep,
 )
-from stablehlo_tools.transforms.parts.expand_pipeline.chunks import Chunks
-from stablehlo_tools.transforms.parts.expand_pipeline.head import Training, plan_head
-from stablehlo_tools.transforms.parts.expand_pipeline.layer_phase import Phase
+from stablehlo_tools.transforms.parts.expand_pipeline.layer_phase import Phase, Training, plan_head
 from stablehlo_tools.transforms.parts.expand_pipeline.microbatches import Cut, find_cut
 from stablehlo_tools.transforms.parts.expand_pipeline.region import Axis
+
+RANK_DIMENSION = 1  # of a stack that is spread over the ranks: [repeats, ranks, …]
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """How `trips` iterations of a layer loop lie on the ranks."""
+
+    ranks: int
+    repeats: int
+    trips: int
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """The iterations of each chunk."""
+        count = self.ranks * self.repeats
+        return tuple(self.trips // count + (p < self.trips % count) for p in range(count))
+
+    @cached_property
+    def firsts(self) -> tuple[int, ...]:
+        """The first iteration of each chunk."""
+        return tuple(accumulate(self.sizes, initial=0))[:-1]
+
+    @property
+    def longest(self) -> int:
+        """The iterations of the largest chunk."""
+        return self.sizes[0]
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all chunks have as many."""
+        return self.sizes[0] == self.sizes[-1]
+
+    def order(self) -> list[int]:
+        """The iterations in the order in which the ranks hold them: rank 0's first.
+
+        For uneven chunks, -1 stands for a row that fills a chunk up.
+        """
+        rows: list[int] = []
+        for rank in range(self.ranks):
+            for chunk in range(self.repeats):
+                p = chunk * self.ranks + rank
+                taken = range(self.firsts[p], self.firsts[p] + self.sizes[p])
+                rows += [*taken, *[-1] * (self.longest - self.sizes[p])]
+        return rows
+
 
 _BY_INDEX = frozenset({"stablehlo.gather", "stablehlo.scatter"})
 

@@ -35,8 +35,7 @@ from stablehlo_tools.dialect.traits import BRANCHES
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.values import CONSTANTS, is_float, is_splat, producer, value_of
 from stablehlo_tools.ir.walk import entry_function
-from stablehlo_tools.transforms.parts.expand_pipeline.chunks import Chunks
-from stablehlo_tools.transforms.parts.expand_pipeline.expansion_plan import Plan
+from stablehlo_tools.transforms.parts.expand_pipeline.expansion_plan import Chunks, Plan
 from stablehlo_tools.transforms.parts.expand_pipeline.layer_phase import Phase
 from stablehlo_tools.transforms.parts.expand_pipeline.region import Axis
 

@@ -30,7 +30,7 @@ from stablehlo_tools.dialect.traits import ELEMENTWISE
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.values import has_uses, maker_of, producer
 from stablehlo_tools.ir.walk import FUNCTION
-from stablehlo_tools.transforms.parts.expand_pipeline.chunks import RANK_DIMENSION, Chunks
+from stablehlo_tools.transforms.parts.expand_pipeline.expansion_plan import RANK_DIMENSION, Chunks
 from stablehlo_tools.transforms.parts.expand_pipeline.region import Axis, Region, channel_handle
 from stablehlo_tools.transforms.parts.one_part import apart
 

@@ -21,7 +21,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.while_loop import CountedLoop
 from stablehlo_tools.schedules.lockstep import Direction
-from stablehlo_tools.transforms.parts.expand_pipeline.chunks import RANK_DIMENSION, Chunks
+from stablehlo_tools.transforms.parts.expand_pipeline.expansion_plan import RANK_DIMENSION, Chunks
 from stablehlo_tools.transforms.parts.expand_pipeline.layer_phase import Phase, RowRead, RowWrite
 from stablehlo_tools.transforms.parts.expand_pipeline.region import Region, without_axis
 from stablehlo_tools.transforms.parts.expand_pipeline.stacks import Stacks, row_shape

@@ -1,25 +1,208 @@
-"""What `main` looks like from outside, and how its arguments and results are divided."""
+"""The border of `main`: how arguments and results are divided outside, and what is given back.
+
+Inside, every value of which each device holds a part of the sum (`unreduced={"x"}` in a sharding)
+is summed where it is made. At the border the parts stay parts: an argument is summed first, and of
+a result that is to be left in parts each device keeps its own part, or the first device along the
+axes all of it and the others zeros.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stablehlo_tools import bindings
-from stablehlo_tools.analysis.shardings import sharding_per_value
+from stablehlo_tools.analysis.reducers import reducer_kind
+from stablehlo_tools.analysis.shardings import manual_axes, sharding_per_value
 from stablehlo_tools.analysis.tensor_shardings import (
     SHARDING,
+    Axes,
     Dims,
     ValueShardings,
     function_sharding,
     rank_of,
 )
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.diagnostics import Diagnostics
-from stablehlo_tools.ir.builder import Builder, shape_of
+from stablehlo_tools.diagnostics import Diagnostics, ToolError
+from stablehlo_tools.dialect.names import BARRIER, MANUAL_COMPUTATION
+from stablehlo_tools.dialect.traits import Trait, ops_with_any, traits_of
+from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.carriers import append_to_terminator, drop_from_terminator
 from stablehlo_tools.ir.inline import wrap_body
-from stablehlo_tools.ir.walk import terminator
-from stablehlo_tools.transforms.parts.partition.unreduced import UnreducedBorder
+from stablehlo_tools.ir.values import maker_of, producer
+from stablehlo_tools.ir.walk import ops_named, terminator, walk
+from stablehlo_tools.transforms.parts.partition.local_body import (
+    DeviceOffsets,
+    all_reduce,
+    dense_groups,
+)
+from stablehlo_tools.transforms.parts.partition.preparation import WITH_SHARDINGS
+
+# Ops that carry each value on as it is.
+_CARRIERS = ops_with_any(Trait.BRANCH | Trait.LOOP) | {BARRIER, "stablehlo.return"}
+_UNREDUCED = re.compile(r", unreduced=\w*\{[^}]*\}")
+_REDUCERS = {"sum": "add", "max": "maximum", "min": "minimum"}
+
+
+@dataclass(frozen=True)
+class Unreduced:
+    """The axes along which devices hold parts of a value, and how parts are combined."""
+
+    axes: Axes = ()
+    reduction: str = "sum"
+
+    @staticmethod
+    def of(attribute: ir.Attribute | None, shardings: ValueShardings) -> Unreduced:
+        """What a sharding leaves in parts."""
+        if attribute is None:
+            return Unreduced()
+        axes = shardings.unreduced_axes(attribute)
+        return Unreduced(axes, str(bindings.TensorShardingAttr(attribute).reduction_op))
+
+
+@dataclass(frozen=True)
+class UnreducedBorder:
+    """What is in parts of the arguments and results of `main`."""
+
+    arguments: Sequence[Unreduced]
+    results: Sequence[Unreduced]
+
+    @staticmethod
+    def of(main: ir.Operation, shardings: ValueShardings) -> UnreducedBorder:
+        """As the signature says it."""
+        block = main.regions[0].blocks[0]
+        sides = (("arg_attrs", block.arguments), ("res_attrs", terminator(block).operands))
+        return UnreducedBorder(
+            *(
+                [Unreduced.of(function_sharding(main, k, n), shardings) for n in range(len(side))]
+                for k, side in sides
+            )
+        )
+
+    def cross(self, main: ir.Operation, shardings: ValueShardings, channel: int) -> None:
+        """Combines the arguments' parts in a body for one device, and leaves the results' parts."""
+        if not any(each.axes for each in (*self.arguments, *self.results)):
+            return
+        block = main.regions[0].blocks[0]
+        arguments = list(block.arguments)
+        offsets = DeviceOffsets(block, shardings.axes, main.location)
+        after_partition = block.operations[1].operation
+        for argument, parts in zip(arguments, self.arguments, strict=True):
+            if parts.axes:
+                build = Builder(ir.InsertionPoint(after_partition), main.location)
+                reducer = _REDUCERS[parts.reduction]
+                groups = shardings.axes.groups(parts.axes)
+                whole = all_reduce(build, argument, groups, reducer, channel)
+                channel += 1
+                argument.replace_all_uses_except(whole, [maker_of(whole)])
+        end = terminator(block)
+        build = Builder(ir.InsertionPoint(end), main.location)
+        for number, parts in enumerate(self.results):
+            if parts.axes and parts.reduction == "sum":
+                end.operands[number] = _part(
+                    build, end.operands[number], parts.axes, shardings, offsets
+                )
+        offsets.finish()
+
+
+def _part(
+    build: Builder,
+    value: ir.Value,
+    axes: Axes,
+    shardings: ValueShardings,
+    offsets: DeviceOffsets,
+) -> ir.Value:
+    """A device's part of a value that all hold: what was summed, or all of it on the first."""
+    maker = producer(value)
+    if maker is not None and maker.name == "stablehlo.all_reduce" and len(maker.results) == 1:
+        summed = reducer_kind(maker.regions[0].blocks[0]) == "add"
+        groups = dense_groups(shardings.axes.groups(axes), build.context)
+        alone = len(list(value.uses)) == 1
+        if summed and alone and maker.attributes["replica_groups"] == groups:
+            return maker.operands[0]
+    first = offsets.by_position(axes, [1] + [0] * (shardings.axes.size(axes) - 1))
+    holds = build.compare("EQ", first, build.splat(1, [], element_of(first)))
+    element = element_of(value)
+    if isinstance(element, ir.FloatType | ir.IntegerType):
+        zeros = build.splat(0, shape_of(value), element)
+    else:
+        real = build.splat(0, shape_of(value), ir.F32Type.get(build.context))
+        zeros = build.op("convert", [real], value.type)
+    return build.op("select", [holds, value, zeros], value.type)
+
+
+def check_sums(module: ir.Module, shardings: ValueShardings) -> None:
+    """Raises a located ToolError for an op of which it is not clear that it can work on parts of a
+    sum, where operands and results are in parts (P6)."""
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        if not op.name.startswith("stablehlo.") or op.name in _CARRIERS:
+            return ir.WalkResult.ADVANCE
+        parts = [shardings.unreduced(operand) for operand in op.operands]
+        after = [axis for result in op.results for axis in shardings.unreduced(result)]
+        shared = [shardings.axes.overlap(axes, after) for axes in parts]
+        if any(shared) and not _is_linear(op, shared):
+            raise ToolError(
+                f"{op.name} takes and gives parts of sums, and is not linear in them: which sum "
+                "its result is a part of depends on what each device holds; partition needs the "
+                "operand summed first, by a sharding constraint without unreduced axes (P6)",
+                op.location,
+            )
+        return ir.WalkResult.ADVANCE
+
+    walk(module.operation, visit)
+
+
+def _is_linear(op: ir.Operation, parts: Sequence[bool]) -> bool:
+    if Trait.LINEAR_IN_FIRST in traits_of(op.name):
+        return parts[0] and not any(parts[1:])
+    if Trait.LINEAR_IN_ALL in traits_of(op.name):
+        return all(parts)
+    return Trait.LINEAR_IN_EACH in traits_of(op.name) and sum(parts) == 1
+
+
+def sum_everywhere(module: ir.Module, shardings: ValueShardings, channel: int) -> None:
+    """Lets every sharding of the module say that values are whole sums, in place; what a manual
+    computation gives in parts is summed inside it.
+
+    Raises a located ToolError for a manual computation that takes parts.
+    """
+    for op in ops_named(module.operation, {MANUAL_COMPUTATION}):
+        channel = _sum_results(op, shardings, channel)
+
+    def strip(op: ir.Operation) -> ir.WalkResult:
+        for name in WITH_SHARDINGS:
+            attribute = op.attributes.get(name)
+            if attribute is not None and _UNREDUCED.search(text := str(attribute)):
+                op.attributes[name] = ir.Attribute.parse(_UNREDUCED.sub("", text), op.context)
+        return ir.WalkResult.ADVANCE
+
+    walk(module.operation, strip)
+
+
+def _sum_results(computation: ir.Operation, shardings: ValueShardings, channel: int) -> int:
+    """Sums inside what a manual computation gives in parts; the next free channel handle."""
+    own = manual_axes(computation)
+    for number, attribute in enumerate(sharding_per_value(computation.attributes["in_shardings"])):
+        if any(axis.name in own for axis in shardings.unreduced_axes(attribute)):
+            raise ToolError(
+                f"a manual computation takes operand {number} in parts of a sum, {attribute}, and "
+                "what it does with them can depend on which part is where: partition needs the "
+                "operand whole, and a sum of the parts where they are made (P6)",
+                computation.location,
+            )
+    end = terminator(computation.regions[0].blocks[0])
+    for number, attribute in enumerate(sharding_per_value(computation.attributes["out_shardings"])):
+        parts = Unreduced.of(attribute, shardings)
+        axes = tuple(axis for axis in parts.axes if axis.name in own)
+        if axes:
+            build = Builder(ir.InsertionPoint(end), computation.location)
+            groups = shardings.axes.groups(axes)
+            reducer = _REDUCERS[parts.reduction]
+            end.operands[number] = all_reduce(build, end.operands[number], groups, reducer, channel)
+            channel += 1
+    return channel
 
 
 @dataclass(frozen=True)
