@@ -4,6 +4,9 @@ A communicating op is a collective (`all_gather` … `collective_broadcast`), a 
 host transfer (`send`, `recv`, `infeed`, `outfeed`), or a `custom_call` with a side effect or a
 token. An `async_start` stands for the collective in its region, one of jax's explicit starts
 (`custom_call @"all-gather-start"`) for the collective that its configuration describes.
+
+Channels: above 0, one makes the ids of groups and pairs count partitions or processes; 0, like no
+handle at all, lets them count replicas (`replica_groups`). So 0 stays 0.
 """
 
 from __future__ import annotations
@@ -447,3 +450,35 @@ def _stablehlo_mesh(attribute: ir.Attribute) -> DeviceMesh:
     if isinstance(mesh.device_ids, ir.Attribute):
         ids = tuple(int(i) for i in np.array(ir.DenseIntElementsAttr(mesh.device_ids)).ravel())
     return DeviceMesh(tuple((a.name, a.size) for a in axes), ids)
+
+
+_HANDLE = "channel_handle"
+_PAIRED = frozenset({"stablehlo.send", "stablehlo.recv"})  # a channel is what makes them meet
+
+
+def next_channel(module: ir.Module) -> int:
+    """A number above all that the module uses."""
+    return max((collective.channel_id for collective in find_collectives(module)), default=0) + 1
+
+
+def channel_number(op: ir.Operation) -> int:
+    """The number of an op's channel, 0 where it has none."""
+    handle = op.attributes.get(_HANDLE)
+    return 0 if handle is None else bindings.ChannelHandle(handle).handle
+
+
+class Channels:
+    """Hands out channels that no op of the module has."""
+
+    def __init__(self, module: ir.Module) -> None:
+        self._next = next_channel(module)
+
+    def renew(self, copy: ir.Operation) -> None:
+        """Gives a copy of an op a channel of its own where it has one; ids count what they did."""
+        if channel_number(copy) <= 0 or copy.name in _PAIRED:
+            return
+        channel_type = bindings.ChannelHandle(copy.attributes[_HANDLE]).channel_type
+        copy.attributes[_HANDLE] = bindings.ChannelHandle.get(
+            self._next, channel_type, copy.context
+        )
+        self._next += 1

@@ -36,7 +36,7 @@ from stablehlo_tools.analysis.elements.links import (
     reach_of,
 )
 from stablehlo_tools.analysis.elements.moves import moves_of, scattered
-from stablehlo_tools.analysis.trip_counts import comparison_direction
+from stablehlo_tools.analysis.loops import comparison_direction
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.integer_arithmetic import MIRRORED
 from stablehlo_tools.dialect.names import (

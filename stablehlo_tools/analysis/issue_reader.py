@@ -23,8 +23,8 @@ from stablehlo_tools.analysis.compiler_hazards import Surroundings
 from stablehlo_tools.analysis.dependence import GIVEN, NOTHING, VARIES, Dependence
 from stablehlo_tools.analysis.forced_dependence import Transfer, constant_elements, has_no_elements
 from stablehlo_tools.analysis.liveness import Deletable, surviving_values
+from stablehlo_tools.analysis.loops import constant_trips
 from stablehlo_tools.analysis.rendezvous import Rendezvousing, is_host_transfer
-from stablehlo_tools.analysis.trip_counts import constant_trips
 from stablehlo_tools.analysis.uniformity import Uniformity, Variation, number_classes
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import to_place

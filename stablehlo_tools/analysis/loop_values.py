@@ -17,7 +17,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from stablehlo_tools.analysis.device_arithmetic import (
+from stablehlo_tools.analysis.device_values import (
     COMPUTED,
     SCALAR_OPS,
     Values,
@@ -26,9 +26,9 @@ from stablehlo_tools.analysis.device_arithmetic import (
     scalar_result,
     scalar_rows,
 )
-from stablehlo_tools.analysis.loops import LoopBody
-from stablehlo_tools.analysis.trip_counts import (
+from stablehlo_tools.analysis.loops import (
     Known,
+    LoopBody,
     constant_integer,
     counted,
     is_integer_scalar,

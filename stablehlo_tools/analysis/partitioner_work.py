@@ -20,8 +20,7 @@ from dataclasses import dataclass
 
 from stablehlo_tools.analysis.collectives import ModuleFacts, meshes_of
 from stablehlo_tools.analysis.entry import is_per_device
-from stablehlo_tools.analysis.shardings import manual_axes, sharding_per_value
-from stablehlo_tools.analysis.tensor_shardings import SHARDING
+from stablehlo_tools.analysis.shardings import SHARDING, manual_axes, sharding_per_value
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.gspmd import is_gspmd, is_round_trip
 from stablehlo_tools.dialect.names import BARRIER, CONSTANT, MANUAL_COMPUTATION, PARTITION_ID

@@ -23,7 +23,7 @@ from stablehlo_tools.analysis.collectives import (
     ModuleFacts,
     classify_communication,
 )
-from stablehlo_tools.analysis.device_arithmetic import (
+from stablehlo_tools.analysis.device_values import (
     COMPUTED,
     SCALAR_OPS,
     Values,
@@ -33,12 +33,12 @@ from stablehlo_tools.analysis.device_arithmetic import (
     scalar_rows,
 )
 from stablehlo_tools.analysis.loop_values import IterationValues, Series
-from stablehlo_tools.analysis.replica_groups import AxisRef, mesh_axes_groups
-from stablehlo_tools.analysis.shardings import manual_axes, sharding_axes, sharding_per_value
-from stablehlo_tools.analysis.trip_counts import (
+from stablehlo_tools.analysis.loops import (
     constant_integer,
     trip_count,
 )
+from stablehlo_tools.analysis.replica_groups import AxisRef, mesh_axes_groups
+from stablehlo_tools.analysis.shardings import manual_axes, sharding_axes, sharding_per_value
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.custom_calls import is_async_done
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION, WHILE

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from stablehlo_tools import bindings
-from stablehlo_tools.analysis.shardings import sharding_axes
-from stablehlo_tools.analysis.tensor_shardings import Axes, axes_in, function_sharding
+from stablehlo_tools.analysis.shardings import Axes, axes_in, function_sharding, sharding_axes
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, first_line
 from stablehlo_tools.ir.walk import main_function

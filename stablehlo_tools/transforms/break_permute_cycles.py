@@ -44,8 +44,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from stablehlo_tools.analysis.channels import Channels
-from stablehlo_tools.analysis.collectives import Collective, ModuleFacts, find_collectives
+from stablehlo_tools.analysis.collectives import Channels, Collective, ModuleFacts, find_collectives
 from stablehlo_tools.analysis.permute_pairs import (
     PAIRS,
     PERMUTE,

@@ -75,8 +75,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from stablehlo_tools.analysis.channels import next_channel
-from stablehlo_tools.analysis.collectives import Collective, ModuleFacts, find_collectives
+from stablehlo_tools.analysis.collectives import (
+    Collective,
+    ModuleFacts,
+    find_collectives,
+    next_channel,
+)
 from stablehlo_tools.analysis.permute_pairs import (
     PERMUTE,
     check_min_bytes,

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Set
 
 from stablehlo_tools.analysis.collectives import Collective, element_bits, tensor_bytes
-from stablehlo_tools.analysis.dead_uses import OPAQUE
+from stablehlo_tools.analysis.liveness import OPAQUE
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.custom_calls import is_async_done, is_future

@@ -46,8 +46,8 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from stablehlo_tools.analysis.channels import next_channel
-from stablehlo_tools.analysis.tensor_shardings import MeshAxes, ValueShardings
+from stablehlo_tools.analysis.collectives import next_channel
+from stablehlo_tools.analysis.shardings import MeshAxes, ValueShardings
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostics, ToolError
 from stablehlo_tools.ir.inline import inline_all_calls

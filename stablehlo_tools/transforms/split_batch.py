@@ -47,7 +47,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from stablehlo_tools.analysis.channels import Channels
+from stablehlo_tools.analysis.collectives import Channels
 from stablehlo_tools.analysis.dimension_propagation.propagation import Graph, Meeting
 from stablehlo_tools.analysis.dimension_propagation.seeds import (
     fewer_parts,

@@ -14,7 +14,7 @@ from stablehlo_tools.analysis.dimension_propagation.propagation import Graph
 from stablehlo_tools.analysis.dimension_propagation.seeds import try_seeds
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
 from stablehlo_tools.analysis.effects import Effects
-from stablehlo_tools.analysis.layer_loops import LayerLoop, layer_loops
+from stablehlo_tools.analysis.loop_carries import LayerLoop, layer_loops
 from stablehlo_tools.analysis.partial_sums import PartialSums
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.ir.inline import inline_all_calls

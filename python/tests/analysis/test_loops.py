@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stablehlo_tools.analysis.effects import Effects
-from stablehlo_tools.analysis.loops import LoopBody
-from stablehlo_tools.analysis.trip_counts import constant_integer, counted
+from stablehlo_tools.analysis.loops import LoopBody, constant_integer, counted
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.walk import functions_by_name

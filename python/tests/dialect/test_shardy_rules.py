@@ -10,7 +10,7 @@ from models.zoo import MODELS
 from shardy_rules import NO_RULE, differences
 
 from stablehlo_tools import bindings
-from stablehlo_tools.analysis.sharding_rules import rule_of
+from stablehlo_tools.analysis.shardings import rule_of
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimensions import dimensions_of

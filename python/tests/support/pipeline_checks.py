@@ -25,8 +25,8 @@ from widened import is_float, wide, widened
 
 import stablehlo_tools
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts, find_collectives
+from stablehlo_tools.analysis.loops import constant_integer, counted
 from stablehlo_tools.analysis.replica_groups import DeviceMesh, ProcessGroups
-from stablehlo_tools.analysis.trip_counts import constant_integer, counted
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.inline import inline_all_calls

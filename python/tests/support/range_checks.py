@@ -9,7 +9,7 @@ from jax.export import Exported
 from layer_scan_zoo import Case
 
 from stablehlo_tools.analysis.effects import Effects
-from stablehlo_tools.analysis.layer_loops import layer_loops
+from stablehlo_tools.analysis.loop_carries import layer_loops
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.inline import inline_all_calls

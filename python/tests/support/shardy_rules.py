@@ -32,7 +32,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from stablehlo_tools.analysis.reducers import reducer_kind
-from stablehlo_tools.analysis.sharding_rules import ShardingRule
+from stablehlo_tools.analysis.shardings import ShardingRule
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimension_numbers import conv_numbers
 from stablehlo_tools.dialect.factors import Along, Factor, FactorRole, OpDimensions

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import export, lax
 
-from stablehlo_tools.analysis.channels import Channels
+from stablehlo_tools.analysis.collectives import Channels
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims, Graph, propagate
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
 from stablehlo_tools.artifacts import artifact

@@ -25,12 +25,12 @@ from stablehlo_tools.analysis.demand.zeros import (
     merged,
     updated,
 )
-from stablehlo_tools.analysis.device_arithmetic import (
+from stablehlo_tools.analysis.device_values import (
     COMPUTED,
+    DeviceValues,
     apply,
     element_dtype,
 )
-from stablehlo_tools.analysis.device_values import DeviceValues
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimensions import static_shape
 from stablehlo_tools.dialect.names import BARRIER, DYNAMIC_UPDATE_SLICE, WHILE

@@ -47,7 +47,7 @@ from stablehlo_tools.analysis.demand.program import (
 )
 from stablehlo_tools.analysis.demand.zeros import taken, window
 from stablehlo_tools.analysis.effects import Effects
-from stablehlo_tools.analysis.trip_counts import trip_count
+from stablehlo_tools.analysis.loops import trip_count
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.custom_calls import is_annotation
 from stablehlo_tools.dialect.names import BARRIER, SELECT, WHILE

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts, classify_communication
 from stablehlo_tools.analysis.dataflow import Node, handed_on
 from stablehlo_tools.analysis.demand.program import Access, DimMap, Need, Program, TrackedDims
-from stablehlo_tools.analysis.device_arithmetic import apply, clamped_starts
+from stablehlo_tools.analysis.device_values import apply, clamped_starts
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import (
     COLLECTIVE_PERMUTE,

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from stablehlo_tools.analysis.device_arithmetic import COMPUTED, Values, element_dtype, evaluated
-from stablehlo_tools.analysis.trip_counts import comparison_direction
+from stablehlo_tools.analysis.device_values import COMPUTED, Values, element_dtype, evaluated
+from stablehlo_tools.analysis.loops import comparison_direction
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.integer_arithmetic import HOLD_OF_EQUALS
 from stablehlo_tools.dialect.reducers import absorbing_integer

@@ -12,7 +12,7 @@ from itertools import combinations, product
 
 import numpy as np
 
-from stablehlo_tools.analysis.device_arithmetic import clamped_starts
+from stablehlo_tools.analysis.device_values import clamped_starts
 from stablehlo_tools.analysis.elements.boxes import (
     Box,
     Shape,

@@ -21,6 +21,7 @@ from stablehlo_tools.analysis.collectives import (
     tensor_bytes,
 )
 from stablehlo_tools.analysis.device_values import DeviceValues
+from stablehlo_tools.analysis.loops import constant_integer, counter_of
 from stablehlo_tools.analysis.pipelines.lockstep_match import (
     ReadDirection,
     read_direction,
@@ -39,7 +40,6 @@ from stablehlo_tools.analysis.pipelines.tick_loops import (
     tick_loop,
 )
 from stablehlo_tools.analysis.shardings import manual_axes
-from stablehlo_tools.analysis.trip_counts import constant_integer, counter_of
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.ir.walk import walk

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts, tensor_bytes
 from stablehlo_tools.analysis.device_values import DeviceValues
+from stablehlo_tools.analysis.loops import Counter, constant_integer, counted, known_integer
 from stablehlo_tools.analysis.pipelines.rank_tables import Column, MeshAxis, RankTable, rank_table
-from stablehlo_tools.analysis.trip_counts import Counter, constant_integer, counted, known_integer
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import (
     COLLECTIVE_PERMUTE,

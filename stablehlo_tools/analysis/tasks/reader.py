@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence, Set
 
 from stablehlo_tools.analysis.collectives import Collective, classify_communication
+from stablehlo_tools.analysis.loops import constant_integer, trip_count
 from stablehlo_tools.analysis.tasks.nodes import Body, Node, Ref, Role
 from stablehlo_tools.analysis.tasks.op_work import (
     TINY,
@@ -18,7 +19,6 @@ from stablehlo_tools.analysis.tasks.op_work import (
     op_work,
     short_name,
 )
-from stablehlo_tools.analysis.trip_counts import constant_integer, trip_count
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.kernels import WorkKind
 from stablehlo_tools.diagnostics import ToolError, to_place

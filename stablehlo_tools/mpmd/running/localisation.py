@@ -19,8 +19,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from stablehlo_tools.analysis.collectives import ModuleFacts
-from stablehlo_tools.analysis.shardings import sharding_axes, sharding_per_value
-from stablehlo_tools.analysis.tensor_shardings import MeshAxes, ValueShardings
+from stablehlo_tools.analysis.shardings import (
+    MeshAxes,
+    ValueShardings,
+    sharding_axes,
+    sharding_per_value,
+)
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION

@@ -29,7 +29,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts, find_collectives
-from stablehlo_tools.analysis.trip_counts import constant_integer
+from stablehlo_tools.analysis.loops import constant_integer
 from stablehlo_tools.artifacts.artifact import to_text
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, note

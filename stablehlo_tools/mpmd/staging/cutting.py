@@ -21,7 +21,7 @@ import numpy as np
 
 from stablehlo_tools.analysis.dataflow import Dataflow, Node
 from stablehlo_tools.analysis.effects import Effects
-from stablehlo_tools.analysis.layer_loops import LayerLoop
+from stablehlo_tools.analysis.loop_carries import LayerLoop
 from stablehlo_tools.analysis.loops import FORMATTING
 from stablehlo_tools.analysis.tasks.op_work import bytes_of
 from stablehlo_tools.bindings import ir

@@ -26,8 +26,12 @@ from stablehlo_tools.analysis.dataflow import Dataflow, Node
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.loop_carries import is_accumulated
 from stablehlo_tools.analysis.loop_values import LoopIndices
-from stablehlo_tools.analysis.loops import LoopBody
-from stablehlo_tools.analysis.trip_counts import constant_trips, is_integer_scalar, known_integer
+from stablehlo_tools.analysis.loops import (
+    LoopBody,
+    constant_trips,
+    is_integer_scalar,
+    known_integer,
+)
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import (
     ADD,

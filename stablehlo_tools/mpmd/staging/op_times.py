@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from stablehlo_tools.analysis.collectives import Collective, classify_communication
+from stablehlo_tools.analysis.loops import constant_trips
 from stablehlo_tools.analysis.tasks.graph import TracedGraph, traced_task_graph
 from stablehlo_tools.analysis.tasks.op_work import bytes_of, op_work, short_name
-from stablehlo_tools.analysis.trip_counts import constant_trips
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.clock import Clock
 from stablehlo_tools.cost.hardware import Hardware

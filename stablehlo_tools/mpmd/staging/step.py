@@ -21,8 +21,7 @@ from stablehlo_tools.analysis.collectives import classify_communication
 from stablehlo_tools.analysis.dataflow import Dataflow, Node
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.loop_carries import Accumulator, Link, LoopCarries
-from stablehlo_tools.analysis.loops import COSTLY, LoopBody
-from stablehlo_tools.analysis.trip_counts import counted, known_integer
+from stablehlo_tools.analysis.loops import COSTLY, LoopBody, counted, known_integer
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, note
 from stablehlo_tools.dialect.names import (

@@ -22,8 +22,14 @@ from math import prod
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts, find_collectives
 from stablehlo_tools.analysis.replica_groups import DeviceMesh, GroupMode
-from stablehlo_tools.analysis.shardings import sharding_axes, sharding_per_value
-from stablehlo_tools.analysis.tensor_shardings import SHARDING, Dims, MeshAxes, ValueShardings
+from stablehlo_tools.analysis.shardings import (
+    SHARDING,
+    Dims,
+    MeshAxes,
+    ValueShardings,
+    sharding_axes,
+    sharding_per_value,
+)
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostics, ToolError
 from stablehlo_tools.dialect.collectives import EXCHANGE_GROUPED, REDUCTION_GROUPED, TRANSFERS

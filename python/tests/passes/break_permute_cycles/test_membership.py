@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from named_ops import NamedOps, read, refused
 
-from stablehlo_tools.analysis.trip_counts import comparison_direction
+from stablehlo_tools.analysis.loops import comparison_direction
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.values import maker_of
 from stablehlo_tools.transforms.parts.break_permute_cycles.membership import Membership

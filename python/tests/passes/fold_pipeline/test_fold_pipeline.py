@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax.export import Exported
 
 import stablehlo_tools
-from stablehlo_tools.analysis.trip_counts import constant_integer, counted
+from stablehlo_tools.analysis.loops import constant_integer, counted
 from stablehlo_tools.artifacts.artifact import from_exported
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError

@@ -14,13 +14,13 @@ from stablehlo_tools.analysis.dataflow import Node, inputs_of, nested
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling, part_shape
 from stablehlo_tools.analysis.reducers import identity_of
 from stablehlo_tools.analysis.replica_groups import DeviceMesh
-from stablehlo_tools.analysis.shardings import sharding_axes
-from stablehlo_tools.analysis.tensor_shardings import (
+from stablehlo_tools.analysis.shardings import (
     Axes,
     MeshAxes,
     axes_in,
     axis_text,
     function_sharding,
+    sharding_axes,
 )
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, Severity, to_place

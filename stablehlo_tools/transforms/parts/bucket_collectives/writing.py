@@ -31,8 +31,7 @@ from itertools import accumulate, pairwise
 
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import Collective
-from stablehlo_tools.analysis.shardings import sharding_per_value
-from stablehlo_tools.analysis.tensor_shardings import SHARDING
+from stablehlo_tools.analysis.shardings import SHARDING, sharding_per_value
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.frontend_attributes import FRONTEND_ATTRIBUTES, LAYOUTS, shared
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of

@@ -25,10 +25,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from stablehlo_tools.analysis.collectives import Collective
-from stablehlo_tools.analysis.device_arithmetic import Values, clamped_starts
-from stablehlo_tools.analysis.device_values import DeviceValues
+from stablehlo_tools.analysis.device_values import DeviceValues, Values, clamped_starts
 from stablehlo_tools.analysis.replica_groups import ProcessGroups
-from stablehlo_tools.analysis.tensor_shardings import SHARDING
+from stablehlo_tools.analysis.shardings import SHARDING
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import BROADCAST, CONSTANT, DYNAMIC_SLICE, RESHAPE, TRANSPOSE
 from stablehlo_tools.ir.builder import Builder, element_of

@@ -12,7 +12,7 @@ import numpy as np
 
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts
-from stablehlo_tools.analysis.device_arithmetic import COMPUTED
+from stablehlo_tools.analysis.device_values import COMPUTED
 from stablehlo_tools.analysis.replica_groups import (
     AxisRef,
     GroupMode,
@@ -22,7 +22,7 @@ from stablehlo_tools.analysis.replica_groups import (
     permute_groups,
     process_groups,
 )
-from stablehlo_tools.analysis.tensor_shardings import SHARDING
+from stablehlo_tools.analysis.shardings import SHARDING
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import BROADCAST, CALL, CONSTANT, DYNAMIC_SLICE
 from stablehlo_tools.dialect.traits import COMPUTATIONS

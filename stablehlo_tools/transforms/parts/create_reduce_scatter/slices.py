@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from stablehlo_tools.analysis.device_arithmetic import clamped_starts
-from stablehlo_tools.analysis.device_values import DeviceValues
+from stablehlo_tools.analysis.device_values import DeviceValues, clamped_starts
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimensions import dimensions_of, integers, static_shape
 from stablehlo_tools.dialect.factors import PASSED_THROUGH, FactorRole, Link, OpDimensions, Shape

@@ -24,8 +24,8 @@ from stablehlo_tools.analysis.dimension_propagation.propagation import Graph
 from stablehlo_tools.analysis.dimension_propagation.seeds import Seeds
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
 from stablehlo_tools.analysis.effects import Effects
-from stablehlo_tools.analysis.layer_loops import LayerLoop, layer_loops
-from stablehlo_tools.analysis.tensor_shardings import MeshAxes, ValueShardings
+from stablehlo_tools.analysis.loop_carries import LayerLoop, layer_loops
+from stablehlo_tools.analysis.shardings import MeshAxes, ValueShardings
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, Severity, ToolError, note, to_place
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION

@@ -18,8 +18,7 @@ from dataclasses import dataclass, field
 
 from stablehlo_tools.analysis.dataflow import Body, Node, inputs_of, needed
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims
-from stablehlo_tools.analysis.layer_loops import LayerLoop
-from stablehlo_tools.analysis.loop_carries import Access, Rows
+from stablehlo_tools.analysis.loop_carries import Access, LayerLoop, Rows
 from stablehlo_tools.analysis.partial_sums import PartialSums, source_of
 from stablehlo_tools.analysis.reducers import identity_of
 from stablehlo_tools.bindings import ir

@@ -19,7 +19,7 @@ from stablehlo_tools.analysis.dimension_propagation.seeds import (
     undivided,
 )
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
-from stablehlo_tools.analysis.layer_loops import LayerLoop
+from stablehlo_tools.analysis.loop_carries import LayerLoop
 from stablehlo_tools.diagnostics import ToolError, note
 from stablehlo_tools.ir.values import is_float
 from stablehlo_tools.ir.walk import is_inside

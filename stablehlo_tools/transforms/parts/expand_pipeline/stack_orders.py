@@ -20,7 +20,7 @@ from stablehlo_tools.analysis.dataflow import Node
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims, Graph
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling, reshaped
 from stablehlo_tools.analysis.loop_carries import Rows
-from stablehlo_tools.analysis.tensor_shardings import SHARDING, axes_in, axis_text
+from stablehlo_tools.analysis.shardings import SHARDING, axes_in, axis_text
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, note
 from stablehlo_tools.dialect.names import (

@@ -23,7 +23,7 @@ import numpy as np
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
 from stablehlo_tools.analysis.loop_carries import Rows
-from stablehlo_tools.analysis.tensor_shardings import function_sharding
+from stablehlo_tools.analysis.shardings import function_sharding
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import SHARDING_CONSTRAINT
 from stablehlo_tools.dialect.traits import ELEMENTWISE

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims
-from stablehlo_tools.analysis.trip_counts import counted, known_integer
+from stablehlo_tools.analysis.loops import counted, known_integer
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import DYNAMIC_SLICE, WHILE
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of

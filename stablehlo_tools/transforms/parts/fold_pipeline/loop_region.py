@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts
-from stablehlo_tools.analysis.device_arithmetic import Values
-from stablehlo_tools.analysis.device_values import DeviceValues
+from stablehlo_tools.analysis.device_values import DeviceValues, Values
 from stablehlo_tools.analysis.loop_values import ControlValues
 from stablehlo_tools.analysis.loops import values_used
 from stablehlo_tools.analysis.replica_groups import AxisRef, mesh_axes_groups

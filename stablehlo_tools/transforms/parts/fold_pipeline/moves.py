@@ -13,7 +13,7 @@ from math import prod
 
 import numpy as np
 
-from stablehlo_tools.analysis.device_arithmetic import Values
+from stablehlo_tools.analysis.device_values import Values
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimension_numbers import gather_numbers, scatter_numbers
 from stablehlo_tools.dialect.dimensions import dimensions_of, integer, integers

@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts
 from stablehlo_tools.analysis.device_values import DeviceValues
-from stablehlo_tools.analysis.loops import FORMATTING
+from stablehlo_tools.analysis.loops import FORMATTING, counted, is_integer_scalar
 from stablehlo_tools.analysis.shardings import manual_axes
-from stablehlo_tools.analysis.trip_counts import counted, is_integer_scalar
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import (
     COLLECTIVE_PERMUTE,

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from stablehlo_tools.analysis.collectives import classify_communication
 from stablehlo_tools.analysis.dataflow import captured
-from stablehlo_tools.analysis.device_arithmetic import COMPUTED
+from stablehlo_tools.analysis.device_values import COMPUTED
 from stablehlo_tools.analysis.dimension_propagation.propagation import Graph
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
 from stablehlo_tools.analysis.loops import FORMATTING

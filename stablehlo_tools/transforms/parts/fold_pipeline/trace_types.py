@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
 
-from stablehlo_tools.analysis.device_arithmetic import Values
+from stablehlo_tools.analysis.device_values import Values
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.reshapes import runs

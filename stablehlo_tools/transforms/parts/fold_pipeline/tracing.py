@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from stablehlo_tools.analysis.device_arithmetic import Values
+from stablehlo_tools.analysis.device_values import Values
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimensions import integer
 from stablehlo_tools.dialect.names import (

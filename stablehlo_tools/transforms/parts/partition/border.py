@@ -14,14 +14,15 @@ from dataclasses import dataclass
 
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.reducers import reducer_kind
-from stablehlo_tools.analysis.shardings import manual_axes, sharding_per_value
-from stablehlo_tools.analysis.tensor_shardings import (
+from stablehlo_tools.analysis.shardings import (
     SHARDING,
     Axes,
     Dims,
     ValueShardings,
     function_sharding,
+    manual_axes,
     rank_of,
+    sharding_per_value,
 )
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostics, ToolError

@@ -21,18 +21,21 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from stablehlo_tools.analysis.replica_groups import AxisRef
-from stablehlo_tools.analysis.sharding_rules import ShardingRule, assemble, project, rule_of
-from stablehlo_tools.analysis.shardings import sharding_per_value
-from stablehlo_tools.analysis.tensor_shardings import (
+from stablehlo_tools.analysis.shardings import (
     SHARDING,
     Axes,
     Dims,
+    ShardingRule,
     ValueShardings,
+    assemble,
     axes_in,
     axis_text,
     function_sharding,
+    project,
     rank_of,
     result_sharding,
+    rule_of,
+    sharding_per_value,
 )
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostics

@@ -16,14 +16,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from stablehlo_tools.analysis.replica_groups import AxisRef
-from stablehlo_tools.analysis.sharding_rules import project, rule_of
-from stablehlo_tools.analysis.shardings import sharding_per_value
-from stablehlo_tools.analysis.tensor_shardings import (
+from stablehlo_tools.analysis.shardings import (
     SHARDING,
     Axes,
     ValueShardings,
     axes_in,
+    project,
     result_sharding,
+    rule_of,
+    sharding_per_value,
 )
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError

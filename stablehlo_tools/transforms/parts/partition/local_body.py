@@ -19,7 +19,7 @@ import numpy as np
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.reducers import captured, own_constants
 from stablehlo_tools.analysis.replica_groups import ProcessGroups
-from stablehlo_tools.analysis.tensor_shardings import Axes, Dims, MeshAxes, ValueShardings, axes_in
+from stablehlo_tools.analysis.shardings import Axes, Dims, MeshAxes, ValueShardings, axes_in
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.traits import Trait, ops_with

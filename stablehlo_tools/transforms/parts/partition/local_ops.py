@@ -28,7 +28,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from stablehlo_tools.analysis.reducers import identity_of, is_identity_of, reducer_kind
-from stablehlo_tools.analysis.tensor_shardings import Axes, axes_in, rank_of
+from stablehlo_tools.analysis.shardings import Axes, axes_in, rank_of
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimension_numbers import conv_numbers, gather_numbers, scatter_numbers
 from stablehlo_tools.dialect.dimensions import integers

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stablehlo_tools.analysis.sharding_rules import RULE
-from stablehlo_tools.analysis.tensor_shardings import (
+from stablehlo_tools.analysis.shardings import (
+    RULE,
     SHARDING,
     Axes,
     Dims,

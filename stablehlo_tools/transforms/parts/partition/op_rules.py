@@ -27,8 +27,7 @@ from stablehlo_tools.analysis.reducers import (
     reducer_kind,
     starts_idempotent,
 )
-from stablehlo_tools.analysis.sharding_rules import RULE, Factors, ShardingRule, rule_of
-from stablehlo_tools.analysis.tensor_shardings import rank_of
+from stablehlo_tools.analysis.shardings import RULE, Factors, ShardingRule, rank_of, rule_of
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimension_numbers import conv_numbers, gather_numbers, scatter_numbers
 from stablehlo_tools.dialect.dimensions import dimensions_of, integers

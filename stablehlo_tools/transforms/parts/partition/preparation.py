@@ -14,11 +14,12 @@ from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import find_collectives, meshes_of
 from stablehlo_tools.analysis.partitioner_work import Annotation
 from stablehlo_tools.analysis.replica_groups import DeviceMesh
-from stablehlo_tools.analysis.shardings import manual_axes, sharding_per_value
-from stablehlo_tools.analysis.tensor_shardings import (
+from stablehlo_tools.analysis.shardings import (
     ValueShardings,
     function_sharding,
+    manual_axes,
     rank_of,
+    sharding_per_value,
 )
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, note, to_place

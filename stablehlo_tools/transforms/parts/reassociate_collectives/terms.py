@@ -23,7 +23,7 @@ from stablehlo_tools.analysis.collective_likeness import (
 )
 from stablehlo_tools.analysis.collectives import Collective, element_bits, tensor_bytes
 from stablehlo_tools.analysis.reducers import reducer_kind
-from stablehlo_tools.analysis.tensor_shardings import SHARDING
+from stablehlo_tools.analysis.shardings import SHARDING
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.frontend_attributes import FRONTEND_ATTRIBUTES, LAYOUTS, shared
 from stablehlo_tools.dialect.names import SLICE

@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from stablehlo_tools.analysis.channels import Channels
+from stablehlo_tools.analysis.collectives import Channels
 from stablehlo_tools.analysis.dataflow import Node, captured
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims
-from stablehlo_tools.analysis.layer_loops import LayerLoop
-from stablehlo_tools.analysis.loop_carries import Rows
-from stablehlo_tools.analysis.trip_counts import (
+from stablehlo_tools.analysis.loop_carries import LayerLoop, Rows
+from stablehlo_tools.analysis.loops import (
     Counted,
     constant_integer,
     counted,

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from math import prod
 
 from stablehlo_tools.analysis.effects import Effects
-from stablehlo_tools.analysis.layer_loops import LayerLoop, layer_loops
-from stablehlo_tools.analysis.loops import FORMATTING, LoopBody
-from stablehlo_tools.analysis.trip_counts import Counted, counted, known_integer
+from stablehlo_tools.analysis.loop_carries import LayerLoop, layer_loops
+from stablehlo_tools.analysis.loops import FORMATTING, Counted, LoopBody, counted, known_integer
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import WHILE
 from stablehlo_tools.dialect.traits import ELEMENTWISE, Trait, full_names, ops_with

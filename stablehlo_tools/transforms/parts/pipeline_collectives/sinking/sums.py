@@ -38,8 +38,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from stablehlo_tools.analysis.channels import channel_number
-from stablehlo_tools.analysis.collectives import Collective
+from stablehlo_tools.analysis.collectives import Collective, channel_number
 from stablehlo_tools.analysis.loop_carries import Leaf, Tree, Trees, only_user, tree_reducer
 from stablehlo_tools.analysis.loops import LoopBody
 from stablehlo_tools.analysis.reducers import identity_of, is_identity_of, reducer_kind
