@@ -8,8 +8,8 @@ from typing import cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from stablehlo_tools.analysis.layer_loops import LayerLoop
 
+from stablehlo_tools.analysis.loop_carries import LayerLoop
 from stablehlo_tools.transforms.parts.split_layers.ranges import Range, ranges
 
 

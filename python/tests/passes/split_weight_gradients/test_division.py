@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 from named_ops import NamedOps, read
-from stablehlo_tools.analysis.trip_counts import Counted, counted, known_integer
 
 from stablehlo_tools.analysis.effects import Effects
-from stablehlo_tools.analysis.loops import LoopBody
+from stablehlo_tools.analysis.loops import Counted, LoopBody, counted, known_integer
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.walk import functions_by_name, ops_named
 from stablehlo_tools.transforms.parts.split_weight_gradients.division import (
