@@ -27,12 +27,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts
-from stablehlo_tools.analysis.reducers import reducer_kind
 from stablehlo_tools.analysis.replica_groups import GroupMode, ProcessGroups
 from stablehlo_tools.analysis.shardings import SHARDING
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.frontend_attributes import FRONTEND_ATTRIBUTES, LAYOUTS, steering
 from stablehlo_tools.dialect.names import BARRIER
+from stablehlo_tools.dialect.reducers import reducer_kind
 from stablehlo_tools.ir.builder import element_of, shape_of
 
 REDUCING = frozenset({"all_reduce", "reduce_scatter"})

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from stablehlo_tools.analysis.dataflow import Node
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims
 from stablehlo_tools.analysis.dimension_propagation.tilings import OpTiling
-from stablehlo_tools.analysis.reducers import is_identity_of, reducer_kind
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import (
     BARRIER,
@@ -36,9 +35,10 @@ from stablehlo_tools.dialect.names import (
     SLICE,
     WHILE,
 )
+from stablehlo_tools.dialect.reducers import reducer_kind
 from stablehlo_tools.dialect.traits import BRANCHES, LAYOUT, Trait, ops_with
 from stablehlo_tools.ir.builder import element_of
-from stablehlo_tools.ir.values import producer, splat_of
+from stablehlo_tools.ir.values import is_identity_of, producer, splat_of
 
 _SHAPE = LAYOUT | {SLICE, SHARDING_CONSTRAINT}
 _UNARY = ops_with(Trait.UNARY | Trait.LINEAR_IN_FIRST)

@@ -1,4 +1,4 @@
-"""What the region of a reduce, a scatter or an all_reduce computes from two elements."""
+"""Reducers that take constants from outside, and reduces whose starts may be taken twice."""
 
 from __future__ import annotations
 
@@ -8,39 +8,8 @@ import numpy as np
 
 from stablehlo_tools import bindings
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.reducers import (
-    REDUCERS,
-    complex_identity,
-    float_identity,
-    integer_identity,
-)
 from stablehlo_tools.ir.builder import element_of
-from stablehlo_tools.ir.values import CONSTANTS, copy_constant, producer, splat_of
-
-
-def reducer_kind(block: ir.Block) -> str | None:
-    """The one op of REDUCERS that combines a block's two arguments; None for any other region."""
-    ops = [op.operation for op in block.operations]
-    if len(ops) != 2 or len(block.arguments) != 2:
-        return None
-    combine, end = ops
-    reducer = combine.name.removeprefix("stablehlo.")
-    both = set(combine.operands) == set(block.arguments)
-    if reducer not in REDUCERS or not both or list(end.operands) != list(combine.results):
-        return None
-    return reducer
-
-
-def identity_of(reducer: str, element_type: ir.Type) -> float | int | None:
-    """The element that leaves every other as it is under a reducer of REDUCERS.
-
-    For a sum of floats -0.0, which unlike 0.0 keeps -0.0. None where there is none to write.
-    """
-    if isinstance(element_type, ir.FloatType):
-        return float_identity(reducer)
-    if not isinstance(element_type, ir.IntegerType):
-        return None
-    return integer_identity(reducer, element_type.width, signed=not element_type.is_unsigned)
+from stablehlo_tools.ir.values import CONSTANTS, copy_constant, producer
 
 
 def starts_idempotent(reduce: ir.Operation) -> bool:
@@ -133,18 +102,3 @@ def own_constants(block: ir.Block, makers: Sequence[ir.Operation]) -> None:
             for number, value in enumerate(operands):
                 if value == maker.results[0]:
                     operands[number] = copy
-
-
-def is_identity_of(reducer: str, value: ir.Value) -> bool:
-    """Whether a value is a constant, or one broadcast, that a reducer never shows in its result.
-
-    0.0 counts for a sum of floats: all that it can change is the sign of a zero, and a sum that
-    starts from it has changed that already.
-    """
-    number = splat_of(value)
-    if number is None:
-        return False
-    if isinstance(number, complex):
-        return number == complex_identity(reducer)
-    wanted = identity_of(reducer, element_of(value))
-    return wanted is not None and number == wanted

@@ -6,6 +6,7 @@ identity is where a reduction starts from; an absorbing element decides the resu
 
 from __future__ import annotations
 
+from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.traits import Trait, ops_with, short_names
 
 REDUCERS = short_names(ops_with(Trait.COMMUTATIVE | Trait.ASSOCIATIVE))
@@ -18,6 +19,31 @@ _OF_FLOATS = {
     "minimum": float("inf"),
 }
 _OF_COMPLEX = {"add": 0j, "multiply": 1 + 0j}
+
+
+def reducer_kind(block: ir.Block) -> str | None:
+    """The one op of REDUCERS that combines a block's two arguments; None for any other region."""
+    ops = [op.operation for op in block.operations]
+    if len(ops) != 2 or len(block.arguments) != 2:
+        return None
+    combine, end = ops
+    reducer = combine.name.removeprefix("stablehlo.")
+    both = set(combine.operands) == set(block.arguments)
+    if reducer not in REDUCERS or not both or list(end.operands) != list(combine.results):
+        return None
+    return reducer
+
+
+def identity_of(reducer: str, element_type: ir.Type) -> float | int | None:
+    """The element that leaves every other as it is under a reducer of REDUCERS.
+
+    For a sum of floats -0.0, which unlike 0.0 keeps -0.0. None where there is none to write.
+    """
+    if isinstance(element_type, ir.FloatType):
+        return float_identity(reducer)
+    if not isinstance(element_type, ir.IntegerType):
+        return None
+    return integer_identity(reducer, element_type.width, signed=not element_type.is_unsigned)
 
 
 def float_identity(reducer: str) -> float | None:

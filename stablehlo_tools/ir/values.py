@@ -12,6 +12,7 @@ from functools import cmp_to_key
 
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import to_place
+from stablehlo_tools.dialect.reducers import complex_identity, identity_of
 from stablehlo_tools.ir.builder import element_of
 
 CONSTANTS = frozenset({"stablehlo.constant", "sdy.constant"})
@@ -149,3 +150,18 @@ def _complex_text(op: ir.Operation) -> str:
     match = _VALUE.search(str(op.get_asm(print_generic_op_form=True)))
     assert match is not None, "a dense constant"
     return match.group(1)
+
+
+def is_identity_of(reducer: str, value: ir.Value) -> bool:
+    """Whether a value is a constant, or one broadcast, that a reducer never shows in its result.
+
+    0.0 counts for a sum of floats: all that it can change is the sign of a zero, and a sum that
+    starts from it has changed that already.
+    """
+    number = splat_of(value)
+    if number is None:
+        return False
+    if isinstance(number, complex):
+        return number == complex_identity(reducer)
+    wanted = identity_of(reducer, element_of(value))
+    return wanted is not None and number == wanted

@@ -31,11 +31,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from stablehlo_tools.analysis.reducers import reducer_kind
 from stablehlo_tools.analysis.shardings import ShardingRule
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimension_numbers import conv_numbers
 from stablehlo_tools.dialect.factors import Along, Factor, FactorRole, OpDimensions
+from stablehlo_tools.dialect.reducers import reducer_kind
 
 Treatment = Literal["passed through", "reduced", "whole"]
 Dim = tuple[int, int]  # a tensor's number, operands first and then results, and its dimension

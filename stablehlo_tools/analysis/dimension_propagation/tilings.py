@@ -12,12 +12,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from stablehlo_tools.analysis.reducers import is_identity_of, reducer_kind
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimensions import dimensions_of, static_shape
 from stablehlo_tools.dialect.factors import Factor, FactorRole, Link, OpDimensions, Shape
 from stablehlo_tools.dialect.names import BARRIER, CONVOLUTION, RESHAPE, SCATTER
+from stablehlo_tools.dialect.reducers import reducer_kind
 from stablehlo_tools.dialect.traits import COLLECTIVES, Trait, ops_with
+from stablehlo_tools.ir.values import is_identity_of
 
 # What counts as multiplications. No exporter writes a `dot` any more, and it is not followed.
 CONTRACTIONS = ops_with(Trait.CONTRACTION) - {"stablehlo.dot"}

@@ -12,7 +12,6 @@ from math import gcd
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.dataflow import Node, inputs_of, nested
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling, part_shape
-from stablehlo_tools.analysis.reducers import identity_of
 from stablehlo_tools.analysis.replica_groups import DeviceMesh
 from stablehlo_tools.analysis.shardings import (
     Axes,
@@ -24,6 +23,7 @@ from stablehlo_tools.analysis.shardings import (
 )
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, Severity, to_place
+from stablehlo_tools.dialect.reducers import identity_of
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.clone import alike_clone
 from stablehlo_tools.ir.values import maker_of

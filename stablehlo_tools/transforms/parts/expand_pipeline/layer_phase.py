@@ -20,10 +20,10 @@ from stablehlo_tools.analysis.dataflow import Body, Node, inputs_of, needed
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims
 from stablehlo_tools.analysis.loop_carries import Access, LayerLoop, Rows
 from stablehlo_tools.analysis.partial_sums import PartialSums, source_of
-from stablehlo_tools.analysis.reducers import identity_of
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, note
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
+from stablehlo_tools.dialect.reducers import identity_of
 from stablehlo_tools.ir.builder import element_of
 from stablehlo_tools.ir.values import has_uses, key_of
 

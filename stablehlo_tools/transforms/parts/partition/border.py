@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stablehlo_tools import bindings
-from stablehlo_tools.analysis.reducers import reducer_kind
 from stablehlo_tools.analysis.shardings import (
     SHARDING,
     Axes,
@@ -27,6 +26,7 @@ from stablehlo_tools.analysis.shardings import (
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostics, ToolError
 from stablehlo_tools.dialect.names import BARRIER, MANUAL_COMPUTATION
+from stablehlo_tools.dialect.reducers import reducer_kind
 from stablehlo_tools.dialect.traits import Trait, ops_with_any, traits_of
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.carriers import append_to_terminator, drop_from_terminator

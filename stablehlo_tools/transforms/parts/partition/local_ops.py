@@ -27,7 +27,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from stablehlo_tools.analysis.reducers import identity_of, is_identity_of, reducer_kind
 from stablehlo_tools.analysis.shardings import Axes, axes_in, rank_of
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimension_numbers import conv_numbers, gather_numbers, scatter_numbers
@@ -44,8 +43,9 @@ from stablehlo_tools.dialect.names import (
     SCATTER,
     SLICE,
 )
+from stablehlo_tools.dialect.reducers import identity_of, reducer_kind
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of, write_reducer
-from stablehlo_tools.ir.values import copy_constant, is_splat, maker_of
+from stablehlo_tools.ir.values import copy_constant, is_identity_of, is_splat, maker_of
 from stablehlo_tools.transforms.parts.partition.dividing import all_reduce_of
 from stablehlo_tools.transforms.parts.partition.local_body import LocalView
 

@@ -21,12 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 from stablehlo_tools import bindings
-from stablehlo_tools.analysis.reducers import (
-    identity_of,
-    is_identity_of,
-    reducer_kind,
-    starts_idempotent,
-)
+from stablehlo_tools.analysis.reducers import starts_idempotent
 from stablehlo_tools.analysis.shardings import RULE, Factors, ShardingRule, rank_of, rule_of
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimension_numbers import conv_numbers, gather_numbers, scatter_numbers
@@ -44,8 +39,10 @@ from stablehlo_tools.dialect.names import (
     SCATTER,
     SLICE,
 )
+from stablehlo_tools.dialect.reducers import identity_of, reducer_kind
 from stablehlo_tools.dialect.traits import full_names
 from stablehlo_tools.ir.builder import element_of, shape_of
+from stablehlo_tools.ir.values import is_identity_of
 from stablehlo_tools.ir.walk import walk
 
 # A dimension of a tensor: the tensor's number, operands first and then results, and the dimension.

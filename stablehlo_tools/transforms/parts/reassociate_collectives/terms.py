@@ -22,11 +22,11 @@ from stablehlo_tools.analysis.collective_likeness import (
     why_not_alike,
 )
 from stablehlo_tools.analysis.collectives import Collective, element_bits, tensor_bytes
-from stablehlo_tools.analysis.reducers import reducer_kind
 from stablehlo_tools.analysis.shardings import SHARDING
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.frontend_attributes import FRONTEND_ATTRIBUTES, LAYOUTS, shared
 from stablehlo_tools.dialect.names import SLICE
+from stablehlo_tools.dialect.reducers import reducer_kind
 from stablehlo_tools.dialect.traits import LAYOUT, Trait, full_names, ops_with, short_names
 from stablehlo_tools.ir.builder import element_of, shape_of
 from stablehlo_tools.ir.values import producer, splat_of

@@ -41,7 +41,6 @@ from functools import cached_property
 from stablehlo_tools.analysis.collectives import Collective, channel_number
 from stablehlo_tools.analysis.loop_carries import Leaf, Tree, Trees, only_user, tree_reducer
 from stablehlo_tools.analysis.loops import LoopBody
-from stablehlo_tools.analysis.reducers import identity_of, is_identity_of, reducer_kind
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import (
     COLLECTIVE_BROADCAST,
@@ -53,10 +52,11 @@ from stablehlo_tools.dialect.names import (
     NEGATE,
     PAD,
 )
+from stablehlo_tools.dialect.reducers import identity_of, reducer_kind
 from stablehlo_tools.dialect.traits import Trait, ops_with, ops_with_any
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of, write_reducer
 from stablehlo_tools.ir.clone import emptied_clone
-from stablehlo_tools.ir.values import maker_of, named, splat_of
+from stablehlo_tools.ir.values import is_identity_of, maker_of, named, splat_of
 from stablehlo_tools.transforms.parts.pipeline_collectives.moves import is_static_tensor
 from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.opened import (
     OpenedLoop,
