@@ -130,7 +130,7 @@ def _fold(loop: ir.Operation, module: ir.Module) -> int:
     Raises ToolError.
     """
     region = _region(loop, module)
-    if region is None:
+    if region is None or not region.ticks:  # a loop that never runs hands nothing on
         return 0
     anchor = region.manual or loop
     effect = _effect(anchor)
