@@ -45,10 +45,11 @@ REPLACED = {
 ADDRESS = re.compile(rb"\bat 0x[0-9a-f]{6,}\b")
 TEMPORARY = re.compile(rb"/tmp/[\w.-]+")
 PROCESS = re.compile(rb"\bpid[ =:]\d+\b")
-# What a command says of how long it took: compilers, solvers, runs of rank programs.
+# What a command says of how long it took: compilers, solvers, runs of rank programs, passes.
 TOOK = re.compile(
     rb"(compiled in |scheduled in +|^\d+ ranks, .*, )\d+\.\d+(?= s$| s,)"
-    rb'|("(?:compile_)?seconds": )[\d.e-]+',
+    rb'|("(?:compile_)?seconds": )[\d.e-]+'
+    rb"|^ +\d+\.\d{4} s(?: +\d+\.\d%)?(?=  )",
     re.MULTILINE,
 )
 # Models are exported once for all trees that share a cache: locations name the tree that did it.
