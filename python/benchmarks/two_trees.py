@@ -64,7 +64,7 @@ def _make_inputs(directory: Path) -> None:
     for file, words in MODELS.items():
         command = [sys.executable, script, *words, "-o", directory / f"{file}.mlir"]
         subprocess.run(command, check=True)
-    words = ("opt", "model.mlir", "-p", "partition", "-o", "local.mlirbc")
+    words = ("opt", "model.mlir", "-p", "partition,thread-tokens", "-o", "local.mlirbc")
     _run(ROOT, words, directory)
 
 
