@@ -1,11 +1,11 @@
-"""Compile an artifact for XLA:CPU, XLA:GPU (H100) or XLA:TPU (v5e); no accelerator is needed.
+"""Compile an artifact for XLA:CPU, XLA:GPU or XLA:TPU; no accelerator is needed.
 
 Every collective of the program is followed into the schedule that the compiler made: the table
 lists them in the order in which a device issues them, and the verdict says whether that is the
 program's order, and which of them XLA deleted, merged, copied or moved. The program is compiled
-for as many devices as it runs on. INPUT is MLIR text, MLIR bytecode, a portable artifact or a
-jax.export file; `-` is standard input. Exit code 0 when the program compiled, whatever the order;
-2 when it did not.
+for as many devices as it runs on, on hosts as the hardware has them. INPUT is MLIR text, MLIR
+bytecode, a portable artifact or a jax.export file; `-` is standard input. Exit code 0 when the
+program compiled, whatever the order; 2 when it did not.
 """
 
 from __future__ import annotations
@@ -22,6 +22,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--target", required=True, choices=("cpu", "gpu", "tpu"), help="the compiler to use"
     )
+    parser.add_argument(
+        "--hardware",
+        metavar="NAME",
+        help="the device to compile for: a name or a profile in a TOML file (otherwise: h100 for "
+        "gpu, tpu-v5e for tpu)",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument(
         "--timeout",
@@ -35,11 +41,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Compiles and prints; always 0. Raises ToolError."""
     from stablehlo_tools.artifacts import artifact
+    from stablehlo_tools.cost.hardware import load_hardware
     from stablehlo_tools.targets import report
     from stablehlo_tools.targets.compilation import compile_artifact
 
+    hardware = load_hardware(arguments.hardware) if arguments.hardware is not None else None
     loaded = artifact.load(arguments.input)
-    compilation = compile_artifact(loaded, arguments.target, arguments.timeout)
+    compilation = compile_artifact(loaded, arguments.target, arguments.timeout, hardware=hardware)
     if arguments.json:
         print(json.dumps(report.to_json(compilation, loaded.name), indent=2))
     else:

@@ -17,7 +17,8 @@ def add_timing_arguments(parser: argparse.ArgumentParser, otherwise: str) -> Non
     parser.add_argument(
         "--hardware",
         metavar="NAME",
-        help=f"a device known by name, or a profile in a TOML file (otherwise: {otherwise})",
+        help="a device known by name, or a profile in a TOML file; with --target also the one to "
+        f"compile for (otherwise: {otherwise})",
     )
     parser.add_argument(
         "--target",
@@ -54,6 +55,7 @@ def question(arguments: argparse.Namespace, artifact: Artifact, *, timeline: boo
         else None,
         timeout=arguments.timeout,
         with_timeline=timeline,
+        by_default=arguments.hardware is None,
     )
 
 

@@ -5,6 +5,7 @@ A profile is a file of `profiles/`, or one that the user names. Every figure is 
 
     name = "h100"
     title = "NVIDIA H100 SXM5 80 GB"
+    compile_as = "h100"     # optional: the chip that XLA is told to compile for, `targets.chips`
 
     [chip]
     memory            = { value = 80, source = "https://…" }        # GiB
@@ -122,6 +123,7 @@ class Hardware:
     matmul_model: MatmulModel
     networks: tuple[Network, ...]  # innermost first
     sources: Mapping[str, str]  # of "chip.memory", "chip.matmul.bf16", "NVLink.latency"
+    compile_as: str | None = None  # the chip that compilers are told of in its place
 
     @property
     def memory_rate(self) -> float:
@@ -243,7 +245,7 @@ _TORUS = {"dimensions": _Allowed.DIMENSIONS, "wraps_from": _Allowed.COUNT}
 
 
 def _hardware(table: _Table) -> Hardware:
-    _refuse_unknown(table, ("name", "title", "extends", "chip", "network"), "")
+    _refuse_unknown(table, ("name", "title", "extends", "compile_as", "chip", "network"), "")
     chip = _subtable(table, "chip", "[chip]")
     figures, sources = _read_figures(chip, "chip.", _CHIP, _CHIP, beside=("matmul", "matmul_model"))
     matmul = _subtable(chip, "matmul", "[chip.matmul]")
@@ -269,6 +271,7 @@ def _hardware(table: _Table) -> Hardware:
         ),
         networks=networks,
         sources={**sources, **peak_sources, **shape_sources, **network_sources},
+        compile_as=_text(table, "compile_as", "") if "compile_as" in table else None,
     )
 
 

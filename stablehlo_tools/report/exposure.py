@@ -31,6 +31,7 @@ from stablehlo_tools.overlap.task_graph import COMPUTE_STREAM, Task, TaskGraph, 
 from stablehlo_tools.report.document import Alive, Event, KernelRow, LoopRow, ProgramReport
 from stablehlo_tools.report.pipeline_report import PipelineReport
 from stablehlo_tools.report.pipeline_rows import pipeline_report, pipeline_times
+from stablehlo_tools.targets.chips import target_of
 from stablehlo_tools.targets.xla_partitioner import partition_with_xla
 
 _MOST_ALIVE = 25
@@ -141,13 +142,24 @@ def _notes(graph: TaskGraph, simulation: Simulation) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Question:
-    """How to time a program: on which device, whose schedules, and what is known of it."""
+    """How to time a program: on which device, whose schedules, and what is known of it.
+
+    A schedule is made for the device that it is timed on, or for what stands in for that. Where
+    nobody named the device (`by_default`), a target that does not compile for it takes its own.
+    """
 
     hardware: Hardware
     targets: tuple[str, ...] = (AS_WRITTEN,)
     measured: MeasuredProfile | None = None
     timeout: float = 600.0  # seconds for each compiler
     with_timeline: bool = True
+    by_default: bool = False
+
+    def of_target(self, target: str) -> Question:
+        """The same question of one compiler's schedule."""
+        usual = load_hardware(_COMPILED_FOR[target])
+        strange = self.by_default and target_of(self.hardware) is not target_of(usual)
+        return replace(self, hardware=usual) if strange else self
 
 
 def hardware_for(artifact: Artifact, name: str | None, targets: Sequence[str] = ()) -> Hardware:
@@ -268,12 +280,13 @@ def _compiled(artifact: Artifact, target: str, question: Question) -> ProgramRep
     from stablehlo_tools.targets.compilation import compile_artifact
     from stablehlo_tools.targets.hlo.tasks import hlo_task_graph
 
-    compilation = compile_artifact(artifact, target, question.timeout)
+    question = question.of_target(target)
+    compilation = compile_artifact(artifact, target, question.timeout, hardware=question.hardware)
     devices = compilation.topology.devices
     graph = hlo_task_graph(compilation.text, question.hardware, devices, question.measured)
     notes = [f"scheduled by {compilation.compiler} for {compilation.topology.describe()}"]
-    if question.hardware.name != _COMPILED_FOR[target]:
-        notes.append(f"and timed on another device: {question.hardware.title}")
+    if compilation.stand_in:
+        notes.append(f"{compilation.stand_in}, which the schedule is timed on")
     title = compilation.topology.target.title
     return _report(artifact, graph, devices, title, question, notes)
 

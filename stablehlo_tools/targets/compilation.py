@@ -13,16 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from stablehlo_tools.artifacts.artifact import Artifact
+from stablehlo_tools.cost.hardware import Hardware
 from stablehlo_tools.diagnostics import Diagnostic, ToolError, note
 from stablehlo_tools.processes import child
 from stablehlo_tools.processes.ending import shortened
 from stablehlo_tools.targets import compiler_process
+from stablehlo_tools.targets.chips import Chip, Target, chip_for
 from stablehlo_tools.targets.order import OrderReport, compare_order
 from stablehlo_tools.targets.preparation import PreparedModule, prepare
 from stablehlo_tools.targets.scheduled_hlo import Schedule, parse_schedule
 from stablehlo_tools.targets.tagging import TaggedOp, read_combined, read_host_transfers
 from stablehlo_tools.targets.topologies import (
-    Target,
     Topology,
     compiler_version,
     environment,
@@ -64,25 +65,34 @@ class Compilation:
     memory: Memory
     seconds: float  # of compiling
     text: str  # the scheduled HLO
+    stand_in: str = ""  # in words, where another chip than the hardware's was compiled for
 
 
 def compile_artifact(
-    artifact: Artifact, target: Target | str, timeout: float = DEFAULT_TIMEOUT
+    artifact: Artifact,
+    target: Target | str,
+    timeout: float = DEFAULT_TIMEOUT,
+    *,
+    hardware: Hardware | None = None,
 ) -> Compilation:
     """Compiles an artifact for as many devices as it runs on and reads its schedule back.
 
-    `timeout` is in seconds. Raises ToolError for an artifact that cannot be compiled, a compiler
-    that is not installed, refuses the program, dies or takes longer.
+    `timeout` is in seconds. The chip is the hardware's, or the one that stands in for it; without a
+    hardware H100 or TPU v5e. Raises ToolError for an artifact that cannot be compiled, hardware of
+    another target, a compiler that is not installed, refuses the program, dies or takes longer.
     """
     target = Target(target)
+    chip, stand_in = chip_for(target, hardware)
     try:
-        return _compile(artifact, target, timeout)
+        return _compile(artifact, target, timeout, chip, stand_in)
     except ToolError as error:
         error.input_name = error.input_name or artifact.name
         raise
 
 
-def _compile(artifact: Artifact, target: Target, timeout: float) -> Compilation:
+def _compile(
+    artifact: Artifact, target: Target, timeout: float, chip: Chip | None, stand_in: str
+) -> Compilation:
     missing = missing_package(target)
     if missing is not None:
         raise ToolError(
@@ -90,7 +100,7 @@ def _compile(artifact: Artifact, target: Target, timeout: float) -> Compilation:
             "pip install 'stablehlo-tools[aot]'"
         )
     prepared = prepare(artifact, target)
-    machine = topology(target, prepared.grid.size)
+    machine = topology(target, prepared.grid.size, chip)
     with tempfile.TemporaryDirectory(prefix="stablehlo-tools-") as name:
         directory = Path(name)
         answer = _run_compiler(directory, prepared, machine, timeout)
@@ -112,6 +122,7 @@ def _compile(artifact: Artifact, target: Target, timeout: float) -> Compilation:
         memory=Memory(**memory),
         seconds=answer["seconds"],
         text=text,
+        stand_in=stand_in,
     )
 
 
@@ -123,6 +134,7 @@ def _run_compiler(
     request = {
         "target": target.value,
         "topology": machine.name,
+        "config": machine.config,
         "replicas": prepared.grid.num_replicas,
         "partitions": prepared.grid.num_partitions,
         "tuple_arguments": target is Target.TPU and prepared.arguments > _TUPLED_ARGUMENTS,

@@ -20,7 +20,7 @@ SCHEDULE = "schedule.hlo"
 def compile_module(directory: Path, request: dict[str, Any]) -> dict[str, Any]:
     """Compiles the module in the directory and leaves its schedule there; answers its memory."""
     from stablehlo_tools import bindings
-    from stablehlo_tools.targets.topologies import GPU_CONFIG, Target
+    from stablehlo_tools.targets.topologies import Target
 
     target = Target(request["target"])
     replicas, partitions = request["replicas"], request["partitions"]
@@ -29,8 +29,9 @@ def compile_module(directory: Path, request: dict[str, Any]) -> dict[str, Any]:
 
         devices: list[Any] = jax.devices()[: replicas * partitions]
     else:
-        config = GPU_CONFIG.read_text() if target is Target.GPU else ""
-        devices = bindings.described_devices(target.platform, request["topology"], config)
+        devices = bindings.described_devices(
+            target.platform, request["topology"], request["config"]
+        )
     context = bindings.new_context()
     module = bindings.parse_module((directory / MODULE).read_bytes(), context)
     started = time.perf_counter()

@@ -51,9 +51,9 @@ from stablehlo_tools.ir.walk import (
     terminator,
     walk,
 )
+from stablehlo_tools.targets.chips import Target
 from stablehlo_tools.targets.order import Item, program_ids
 from stablehlo_tools.targets.tagging import TaggedOp, tag_collectives
-from stablehlo_tools.targets.topologies import DEVICES_PER_HOST, Target
 
 _GRID = ("replicas", "partitions")
 _GLOBAL_CONSTANT = "jax.global_constant"
@@ -62,6 +62,7 @@ _CASE = "stablehlo.case"
 _CONSTANT = "stablehlo.constant"
 _SHARDING = "sdy.sharding"
 _AXIS = "device"
+_DEVICES_PER_HOST = 8
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,7 @@ def _inferred_grid(facts: ModuleFacts, collectives: list[Collective]) -> Process
         sizes = [mesh.size for mesh in facts.meshes.values()]
         grid = ProcessGrid(1, max([grid.num_partitions, *sizes]))
     reduces_all = any(c.group_mode is GroupMode.CROSS_REPLICA for c in collectives)
-    return ProcessGrid(DEVICES_PER_HOST) if grid.size == 1 and reduces_all else grid
+    return ProcessGrid(_DEVICES_PER_HOST) if grid.size == 1 and reduces_all else grid
 
 
 def _fix_platform(module: ir.Module, main: ir.Operation, index: int) -> None:

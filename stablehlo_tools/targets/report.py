@@ -15,7 +15,8 @@ _HEADER = ("at", "event", "collective", "id", "inside", "op of the program")
 def to_text(compilation: Compilation, input_name: str) -> str:
     """The table of the schedule, the memory, and the verdict."""
     c = compilation
-    lines = [f"{c.compiler}: {c.topology.describe()}, compiled in {c.seconds:.1f} s", ""]
+    lines = [f"{c.compiler}: {c.topology.describe()}, compiled in {c.seconds:.1f} s"]
+    lines += [f"note: {c.stand_in}", ""] if c.stand_in else [""]
     if c.schedule.events:
         lines += [*_table(c, input_name), ""]
     lines += [_memory_line(c.memory), *verdict(c, input_name)]
@@ -49,6 +50,8 @@ def to_json(compilation: Compilation, input_name: str) -> dict[str, Any]:
     return {
         "target": c.topology.target.value,
         "topology": c.topology.name,
+        "chip": c.topology.chip.name if c.topology.chip is not None else None,
+        "stand_in": c.stand_in or None,
         "devices": c.topology.devices,
         "compiler": c.compiler,
         "compile_seconds": round(c.seconds, 3),

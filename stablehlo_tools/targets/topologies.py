@@ -2,89 +2,94 @@
 
 from __future__ import annotations
 
-import enum
 import importlib.metadata
 import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from stablehlo_tools.cost.tori import slice_shape
 from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.targets.chips import DEFAULTS, Chip, Gpu, Target, Tpu, gpu_config
 
-GPU_CONFIG = Path(__file__).with_name("h100.txtpb")
-DEVICES_PER_HOST = 8  # of an HGX H100
-_MOST_DEVICES = 256
-_V5E_SLICES = {
-    1: "1x1",
-    2: "1x2",
-    4: "2x2",
-    8: "2x4",
-    16: "4x4",
-    32: "4x8",
-    64: "8x8",
-    128: "8x16",
-    256: "16x16",
-}
-
-
-class Target(enum.Enum):
-    """One of XLA's compilers."""
-
-    CPU = "cpu"
-    GPU = "gpu"
-    TPU = "tpu"
-
-    @property
-    def title(self) -> str:
-        """`XLA:CPU` …"""
-        return f"XLA:{self.name}"
-
-    @property
-    def platform(self) -> str:
-        """The name that jax.export gives the platform."""
-        return "cuda" if self is Target.GPU else self.value
+_MOST_DEVICES = 4096
+_MOST_CPU_DEVICES = 256  # threads of this machine
+_CUBE = 4  # edge of the cubes that large slices of a three-dimensional torus are made of
+_FLAT = {1: "1x1x1", 2: "1x2x1", 4: "2x2x1"}  # what a host of 2 x 2 chips has of such a torus
 
 
 @dataclass(frozen=True)
 class Topology:
-    """A described machine; `name` is what its compiler calls the arrangement of the devices."""
+    """A described machine; `name` is what its compiler calls the arrangement of the devices.
+
+    XLA:GPU: NVLink domains x hosts of each x devices of each host; XLA:TPU: the shape of the slice.
+    """
 
     target: Target
     devices: int
     name: str
+    chip: Chip | None = None  # none of XLA:CPU
+
+    @property
+    def config(self) -> str:
+        """The GpuTargetConfigProto of a GPU, in text form; empty for others."""
+        return gpu_config(self.chip.kind) if self.chip and isinstance(self.chip.kind, Gpu) else ""
 
     def describe(self) -> str:
         """`8 H100 (1x1x8)`, `8 TPU v5e (v5e:2x4)`, `8 virtual CPU devices`."""
-        if self.target is Target.CPU:
+        if self.chip is None:
             return f"{self.devices} virtual CPU device{'s' if self.devices > 1 else ''}"
-        chip = "H100" if self.target is Target.GPU else "TPU v5e"
-        return f"{self.devices} {chip} ({self.name})"
+        return f"{self.devices} {self.chip.title} ({self.name})"
 
 
-def topology(target: Target, devices: int) -> Topology:
-    """The arrangement to compile for. Raises ToolError where there is none of that size.
+def topology(target: Target, devices: int, chip: Chip | None = None) -> Topology:
+    """The arrangement of a chip's devices to compile for, by default the target's usual chip's.
 
-    H100: one host of up to eight, or hosts of eight; other numbers count as one host. v5e: the
-    shapes of its slices; libtpu routes few others.
+    Raises ToolError where there is none of that size.
     """
-    if devices < 1 or devices > _MOST_DEVICES:
+    most = _MOST_CPU_DEVICES if target is Target.CPU else _MOST_DEVICES
+    if not 1 <= devices <= most:
         raise ToolError(
-            f"{target.title}: the program runs on {devices} devices; from 1 to {_MOST_DEVICES} "
+            f"{target.title}: the program runs on {devices} devices; from 1 to {most} "
             "can be compiled for"
         )
     if target is Target.CPU:
         return Topology(target, devices, "host")
-    if target is Target.GPU:
-        hosts, rest = divmod(devices, DEVICES_PER_HOST)
-        whole = hosts > 1 and not rest
-        name = f"1x{hosts}x{DEVICES_PER_HOST}" if whole else f"1x1x{devices}"
-        return Topology(target, devices, name)
-    if devices not in _V5E_SLICES:
+    chip = chip or DEFAULTS[target]
+    name = _hosts(chip.kind, devices) if isinstance(chip.kind, Gpu) else _slice(chip, devices)
+    return Topology(target, devices, name, chip)
+
+
+def _hosts(gpu: Gpu, devices: int) -> str:
+    """`2x1x8`: as few hosts as can share the devices evenly, in as few NVLink domains."""
+    hosts = _least_divisor(devices, gpu.host)
+    domains = _least_divisor(hosts, gpu.domain // gpu.host)
+    return f"{domains}x{hosts // domains}x{devices // hosts}"
+
+
+def _least_divisor(number: int, most: int) -> int:
+    """The least divisor that leaves a quotient of `most` or less."""
+    return next(d for d in range(1, number + 1) if number % d == 0 and number // d <= most)
+
+
+def _slice(chip: Chip, devices: int) -> str:
+    """`v5e:2x4`: the slice of so many chips as clouds sell it. Raises ToolError for others."""
+    assert isinstance(chip.kind, Tpu), "every chip that is no GPU is a TPU"
+    sold = [count for count in _POWERS if count <= chip.kind.most]
+    cube = chip.kind.dimensions == 3 and devices % _CUBE**3 == 0 and devices <= chip.kind.most
+    if devices not in sold and not cube:
+        cubes = f" and multiples of {_CUBE**3}" if chip.kind.dimensions == 3 else ""
         raise ToolError(
-            f"XLA:TPU: no TPU v5e slice has {devices} chips, only "
-            f"{', '.join(map(str, _V5E_SLICES))}: use --target gpu or cpu"
+            f"XLA:TPU: no {chip.title} slice has {devices} chips, only "
+            f"{', '.join(map(str, sold))}{cubes}: use --target gpu or cpu"
         )
-    return Topology(target, devices, f"v5e:{_V5E_SLICES[devices]}")
+    if chip.kind.dimensions == 3 and devices in _FLAT:
+        return f"{chip.kind.generation}:{_FLAT[devices]}"
+    shape = slice_shape(devices, chip.kind.dimensions, _CUBE)
+    return f"{chip.kind.generation}:{'x'.join(map(str, shape))}"
+
+
+_POWERS = tuple(2**power for power in range(13))
 
 
 def environment(machine: Topology, inherited: Mapping[str, str], dump: Path) -> dict[str, str]:

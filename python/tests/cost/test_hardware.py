@@ -84,6 +84,7 @@ def test_the_shipped_profiles():
     assert known_hardware() == (
         "a100",
         "b200",
+        "gb200",
         "h100",
         "h200",
         "mi300x",
@@ -220,7 +221,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path):
 
 
 def test_an_unknown_device_lists_the_known_ones():
-    with pytest.raises(ToolError, match=r"'H100x'; did you mean 'h100'\? known: a100, b200, h100"):
+    with pytest.raises(ToolError, match=r"'H100x'; did you mean 'h100'\? known: a100, b200, gb200"):
         load_hardware("H100x")
 
 

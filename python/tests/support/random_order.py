@@ -66,14 +66,13 @@ def run(target: Target, count: int, number: int) -> dict[str, Any]:
 
 def _devices(target: Target) -> list[Any]:
     from stablehlo_tools import bindings
-    from stablehlo_tools.targets.topologies import GPU_CONFIG
 
     if target is Target.CPU:
         import jax
 
         return jax.devices()[:DEVICES]
-    config = GPU_CONFIG.read_text() if target is Target.GPU else ""
-    return bindings.described_devices(target.platform, topology(target, DEVICES).name, config)
+    machine = topology(target, DEVICES)
+    return bindings.described_devices(target.platform, machine.name, machine.config)
 
 
 def _keeps_order(program: Any, target: Target, devices: list[Any]) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,7 @@ from stablehlo_tools.targets import compilation
 from stablehlo_tools.targets.compilation import Compilation, compile_artifact
 from stablehlo_tools.targets.preparation import prepare
 from stablehlo_tools.targets.scheduled_hlo import Phase
-from stablehlo_tools.targets.topologies import Target, topology
+from stablehlo_tools.targets.topologies import Target
 
 each_target = pytest.mark.parametrize("target", TARGETS)
 tpu_only = pytest.mark.parametrize("target", TARGETS[-1:])
@@ -252,20 +251,6 @@ def test_a_missing_compiler_names_its_package(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(compilation, "missing_package", lambda _: "libtpu")
     with pytest.raises(ToolError, match=r"package libtpu is missing; pip install"):
         compile_artifact(_one_device(), "tpu")
-
-
-def test_topologies() -> None:
-    names: list[Callable[[int], str]] = [
-        lambda n, target=target: topology(target, n).name for target in Target
-    ]
-    cpu, gpu, tpu = names
-    assert cpu(3) == "host"
-    assert [gpu(n) for n in (1, 3, 8, 16, 12)] == ["1x1x1", "1x1x3", "1x1x8", "1x2x8", "1x1x12"]
-    assert [tpu(n) for n in (1, 2, 8, 64)] == ["v5e:1x1", "v5e:1x2", "v5e:2x4", "v5e:8x8"]
-    with pytest.raises(ToolError, match="no TPU v5e slice has 3 chips"):
-        tpu(3)
-    with pytest.raises(ToolError, match="from 1 to 256"):
-        cpu(257)
 
 
 def test_the_command_prints_a_table_or_one_object(
