@@ -323,3 +323,44 @@ def test_no_groups_are_all_devices_and_meshes_name_their_axes():
     )
     assert sent(task_graph, "g").groups == (tuple(range(8)),)
     assert sent(task_graph, "h").axes == ("y",)
+
+
+def test_a_sparsecore_program_runs_from_where_it_gets_its_operands():
+    """As libtpu 0.0.51 schedules a scatter on TPU v5p and v6e: loaded first, launched later."""
+    found = graph(
+        """
+        %x = f32[1048576]{0:T(1024)} parameter(0)
+        %i = s32[1048576]{0:T(1024)} parameter(1)
+        %load = ((), (), (s32[8192]{0:T(1024)})) custom-call-start(),
+            .. async_execution_thread="sparsecore", custom_call_target="TODO(b/522284627)",
+            .. output_to_operand_aliasing={{}: (0, {})}, called_computations={%outer}
+        %before = f32[1048576]{0:T(1024)} negate(%x)
+        %launch = ((f32[1048576]{0:T(1024)}, s32[1048576]{0:T(1024)}),
+            .. f32[1048576]{0:T(1024)}, (s32[8192]{0:T(1024)}))
+            .. custom-call-update(%load, %before, %i),
+            .. output_to_operand_aliasing={{2,0}: (0, {2,0})}
+        %after = f32[1048576]{0:T(1024)} negate(%x)
+        %done = f32[1048576]{0:T(1024)} custom-call-done(%launch)
+        ROOT %y = f32[1048576]{0:T(1024)} add(%done, %after)
+        """,
+        """inner: %a = f32[1048576]{0:T(1024)} parameter(0)
+        %b = s32[1048576]{0:T(1024)} parameter(1)
+        ROOT %g = f32[1048576]{0:T(1024)} gather(%a, %b)""",
+        """outer: %c = f32[1048576]{0:T(1024)} parameter(0)
+        %d = s32[1048576]{0:T(1024)} parameter(1)
+        %s = ((f32[1048576]{0:T(1024)}, s32[1048576]{0:T(1024)}), f32[1048576]{0:T(1024)},
+            .. u32[]) call-start(%c, %d), async_execution_thread="sparsecore", to_apply=%inner
+        ROOT %e = f32[1048576]{0:T(1024)} call-done(%s)""",
+    )
+    assert shown(found)[2:-1] == [
+        "compute before",
+        "collective_start launch",
+        "compute after",
+        "wait done of launch",
+        "compute y",
+    ]
+    assert (sent(found, "launch").stream, sent(found, "launch").kind) == ("async", "gather")
+    moved = 3 * 4 * 2**20  # what it gathers, as read and as written, and the indices
+    assert named(found, "launch").ns == pytest.approx(moved / (0.5 * GPU.memory_rate))
+    (before,) = (task.id for task in found.tasks if task.name == "before")
+    assert before in named(found, "launch").deps

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from stablehlo_tools.cost.clock import Clock
@@ -129,18 +129,27 @@ def asynchronous(
     if start.opcode == "fusion-start":
         parts = [work(start, computation, module)]
     else:
-        parts = [
-            work(inner, called, module)
-            for name in start.calls
-            for called in [module.computation(name, start)]
-            for inner in called.instructions
-        ]
+        parts = [work(inner, called, module) for inner, called in _wrapped(start, module)]
     moved = sum(part.bytes for part in parts)
     known = clock.measured.ns(names) if clock.measured is not None else None
     ns = sum(clock.kernel(part, ()) for part in parts) if known is None else known
     only_copies = all(part.kind in (WorkKind.COPY, WorkKind.FREE) for part in parts)
     stream = _COPY_STREAM if only_copies else _KERNEL_STREAM
     return Communication(kind=_kind(parts), stream=stream, bytes=moved), ns
+
+
+def _wrapped(
+    start: HloInstruction, module: HloModule
+) -> Iterator[tuple[HloInstruction, Computation]]:
+    """What an asynchronous kernel runs, each with its computation, through calls and starts."""
+    for name in start.calls:
+        called = module.computation(name, start)
+        for inner in called.instructions:
+            base, _, suffix = inner.opcode.rpartition("-")
+            if inner.opcode == "call" or (suffix == "start" and base in ASYNC_KERNELS):
+                yield from _wrapped(inner, module)
+            elif suffix != "done":
+                yield inner, called
 
 
 def _kind(parts: Sequence[Work]) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -37,6 +38,7 @@ _CHAIN = re.compile(r'chain_id="([^"]*)"')
 _FRAME = re.compile(r"stack_frame_id=(\d+)")
 _SOURCE = re.compile(r'source_file="([^"]*)"(?:[^}]*?source_line=(\d+))?')
 _TABLE_ROW = re.compile(r"(\d+) (.*)$")
+_ALIASING = re.compile(r", output_to_operand_aliasing=\{\{\}: \(0, \{\}\)\}")
 _ALIAS = re.compile(r"\{([\d, ]*)\}: \((\d+), \{([\d, ]*)\}")
 
 
@@ -232,7 +234,7 @@ def parse_module(text: str) -> HloModule:
                 current.append(instruction)
         elif line[:1] == "}":
             if current:
-                computations[name] = Computation(name, tuple(current))
+                computations[name] = Computation(name, tuple(_launched(current)))
             current = None
         elif opening := hlo_text.COMPUTATION.match(line):
             name, current = opening.group(2), []
@@ -252,6 +254,36 @@ def _instruction(line: str) -> HloInstruction | None:
     if name is None or opcode is None:
         return None
     return HloInstruction(name.group(2), opcode.group(1), line, opcode.end())
+
+
+def _launched(instructions: list[HloInstruction]) -> Iterator[HloInstruction]:
+    """The instructions, with the two steps of a SparseCore's start as one where it is launched.
+
+    XLA:TPU first loads a program and hands it its operands later; with `start` of calls @f:
+
+        %p = (…) custom-call-start(), called_computations={%f}
+        %u = (…) custom-call-update(%p, %x)    ==>    %u = (…) custom-call-start(%x), …
+        %y = custom-call-done(%u)
+    """
+    loaded = {i.name: i for i in instructions if i.opcode.endswith("-start") and not i.operands}
+    updates = [i for i in instructions if i.opcode.endswith("-update")] if loaded else []
+    program_of = {i.name: loaded[i.operands[0]] for i in updates if i.operands[0] in loaded}
+    programs = {program.name for program in program_of.values()}
+    for instruction in instructions:
+        if instruction.name in program_of:
+            yield _launch(program_of[instruction.name], instruction)
+        elif instruction.name not in programs:
+            yield instruction
+
+
+def _launch(program: HloInstruction, update: HloInstruction) -> HloInstruction:
+    """The start at the place of the update: its result and operands, the program's attributes."""
+    result = update.line[: update.after_opcode].rpartition(" ")[0]
+    operands = ", ".join(f"%{name}" for name in update.operands[1:])
+    head = f"{result} {program.opcode}("
+    attributes = _ALIASING.sub("", program.line[program.after_opcode :].partition(")")[2])
+    line = f"{head}{operands}){attributes}"
+    return HloInstruction(update.name, program.opcode, line, len(head))
 
 
 def _count(header: str, name: str) -> int:
