@@ -11,6 +11,7 @@ import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jaxlib._jax as _jax
@@ -329,6 +330,49 @@ def static_arguments(jitted: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """The static arguments of what `jax.jit` made, by position and by name, each inferred from the
     other; a negative position counts from the last argument of a call."""
     return jitted._jit_info.static_argnums, jitted._jit_info.static_argnames
+
+
+def at_top_level() -> bool:
+    """Whether nothing is being traced, differentiated or mapped at the moment."""
+    from jax._src import core
+
+    return core.trace_state_clean()
+
+
+def as_call(traced: Any) -> tuple[Any, list[Any]]:
+    """A jaxpr whose one equation calls what `jax.jit` traced, with its shardings and donations; and
+    the tracers from around the function, which it takes in front of its arguments."""
+    import jax
+    from jax._src.pjit import jit_p
+
+    jaxpr = jax.make_jaxpr(partial(jit_p.bind, **traced._params))(*traced.jaxpr.in_avals)
+    return jaxpr, list(traced._consts)
+
+
+def as_jitted(call: Any) -> Any:
+    """The reverse of `as_call`, also of what jax has derived from one: a jitted function of flat
+    arguments that gives a tuple. It donates nothing: a derived program's arguments can be its
+    residuals."""
+    import jax
+    from jax._src.core import jaxpr_as_fun
+    from jax._src.pjit import jit_p
+
+    equation = call.eqns[0] if len(call.eqns) == 1 else None
+    params: dict[str, Any] = {}
+    if (
+        equation is not None
+        and equation.primitive is jit_p
+        and (list(equation.invars), list(equation.outvars)) == (call.invars, call.outvars)
+    ):
+        call = equation.params["jaxpr"]
+        params = {side: equation.params[side] for side in ("in_shardings", "out_shardings")}
+    function = jaxpr_as_fun(call)
+
+    def flat(*leaves: Any) -> Any:
+        return tuple(function(*leaves))
+
+    flat.__name__ = flat.__qualname__ = "derived" if equation is None else equation.params["name"]
+    return jax.jit(flat, **params)
 
 
 def python_callbacks(jaxpr: Any) -> list[tuple[str, str | None, int, str]]:

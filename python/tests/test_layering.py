@@ -24,11 +24,11 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("passes",),
     ("targets",),
     ("transforms",),
-    ("api",),
     ("verify",),
     ("mpmd",),
     ("report",),
     ("testing",),
+    ("api",),
     ("cli",),
 )
 HEIGHT = {room: height for height, rooms in enumerate(LAYERS) for room in rooms}

@@ -3,22 +3,34 @@
 Which calls are of one kind is for jax to say: those for which it has one jaxpr, by whatever its
 own cache looks at (types and values of static arguments, weak types, the configuration, meshes),
 on arguments that are committed to one sharding.
+
+Within a transformation of jax the call is an op of its own, `transformed_call`, with the rules that
+jax gives every op which calls a jaxpr: its derivative is such an op of the derived jaxpr. Whoever
+evaluates one transforms that jaxpr; so does an outer `jax.jit` that compiles one, and an outer
+`stablehlo_tools.jit` compiles it as part of its own program.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+import threading
+from collections.abc import Callable, Generator, Hashable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial, update_wrapper, wraps
 from pathlib import Path
 from types import MethodType
-from typing import Any
+from typing import Any, overload
+from weakref import WeakKeyDictionary
 
 import jax
 from jax import export
-from jax.core import Tracer
+from jax.extend.core import Primitive, jaxpr_as_fun, register_call_primitive_rules
+from jax.interpreters import mlir
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from stablehlo_tools import bindings
 from stablehlo_tools.api import transforming
+from stablehlo_tools.api.inspecting import Inspection, inspect
 from stablehlo_tools.artifacts.module_bytes import vouch
 from stablehlo_tools.artifacts.program_mesh import program_mesh
 from stablehlo_tools.diagnostics import Place, ToolError, note
@@ -27,43 +39,74 @@ from stablehlo_tools.passes.pipeline import Pipeline
 _Call = Callable[..., Any]
 
 
-def jit(function: Callable[..., Any], pipeline: str | Pipeline, **jit_options: Any) -> Jitted:
+@overload
+def jit(function: _Call, pipeline: str | Pipeline, **jit_options: Any) -> Jitted: ...
+@overload
+def jit(*, pipeline: str | Pipeline, **jit_options: Any) -> Callable[[_Call], Jitted]: ...
+def jit(
+    function: _Call | None = None, pipeline: str | Pipeline = "", **jit_options: Any
+) -> Jitted | Callable[[_Call], Jitted]:
     """Like `jax.jit`, but through export and a pipeline: exports, transforms, calls.
 
-    `jit_options` go to `jax.jit` (in_shardings, out_shardings, static_argnums, donate_argnums …).
-    One artifact is made for each set of argument shapes, dtypes, shardings and static values, as
-    `jax.jit` would compile one. Raises ToolError when a pass refuses.
+    Without a function it is a decorator: `@stablehlo_tools.jit(pipeline="fsdp")`. `jit_options` go
+    to `jax.jit` (in_shardings, out_shardings, static_argnums, donate_argnums …). One artifact is
+    made for each set of argument shapes, dtypes, shardings and static values, as `jax.jit` would
+    compile one. Raises ToolError when a pass refuses.
+
+    Under `jax.grad`, `jax.vmap` and their like the derived programs are transformed; within an
+    outer `stablehlo_tools.jit` that one's pipeline transforms the whole; within an outer `jax.jit`,
+    which compiles the rest as it would, it stays a transformed program of its own.
     """
-    return Jitted(function, transforming.parsed(pipeline), jit_options)
+    steps = transforming.parsed(pipeline)
+    if function is None:
+        return partial(Jitted, pipeline=steps, **jit_options)
+    return Jitted(function, steps, **jit_options)
 
 
 class Jitted:
     """Exports a function for the arguments it is called with, transforms that, and calls it."""
 
-    def __init__(self, function: _Call, pipeline: Pipeline, options: dict[str, Any]) -> None:
-        self.jitted: Any = jax.jit(function, **options)
+    __name__ = "function"  # of what has none, such as a partial
+
+    def __init__(self, function: _Call, pipeline: Pipeline, **options: Any) -> None:
+        update_wrapper(self, function)
+
+        @wraps(function)
+        def alone(*args: Any, **kwargs: Any) -> Any:
+            return function(*args, **kwargs)
+
+        # jax caches what it lowers by the function: another jit of the same one lowers otherwise.
+        self.jitted: Any = jax.jit(alone, **options)
         self.pipeline = pipeline
         self.static_positions, self.static_names = bindings.static_arguments(self.jitted)
-        self.calls: dict[Hashable, _Call] = {}
-        self.__wrapped__ = function
-        self.__name__ = getattr(function, "__name__", "function")
-        self.__doc__ = getattr(function, "__doc__", None)
+        # By jaxpr, and forgotten with it: jax may trace anew what closes over a tracer.
+        self.calls: WeakKeyDictionary[Any, dict[Hashable, _Call]] = WeakKeyDictionary()
+        self.called: WeakKeyDictionary[Any, dict[Hashable, export.Exported]] = WeakKeyDictionary()
+        self.as_calls: dict[Any, Any] = {}
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else MethodType(self, instance)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        jaxpr = self.jitted.trace(*args, **kwargs).jaxpr
+        if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
+            return self.jitted(*args, **kwargs)
+        traced = self.jitted.trace(*args, **kwargs)
         leaves, tree = jax.tree.flatten(self._dynamic(args, kwargs))
-        key = (jaxpr, tree, tuple(_placed(leaf) for leaf in leaves))
-        if key not in self.calls:
-            self.calls[key] = self._compile(args, kwargs, leaves)
-        return self.calls[key](*leaves)
+        if bindings.at_top_level():
+            return self._call(traced.jaxpr, tree, self.jitted, args, kwargs, leaves)(*leaves)
+        call, around = self._as_call(traced)
+        results = transformed_call.bind(*around, *leaves, call_jaxpr=call, jitted=self)
+        return jax.tree.unflatten(traced.out_tree, results)
 
     def clear_cache(self) -> None:
         """Forgets all artifacts, and what jax traced for them."""
-        self.calls.clear()
+        for cache in (self.calls, self.called, self.as_calls):
+            cache.clear()
         self.jitted.clear_cache()
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """The shapes and dtypes of the results: those of the program before the pipeline."""
+        return self.jitted.eval_shape(*args, **kwargs)
 
     def export(self, *args: Any, **kwargs: Any) -> export.Exported:
         """The transformed artifact for these arguments, to save or to inspect.
@@ -71,45 +114,239 @@ class Jitted:
         Arguments may be `jax.ShapeDtypeStruct`s. Warnings of passes become Python warnings. Raises
         ToolError for a program that a pass refuses, or that calls Python.
         """
+        return self._export(self.jitted, args, kwargs)
+
+    def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
+        """The call of the transformed program, traced: `.jaxpr`, `.lower()` and so on."""
+        program = self._program(self.jitted, args, kwargs)
+        placements = program.placements(jax.tree.leaves(self._dynamic(args, kwargs)))
+        infos, structure = jax.tree.flatten(program.arguments)
+        given = [
+            jax.ShapeDtypeStruct(info.shape, info.dtype, sharding=placement)
+            for info, placement in zip(infos, placements, strict=True)
+        ]
+        positional, named = jax.tree.unflatten(structure, given)
+        by_position, by_name = program.arguments
+        return jax.jit(
+            program.call,
+            donate_argnums=[i for i, part in enumerate(by_position) if _is_donated(part)],
+            donate_argnames=[name for name, part in by_name.items() if _is_donated(part)],
+        ).trace(*positional, **named)
+
+    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+        """The transformed program as jax lowers it: `.as_text()`, `.compile()` and so on."""
+        return self.trace(*args, **kwargs).lower()
+
+    def inspect(
+        self, *args: Any, hardware: str | None = None, target: str | None = None, **kwargs: Any
+    ) -> Inspection:
+        """What the transformed program's collectives cost, as `stablehlo-tools inspect` says it.
+
+        `hardware` and `target` are that command's options: the times of the program as it is
+        written, or as the target's compiler schedules it.
+        """
+        return inspect(self.export(*args, **kwargs), hardware=hardware, target=target)
+
+    def _export(
+        self,
+        jitted: Any,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        platforms: Sequence[str] | None = None,
+    ) -> export.Exported:
         backend = jax.default_backend()
         # jax names a backend, jax.export the platform that it compiles for.
-        platform = "cuda" if backend == "gpu" else backend
+        usual = ["cuda" if backend == "gpu" else backend]
         try:
-            plain = export.export(self.jitted, platforms=[platform])(*args, **kwargs)
+            with _lowering_whole():
+                plain = export.export(jitted, platforms=platforms or usual)(*args, **kwargs)
         except NotImplementedError as reason:
-            jaxpr = self.jitted.trace(*args, **kwargs).jaxpr
+            jaxpr = jitted.trace(*args, **kwargs).jaxpr
             raise _named_callbacks(jaxpr, reason) or reason from None
         # MLIR in this process has just written it: no other process need read it first.
         vouch(plain.mlir_module_serialized)
         return transforming.transform(plain, self.pipeline)
 
-    def _compile(self, args: Sequence[Any], kwargs: dict[str, Any], leaves: list[Any]) -> _Call:
-        lowered = self.jitted.trace(*args, **kwargs).lower()
-        # An Exported does not say what its function gave up: whoever calls it donates anew.
-        donated = [info.donated for info in jax.tree.leaves(lowered.args_info)]
-        artifact = self.export(*args, **kwargs)
-        devices = bindings.lowered_devices(lowered)
-        mesh = program_mesh(artifact, devices)
-        traced = [isinstance(leaf, Tracer) and len(devices) > 1 for leaf in leaves]
+    def _program(self, jitted: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> _Program:
+        with _lowering_whole():
+            lowered = jitted.trace(*args, **kwargs).lower()
+        artifact = self._export(jitted, args, kwargs)
+        mesh = program_mesh(artifact, bindings.lowered_devices(lowered))
+        return _Program(artifact, mesh, lowered.args_info)
 
-        def call(*flat: Any) -> Any:
-            named_devices = [
-                _anywhere_on(mesh, value) if inside else value
-                for value, inside in zip(flat, traced, strict=True)
-            ]
-            positional, named = jax.tree.unflatten(artifact.in_tree, named_devices)
-            return artifact.call(*positional, **named)
+    def _call(
+        self,
+        jaxpr: Any,
+        tree: Any,
+        jitted: Any,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        leaves: list[Any],
+    ) -> _Call:
+        """What takes these leaves, and others that lie where they do, through the program."""
+        calls = self.calls.setdefault(jaxpr, {})
+        key = (tree, tuple(map(_committed_sharding, leaves)))
+        if key not in calls:
+            calls[key] = self._program(jitted, args, kwargs).compiled(leaves)
+        return calls[key]
 
-        return jax.jit(
-            call,
-            in_shardings=_placements(artifact, mesh, leaves),
-            donate_argnums=[i for i, given in enumerate(donated) if given],
-        )
+    def _as_call(self, traced: Any) -> tuple[Any, list[Any]]:
+        if traced.jaxpr not in self.as_calls:
+            call, around = bindings.as_call(traced)
+            if around:  # never traced again
+                return call, around
+            self.as_calls[traced.jaxpr] = call
+        return self.as_calls[traced.jaxpr], []
+
+    def evaluate(self, leaves: list[Any], call: Any) -> Any:
+        """The results of a jaxpr that jax derived from the call, transformed."""
+        return self._call(call, None, bindings.as_jitted(call), leaves, {}, leaves)(*leaves)
+
+    def called_in(self, call: Any, avals: Sequence[Any], platforms: Sequence[str]) -> _Call:
+        """What calls the same within a program for these platforms."""
+        artifacts = self.called.setdefault(call, {})
+        key = (tuple(avals), tuple(platforms))
+        if key not in artifacts:
+            artifacts[key] = self._export(bindings.as_jitted(call), avals, {}, platforms)
+        return artifacts[key].call
 
     def _dynamic(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         static = {i + len(args) if i < 0 else i for i in self.static_positions}
         positional = tuple(a for i, a in enumerate(args) if i not in static)
         return positional, {k: v for k, v in kwargs.items() if k not in self.static_names}
+
+
+@dataclass(frozen=True)
+class _Program:
+    """A transformed program, where it runs, and what `jax.jit` says of each argument."""
+
+    artifact: export.Exported
+    mesh: Mesh
+    arguments: Any
+
+    @property
+    def call(self) -> _Call:
+        """The artifact's, under the name of its function."""
+        artifact = self.artifact
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            results = artifact_call.bind(*jax.tree.leaves((args, kwargs)), artifact=artifact)
+            return jax.tree.unflatten(artifact.out_tree, results)
+
+        call.__name__ = call.__qualname__ = artifact.fun_name
+        return call
+
+    def compiled(self, leaves: list[Any]) -> _Call:
+        """The call, of flat arguments that lie where these do."""
+
+        def call(*flat: Any) -> Any:
+            positional, named = jax.tree.unflatten(self.artifact.in_tree, flat)
+            return self.call(*positional, **named)
+
+        # An Exported does not say what its function gave up: whoever calls it donates anew.
+        donated = [info.donated for info in jax.tree.leaves(self.arguments)]
+        options: dict[str, Any] = {
+            "donate_argnums": [i for i, given in enumerate(donated) if given]
+        }
+        in_shardings = tuple(
+            None if _committed_sharding(leaf) is not None else placement
+            for leaf, placement in zip(leaves, self.placements(leaves), strict=True)
+        )
+        if any(in_shardings):  # with any, None for each or not, jax.jit commits the results
+            options["in_shardings"] = in_shardings
+        return jax.jit(call, **options)
+
+    def placements(self, leaves: list[Any]) -> list[Any]:
+        """Where each flat argument goes: where it is, where it was exported for, or everywhere.
+
+        None on one device, where it is as well."""
+        devices = self.mesh.devices
+        if devices.size == 1:
+            return [None] * len(leaves)
+        everywhere = NamedSharding(self.mesh, PartitionSpec())
+        placements: list[Any] = []
+        for leaf, sharding in zip(leaves, self.artifact.in_shardings_jax(), strict=True):
+            committed = _committed_sharding(leaf)
+            if committed is not None:
+                placements.append(committed)
+            elif isinstance(sharding, NamedSharding) and sharding.mesh.size == devices.size:
+                mesh = sharding.mesh
+                concrete = Mesh(devices.reshape(mesh.axis_sizes), mesh.axis_names)
+                placements.append(NamedSharding(concrete, sharding.spec))
+            else:
+                placements.append(everywhere)
+        return placements
+
+
+def _committed_sharding(leaf: Any) -> Any:
+    return leaf.sharding if getattr(leaf, "committed", False) else None
+
+
+def _is_donated(argument: Any) -> bool:
+    leaves = jax.tree.leaves(argument)
+    return bool(leaves) and all(info.donated for info in leaves)
+
+
+# Registered with a params `jitted`, which jax hands on to what it derives.
+transformed_call = Primitive("transformed_call")
+register_call_primitive_rules(transformed_call)
+transformed_call.skip_canonicalization = True  # of weak types, as for jax's own calls
+_thread = threading.local()
+
+
+@contextmanager
+def _lowering_whole() -> Generator[None]:
+    """Within it, jax lowers a program that is to be transformed as a whole."""
+    before = getattr(_thread, "lowering_whole", False)
+    _thread.lowering_whole = True
+    try:
+        yield
+    finally:
+        _thread.lowering_whole = before
+
+
+def _evaluated(*leaves: Any, call_jaxpr: Any, jitted: Jitted) -> Any:
+    return jitted.evaluate(list(leaves), call_jaxpr)
+
+
+def _lowered(context: Any, *operands: Any, call_jaxpr: Any, jitted: Jitted) -> Any:
+    around = context.module_context.axis_context
+    if getattr(_thread, "lowering_whole", False):
+        function = jaxpr_as_fun(call_jaxpr)
+    elif isinstance(around, mlir.SPMDAxisContext) and around.manual_axes:
+        raise ToolError(
+            f"{jitted.__name__} is called within a jax.shard_map, where it is no program of its "
+            "own: put stablehlo_tools.jit around the shard_map"
+        )
+    else:
+        platforms = context.platforms or context.module_context.platforms
+        function = jitted.called_in(call_jaxpr, context.avals_in, platforms)
+    return mlir.lower_fun(function, multiple_results=True)(context, *operands)
+
+
+def _flat_call(artifact: export.Exported) -> _Call:
+    def call(*leaves: Any) -> Any:
+        positional, named = jax.tree.unflatten(artifact.in_tree, leaves)
+        return jax.tree.leaves(artifact.call(*positional, **named))
+
+    return call
+
+
+def _result_types(*avals: Any, artifact: export.Exported) -> Any:
+    return jax.make_jaxpr(_flat_call(artifact))(*avals).out_avals
+
+
+def _lowered_artifact(context: Any, *operands: Any, artifact: export.Exported) -> Any:
+    return mlir.lower_fun(_flat_call(artifact), multiple_results=True)(context, *operands)
+
+
+# What `jax.jit` compiles. It would commit the results of an Exported's own call to their device.
+artifact_call = Primitive("artifact_call")
+artifact_call.multiple_results = True
+artifact_call.def_abstract_eval(_result_types)
+mlir.register_lowering(artifact_call, _lowered_artifact, cacheable=False)
+transformed_call.def_impl(_evaluated)
+mlir.register_lowering(transformed_call, _lowered, cacheable=False)
 
 
 def _named_callbacks(jaxpr: Any, reason: NotImplementedError) -> ToolError | None:
@@ -130,38 +367,3 @@ def _named_callbacks(jaxpr: Any, reason: NotImplementedError) -> ToolError | Non
         calls[0][1],
         notes,
     )
-
-
-def _placed(leaf: Any) -> Hashable:
-    return isinstance(leaf, Tracer) or _committed_sharding(leaf)
-
-
-def _committed_sharding(leaf: Any) -> Any:
-    if isinstance(leaf, Tracer) or not getattr(leaf, "committed", False):
-        return None
-    return leaf.sharding
-
-
-def _placements(artifact: export.Exported, whole: Mesh, leaves: list[Any]) -> tuple[Any, ...]:
-    """Where each flat argument goes: where it is, where it was exported for, or everywhere."""
-    devices = whole.devices
-    if devices.size == 1:
-        return (None,) * len(leaves)
-    everywhere = NamedSharding(whole, PartitionSpec())
-    placements: list[Any] = []
-    for leaf, sharding in zip(leaves, artifact.in_shardings_jax(), strict=True):
-        if _committed_sharding(leaf) is not None or isinstance(leaf, Tracer):
-            placements.append(None)
-        elif isinstance(sharding, NamedSharding) and sharding.mesh.size == devices.size:
-            mesh = sharding.mesh
-            concrete = Mesh(devices.reshape(mesh.axis_sizes), mesh.axis_names)
-            placements.append(NamedSharding(concrete, sharding.spec))
-        else:
-            placements.append(everywhere)
-    return tuple(placements)
-
-
-def _anywhere_on(mesh: Mesh, value: Any) -> Any:
-    """Tells an outer jit which devices the call needs, leaving the sharding to it."""
-    spec = PartitionSpec(*[PartitionSpec.UNCONSTRAINED] * jax.numpy.ndim(value))
-    return jax.lax.with_sharding_constraint(value, NamedSharding(mesh, spec))

@@ -7,30 +7,10 @@ from typing import TYPE_CHECKING, overload
 
 from stablehlo_tools.artifacts import artifact as artifacts
 from stablehlo_tools.artifacts.artifact import Artifact
-from stablehlo_tools.diagnostics import Diagnostics, ToolError
-from stablehlo_tools.passes.pipeline import Instrumentation, Pipeline
+from stablehlo_tools.passes.pipeline import Pipeline, run_pipeline
 
 if TYPE_CHECKING:
     from jax.export import Exported
-
-
-def run_pipeline(
-    artifact: Artifact,
-    pipeline: Pipeline,
-    diagnostics: Diagnostics | None = None,
-    instrumentation: Instrumentation | None = None,
-) -> Diagnostics:
-    """Runs a pipeline on an artifact's module, in place; returns what the passes reported.
-
-    Raises ToolError, naming the artifact, when a pass refuses. The module is then not to be used.
-    """
-    collected = diagnostics or Diagnostics()
-    try:
-        pipeline.run(artifact.module, collected, instrumentation)
-    except ToolError as error:
-        error.input_name = error.input_name or artifact.name
-        raise
-    return collected
 
 
 @overload

@@ -100,8 +100,8 @@ class _Job:
 
     def transform(self, loaded: Artifact, form: Form) -> bytes:
         """Runs the pipeline on one artifact; what passes warn of goes to standard error."""
-        from stablehlo_tools.api.transforming import run_pipeline
         from stablehlo_tools.artifacts import artifact
+        from stablehlo_tools.passes.pipeline import run_pipeline
 
         reported = run_pipeline(loaded, self.pipeline, instrumentation=self.instrumentation)
         for diagnostic in (*loaded.left_behind(), *reported.collected):
@@ -131,9 +131,9 @@ class _Job:
 
     def _checked(self, part: str, name: str) -> tuple[str, list[Diagnostic]]:
         """The output of one part, empty when it was refused, and all that was reported."""
-        from stablehlo_tools.api.transforming import run_pipeline
         from stablehlo_tools.artifacts.artifact import parse, to_text
         from stablehlo_tools.diagnostics import Diagnostics
+        from stablehlo_tools.passes.pipeline import run_pipeline
 
         diagnostics = Diagnostics()
         try:

@@ -13,7 +13,7 @@ import types
 import typing
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, TextIO
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TextIO
 
 from stablehlo_tools import bindings
 from stablehlo_tools.bindings import ir
@@ -29,6 +29,9 @@ from stablehlo_tools.passes.parser import PassText, parse_pipeline_text
 from stablehlo_tools.passes.registry import NAMED, find_pass, unknown_pass_message
 from stablehlo_tools.processes.activity import busy
 from stablehlo_tools.processes.ending import native_stderr
+
+if TYPE_CHECKING:
+    from stablehlo_tools.artifacts.artifact import Artifact
 
 
 @dataclass(frozen=True)
@@ -123,6 +126,25 @@ class Instrumentation:
         total = sum(seconds for _, seconds in self.seconds) or 1e-9
         rows = [f"{s:10.4f} s {100 * s / total:5.1f}%  {name}" for name, s in self.seconds]
         return "\n".join(["time by pass:", *rows, f"{total:10.4f} s        total"])
+
+
+def run_pipeline(
+    artifact: Artifact,
+    pipeline: Pipeline,
+    diagnostics: Diagnostics | None = None,
+    instrumentation: Instrumentation | None = None,
+) -> Diagnostics:
+    """Runs a pipeline on an artifact's module, in place; returns what the passes reported.
+
+    Raises ToolError, naming the artifact, when a pass refuses. The module is then not to be used.
+    """
+    collected = diagnostics or Diagnostics()
+    try:
+        pipeline.run(artifact.module, collected, instrumentation)
+    except ToolError as error:
+        error.input_name = error.input_name or artifact.name
+        raise
+    return collected
 
 
 @dataclass

@@ -230,8 +230,7 @@ def explicit_collectives(artifact: Artifact) -> tuple[Artifact, tuple[str, ...]]
 
 
 def _partitioned(artifact: Artifact) -> tuple[Artifact, tuple[str, ...]]:
-    from stablehlo_tools.api.transforming import run_pipeline
-    from stablehlo_tools.passes.pipeline import Pipeline
+    from stablehlo_tools.passes.pipeline import Pipeline, run_pipeline
 
     copy = artifact.copy()
     reported = run_pipeline(copy, Pipeline.parse(PARTITIONING))

@@ -7,10 +7,9 @@ import re
 from dataclasses import dataclass
 
 from stablehlo_tools.analysis.collectives import ModuleFacts, find_collectives
-from stablehlo_tools.api.transforming import run_pipeline
 from stablehlo_tools.artifacts.artifact import Artifact, parse, to_text
 from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, Severity, ToolError
-from stablehlo_tools.passes.pipeline import Pipeline
+from stablehlo_tools.passes.pipeline import Pipeline, run_pipeline
 from stablehlo_tools.testing.brief_lines import brief_checks, link_count
 from stablehlo_tools.testing.check_lines import Checks, check_lines
 

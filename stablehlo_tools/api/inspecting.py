@@ -1,0 +1,45 @@
+"""What `stablehlo-tools inspect` says, of a program in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from stablehlo_tools.artifacts.artifact import Artifact, from_exported
+from stablehlo_tools.report.document import Document
+from stablehlo_tools.report.exposure import AS_WRITTEN, Question, exposure, hardware_for
+from stablehlo_tools.report.text import to_text
+
+if TYPE_CHECKING:
+    from jax.export import Exported
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """A report that prints as text; times in nanoseconds, sizes in bytes."""
+
+    document: Document
+
+    def __str__(self) -> str:
+        return to_text(self.document)
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that `inspect --json` prints; docs/inspect.md describes it."""
+        return self.document.to_json(timeline=False)
+
+
+def inspect(
+    program: Exported | Artifact, *, hardware: str | None = None, target: str | None = None
+) -> Inspection:
+    """What the program's collectives cost on the hardware, and how much of it is exposed.
+
+    As the program is written, or as the compiler of the target, "gpu" or "tpu", schedules it.
+    Raises ToolError for hardware without a profile, and where the compiler refuses.
+    """
+    artifact = program if isinstance(program, Artifact) else from_exported(program)
+    targets = (target or AS_WRITTEN,)
+    asked = Question(hardware_for(artifact, hardware, targets), targets, with_timeline=False)
+    return Inspection(
+        Document(artifact.name, version("stablehlo-tools"), tuple(exposure([artifact], asked)))
+    )
