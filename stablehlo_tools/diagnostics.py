@@ -150,6 +150,21 @@ def to_place(location: ir.Location | Place | None) -> Place:
     return Place()
 
 
+def frames_of(location: ir.Location) -> list[Place]:
+    """The stack of an MLIR location, innermost call first: the user's lines that led to an op."""
+    from stablehlo_tools.bindings import ir
+
+    if isinstance(location, ir.CallSiteLoc):
+        return [*frames_of(location.callee), *frames_of(location.caller)]
+    if isinstance(location, ir.NameLoc) and isinstance(location.child_loc, ir.CallSiteLoc):
+        return frames_of(location.child_loc)  # the name is the op's
+    if isinstance(location, ir.FusedLoc):
+        stacks = [frames_of(part) for part in location.locations if isinstance(part, ir.Location)]
+        return next(filter(None, stacks), [])
+    place = to_place(location)
+    return [] if place.file is None else [place]
+
+
 def _named(name: str, inner: Place) -> Place:
     """The innermost name around a file is the function; the next one out is the op's name."""
     if inner.file is not None and not inner.function:

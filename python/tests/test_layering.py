@@ -27,6 +27,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("verify",),
     ("mpmd",),
     ("report",),
+    ("advice",),
     ("testing",),
     ("api",),
     ("cli",),

@@ -2,8 +2,10 @@
 
 Without --hardware: kind, participants, bytes, reduction and place of each op. With it, or with
 --target: the time of each collective, how much of it is exposed, what hides the rest, what could;
-the loops; the memory peak; the total against a lower bound. Of pipelines over a mesh axis: the
-bubble against its closed form, who runs what in which tick, what is permuted and kept.
+the loops; the memory peak; the total against a lower bound; and what to do, with what each item
+gains. With --check, for tests, exit code 1 where an item gains more than PERCENT. Of pipelines over
+a mesh axis: the bubble against its closed form, who runs what in which tick, what is permuted and
+kept.
 docs/inspect.md describes the figures and the JSON. A program that leaves its collectives to the
 compiler is partitioned first.
 
@@ -15,7 +17,9 @@ Participants are flattened ids: replica * number of partitions + partition.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
+import math
 from typing import TYPE_CHECKING, Any
 
 from stablehlo_tools.cli.shared_arguments import add_timing_arguments, question, tool_version
@@ -27,9 +31,22 @@ if TYPE_CHECKING:
     from stablehlo_tools.report.pipeline_report import PipelineReport
 
 
+_PERCENT = 1.0  # of the total: what gains less is not worth a change
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `inspect`."""
-    parser.add_argument("input", metavar="INPUT", help="the artifact, or - for standard input")
+    parser.add_argument(
+        "input", metavar="INPUT", nargs="?", help="the artifact, or - for standard input"
+    )
+    parser.add_argument(
+        "--check",
+        metavar="PERCENT",
+        nargs="?",
+        const=str(_PERCENT),
+        help="exit with 1 if something to do gains more than so much of the total, or of the "
+        f"device's memory (default: {_PERCENT:g})",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_timing_arguments(parser, "no times")
 
@@ -41,10 +58,11 @@ def run(arguments: argparse.Namespace) -> int:
     from stablehlo_tools.artifacts import artifact
     from stablehlo_tools.diagnostics import ToolError
 
+    percent = _percent(arguments)
     loaded = artifact.load(arguments.input)
-    asked = (arguments.hardware, arguments.target, arguments.measured)
+    asked = (arguments.hardware, arguments.target, arguments.measured, arguments.check)
     if any(argument is not None for argument in asked):
-        return _timed(arguments, loaded)
+        return _timed(arguments, loaded, percent)
     try:
         facts = ModuleFacts.of(loaded.module)
         rows = [_row(c, facts, loaded.name) for c in find_collectives(loaded.module)]
@@ -100,18 +118,47 @@ def _print_pipelines(pipelines: list[PipelineReport]) -> None:
         print("\n" + "\n".join(pipeline_lines(each)))
 
 
-def _timed(arguments: argparse.Namespace, loaded: Artifact) -> int:
+def _percent(arguments: argparse.Namespace) -> float:
+    """The threshold of --check. What follows it is the input where it is no number, and there is no
+    other: `--check` may stand before INPUT. Raises ToolError."""
+    from stablehlo_tools.diagnostics import ToolError
+
+    text = arguments.check
+    percent = _number(text)
+    if percent is None and arguments.input is None and not text.startswith("-"):
+        arguments.input, percent = text, _PERCENT
+    if arguments.input is None:
+        raise ToolError("inspect needs an INPUT: the artifact, or - for standard input")
+    if percent is None or not 0 <= percent < math.inf:
+        raise ToolError(f"--check {text}: PERCENT is a number of 0 or more")
+    return percent
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return _PERCENT if text is None else float(text)
+    except ValueError:
+        return None
+
+
+def _timed(arguments: argparse.Namespace, loaded: Artifact, percent: float) -> int:
+    from stablehlo_tools.advice.advise import advise
+    from stablehlo_tools.diagnostics import ToolError
     from stablehlo_tools.report.document import Document
     from stablehlo_tools.report.exposure import exposure
     from stablehlo_tools.report.text import to_text
 
-    programs = exposure([loaded], question(arguments, loaded, timeline=False))
+    asked = question(arguments, loaded, timeline=False)
+    programs = exposure([loaded], asked, functools.partial(advise, least=percent / 100))
+    advised = [program.advised for program in programs if program.advised is not None]
+    if arguments.check is not None and len(advised) < len(programs):
+        raise ToolError("--check takes no scheduled HLO text: take the program before a compiler")
     document = Document(loaded.name, tool_version(), tuple(programs))
     if arguments.json:
         print(json.dumps(document.to_json(timeline=False), indent=1))
     else:
         print(to_text(document))
-    return 0
+    return 1 if arguments.check is not None and any(each.items for each in advised) else 0
 
 
 def _row(collective: Collective, facts: ModuleFacts, name: str) -> dict[str, Any]:

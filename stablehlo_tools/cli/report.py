@@ -38,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Writes the page or the trace. Raises ToolError, and then nothing is written."""
+    from stablehlo_tools.advice.advise import advise
     from stablehlo_tools.artifacts import artifact
     from stablehlo_tools.diagnostics import ToolError
     from stablehlo_tools.files import atomic
@@ -51,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ToolError("a report of programs is a file: give it with -o, NAME.html or NAME.json")
     loaded = [artifact.load(name) for name in (arguments.input, arguments.after) if name]
     asked = question(arguments, loaded[0], timeline=True)
-    programs = exposure(loaded, asked)
+    programs = exposure(loaded, asked, advise)
     title = arguments.title or " and ".join(dict.fromkeys(p.name for p in programs))
     document = Document(title, tool_version(), tuple(programs))
     atomic.write_atomically(arguments.output, _encoded(document, arguments.output))

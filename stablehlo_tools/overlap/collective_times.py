@@ -98,7 +98,7 @@ def collective_rows(graph: TaskGraph, simulation: Simulation) -> tuple[Collectiv
     """One row for each collective of the program."""
     sums: dict[tuple[Path, int], _Sums] = {}
     _collect(simulation.run, 1, (), sums)
-    free = {path: independence(inner, _loop_compute(inner)) for path, inner in graphs_of(graph)}
+    free = {path: independence(inner, loop_compute(inner)) for path, inner in graphs_of(graph)}
     hints = _hints(graph, ())
     tasks = {path: inner.tasks for path, inner in graphs_of(graph)}
     return tuple(
@@ -128,7 +128,8 @@ def _collect(run: Run, weight: int, path: Path, sums: dict[tuple[Path, int], _Su
             _collect(iteration, weight * count, (*path, task), sums)
 
 
-def _loop_compute(graph: TaskGraph) -> dict[int, float]:
+def loop_compute(graph: TaskGraph) -> dict[int, float]:
+    """The compute within each loop of a graph, in ns."""
     return {
         task.id: stream_totals(task.loop.body)[COMPUTE_STREAM] * iterations(task.loop)
         for task in graph.tasks

@@ -122,18 +122,23 @@ def simulate(
     """Times a graph in an order that respects its dependences.
 
     `order` holds every task id once, the graph's own by default; `buckets` are lists of collective
-    starts that stand together in it. Loop bodies run in their own order. Raises ValueError for an
-    order that does not hold each task once.
+    starts that stand together in it. Loop bodies run in the order, and with the buckets, of their
+    `Loop`. Raises ValueError for an order that does not hold each task once.
     """
     issue = range(len(graph.tasks)) if order is None else order
     if order is not None and sorted(order) != list(range(len(graph.tasks))):
         raise ValueError("the order must hold every task exactly once")
     device = _Device(_Streams(_users_of_links(graph)))
-    run = device.passage(graph, issue, {start: tuple(b) for b in buckets for start in b}, {})
+    run = device.passage(graph, issue, _bucket_of(buckets), {})
     done = device.streams.drain()
     total = max(device.clock, done)
     _blame_tail(run, device.clock)
     return Simulation(run, total, device.busy, total - device.clock)
+
+
+def _bucket_of(buckets: Sequence[Sequence[int]]) -> dict[int, tuple[int, ...]]:
+    """The bucket of each start that is in one."""
+    return {start: tuple(bucket) for bucket in buckets for start in bucket}
 
 
 class _Device:
@@ -226,7 +231,8 @@ class _Device:
     def _iteration(self, loop: Loop, result: LoopRun) -> Run:
         before = result.iterations[-1].flights if result.iterations else {}
         carried = {start: before[start] for start in loop.carried if start in before}
-        return self.passage(loop.body, range(len(loop.body.tasks)), {}, carried)
+        order = range(len(loop.body.tasks)) if loop.order is None else loop.order
+        return self.passage(loop.body, order, _bucket_of(loop.buckets), carried)
 
     def _goes_on(
         self, last: _IterationEffect, now: _IterationEffect, waited: frozenset[str]

@@ -63,13 +63,16 @@ class Loop:
 
     A wait in the body whose start is in `carried` waits for the start of the iteration before.
     `carries` are pairs of tasks of the body: an input, and what makes its value for the next
-    iteration.
+    iteration. `order` holds every task of the body once where an iteration issues them in another
+    order than the body's own; `buckets` are collective starts that stand together and run as one.
     """
 
     body: TaskGraph
     trips: int | None
     carried: frozenset[int] = frozenset()
     carries: tuple[tuple[int, int], ...] = ()
+    order: tuple[int, ...] | None = None
+    buckets: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,36 @@ class Alive:
 
 
 @dataclass(frozen=True, slots=True)
+class Advice:
+    """Something to do, and what it gains by itself: ns of the total, bytes of the memory peak.
+
+    `share` is that of the total or of the device's memory, whichever is larger. `pipeline` is what
+    `opt -p` takes to do it; None where only the user's code can.
+    """
+
+    id: str  # of the cause
+    gain_ns: float
+    gain_bytes: float
+    share: float
+    cause: str
+    place: str
+    remedy: str
+    pipeline: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Advised:
+    """What to do about a program, what gains most first: all that is `least` of it or more.
+
+    `total_ns` is what the gains are of: the program as a compiler would order it.
+    """
+
+    total_ns: float
+    least: float
+    items: tuple[Advice, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Event:
     """A task on its stream. `collective` is a row's number, -1 for compute.
 
@@ -93,6 +123,7 @@ class ProgramReport:
     kernels: tuple[KernelRow, ...] = ()  # those that take longest
     notes: tuple[str, ...] = ()
     pipelines: tuple[PipelineReport, ...] = ()
+    advised: Advised | None = None  # None where nothing was asked
     events: Sequence[Event] = field(default=())
     memory: Sequence[tuple[float, float]] = field(default=())  # (ns, bytes alive from then on)
 
@@ -116,9 +147,12 @@ class Document:
 
 
 def _plain(program: ProgramReport) -> dict[str, Any]:
-    """The fields; those of pipelines where there are any."""
-    fields = asdict(replace(program, pipelines=()))
-    del fields["pipelines"]
+    """The fields; those of pipelines where there are any, and of advice where it was sought."""
+    fields = asdict(replace(program, pipelines=(), advised=None))
+    del fields["pipelines"], fields["advised"]
+    if program.advised is not None:
+        fields["ordered_ns"] = program.advised.total_ns
+        fields["advice"] = [asdict(item) for item in program.advised.items]
     if program.pipelines:
         fields["pipelines"] = [each.to_json() for each in program.pipelines]
     return fields

@@ -8,7 +8,7 @@ they fit.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from stablehlo_tools.overlap.collective_times import collective_numbers, collect
 from stablehlo_tools.overlap.memory import MemoryProfile, TaskPlace, memory_profile
 from stablehlo_tools.overlap.simulator import Flight, LoopRun, Run, Simulation, simulate
 from stablehlo_tools.overlap.task_graph import COMPUTE_STREAM, Task, TaskGraph, TaskKind
-from stablehlo_tools.report.document import Alive, Event, KernelRow, LoopRow, ProgramReport
+from stablehlo_tools.report.document import Advised, Alive, Event, KernelRow, LoopRow, ProgramReport
 from stablehlo_tools.report.pipeline_report import PipelineReport
 from stablehlo_tools.report.pipeline_rows import pipeline_report, pipeline_times
 from stablehlo_tools.targets.chips import target_of
@@ -177,7 +177,14 @@ def hardware_for(artifact: Artifact, name: str | None, targets: Sequence[str] = 
     return load_hardware(usual[0] if usual else _OTHERWISE)
 
 
-def exposure(artifacts: Sequence[Artifact], question: Question) -> list[ProgramReport]:
+# Says what to do about a program: as it came, with its collectives in it, and what a compiler made
+# of it, if one did.
+Advisor = Callable[[Artifact, Artifact, Clock, ProgramReport | None], Advised]
+
+
+def exposure(
+    artifacts: Sequence[Artifact], question: Question, advisor: Advisor | None = None
+) -> list[ProgramReport]:
     """A report for each artifact and each target, in the order asked for.
 
     A program that leaves its collectives to the compiler is partitioned first, to be timed as
@@ -190,9 +197,9 @@ def exposure(artifacts: Sequence[Artifact], question: Question) -> list[ProgramR
             for target in question.targets:
                 as_written = target == AS_WRITTEN
                 reports.append(
-                    _as_written(artifact, question)
+                    _as_written(artifact, question, advisor)
                     if as_written
-                    else _compiled(artifact, target, question)
+                    else _compiled(artifact, target, question, advisor)
                 )
     if question.measured is not None:
         question.measured.check_used()
@@ -244,7 +251,7 @@ def _partitioned(artifact: Artifact) -> tuple[Artifact, tuple[str, ...]]:
     )
 
 
-def _as_written(artifact: Artifact, question: Question) -> ProgramReport:
+def _as_written(artifact: Artifact, question: Question, advisor: Advisor | None) -> ProgramReport:
     if artifact.hlo is not None and artifact.is_scheduled:
         return _scheduled(artifact, artifact.hlo, question)
     explicit, notes = explicit_collectives(artifact)
@@ -254,7 +261,10 @@ def _as_written(artifact: Artifact, question: Question) -> ProgramReport:
     traced = traced_task_graph(explicit.module, clock, artifact.name, left_out)
     pipelines = _pipelines(explicit, traced)
     said = (*notes, *left_out)
-    return _report(artifact, traced.graph, devices, "as written", question, said, pipelines)
+    report = _report(artifact, traced.graph, devices, "as written", question, said, pipelines)
+    if advisor is None:
+        return report
+    return replace(report, advised=advisor(artifact, explicit, clock, None))
 
 
 def _pipelines(artifact: Artifact, traced: TracedGraph) -> tuple[PipelineReport, ...]:
@@ -275,7 +285,9 @@ def _scheduled(artifact: Artifact, source: HloText, question: Question) -> Progr
     return _report(artifact, graph, devices, "as scheduled", question, notes)
 
 
-def _compiled(artifact: Artifact, target: str, question: Question) -> ProgramReport:
+def _compiled(
+    artifact: Artifact, target: str, question: Question, advisor: Advisor | None
+) -> ProgramReport:
     from stablehlo_tools.targets.compilation import compile_artifact
     from stablehlo_tools.targets.hlo.tasks import hlo_task_graph
 
@@ -287,7 +299,12 @@ def _compiled(artifact: Artifact, target: str, question: Question) -> ProgramRep
     if compilation.stand_in:
         notes.append(f"{compilation.stand_in}, which the schedule is timed on")
     title = compilation.topology.target.title
-    return _report(artifact, graph, devices, title, question, notes)
+    report = _report(artifact, graph, devices, title, question, notes)
+    if advisor is None or artifact.is_scheduled:
+        return report
+    explicit, _ = explicit_collectives(artifact)
+    clock = Clock(question.hardware, devices, question.measured)
+    return replace(report, advised=advisor(artifact, explicit, clock, report))
 
 
 def _report(

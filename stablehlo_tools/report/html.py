@@ -19,7 +19,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from stablehlo_tools.report.document import SCHEMA, Document, Event, ProgramReport
+from stablehlo_tools.report.document import SCHEMA, Advised, Document, Event, ProgramReport
 from stablehlo_tools.report.pipeline_report import (
     PipelineReport,
     layers_of,
@@ -27,6 +27,7 @@ from stablehlo_tools.report.pipeline_report import (
     tick_timeline,
 )
 from stablehlo_tools.report.schedule_html import asset, axis_marks, legend_items, rank_row
+from stablehlo_tools.report.text import advice_gain, advice_of
 
 # In this order: a script uses when it starts only what those before it define.
 SCRIPTS = (
@@ -53,6 +54,7 @@ def render_page(document: Document) -> str:
         "title": html.escape(document.title.encode("utf-8", "replace").decode()),
         "style": asset("page.css") + pipeline_style(document),
         "theme": asset("theme.js"),
+        "advice": advice_section(document),
         "pipelines": pipeline_section(document),
         "data": _embedded(_encoded(document)),
         "scripts": "\n".join(f"<script>\n{asset(name)}</script>" for name in SCRIPTS),
@@ -108,7 +110,17 @@ def _program(program: ProgramReport, strings: _Numbered) -> dict[str, Any]:
     fields = {
         name: _number(value) if isinstance(value, float) else value
         for name in ProgramReport.__dataclass_fields__
-        if name not in {"events", "memory", "collectives", "kernels", "loops", "alive", "pipelines"}
+        if name
+        not in {
+            "events",
+            "memory",
+            "collectives",
+            "kernels",
+            "loops",
+            "alive",
+            "pipelines",
+            "advised",
+        }
         for value in [getattr(program, name)]
     }
     return fields | {
@@ -165,6 +177,40 @@ def _number(value: float) -> float | int | None:
     if not math.isfinite(value):
         return None
     return int(value) if value.is_integer() else round(value, 3)
+
+
+def advice_section(document: Document) -> str:
+    """What to do, program by program; "" where nobody asked."""
+    blocks = [
+        block
+        for program in document.programs
+        if program.advised is not None
+        for block in _advice_block(program, program.advised)
+    ]
+    if not blocks:
+        return ""
+    head = '  <section id="advice-section" aria-labelledby="advice-heading">\n'
+    heading = '    <h2 id="advice-heading">What to do</h2>\n'
+    return f"{head}{heading}{''.join(f'    {block}\n' for block in blocks)}  </section>\n"
+
+
+def _advice_block(program: ProgramReport, advised: Advised) -> Iterator[str]:
+    said = f"{program.name}, {program.target}: {advice_of(advised, program.target)}"
+    yield f'<p class="hint">{html.escape(said)}</p>'
+    if not advised.items:
+        yield f"<p>nothing above {100 * advised.least:g} %</p>"
+        return
+    yield "<ol>"
+    for item in advised.items:
+        pipeline = (
+            f"<br><code>opt -p '{html.escape(item.pipeline)}'</code>" if item.pipeline else ""
+        )
+        yield (
+            f"<li><b>{html.escape(advice_gain(item))}</b>: {html.escape(item.cause)}"
+            f'<br><span class="hint">{html.escape(item.place)}</span>'
+            f"<br>{html.escape(item.remedy)}{pipeline}</li>"
+        )
+    yield "</ol>"
 
 
 def pipeline_section(document: Document) -> str:

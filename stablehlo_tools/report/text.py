@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from stablehlo_tools.diagnostics import duration, share, size
-from stablehlo_tools.report.document import Document, ProgramReport
+from stablehlo_tools.report.document import Advice, Advised, Document, ProgramReport
 from stablehlo_tools.report.pipeline_report import pipeline_lines
 
 _MOST_ALIVE = 8
@@ -44,6 +44,7 @@ def _program(program: ProgramReport) -> Iterator[str]:
         f"{share(program.peak_bytes, program.capacity_bytes)} of {size(program.capacity_bytes)}"
         f"{': does not fit' if program.peak_bytes > program.capacity_bytes else ''}"
     )
+    yield from _what_to_do(program)
     yield from _collectives(program)
     yield from _loops(program)
     yield from _kernels(program)
@@ -57,6 +58,37 @@ def _above(program: ProgramReport) -> str:
     if not program.floor_ns:
         return "there is nothing to run"
     return f"this one takes {program.total_ns / program.floor_ns:.2f} times as long"
+
+
+def _what_to_do(program: ProgramReport) -> Iterator[str]:
+    advised = program.advised
+    if advised is None:
+        return
+    yield ""
+    yield f"  what to do, {advice_of(advised, program.target)}:"
+    if not advised.items:
+        yield f"    nothing above {100 * advised.least:g} %"
+    for number, item in enumerate(advised.items, 1):
+        yield f"    {number}. {advice_gain(item)}: {item.cause}"
+        yield f"       at {short_place(item.place)}"
+        yield f"       {item.remedy}"
+        if item.pipeline is not None:
+            yield f"       opt -p '{item.pipeline}'"
+
+
+def advice_of(advised: Advised, target: str) -> str:
+    """What the gains are of."""
+    total = duration(advised.total_ns)
+    if target == "as written":
+        return f"each by itself, of the {total} that are left where a compiler orders the ops"
+    return f"each by itself, of the {total} of the compiled schedule"
+
+
+def advice_gain(item: Advice) -> str:
+    """`12.4 ms, 8.1 %, and 1.20 GiB`: what an item gains, of the total and of the memory peak."""
+    parts = [duration(item.gain_ns)] if item.gain_ns > 0 else []
+    parts += [size(item.gain_bytes)] if item.gain_bytes > 0 else []
+    return f"{' and '.join(parts)}, {100 * item.share:.1f} %"
 
 
 def _collectives(program: ProgramReport) -> Iterator[str]:

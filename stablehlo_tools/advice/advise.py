@@ -1,0 +1,74 @@
+"""The table of detectors, and what they say of one program, ranked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from stablehlo_tools.advice.loops_and_batches import (
+    batch_to_split,
+    gathers_to_prefetch,
+    reductions_in_every_iteration,
+)
+from stablehlo_tools.advice.precision import wide_collectives
+from stablehlo_tools.advice.program import LEAST_SHARE, Program
+from stablehlo_tools.advice.shardings import batch_gathered_in_loops
+from stablehlo_tools.artifacts.artifact import Artifact
+from stablehlo_tools.cost.clock import Clock
+from stablehlo_tools.report.document import Advice, Advised, ProgramReport
+
+type Detector = Callable[[Program], Iterator[Advice]]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A detector; `hides` where what it gains is time that collectives are exposed for."""
+
+    detect: Detector
+    hides: bool = False
+
+
+DETECTORS: tuple[Entry, ...] = (
+    Entry(batch_gathered_in_loops),
+    Entry(reductions_in_every_iteration),
+    Entry(wide_collectives),
+    Entry(gathers_to_prefetch, hides=True),
+    Entry(batch_to_split, hides=True),
+)
+
+
+def advise(
+    given: Artifact,
+    explicit: Artifact,
+    clock: Clock,
+    compiled: ProgramReport | None = None,
+    *,
+    least: float = LEAST_SHARE,
+) -> Advised:
+    """What to do about a program, each item by itself: gains of several do not add up.
+
+    `explicit` is the program with its collectives in it. With `compiled`, the schedule that a
+    compiler made, shares are of its total, and what hides communication gains no more than is
+    exposed there. Raises ToolError for a program that cannot be timed.
+    """
+    program = Program(given, explicit, clock, least)
+    total = program.total_ns if compiled is None else compiled.total_ns
+    items = [
+        _as_compiled(item, entry, program, compiled)
+        for entry in DETECTORS
+        for item in entry.detect(program)
+    ]
+    above = [item for item in items if item.share >= least]
+    above.sort(key=lambda item: (-item.gain_ns, -item.gain_bytes, item.id, item.place))
+    return Advised(total, least, tuple(above))
+
+
+def _as_compiled(
+    item: Advice, entry: Entry, program: Program, compiled: ProgramReport | None
+) -> Advice:
+    if compiled is None or not compiled.total_ns:
+        return item
+    most = compiled.exposed_ns if entry.hides else compiled.total_ns
+    gain = min(item.gain_ns, most)
+    share = max(gain / compiled.total_ns, item.gain_bytes / program.capacity)
+    return replace(item, gain_ns=gain, share=share)

@@ -1,0 +1,170 @@
+"""What a pass would gain, by running it: collectives of loops, and the batch in parts.
+
+Each is run on a copy of the program with explicit collectives, where what it is for is there and
+costs enough; both programs are then timed as a compiler would order them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from stablehlo_tools.advice.program import Collective, Program
+from stablehlo_tools.analysis.loop_carries import is_accumulated
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import duration
+from stablehlo_tools.dialect.names import ADD, WHILE
+from stablehlo_tools.ir.walk import terminator
+from stablehlo_tools.overlap.bounds import could_go_ahead, independence
+from stablehlo_tools.overlap.collective_times import graphs_of, loop_compute
+from stablehlo_tools.report.document import Advice
+
+_REDUCING = frozenset({"all_reduce", "reduce_scatter"})
+_MOVED = frozenset({"stablehlo.reshape", "stablehlo.transpose", "stablehlo.convert"})
+_MOST_FOLLOWED = 8  # ops between a reduction and the sum that it goes into
+_HIDEABLE = 0.9  # of a collective's time: then the compiler hides it
+
+
+def reductions_in_every_iteration(program: Program) -> Iterator[Advice]:
+    """Sums of sums in a loop: gradients reduced for each microbatch, then accumulated."""
+    reduced = [each for each in _in_loops(program) if _is_accumulated(each.op)]
+    if not program.is_worth(sum(each.exposed_ns for each in reduced)):
+        return
+    steps = "pipeline-collectives{direction=sink}"
+    after = program.after(steps)
+    if after is None:
+        return
+    first = max(reduced, key=lambda each: each.ns)
+    yield from _gained(
+        program,
+        after,
+        "reduced-in-every-iteration",
+        f"{_counted(reduced, 'reduction')} in a loop of what the loop only adds up: {first.times} "
+        f"times a step, {duration(sum(each.ns for each in reduced))} together",
+        first,
+        "accumulate what each device has and reduce the sum once, behind the loop",
+        steps,
+        spares=True,
+    )
+
+
+def gathers_to_prefetch(program: Program) -> Iterator[Advice]:
+    """Gathers that each iteration of a loop waits for, and could have issued in the one before."""
+    ahead = {
+        ((*path, task.id), start)
+        for path, graph in graphs_of(program.traced.graph)
+        for task in graph.tasks
+        if task.loop is not None
+        for start in could_go_ahead(task.loop)
+    }
+    waited = [each for each in _in_loops(program) if (each.path, each.task) in ahead]
+    if not program.is_worth(sum(each.exposed_ns for each in waited)):
+        return
+    steps = "pipeline-collectives{direction=prefetch}"
+    after = program.after(steps)
+    if after is None:
+        return
+    first = max(waited, key=lambda each: each.exposed_ns)
+    yield from _gained(
+        program,
+        after,
+        "gather-not-hidden",
+        f"{_counted(waited, 'collective')} of a loop that each iteration waits for, "
+        f"{duration(sum(each.exposed_ns for each in waited))} in all, though what is sent is there "
+        "an iteration earlier",
+        first,
+        "issue them one iteration ahead",
+        steps,
+    )
+
+
+def batch_to_split(program: Program) -> Iterator[Advice]:
+    """Collectives that nothing of the same batch can hide, those of tensor parallelism."""
+    free = {
+        path: independence(graph, loop_compute(graph))
+        for path, graph in graphs_of(program.traced.graph)
+    }
+    stuck = [
+        each
+        for each in program.collectives
+        if free[each.path][each.task].free_ns < _HIDEABLE * each.each_ns
+    ]
+    if not program.is_worth(sum(each.exposed_ns for each in stuck)):
+        return
+    steps = "split-batch{parts=2}"
+    after = program.after(steps)
+    if after is None:
+        return
+    first = max(stuck, key=lambda each: each.exposed_ns)
+    yield from _gained(
+        program,
+        after,
+        "batch-in-one-part",
+        f"{_counted(stuck, 'collective')} that all compute of the batch feeds or waits for: "
+        f"{duration(sum(each.exposed_ns for each in stuck))} exposed",
+        first,
+        "split the batch of each device in two: one part computes while the other communicates",
+        steps,
+    )
+
+
+def _gained(
+    program: Program,
+    after: Program,
+    cause_id: str,
+    cause: str,
+    first: Collective,
+    remedy: str,
+    steps: str,
+    *,
+    spares: bool = False,
+) -> Iterator[Advice]:
+    """The item, if the pass gains enough and the program still fits, or fits no less.
+
+    It gains no more than is exposed less, or of what `spares` communication, than is sent less:
+    the rest is not its doing.
+    """
+    if spares:
+        most = sum(each.ns for each in program.collectives) - sum(c.ns for c in after.collectives)
+    else:
+        most = program.simulation.exposed_ns - after.simulation.exposed_ns
+    gain = min(program.total_ns - after.total_ns, most)
+    if program.is_worth(gain) and after.peak_bytes <= max(program.capacity, program.peak_bytes):
+        place, pipeline = program.place(first.op), program.pipeline(steps)
+        if pipeline is None:
+            remedy += f": export with Shardy's shardings and run {steps}"
+        yield program.advice(cause_id, gain, cause, place, remedy, pipeline=pipeline)
+
+
+def _is_accumulated(op: ir.Operation) -> bool:
+    """Whether a loop adds what a reduction gives to a value of its own, and does nothing else."""
+    if op.name.removeprefix("stablehlo.") not in _REDUCING:
+        return False
+    value = op.results[0]
+    for _ in range(_MOST_FOLLOWED):
+        uses = list(value.uses)
+        if len(uses) != 1:
+            return False
+        user = uses[0].owner.operation
+        if user.name == ADD:
+            other = user.operands[1 - uses[0].operand_number]
+            return any(is_accumulated(end, other) for end in _ends_of(other))
+        if user.name not in _MOVED:
+            return False
+        value = user.results[0]
+    return False
+
+
+def _ends_of(value: ir.Value) -> list[ir.Value]:
+    """What a value that is an argument of a loop's body is at the end of the iteration."""
+    owner = value.owner
+    if not isinstance(owner, ir.Block) or owner.owner.name != WHILE:
+        return []
+    return [terminator(owner).operands[ir.BlockArgument(value).arg_number]]
+
+
+def _in_loops(program: Program) -> list[Collective]:
+    return [each for each in program.collectives if each.path and each.times > 1]
+
+
+def _counted(each: Sequence[object], what: str) -> str:
+    return f"{len(each)} {what}{'s' if len(each) > 1 else ''}"
