@@ -40,6 +40,7 @@ class WorkKind(enum.Enum):
     GATHER = "gather"  # gathers and scatters: reads or writes of rows here and there
     COPY = "copy"  # transposes, slices, concatenations, copies
     SORT = "sort"
+    LIBRARY = "library"  # a call whose operations are known
     OTHER = "other"  # a custom call and whatever else is timed by its bytes alone
 
 
@@ -63,9 +64,10 @@ class Work:
     """One kernel on one device.
 
     `bytes` are read from and written to device memory, `vector_flops` are operations outside of the
-    matrix unit, `matmuls` those in it (a fusion may hold several). `dtype` is the element type of
-    the matrix operands in StableHLO's spelling (`bf16`, `f32`, `f8E4M3FN`, `i8`), else of the
-    result.
+    matrix unit, `matmuls` those in it (a fusion may hold several), `matrix_flops` those in it whose
+    shape nobody knows: they reach the share of the peak that huge products do. `dtype` is the
+    element type of the matrix operands in StableHLO's spelling (`bf16`, `f32`, `f8E4M3FN`, `i8`),
+    else of the result.
     """
 
     kind: WorkKind
@@ -73,11 +75,12 @@ class Work:
     vector_flops: float = 0.0
     matmuls: tuple[Matmul, ...] = ()
     dtype: str = "f32"
+    matrix_flops: float = 0.0
 
     @property
     def flops(self) -> float:
         """All floating-point operations."""
-        return self.vector_flops + sum(m.flops for m in self.matmuls)
+        return self.vector_flops + self.matrix_flops + sum(m.flops for m in self.matmuls)
 
 
 # Of the bandwidth that a copy reaches: rows here and there are read in whole sectors, of which a
@@ -97,8 +100,9 @@ def kernel_ns(work: Work, hardware: Hardware) -> float:
     memory = work.bytes / (hardware.memory_rate * _SHARE.get(work.kind, 1.0))
     vector = work.vector_flops / hardware.vector_flops
     matrix = 0.0
-    if work.matmuls:
+    if work.matmuls or work.matrix_flops:
         peak = hardware.peak(work.dtype)
+        matrix = work.matrix_flops / (peak * hardware.matmul_model.efficiency)
         for product in work.matmuls:
             matrix += min(
                 _matmul_ns(product, hardware, peak), product.flops / hardware.vector_flops

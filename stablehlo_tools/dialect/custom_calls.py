@@ -52,6 +52,7 @@ _STAYING = re.compile(
 MAY_COMMUNICATE = "stablehlo_tools.may_communicate"
 STAYS = "stablehlo_tools.stays_on_device"
 
+_KERNEL_NAME = re.compile(r'\bname = "([^"]*)"')  # in Triton's configuration
 _TPU_KERNEL = "tpu_custom_call"
 _GPU_KERNEL = re.compile(r"mosaic_gpu\w*")
 # In the configuration or the code of a Mosaic GPU kernel that reaches other devices.
@@ -64,6 +65,25 @@ _GPU_PEERS = re.compile(
 def target_of(call: ir.Operation) -> str:
     """The target of a custom call."""
     return ir.StringAttr(call.attributes["call_target_name"]).value
+
+
+def backend_config(op: ir.Operation) -> str:
+    """What a custom call hands to the compiler beside its operands, as text; else nothing."""
+    config = op.attributes.get("mhlo.backend_config", op.attributes.get("backend_config"))
+    if config is None:
+        return ""
+    return config.value if isinstance(config, ir.StringAttr) else str(config)
+
+
+def kernel_name(op: ir.Operation) -> str:
+    """What a kernel of Pallas is called; empty for others."""
+    if op.name != CUSTOM_CALL:
+        return ""
+    named = op.attributes.get("kernel_name")
+    if isinstance(named, ir.StringAttr):
+        return named.value
+    found = _KERNEL_NAME.search(backend_config(op))
+    return found.group(1) if found else ""
 
 
 def label(op: ir.Operation) -> str:

@@ -81,7 +81,8 @@ class Task:
 
     `deps` are the tasks whose results it reads, `storages` the storages that its result lies in,
     `allocs` those of them that it allocates (indices into the graph's storages). `start` is what a
-    wait waits for. `persistent` inputs are kept to the end.
+    wait waits for. `persistent` inputs are kept to the end. `by_bytes` names what is timed by its
+    bytes alone, for what it computes is not known.
     """
 
     id: int
@@ -97,6 +98,7 @@ class Task:
     name: str = ""
     op: str = ""
     place: str = ""
+    by_bytes: str = ""
 
 
 @dataclass(frozen=True, slots=True)

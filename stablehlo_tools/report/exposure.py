@@ -16,7 +16,6 @@ from stablehlo_tools.analysis.collectives import ModuleFacts, find_collectives
 from stablehlo_tools.analysis.partitioner_work import Annotation, left_to_the_partitioner
 from stablehlo_tools.analysis.pipelines.reading import find_pipelines
 from stablehlo_tools.analysis.tasks.graph import TracedGraph, traced_task_graph
-from stablehlo_tools.analysis.tasks.op_work import BY_BYTES_ALONE
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.cost.clock import Clock, MeasuredProfile
 from stablehlo_tools.cost.hardware import Hardware, load_hardware
@@ -317,10 +316,7 @@ def _report(
     pipelines: tuple[PipelineReport, ...] = (),
 ) -> ProgramReport:
     unknown = Counter(
-        task.op
-        for inner in graph.walk()
-        for task in inner.tasks
-        if task.ns and task.op.replace("-", "_") in BY_BYTES_ALONE
+        task.by_bytes for inner in graph.walk() for task in inner.tasks if task.by_bytes
     )
     if unknown:
         listed = ", ".join(f"{count} {op}" for op, count in sorted(unknown.items()))

@@ -28,6 +28,8 @@ from stablehlo_tools.cost.clock import Clock
 from stablehlo_tools.cost.kernels import Work, WorkKind
 from stablehlo_tools.cost.transfers import Transfer
 from stablehlo_tools.diagnostics import Place, to_place
+from stablehlo_tools.dialect.custom_calls import kernel_name, target_of
+from stablehlo_tools.dialect.names import CUSTOM_CALL
 from stablehlo_tools.overlap.task_graph import (
     COLLECTIVES,
     Communication,
@@ -447,6 +449,7 @@ class _BodyTasks:
                 loop=loop,
                 name=label or _label(kernel, place),
                 op=kernel[-1].name,
+                by_bytes=_by_bytes(kernel[-1]),
                 place=place.render(self._builder.input_name) if kernel[-1].location else "",
             )
         )
@@ -481,6 +484,16 @@ def _is_between_devices(node: Node) -> bool:
     collective = node.collective
     host = None if collective is None else collective.inner.attributes.get("is_host_transfer")
     return node.name in COLLECTIVES and not (host is not None and ir.BoolAttr(host).value)
+
+
+def _by_bytes(node: Node) -> str:
+    """What is timed by its bytes alone; empty of what is not."""
+    if node.role is not Role.KERNEL or node.kind is not WorkKind.OTHER or node.op is None:
+        return ""
+    if node.op.name != CUSTOM_CALL:
+        return node.name
+    kernel = kernel_name(node.op)
+    return f"{node.name} @{target_of(node.op)}" + (f" {kernel}" if kernel else "")
 
 
 def _label(kernel: Sequence[Node], place: Place) -> str:

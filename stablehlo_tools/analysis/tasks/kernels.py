@@ -37,6 +37,8 @@ def kernel_work(
 ) -> Work:
     """The work of the nodes of a kernel, of which those `written` leave their results in memory."""
     root = members[-1]
+    if root.known is not None:
+        return root.known
     read = sum(_reads(members, nodes).values())
     wrote = sum(_written_bytes(node, nodes) for node in written)
     return Work(

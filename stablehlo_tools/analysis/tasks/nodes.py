@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from stablehlo_tools.analysis.collectives import Collective
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.cost.kernels import Matmul, WorkKind
+from stablehlo_tools.cost.kernels import Matmul, Work, WorkKind
 
 
 class Role(enum.Enum):
@@ -65,6 +65,7 @@ class Node:
     vector_flops: float = 0.0
     matmul: Matmul | None = None
     dtype: str = "f32"
+    known: Work | None = None  # all that a library call does
     reads: tuple[float | None, ...] = ()
     passes: tuple[Ref | None, ...] = ()
     made_of: tuple[Ref, ...] = ()

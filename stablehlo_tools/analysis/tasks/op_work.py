@@ -17,9 +17,15 @@ from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import tensor_bytes
 from stablehlo_tools.analysis.tasks.nodes import Role
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.cost.kernels import Matmul, WorkKind
+from stablehlo_tools.cost.kernels import Matmul, Work, WorkKind
+from stablehlo_tools.cost.library_calls import LibraryCall, Tensor, call_work
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.dialect.custom_calls import is_annotation
+from stablehlo_tools.dialect.custom_calls import (
+    backend_config,
+    is_annotation,
+    kernel_name,
+    target_of,
+)
 from stablehlo_tools.dialect.names import COMPOSITE
 from stablehlo_tools.dialect.traits import Trait, ops_with, ops_with_any, short_names
 from stablehlo_tools.ir.values import is_splat
@@ -62,12 +68,15 @@ _OWN_KERNELS = {
     "sort": WorkKind.SORT,
     "select_and_scatter": WorkKind.REDUCTION,
 }
-BY_BYTES_ALONE = short_names(ops_with(Trait.LIBRARY))
+_LIBRARY = short_names(ops_with(Trait.LIBRARY))
 
 
 @dataclass(frozen=True, slots=True)
 class OpWork:
-    """An op's part in its kernel; `reads` is of its operands, None for all of one."""
+    """An op's part in its kernel; `reads` is of its operands, None for all of one.
+
+    A kernel of kind OTHER is timed by its bytes alone.
+    """
 
     role: Role
     kind: WorkKind = WorkKind.ELEMENTWISE
@@ -75,6 +84,7 @@ class OpWork:
     matmul: Matmul | None = None
     dtype: str = "f32"
     reads: tuple[float | None, ...] = ()
+    known: Work | None = None  # all of it, of a library call
 
 
 def short_name(op: ir.Operation) -> str:
@@ -88,7 +98,7 @@ def short_name(op: ir.Operation) -> str:
 def is_own_kernel(composite: ir.Operation) -> bool:
     """Whether compilers know a composite, so that its decomposition is not what runs."""
     name = ir.StringAttr(composite.attributes["name"]).value
-    return name.startswith("chlo.") and short_name(composite) in _COSTLY | BY_BYTES_ALONE
+    return name.startswith("chlo.") and short_name(composite) in _COSTLY | _LIBRARY
 
 
 def bytes_of(value: ir.Value) -> float:
@@ -125,6 +135,10 @@ def op_work(op: ir.Operation, name: str) -> OpWork:
         return OpWork(Role.VIEW)
     if name in _RESHAPES:
         return OpWork(Role.RESHAPE, WorkKind.COPY)
+    if name in _LIBRARY:
+        known = call_work(_library_call(op, name))
+        kind = WorkKind.OTHER if known is None else known.kind
+        return OpWork(Role.KERNEL, kind, dtype=known.dtype if known else "f32", known=known)
     result = op.results[0].type if len(op.results) else None
     if not isinstance(result, ir.ShapedType):
         return OpWork(Role.KERNEL, WorkKind.OTHER)
@@ -139,11 +153,30 @@ def op_work(op: ir.Operation, name: str) -> OpWork:
         return OpWork(Role.UPDATE, WorkKind.COPY, dtype=dtype, reads=(0.0,))
     if name in _OWN_KERNELS:
         return _own_kernel(op, name, dtype)
-    if name in BY_BYTES_ALONE:
-        return OpWork(Role.KERNEL, WorkKind.OTHER, dtype=dtype)
     kind = WorkKind.COPY if name in _MOVES else WorkKind.ELEMENTWISE
     reads = (bytes_of(op.results[0]),) if name in _SLICES else ()
     return OpWork(Role.FUSIBLE, kind, _per_element(name) * _elements(result), None, dtype, reads)
+
+
+def _library_call(op: ir.Operation, name: str) -> LibraryCall:
+    """An op that compilers call a routine for, as `cost.library_calls` knows it."""
+    lengths = op.attributes.get("fft_length")
+    return LibraryCall(
+        target=target_of(op) if name == "custom_call" else name,
+        operands=[_tensor(operand) for operand in op.operands],
+        results=[_tensor(result) for result in op.results],
+        config=backend_config(op),
+        kernel=kernel_name(op),
+        lengths=_integers(lengths) if lengths is not None else (),
+    )
+
+
+def _tensor(value: ir.Value) -> Tensor:
+    type_ = value.type
+    if not isinstance(type_, ir.ShapedType):
+        return Tensor((), "", 0.0)
+    size = bytes_of(value)
+    return Tensor(tuple(type_.shape), str(type_.element_type), size)
 
 
 def _constant(op: ir.Operation) -> OpWork:

@@ -199,6 +199,7 @@ class _Reader:
             node = self.add(work.role, name, sources, op)
             node.kind, node.vector_flops = work.kind, work.vector_flops
             node.matmul, node.dtype, node.reads = work.matmul, work.dtype, work.reads
+            node.known = work.known
             node.persistent = work.role is Role.INPUT
             self._settle(node)
             if work.role in (Role.VIEW, Role.RESHAPE):
@@ -397,4 +398,5 @@ def _weight(node: Node) -> float:
     if node.role is Role.COLLECTIVE:
         return _NETWORK * (1.0 + sum(node.result_bytes))
     flops = node.vector_flops + (node.matmul.flops if node.matmul else 0.0)
+    flops += node.known.flops if node.known else 0.0
     return sum(node.result_bytes) + flops / _FLOPS_A_BYTE

@@ -37,6 +37,8 @@ class Weigher:
         if self._is_collective(op):  # its region says how two numbers are put together
             return written / self.hardware.memory_rate
         work = op_work(op, short_name(op))
+        if work.known is not None and work.known.flops:
+            return kernel_ns(work.known, self.hardware)
         if work.kind in _PRODUCTS and work.matmul is not None:
             return kernel_ns(
                 Work(work.kind, written, work.vector_flops, (work.matmul,), work.dtype),

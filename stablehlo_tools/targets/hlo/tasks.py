@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from stablehlo_tools.cost.clock import Clock, Measured
 from stablehlo_tools.cost.hardware import Hardware
-from stablehlo_tools.cost.kernels import Work
+from stablehlo_tools.cost.kernels import Work, WorkKind
 from stablehlo_tools.overlap.task_graph import Loop, TaskGraph, TaskKind
 from stablehlo_tools.targets.hlo.collectives import ISSUED, Fused, communicates
 from stablehlo_tools.targets.hlo.graph import (
@@ -42,7 +42,7 @@ from stablehlo_tools.targets.hlo.module import (
     HloModule,
     parse_module,
 )
-from stablehlo_tools.targets.hlo.work import FREE, aliases, homes, work, written_by
+from stablehlo_tools.targets.hlo.work import FREE, aliases, called, homes, work, written_by
 from stablehlo_tools.targets.scheduled_hlo import Phase
 
 _NOTHING = {"constant", "partition-id", "replica-id", "after-all", "create-token"}
@@ -138,6 +138,7 @@ class ScheduleReader:
             given,
             ns=self._kernel_ns(done, instruction),
             deps=tasks_of(*operands) + after,
+            by_bytes=called(instruction) if done.kind is WorkKind.OTHER else "",
         )
 
     def _kernel_ns(self, done: Work, instruction: HloInstruction) -> float:

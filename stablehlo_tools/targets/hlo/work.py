@@ -21,6 +21,7 @@ import re
 from collections.abc import Iterator
 
 from stablehlo_tools.cost.kernels import Matmul, Work, WorkKind
+from stablehlo_tools.cost.library_calls import LibraryCall, Tensor, call_work
 from stablehlo_tools.targets.hlo.graph import Given, Path
 from stablehlo_tools.targets.hlo.matmul import is_product, matmul, matmul_type, precision
 from stablehlo_tools.targets.hlo.module import (
@@ -63,6 +64,7 @@ KINDS: dict[str, WorkKind] = {
     "dot": WorkKind.MATMUL,
     "convolution": WorkKind.CONVOLUTION,
     **dict.fromkeys(("cholesky", "custom-call", "fft", "triangular-solve"), WorkKind.OTHER),
+    "ragged-dot": WorkKind.OTHER,
 }
 
 # Operations for an element, where it is more than one: polynomials of about these lengths.
@@ -136,6 +138,9 @@ def work(instruction: HloInstruction, computation: Computation, module: HloModul
         kind = WorkKind.MATMUL if opcode != "convolution" else _product_kind(instruction)
         dtype = _product_type(instruction, computation)
         return Work(kind, moved, 0.0, (product,), dtype)
+    if KINDS[opcode] is WorkKind.OTHER or opcode == "topk":
+        known = call_work(_library_call(instruction, computation))
+        return known or Work(WorkKind.OTHER, moved, dtype=_result_type(instruction))
     return Work(
         KINDS[opcode],
         moved,
@@ -143,6 +148,33 @@ def work(instruction: HloInstruction, computation: Computation, module: HloModul
         (),
         _result_type(instruction),
     )
+
+
+def _library_call(instruction: HloInstruction, computation: Computation) -> LibraryCall:
+    """A custom call, or an opcode that has a routine, as `cost.library_calls` knows it."""
+    operands = [
+        array for name in instruction.operands for array in computation.by_name[name].results
+    ]
+    return LibraryCall(
+        target=instruction.target or instruction.opcode,
+        operands=[_tensor(array) for array in operands],
+        results=[_tensor(array, written=True) for array in instruction.results],
+        config=instruction.line[instruction.after_opcode :].partition(", backend_config=")[2],
+        kernel=f"{instruction.name} {instruction.op_name()}",
+        lengths=instruction.numbers("fft_length"),
+    )
+
+
+def _tensor(array: Array, written: bool = False) -> Tensor:
+    return Tensor(array.dims, stablehlo_type(array.element_type), _memory_bytes(array, written))
+
+
+def called(instruction: HloInstruction) -> str:
+    """What an instruction of kind OTHER calls, as `custom_call @target kernel`."""
+    if instruction.opcode != "custom-call":
+        return instruction.opcode
+    named = instruction.name.rstrip("0123456789").rstrip(".")
+    return f"custom_call @{instruction.target}" + (f" {named}" if named != "custom-call" else "")
 
 
 def _is_scalar(instruction: HloInstruction, computation: Computation) -> bool:

@@ -1,0 +1,355 @@
+"""What calls into libraries and hand-written kernels compute, by their names and shapes.
+
+Custom calls, and the ops that compilers make custom calls of. A kernel may state its own cost, as
+Pallas' do (`cost_estimate`); of others the operations are counted as the textbooks count them:
+
+    attention          2 products forward and 5 backward (3 and 4 where two kernels share them),
+                       over the pairs of query and key that the mask lets see each other
+    cholesky           n^3 / 3
+    LU                 m n^2 - n^3 / 3                              (m >= n)
+    QR                 2 m n^2 - 2 n^3 / 3; its Q as many
+    eigh               9 n^3, without vectors 4 n^3 / 3;  eig: 25 n^3, without vectors 10 n^3
+    SVD                6 m n^2 + 20 n^3, without vectors 2 m n^2 + 2 n^3
+    triangular solve   n^2 for each right-hand side
+    FFT                5 n log2 n for n points, half of it for real ones
+    top k              a comparison for each element and each halving down to k
+
+Sources: Golub and Van Loan, "Matrix Computations", 4th edition, 4.2, 3.2, 5.2, 8.3, 7.5 and 8.6;
+Dao et al., "FlashAttention", arXiv 2205.14135; Van Loan, "Computational Frameworks for the FFT".
+
+Factorisations run in full precision with short depths, and are counted as vector operations.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from stablehlo_tools.cost.kernels import Matmul, Work, WorkKind
+
+_TRANSCENDENTAL = 10.0  # vector instructions of exp, log, tanh …, within a factor of two
+_RANDOM = 40.0  # integer operations of threefry2x32 for each 32-bit word
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """An operand or a result: its shape, its element type in StableHLO's spelling, its bytes."""
+
+    dims: tuple[int, ...]
+    dtype: str
+    bytes: float
+
+    @property
+    def elements(self) -> float:
+        """How many elements it has."""
+        return float(math.prod(self.dims))
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryCall:
+    """A custom call by its target, or an op by its name.
+
+    `config` is the backend's, as text; `kernel` is what the kernel or its place in the program is
+    called; `lengths` are those of an FFT.
+    """
+
+    target: str
+    operands: Sequence[Tensor]
+    results: Sequence[Tensor]
+    config: str = ""
+    kernel: str = ""
+    lengths: Sequence[int] = ()
+
+    @property
+    def bytes(self) -> float:
+        """What it reads and writes, each operand and each result once; of XLA's own calls without
+        the workspace, which is a result of bytes."""
+        workspace = ("i8", "ui8") if self.target.startswith("__") else ()
+        wrote = sum(t.bytes for t in self.results if t.dtype not in workspace)
+        return wrote + sum(t.bytes for t in self.operands)
+
+
+def call_work(call: LibraryCall) -> Work | None:
+    """The work of a call; None where nothing but its bytes is known.
+
+    What a kernel says of itself goes before what is known of its name.
+    """
+    if _HAND_WRITTEN.fullmatch(call.target):
+        return _stated(call) or _by_kernel(call)
+    if call.target.startswith("__cudnn$fmha"):
+        return _cudnn_attention(call)
+    if _RAGGED.fullmatch(call.target):
+        return _ragged_dot(call)
+    for pattern, count in _COUNTED:
+        if pattern.fullmatch(call.target) and all(t.dims for t in call.operands[:1]):
+            return Work(_kind(call.target), call.bytes, count(call), (), _float_type(call))
+    return None
+
+
+_HAND_WRITTEN = re.compile(
+    r"tpu_custom_call|mosaic_gpu\w*|__gpu\$xla\.gpu\.triton|triton_kernel_call"
+)
+_RAGGED = re.compile(r"((mhlo|chlo)\.)?ragged[-_]dot")
+_SORTS = "__cub$DeviceRadixSort"
+
+
+def _kind(target: str) -> WorkKind:
+    return WorkKind.SORT if target.startswith(_SORTS) else WorkKind.LIBRARY
+
+
+def _stated(call: LibraryCall) -> Work | None:
+    """The cost that a Pallas kernel for TPUs carries in its configuration."""
+    estimate = _section(call.config, "custom_call_config").get("cost_estimate")
+    if not isinstance(estimate, dict):
+        return None
+    figures = cast("dict[str, Any]", estimate)
+    try:
+        flops, transcendentals, moved = (
+            max(0.0, float(figures.get(name, 0)))
+            for name in ("flops", "transcendentals", "bytes_accessed")
+        )
+    except (TypeError, ValueError):
+        return None
+    if not flops + transcendentals + moved < math.inf:
+        return None
+    return Work(
+        WorkKind.LIBRARY,
+        moved or call.bytes,
+        _TRANSCENDENTAL * transcendentals,
+        dtype=_float_type(call),
+        matrix_flops=flops,
+    )
+
+
+# The kernels of attention that jax ships, by their own names and by those around them: products
+# for each pair of a query and a key. In `q d kv` order: of the scores, and of what they weigh.
+_ATTENTIONS = (
+    (re.compile(r"flash_(attention|mha_bwd)_dkv|splash_m[hq]a_dkv"), 4),
+    (re.compile(r"flash_(attention|mha_bwd)_dq|splash_m[hq]a_dq"), 3),
+    (re.compile(r"mha_backward"), 5),
+    (re.compile(r"flash_attention|splash_m[hq]a|mha_forward"), 2),
+)
+
+
+def _by_kernel(call: LibraryCall) -> Work | None:
+    """Of a kernel that is known by its name."""
+    arrays = [t for t in call.operands if _is_float(t.dtype) and len(t.dims) >= 3]
+    if len(arrays) < 3:
+        return None
+    for pattern, products in _ATTENTIONS:
+        if pattern.search(call.kernel):
+            query, key, value = arrays[:3]
+            batch = math.prod(query.dims[:-2])
+            sizes = _Sizes(batch, query.dims[-2], key.dims[-2], query.dims[-1], value.dims[-1])
+            return _attention(call, sizes, products, sizes.keys)
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """Of attention: batch times heads, queries, keys, and the depths of keys and of values."""
+
+    batch: int
+    queries: int
+    keys: int
+    depth: int
+    width: int
+
+
+def _attention(call: LibraryCall, sizes: _Sizes, products: int, seen: int) -> Work:
+    """Products over the `seen` keys of a query, on average: scores, then what they weigh; of the
+    backward the scores again, their gradient, and the gradients of values, keys and queries."""
+    scores = Matmul(sizes.batch, sizes.queries, seen, sizes.depth)
+    weighed = Matmul(sizes.batch, sizes.queries, sizes.width, seen)
+    back = Matmul(sizes.batch, sizes.queries, seen, sizes.width)
+    of_values = Matmul(sizes.batch, seen, sizes.width, sizes.queries)
+    of_keys = Matmul(sizes.batch, seen, sizes.depth, sizes.queries)
+    of_queries = Matmul(sizes.batch, sizes.queries, sizes.depth, seen)
+    matmuls = {
+        2: (scores, weighed),
+        3: (scores, back, of_queries),
+        4: (scores, back, of_values, of_keys),
+        5: (scores, back, of_values, of_keys, of_queries),
+    }[products]
+    softmax = _TRANSCENDENTAL * sizes.batch * sizes.queries * seen
+    return Work(WorkKind.LIBRARY, call.bytes, softmax, matmuls, _float_type(call))
+
+
+def _cudnn_attention(call: LibraryCall) -> Work | None:
+    """cuDNN's fused attention; the configuration says where heads and sequences lie."""
+    config = _section(call.config, "cudnn_fmha_backend_config")
+    if len(call.operands) < 3 or any(len(t.dims) != 4 for t in call.operands[:3]):
+        return None
+    query, key, value = (t.dims for t in call.operands[:3])
+    numbers = config.get("bmm1_dot_dimension_numbers")
+    batching = cast("dict[str, Any]", numbers) if isinstance(numbers, dict) else {}
+    heads = 1 if [str(d) for d in batching.get("lhs_batch_dimensions", ())] == ["0", "1"] else 2
+    sequence = 3 - heads
+    sizes = _Sizes(query[0] * query[heads], query[sequence], key[sequence], query[3], value[3])
+    window = config.get("sliding_window_length", 0)
+    causal = "CAUSAL" in str(config.get("mask_type", ""))
+    seen = _seen(sizes, causal, int(window) if str(window).isdecimal() else 0)
+    return _attention(call, sizes, 5 if "Backward" in call.target else 2, seen)
+
+
+def _seen(sizes: _Sizes, causal: bool, window: int) -> int:
+    """The keys that a query sees, on average: of a causal mask those up to its own place, of a
+    window the last so many of those."""
+    if not causal:
+        return sizes.keys
+    most = min(sizes.keys, window or sizes.keys)
+    rising = min(sizes.queries, most)
+    pairs = rising * (rising + 1) // 2 + (sizes.queries - rising) * most
+    return max(1, -(-pairs // max(1, sizes.queries)))
+
+
+def _ragged_dot(call: LibraryCall) -> Work | None:
+    """Groups of rows, each by a matrix of its own: as many products as with one."""
+    if len(call.operands) < 2 or not call.results or len(call.operands[0].dims) < 2:
+        return None
+    rows, depth = call.operands[0].dims[-2:]
+    batch = math.prod(call.operands[0].dims[:-2])
+    product = Matmul(batch, rows, call.results[0].dims[-1], depth)
+    return Work(WorkKind.MATMUL, call.bytes, 0.0, (product,), _float_type(call))
+
+
+def _matrix(call: LibraryCall) -> tuple[float, float, float]:
+    """How many matrices, and the longer and the shorter side of each; of complex numbers each
+    counts as four."""
+    matrix = call.operands[0] if call.operands else _NONE
+    if len(matrix.dims) < 2:
+        return 0.0, 0.0, 0.0
+    count = math.prod(matrix.dims[:-2]) * (4 if matrix.dtype.startswith("complex") else 1)
+    return float(count), float(max(matrix.dims[-2:])), float(min(matrix.dims[-2:]))
+
+
+def _cholesky(call: LibraryCall) -> float:
+    count, _, n = _matrix(call)
+    return count * n**3 / 3
+
+
+def _lu(call: LibraryCall) -> float:
+    count, m, n = _matrix(call)
+    return count * n**2 * (m - n / 3)
+
+
+def _qr(call: LibraryCall) -> float:
+    count, m, n = _matrix(call)
+    return count * 2 * n**2 * (m - n / 3)
+
+
+def _of_matrices(with_vectors: float, without: float) -> Callable[[LibraryCall], float]:
+    """A multiple of n^3; vectors are results as large as the operand beside the one that it is
+    overwritten with, or the only results of a decomposition that has no other."""
+
+    def count(call: LibraryCall) -> float:
+        matrices, _, n = _matrix(call)
+        return matrices * n**3 * (with_vectors if _vectors(call) else without)
+
+    return count
+
+
+# "N" for no vectors, in LAPACK's letters, and the same of the solvers on GPUs.
+_VALUES_ONLY = re.compile(r"compute_uv = false|mode = 78\b|compute_right = 78\b")
+_NONE = Tensor((), "f32", 0.0)
+
+
+def _svd(call: LibraryCall) -> float:
+    count, m, n = _matrix(call)
+    if _vectors(call):
+        return count * (6 * m * n**2 + 20 * n**3)
+    return count * (2 * m * n**2 + 2 * n**3)
+
+
+def _vectors(call: LibraryCall) -> bool:
+    """Whether a decomposition returns its vectors, and not only values."""
+    if _VALUES_ONLY.search(call.config):
+        return False
+    n = min(call.operands[0].dims[-2:]) if call.operands else 0
+    return any(len(t.dims) >= 2 and min(t.dims[-2:]) >= n > 0 for t in call.results)
+
+
+def _triangular_solve(call: LibraryCall) -> float:
+    if len(call.operands) < 2:
+        return 0.0
+    parts = 4 if call.operands[0].dtype.startswith("complex") else 1
+    return parts * call.operands[1].elements * call.operands[0].dims[-1]
+
+
+def _fft(call: LibraryCall) -> float:
+    points = max((t.elements for t in (*call.operands, *call.results)), default=0.0)
+    lengths = call.lengths or (call.operands[0].dims[-1:] if call.operands else ())
+    real = any(not t.dtype.startswith("complex") for t in (*call.operands, *call.results))
+    return (2.5 if real else 5.0) * points * sum(math.log2(max(2, length)) for length in lengths)
+
+
+def _top_k(call: LibraryCall) -> float:
+    kept = call.results[0].dims[-1] if call.results and call.results[0].dims else 1
+    return call.operands[0].elements * math.log2(max(2, kept)) if call.operands else 0.0
+
+
+def _each_element(operations: float) -> Callable[[LibraryCall], float]:
+    return lambda call: operations * sum(t.elements for t in call.results)
+
+
+def _nothing(_call: LibraryCall) -> float:
+    return 0.0
+
+
+_SOLVER = r"(?:(?:cu|hip)(?:solver|blas)_|lapack_[sdczh]?|__cusolver\$)"
+_COUNTED: tuple[tuple[re.Pattern[str], Callable[[LibraryCall], float]], ...] = tuple(
+    (re.compile(pattern), count)
+    for pattern, count in (
+        (rf"[Cc]holesky|{_SOLVER}(potrf\w*|cholesky)", _cholesky),
+        (rf"LuDecomposition|LuRealDecompositionBlock|{_SOLVER}getrf\w*", _lu),
+        (rf"Qr|QrDecompositionBlock|{_SOLVER}geq(rf|p3)\w*", _qr),
+        (rf"ProductOfElementaryHouseholderReflectors|{_SOLVER}(or|un)gqr\w*", _qr),
+        (rf"Eigh|{_SOLVER}(sy|he)ev\w*", _of_matrices(9, 4 / 3)),
+        (rf"{_SOLVER}ge(s?dd|svd|sdd)\w*", _svd),
+        (rf"{_SOLVER}geev\w*", _of_matrices(25, 10)),
+        (rf"{_SOLVER}gehrd\w*", _of_matrices(10 / 3, 10 / 3)),
+        (rf"{_SOLVER}(sy|he)trd\w*", _of_matrices(4 / 3, 4 / 3)),
+        (r"InvertDiagBlocks(Lower|Upper)Triangular", _cholesky),
+        (
+            rf"triangular[-_]solve|__cublas\$triangularSolve|{_SOLVER}trsm\w*|blas_\w?trsm\w*",
+            _triangular_solve,
+        ),
+        (r"fft|__cufft\$.*", _fft),
+        (
+            r"top_?k|(__gpu\$)?TopK|(mhlo|chlo)\.top_?k|ApproxTopK|PartialReduce|AggregateToTopK|"
+            r"stablehlo\.dynamic_(approx_)?top_k",
+            _top_k,
+        ),
+        (r"(cu|hip)_threefry2x32\w*", _each_element(_RANDOM)),
+        (r"__cudnn\$norm.*|batch[-_]norm[-_](training|inference|grad)", _each_element(8)),
+        (
+            r"__cub\$.*|(cu|hip)_lu_pivots_to_permutation|X64(Combine|SplitLow|SplitHigh)|"
+            r"GatherScatterIndicesBitpacked|AllocateBuffer|CreateBuffer|Pin|Unpin|PadToStatic|SliceToDynamic|SetBound|"
+            r"MoveTo(Host|Device)|Resize(Nearest|Bilinear)(Grad)?",
+            _nothing,
+        ),
+    )
+)
+
+
+def _section(config: str, name: str) -> dict[str, Any]:
+    """An object in a configuration that begins with JSON; empty where there is none."""
+    try:
+        read: object = json.JSONDecoder().raw_decode(config)[0]
+    except (ValueError, RecursionError):
+        return {}
+    section = cast("dict[str, object]", read).get(name) if isinstance(read, dict) else None
+    return cast("dict[str, Any]", section) if isinstance(section, dict) else {}
+
+
+def _is_float(dtype: str) -> bool:
+    return dtype.startswith(("f", "bf"))
+
+
+def _float_type(call: LibraryCall) -> str:
+    """The element type of a kernel's products: that of its first operand of floats."""
+    return next((t.dtype for t in call.operands if _is_float(t.dtype)), "f32")
