@@ -5,8 +5,10 @@ compared bit for bit on every device (the payload of a NaN and the sign of a zer
 --rtol and --atol. Inputs are put where a program wants them (no negative second moments, labels
 below their number of classes) in every trial but the second, the fourth and so on, and an input
 that is replicated is the same on all devices. An output that is NaN or infinite everywhere is not
-compared, and counted. Exit code 0: what was compared is the same; 1: it differs, and where first;
-2: the programs cannot be run, or nothing of them could be compared.
+compared, and counted. Programs that take more memory than --memory-limit are compared as a twin of
+them: both at reduced sizes, with the shards, loops and order that they have. Exit code 0: what was
+compared is the same; 1: it differs, and where first; 2: the programs cannot be run, or nothing of
+them could be compared.
 """
 
 from __future__ import annotations
@@ -26,10 +28,14 @@ from stablehlo_tools.cli.shared_arguments import (
 )
 
 if TYPE_CHECKING:
+    from stablehlo_tools.artifacts.artifact import Artifact
     from stablehlo_tools.verify import Verification
+    from stablehlo_tools.verify.twin import Twin, TwinVerification
     from stablehlo_tools.verify.verification import Output
 
 SHOWN_OUTPUTS = 20
+SHOWN_FACTORS = 8
+_DEFAULT_LIMIT = 4 * 2**30
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,6 +70,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="XLA:CPU, the StableHLO reference interpreter (static shapes, few devices), or both",
     )
     parser.add_argument(
+        "--twin",
+        choices=("auto", "always", "never"),
+        default="auto",
+        help="compare both at reduced sizes: where they take more than the limit (auto), or not",
+    )
+    parser.add_argument(
+        "--memory-limit",
+        metavar="GIB",
+        type=_limit,
+        default=_DEFAULT_LIMIT,
+        help="of running either program, on all of its devices (4)",
+    )
+    parser.add_argument(
         "--timeout", type=_duration, default=600.0, help="seconds for everything (600)"
     )
 
@@ -88,7 +107,16 @@ def run(arguments: argparse.Namespace) -> int:
         as_deployed=arguments.as_deployed,
     )
     before, after = (artifact.load(path) for path in (arguments.before, arguments.after))
-    verification = verify_artifacts(before, after, options)
+    limit = arguments.memory_limit
+    answer: Verification | TwinVerification
+    if arguments.twin == "always" or (arguments.twin == "auto" and _is_large(before, after, limit)):
+        from stablehlo_tools.verify.twin import verify_twins
+
+        answer = verify_twins(before, after, options, limit)
+        verification, twin = answer.verification, answer.twin
+    else:
+        answer = verification = verify_artifacts(before, after, options)
+        twin = None
     if verification.same and not verification.compared:
         raise ToolError(
             f"nothing was compared: {_number(len(verification.vacuous), 'output')}, NaN or "
@@ -96,9 +124,11 @@ def run(arguments: argparse.Namespace) -> int:
             "input a value that the programs can live with, --seed draws others"
         )
     if arguments.json:
-        print(json.dumps(verification.to_json()))
+        print(json.dumps(answer.to_json()))
     else:
         print(render(verification))
+        if twin is not None:
+            print("\n".join(_of_twin(twin)))
     if verification.same and verification.vacuous:
         first = _title(verification.outputs[verification.vacuous[0]])
         print(
@@ -136,6 +166,36 @@ def render(verification: Verification) -> str:
     return "\n".join(lines)
 
 
+def _is_large(before: Artifact, after: Artifact, limit: int) -> bool:
+    """Whether a program takes more than a host may give; one of unknown sizes cannot be run."""
+    from stablehlo_tools.diagnostics import ToolError
+    from stablehlo_tools.verify.twin import estimated_bytes
+
+    try:
+        return max(estimated_bytes(each.module) for each in (before, after)) > limit
+    except ToolError:
+        return False
+
+
+def _of_twin(twin: Twin) -> list[str]:
+    factors = [f"{full} → {_sizes(reduced)}" for full, reduced in twin.factors.items()]
+    if len(factors) > SHOWN_FACTORS:
+        factors[SHOWN_FACTORS:] = [f"{len(factors) - SHOWN_FACTORS} more"]
+    return [
+        f"on a twin of about {_amount(twin.bytes)}, for the programs take about "
+        f"{_amount(twin.full_bytes)}; dimensions: {', '.join(factors) or 'as they are'}",
+        f"not shown by a twin: {'; '.join(twin.notes)}",
+    ]
+
+
+def _sizes(counts: tuple[int, ...]) -> str:
+    return " or ".join(map(str, counts))
+
+
+def _amount(size: int) -> str:
+    return f"{size / 2**30:,.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
+
+
 def _difference(output: Output) -> list[str]:
     first = output.first
     assert first is not None
@@ -157,6 +217,13 @@ def _title(output: Output) -> str:
 
 def _number(count: int, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def _limit(text: str) -> int:
+    number = any_number(text)
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of GiB")
+    return int(number * 2**30)
 
 
 def _duration(text: str) -> float:

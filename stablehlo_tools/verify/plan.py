@@ -56,8 +56,11 @@ class Plan:
     steering: tuple[int, ...] = ()
 
 
-def make_plan(artifacts: Mapping[Side, Artifact], backend: str) -> Plan:
-    """How to run two artifacts on `cpu` or `interpreter`.
+def make_plan(
+    artifacts: Mapping[Side, Artifact], backend: str, ranges: Sequence[Range] = ()
+) -> Plan:
+    """How to run two artifacts on `cpu` or `interpreter`, with the modules' arguments in `ranges`,
+    or else in those that `before` wants.
 
     Raises ToolError, with the name of the file that it is about, where they cannot be run or
     compared: signatures or device counts that differ, sizes or tokens that cannot be given.
@@ -67,13 +70,18 @@ def make_plan(artifacts: Mapping[Side, Artifact], backend: str) -> Plan:
         return _plan_calls(artifacts)
     platform = cpu_index(artifacts)
     interpreted = backend == "interpreter"
-    modules = _each(artifacts, lambda _, artifact: _runnable(artifact, platform, interpreted))
+    modules = _each(
+        artifacts, lambda _, artifact: runnable_module(artifact, platform, interpreted=interpreted)
+    )
     signatures = _each(artifacts, lambda side, _: module_signature(modules[side]))
     signature = _agreed(artifacts, signatures)
     grid = _common_grid(artifacts, modules)
     if interpreted:
-        return _plan_interpretation(artifacts, modules, signature, grid)
-    return _plan_modules(artifacts, modules, signature, grid)
+        plan = _plan_interpretation(artifacts, modules, signature, grid)
+    else:
+        plan = _plan_modules(artifacts, modules, signature, grid)
+    inputs = _in_range(signature.inputs, ranges or argument_ranges(modules["before"]))
+    return replace(plan, run=replace(plan.run, inputs=inputs))
 
 
 def _with_plain_collectives(artifact: Artifact, backend: str) -> Artifact:
@@ -152,7 +160,7 @@ def _plan(
     run = Run(
         backend,
         forms,
-        _in_range(signature.inputs, argument_ranges(before)),
+        signature.inputs,
         signature.outputs,
         grid.num_replicas,
         grid.num_partitions,
@@ -236,8 +244,8 @@ def _common_grid(
     return larger
 
 
-def _runnable(artifact: Artifact, platform: int, interpreted: bool) -> ir.Module:
-    """A copy whose entry is `main`, with the platform's index made a constant.
+def runnable_module(artifact: Artifact, platform: int, *, interpreted: bool = False) -> ir.Module:
+    """A copy, in a context of its own: the entry is `main`, the platform's index a constant.
 
     XLA:CPU ends the process on a choice between platforms that is left open. The interpreter does
     not know the chlo dialect, which is lowered for it.

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from stablehlo_tools.analysis.argument_ranges import Range
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.diagnostics import ToolError, note
 from stablehlo_tools.verify.comparison import BITWISE, Difference, OutputComparison, Rule
@@ -29,6 +30,7 @@ class Options:
 
     `fixed` gives inputs, by number, one value in every element instead of random ones.
     `as_deployed` lets XLA:CPU fuse and simplify; rounding then moves with what it makes of them.
+    `ranges` are those of the arguments of bare modules, where `before` does not show them itself.
     """
 
     seed: int = 0
@@ -39,6 +41,7 @@ class Options:
     timeout: float = 600.0
     fixed: Mapping[int, float] = field(default_factory=dict[int, float])
     as_deployed: bool = False
+    ranges: tuple[Range, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -121,7 +124,7 @@ def verify_artifacts(
     for artifact in artifacts.values():
         artifact.check_values_known()
     backends = ("cpu", "interpreter") if options.backend == "both" else (options.backend,)
-    plans = [make_plan(artifacts, backend) for backend in backends]
+    plans = [make_plan(artifacts, backend, options.ranges) for backend in backends]
     for index in options.fixed:
         if any(index >= len(plan.run.inputs) for plan in plans):
             raise ToolError(f"there is no input {index} to set")

@@ -1,0 +1,159 @@
+"""Twins: programs too large to run, compared at sizes at which they can be."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from stablehlo_tools.artifacts import artifact as artifacts
+from stablehlo_tools.artifacts.artifact import Artifact
+from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.verify import Options, Rule
+from stablehlo_tools.verify.twin import estimated_bytes, twins, verify_twins
+from stablehlo_tools.verify.twin.extents import Extent, Extents, divide, keep, unite
+
+GIB = 2**30
+ONCE = Options(rule=Rule(1e-4, 1e-5), trials=1)
+
+# Each of 4 devices holds rows of two weights of 4 GiB, and takes its own columns of the product.
+STEP = """
+module attributes {mhlo.num_partitions = 4 : i32, mhlo.num_replicas = 1 : i32} {
+  func.func public @main(%x: tensor<32x32768xf32>, %w: tensor<8192x32768xf32>,
+                         %v: tensor<8192x32768xf32>) -> (tensor<32x8192xf32>, tensor<8192xf32>) {
+    %w_all = "stablehlo.all_gather"(%w) <{all_gather_dim = 0 : i64,
+      channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>,
+      replica_groups = dense<[[0, 1, 2, 3]]> : tensor<1x4xi64>, use_global_device_ids}>
+      : (tensor<8192x32768xf32>) -> tensor<32768x32768xf32>
+    %v_all = "stablehlo.all_gather"(%v) <{all_gather_dim = 0 : i64,
+      channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>,
+      replica_groups = dense<[[0, 1, 2, 3]]> : tensor<1x4xi64>, use_global_device_ids}>
+      : (tensor<8192x32768xf32>) -> tensor<32768x32768xf32>
+    %y = stablehlo.dot_general %x, %w_all, contracting_dims = [1] x [0]
+      : (tensor<32x32768xf32>, tensor<32768x32768xf32>) -> tensor<32x32768xf32>
+    %z = stablehlo.dot_general %y, %v_all, contracting_dims = [1] x [1]
+      : (tensor<32x32768xf32>, tensor<32768x32768xf32>) -> tensor<32x32768xf32>
+    %sum = "stablehlo.all_reduce"(%z) <{
+      channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>,
+      replica_groups = dense<[[0, 1, 2, 3]]> : tensor<1x4xi64>, use_global_device_ids}> ({
+    ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+      %c = stablehlo.add %a, %b : tensor<f32>
+      stablehlo.return %c : tensor<f32>
+    }) : (tensor<32x32768xf32>) -> tensor<32x32768xf32>
+    %id = stablehlo.partition_id : tensor<ui32>
+    %device = stablehlo.convert %id : (tensor<ui32>) -> tensor<i32>
+    %rows = stablehlo.constant dense<8192> : tensor<i32>
+    %zero = stablehlo.constant dense<0> : tensor<i32>
+    %start = stablehlo.multiply %device, %rows : tensor<i32>
+    %own = stablehlo.dynamic_slice %sum, %zero, %start, sizes = [32, 8192]
+      : (tensor<32x32768xf32>, tensor<i32>, tensor<i32>) -> tensor<32x8192xf32>
+    %iota = stablehlo.iota dim = 0 : tensor<8192xi32>
+    %first = stablehlo.broadcast_in_dim %start, dims = [] : (tensor<i32>) -> tensor<8192xi32>
+    %number = stablehlo.add %iota, %first : tensor<8192xi32>
+    %float = stablehlo.convert %number : (tensor<8192xi32>) -> tensor<8192xf32>
+    return %own, %float : tensor<32x8192xf32>, tensor<8192xf32>
+  }
+}
+"""
+# What goes wrong in a rewrite, as text that stands in place of another.
+MISTAKES = {
+    "two collectives swapped": (("(%w) <", "(%u) <"), ("(%v) <", "(%w) <"), ("(%u) <", "(%v) <")),
+    "a wrong group": (("dense<[[0, 1, 2, 3]]>", "dense<[[0, 1, 3, 2]]>"),),
+    "an offset of one": (
+        ("%sum, %zero, %start", "%sum, %zero, %late"),
+        (
+            "%own =",
+            "%one = stablehlo.constant dense<1> : tensor<i32>\n"
+            "%late = stablehlo.add %start, %one : tensor<i32>\n%own =",
+        ),
+    ),
+    "a sum too few": (("dynamic_slice %sum", "dynamic_slice %z"),),
+}
+
+
+def program(text: str = STEP) -> Artifact:
+    return artifacts.parse(text.encode(), "step.mlir")
+
+
+def mistaken(name: str) -> Artifact:
+    text = STEP
+    for old, new in MISTAKES[name]:
+        assert old in text
+        text = text.replace(old, new, 1)
+    return program(text)
+
+
+def test_a_program_that_is_too_large_is_compared_at_a_reduced_size():
+    answer = verify_twins(program(), program(), ONCE, GIB)
+    assert answer.verification.same
+    assert answer.twin.full_bytes > 16 * GIB
+    assert answer.twin.bytes < 2**20
+    assert set(answer.twin.factors) == {8192, 32768, 32}
+    assert answer.to_json()["twin"]["not_shown"]
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_twin_shows_a_mistake(name: str):
+    assert not verify_twins(program(), mistaken(name), ONCE, GIB).verification.same
+
+
+def test_a_limit_that_no_twin_keeps_names_what_is_kept():
+    fft = """func.func @main(%x: tensor<4096x4096xf32>) -> tensor<4096x4096xf32> {
+      %y = stablehlo.cholesky %x, lower = true : tensor<4096x4096xf32>
+      return %y : tensor<4096x4096xf32>
+    }"""
+    with pytest.raises(ToolError, match="no twin") as raised:
+        twins(program(fft), program(fft), 2**20)
+    assert "4096 is kept: cholesky" in str(raised.value.diagnostic.notes[0].message)
+
+
+def test_programs_of_other_shapes_have_no_twin():
+    other = program(STEP.replace("32x", "16x").replace("[32, 8192]", "[16, 8192]"))
+    with pytest.raises(ToolError, match="the same shapes"):
+        twins(program(), other, GIB)
+
+
+def test_a_program_is_as_large_as_its_devices_need_it():
+    assert estimated_bytes(program().module) > 4 * 3 * GIB
+
+
+def test_a_division_into_shards_goes_through_a_division_into_heads():
+    width = Extent(4096)
+    shards, local = divide(width, [8, 512])
+    heads, each = divide(width, [32, 128])
+    keep(shards, "devices")
+    Extents().settle([width])
+    assert [leaf.size for leaf in width.leaves] == [8, 4, 128]
+    assert (shards.reduced, heads.reduced) == (8, 32)
+    assert local.reduced == 4 * each.reduced < 512
+
+
+def test_divisions_that_do_not_go_together_keep_all():
+    width = Extent(24)
+    divide(width, [8, 3])
+    divide(width, [3, 8])
+    Extents().settle([width])
+    assert width.is_whole
+
+
+def test_a_position_less_is_one_less_in_the_twin():
+    extents = Extents()
+    whole, part = Extent(4096), Extent(4095)
+    extents.join(whole, [Extent(1), part])
+    extents.settle([whole])
+    assert part.reduced == whole.reduced - 1 < 100
+    np.testing.assert_array_equal(part.positions(), whole.positions()[1:] - 1)
+
+
+def test_halves_of_a_dimension_stay_halves():
+    extents = Extents()
+    whole, halves = Extent(128), [Extent(64), Extent(64)]
+    extents.join(whole, halves)
+    extents.settle([whole])
+    assert whole.reduced == 2 * halves[0].reduced == 2 * halves[1].reduced < 128
+
+
+def test_extents_that_are_united_lose_the_same():
+    one, other = Extent(512), Extent(512)
+    unite(one, other)
+    Extents().settle([one])
+    assert one.reduced == other.reduced < 512

@@ -1,0 +1,6 @@
+"""Programs that are too large to run, at a size at which they can be compared."""
+
+from stablehlo_tools.verify.twin.twin import Twin, estimated_bytes, twins
+from stablehlo_tools.verify.twin.verification import TwinVerification, verify_twins
+
+__all__ = ["Twin", "TwinVerification", "estimated_bytes", "twins", "verify_twins"]

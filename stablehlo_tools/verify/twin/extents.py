@@ -1,0 +1,267 @@
+"""Extents: what of two programs has the same size, and which positions of it a twin keeps.
+
+An extent is a range of positions. All dimensions that have to be as long as each other are one
+extent; a dimension that an op divides (a reshape, an argument's shards, halves of a batch) is
+several extents side by side, major first, as the digits of a number are:
+
+    4096 divided over 8 devices            ==>  8 x 512
+    4096 = 32 heads of 128, halved         ==>  32 x 2 x 64
+
+A twin keeps positions of an extent from both of its ends, and drops what is between them. So it is
+the full program restricted to some positions: those of a dimension are the same ones wherever it
+goes, and an integer that counts positions means the same as it does at full size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+class Extent:
+    """Positions that dimensions have in common. `kept` says why it stays whole; empty: it may not.
+
+    Ask `root` first: extents that were united stand for one of them.
+    """
+
+    __slots__ = ("_of", "count", "kept", "least", "parts", "size", "within")
+
+    def __init__(self, size: int, kept: str = "") -> None:
+        self.size = size
+        self.kept = kept
+        self.parts: tuple[Extent, ...] = ()
+        self.least = 1  # positions that a twin needs at either end
+        self.count = size  # positions that a twin has
+        self.within: Within | None = None  # what it is a part of, and loses as much as
+        self._of: Extent | None = None
+
+    @property
+    def root(self) -> Extent:
+        """The extent that stands for all that were united with this one."""
+        found = self
+        while found._of is not None:
+            found = found._of
+        if found is not self:
+            self._of = found
+        return found
+
+    def become(self, other: Extent) -> None:
+        """Lets another root stand for this one."""
+        self._of = other
+        other.least = max(other.least, self.least)
+
+    @property
+    def leaves(self) -> tuple[Extent, ...]:
+        """The undivided extents that this one consists of, major first."""
+        root = self.root
+        if not root.parts:
+            return (root,)
+        return tuple(leaf for part in root.parts for leaf in part.leaves)
+
+    @property
+    def reduced(self) -> int:
+        """How many positions the twin has of it."""
+        return math.prod(leaf.count for leaf in self.leaves)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the twin has all positions."""
+        return self.reduced == self.size
+
+    def positions(self) -> np.ndarray:
+        """The positions that the twin has, ascending."""
+        positions = np.zeros(1, np.int64)
+        for leaf in self.leaves:
+            positions = (positions[:, None] * leaf.size + leaf.own_positions()).reshape(-1)
+        return positions
+
+    def own_positions(self) -> np.ndarray:
+        """Those of an undivided extent: at both of its ends, or what it has of its whole's."""
+        if self.within is not None:
+            positions = self.within.whole.positions() - self.within.start
+            return positions[(positions >= 0) & (positions < self.size)]
+        tail = self.count // 2
+        head = np.arange(self.count - tail)
+        return np.concatenate([head, np.arange(self.size - tail, self.size)])
+
+
+def keep(extent: Extent, why: str) -> None:
+    """Has the twin keep all positions of an extent."""
+    for leaf in extent.leaves:
+        leaf.kept = leaf.kept or why
+
+
+def unite(one: Extent, other: Extent) -> None:
+    """Makes two extents of the same size one."""
+    _match([one], [other])
+
+
+def divide(extent: Extent, sizes: Sequence[int]) -> list[Extent]:
+    """An extent as several side by side, major first; where other divisions of it do not go with
+    this one, all of it is kept."""
+    parts = [Extent(size) for size in sizes]
+    if math.prod(sizes) != extent.size:
+        keep(extent, "divided unevenly")
+        return [Extent(size, "divided unevenly") for size in sizes]
+    _match([extent], parts)
+    return parts
+
+
+def _match(ones: Iterable[Extent], others: Iterable[Extent]) -> None:
+    """Makes two rows of extents, which have equally many positions, the same positions."""
+    left, right = list(ones)[::-1], list(others)[::-1]
+    while left and right:
+        if left[-1].size == 1 or right[-1].size == 1:
+            (left if left[-1].size == 1 else right).pop()
+            continue
+        one, other = left.pop().root, right.pop().root
+        if one is other:
+            continue
+        if one.size == other.size:
+            if one.parts and other.parts:
+                left += one.parts[::-1]
+                right += other.parts[::-1]
+                one.become(other)
+                continue
+            leaf, stays = (other, one) if one.parts else (one, other)
+            leaf.become(stays)
+            if leaf.kept:
+                keep(stays, leaf.kept)
+            continue
+        if one.size < other.size:
+            one, other, left, right = other, one, right, left
+        if one.parts:
+            left += one.parts[::-1]
+            right.append(other)
+        elif one.size % other.size:
+            for extent in (one, other, *left, *right):
+                keep(extent, f"divided by {other.size} and into others that do not go with that")
+            return
+        else:
+            head = Extent(other.size, one.kept)
+            tail = Extent(one.size // other.size, one.kept)
+            head.least = tail.least = one.least
+            one.parts = (head, tail)
+            left.append(tail)
+            left.append(head)
+            right.append(other)
+
+
+@dataclass(frozen=True, slots=True)
+class Within:
+    """A part of an extent, from `start` on, that is shorter by what the twin drops of the whole."""
+
+    part: Extent
+    whole: Extent
+    start: int
+
+
+_BLOCKS = 16  # that a whole may have, each of which the twin has
+_ENDS = 64  # positions outside of the longest part, all of which the twin has
+
+
+class Extents:
+    """All extents of two programs."""
+
+    def __init__(self) -> None:
+        self._within: list[Within] = []
+
+    def join(self, whole: Extent, parts: Sequence[Extent]) -> None:
+        """Lets a whole be its parts one behind the other, as a concatenate has it.
+
+        Parts of equal blocks each lose the same of every block. Otherwise the longest part loses
+        what the whole does.
+        """
+        parts = [part for part in parts if part.size]
+        if len(parts) == 1:
+            unite(whole, parts[0])
+            return
+        block = math.gcd(*(part.size for part in parts))
+        rest = whole.size - max(part.size for part in parts)
+        if block > 1 and whole.size // block <= _BLOCKS:
+            number, each = divide(whole, [whole.size // block, block])
+            keep(number, "parts of it are taken or put together")
+            for part in parts:
+                number, own = divide(part, [part.size // block, block])
+                keep(number, "parts of it are taken or put together")
+                unite(own, each)
+            return
+        why = f"parts of {' and '.join(str(part.size) for part in parts[:4])} are taken"
+        longest = max(parts, key=lambda part: part.size)
+        start = 0
+        for part in parts:
+            if part is not longest:
+                keep(part, why)
+            elif rest <= _ENDS:
+                self._within.append(Within(part, whole, start))
+            else:
+                keep(part, why)
+                keep(whole, why)
+            start += part.size
+
+    def settle(self, reducible: Iterable[Extent]) -> None:
+        """Says of each extent how many positions the twin has; of `reducible` alone fewer.
+
+        Neighbours in size get different prime numbers, so that what only happens to be of one size
+        at full size has different ones.
+        """
+        leaves = {leaf for extent in reducible for leaf in extent.leaves}
+        follows = self._followers(leaves)
+        led = [within for within in self._within if within.part.root in follows]
+        for within in led:
+            within.part.root.within = within
+        for within in led:
+            head = tail = 0
+            step: Within | None = within
+            while step is not None:
+                head += step.start
+                tail += step.whole.size - step.start - step.part.size
+                last = step.whole.leaves[-1]
+                last.least = max(last.least, head, tail)
+                step = last.within
+        free = [leaf for leaf in leaves if not leaf.kept and leaf.within is None]
+        free = [leaf for leaf in free if leaf.size > _SMALL]
+        for place, leaf in enumerate(sorted(free, key=lambda leaf: -leaf.size)):
+            wanted = max(_COUNTS[place % len(_COUNTS)], 2 * leaf.least)
+            leaf.count = min(leaf.size, wanted)
+        for part in sorted(follows, key=lambda part: -part.size):
+            assert part.within is not None
+            part.count = len(part.own_positions())
+
+    def _followers(self, leaves: set[Extent]) -> set[Extent]:
+        """The parts that can lose what their wholes do; the others, and their wholes, are kept."""
+        while True:
+            self._unite_wholes()
+            free = {leaf for leaf in leaves if not leaf.kept}
+            parts = {within.part.root for within in self._within}
+            held = [w for w in self._within if not self._can_follow(w, free, parts)]
+            news = [leaf for w in held for e in (w.part, w.whole) for leaf in e.leaves]
+            news = [leaf for leaf in news if not leaf.kept]
+            if not news:
+                return {part for part in parts if not part.parts and not part.kept}
+            for within in held:
+                why = f"{within.part.size} of {within.whole.size} are taken from it"
+                keep(within.part, why)
+                keep(within.whole, why)
+
+    def _unite_wholes(self) -> None:
+        """What the same part is a part of is the same, where it has the same size."""
+        wholes: dict[tuple[Extent, int], Extent] = {}
+        for within in self._within:
+            key = within.part.root, within.whole.size
+            unite(wholes.setdefault(key, within.whole), within.whole)
+
+    def _can_follow(self, within: Within, free: set[Extent], parts: set[Extent]) -> bool:
+        part, whole = within.part.root, within.whole.leaves
+        wholes = {w.whole.root for w in self._within if w.part.root is part}
+        if part.parts or part.kept or len(wholes) > 1 or within.whole.root is part:
+            return False
+        lost = whole[-1] in free or (whole[-1] in parts and not whole[-1].kept)
+        return lost and not any(leaf in free or leaf in parts for leaf in whole[:-1])
+
+
+_COUNTS = (5, 7, 3)
+_SMALL = 8  # an extent of so few positions keeps them

@@ -1,0 +1,515 @@
+"""Which dimensions of two programs are one extent, by what each op does along them.
+
+`dialect/dimensions.py` says it of most ops; here is what control flow hands on, what shardings
+divide, and what of an op's numbers counts positions, which are the segments of a slice or a pad.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from stablehlo_tools.analysis.collectives import ModuleFacts
+from stablehlo_tools.analysis.shardings import MeshAxes, ValueShardings, sharding_axes
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.dialect.custom_calls import is_annotation, label
+from stablehlo_tools.dialect.dimension_numbers import gather_numbers, scatter_numbers
+from stablehlo_tools.dialect.dimensions import dimensions_of, integer, integers, static_shape
+from stablehlo_tools.dialect.factors import Along, Factor, FactorRole, OpDimensions
+from stablehlo_tools.dialect.names import (
+    CONCATENATE,
+    DYNAMIC_SLICE,
+    DYNAMIC_UPDATE_SLICE,
+    GATHER,
+    IOTA,
+    PAD,
+    SCATTER,
+    SHARDING_CONSTRAINT,
+    SLICE,
+    WHILE,
+)
+from stablehlo_tools.dialect.reducers import reducer_kind
+from stablehlo_tools.dialect.traits import (
+    BRANCHES,
+    CALLS,
+    COMPUTATIONS,
+    TERMINATORS,
+    Trait,
+    ops_with,
+)
+from stablehlo_tools.ir.values import CONSTANTS, is_splat, named, value_of
+from stablehlo_tools.ir.walk import (
+    FUNCTION,
+    MESH,
+    callee_name,
+    entry_function,
+    functions_by_name,
+    terminator,
+    walk,
+)
+from stablehlo_tools.verify.twin.extents import Extent, Extents, divide, keep, unite
+
+Segments = tuple[Extent, ...]
+_SAME_SIZE_WHOLE = frozenset({"stablehlo.sort", "stablehlo.batch_norm_grad"})
+_HANDED_ON = ops_with(Trait.SHARDING_ONLY) | ops_with(Trait.RESHARDING)
+_WITHOUT_DIMENSIONS = TERMINATORS | CALLS | BRANCHES | COMPUTATIONS | {WHILE, FUNCTION, MESH}
+_TILES = re.compile(r"devices=\[([\d,]+)\]")
+_SMALL_TABLE = 16  # rows: of a table of so few all are kept
+_GENERATOR = "stablehlo.rng_bit_generator"
+
+
+@dataclass
+class Dimensions:
+    """The extents of the values of both programs, and of ops what counts positions of them.
+
+    `segments` are by op and dimension those of its first operand, or its result: what is before
+    the elements that a slice takes, these, and what is behind them. `moved` are ops that say in
+    integers at which positions of an extent they take or put elements.
+    """
+
+    extents: Extents = field(default_factory=Extents)
+    segments: dict[tuple[ir.Value, int], list[Segments]] = field(default_factory=dict)
+    _of: dict[ir.Value, list[Extent]] = field(default_factory=dict)
+
+    def of(self, value: ir.Value) -> list[Extent]:
+        """Of each dimension of a value; of what is no tensor, none."""
+        extents = self._of.get(value)
+        if extents is None:
+            extents = [Extent(size) for size in _shape(value)]
+            self._of[value] = extents
+        return extents
+
+    def tie_programs(self, before: ir.Module, after: ir.Module) -> None:
+        """Makes what both programs take and give have the same sizes."""
+        modules = [_Module(self, module) for module in (before, after)]
+        ends = [module.ends for module in modules]
+        if [_shapes(end) for end in ends[0]] != [_shapes(end) for end in ends[1]]:
+            raise ToolError("the programs do not take and give the same shapes")
+        for one, other in zip(*ends, strict=True):
+            for mine, theirs in zip(one, other, strict=True):
+                self.tie(mine, theirs)
+        for module in modules:
+            module.tie()
+        self.extents.settle(e for end in ends[0] for value in end for e in self.of(value))
+
+    def tie(self, one: ir.Value, other: ir.Value) -> None:
+        """Makes two values have the same dimensions; a larger one consists of shards like the
+        smaller."""
+        if len(self.of(one)) != len(self.of(other)):
+            self.keep([one, other], "shapes of several ranks")
+            return
+        for mine, theirs in zip(self.of(one), self.of(other), strict=True):
+            large, small = (mine, theirs) if mine.size >= theirs.size else (theirs, mine)
+            if large.size == small.size:
+                unite(large, small)
+            elif small.size and large.size % small.size == 0:
+                shards, local = divide(large, [large.size // small.size, small.size])
+                keep(shards, "devices hold a part each")
+                unite(local, small)
+            else:
+                keep(large, "divided unevenly")
+                keep(small, "divided unevenly")
+
+    def keep(self, values: Sequence[ir.Value], why: str) -> None:
+        """Keeps all dimensions of values."""
+        for value in values:
+            for extent in self.of(value):
+                keep(extent, why)
+
+
+class _Module:
+    def __init__(self, dims: Dimensions, module: ir.Module) -> None:
+        self.dims = dims
+        self.module = module
+        self.functions = functions_by_name(module)
+        self.meshes = {
+            name: ValueShardings(MeshAxes(mesh), name)
+            for name, mesh in ModuleFacts.of(module).meshes.items()
+        }
+        main = entry_function(module)
+        block = main.regions[0].blocks[0]
+        self.ends = [list(block.arguments), list(terminator(block).operands)]
+
+    def tie(self) -> None:
+        def visit(op: ir.Operation) -> ir.WalkResult:
+            if op.name == FUNCTION:
+                self._tie_function(op)
+            else:
+                self._tie_op(op)
+            return ir.WalkResult.ADVANCE
+
+        walk(self.module.operation, visit)
+
+    def _tie_function(self, function: ir.Operation) -> None:
+        if not len(function.regions[0].blocks):
+            return
+        block = function.regions[0].blocks[0]
+        results = list(terminator(block).operands)
+        for name, values in (("arg_attrs", list(block.arguments)), ("res_attrs", results)):
+            if name not in function.attributes:
+                continue
+            for value, entry in zip(values, ir.ArrayAttr(function.attributes[name]), strict=True):
+                for attribute in ir.DictAttr(entry):
+                    if attribute.name == "tf.aliasing_output":
+                        self.dims.tie(value, results[ir.IntegerAttr(attribute.attr).value])
+                    elif attribute.name == "sdy.sharding":
+                        self._divide(value, attribute.attr)
+                    elif attribute.name == "mhlo.sharding":
+                        self._divide_tiles(value, str(attribute.attr))
+
+    def _divide(self, value: ir.Value, sharding: ir.Attribute) -> None:
+        name, axes = sharding_axes(sharding)
+        if not axes:
+            return
+        if name not in self.meshes:
+            self.dims.keep([value], "a sharding on a mesh that is written in line")
+            return
+        shardings = self.meshes[name]
+        counts = [shardings.axes.size(dim) for dim in shardings.read(sharding)]
+        self._divide_by(value, counts)
+
+    def _divide_tiles(self, value: ir.Value, sharding: str) -> None:
+        tiles = _TILES.search(sharding)
+        if tiles is not None:
+            counts = [int(count) for count in tiles[1].split(",")]
+            self._divide_by(value, counts[: len(self.dims.of(value))])
+
+    def _divide_by(self, value: ir.Value, counts: Sequence[int]) -> None:
+        for extent, count in zip(self.dims.of(value), counts, strict=True):
+            if count > 1 and extent.size % count:
+                keep(extent, "devices hold parts of several sizes")
+            elif count > 1:
+                shards, _ = divide(extent, [count, extent.size // count])
+                keep(shards, "devices hold a part each")
+
+    def _tie_op(self, op: ir.Operation) -> None:
+        for one, other in self._handed(op):
+            self.dims.tie(one, other)
+        if op.name in _WITHOUT_DIMENSIONS:
+            return
+        if op.name == SHARDING_CONSTRAINT:
+            self._divide(op.results[0], op.attributes["sharding"])
+        special = _SPECIAL.get(op.name)
+        if special is not None:
+            special(self.dims, op)
+        elif op.name not in _HANDED_ON and not is_annotation(op):
+            _tie_factors(self.dims, op)
+
+    def _handed(self, op: ir.Operation) -> Iterator[tuple[ir.Value, ir.Value]]:
+        """The values that an op hands on, unchanged or in shards, and what they become."""
+        name, operands, results = op.name, list(op.operands), list(op.results)
+        if name in _HANDED_ON or is_annotation(op):
+            yield from zip(operands[: len(results)], results, strict=True)
+        elif name == WHILE:
+            for region in op.regions:
+                yield from zip(operands, region.blocks[0].arguments, strict=True)
+            yield from zip(operands, terminator(op.regions[1].blocks[0]).operands, strict=True)
+            yield from zip(operands, results, strict=True)
+        elif name in BRANCHES:
+            for region in op.regions:
+                yield from zip(terminator(region.blocks[0]).operands, results, strict=True)
+        elif name in COMPUTATIONS:
+            block = op.regions[0].blocks[0]
+            yield from zip(operands, block.arguments, strict=True)
+            yield from zip(terminator(block).operands, results, strict=True)
+        elif name in CALLS:
+            block = self.functions[callee_name(op)].regions[0].blocks[0]
+            yield from zip(operands, block.arguments, strict=True)
+            yield from zip(terminator(block).operands, results, strict=True)
+
+
+def _tie_factors(dims: Dimensions, op: ir.Operation) -> None:
+    """Of an op that reads and writes dimensions whole, or as digits of one another."""
+    relation = dimensions_of(op)
+    values = [*op.operands, *op.results]
+    if relation is None:
+        dims.keep(values, f"what {label(op)} does with it is not known")
+        return
+    extents = {factor: Extent(factor.size) for factor in relation.factors}
+    tensors = [
+        *((dims.of(v), [relation.along_operand(i, d) for d in range(_rank(v))], i, False)
+          for i, v in enumerate(op.operands)),
+        *((dims.of(v), [relation.along_result(i, d) for d in range(_rank(v))], i, True)
+          for i, v in enumerate(op.results)),
+    ]  # fmt: skip
+    for of_dims, factors_of, tensor, is_result in tensors:
+        for dim, (extent, factors) in enumerate(zip(of_dims, factors_of, strict=True)):
+            if extent.size == 1:
+                continue
+            if any(factor.role in _fixed(op) for factor in factors):
+                keep(extent, f"{named(op)} needs it whole")
+            elif any(factor.role is FactorRole.EXCHANGED for factor in factors):
+                if not is_result:
+                    other = dims.of(op.results[tensor])[dim]
+                    _tie_exchanged(extent, other, factors[0].size)
+            else:
+                _tie_digits(extent, [(_along(f, tensor, dim, is_result), f, extents[f])
+                                     for f in factors], op)  # fmt: skip
+
+
+def _fixed(op: ir.Operation) -> frozenset[FactorRole]:
+    if op.name in _SAME_SIZE_WHOLE or op.name.startswith("stablehlo.batch_norm"):
+        return frozenset({FactorRole.WINDOWED, FactorRole.INDEXED})
+    return frozenset({FactorRole.WINDOWED, FactorRole.INDEXED, FactorRole.WHOLE})
+
+
+def _along(factor: Factor, tensor: int, dim: int, is_result: bool) -> Along:
+    listed = factor.results if is_result else factor.operands
+    return next(a for a in listed if (a.tensor, a.dim) == (tensor, dim))
+
+
+def _tie_digits(
+    extent: Extent, digits: list[tuple[Along, Factor, Extent]], op: ir.Operation
+) -> None:
+    """A dimension as its factors, the one of the largest step first."""
+    if not digits:
+        keep(extent, f"{named(op)} does not use it")
+        return
+    ordered = sorted(digits, key=lambda digit: -abs(digit[0].step))
+    sizes = [factor.size for _, factor, _ in ordered]
+    if int(np.prod(sizes)) != extent.size or any(along.start is None for along, _, _ in ordered):
+        keep(extent, f"{named(op)} takes a part of it")
+        return
+    for part, (_, _, factor_extent) in zip(divide(extent, sizes), ordered, strict=True):
+        unite(part, factor_extent)
+
+
+def _tie_exchanged(one: Extent, other: Extent, pieces: int) -> None:
+    """A collective's operand and result: the longer one is pieces of the shorter, major first."""
+    large, small = (one, other) if one.size >= other.size else (other, one)
+    if large.size == small.size:
+        unite(large, small)
+    exchanged, own = divide(large, [pieces, large.size // pieces])
+    keep(exchanged, "devices exchange pieces of it")
+    if own.size == small.size:
+        unite(own, small)
+
+
+# Ops whose numbers count positions.
+
+
+def _slice(dims: Dimensions, op: ir.Operation) -> None:
+    starts, limits = integers(op, "start_indices"), integers(op, "limit_indices")
+    strides = integers(op, "strides")
+    for d, (whole, part) in enumerate(_pairs(dims, op.operands[0], op.results[0])):
+        if strides[d] == 1:
+            _segment(dims, op, d, whole, part, starts[d], whole.size - limits[d])
+        elif starts[d] < strides[d] and part.size * strides[d] == whole.size:
+            places, step = divide(whole, [part.size, strides[d]])
+            keep(step, "one of a few neighbours is taken")
+            unite(places, part)
+        else:
+            keep(whole, f"{named(op)} takes some positions of it")
+            keep(part, f"{named(op)} takes some positions of it")
+
+
+def _segment(
+    dims: Dimensions, op: ir.Operation, d: int, whole: Extent, part: Extent, low: int, high: int
+) -> None:
+    segments = (Extent(low), part, Extent(high))
+    dims.extents.join(whole, segments)
+    dims.segments.setdefault((op.results[0], d), []).append(segments)
+
+
+def _pad(dims: Dimensions, op: ir.Operation) -> None:
+    lows, highs = integers(op, "edge_padding_low"), integers(op, "edge_padding_high")
+    interiors = integers(op, "interior_padding")
+    for d, (one, other) in enumerate(_pairs(dims, op.operands[0], op.results[0])):
+        low, high, between = lows[d], highs[d], interiors[d]
+        if between == 0 and min(low, high) > -one.size:
+            cut_low, cut_high = max(-low, 0), max(-high, 0)
+            left = Extent(one.size - cut_low - cut_high)
+            _segment(dims, op, d, one, left, cut_low, cut_high)
+            _segment(dims, op, d, other, left, max(low, 0), max(high, 0))
+        elif min(low, high) >= 0 and other.size == one.size * (1 + between):
+            places, step = divide(other, [one.size, 1 + between])
+            keep(step, "neighbours are put between its positions")
+            unite(places, one)
+        else:
+            keep(one, f"{named(op)} puts some positions between it")
+            keep(other, f"{named(op)} puts some positions between it")
+
+
+def _concatenate(dims: Dimensions, op: ir.Operation) -> None:
+    joined = integer(op, "dimension")
+    for d, whole in enumerate(dims.of(op.results[0])):
+        parts = [dims.of(operand)[d] for operand in op.operands]
+        if d == joined:
+            dims.extents.join(whole, parts)
+            continue
+        for part in parts:
+            unite(part, whole)
+
+
+def _dynamic_slice(dims: Dimensions, op: ir.Operation) -> None:
+    _tie_windows(dims.of(op.operands[0]), dims.of(op.results[0]))
+
+
+def _dynamic_update_slice(dims: Dimensions, op: ir.Operation) -> None:
+    dims.tie(op.operands[0], op.results[0])
+    _tie_windows(dims.of(op.operands[0]), dims.of(op.operands[1]))
+
+
+def _tie_windows(wholes: Sequence[Extent], parts: Sequence[Extent]) -> None:
+    """A window at a place that is known when the program runs: one of blocks like it."""
+    for whole, part in zip(wholes, parts, strict=True):
+        if whole.size == part.size:
+            unite(whole, part)
+        elif part.size and whole.size % part.size == 0:
+            blocks, own = divide(whole, [whole.size // part.size, part.size])
+            keep(blocks, "a loop or a device takes a part at a time")
+            unite(own, part)
+        else:
+            why = f"windows of {part.size} are at any place of {whole.size}"
+            keep(whole, why)
+            keep(part, why)
+
+
+def _gather(dims: Dimensions, op: ir.Operation) -> None:
+    """Single rows of a large table are taken wherever an index says; the nearest, in a twin."""
+    relation = dimensions_of(op)
+    if relation is None:
+        dims.keep([*op.operands, *op.results], f"{named(op)} has no static shapes")
+        return
+    numbers = gather_numbers(op)
+    sizes = integers(op, "slice_sizes")
+    table, result = dims.of(op.operands[0]), dims.of(op.results[0])
+    offsets = dict(zip(numbers.window_dims(len(table)), numbers.offset_dims, strict=True))
+    for d, whole in enumerate(table):
+        if sizes[d] > 1 or (d in offsets and sizes[d] == whole.size):
+            _tie_windows([whole], [result[offsets[d]]])
+        elif d not in numbers.operand_batching and whole.size <= _SMALL_TABLE:
+            keep(whole, f"{named(op)} takes single positions of it")
+    _tie_beside(dims, op, relation)
+
+
+def _scatter(dims: Dimensions, op: ir.Operation) -> None:
+    """As `_gather`, for sums and the like. What overwrites is not the same where two indices
+    become the same, so all positions are kept."""
+    relation = dimensions_of(op)
+    if relation is None:
+        dims.keep([*op.operands, *op.results], f"{named(op)} has no static shapes")
+        return
+    numbers = scatter_numbers(op)
+    count = len(op.results)
+    update = dims.of(op.operands[count + 1])
+    windows = dict(
+        zip(
+            numbers.window_dims(len(dims.of(op.operands[0]))),
+            numbers.update_window_dims,
+            strict=True,
+        )
+    )
+    combines = count == 1 and reducer_kind(op.regions[0].blocks[0]) is not None
+    for operand, result in zip(op.operands, op.results, strict=False):
+        dims.tie(operand, result)
+        for d, whole in enumerate(dims.of(operand)):
+            if d in windows:
+                _tie_windows([whole], [update[windows[d]]])
+            if d in numbers.index_map and (not combines or whole.size <= _SMALL_TABLE):
+                keep(whole, f"{named(op)} puts elements at single positions of it")
+    _tie_beside(dims, op, relation)
+
+
+def _tie_beside(dims: Dimensions, op: ir.Operation, relation: OpDimensions) -> None:
+    """The dimensions that say which window: those of indices, of results and of updates."""
+    for factor in relation.factors:
+        if factor.role in (FactorRole.KEPT, FactorRole.REDUCED):
+            along = [dims.of(op.operands[a.tensor])[a.dim] for a in factor.operands]
+            along += [dims.of(op.results[a.tensor])[a.dim] for a in factor.results]
+            for extent in along[1:]:
+                unite(along[0], extent)
+        elif factor.role is FactorRole.WHOLE:
+            for a in factor.operands:
+                keep(dims.of(op.operands[a.tensor])[a.dim], "the parts of an index")
+
+
+def _constant(dims: Dimensions, op: ir.Operation) -> None:
+    if not is_splat(op) and not is_table(op):
+        dims.keep(list(op.results), f"{named(op)} is a table of {op.results[0].type}")
+
+
+def is_table(op: ir.Operation) -> bool:
+    """Whether rows of a constant that is no splat can be left out."""
+    value = value_of(op)
+    element = ir.RankedTensorType(op.results[0].type).element_type
+    numbers = isinstance(element, ir.F32Type | ir.F64Type | ir.IntegerType)
+    return numbers and isinstance(value, ir.DenseElementsAttr)
+
+
+def _reduce_window(dims: Dimensions, op: ir.Operation) -> None:
+    """Sums of all positions up to each are so at any size; other windows are kept."""
+    for d in range(_rank(op.results[0])):
+        along = [dims.of(value)[d] for value in [*op.operands, *op.results] if _rank(value)]
+        if not is_cumulative(op, d) and not _is_single(op, d):
+            for extent in along:
+                keep(extent, f"windows of {named(op)}")
+            continue
+        for extent in along[1:]:
+            unite(along[0], extent)
+
+
+def is_cumulative(op: ir.Operation, d: int) -> bool:
+    """Whether the windows of a `reduce_window` are all positions up to each, or from each on."""
+    size = _shape(op.operands[0])[d]
+    low, high = integers(op, "padding", [0] * 2 * _rank(op.results[0]))[2 * d : 2 * d + 2]
+    window = integers(op, "window_dimensions")[d]
+    return _steps_by_one(op, d) and window == size and sorted((low, high)) == [0, size - 1]
+
+
+def _is_single(op: ir.Operation, d: int) -> bool:
+    padding = integers(op, "padding", [0] * 2 * _rank(op.results[0]))[2 * d : 2 * d + 2]
+    window = integers(op, "window_dimensions")[d]
+    return _steps_by_one(op, d) and window == 1 and not any(padding)
+
+
+def _steps_by_one(op: ir.Operation, d: int) -> bool:
+    ones = [1] * _rank(op.results[0])
+    names = ("window_strides", "base_dilations", "window_dilations")
+    return all(integers(op, name, ones)[d] == 1 for name in names)
+
+
+def _generator(dims: Dimensions, op: ir.Operation) -> None:
+    dims.keep([op.operands[0], op.results[0]], "the state of a random number generator")
+
+
+def _nothing(dims: Dimensions, op: ir.Operation) -> None:
+    pass
+
+
+def _pairs(dims: Dimensions, one: ir.Value, other: ir.Value) -> Iterator[tuple[Extent, Extent]]:
+    return zip(dims.of(one), dims.of(other), strict=True)
+
+
+def _rank(value: ir.Value) -> int:
+    return len(_shape(value))
+
+
+def _shape(value: ir.Value) -> tuple[int, ...]:
+    shape = static_shape(value.type)
+    if shape is None and isinstance(value.type, ir.ShapedType) and "?" in str(value.type):
+        raise ToolError(f"{value.type}: sizes are needed to reduce it")
+    return shape or ()
+
+
+def _shapes(values: Sequence[ir.Value]) -> list[tuple[int, ...]]:
+    return [_shape(value) for value in values]
+
+
+_SPECIAL: dict[str, Callable[[Dimensions, ir.Operation], None]] = {
+    **dict.fromkeys(CONSTANTS, _constant),
+    CONCATENATE: _concatenate,
+    DYNAMIC_SLICE: _dynamic_slice,
+    DYNAMIC_UPDATE_SLICE: _dynamic_update_slice,
+    GATHER: _gather,
+    IOTA: _nothing,
+    PAD: _pad,
+    SCATTER: _scatter,
+    SLICE: _slice,
+    _GENERATOR: _generator,
+    "stablehlo.reduce_window": _reduce_window,
+}

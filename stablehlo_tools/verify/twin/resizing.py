@@ -1,0 +1,240 @@
+"""A module at the sizes of a twin: types, the numbers that reach along dimensions, and positions.
+
+Integers of the program mean what they mean at full size. So an `iota` gives the positions that the
+twin has, and where an op takes elements at a position, that becomes the nearest one below it which
+the twin has: a shard's offset is the offset of the shard, whatever arithmetic made it.
+
+    %p = stablehlo.iota dim = 0 : tensor<4096xi32>  ==>  dense<[0, 1, 2, 4094, 4095]>
+    %y = stablehlo.dynamic_slice %x, %i             ==>  from position (count of those <= %i) - 1 on
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.dimension_numbers import gather_numbers, scatter_numbers
+from stablehlo_tools.dialect.dimensions import integer, integers
+from stablehlo_tools.dialect.names import (
+    DYNAMIC_SLICE,
+    DYNAMIC_UPDATE_SLICE,
+    GATHER,
+    IOTA,
+    PAD,
+    SCATTER,
+    SLICE,
+)
+from stablehlo_tools.ir.builder import Builder, element_of, shape_of, write_reducer
+from stablehlo_tools.ir.values import CONSTANTS, maker_of, splat_element
+from stablehlo_tools.ir.walk import FUNCTION, ops_where, terminator
+from stablehlo_tools.verify.twin.extents import Extent
+from stablehlo_tools.verify.twin.relations import Dimensions, is_cumulative
+
+
+def resize(module: ir.Module, dims: Dimensions) -> None:
+    """Gives all values of a module the sizes that the twin has, in place."""
+    for op in ops_where(module.operation, lambda op: True):
+        for region in op.regions:
+            for block in region.blocks:
+                for argument in block.arguments:
+                    _retype(argument, dims)
+        for result in op.results:
+            _retype(result, dims)
+        if op.name in _RESIZED:
+            _RESIZED[op.name](op, dims, Builder(ir.InsertionPoint(op), op.location))
+    for function in module.body.operations:
+        if function.operation.name == FUNCTION and len(function.operation.regions[0].blocks):
+            _retype_function(function.operation)
+
+
+def _retype(value: ir.Value, dims: Dimensions) -> None:
+    sizes = [extent.reduced for extent in dims.of(value)]
+    if sizes and sizes != shape_of(value):
+        value.set_type(_tensor(sizes, element_of(value)))
+
+
+def _tensor(sizes: Sequence[int], element: ir.Type) -> ir.Type:
+    with element.context, ir.Location.unknown():
+        return ir.RankedTensorType.get(sizes, element)
+
+
+def _retype_function(function: ir.Operation) -> None:
+    block = function.regions[0].blocks[0]
+    inputs = [argument.type for argument in block.arguments]
+    results = [value.type for value in terminator(block).operands]
+    type_ = ir.FunctionType.get(inputs, results, function.context)
+    function.attributes["function_type"] = ir.TypeAttr.get(type_, function.context)
+
+
+def _sizes(value: ir.Value, dims: Dimensions) -> list[int]:
+    return [extent.reduced for extent in dims.of(value)]
+
+
+def _set(op: ir.Operation, name: str, numbers: Sequence[int]) -> None:
+    op.attributes[name] = ir.DenseI64ArrayAttr.get(list(numbers), op.context)
+
+
+# Constants.
+
+
+def _constant(op: ir.Operation, dims: Dimensions, builder: Builder) -> None:
+    extents = dims.of(op.results[0])
+    if all(extent.is_whole for extent in extents):
+        return
+    type_ = _tensor([extent.reduced for extent in extents], element_of(op.results[0]))
+    splat = splat_element(op)
+    if splat is not None:
+        op.attributes["value"] = ir.DenseElementsAttr.get_splat(type_, splat)
+        return
+    table = np.array(ir.DenseElementsAttr(op.attributes["value"]))
+    rows = np.ascontiguousarray(table[np.ix_(*(extent.positions() for extent in extents))])
+    op.attributes["value"] = ir.DenseElementsAttr.get(rows, type=type_)
+
+
+def _iota(op: ir.Operation, dims: Dimensions, builder: Builder) -> None:
+    result = op.results[0]
+    counted = integer(op, "iota_dimension")
+    extent = dims.of(result)[counted]
+    if extent.is_whole:
+        return
+    positions = builder.convert(builder.constant(extent.positions()), element_of(result))
+    places = builder.broadcast(positions, _sizes(result, dims), [counted])
+    result.replace_all_uses_with(places)
+    op.erase()
+
+
+# Numbers that reach along dimensions.
+
+
+def _slice(op: ir.Operation, dims: Dimensions, builder: Builder) -> None:
+    starts, limits = (list(integers(op, n)) for n in ("start_indices", "limit_indices"))
+    strides = integers(op, "strides")
+    for d, part in enumerate(dims.of(op.results[0])):
+        for low, taken, _ in dims.segments.get((op.results[0], d), ()):
+            starts[d] = low.reduced
+            limits[d] = low.reduced + taken.reduced
+        if strides[d] > 1:
+            limits[d] = starts[d] + (part.reduced - 1) * strides[d] + 1
+    _set(op, "start_indices", starts)
+    _set(op, "limit_indices", limits)
+
+
+def _pad(op: ir.Operation, dims: Dimensions, builder: Builder) -> None:
+    lows, highs = (list(integers(op, f"edge_padding_{end}")) for end in ("low", "high"))
+    for d in range(len(lows)):
+        segments = dims.segments.get((op.results[0], d))
+        if segments:
+            cut, put = segments
+            lows[d] = put[0].reduced - cut[0].reduced
+            highs[d] = put[2].reduced - cut[2].reduced
+    _set(op, "edge_padding_low", lows)
+    _set(op, "edge_padding_high", highs)
+
+
+def _reduce_window(op: ir.Operation, dims: Dimensions, builder: Builder) -> None:
+    windows = list(integers(op, "window_dimensions"))
+    padding = np.array(integers(op, "padding", [0] * 2 * len(windows))).reshape(-1, 2)
+    for d, extent in enumerate(dims.of(op.results[0])):
+        if is_cumulative(op, d):
+            windows[d] = extent.reduced
+            padding[d] = np.where(padding[d] > 0, extent.reduced - 1, 0)
+    _set(op, "window_dimensions", windows)
+    if "padding" in op.attributes:
+        with op.context:
+            op.attributes["padding"] = ir.DenseElementsAttr.get(padding.astype(np.int64))
+
+
+# Positions.
+
+
+def _dynamic_slice(op: ir.Operation, dims: Dimensions, builder: Builder) -> None:
+    _set(op, "slice_sizes", _sizes(op.results[0], dims))
+    _place(op, 1, dims, builder)
+
+
+def _dynamic_update_slice(op: ir.Operation, dims: Dimensions, builder: Builder) -> None:
+    _place(op, 2, dims, builder)
+
+
+def _place(op: ir.Operation, first: int, dims: Dimensions, builder: Builder) -> None:
+    for d, extent in enumerate(dims.of(op.operands[0])):
+        op.operands[first + d] = _nearest(op.operands[first + d], [extent], builder)
+
+
+def _gather(op: ir.Operation, dims: Dimensions, builder: Builder) -> None:
+    numbers = gather_numbers(op)
+    table, result = dims.of(op.operands[0]), dims.of(op.results[0])
+    sizes = list(integers(op, "slice_sizes"))
+    windows = numbers.window_dims(len(sizes))
+    for d, offset in zip(windows, numbers.offset_dims, strict=True):
+        sizes[d] = result[offset].reduced
+    _set(op, "slice_sizes", sizes)
+    _index(op, 1, [table[d] for d in numbers.index_map], numbers.index_vector, builder)
+
+
+def _scatter(op: ir.Operation, dims: Dimensions, builder: Builder) -> None:
+    numbers = scatter_numbers(op)
+    table = dims.of(op.operands[0])
+    indexed = [table[d] for d in numbers.index_map]
+    _index(op, len(op.results), indexed, numbers.index_vector, builder)
+
+
+def _index(
+    op: ir.Operation, number: int, indexed: Sequence[Extent], vector: int, builder: Builder
+) -> None:
+    """Indices, the components of which are positions of several extents."""
+    indices = op.operands[number]
+    if all(extent.is_whole for extent in indexed):
+        return
+    if vector == len(shape_of(indices)):
+        op.operands[number] = _nearest(indices, indexed, builder)
+        return
+    columns = [
+        _nearest(builder.slice_along(indices, vector, c, c + 1), [extent], builder)
+        for c, extent in enumerate(indexed)
+    ]
+    op.operands[number] = columns[0] if len(columns) == 1 else builder.concatenate(columns, vector)
+
+
+def _nearest(index: ir.Value, extents: Sequence[Extent], builder: Builder) -> ir.Value:
+    """For each index, which of the twin's positions is the last that is not behind it; one from
+    the full size on is behind all of them, one below 0 before the first."""
+    (extent,) = extents
+    if extent.is_whole:
+        return index
+    shape = shape_of(index)
+    table = builder.constant(np.append(extent.positions(), extent.size))
+    all_shape = [*shape, len(extent.positions()) + 1]
+    wide = builder.convert(index, element_of(table))
+    reached = builder.compare(
+        "GE",
+        builder.broadcast(wide, all_shape, list(range(len(shape)))),
+        builder.broadcast(table, all_shape, [len(shape)]),
+    )
+    ones = builder.convert(reached, element_of(table))
+    zero = builder.splat(0, [], element_of(table))
+    count = builder.op(
+        "reduce",
+        [ones, zero],
+        wide.type,
+        dimensions=builder.integers([len(shape)]),
+    )
+    reducer = maker_of(count).regions[0]
+    write_reducer("add", element_of(table), reducer, builder.location)
+    below = builder.same("subtract", count, builder.splat_like(1, count))
+    return builder.convert(below, element_of(index))
+
+
+_RESIZED = {
+    **dict.fromkeys(CONSTANTS, _constant),
+    DYNAMIC_SLICE: _dynamic_slice,
+    DYNAMIC_UPDATE_SLICE: _dynamic_update_slice,
+    GATHER: _gather,
+    IOTA: _iota,
+    PAD: _pad,
+    SCATTER: _scatter,
+    SLICE: _slice,
+    "stablehlo.reduce_window": _reduce_window,
+}

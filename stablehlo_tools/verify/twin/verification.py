@@ -1,0 +1,86 @@
+"""Whether two programs that are too large to run compute the same values, asked of their twin."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, replace
+from typing import Any
+
+from stablehlo_tools.api.transforming import transform
+from stablehlo_tools.artifacts.artifact import Artifact
+from stablehlo_tools.artifacts.exported import argument_leaves
+from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.ir.walk import entry_function
+from stablehlo_tools.verify.device_grid import is_partitioned
+from stablehlo_tools.verify.twin.twin import Twin, twins
+from stablehlo_tools.verify.verification import Options, Verification, verify_artifacts
+
+
+@dataclass(frozen=True)
+class TwinVerification:
+    """What the comparison of a twin showed."""
+
+    twin: Twin
+    verification: Verification
+
+    def to_json(self) -> dict[str, Any]:
+        """The answer as plain data: that of `verify`, and what was compared in place of what."""
+        shapes = [{"full": list(full), "reduced": list(small)} for full, small in self.twin.shapes]
+        twin = {
+            "bytes": self.twin.bytes,
+            "full_bytes": self.twin.full_bytes,
+            "shapes": shapes,
+            "not_shown": list(self.twin.notes),
+        }
+        return {**self.verification.to_json(), "twin": twin}
+
+
+def verify_twins(
+    before: Artifact, after: Artifact, options: Options, bytes_limit: int
+) -> TwinVerification:
+    """Runs the twin of two programs on random inputs and compares what the two compute.
+
+    Raises ToolError as `twins` and `verify_artifacts` do. Where the values differ, BEFORE is also
+    compared with what `partition` makes of it: if that differs too, the twin may be at fault, and
+    a ToolError says that nothing was shown.
+    """
+    twin = twins(before, after, bytes_limit)
+    options = replace(options, fixed=_by_argument(before, options))
+    answer = TwinVerification(twin, _compared(twin, options))
+    if not answer.verification.same:
+        _check_trusted(before, options, bytes_limit)
+    return answer
+
+
+def _compared(twin: Twin, options: Options) -> Verification:
+    return verify_artifacts(twin.before, twin.after, replace(options, ranges=twin.ranges))
+
+
+def _check_trusted(before: Artifact, options: Options, bytes_limit: int) -> None:
+    if not is_partitioned(before.module):
+        return
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            partitioned = transform(before, "partition")
+        trusted = _compared(twins(before, partitioned, bytes_limit), options)
+    except ToolError:
+        return  # nothing to compare with: the difference stands as it is
+    if not trusted.same:
+        raise ToolError(
+            "nothing was shown: the values differ on the twin, but BEFORE's also differ there from "
+            "what `partition` alone makes of it. Either that is wrong, or the sizes of the twin "
+            "are; compare a smaller export of the program"
+        )
+
+
+def _by_argument(artifact: Artifact, options: Options) -> dict[int, float]:
+    """The fixed values by the number of the module's argument; a caller's input that the program
+    does not use is none."""
+    if artifact.exported is None:
+        return dict(options.fixed)
+    leaves = argument_leaves(artifact.exported, entry_function(artifact.module))
+    absent = [leaf for leaf in options.fixed if leaf >= len(artifact.exported.in_avals)]
+    if absent:
+        raise ToolError(f"there is no input {absent[0]} to set")
+    return {place: options.fixed[leaf] for place, leaf in leaves.items() if leaf in options.fixed}
