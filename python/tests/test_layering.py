@@ -28,6 +28,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("mpmd",),
     ("report",),
     ("advice",),
+    ("optimization",),
     ("testing",),
     ("api",),
     ("cli",),

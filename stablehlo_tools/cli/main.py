@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from sys import UnraisableHookArgs
 
 COMMANDS = {
+    "optimize": "find the pipeline that makes a program fastest on a machine, and prove it",
     "opt": "run a pipeline of passes on an artifact",
     "inspect": "list the communicating ops of an artifact, and what they cost on a device",
     "report": "draw what communication costs: one HTML page, or a Perfetto trace",

@@ -88,7 +88,7 @@ class _Supervisor:
         """The first time the child is asked to end; the second time, or too late, it is ended."""
         os.kill(self.child, signal.SIGKILL if self.interrupted else signal.SIGTERM)
         self.interrupted = True
-        signal.setitimer(signal.ITIMER_REAL, _GRACE)
+        signal.setitimer(signal.ITIMER_REAL, self.present.grace or _GRACE)
 
     def _end(self, _number: int, _frame: FrameType | None) -> None:
         self.overdue = not self.interrupted

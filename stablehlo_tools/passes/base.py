@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostics
+from stablehlo_tools.passes.road import Milestone
 
 
 @dataclass(frozen=True)
@@ -16,6 +17,7 @@ class Pass(ABC):
     """One rewrite of a module. Subclasses are frozen dataclasses; their fields are the options."""
 
     name: ClassVar[str]
+    milestone: ClassVar[Milestone | None] = None  # where `optimize` tries it
 
     @abstractmethod
     def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:

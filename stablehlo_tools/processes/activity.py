@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Generator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 READER = "the reader"
 _BYTES_A_SECOND = 100_000  # a tenth of what the slowest of MLIR's readers does
@@ -27,7 +27,8 @@ _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
 class Activity:
     """Who does what to which input, within how many seconds (0: any number).
 
-    `reason` is why it may fail, where that is known.
+    `reason` is why it may fail, where that is known. `grace`: seconds that it may take to end where
+    it is interrupted, 0 for what others have.
     """
 
     actor: str
@@ -35,6 +36,7 @@ class Activity:
     input_name: str = ""
     seconds: float = 0
     reason: str = ""
+    grace: float = 0
 
 
 IDLE = Activity("the command", "running")
@@ -80,12 +82,21 @@ def busy(
         return
     seconds = 0 if size is None else seconds_for(size)
     before = _present
-    _present = Activity(actor, doing, input_name, seconds * WAIT_PER_CPU_SECOND, reason)
+    wall = seconds * WAIT_PER_CPU_SECOND
+    _present = Activity(actor, doing, input_name, wall, reason, before.grace)
     _say(_watcher, seconds)
     try:
         yield
     finally:
         _present = before
+        _say(_watcher, 0)
+
+
+def ends_slowly(seconds: float) -> None:
+    """From now on, where it is interrupted this process has so many seconds to end."""
+    global _present  # noqa: PLW0603
+    _present = replace(_present, grace=seconds)
+    if _watcher is not None:
         _say(_watcher, 0)
 
 

@@ -129,12 +129,23 @@ class ProgramReport:
 
 
 @dataclass(frozen=True, slots=True)
+class Section:
+    """A table of the page, before the programs; `headings` are empty where there are none."""
+
+    title: str
+    hint: str
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Document:
     """What a command found out, programs side by side: before and after, or several targets."""
 
     title: str
     version: str
     programs: tuple[ProgramReport, ...]
+    sections: tuple[Section, ...] = ()
 
     def to_json(self, *, timeline: bool) -> dict[str, Any]:
         """Plain data, with the events and memory curves or without."""

@@ -19,7 +19,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from stablehlo_tools.report.document import SCHEMA, Advised, Document, Event, ProgramReport
+from stablehlo_tools.report.document import SCHEMA, Advised, Document, Event, ProgramReport, Section
 from stablehlo_tools.report.pipeline_report import (
     PipelineReport,
     layers_of,
@@ -55,6 +55,7 @@ def render_page(document: Document) -> str:
         "style": asset("page.css") + pipeline_style(document),
         "theme": asset("theme.js"),
         "advice": advice_section(document),
+        "sections": "".join(map(_section, document.sections)),
         "pipelines": pipeline_section(document),
         "data": _embedded(_encoded(document)),
         "scripts": "\n".join(f"<script>\n{asset(name)}</script>" for name in SCRIPTS),
@@ -211,6 +212,23 @@ def _advice_block(program: ProgramReport, advised: Advised) -> Iterator[str]:
             f"<br>{html.escape(item.remedy)}{pipeline}</li>"
         )
     yield "</ol>"
+
+
+def _section(section: Section) -> str:
+    """A table that is drawn here and not by the page's scripts."""
+
+    def row(cells: Sequence[str], tag: str) -> str:
+        inside = "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells)
+        return f"<tr>{inside}</tr>"
+
+    head = f"<thead>{row(section.headings, 'th')}</thead>" if any(section.headings) else ""
+    body = "".join(row(cells, "td") for cells in section.rows)
+    hint = f'<p class="hint">{html.escape(section.hint)}</p>' if section.hint else ""
+    return (
+        f'  <section class="told">\n    <h2>{html.escape(section.title)}</h2>{hint}\n'
+        f'    <div class="tablebox"><table>{head}<tbody>{body}</tbody></table></div>\n'
+        "  </section>\n"
+    )
 
 
 def pipeline_section(document: Document) -> str:

@@ -65,6 +65,7 @@ from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.token_chain import refuse_tokens
 from stablehlo_tools.ir.walk import entry_function, functions_by_name
 from stablehlo_tools.passes.base import Pass
+from stablehlo_tools.passes.road import Milestone, Stage, When
 from stablehlo_tools.transforms.parts.accumulate_gradients.division import (
     Division,
     divide,
@@ -93,6 +94,9 @@ class AccumulateGradientsPass(Pass):
     """
 
     name: ClassVar[str] = "accumulate-gradients"
+    milestone: ClassVar[Milestone | None] = Milestone(
+        Stage.MICROBATCHES, ("microbatches=2", "microbatches=4", "microbatches=8"), When.TOO_LARGE
+    )
     microbatches: int = 2
     arguments: tuple[int, ...] = ()
     dimension: int = 0

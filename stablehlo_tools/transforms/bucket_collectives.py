@@ -38,6 +38,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, Severity, ToolError, note
 from stablehlo_tools.passes.base import Pass
+from stablehlo_tools.passes.road import Milestone, Stage
 from stablehlo_tools.transforms.parts.bucket_collectives.merge import Merger
 from stablehlo_tools.transforms.parts.bucket_collectives.planning import (
     Plan,
@@ -62,6 +63,7 @@ class BucketCollectivesPass(Pass):
     """
 
     name: ClassVar[str] = "bucket-collectives"
+    milestone: ClassVar[Milestone | None] = Milestone(Stage.MERGE)
     hardware: str = "h100"
     memory_limit: float | None = None
     explain: bool = False

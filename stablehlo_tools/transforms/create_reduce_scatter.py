@@ -59,6 +59,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostics, ToolError
 from stablehlo_tools.ir.walk import functions_by_name
 from stablehlo_tools.passes.base import Pass
+from stablehlo_tools.passes.road import Milestone, Stage
 from stablehlo_tools.transforms.parts.create_reduce_scatter.chunked import Chunked, plan_chunked
 from stablehlo_tools.transforms.parts.create_reduce_scatter.exchanges import (
     Constant,
@@ -91,6 +92,7 @@ class CreateReduceScatterPass(Pass):
     """
 
     name: ClassVar[str] = "create-reduce-scatter"
+    milestone: ClassVar[Milestone | None] = Milestone(Stage.SMALLER, ("", "share-gathers=false"))
     share_gathers: bool = True
     memory_limit: int = 0
 

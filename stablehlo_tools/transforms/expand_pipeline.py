@@ -69,6 +69,7 @@ from stablehlo_tools.ir.clone import copy_module, take_over
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.token_chain import refuse_tokens
 from stablehlo_tools.passes.base import Pass
+from stablehlo_tools.passes.road import Milestone, Stage, When
 from stablehlo_tools.transforms.parts.expand_pipeline.emit import PlanWriter
 from stablehlo_tools.transforms.parts.expand_pipeline.expansion_plan import (
     Options,
@@ -94,6 +95,15 @@ class ExpandPipelinePass(Pass):
     """
 
     name: ClassVar[str] = "expand-pipeline"
+    milestone: ClassVar[Milestone | None] = Milestone(
+        Stage.PIPELINE,
+        (
+            "axis={axis} schedule=1f1b",
+            "axis={axis} schedule=circular repeats=2",
+            "axis={axis} schedule=gpipe",
+        ),
+        When.ASKED,
+    )
     axis: str = "stage"
     microbatches: int = 0
     repeats: int = 1

@@ -61,6 +61,7 @@ from stablehlo_tools.ir.walk import (
 )
 from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.passes.native_passes import NativePasses
+from stablehlo_tools.passes.road import Milestone, Stage
 from stablehlo_tools.transforms.parts.partition.border import (
     Border,
     Signature,
@@ -114,6 +115,7 @@ class PartitionPass(Pass):
     """
 
     name: ClassVar[str] = "partition"
+    milestone: ClassVar[Milestone | None] = Milestone(Stage.PARTITION, ("", "partitioner=xla"))
     partitioner: Literal["shardy", "xla", "shardy-or-xla"] = "shardy"
 
     def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:

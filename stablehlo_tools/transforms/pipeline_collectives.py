@@ -60,6 +60,7 @@ from stablehlo_tools.ir.clone import copy_module, take_over
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.token_chain import refuse_tokens
 from stablehlo_tools.passes.base import Pass
+from stablehlo_tools.passes.road import Milestone, Stage
 from stablehlo_tools.transforms.parts.pipeline_collectives.pipelining import LoopPipelining, Options
 
 _GIB = 2.0**30
@@ -77,6 +78,9 @@ class PipelineCollectivesPass(Pass):
     """
 
     name: ClassVar[str] = "pipeline-collectives"
+    milestone: ClassVar[Milestone | None] = Milestone(
+        Stage.LOOPS, ("", "direction=prefetch", "direction=sink", "direction=prefetch hold=false")
+    )
     direction: Literal["prefetch", "delay", "sink", "auto"] = "auto"
     distance: int = 1
     hardware: str = "h100"

@@ -65,6 +65,7 @@ from stablehlo_tools.ir.token_chain import refuse_tokens
 from stablehlo_tools.ir.walk import entry_function, functions_by_name
 from stablehlo_tools.overlap.memory import memory_profile
 from stablehlo_tools.passes.base import Pass
+from stablehlo_tools.passes.road import Milestone, Stage
 from stablehlo_tools.transforms.partition import PartitionPass
 from stablehlo_tools.transforms.parts.schedule_overlap.explanation import explain
 from stablehlo_tools.transforms.parts.schedule_overlap.scheduled_block import (
@@ -96,6 +97,7 @@ class ScheduleOverlapPass(Pass):
     """
 
     name: ClassVar[str] = "schedule-overlap"
+    milestone: ClassVar[Milestone | None] = Milestone(Stage.ORDER, ("", "no-compute-reorder"))
     hardware: str = "h100"
     memory_limit: float | None = None
     streams: int = 1

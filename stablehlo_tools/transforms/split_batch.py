@@ -64,6 +64,7 @@ from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.token_chain import refuse_tokens
 from stablehlo_tools.ir.walk import entry_function, functions_by_name
 from stablehlo_tools.passes.base import Pass
+from stablehlo_tools.passes.road import Milestone, Stage
 from stablehlo_tools.transforms.parts.all_parts import AllPartsWriter
 from stablehlo_tools.transforms.parts.split_batch.peaks import peak_bytes
 from stablehlo_tools.transforms.parts.split_batch.regions import (
@@ -86,6 +87,9 @@ class SplitBatchPass(Pass):
     """
 
     name: ClassVar[str] = "split-batch"
+    milestone: ClassVar[Milestone | None] = Milestone(
+        Stage.SPLIT, ("parts=2", "parts=2 join-mixed")
+    )
     parts: int = 2
     arguments: tuple[int, ...] = ()
     dimension: int = 0

@@ -1,0 +1,127 @@
+"""Search for the pipeline that makes a program fastest on a machine, and prove it.
+
+Candidates are built from the passes of this toolkit, the most promising are compiled by XLA's
+compiler for the target (no accelerator is needed), and what that schedules fastest is written, with
+its values compared with the export's. Where nothing is faster, OUTPUT is INPUT. Ctrl-C takes the
+best so far. What was found out is kept, so that a second run is instant. docs/optimize.md says how
+the search goes, and what is proven.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import threading
+from pathlib import PurePath
+from typing import TYPE_CHECKING
+
+from stablehlo_tools.cli.progress import ProgressLine
+from stablehlo_tools.cli.shared_arguments import positive, seconds, tool_version
+from stablehlo_tools.diagnostics import duration
+from stablehlo_tools.processes import activity
+
+if TYPE_CHECKING:
+    from stablehlo_tools.optimization.optimizing import Request
+    from stablehlo_tools.optimization.searching import Progress
+
+_TO_PROVE = 600.0  # seconds that an interrupted search has to prove what is best so far
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `optimize`."""
+    parser.add_argument("input", metavar="INPUT", help="the artifact, or - for standard input")
+    parser.add_argument(
+        "--target", required=True, choices=("gpu", "tpu"), help="whose compiler decides"
+    )
+    parser.add_argument(
+        "--hardware", metavar="NAME", help="the device: a profile's name or file (h100, tpu-v5e)"
+    )
+    parser.add_argument(
+        "-o", "--output", metavar="OUTPUT", help="the program; its suffix is its form"
+    )
+    parser.add_argument("--report", metavar="PAGE.html", help="what was tried, and why, as a page")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--memory-limit", metavar="GIB", type=seconds, help="of a device; all of it without"
+    )
+    parser.add_argument(
+        "--budget", metavar="SECONDS", type=seconds, help="for the search (default: 600)"
+    )
+    parser.add_argument(
+        "--candidates",
+        metavar="N",
+        type=positive,
+        help="compile N candidates, whatever time that takes: the same answer on any machine",
+    )
+    parser.add_argument(
+        "--pipeline-axis", metavar="AXIS", help="a mesh axis that a pipeline over layers may take"
+    )
+    parser.add_argument("--jobs", metavar="N", type=positive, help="candidates at a time")
+    parser.add_argument("--no-cache", action="store_true", help="find everything out anew")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Searches, writes, prints; always 0. Raises ToolError, and then nothing is written."""
+    from stablehlo_tools.artifacts import artifact
+    from stablehlo_tools.diagnostics import ToolError
+    from stablehlo_tools.files import atomic
+    from stablehlo_tools.optimization.optimizing import optimize
+    from stablehlo_tools.optimization.report import page, to_json, to_text
+
+    if arguments.output not in (None, atomic.STDIN):
+        artifact.output_form(arguments.output)
+        atomic.check_writable(arguments.output)
+    if arguments.report is not None:
+        if PurePath(arguments.report).suffix != ".html":
+            raise ToolError(f"{arguments.report}: the report is a page: name it PAGE.html")
+        atomic.check_writable(arguments.report)
+    loaded = artifact.load(arguments.input)
+    with ProgressLine() as line:
+        optimum = optimize(
+            loaded,
+            _request(arguments),
+            lambda progress: line.show(_told(progress)),
+            _stop_when_interrupted(),
+        )
+    files: list[tuple[str, bytes]] = []
+    if arguments.output not in (None, atomic.STDIN):
+        form = artifact.output_form(arguments.output)
+        files.append((arguments.output, artifact.encode(optimum.artifact, form)))
+    if arguments.report is not None:
+        files.append((arguments.report, page(optimum, tool_version()).encode()))
+    atomic.write_all_atomically(files)
+    print(json.dumps(to_json(optimum), indent=1) if arguments.json else to_text(optimum))
+    return 0
+
+
+def _request(arguments: argparse.Namespace) -> Request:
+    from stablehlo_tools.optimization.optimizing import Request
+
+    return Request(
+        target=arguments.target,
+        hardware=arguments.hardware,
+        memory_limit=arguments.memory_limit,
+        budget=arguments.budget,
+        candidates=arguments.candidates,
+        pipeline_axis=arguments.pipeline_axis,
+        workers=arguments.jobs,
+        cache=not arguments.no_cache,
+    )
+
+
+def _stop_when_interrupted() -> threading.Event:
+    """Is set where somebody presses Ctrl-C; whoever does so twice ends the command."""
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    activity.ends_slowly(_TO_PROVE)
+    return stop
+
+
+def _told(progress: Progress) -> str:
+    """`8 tried, best 153.30 ms by split-batch,…; compiling …`."""
+    if progress.best is None or progress.best.figures is None:
+        return progress.doing
+    best = progress.best.candidate or "the export"
+    told = f"{progress.tried} tried, best {duration(progress.best.figures.total_ns)} by {best}"
+    return f"{progress.doing}; {told}" if progress.doing else told

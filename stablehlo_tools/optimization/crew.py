@@ -1,0 +1,185 @@
+"""The workers: what is asked of them is remembered, and none takes the others with it.
+
+`Module` stands for a module in the store; `rewrite` and `evaluate` may be called from as many
+threads as there are workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import threading
+import time
+from collections.abc import Generator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.optimization.figures import Figures
+from stablehlo_tools.optimization.store import Store
+from stablehlo_tools.optimization.worker import EVALUATE, MODULE, REWRITE
+from stablehlo_tools.processes.child import Conversation, decoded_error
+from stablehlo_tools.processes.forks import REFUSED
+
+_LEAST_SECONDS = 1.0
+_FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What is compiled for: `hardware` is a name or a file, `profile` what is read there."""
+
+    target: str
+    hardware: str
+    profile: str
+    compiler: str
+
+
+@dataclass(frozen=True)
+class Program:
+    """The artifact that is optimized: its bytes by their digest, and its name in messages."""
+
+    digest: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Module:
+    """A module of a candidate. `predicted_ns` is the model's time of it as written, if it has one.
+
+    `said`: what the passes warned of.
+    """
+
+    digest: str
+    predicted_ns: float | None
+    said: tuple[str, ...] = ()
+
+
+class OutOfTimeError(Exception):
+    """The budget is spent."""
+
+
+class Crew:
+    """Workers for one program and machine, until a deadline (of `time.monotonic`)."""
+
+    def __init__(
+        self, workers: int, store: Store, program: Program, machine: Machine, deadline: float
+    ) -> None:
+        self._store = store
+        self._program = program
+        self._machine = machine
+        self._deadline = deadline
+        self._idle: queue.SimpleQueue[Conversation | None] = queue.SimpleQueue()
+        self._started: list[Conversation] = []
+        self._ended = False
+        self._lock = threading.Lock()
+        self._asked: dict[tuple[object, ...], Future[Any]] = {}
+        for _ in range(workers):
+            self._idle.put(None)  # started when first needed
+
+    def rewrite(self, module: Module | None, passes: str) -> Module:
+        """The module after passes, of the program itself where none is named.
+
+        Raises ToolError where a pass refuses it or ends its process, OutOfTimeError.
+        """
+        of = None if module is None else module.digest
+        answer = self._remembered(
+            {"job": REWRITE, "module": of, "passes": passes, "hardware": self._machine.hardware},
+            [self._machine.profile],
+            doing=f"running {passes}" if passes else "reading the program",
+        )
+        return Module(answer["blob"], answer["predicted_ns"], tuple(answer["said"]))
+
+    def evaluate(self, module: Module | None) -> Figures:
+        """What the compiler makes of a module, or of the program as it came.
+
+        Raises ToolError where the compiler refuses it or dies, OutOfTimeError.
+        """
+        machine = self._machine
+        answer = self._remembered(
+            {
+                "job": EVALUATE,
+                "module": None if module is None else module.digest,
+                "hardware": machine.hardware,
+                "target": machine.target,
+            },
+            [machine.profile, machine.compiler, *(os.environ.get(flag) for flag in _FLAGS)],
+            doing="compiling",
+        )
+        blob = answer["blob"]
+        return Figures(**{k: v for k, v in answer.items() if k != "blob"}, schedule=blob)
+
+    def end(self) -> None:
+        """Ends all workers, whatever they do."""
+        with self._lock:
+            self._ended = True
+            started = list(self._started)
+        for worker in started:
+            worker.end()
+
+    def _remembered(
+        self, head: dict[str, Any], depends: list[object], doing: str
+    ) -> dict[str, Any]:
+        """The answer, from this run or one before; whoever asks second waits for the first."""
+        question = (self._program.digest, tuple(sorted(head.items())), tuple(depends))
+        with self._lock:
+            known = self._asked.get(question)
+            mine = known is None
+            if known is None:
+                known = self._asked[question] = Future()
+        if mine:
+            try:
+                known.set_result(self._found(head, question, doing))
+            except BaseException as error:
+                known.set_exception(error)
+        return known.result()
+
+    def _found(
+        self, head: dict[str, Any], question: tuple[object, ...], doing: str
+    ) -> dict[str, Any]:
+        answer = self._store.answer(*question)
+        if answer is None or not self._store.has(answer.get("blob", "")):
+            answer = self._ask(head, doing)
+            self._store.keep(answer, *question)
+        if REFUSED in answer:
+            raise decoded_error(answer[REFUSED])
+        return answer
+
+    def _ask(self, head: dict[str, Any], doing: str) -> dict[str, Any]:
+        """A worker's answer. A refusal is one, too, but for one for lack of time."""
+        module = head["module"]
+        seconds = self._deadline - time.monotonic()
+        if seconds < _LEAST_SECONDS or self._ended:
+            raise OutOfTimeError
+        message = {
+            **head,
+            "artifact": str(self._store.path(self._program.digest)),
+            "name": self._program.name,
+            "module": None if module is None else str(self._store.path(module)),
+            "doing": doing,
+            "seconds": seconds,
+        }
+        with self._worker() as worker:
+            answer, data = worker.ask(message, b"")
+        if time.monotonic() >= self._deadline and REFUSED in answer:
+            raise OutOfTimeError
+        return answer if REFUSED in answer else {**answer, "blob": self._store.keep_blob(data)}
+
+    @contextlib.contextmanager
+    def _worker(self) -> Generator[Conversation]:
+        """One that is idle. One that ends in between is replaced, and the error says so."""
+        worker = self._idle.get()
+        try:
+            if worker is None or worker.ended:
+                worker = Conversation(MODULE)
+                with self._lock:
+                    self._started.append(worker)
+            yield worker
+        except (OSError, EOFError):
+            if self._ended:
+                raise OutOfTimeError from None
+            raise ToolError("the process that compiles was ended from outside") from None
+        finally:
+            self._idle.put(worker)

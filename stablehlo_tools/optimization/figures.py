@@ -1,0 +1,52 @@
+"""What a candidate costs as the target's compiler schedules it. Plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Times in nanoseconds of one run, sizes in bytes on each device.
+
+    `work_ns`: of `compute_ns`, what is not the launch of kernels. `floor_ns`: no order of the same
+    kernels and collectives is faster. `peak_bytes`: the most alive at any time in the schedule, as
+    `inspect --target` counts it. `compiler_bytes`: what the compiler says it sets aside, arguments
+    and results included. `collectives`: how many the schedule issues. `same_order`: whether it
+    issues those of the program in the program's order.
+    """
+
+    total_ns: float
+    exposed_ns: float
+    compute_ns: float
+    work_ns: float
+    floor_ns: float
+    peak_bytes: float
+    compiler_bytes: int
+    collectives: int
+    same_order: bool
+    devices: int
+    compiled_by: str  # "XLA:GPU of jax-cuda13-pjrt 0.12.0.1 for 8 H100 (1x1x8)"
+    stand_in: str  # in words, where another chip than the hardware's was compiled for
+    schedule: str  # the digest of the scheduled HLO in the store
+
+    @property
+    def needed_bytes(self) -> float:
+        """What a device has to have: the larger of the two counts."""
+        return max(self.peak_bytes, self.compiler_bytes)
+
+    @property
+    def times(self) -> tuple[float, ...]:
+        """What two schedules hardly have in common that are not alike."""
+        return (self.total_ns, self.exposed_ns, self.compute_ns, self.peak_bytes)
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(fields: Mapping[str, Any]) -> Figures:
+        """What `to_json` gave."""
+        return Figures(**fields)

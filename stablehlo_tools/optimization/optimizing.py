@@ -1,0 +1,327 @@
+"""Optimizes one program for one machine: searches, proves what it found, and says why.
+
+    optimum = optimize(artifact, Request(target="gpu"))
+    optimum.artifact, optimum.pipeline, optimum.before.total_ns, optimum.after.total_ns
+
+The answer is never worse than the export as the target's own compiler schedules it: where nothing
+is better, or nothing better can be proven, it is the export.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass, replace
+from pathlib import Path
+
+from stablehlo_tools import bindings
+from stablehlo_tools.artifacts import artifact as artifacts
+from stablehlo_tools.artifacts.artifact import Artifact, Form
+from stablehlo_tools.cost.hardware import Hardware, load_hardware
+from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.optimization.crew import Crew, Machine, OutOfTimeError, Program
+from stablehlo_tools.optimization.figures import Figures
+from stablehlo_tools.optimization.proof import Proof, memory_finding, prove
+from stablehlo_tools.optimization.road import Circumstances, Road, road
+from stablehlo_tools.optimization.searching import (
+    Limits,
+    Progress,
+    Search,
+    Trial,
+)
+from stablehlo_tools.optimization.store import Store, default_directory
+from stablehlo_tools.targets.chips import Target, chip_for
+from stablehlo_tools.targets.topologies import compiler_version, missing_package
+
+DEFAULT_BUDGET = 600.0  # seconds
+DEFAULT_HARDWARE = {"gpu": "h100", "tpu": "tpu-v5e"}
+_GIB = 2.0**30
+_TO_FINISH = 600.0  # seconds, beyond the budget, to rewrite the answer in one go
+_MOST_WORKERS = 8  # a compiler of a large program takes some GiB
+
+
+def _nobody(_: Progress) -> None:
+    """Watches nothing."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to optimize for.
+
+    `target`: whose compiler decides, gpu or tpu. `hardware`: the name or the file of the device's
+    profile; without it, the one that the target means. `memory_limit`: GiB of a device; without it,
+    what the device has. `budget`: seconds of search. `candidates`: compile so many beside the
+    export, whatever time that takes, which gives the same answer on any machine. `pipeline_axis`: a
+    mesh axis that is free for a pipeline over layers. `workers`: how many candidates at once;
+    without it, one for each core. `cache`: where answers are kept; False: nowhere.
+    """
+
+    target: str = "gpu"
+    hardware: str | None = None
+    memory_limit: float | None = None
+    budget: float | None = None
+    candidates: int | None = None
+    pipeline_axis: str | None = None
+    workers: int | None = None
+    cache: Path | bool = True
+
+    def machine(self) -> tuple[Machine, Hardware]:
+        """The machine. Raises ToolError for one that nothing is known of, or not installed."""
+        if self.target not in DEFAULT_HARDWARE:
+            known = " or ".join(DEFAULT_HARDWARE)
+            raise ToolError(f"target {self.target!r}: a program is optimized for {known}")
+        target = Target(self.target)
+        missing = missing_package(target)
+        if missing is not None:
+            raise ToolError(
+                f"{target.title} is not installed here: package {missing} is missing; "
+                "pip install 'stablehlo-tools[aot]'"
+            )
+        name = self.hardware or DEFAULT_HARDWARE[self.target]
+        profile = load_hardware(name)
+        chip_for(target, profile)  # raises where they do not go together
+        return Machine(self.target, name, repr(profile), compiler_version(target)), profile
+
+    @property
+    def seconds(self) -> float:
+        """How long the search may take."""
+        if self.budget is not None:
+            return self.budget
+        return DEFAULT_BUDGET if self.candidates is None else 24 * 3600.0
+
+
+@dataclass(frozen=True)
+class Optimum:
+    """What came out. `pipeline` is "" where the export stays as it is.
+
+    `trials`: what was compiled, the export first. `refused`: why passes could not be taken, by
+    their text. `remarks`: what a user should know. `seconds`: of the whole.
+    """
+
+    artifact: Artifact
+    pipeline: str
+    before: Figures
+    after: Figures
+    hardware: Hardware
+    target: str
+    memory_limit: float  # bytes
+    trials: tuple[Trial, ...]
+    refused: dict[str, str]
+    ended: str
+    proof: Proof
+    seconds: float
+    schedules: tuple[str, str]  # scheduled HLO, before and after
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def changed(self) -> bool:
+        """Whether anything was better than the export."""
+        return bool(self.pipeline)
+
+
+def optimize(
+    artifact: Artifact,
+    request: Request | None = None,
+    watch: Callable[[Progress], None] = _nobody,
+    stop: threading.Event | None = None,
+) -> Optimum:
+    """The fastest form of a program that was found and proven, as its target's compiler sees it.
+
+    The given artifact stays as it is. `watch` hears what is being done; `stop` ends the search, and
+    what is best so far is taken. Raises ToolError where the compiler refuses the export itself.
+    """
+    request = request or Request()
+    with _store(request) as store:
+        return _Optimizer(artifact, request, store, watch, stop or threading.Event()).run()
+
+
+class _Optimizer:
+    """One run."""
+
+    def __init__(
+        self,
+        artifact: Artifact,
+        request: Request,
+        store: Store,
+        watch: Callable[[Progress], None],
+        stop: threading.Event,
+    ) -> None:
+        self._began = time.monotonic()
+        self._artifact = artifact
+        self._request = request
+        self._store = store
+        self._watch = watch
+        self._stop = stop
+        self._machine, self._hardware = request.machine()
+        self._memory = (
+            self._hardware.memory_bytes
+            if request.memory_limit is None
+            else request.memory_limit * _GIB
+        )
+        data = artifacts.encode(artifact, _kept_form(artifact))
+        self._program = Program(store.keep_blob(data), artifact.name)
+        self._workers = request.workers or min(_MOST_WORKERS, os.cpu_count() or 1)
+
+    def run(self) -> Optimum:
+        """Searches and proves."""
+        deadline = self._began + self._request.seconds
+        crew = self._crew(self._workers, deadline)
+        limits = Limits(self._memory, self._request.candidates)
+        search = Search(crew, limits, self._workers, self._watch, self._stop)
+        try:
+            base = self._base(search)
+            assert base.figures is not None
+            self._search(search, road(self._circumstances(base.figures)))
+        finally:
+            crew.end()
+        return self._taken(search, base)
+
+    def _crew(self, workers: int, deadline: float) -> Crew:
+        return Crew(workers, self._store, self._program, self._machine, deadline)
+
+    def _base(self, search: Search) -> Trial:
+        try:
+            return search.base()
+        except OutOfTimeError:
+            if self._stop.is_set():
+                raise KeyboardInterrupt from None
+            raise ToolError(
+                f"the export was not compiled within {self._request.seconds:g} s; --budget gives "
+                "it more"
+            ) from None
+
+    def _search(self, search: Search, choices: Road) -> None:
+        """Searches; what was tried before for the same question is only looked up again."""
+        question = (
+            "search",
+            self._program.digest,
+            astuple(self._machine),
+            [self._memory, self._request.seconds, self._request.candidates],
+            [(stage.name, list(texts)) for stage, texts in choices.items()],
+        )
+        known = self._store.answer(*question)
+        if known is not None:
+            search.replay(known)
+            return
+        search.run(choices)
+        if not self._stop.is_set():
+            self._store.keep(search.record(), *question)
+
+    def _circumstances(self, base: Figures) -> Circumstances:
+        return Circumstances(
+            self._machine.hardware,
+            self._request.memory_limit,
+            too_large=base.needed_bytes > self._memory,
+            axis=self._request.pipeline_axis,
+        )
+
+    def _taken(self, search: Search, base: Trial) -> Optimum:
+        """The best candidate that is proven; the export where none is."""
+        assert base.figures is not None
+        memory = memory_finding(base.figures, self._memory)
+        remarks: list[str] = []
+        while (best := search.best) is not base:
+            self._watch(Progress(f"proving {best.candidate}", len(search.outcome.trials) - 1, best))
+            whole = self._in_one_go(best)
+            if whole is None or not search.replace(best, whole):
+                remarks.append(f"{best.candidate} was not taken: passes in one go gave another")
+                continue
+            rewritten = self._artifact_of(whole)
+            proof = self._proof(base, whole, rewritten)
+            if proof.holds:
+                return self._optimum(search, whole, rewritten, proof, remarks)
+            remarks.append(f"{best.candidate} was not taken: {proof.summary()}")
+            search.reject(whole, proof.summary())
+        return self._optimum(search, base, self._artifact, Proof.of_nothing(memory), remarks)
+
+    def _in_one_go(self, best: Trial) -> Trial | None:
+        """The candidate as `opt -p` makes it, which is what is written.
+
+        The search ran its passes one by one; where that gave other bytes, these are compiled.
+        """
+        crew = self._crew(1, time.monotonic() + _TO_FINISH)
+        try:
+            module = crew.rewrite(None, str(best.candidate))
+            if best.module is not None and module.digest == best.module.digest:
+                return replace(best, module=module)
+            return replace(best, module=module, figures=crew.evaluate(module))
+        except (ToolError, OutOfTimeError):
+            return None
+        finally:
+            crew.end()
+
+    def _artifact_of(self, trial: Trial) -> Artifact:
+        assert trial.module is not None
+        data = self._store.blob(trial.module.digest)
+        if data is None:
+            raise ToolError("the cache was emptied while it was in use")
+        module = bindings.parse_module(data, self._artifact.module.context)
+        return replace(self._artifact, module=module)
+
+    def _proof(self, base: Trial, trial: Trial, rewritten: Artifact) -> Proof:
+        assert base.figures is not None
+        assert trial.figures is not None
+        assert trial.module is not None
+        question = ("proof", self._program.digest, trial.module.digest, self._memory)
+        known = self._store.answer(*question)
+        if known is not None:
+            return Proof.from_json(known)
+        proof = prove(self._artifact, rewritten, (base.figures, trial.figures), self._memory)
+        self._store.keep(proof.to_json(), *question)
+        return proof
+
+    def _optimum(
+        self, search: Search, best: Trial, artifact: Artifact, proof: Proof, remarks: list[str]
+    ) -> Optimum:
+        base = search.outcome.trials[0]
+        assert base.figures is not None
+        assert best.figures is not None
+        said = best.module.said if best.module is not None else ()
+        return Optimum(
+            artifact=artifact,
+            pipeline=str(best.candidate),
+            before=base.figures,
+            after=best.figures,
+            hardware=self._hardware,
+            target=self._request.target,
+            memory_limit=self._memory,
+            trials=tuple(search.outcome.trials),
+            refused=search.outcome.refused,
+            ended=search.outcome.ended,
+            proof=proof,
+            seconds=time.monotonic() - self._began,
+            schedules=(self._schedule(base.figures), self._schedule(best.figures)),
+            remarks=(
+                *filter(None, [base.figures.stand_in]),
+                *remarks,
+                *(best.module.said if best.module else ()),
+            ),
+        )
+
+    def _schedule(self, figures: Figures) -> str:
+        data = self._store.blob(figures.schedule)
+        if data is None:
+            raise ToolError("the cache was emptied while it was in use")
+        return gzip.decompress(data).decode()
+
+
+@contextmanager
+def _store(request: Request) -> Generator[Store]:
+    """Where answers are kept: for later runs, or for this one alone."""
+    if request.cache is False:
+        with tempfile.TemporaryDirectory(prefix="stablehlo-tools-") as path:
+            yield Store(Path(path))
+        return
+    directory = default_directory() if request.cache is True else request.cache
+    store = Store(directory)
+    yield store
+    store.prune()
+
+
+def _kept_form(artifact: Artifact) -> Form:
+    return Form.JAX_EXPORT if artifact.exported is not None else Form.BYTECODE

@@ -1,0 +1,198 @@
+"""What a search found, as text, JSON and a page: what was tried, taken, proven, and is left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from stablehlo_tools.diagnostics import duration, size
+from stablehlo_tools.optimization.figures import Figures
+from stablehlo_tools.optimization.optimizing import Optimum
+from stablehlo_tools.optimization.searching import Trial
+from stablehlo_tools.overlap.collective_times import CollectiveRow
+from stablehlo_tools.report.document import Document, ProgramReport, Section
+from stablehlo_tools.report.exposure import program_report
+from stablehlo_tools.report.html import render_page
+from stablehlo_tools.report.text import short_place
+from stablehlo_tools.targets.chips import Target
+from stablehlo_tools.targets.hlo.tasks import hlo_task_graph
+
+SCHEMA = "stablehlo-tools/optimize/1"
+_MOST_TRIALS = 12  # in the text; the page and the JSON have all
+_MOST_EXPOSED = 6
+_WORTH_SHOWING = 1e-3  # of the total
+EXPORT = "the export"
+
+
+def to_json(optimum: Optimum) -> dict[str, Any]:
+    """Plain data. Times are nanoseconds of one run, sizes bytes on each device."""
+    return {
+        "schema": SCHEMA,
+        "program": Path(optimum.artifact.name).name,
+        "target": optimum.target,
+        "hardware": optimum.hardware.name,
+        "memory_limit_bytes": optimum.memory_limit,
+        "changed": optimum.changed,
+        "pipeline": optimum.pipeline,
+        "ratio": optimum.after.total_ns / optimum.before.total_ns,
+        "before": optimum.before.to_json(),
+        "after": optimum.after.to_json(),
+        "proof": optimum.proof.to_json(),
+        "trials": [_trial(trial) for trial in optimum.trials],
+        "refused": optimum.refused,
+        "exposed": [
+            {
+                "collective": row.kind,
+                "exposed_ns": row.exposed_ns,
+                "place": row.place,
+                "why": row.why,
+            }
+            for row in _exposed(_report(optimum, "after", with_timeline=False))
+        ],
+        "ended": optimum.ended,
+        "remarks": list(optimum.remarks),
+        "seconds": optimum.seconds,
+    }
+
+
+def _trial(trial: Trial) -> dict[str, Any]:
+    figures = trial.figures
+    return {
+        "pipeline": str(trial.candidate),
+        "total_ns": None if figures is None else figures.total_ns,
+        "exposed_ns": None if figures is None else figures.exposed_ns,
+        "peak_bytes": None if figures is None else figures.peak_bytes,
+        "expected_ns": trial.expected_ns,
+        "refused": trial.refused or None,
+    }
+
+
+def to_text(optimum: Optimum) -> str:
+    """The answer for a terminal."""
+    return "\n".join(_lines(optimum))
+
+
+def _lines(optimum: Optimum) -> Iterator[str]:
+    name = Path(optimum.artifact.name).name
+    yield f"{name}, scheduled by {optimum.after.compiled_by}"
+    yield _figures("before", optimum.before, optimum)
+    yield _figures("after", optimum.after, optimum)
+    yield ""
+    if optimum.changed:
+        yield f"  pipeline  {optimum.pipeline}"
+    else:
+        yield "  nothing that was tried is faster: the program stays as it was exported"
+    yield from (f"  {line}" for line in optimum.proof.lines())
+    yield from (f"  note: {remark}" for remark in optimum.remarks)
+    yield ""
+    compiled = len(optimum.trials) - 1
+    yield f"  {compiled} candidates in {optimum.seconds:.0f} s; {optimum.ended}"
+    ranked = _ranked(optimum)
+    for trial in ranked[:_MOST_TRIALS]:
+        time, ratio, peak, expected = _columns(trial, optimum)
+        yield f"  {time:>10} {ratio:>6} {peak:>9} {expected:>10}  {trial.candidate or EXPORT}"
+    if len(ranked) > _MOST_TRIALS:
+        yield f"  and {len(ranked) - _MOST_TRIALS} that were slower, or failed: --json lists them"
+    exposed = _exposed(_report(optimum, "after", with_timeline=False))
+    if exposed:
+        yield ""
+        yield "  what remains exposed:"
+    for row in exposed:
+        why = f": {row.why}" if row.why else ""
+        yield f"  {duration(row.exposed_ns):>10}  {row.kind} at {short_place(row.place)}{why}"
+
+
+def _figures(when: str, figures: Figures, optimum: Optimum) -> str:
+    ratio = figures.total_ns / optimum.before.total_ns
+    fits = "" if figures.needed_bytes <= optimum.memory_limit else ", which does not fit"
+    return (
+        f"  {when:7} {duration(figures.total_ns):>10}  exposed {duration(figures.exposed_ns)}, "
+        f"peak {size(figures.peak_bytes)} of {size(optimum.memory_limit)}{fits}"
+        + (f"; {ratio:.3f} of the time" if when == "after" else "")
+    )
+
+
+def _columns(trial: Trial, optimum: Optimum) -> tuple[str, str, str, str]:
+    """Time, ratio, peak and what was expected."""
+    expected = "" if trial.expected_ns is None else f"({duration(trial.expected_ns)})"
+    if trial.figures is None:
+        return "failed", "", "", expected
+    figures = trial.figures
+    ratio = f"{figures.total_ns / optimum.before.total_ns:.3f}"
+    return duration(figures.total_ns), ratio, size(figures.peak_bytes), expected
+
+
+def _ranked(optimum: Optimum) -> list[Trial]:
+    """The trials, the fastest first, those that failed last."""
+
+    def key(trial: Trial) -> float:
+        return float("inf") if trial.figures is None else trial.figures.total_ns
+
+    return sorted(optimum.trials, key=key)
+
+
+def _exposed(report: ProgramReport) -> list[CollectiveRow]:
+    """The collectives that the compute stream waits for longest."""
+    worth = [r for r in report.collectives if r.exposed_ns > _WORTH_SHOWING * report.total_ns]
+    return sorted(worth, key=lambda row: -row.exposed_ns)[:_MOST_EXPOSED]
+
+
+def _report(optimum: Optimum, when: str, *, with_timeline: bool) -> ProgramReport:
+    is_after = when == "after"
+    figures = optimum.after if is_after else optimum.before
+    graph = hlo_task_graph(optimum.schedules[is_after], optimum.hardware, figures.devices)
+    return program_report(
+        graph,
+        optimum.hardware,
+        figures.devices,
+        name=f"{Path(optimum.artifact.name).name} {when}",
+        target=Target(optimum.target).title,
+        notes=(f"scheduled by {figures.compiled_by}",),
+        with_timeline=with_timeline,
+    )
+
+
+def page(optimum: Optimum, version: str) -> str:
+    """One HTML page: the answer, its proof, all trials, and both programs on one time axis."""
+    whens = ("before", "after") if optimum.changed else ("before",)
+    programs = tuple(_report(optimum, when, with_timeline=True) for when in whens)
+    title = f"{Path(optimum.artifact.name).name}, optimized"
+    return render_page(Document(title, version, programs, tuple(_sections(optimum))))
+
+
+def _sections(optimum: Optimum) -> Iterator[Section]:
+    taken = optimum.pipeline or "nothing that was tried is faster: the program stays as it was"
+    name = Path(optimum.artifact.name).name
+    rows = [
+        ("pipeline", taken),
+        ("time", _change(optimum, "total_ns", duration)),
+        ("exposed", _change(optimum, "exposed_ns", duration)),
+        ("peak", _change(optimum, "peak_bytes", size)),
+        *(tuple(line.split(": ", 1)) for line in optimum.proof.lines()),
+        *(("note", remark) for remark in optimum.remarks),
+    ]
+    if optimum.changed:
+        rows.append(("again", f"stablehlo-tools opt {name} -p '{optimum.pipeline}' -o OUTPUT"))
+    yield Section("What was taken", "", ("", ""), tuple(rows))
+    yield Section(
+        "What was tried",
+        f"{len(optimum.trials) - 1} candidates in {optimum.seconds:.0f} s; {optimum.ended}. In "
+        "brackets what the model made the search expect.",
+        ("time", "of the export's", "peak", "expected", "pipeline"),
+        tuple((*_columns(trial, optimum), _named(trial)) for trial in _ranked(optimum)),
+    )
+    if optimum.refused:
+        yield Section(
+            "What could not be taken", "", ("pass", "why"), tuple(optimum.refused.items())
+        )
+
+
+def _named(trial: Trial) -> str:
+    name = str(trial.candidate) or EXPORT
+    return f"{name}: {trial.refused}" if trial.refused else name
+
+
+def _change(optimum: Optimum, field: str, shown: Any) -> str:
+    before, after = getattr(optimum.before, field), getattr(optimum.after, field)
+    return f"{shown(before)} before, {shown(after)} after"

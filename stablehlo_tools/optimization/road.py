@@ -1,0 +1,110 @@
+"""The candidates: what each stage of the road has to choose from, and the neighbours of a choice.
+
+A candidate takes at most one choice of each stage. Its neighbours differ from it in one stage: a
+choice put in, taken out or exchanged.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from stablehlo_tools.passes.base import Pass
+from stablehlo_tools.passes.pipeline import Pipeline
+from stablehlo_tools.passes.registry import PASSES, find_pass
+from stablehlo_tools.passes.road import Milestone, Stage, When
+
+
+@dataclass(frozen=True)
+class Circumstances:
+    """What decides which choices there are, and fills in their options.
+
+    `memory_limit` in GiB; `axis`: the mesh axis that a pipeline may take.
+    """
+
+    hardware: str
+    memory_limit: float | None = None
+    too_large: bool = False
+    axis: str | None = None
+
+    def admits(self, when: When) -> bool:
+        """Whether a stage is tried."""
+        return {
+            When.ALWAYS: True,
+            When.TOO_LARGE: self.too_large,
+            When.ASKED: self.axis is not None,
+        }[when]
+
+
+@dataclass(frozen=True, order=True)
+class Candidate:
+    """Choices by stage, in the order of the road; each is the text of a pass."""
+
+    choices: tuple[tuple[Stage, str], ...] = ()
+
+    @property
+    def passes(self) -> tuple[str, ...]:
+        """The passes, in order."""
+        return tuple(text for _, text in self.choices)
+
+    def __str__(self) -> str:
+        return ",".join(self.passes)
+
+    def to_json(self) -> list[tuple[int, str]]:
+        """The choices."""
+        return [(int(stage), text) for stage, text in self.choices]
+
+    @staticmethod
+    def from_json(choices: list[tuple[int, str]]) -> Candidate:
+        """What `to_json` gave."""
+        return Candidate(tuple((Stage(stage), text) for stage, text in choices))
+
+
+Road = Mapping[Stage, tuple[str, ...]]
+
+
+def road(circumstances: Circumstances) -> Road:
+    """The choices of each stage, from the declarations of all passes."""
+    choices: dict[Stage, list[str]] = {}
+    for name in PASSES:
+        of = find_pass(name)
+        if of is not None and of.milestone and circumstances.admits(of.milestone.when):
+            texts = _texts(of, of.milestone, circumstances)
+            choices.setdefault(of.milestone.stage, []).extend(texts)
+    return {stage: tuple(choices[stage]) for stage in sorted(choices)}
+
+
+def neighbours(candidate: Candidate, choices: Road) -> Iterator[Candidate]:
+    """All that differ from a candidate in one stage, later stages first.
+
+    What comes late rewrites least, so it has most of its passes in common with the candidate.
+    """
+    chosen = dict(candidate.choices)
+    for stage in sorted(choices, reverse=True):
+        for text in (*choices[stage], None):
+            if text == chosen.get(stage):
+                continue
+            other = {**chosen, stage: text}
+            yield Candidate(tuple((s, t) for s, t in sorted(other.items()) if t is not None))
+
+
+def _texts(of: type[Pass], milestone: Milestone, circumstances: Circumstances) -> Iterator[str]:
+    common = _common_options(of, circumstances)
+    for option in milestone.options:
+        told = option.format(axis=circumstances.axis)
+        options = " ".join(filter(None, (told, *common)))
+        text = of.name + (f"{{{options}}}" if options else "")
+        yield str(Pipeline.parse(text))  # as it prints: without what is the default
+
+
+def _common_options(of: type[Pass], circumstances: Circumstances) -> Iterator[str]:
+    """The options that say what is compiled for, where the pass has them."""
+    fields = {field.name for field in dataclasses.fields(of)}
+    if "hardware" in fields:
+        yield f"hardware={circumstances.hardware}"
+    limit = circumstances.memory_limit
+    in_gib = typing.get_type_hints(of).get("memory_limit") == float | None
+    if in_gib and limit is not None:
+        yield f"memory-limit={limit:g}"

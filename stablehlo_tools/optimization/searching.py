@@ -1,0 +1,323 @@
+"""The search: which candidates are rewritten, which of them compiled, in which order.
+
+The compiler decides, the model leads. From the export on, the neighbours of the best candidates are
+rewritten; a neighbour is expected to take what the candidate took in the compiler's schedule, times
+what the model says of the one as written against the other. The most promising are compiled, a few
+at a time, and so on, until there is nothing left, the budget is spent, or many in a row brought
+nothing. Candidates that come out as the same module are one.
+
+Rounds do not depend on who was ready first, so that the same number of candidates gives the same
+answer on any machine.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.optimization.crew import Crew, Module, OutOfTimeError
+from stablehlo_tools.optimization.figures import Figures
+from stablehlo_tools.optimization.road import Candidate, Road, neighbours
+
+_AT_ONCE = 4  # candidates compiled in a round, on any number of cores
+_EXPANDED = 2  # candidates whose neighbours are looked at in a round
+_HOPELESS = 1.3  # times the best: neither compiled nor built upon
+_PATIENCE = 32  # candidates in a row that bring nothing
+_WORTH = 1e-3  # of the time: less is no gain
+_POLL = 0.2  # seconds
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A candidate that was compiled, or why it was not.
+
+    `expected_ns`: what the search took it to be before.
+    """
+
+    candidate: Candidate
+    module: Module | None = None
+    figures: Figures | None = None
+    expected_ns: float | None = None
+    refused: str = ""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When to stop: `candidates` compiled beside the export, `memory` in bytes for each device."""
+
+    memory: float
+    candidates: int | None = None
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What is being done, for who watches."""
+
+    doing: str
+    tried: int
+    best: Trial | None
+
+
+@dataclass
+class Outcome:
+    """All that was tried, in order, the export first; why the search ended."""
+
+    trials: list[Trial] = field(default_factory=list[Trial])
+    refused: dict[str, str] = field(default_factory=dict[str, str])  # by every candidate, and why
+    ended: str = ""
+
+
+def rank(figures: Figures, memory: float) -> tuple[float, float]:
+    """What comes first is better: what fits, then what is faster; else what needs less memory."""
+    excess = max(0.0, figures.needed_bytes - memory)
+    return (excess, figures.total_ns)
+
+
+class Search:
+    """One search; `outcome` is what it has found so far, at any time."""
+
+    def __init__(
+        self,
+        crew: Crew,
+        limits: Limits,
+        workers: int,
+        watch: Callable[[Progress], None],
+        stop: threading.Event,
+    ) -> None:
+        self.outcome = Outcome()
+        self._crew = crew
+        self._limits = limits
+        self._workers = workers
+        self._watch = watch
+        self._stop = stop
+        self._modules: dict[Candidate, Module | None] = {}
+        self._digests: set[str] = set()  # of all that was compiled, or is waiting
+        self._waiting: list[Trial] = []
+        self._expanded: set[Candidate] = set()
+        self._in_vain = 0
+        self._accepted: set[str] = set()
+        self._refused: dict[str, str] = {}
+
+    def base(self) -> Trial:
+        """The export as the compiler schedules it. Raises ToolError where it refuses that."""
+        self._say("compiling the export")
+        with ThreadPoolExecutor(self._workers) as pool:
+            root = pool.submit(self._crew.rewrite, None, "")
+            compiled = pool.submit(self._crew.evaluate, None)
+            self._all([root, compiled])
+        module, figures = root.result(), compiled.result()
+        self._modules[Candidate()] = module
+        self._digests.add(module.digest)
+        trial = Trial(Candidate(), module, figures)
+        self.outcome.trials.append(trial)
+        return trial
+
+    def run(self, road: Road) -> None:
+        """Searches until it ends by itself, or is stopped."""
+        try:
+            with ThreadPoolExecutor(self._workers) as pool:
+                self._rounds(road, pool)
+        except OutOfTimeError:
+            self.outcome.ended = "interrupted" if self._stop.is_set() else "the budget was spent"
+        refused = self._refused.items()
+        self.outcome.refused = {text: why for text, why in refused if text not in self._accepted}
+
+    def record(self) -> dict[str, Any]:
+        """What was tried, for `replay`."""
+        return {
+            "trials": [trial.candidate.to_json() for trial in self.outcome.trials[1:]],
+            "expected": [trial.expected_ns for trial in self.outcome.trials[1:]],
+            "refused": self.outcome.refused,
+            "ended": self.outcome.ended,
+        }
+
+    def replay(self, record: dict[str, Any]) -> None:
+        """Tries what an earlier search tried, whose answers are known."""
+        tried = [Candidate.from_json(each) for each in record["trials"]]
+        try:
+            with ThreadPoolExecutor(self._workers) as pool:
+                modules = self._all([pool.submit(self._module, each) for each in tried])
+                trials = [
+                    Trial(candidate, module.result(), expected_ns=expected)
+                    for candidate, module, expected in zip(
+                        tried, modules, record["expected"], strict=True
+                    )
+                    if module.result() is not None
+                ]
+                compiled = self._all([pool.submit(self._compiled_trial, t) for t in trials])
+        except OutOfTimeError:
+            self.outcome.ended = "the budget was spent"
+            return
+        self.outcome.trials += [future.result() for future in compiled]
+        self.outcome.refused, self.outcome.ended = record["refused"], record["ended"]
+
+    def replace(self, trial: Trial, other: Trial) -> bool:
+        """Puts another trial in the place of one; whether that is now the best."""
+        self.outcome.trials = [other if each is trial else each for each in self.outcome.trials]
+        return self.best is other
+
+    def reject(self, trial: Trial, reason: str) -> None:
+        """Takes a trial out of the running."""
+        out = replace(trial, figures=None, refused=reason)
+        self.outcome.trials = [out if each is trial else each for each in self.outcome.trials]
+
+    @property
+    def best(self) -> Trial:
+        """The best of what was compiled, the export where nothing is better by enough."""
+        base = self.outcome.trials[0]
+        best = min(self._compiled(), key=self._rank)
+        return best if self._gains(best, base) else base
+
+    def _rounds(self, road: Road, pool: ThreadPoolExecutor) -> None:
+        while True:
+            for trial in self._promising():
+                self._expand(trial, road, pool)
+            chosen = self._chosen()
+            if not chosen:
+                self.outcome.ended = self.outcome.ended or "nothing was left to try"
+                return
+            if not self._compile(chosen, pool):
+                self.outcome.ended = f"{_PATIENCE} candidates in a row brought nothing"
+                return
+
+    def _promising(self) -> list[Trial]:
+        """The best that were compiled and whose neighbours nobody has looked at."""
+        most = self.best.figures
+        assert most is not None
+        # Of candidates that the compiler schedules alike, one stands for all.
+        alike: dict[tuple[float, ...], Trial] = {}
+        for trial in self._compiled():
+            assert trial.figures is not None
+            alike.setdefault(trial.figures.times, trial)
+        fresh = [
+            trial
+            for times, trial in alike.items()
+            if trial.candidate not in self._expanded and times[0] <= _HOPELESS * most.total_ns
+        ]
+        return sorted(fresh, key=self._rank)[:_EXPANDED]
+
+    def _expand(self, trial: Trial, road: Road, pool: ThreadPoolExecutor) -> None:
+        """Rewrites the neighbours of a candidate; those that are new wait to be compiled."""
+        self._expanded.add(trial.candidate)
+        around = [c for c in neighbours(trial.candidate, road) if c not in self._modules]
+        self._say(f"rewriting {len(around)} neighbours of {trial.candidate or 'the export'}")
+        futures = [pool.submit(self._module, candidate) for candidate in around]
+        for candidate, future in zip(around, self._all(futures), strict=True):
+            module = future.result()
+            self._modules[candidate] = module
+            if module is None or module.digest in self._digests:
+                continue
+            self._digests.add(module.digest)
+            expected = _expected_ns(trial, module)
+            self._waiting.append(Trial(candidate, module, expected_ns=expected))
+
+    def _module(self, candidate: Candidate) -> Module | None:
+        """The module of a candidate; None where a pass refuses."""
+        module = self._modules[Candidate()]
+        for text in candidate.passes:
+            if self._stop.is_set():
+                raise OutOfTimeError
+            try:
+                module = self._crew.rewrite(module, text)
+            except ToolError as error:
+                self._refused.setdefault(text, error.diagnostic.message)
+                return None
+            self._accepted.add(text)
+        return module
+
+    def _chosen(self) -> list[Trial]:
+        """The next to compile: what is expected to be fastest."""
+        most = self.best.figures
+        assert most is not None
+        self._waiting.sort(key=_promise)
+        hopeful = [t for t in self._waiting if (t.expected_ns or 0.0) <= _HOPELESS * most.total_ns]
+        count = _AT_ONCE
+        if self._limits.candidates is not None:
+            left = self._limits.candidates - (len(self.outcome.trials) - 1)
+            count = min(count, left)
+            if hopeful and left <= 0:
+                self.outcome.ended = f"{self._limits.candidates} candidates were compiled"
+        chosen = hopeful[: max(count, 0)]
+        self._waiting = [trial for trial in self._waiting if trial not in chosen]
+        return chosen
+
+    def _compile(self, chosen: Sequence[Trial], pool: ThreadPoolExecutor) -> bool:
+        """Compiles these; whether the search goes on."""
+        before = self.best
+        self._say(", ".join(str(trial.candidate) for trial in chosen))
+        futures = [pool.submit(self._compiled_trial, trial) for trial in chosen]
+        try:
+            self._all(futures)
+        finally:
+            done = [f for f in futures if f.done() and not f.cancelled() and not f.exception()]
+            self.outcome.trials += [future.result() for future in done]
+        improved = self._gains(self.best, before)
+        self._in_vain = 0 if improved else self._in_vain + len(chosen)
+        self._say("")
+        return self._in_vain < _PATIENCE
+
+    def _compiled_trial(self, trial: Trial) -> Trial:
+        assert trial.module is not None
+        try:
+            figures = self._crew.evaluate(trial.module)
+        except ToolError as error:
+            return Trial(
+                trial.candidate, trial.module, None, trial.expected_ns, error.diagnostic.message
+            )
+        return Trial(trial.candidate, trial.module, figures, trial.expected_ns)
+
+    def _all[F: Future[Any]](self, futures: list[F]) -> list[F]:
+        """Waits for all; raises OutOfTimeError where one ran out of time, or somebody stops it."""
+        pending = set(futures)
+        while pending:
+            done, pending = wait(pending, timeout=_POLL)
+            if self._stop.is_set():
+                self._crew.end()
+            if self._stop.is_set() or any(
+                isinstance(future.exception(), OutOfTimeError) for future in done
+            ):
+                for future in pending:
+                    future.cancel()
+                self._crew.end()
+                wait(pending)
+                raise OutOfTimeError
+        return futures
+
+    def _compiled(self) -> Iterator[Trial]:
+        return (trial for trial in self.outcome.trials if trial.figures is not None)
+
+    def _rank(self, trial: Trial) -> tuple[tuple[float, float], int]:
+        assert trial.figures is not None
+        return rank(trial.figures, self._limits.memory), len(trial.candidate.choices)
+
+    def _gains(self, trial: Trial, other: Trial) -> bool:
+        """Whether one is better than another by more than nothing."""
+        assert trial.figures is not None
+        assert other.figures is not None
+        excess, ns = rank(trial.figures, self._limits.memory)
+        more, longer = rank(other.figures, self._limits.memory)
+        return excess < more or (excess == more and ns < (1 - _WORTH) * longer)
+
+    def _say(self, doing: str) -> None:
+        compiled = self.outcome.trials
+        best = self.best if compiled else None
+        self._watch(Progress(doing, max(0, len(compiled) - 1), best))
+
+
+def _promise(trial: Trial) -> tuple[float, bool, Candidate]:
+    """What is compiled first: what is expected to be fastest, and of equals what has a model."""
+    unknown = trial.module is None or trial.module.predicted_ns is None
+    return trial.expected_ns or 0.0, unknown, trial.candidate
+
+
+def _expected_ns(origin: Trial, module: Module) -> float:
+    """The compiler's time of a neighbour, if the model is as wrong about both."""
+    assert origin.figures is not None
+    assert origin.module is not None
+    before, after = origin.module.predicted_ns, module.predicted_ns
+    ratio = after / before if before and after else 1.0
+    return origin.figures.total_ns * ratio

@@ -1,0 +1,144 @@
+"""The process that rewrites candidates and has them compiled, each in a fork of its own.
+
+`python -m stablehlo_tools.optimization.worker` answers messages (`processes.child.serve`): their
+head names files, for modules are large and are kept in the store anyway.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from stablehlo_tools.artifacts.artifact import Artifact
+from stablehlo_tools.cost.hardware import Hardware
+from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.overlap.task_graph import TaskGraph, TaskKind
+from stablehlo_tools.processes.child import serve
+from stablehlo_tools.processes.forks import Answer, in_fork
+
+MODULE = "stablehlo_tools.optimization.worker"
+REWRITE, EVALUATE = "rewrite", "evaluate"
+
+
+def main() -> None:
+    """Answers until the other side closes."""
+    import jax.export
+
+    import stablehlo_tools.report.exposure
+    from stablehlo_tools.passes.registry import PASSES, find_pass
+    from stablehlo_tools.processes.activity import end_with_parent
+
+    assert jax.export, "loaded once, before the forks"
+    assert stablehlo_tools.report.exposure
+    for name in PASSES:
+        find_pass(name)
+    end_with_parent(os.getppid())
+    serve(_answer)
+
+
+def _answer(head: dict[str, Any], _: bytes) -> Answer:
+    work = {REWRITE: _rewrite, EVALUATE: _evaluate}[head["job"]]
+    return in_fork(lambda: work(head), head["doing"], head["seconds"])
+
+
+def _rewrite(head: dict[str, Any]) -> Answer:
+    """The module after passes as bytecode, with what they warn of and the model's prediction."""
+    from stablehlo_tools import bindings
+    from stablehlo_tools.passes.pipeline import Pipeline, run_pipeline
+
+    artifact = _load(head)
+    pipeline = Pipeline.parse(head["passes"]) if head["passes"] else Pipeline(())
+    reported = run_pipeline(artifact, pipeline)
+    answer = {
+        "predicted_ns": _predicted_ns(artifact, _hardware(head)),
+        "said": [diagnostic.render(artifact.name) for diagnostic in reported.collected],
+    }
+    return answer, bindings.write_bytecode(artifact.module)
+
+
+def _predicted_ns(artifact: Artifact, hardware: Hardware) -> float | None:
+    """The time of the program in the order in which it is written; None where it has no model."""
+    from stablehlo_tools.analysis.collectives import ModuleFacts
+    from stablehlo_tools.analysis.partitioner_work import left_to_the_partitioner
+    from stablehlo_tools.analysis.tasks.graph import module_task_graph
+    from stablehlo_tools.cost.clock import Clock
+    from stablehlo_tools.overlap.simulator import simulate
+
+    try:
+        if left_to_the_partitioner(artifact.module) is not None:
+            return None
+        clock = Clock(hardware, ModuleFacts.of(artifact.module).grid.size)
+        return simulate(module_task_graph(artifact.module, clock, artifact.name)).total_ns
+    except ToolError:
+        return None
+
+
+def _evaluate(head: dict[str, Any]) -> Answer:
+    """The schedule that the compiler makes, compressed, and its figures."""
+    from stablehlo_tools.overlap.bounds import floor
+    from stablehlo_tools.overlap.memory import memory_profile
+    from stablehlo_tools.overlap.simulator import simulate
+    from stablehlo_tools.targets.compilation import compile_artifact
+    from stablehlo_tools.targets.hlo.tasks import hlo_task_graph
+
+    hardware = _hardware(head)
+    compilation = compile_artifact(_load(head), head["target"], head["seconds"], hardware=hardware)
+    devices = compilation.topology.devices
+    graph = hlo_task_graph(compilation.text, hardware, devices)
+    simulation = simulate(graph)
+    answer = {
+        "total_ns": simulation.total_ns,
+        "exposed_ns": simulation.exposed_ns,
+        "compute_ns": simulation.compute_ns,
+        "work_ns": _work_ns(graph, hardware.launch_ns),
+        "floor_ns": floor(graph).ns,
+        "peak_bytes": memory_profile(graph).peak_bytes,
+        "compiler_bytes": compilation.memory.total_bytes,
+        "collectives": sum(event.issues for event in compilation.schedule.events),
+        "same_order": compilation.order.same_order,
+        "devices": devices,
+        "compiled_by": f"{compilation.compiler} for {compilation.topology.describe()}",
+        "stand_in": compilation.stand_in,
+    }
+    return answer, gzip.compress(compilation.text.encode(), compresslevel=3, mtime=0)
+
+
+def _work_ns(graph: TaskGraph, launch_ns: float, runs: int = 1) -> float:
+    """What kernels take beyond their launch, over all runs of the loops they are in."""
+    from stablehlo_tools.overlap.bounds import iterations
+
+    inside = sum(
+        _work_ns(task.loop.body, launch_ns, runs * iterations(task.loop))
+        for task in graph.tasks
+        if task.loop is not None
+    )
+    return inside + runs * sum(
+        max(0.0, task.ns - launch_ns) for task in graph.tasks if task.kind is TaskKind.COMPUTE
+    )
+
+
+def _load(head: dict[str, Any]) -> Artifact:
+    """The program that is optimized, around the module of a candidate if one is named."""
+    from stablehlo_tools import bindings
+    from stablehlo_tools.artifacts import artifact
+    from stablehlo_tools.processes.activity import trust_input
+
+    trust_input()  # this is a fork, which may end
+    loaded = artifact.parse(Path(head["artifact"]).read_bytes(), head["name"])
+    if head["module"] is None:
+        return loaded
+    data = Path(head["module"]).read_bytes()
+    return replace(loaded, module=bindings.parse_module(data, loaded.module.context))
+
+
+def _hardware(head: dict[str, Any]) -> Hardware:
+    from stablehlo_tools.cost.hardware import load_hardware
+
+    return load_hardware(head["hardware"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""Where on the road of `optimize` a pass stands, and which of its options are worth trying.
+
+A pass joins the search by one declaration in its class:
+
+    milestone: ClassVar = Milestone(Stage.SPLIT, ("parts=2", "parts=4"))
+
+The search takes at most one choice of each stage, in the order of the stages. Options that every
+pass of the kind has (`hardware`, `memory-limit`) are filled in for the machine that is asked for.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class Stage(enum.IntEnum):
+    """The stages of the road, in order. Numbers leave room for others between them."""
+
+    FOLD = 10  # global view: what is a pipeline already, back to a loop
+    MICROBATCHES = 20  # global view: less memory
+    PIPELINE = 30  # global view: layers over a mesh axis, while the loop over them is whole
+    PARTITION = 40  # collectives become explicit; all below rewrites them
+    SMALLER = 50  # collectives that move less
+    SUMS = 60  # fewer reductions
+    SPLIT_GRADIENTS = 70  # work that can wait, apart from work that others wait for
+    SPLIT = 80  # independent parts: one's compute hides another's collectives
+    LOOPS = 90  # collectives in another iteration than their own
+    MERGE = 100  # fewer and larger collectives, once their places are known
+    ORDER = 110  # what is issued when: last, as all else would undo it
+
+
+class When(enum.Enum):
+    """For which programs a stage is tried."""
+
+    ALWAYS = "always"
+    TOO_LARGE = "where the export does not fit the device's memory"
+    ASKED = "where a mesh axis is given for it"
+
+
+@dataclass(frozen=True)
+class Milestone:
+    """A pass's place on the road.
+
+    `options`: each a text of options as a pipeline has them, "" for none. `{axis}` in one stands
+    for the mesh axis that is free for a pipeline.
+    """
+
+    stage: Stage
+    options: tuple[str, ...] = ("",)
+    when: When = When.ALWAYS

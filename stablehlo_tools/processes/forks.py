@@ -1,0 +1,87 @@
+"""Work in a fork of this process: what ends the fork is an answer, too.
+
+A fork has all that its parent has loaded, so that it starts at once where a new process would load
+MLIR for a second. For processes of one thread (children of the package's own kind) alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.processes.activity import end_with_parent
+from stablehlo_tools.processes.child import encoded_error, receive, send
+from stablehlo_tools.processes.ending import how_it_ended, last_words
+
+Answer = tuple[Any, bytes]
+REFUSED = "refused"  # where an answer holds a ToolError instead
+
+
+def in_fork(work: Callable[[], Answer], doing: str, seconds: float) -> Answer:
+    """What `work` returns in a fork; `{"refused": …}` for a ToolError, and for a fork that died.
+
+    `doing` says in a message what it was busy with; after `seconds` it is ended.
+    """
+    with tempfile.TemporaryFile() as answer, tempfile.TemporaryFile() as errors:
+        server = os.getpid()
+        child = os.fork()
+        if child == 0:
+            end_with_parent(server)
+            os.dup2(errors.fileno(), 1)  # the server's is a conversation
+            os.dup2(errors.fileno(), 2)
+            _die_first()
+            _answer(work, answer.fileno())
+        overdue = threading.Event()
+
+        def end() -> None:
+            overdue.set()
+            os.kill(child, signal.SIGKILL)
+
+        timer = threading.Timer(seconds, end)
+        timer.start()
+        _, status = os.waitpid(child, 0)
+        timer.cancel()
+        timer.join()
+        if status == 0:
+            answer.seek(0)
+            return receive(answer)
+        if overdue.is_set():
+            return _refusal(ToolError(f"{doing} took more than {seconds:.0f} s and was stopped"))
+        errors.seek(0)
+        said = errors.read().decode(errors="replace")
+        ended = how_it_ended(os.waitstatus_to_exitcode(status), doing)
+        return _refusal(ToolError(f"the process {ended}", notes=last_words(said)))
+
+
+def _die_first() -> None:
+    """Of a machine that runs out of memory the kernel ends this process, and not who asked it."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("500")
+
+
+def _refusal(error: ToolError) -> Answer:
+    return {REFUSED: encoded_error(error)}, b""
+
+
+def _answer(work: Callable[[], Answer], output: int) -> NoReturn:
+    """In the fork: answers, and ends."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    try:
+        try:
+            head, data = work()
+        except ToolError as error:
+            head, data = _refusal(error)
+        with os.fdopen(output, "wb", closefd=False) as stream:
+            send(stream, head, data)
+    except BaseException as error:
+        os.write(2, f"{type(error).__name__}: {error}\n".encode())
+        os._exit(1)
+    os._exit(0)
