@@ -18,7 +18,6 @@ from functools import cached_property
 from stablehlo_tools.analysis.collectives import ModuleFacts
 from stablehlo_tools.analysis.partitioner_work import Annotation, left_to_the_partitioner
 from stablehlo_tools.analysis.tasks.graph import TracedGraph, traced_task_graph
-from stablehlo_tools.api.transforming import run_pipeline
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.clock import Clock
@@ -30,7 +29,7 @@ from stablehlo_tools.overlap.memory import memory_profile
 from stablehlo_tools.overlap.scheduling.scheduler import Limits, schedule
 from stablehlo_tools.overlap.simulator import Run, Simulation, simulate
 from stablehlo_tools.overlap.task_graph import Communication, Loop, Task, TaskGraph, TaskKind
-from stablehlo_tools.passes.pipeline import Pipeline
+from stablehlo_tools.passes.pipeline import Pipeline, run_pipeline
 from stablehlo_tools.report.document import Advice
 from stablehlo_tools.report.exposure import PARTITIONING, explicit_collectives
 

@@ -296,11 +296,7 @@ class _Optimizer:
             proof=proof,
             seconds=time.monotonic() - self._began,
             schedules=(self._schedule(base.figures), self._schedule(best.figures)),
-            remarks=(
-                *filter(None, [base.figures.stand_in]),
-                *remarks,
-                *(best.module.said if best.module else ()),
-            ),
+            remarks=tuple(filter(None, (base.figures.stand_in, *remarks, *said))),
         )
 
     def _schedule(self, figures: Figures) -> str:
