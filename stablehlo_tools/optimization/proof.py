@@ -8,6 +8,7 @@ The order of collectives is that of `check-order`. Memory is the compiler's coun
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -21,6 +22,7 @@ from stablehlo_tools.order.report import finding_text
 from stablehlo_tools.order.simulation import UndecidedError
 from stablehlo_tools.order.verdict import decide
 from stablehlo_tools.verify.comparison import BITWISE, Rule
+from stablehlo_tools.verify.twin import verify_twins
 from stablehlo_tools.verify.verification import Options as VerifyOptions
 from stablehlo_tools.verify.verification import Verification, verify_artifacts
 
@@ -35,6 +37,7 @@ _SECONDS = 180.0
 _SLOWER = 1.6e4
 _COPIES = 3  # of a program's bytes that a comparison holds at a time
 _SHARE = 0.5  # of the machine's memory
+_TWIN_BYTES = 4 << 30  # that a twin may take
 
 
 @dataclass(frozen=True)
@@ -124,24 +127,48 @@ def tolerance_of(module: ir.Module) -> float:
 
 
 def _values(before: Artifact, after: Artifact, export: Figures, candidate: Figures) -> Finding:
+    """Of the programs themselves where they can be run here; else of their twin."""
     too_large = _too_large(export, candidate)
     if too_large:
-        return Finding("not proven", too_large)
+        return _compared(before, after, _of_twins, f"; as a twin at reduced sizes, for {too_large}")
+    return _compared(before, after, _of_programs, "")
+
+
+type Comparison = Callable[[Artifact, Artifact, VerifyOptions], tuple[Verification, str]]
+
+
+def _of_programs(
+    before: Artifact, after: Artifact, options: VerifyOptions
+) -> tuple[Verification, str]:
+    return verify_artifacts(before, after, options), ""
+
+
+def _of_twins(
+    before: Artifact, after: Artifact, options: VerifyOptions
+) -> tuple[Verification, str]:
+    answer = verify_twins(before, after, options, _TWIN_BYTES)
+    factors = answer.twin.factors.items()
+    sizes = ", ".join(f"{full} -> {'/'.join(map(str, small))}" for full, small in factors)
+    unshown = "; ".join(answer.twin.notes)
+    return answer.verification, f" ({sizes}); not shown: {unshown or 'nothing'}"
+
+
+def _compared(before: Artifact, after: Artifact, compare: Comparison, how: str) -> Finding:
     tolerance = tolerance_of(before.module)
     for rule in (BITWISE, Rule(tolerance, tolerance)):
+        options = VerifyOptions(rule=rule, trials=_TRIALS, timeout=_SECONDS)
         try:
-            verification = verify_artifacts(
-                before, after, VerifyOptions(rule=rule, trials=_TRIALS, timeout=_SECONDS)
-            )
+            verification, more = compare(before, after, options)
         except ToolError as error:
-            return Finding("not proven", f"could not be run here: {error.diagnostic.message}")
+            return Finding("not proven", f"{error.diagnostic.message}{how}")
         if verification.same:
-            return _agreed(verification)
+            agreed = _agreed(verification)
+            return Finding(agreed.state, f"{agreed.text}{how}{more}")
     worst = max(verification.outputs, key=lambda output: output.differing)
     return Finding(
         "refuted",
         f"output {worst.index} differs in {worst.differing} of {worst.elements} elements, "
-        f"{rule}; the largest difference is {worst.max_abs_difference}",
+        f"{rule}; the largest difference is {worst.max_abs_difference}{how}",
     )
 
 
