@@ -185,20 +185,23 @@ class Search:
                 return
 
     def _promising(self) -> list[Trial]:
-        """The best that were compiled and whose neighbours nobody has looked at."""
-        most = self.best.figures
-        assert most is not None
-        # Of candidates that the compiler schedules alike, one stands for all.
-        alike: dict[tuple[float, ...], Trial] = {}
-        for trial in self._compiled():
-            assert trial.figures is not None
-            alike.setdefault(trial.figures.times, trial)
-        fresh = [
-            trial
-            for times, trial in alike.items()
-            if trial.candidate not in self._expanded and times[0] <= _HOPELESS * most.total_ns
-        ]
-        return sorted(fresh, key=self._rank)[:_EXPANDED]
+        """The best whose neighbours nobody has looked at.
+
+        Of those that the compiler schedules alike, the second comes after all others; so does what
+        it did not take, which a neighbour may mend.
+        """
+        most = self._most_ns()
+        seen: set[tuple[float, ...]] = set()
+        fresh: list[tuple[bool, bool, float, float, int]] = []
+        for number, trial in enumerate(self.outcome.trials):
+            figures = trial.figures
+            alike = figures is not None and figures.times in seen
+            seen.update([figures.times] if figures is not None else [])
+            expected = _time_of(trial)
+            if trial.candidate not in self._expanded and expected <= most:
+                excess = 0.0 if figures is None else rank(figures, self._limits.memory)[0]
+                fresh.append((alike, figures is None, excess, expected, number))
+        return [self.outcome.trials[number] for *_, number in sorted(fresh)[:_EXPANDED]]
 
     def _expand(self, trial: Trial, road: Road, pool: ThreadPoolExecutor) -> None:
         """Rewrites the neighbours of a candidate; those that are new wait to be compiled."""
@@ -231,10 +234,9 @@ class Search:
 
     def _chosen(self) -> list[Trial]:
         """The next to compile: what is expected to be fastest."""
-        most = self.best.figures
-        assert most is not None
+        most = self._most_ns()
         self._waiting.sort(key=_promise)
-        hopeful = [t for t in self._waiting if (t.expected_ns or 0.0) <= _HOPELESS * most.total_ns]
+        hopeful = [trial for trial in self._waiting if _time_of(trial) <= most]
         count = _AT_ONCE
         if self._limits.candidates is not None:
             left = self._limits.candidates - (len(self.outcome.trials) - 1)
@@ -244,6 +246,13 @@ class Search:
         chosen = hopeful[: max(count, 0)]
         self._waiting = [trial for trial in self._waiting if trial not in chosen]
         return chosen
+
+    def _most_ns(self) -> float:
+        """What takes longer is not looked at; where nothing fits yet, time does not matter."""
+        best = self.best.figures
+        assert best is not None
+        fits = best.needed_bytes <= self._limits.memory
+        return _HOPELESS * best.total_ns if fits else float("inf")
 
     def _compile(self, chosen: Sequence[Trial], pool: ThreadPoolExecutor) -> bool:
         """Compiles these; whether the search goes on."""
@@ -314,10 +323,16 @@ def _promise(trial: Trial) -> tuple[float, bool, Candidate]:
     return trial.expected_ns or 0.0, unknown, trial.candidate
 
 
+def _time_of(trial: Trial) -> float:
+    """The compiler's time of a candidate; what was expected of it where the compiler has none."""
+    if trial.figures is not None:
+        return trial.figures.total_ns
+    return trial.expected_ns or 0.0
+
+
 def _expected_ns(origin: Trial, module: Module) -> float:
     """The compiler's time of a neighbour, if the model is as wrong about both."""
-    assert origin.figures is not None
     assert origin.module is not None
     before, after = origin.module.predicted_ns, module.predicted_ns
     ratio = after / before if before and after else 1.0
-    return origin.figures.total_ns * ratio
+    return _time_of(origin) * ratio

@@ -1,0 +1,196 @@
+"""The search, on a crew that answers from a table instead of compiling."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.optimization.crew import Module, OutOfTimeError
+from stablehlo_tools.optimization.figures import Figures
+from stablehlo_tools.optimization.road import Candidate, neighbours
+from stablehlo_tools.optimization.searching import Limits, Progress, Search
+from stablehlo_tools.passes.road import Stage
+
+FIGURES = Figures(
+    total_ns=100.0,
+    exposed_ns=10.0,
+    compute_ns=90.0,
+    work_ns=80.0,
+    floor_ns=90.0,
+    peak_bytes=100.0,
+    compiler_bytes=100,
+    collectives=3,
+    same_order=True,
+    devices=8,
+    compiled_by="a table",
+    stand_in="",
+    schedule="",
+)
+ROAD = {
+    Stage.PARTITION: ("divide",),
+    Stage.SPLIT: ("halve", "quarter"),
+    Stage.LOOPS: ("ahead",),
+    Stage.ORDER: ("order",),
+}
+EVERYTHING = 1000.0  # bytes: more than any
+
+
+class Table:
+    """A crew whose modules are their passes. `gains`: what the set of passes makes of 100 ns."""
+
+    def __init__(self, gains: Mapping[frozenset[str], float], unchanged: set[str] | None = None):
+        self.gains = gains
+        self.unchanged = unchanged or set()
+        self.refuses: dict[str, str] = {}  # passes, and what has to be there for them
+        self.dies: set[frozenset[str]] = set()
+        self.peaks: dict[frozenset[str], float] = {}
+        self.compiled: list[frozenset[str]] = []
+        self.smallest = 100
+        self.stop_at = ""
+        self.stop = threading.Event()
+
+    def rewrite(self, module: Module | None, passes: str) -> Module:
+        before = "" if module is None else module.digest
+        wanted = self.refuses.get(passes)
+        if wanted is not None and wanted not in before.split(","):
+            raise ToolError(f"{passes} wants {wanted}")
+        changes = passes and passes not in self.unchanged
+        digest = ",".join(filter(None, (before, passes if changes else "")))
+        return Module(digest, self.time_of(digest) * 2)
+
+    def evaluate(self, module: Module | None) -> Figures:
+        applied = frozenset(filter(None, ("" if module is None else module.digest).split(",")))
+        self.compiled.append(applied)
+        if applied in self.dies:
+            raise ToolError("the compiler was ended by SIGSEGV")
+        if self.stop_at in applied:
+            self.stop.set()
+        peak = self.peaks.get(applied, 100.0)
+        total = self.time_of(",".join(applied))
+        return replace(FIGURES, total_ns=total, peak_bytes=peak, compiler_bytes=self.smallest)
+
+    def time_of(self, digest: str) -> float:
+        return self.gains.get(frozenset(filter(None, digest.split(","))), 100.0)
+
+    def end(self) -> None:
+        """Nothing runs."""
+
+
+def searched(table: Table, memory: float = EVERYTHING, candidates: int | None = None) -> Search:
+    def watch(_: Progress) -> None:
+        pass
+
+    limits = Limits(memory, candidates)
+    search = Search(table, limits, 2, watch, table.stop)  # pyright: ignore[reportArgumentType]
+    search.base()
+    search.run(ROAD)
+    return search
+
+
+def set_of(*passes: str) -> frozenset[str]:
+    return frozenset(passes)
+
+
+def test_a_gain_that_only_comes_with_three_passes_is_found():
+    table = Table({set_of("divide"): 110.0, set_of("divide", "halve", "order"): 60.0})
+    best = searched(table).best
+    assert str(best.candidate) == "divide,halve,order"
+    assert best.figures is not None
+    assert best.figures.total_ns == 60.0
+
+
+def test_nothing_better_is_the_export():
+    table = Table({set_of("divide"): 99.95})  # less than what counts as a gain
+    search = searched(table)
+    assert search.best is search.outcome.trials[0]
+    assert str(search.best.candidate) == ""
+
+
+def test_candidates_that_come_out_alike_are_compiled_once():
+    table = Table({}, unchanged={"halve", "quarter", "ahead"})
+    searched(table)
+    assert sorted(table.compiled, key=sorted) == [
+        set_of(),
+        set_of("divide"),
+        set_of("divide", "order"),
+        set_of("order"),
+    ]
+
+
+def test_what_fits_comes_before_what_is_fast():
+    table = Table({set_of("divide"): 50.0, set_of("halve"): 90.0})
+    table.peaks = {set_of("divide"): 300.0}
+    assert str(searched(table, memory=200.0).best.candidate) == "halve"
+
+
+def test_where_nothing_fits_less_memory_is_better():
+    table = Table({set_of("divide"): 50.0, set_of("halve"): 150.0})
+    table.peaks = {set_of("halve"): 60.0}
+    table.smallest = 50
+    assert str(searched(table, memory=10.0).best.candidate) == "halve"
+
+
+def test_a_compiler_that_dies_takes_no_other_candidate_with_it():
+    table = Table({set_of("divide"): 50.0, set_of("divide", "order"): 70.0})
+    table.dies = {set_of("divide")}
+    search = searched(table)
+    assert str(search.best.candidate) == "divide,order"
+    died = [trial for trial in search.outcome.trials if trial.refused]
+    assert [str(trial.candidate) for trial in died] == ["divide"]
+
+
+def test_only_what_no_candidate_could_take_is_said_to_be_refused():
+    table = Table({})
+    table.refuses = {"halve": "divide", "quarter": "nothing"}
+    assert searched(table).outcome.refused == {"quarter": "quarter wants nothing"}
+
+
+def test_a_number_of_candidates_bounds_the_search_and_decides_it():
+    gains = {set_of("divide"): 95.0, set_of("divide", "order"): 80.0}
+    one, other = (searched(Table(gains), candidates=5) for _ in range(2))
+    assert len(one.outcome.trials) == 6
+    assert [str(t.candidate) for t in one.outcome.trials] == [
+        str(t.candidate) for t in other.outcome.trials
+    ]
+    assert one.outcome.ended == "5 candidates were compiled"
+
+
+def test_interrupted_it_has_the_best_so_far():
+    table = Table({set_of("divide"): 50.0, set_of("divide", "order"): 20.0})
+    table.stop_at = "divide"
+    search = searched(table)
+    assert search.outcome.ended == "interrupted"
+    assert str(search.best.candidate) in {"divide", "divide,order", "divide,halve"}
+
+
+def test_interrupted_before_the_export_is_compiled_there_is_nothing():
+    table = Table({})
+    table.stop.set()
+    with pytest.raises(OutOfTimeError):
+        searched(table)
+
+
+def test_what_was_tried_can_be_replayed():
+    gains = {set_of("divide"): 95.0, set_of("divide", "order"): 80.0}
+    first = searched(Table(gains), candidates=5)
+    table = Table(gains)
+    again = Search(table, Limits(EVERYTHING, 5), 2, lambda _: None, table.stop)  # pyright: ignore[reportArgumentType]
+    again.base()
+    again.replay(first.record())
+    assert again.best.candidate == first.best.candidate
+    assert again.outcome.ended == first.outcome.ended
+
+
+def test_neighbours_differ_in_one_stage_and_keep_the_order_of_the_road():
+    candidate = Candidate(((Stage.PARTITION, "divide"), (Stage.ORDER, "order")))
+    assert [str(each) for each in neighbours(candidate, ROAD)] == [
+        "divide",
+        "divide,ahead,order",
+        "divide,halve,order",
+        "divide,quarter,order",
+        "order",
+    ]
