@@ -16,6 +16,7 @@ from stablehlo_tools.cost.switches import (
     Crossing,
     crossings,
     domain,
+    filled_evenly,
     group_on_switches,
     pairs_on_switches,
 )
@@ -43,7 +44,7 @@ def transfer_time(transfer: Transfer, hardware: Hardware, devices: int) -> Trans
     kind that is no collective, a device that the program does not have, and devices that no network
     of the hardware joins.
     """
-    return _timed(transfer, hardware.networks, devices)
+    return _timed(transfer, filled_evenly(hardware.networks, devices), devices)
 
 
 @lru_cache(maxsize=1024)  # the layers of a model repeat their collectives

@@ -1,11 +1,11 @@
 """Collectives on switches: NVLink, Infinity Fabric, InfiniBand, a data centre's network.
 
-Device d is in domain d // devices of each network; a group is timed by what it has to cross of
-them. Sizes are NCCL's, and so are the volumes: its bus bandwidth is defined by them
-(https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md). A ring is laid so that it
-enters every domain once. Where several members of a group share a domain, NCCL lays as many rings
-as they have ports, so the ports add up. Latencies are a start and hops of each network, as in
-NCCL's own model (https://github.com/NVIDIA/nccl/blob/master/src/graph/tuning.cc).
+Device d is in domain d // devices of each network, which a program fills evenly; a group is timed
+by what it has to cross of them. Sizes are NCCL's, and so are the volumes: its bus bandwidth is
+defined by them (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md). A ring is
+laid so that it enters every domain once. Where several members of a group share a domain, NCCL lays
+as many rings as they have ports, so the ports add up. Latencies are a start and hops of each
+network, as in NCCL's own model (https://github.com/NVIDIA/nccl/blob/master/src/graph/tuning.cc).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stablehlo_tools.cost.hardware import Network
 from stablehlo_tools.cost.transfers import TransferTime, quickest, slowest
@@ -61,6 +61,25 @@ def crossings(networks: Sequence[Network], group: Sequence[int]) -> tuple[Crossi
         f"no network of this hardware joins devices {min(group)} and {max(group)}; "
         f"{networks[-1].name!r}, the outermost, joins {networks[-1].devices}"
     )
+
+
+def even_share(number: int, most: int) -> int:
+    """The largest equal share of `number` things that is no larger than `most`."""
+    return next(share for share in range(min(number, most), 0, -1) if number % share == 0)
+
+
+def filled_evenly(networks: Sequence[Network], devices: int) -> tuple[Network, ...]:
+    """Networks as a program uses them that does not fill its last domain: of 128 devices on domains
+    of 72, each of two has 64. The outermost has to join them all."""
+    filled = [networks[-1]]
+    for network in reversed(networks[:-1]):
+        most = network.devices
+        if network.kind == "torus" or most is None or most >= devices:
+            filled.insert(0, network)
+        else:
+            devices = even_share(devices, most)
+            filled.insert(0, replace(network, devices=devices))
+    return tuple(filled)
 
 
 def domain(network: Network, device: int) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from stablehlo_tools.cost.switches import even_share
 from stablehlo_tools.cost.tori import slice_shape
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.targets.chips import DEFAULTS, Chip, Gpu, Target, Tpu, gpu_config
@@ -62,14 +63,10 @@ def topology(target: Target, devices: int, chip: Chip | None = None) -> Topology
 
 def _hosts(gpu: Gpu, devices: int) -> str:
     """`2x1x8`: as few hosts as can share the devices evenly, in as few NVLink domains."""
-    hosts = _least_divisor(devices, gpu.host)
-    domains = _least_divisor(hosts, gpu.domain // gpu.host)
-    return f"{domains}x{hosts // domains}x{devices // hosts}"
-
-
-def _least_divisor(number: int, most: int) -> int:
-    """The least divisor that leaves a quotient of `most` or less."""
-    return next(d for d in range(1, number + 1) if number % d == 0 and number // d <= most)
+    of_a_host = even_share(devices, gpu.host)
+    hosts = devices // of_a_host
+    of_a_domain = even_share(hosts, gpu.domain // gpu.host)
+    return f"{hosts // of_a_domain}x{of_a_domain}x{of_a_host}"
 
 
 def _slice(chip: Chip, devices: int) -> str:

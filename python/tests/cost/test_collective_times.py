@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from stablehlo_tools.cost.collectives import transfer_time
 from stablehlo_tools.cost.hardware import Hardware, Network, load_hardware
+from stablehlo_tools.cost.switches import filled_evenly
 from stablehlo_tools.cost.tori import slice_shape, torus_of
 from stablehlo_tools.cost.transfers import Transfer, TransferTime
 from stablehlo_tools.diagnostics import ToolError
@@ -372,3 +373,14 @@ def test_axes_wrap_as_clouds_sell_them():
     assert torus_of(v5e, 64).wraps == (False, False)
     assert torus_of(v5p, 64).wraps == (True, True, True)
     assert torus_of(v5p, 32).wraps == (False, False, False)  # 2 x 4 x 4 is no whole cube
+
+
+def test_domains_that_a_program_does_not_fill_are_divided_evenly():
+    gb200 = load_hardware("gb200")
+    share = Transfer("all_gather", 2**28, tuple((i, i + 1) for i in range(0, 128, 2)))
+    assert transfer_time(share, gb200, 128).links == ("NVLink",)
+    halves = Transfer("all_gather", 2**28, (tuple(range(64)), tuple(range(64, 128))))
+    assert transfer_time(halves, gb200, 128).links == ("NVLink",)
+    assert "InfiniBand" in transfer_time(halves, gb200, 144).links  # two full racks: 72 is the cut
+    devices = [network.devices for network in filled_evenly(gb200.networks, 100)]
+    assert devices == [50, None]
