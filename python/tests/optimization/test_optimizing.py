@@ -1,0 +1,146 @@
+"""`optimize` on exported programs, with XLA:GPU's compiler where it is installed."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+from compile_targets import TARGETS
+from jax import export
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from stablehlo_tools.api.transforming import transform
+from stablehlo_tools.artifacts import artifact
+from stablehlo_tools.artifacts.artifact import Artifact, Form
+from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.optimization import optimizing
+from stablehlo_tools.optimization.crew import Crew
+from stablehlo_tools.optimization.optimizing import Optimum, Request, optimize
+from stablehlo_tools.optimization.proof import prove, tolerance_of
+from stablehlo_tools.optimization.report import page, to_json, to_text
+from stablehlo_tools.targets.chips import Target
+
+GPU = next(each for each in TARGETS if each.values == (Target.GPU,))
+ON_GPU = pytest.mark.parametrize("target", [GPU])
+
+
+@cache
+def sharded_layers() -> Artifact:
+    """A forward pass over four layers whose weights are gathered in each, on 8 devices.
+
+    Built once: where it was traced from is in its bytes.
+    """
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    rows, split = NamedSharding(mesh, P("data")), NamedSharding(mesh, P(None, "data"))
+
+    def layers(x: jax.Array, weights: jax.Array) -> jax.Array:
+        def layer(carry: jax.Array, weight: jax.Array) -> tuple[jax.Array, None]:
+            hidden = jnp.tanh(carry @ weight)
+            return jax.lax.with_sharding_constraint(hidden, rows), None
+
+        return jax.lax.scan(layer, x, weights)[0]
+
+    jitted = jax.jit(layers, in_shardings=(rows, split), out_shardings=rows)
+    shapes = (
+        jax.ShapeDtypeStruct((16, 64), jnp.float32),
+        jax.ShapeDtypeStruct((4, 64, 64), jnp.float32),
+    )
+    return artifact.from_exported(export.export(jitted, platforms=["cuda"])(*shapes), "layers")
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One for all tests of this file, so that each candidate is compiled once."""
+    return tmp_path_factory.mktemp("cache")
+
+
+def optimized(kept: Path, **options: object) -> Optimum:
+    request = Request(target="gpu", candidates=3, cache=kept)
+    return optimize(sharded_layers(), replace(request, **options))  # pyright: ignore[reportArgumentType]
+
+
+@ON_GPU
+def test_what_is_written_is_no_worse_proven_and_what_opt_makes(target: Target, kept: Path):
+    optimum = optimized(kept)
+    assert optimum.after.total_ns <= optimum.before.total_ns
+    assert len(optimum.trials) == 4
+    assert optimum.proof.values.state == optimum.proof.order.state == "proven"
+    if optimum.changed:
+        repeated = transform(sharded_layers(), optimum.pipeline)
+        texts = [artifact.encode(each, Form.TEXT) for each in (repeated, optimum.artifact)]
+        assert texts[0] == texts[1]
+
+
+@ON_GPU
+def test_the_report_has_both_sides_and_every_trial(target: Target, kept: Path):
+    optimum = optimized(kept)
+    told = to_json(optimum)
+    for side in ("before", "after"):
+        assert {"total_ns", "exposed_ns", "peak_bytes"} <= told[side].keys()
+    assert told["pipeline"] == optimum.pipeline
+    assert len(told["trials"]) == 4
+    drawn, text = page(optimum, "0"), to_text(optimum)
+    for trial in optimum.trials[1:]:
+        assert str(trial.candidate).split("{")[0] in drawn
+        assert str(trial.candidate) in text
+
+
+@ON_GPU
+def test_a_second_run_compiles_nothing(target: Target, kept: Path, monkeypatch: pytest.MonkeyPatch):
+    first = optimized(kept)
+
+    def asked(*_: object) -> None:
+        raise AssertionError("a worker was asked")
+
+    monkeypatch.setattr(Crew, "_ask", asked)
+    again = optimized(kept)
+    assert again.pipeline == first.pipeline
+    assert again.trials == first.trials
+    assert again.proof == first.proof
+
+
+@ON_GPU
+def test_interrupted_at_once_nothing_comes_out(target: Target, tmp_path: Path):
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(KeyboardInterrupt):
+        optimize(sharded_layers(), Request(cache=tmp_path), stop=stop)
+
+
+@ON_GPU
+def test_what_is_refuted_is_not_taken(target: Target, kept: Path, monkeypatch: pytest.MonkeyPatch):
+    def wrong(before: Artifact, after: Artifact, *rest: object) -> object:
+        scaled = transform(after, "canonicalize")
+        text = artifact.to_text(scaled.module).replace("stablehlo.tanh", "stablehlo.sine")
+        return prove(before, replace(after, module=artifact.parse(text.encode()).module), *rest)  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr(optimizing, "prove", wrong)
+    optimum = optimized(kept, memory_limit=70.0)  # another question than that of other tests
+    assert not optimum.changed
+    assert all("was not taken: values: refuted" in remark for remark in optimum.remarks)
+
+
+def test_the_tolerance_is_that_of_the_least_precise_float():
+    program = sharded_layers()
+    assert tolerance_of(program.module) == 1e-4
+    text = artifact.to_text(program.module).replace("f32", "bf16")
+    assert tolerance_of(artifact.parse(text.encode()).module) == 5e-2
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (Request(target="cpu"), "optimized for gpu or tpu"),
+        (Request(hardware="h1000"), "h1000"),
+        (Request(hardware="tpu-v5e"), "XLA:GPU does not compile for tpu-v5e"),
+    ],
+)
+def test_machines_that_nothing_is_known_of_are_refused(request_: Request, message: str):
+    with pytest.raises(ToolError, match=message):
+        optimize(sharded_layers(), request_)

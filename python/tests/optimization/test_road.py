@@ -1,0 +1,60 @@
+"""What the passes declare, as the choices of the search."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import Diagnostics
+from stablehlo_tools.optimization import road as roads
+from stablehlo_tools.optimization.road import Circumstances, road
+from stablehlo_tools.passes.base import Pass
+from stablehlo_tools.passes.pipeline import Pipeline
+from stablehlo_tools.passes.registry import PASSES
+from stablehlo_tools.passes.road import Milestone, Stage
+
+
+def test_choices_parse_and_say_what_they_are_compiled_for():
+    choices = road(Circumstances("tpu-v5e", memory_limit=12.0))
+    assert choices[Stage.ORDER][0] == "schedule-overlap{hardware=tpu-v5e memory-limit=12.0}"
+    assert choices[Stage.PARTITION][0] == "partition"
+    for texts in choices.values():
+        for text in texts:
+            assert str(Pipeline.parse(text)) == text
+
+
+def test_microbatches_are_for_what_does_not_fit_and_pipelines_for_who_asks():
+    plain = road(Circumstances("h100"))
+    assert Stage.MICROBATCHES not in plain
+    assert Stage.PIPELINE not in plain
+    assert road(Circumstances("h100", too_large=True))[Stage.MICROBATCHES]
+    asked = road(Circumstances("h100", axis="stage"))[Stage.PIPELINE]
+    assert any("schedule=1f1b" in text for text in asked)
+    named = road(Circumstances("h100", axis="pp"))[Stage.PIPELINE]
+    assert all("axis=pp" in text for text in named)
+
+
+def test_a_pass_joins_by_its_declaration_alone(monkeypatch: pytest.MonkeyPatch):
+    @dataclass(frozen=True)
+    class CollectiveMatmulPass(Pass):
+        """Stands for one to come."""
+
+        name: ClassVar[str] = "bucket-collectives"  # registered, so that its text parses
+        milestone: ClassVar[Milestone | None] = Milestone(Stage.SPLIT)
+        hardware: str = "h100"
+
+        def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:
+            """Leaves the module."""
+
+    monkeypatch.setattr(roads, "PASSES", {**PASSES, "collective-matmul": None})
+    known = roads.find_pass
+    monkeypatch.setattr(
+        roads,
+        "find_pass",
+        lambda name: CollectiveMatmulPass if name == "collective-matmul" else known(name),  # pyright: ignore[reportUnknownLambdaType,reportUnknownArgumentType]
+    )
+    choices = road(Circumstances("tpu-v5e"))[Stage.SPLIT]
+    assert "bucket-collectives{hardware=tpu-v5e}" in choices
