@@ -47,7 +47,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Module:
-    """A module of a candidate. `predicted_ns` is the model's time of it as written, if it has one.
+    """A module of a candidate. `predicted_ns`: the model's time of it in a good order, if it has any.
 
     `said`: what the passes warned of.
     """

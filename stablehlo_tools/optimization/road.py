@@ -90,6 +90,12 @@ def neighbours(candidate: Candidate, choices: Road) -> Iterator[Candidate]:
             yield Candidate(tuple((s, t) for s, t in sorted(other.items()) if t is not None))
 
 
+def stage_of_difference(one: Candidate, other: Candidate) -> Stage | None:
+    """The first stage in which two candidates differ; None where they do not."""
+    different = set(one.choices) ^ set(other.choices)
+    return min((stage for stage, _ in different), default=None)
+
+
 def _texts(of: type[Pass], milestone: Milestone, circumstances: Circumstances) -> Iterator[str]:
     common = _common_options(of, circumstances)
     for option in milestone.options:

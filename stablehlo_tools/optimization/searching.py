@@ -2,7 +2,7 @@
 
 The compiler decides, the model leads. From the export on, the neighbours of the best candidates are
 rewritten; a neighbour is expected to take what the candidate took in the compiler's schedule, times
-what the model says of the one as written against the other. The most promising are compiled, a few
+what the model says of the one against the other. The most promising are compiled, a few
 at a time, and so on, until there is nothing left, the budget is spent, or many in a row brought
 nothing. Candidates that come out as the same module are one.
 
@@ -13,6 +13,7 @@ answer on any machine.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
@@ -21,10 +22,12 @@ from typing import Any
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.optimization.crew import Crew, Module, OutOfTimeError
 from stablehlo_tools.optimization.figures import Figures
-from stablehlo_tools.optimization.road import Candidate, Road, neighbours
+from stablehlo_tools.optimization.road import Candidate, Road, neighbours, stage_of_difference
+from stablehlo_tools.passes.road import Stage
 
 _AT_ONCE = 4  # candidates compiled in a round, on any number of cores
 _EXPANDED = 2  # candidates whose neighbours are looked at in a round
+_FORESEEN = 1  # such that are not yet compiled
 _HOPELESS = 1.3  # times the best: neither compiled nor built upon
 _PATIENCE = 32  # candidates in a row that bring nothing
 _WORTH = 1e-3  # of the time: less is no gain
@@ -35,7 +38,8 @@ _POLL = 0.2  # seconds
 class Trial:
     """A candidate that was compiled, or why it was not.
 
-    `expected_ns`: what the search took it to be before.
+    `expected_ns`: what the search took it to be before. `stage`: where it differs from the
+    candidate that it is a neighbour of.
     """
 
     candidate: Candidate
@@ -43,6 +47,7 @@ class Trial:
     figures: Figures | None = None
     expected_ns: float | None = None
     refused: str = ""
+    stage: Stage | None = None
 
 
 @dataclass(frozen=True)
@@ -201,7 +206,14 @@ class Search:
             if trial.candidate not in self._expanded and expected <= most:
                 excess = 0.0 if figures is None else rank(figures, self._limits.memory)[0]
                 fresh.append((alike, figures is None, excess, expected, number))
-        return [self.outcome.trials[number] for *_, number in sorted(fresh)[:_EXPANDED]]
+        chosen = [self.outcome.trials[number] for *_, number in sorted(fresh)[:_EXPANDED]]
+        return chosen + self._foreseen(most)
+
+    def _foreseen(self, most: float) -> list[Trial]:
+        """The best of what waits to be compiled: a chain of passes may only gain as a whole."""
+        waiting = sorted(self._waiting, key=_promise)
+        fresh = [trial for trial in waiting if trial.candidate not in self._expanded]
+        return [trial for trial in fresh[:_FORESEEN] if _time_of(trial) <= most]
 
     def _expand(self, trial: Trial, road: Road, pool: ThreadPoolExecutor) -> None:
         """Rewrites the neighbours of a candidate; those that are new wait to be compiled."""
@@ -216,7 +228,8 @@ class Search:
                 continue
             self._digests.add(module.digest)
             expected = _expected_ns(trial, module)
-            self._waiting.append(Trial(candidate, module, expected_ns=expected))
+            stage = stage_of_difference(trial.candidate, candidate)
+            self._waiting.append(Trial(candidate, module, expected_ns=expected, stage=stage))
 
     def _module(self, candidate: Candidate) -> Module | None:
         """The module of a candidate; None where a pass refuses."""
@@ -243,7 +256,7 @@ class Search:
             count = min(count, left)
             if hopeful and left <= 0:
                 self.outcome.ended = f"{self._limits.candidates} candidates were compiled"
-        chosen = hopeful[: max(count, 0)]
+        chosen = _varied(hopeful)[: max(count, 0)]
         self._waiting = [trial for trial in self._waiting if trial not in chosen]
         return chosen
 
@@ -274,10 +287,8 @@ class Search:
         try:
             figures = self._crew.evaluate(trial.module)
         except ToolError as error:
-            return Trial(
-                trial.candidate, trial.module, None, trial.expected_ns, error.diagnostic.message
-            )
-        return Trial(trial.candidate, trial.module, figures, trial.expected_ns)
+            return replace(trial, refused=error.diagnostic.message)
+        return replace(trial, figures=figures)
 
     def _all[F: Future[Any]](self, futures: list[F]) -> list[F]:
         """Waits for all; raises OutOfTimeError where one ran out of time, or somebody stops it."""
@@ -317,10 +328,25 @@ class Search:
         self._watch(Progress(doing, max(0, len(compiled) - 1), best))
 
 
-def _promise(trial: Trial) -> tuple[float, bool, Candidate]:
-    """What is compiled first: what is expected to be fastest, and of equals what has a model."""
+def _varied(trials: Sequence[Trial]) -> list[Trial]:
+    """Trials in their order, but the first of each stage before all seconds.
+
+    Variants of one pass mostly come out alike: what one of them shows, the others would not add to.
+    """
+    rounds: list[tuple[int, int]] = []
+    of_stage: Counter[Stage | None] = Counter()
+    for number, trial in enumerate(trials):
+        rounds.append((of_stage[trial.stage], number))
+        of_stage[trial.stage] += 1
+    return [trials[number] for _, number in sorted(rounds)]
+
+
+def _promise(trial: Trial) -> tuple[float, bool, bool, Candidate]:
+    """What is compiled first: what is expected to be fastest; of equals, what has a model, and what
+    holds the compiler to the order that the model counts on."""
     unknown = trial.module is None or trial.module.predicted_ns is None
-    return trial.expected_ns or 0.0, unknown, trial.candidate
+    ordered = any(stage is Stage.ORDER for stage, _ in trial.candidate.choices)
+    return trial.expected_ns or 0.0, unknown, not ordered, trial.candidate
 
 
 def _time_of(trial: Trial) -> float:

@@ -60,18 +60,18 @@ def _rewrite(head: dict[str, Any]) -> Answer:
 
 
 def _predicted_ns(artifact: Artifact, hardware: Hardware) -> float | None:
-    """The time of the program in the order in which it is written; None where it has no model."""
-    from stablehlo_tools.analysis.collectives import ModuleFacts
+    """The time of the program in a good order of its own; None where the model has none.
+
+    Not in the order in which it is written: what is split into parts is to gain by the order that a
+    pass, or the compiler, still has to find.
+    """
     from stablehlo_tools.analysis.partitioner_work import left_to_the_partitioner
-    from stablehlo_tools.analysis.tasks.graph import module_task_graph
-    from stablehlo_tools.cost.clock import Clock
-    from stablehlo_tools.overlap.simulator import simulate
+    from stablehlo_tools.transforms.parts.pipeline_collectives.choosing import predict
 
     try:
         if left_to_the_partitioner(artifact.module) is not None:
             return None
-        clock = Clock(hardware, ModuleFacts.of(artifact.module).grid.size)
-        return simulate(module_task_graph(artifact.module, clock, artifact.name)).total_ns
+        return predict(artifact.module, hardware, held=None).ns
     except ToolError:
         return None
 
