@@ -47,7 +47,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Module:
-    """A module of a candidate. `predicted_ns`: the model's time of it in a good order, if it has any.
+    """A module of a candidate. `predicted_ns`: what the model takes a good order of it to be.
 
     `said`: what the passes warned of.
     """
