@@ -22,6 +22,7 @@ from stablehlo_tools.diagnostics import duration
 from stablehlo_tools.processes import activity
 
 if TYPE_CHECKING:
+    from stablehlo_tools.artifacts.artifact import Form
     from stablehlo_tools.optimization.optimizing import Request
     from stablehlo_tools.optimization.searching import Progress
 
@@ -64,19 +65,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Searches, writes, prints; always 0. Raises ToolError, and then nothing is written."""
     from stablehlo_tools.artifacts import artifact
-    from stablehlo_tools.diagnostics import ToolError
     from stablehlo_tools.files import atomic
     from stablehlo_tools.optimization.optimizing import optimize
     from stablehlo_tools.optimization.report import page, to_json, to_text
 
-    if arguments.output not in (None, atomic.STDIN):
-        artifact.output_form(arguments.output)
-        atomic.check_writable(arguments.output)
-    if arguments.report is not None:
-        if PurePath(arguments.report).suffix != ".html":
-            raise ToolError(f"{arguments.report}: the report is a page: name it PAGE.html")
-        atomic.check_writable(arguments.report)
+    form = _checked_outputs(arguments)
     loaded = artifact.load(arguments.input)
+    if form is not None:
+        artifact.encode(loaded, form)  # what cannot become such a file is refused at once
     with ProgressLine() as line:
         optimum = optimize(
             loaded,
@@ -85,14 +81,31 @@ def run(arguments: argparse.Namespace) -> int:
             _stop_when_interrupted(),
         )
     files: list[tuple[str, bytes]] = []
-    if arguments.output not in (None, atomic.STDIN):
-        form = artifact.output_form(arguments.output)
+    if form is not None:
         files.append((arguments.output, artifact.encode(optimum.artifact, form)))
     if arguments.report is not None:
         files.append((arguments.report, page(optimum, tool_version()).encode()))
     atomic.write_all_atomically(files)
     print(json.dumps(to_json(optimum), indent=1) if arguments.json else to_text(optimum))
     return 0
+
+
+def _checked_outputs(arguments: argparse.Namespace) -> Form | None:
+    """The form of the output, if there is one. Raises ToolError for files that cannot be."""
+    from stablehlo_tools.artifacts import artifact
+    from stablehlo_tools.diagnostics import ToolError
+    from stablehlo_tools.files import atomic
+
+    if arguments.report is not None:
+        if PurePath(arguments.report).suffix != ".html":
+            raise ToolError(f"{arguments.report}: the report is a page: name it PAGE.html")
+        atomic.check_writable(arguments.report)
+    if arguments.output is None:
+        return None
+    if arguments.output == atomic.STDIN:
+        raise ToolError("standard output has the answer: give the program a file, -o OUTPUT")
+    atomic.check_writable(arguments.output)
+    return artifact.output_form(arguments.output)
 
 
 def _request(arguments: argparse.Namespace) -> Request:
