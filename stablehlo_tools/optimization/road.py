@@ -90,10 +90,21 @@ def neighbours(candidate: Candidate, choices: Road) -> Iterator[Candidate]:
             yield Candidate(tuple((s, t) for s, t in sorted(other.items()) if t is not None))
 
 
-def stage_of_difference(one: Candidate, other: Candidate) -> Stage | None:
-    """The first stage in which two candidates differ; None where they do not."""
-    different = set(one.choices) ^ set(other.choices)
-    return min((stage for stage, _ in different), default=None)
+@dataclass(frozen=True)
+class Change:
+    """What makes one candidate of another: a choice of a stage, None where it is taken out."""
+
+    stage: Stage
+    text: str | None
+
+
+def change_between(one: Candidate, other: Candidate) -> Change | None:
+    """What makes the second candidate of its neighbour; None where they are the same."""
+    before, after = dict(one.choices), dict(other.choices)
+    for stage in sorted({*before, *after}):
+        if before.get(stage) != after.get(stage):
+            return Change(stage, after.get(stage))
+    return None
 
 
 def _texts(of: type[Pass], milestone: Milestone, circumstances: Circumstances) -> Iterator[str]:

@@ -12,6 +12,7 @@ answer on any machine.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -22,13 +23,14 @@ from typing import Any
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.optimization.crew import Crew, Module, OutOfTimeError
 from stablehlo_tools.optimization.figures import Figures
-from stablehlo_tools.optimization.road import Candidate, Road, neighbours, stage_of_difference
+from stablehlo_tools.optimization.road import Candidate, Change, Road, change_between, neighbours
 from stablehlo_tools.passes.road import Stage
 
 _AT_ONCE = 4  # candidates compiled in a round, on any number of cores
 _EXPANDED = 2  # candidates whose neighbours are looked at in a round
 _FORESEEN = 1  # such that are not yet compiled
 _HOPELESS = 1.3  # times the best: neither compiled nor built upon
+_NOVELTY = 0.05  # of the time: how much less is hoped of what was never tried
 _PATIENCE = 32  # candidates in a row that bring nothing
 _WORTH = 1e-3  # of the time: less is no gain
 _POLL = 0.2  # seconds
@@ -38,8 +40,8 @@ _POLL = 0.2  # seconds
 class Trial:
     """A candidate that was compiled, or why it was not.
 
-    `expected_ns`: what the search took it to be before. `stage`: where it differs from the
-    candidate that it is a neighbour of.
+    `expected_ns`: what the model took it to be. `change`: what it was made by from the candidate
+    that it is a neighbour of.
     """
 
     candidate: Candidate
@@ -47,7 +49,7 @@ class Trial:
     figures: Figures | None = None
     expected_ns: float | None = None
     refused: str = ""
-    stage: Stage | None = None
+    change: Change | None = None
 
 
 @dataclass(frozen=True)
@@ -211,7 +213,7 @@ class Search:
 
     def _foreseen(self, most: float) -> list[Trial]:
         """The best of what waits to be compiled: a chain of passes may only gain as a whole."""
-        waiting = sorted(self._waiting, key=_promise)
+        waiting = sorted(self._waiting, key=_Experience(self.outcome.trials).promise)
         fresh = [trial for trial in waiting if trial.candidate not in self._expanded]
         return [trial for trial in fresh[:_FORESEEN] if _time_of(trial) <= most]
 
@@ -228,8 +230,8 @@ class Search:
                 continue
             self._digests.add(module.digest)
             expected = _expected_ns(trial, module)
-            stage = stage_of_difference(trial.candidate, candidate)
-            self._waiting.append(Trial(candidate, module, expected_ns=expected, stage=stage))
+            change = change_between(trial.candidate, candidate)
+            self._waiting.append(Trial(candidate, module, expected_ns=expected, change=change))
 
     def _module(self, candidate: Candidate) -> Module | None:
         """The module of a candidate; None where a pass refuses."""
@@ -248,7 +250,7 @@ class Search:
     def _chosen(self) -> list[Trial]:
         """The next to compile: what is expected to be fastest."""
         most = self._most_ns()
-        self._waiting.sort(key=_promise)
+        self._waiting.sort(key=_Experience(self.outcome.trials).promise)
         hopeful = [trial for trial in self._waiting if _time_of(trial) <= most]
         count = _AT_ONCE
         if self._limits.candidates is not None:
@@ -256,7 +258,7 @@ class Search:
             count = min(count, left)
             if hopeful and left <= 0:
                 self.outcome.ended = f"{self._limits.candidates} candidates were compiled"
-        chosen = _varied(hopeful)[: max(count, 0)]
+        chosen = _varied(hopeful, max(count, 0))
         self._waiting = [trial for trial in self._waiting if trial not in chosen]
         return chosen
 
@@ -328,25 +330,56 @@ class Search:
         self._watch(Progress(doing, max(0, len(compiled) - 1), best))
 
 
-def _varied(trials: Sequence[Trial]) -> list[Trial]:
-    """Trials in their order, but the first of each stage before all seconds.
+def _varied(trials: Sequence[Trial], count: int) -> list[Trial]:
+    """The first trials, but none of a stage that has one already while there are others.
 
     Variants of one pass mostly come out alike: what one of them shows, the others would not add to.
     """
-    rounds: list[tuple[int, int]] = []
-    of_stage: Counter[Stage | None] = Counter()
-    for number, trial in enumerate(trials):
-        rounds.append((of_stage[trial.stage], number))
-        of_stage[trial.stage] += 1
-    return [trials[number] for _, number in sorted(rounds)]
+    seen: set[Stage | None] = set()
+    first: list[Trial] = []
+    for trial in trials:
+        stage = None if trial.change is None else trial.change.stage
+        if stage not in seen:
+            first.append(trial)
+        seen.add(stage)
+    rest = [trial for trial in trials if trial not in first]
+    return (first + rest)[:count]
 
 
-def _promise(trial: Trial) -> tuple[float, bool, bool, Candidate]:
-    """What is compiled first: what is expected to be fastest; of equals, what has a model, and what
-    holds the compiler to the order that the model counts on."""
-    unknown = trial.module is None or trial.module.predicted_ns is None
-    ordered = any(stage is Stage.ORDER for stage, _ in trial.candidate.choices)
-    return trial.expected_ns or 0.0, unknown, not ordered, trial.candidate
+class _Experience:
+    """What the compiler made of changes so far, beside what the model had said of them.
+
+    The model is off by some per cent, and mostly alike for one pass; and a stage of which nothing
+    has been compiled is worth a try, even if the model expects a little less of it.
+    """
+
+    def __init__(self, trials: Sequence[Trial]) -> None:
+        self._tried: Counter[Stage] = Counter()
+        logs: dict[Change, list[float]] = {}
+        for trial in trials:
+            if trial.change is None:
+                continue
+            self._tried[trial.change.stage] += 1
+            if trial.figures is not None and trial.expected_ns:
+                ratio = math.log(trial.figures.total_ns / trial.expected_ns)
+                logs.setdefault(trial.change, []).append(ratio)
+        self._off = {change: sum(each) / (1 + len(each)) for change, each in logs.items()}
+
+    def promise(self, trial: Trial) -> tuple[float, bool, bool, Candidate]:
+        """A key that is least for what to compile next.
+
+        Of equals, what has a model, and what holds the compiler to the order the model counts on.
+        """
+        unknown = trial.module is None or trial.module.predicted_ns is None
+        ordered = any(stage is Stage.ORDER for stage, _ in trial.candidate.choices)
+        return self._hope(trial), unknown, not ordered, trial.candidate
+
+    def _hope(self, trial: Trial) -> float:
+        expected = trial.expected_ns or 0.0
+        if trial.change is None:
+            return expected
+        novelty = _NOVELTY / (1 + self._tried[trial.change.stage])
+        return expected * math.exp(self._off.get(trial.change, 0.0)) * (1 - novelty)
 
 
 def _time_of(trial: Trial) -> float:
