@@ -1,7 +1,8 @@
 """stablehlo-tools: rewrites distributed StableHLO programs after export.
 
     exported = stablehlo_tools.transform(exported, "thread-tokens")
-    step = stablehlo_tools.jit(step, pipeline="thread-tokens")
+    exported = stablehlo_tools.optimize(exported, target="gpu").exported
+    step = stablehlo_tools.jit(step, pipeline="auto")
 
 The names below load jaxlib when first used, not on import.
 """
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
         to_layer_order,
         to_pipeline_order,
     )
+    from stablehlo_tools.api.optimizing import optimize
     from stablehlo_tools.api.transforming import transform
     from stablehlo_tools.artifacts.artifact import Artifact, load, save
     from stablehlo_tools.diagnostics import ToolError
@@ -32,6 +34,7 @@ _HOMES = {
     "find_layer_order": "api.layer_order",
     "jit": "api.jitted",
     "load": "artifacts.artifact",
+    "optimize": "api.optimizing",
     "save": "artifacts.artifact",
     "to_layer_order": "api.layer_order",
     "to_pipeline_order": "api.layer_order",
@@ -46,6 +49,7 @@ __all__ = [
     "find_layer_order",
     "jit",
     "load",
+    "optimize",
     "save",
     "to_layer_order",
     "to_pipeline_order",

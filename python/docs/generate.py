@@ -107,7 +107,13 @@ def _type_text(hint: Any) -> str:
 
 def _pipeline_section(name: str, steps: Sequence[NamedStep]) -> str:
     numbered = [f"{i}. `{step.text}`: {step.reason}" for i, step in enumerate(steps, start=1)]
-    return "\n".join([f"## `{name}`", "", *numbered, ""])
+    options = [
+        f"`{', '.join(step.takes)}` {'goes' if len(step.takes) == 1 else 'go'} to `{step.text}`"
+        for step in steps
+        if step.takes
+    ]
+    told = ["", f"Options: {'; '.join(options)}."] if options else []
+    return "\n".join([f"## `{name}`", "", *numbered, *told, ""])
 
 
 def main(words: Sequence[str] | None = None) -> int:

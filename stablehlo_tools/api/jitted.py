@@ -29,22 +29,55 @@ from jax.interpreters import mlir
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from stablehlo_tools import bindings
-from stablehlo_tools.api import transforming
+from stablehlo_tools.api import optimizing, transforming
 from stablehlo_tools.api.inspecting import Inspection, inspect
 from stablehlo_tools.artifacts.module_bytes import vouch
 from stablehlo_tools.artifacts.program_mesh import program_mesh
-from stablehlo_tools.diagnostics import Place, ToolError, note
+from stablehlo_tools.cost.hardware import load_hardware
+from stablehlo_tools.diagnostics import Place, ToolError, naming, note
 from stablehlo_tools.passes.pipeline import Pipeline
+from stablehlo_tools.targets.chips import chip_called, target_of
 
 _Call = Callable[..., Any]
+_Transform = Callable[[export.Exported], export.Exported]
+
+
+AUTO = "auto"
 
 
 @overload
-def jit(function: _Call, pipeline: str | Pipeline, **jit_options: Any) -> Jitted: ...
-@overload
-def jit(*, pipeline: str | Pipeline, **jit_options: Any) -> Callable[[_Call], Jitted]: ...
 def jit(
-    function: _Call | None = None, pipeline: str | Pipeline = "", **jit_options: Any
+    function: _Call,
+    pipeline: str | Pipeline = AUTO,
+    *,
+    target: str | None = None,
+    hardware: str | None = None,
+    memory_limit: float | None = None,
+    budget: float | None = None,
+    candidates: int | None = None,
+    **jit_options: Any,
+) -> Jitted: ...
+@overload
+def jit(
+    *,
+    pipeline: str | Pipeline = AUTO,
+    target: str | None = None,
+    hardware: str | None = None,
+    memory_limit: float | None = None,
+    budget: float | None = None,
+    candidates: int | None = None,
+    **jit_options: Any,
+) -> Callable[[_Call], Jitted]: ...
+def jit(
+    function: _Call | None = None,
+    pipeline: str | Pipeline = AUTO,
+    *,
+    target: str | None = None,
+    hardware: str | None = None,
+    memory_limit: float | None = None,
+    budget: float | None = None,
+    candidates: int | None = None,
+    **jit_options: Any,
 ) -> Jitted | Callable[[_Call], Jitted]:
     """Like `jax.jit`, but through export and a pipeline: exports, transforms, calls.
 
@@ -53,14 +86,61 @@ def jit(
     made for each set of argument shapes, dtypes, shardings and static values, as `jax.jit` would
     compile one. Raises ToolError when a pass refuses.
 
+    `pipeline="auto"` searches for the fastest one by `stablehlo_tools.optimize`, which the options
+    from `target` to `candidates` go to; without target and hardware, for the device of jax.
+
     Under `jax.grad`, `jax.vmap` and their like the derived programs are transformed; within an
     outer `stablehlo_tools.jit` that one's pipeline transforms the whole; within an outer `jax.jit`,
     which compiles the rest as it would, it stays a transformed program of its own.
     """
-    steps = transforming.parsed(pipeline)
+    search = {
+        "target": target,
+        "hardware": hardware,
+        "memory_limit": memory_limit,
+        "budget": budget,
+        "candidates": candidates,
+    }
+    if pipeline == AUTO:
+        transform = partial(_optimized, **search)
+    else:
+        given = [name for name, value in search.items() if value is not None]
+        if given:
+            raise ToolError(
+                f"jit: {', '.join(given)} is for pipeline='auto'; a pass has it as its own option"
+            )
+        transform = partial(_transformed, pipeline=transforming.parsed(pipeline))
     if function is None:
-        return partial(Jitted, pipeline=steps, **jit_options)
-    return Jitted(function, steps, **jit_options)
+        return partial(Jitted, transform=transform, **jit_options)
+    return Jitted(function, transform, **jit_options)
+
+
+def _transformed(exported: export.Exported, pipeline: Pipeline) -> export.Exported:
+    return transforming.transform(exported, pipeline)
+
+
+def _optimized(
+    exported: export.Exported, target: str | None, hardware: str | None, **request: Any
+) -> export.Exported:
+    if target is None:
+        target, hardware = _machine(hardware)
+    return optimizing.optimize(exported, target, hardware, **request).exported
+
+
+def _machine(hardware: str | None) -> tuple[str, str]:
+    """The target of the hardware, or both of the device that jax runs on."""
+    if hardware is not None:
+        target = target_of(load_hardware(hardware))
+        if target is None:
+            raise ToolError(f"no compiler is known for {hardware}: name a target beside it")
+        return target.value, hardware
+    device = jax.devices()[0].device_kind
+    chip = chip_called(device)
+    if chip is None:
+        raise ToolError(
+            f"pipeline='auto' asks the compiler of the device, and none is known for {device!r}: "
+            "name the hardware to optimize for, or another pipeline"
+        )
+    return chip.target.value, chip.name
 
 
 class Jitted:
@@ -68,7 +148,7 @@ class Jitted:
 
     __name__ = "function"  # of what has none, such as a partial
 
-    def __init__(self, function: _Call, pipeline: Pipeline, **options: Any) -> None:
+    def __init__(self, function: _Call, transform: _Transform, **options: Any) -> None:
         update_wrapper(self, function)
 
         @wraps(function)
@@ -77,7 +157,7 @@ class Jitted:
 
         # jax caches what it lowers by the function: another jit of the same one lowers otherwise.
         self.jitted: Any = jax.jit(alone, **options)
-        self.pipeline = pipeline
+        self.transform = transform
         self.static_positions, self.static_names = bindings.static_arguments(self.jitted)
         # By jaxpr, and forgotten with it: jax may trace anew what closes over a tracer.
         self.calls: WeakKeyDictionary[Any, dict[Hashable, _Call]] = WeakKeyDictionary()
@@ -165,7 +245,8 @@ class Jitted:
             raise _named_callbacks(jaxpr, reason) or reason from None
         # MLIR in this process has just written it: no other process need read it first.
         vouch(plain.mlir_module_serialized)
-        return transforming.transform(plain, self.pipeline)
+        with naming(self.__name__):
+            return self.transform(plain)
 
     def _program(self, jitted: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> _Program:
         with _lowering_whole():

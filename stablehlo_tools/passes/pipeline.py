@@ -12,7 +12,7 @@ import time
 import types
 import typing
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TextIO
 
 from stablehlo_tools import bindings
@@ -179,10 +179,19 @@ def _expanded(parts: Sequence[PassText]) -> Iterator[PassText]:
         if named is None:
             yield part
             continue
-        if part.options:
-            raise ToolError(f"pipeline {part.name!r} takes no options; list its passes instead")
+        taken = list(dict.fromkeys(name for step in named for name in step.takes))
+        for name, _ in part.options:
+            if not taken:
+                raise ToolError(f"pipeline {part.name!r} takes no options; list its passes instead")
+            if name not in taken:
+                raise ToolError(
+                    f"pipeline {part.name!r} has no option {name!r}; it has: {', '.join(taken)}; "
+                    "for others list its passes instead"
+                )
         for step in named:
-            yield from parse_pipeline_text(step.text)
+            given = tuple(option for option in part.options if option[0] in step.takes)
+            for inner in parse_pipeline_text(step.text):
+                yield replace(inner, options=(*inner.options, *given))
 
 
 def _build(part: PassText) -> Pass:

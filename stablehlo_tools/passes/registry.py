@@ -115,16 +115,39 @@ PASSES: dict[str, Entry] = {
 
 @dataclass(frozen=True)
 class NamedStep:
-    """One step of a named pipeline, and why it stands there."""
+    """One step of a named pipeline, why it stands there, and which options of the pipeline go to
+    it."""
 
     text: str
     reason: str
+    takes: tuple[str, ...] = ()
 
+
+_PARTITION = NamedStep("partition", "the passes below rewrite collectives that they can see")
+_SMALLER = NamedStep("create-reduce-scatter", "what is moved for nothing need not be hidden")
+_ORDER = NamedStep(
+    "schedule-overlap",
+    "last, as all else would undo the order",
+    ("hardware", "memory-limit"),
+)
 
 NAMED: dict[str, tuple[NamedStep, ...]] = {
     "order-collectives": (
         NamedStep("symbol-dce", "functions nobody calls would be threaded for nothing"),
         NamedStep("thread-tokens", "last: token barriers stop every later merge and move"),
+    ),
+    "fsdp": (_PARTITION, _SMALLER, _ORDER),
+    "tensor-parallel": (_PARTITION, _SMALLER, _ORDER),
+    "moe": (_PARTITION, _SMALLER, _ORDER),
+    "pipeline": (
+        NamedStep(
+            "expand-pipeline",
+            "first: it cuts the loop over layers, which partitioning divides",
+            ("axis", "microbatches", "repeats", "schedule"),
+        ),
+        _PARTITION,
+        _SMALLER,
+        _ORDER,
     ),
 }
 

@@ -54,9 +54,13 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Tpu:
-    """What libtpu knows of a device: the word that its topologies begin with, and its torus."""
+    """What libtpu knows of a device: the word that its topologies begin with, and its torus.
+
+    `devices`: as libtpu calls it (jax/_src/tpu_info.py has the names).
+    """
 
     generation: str
+    devices: tuple[str, ...]
     dimensions: int
     most: int  # chips of one slice
 
@@ -68,6 +72,11 @@ class Chip:
     name: str
     title: str
     kind: Gpu | Tpu
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """What its driver may call it: jax's `device_kind`."""
+        return (self.kind.device,) if isinstance(self.kind, Gpu) else self.kind.devices
 
     @property
     def target(self) -> Target:
@@ -164,9 +173,9 @@ _ALL = (
             domain=72,
         ),
     ),
-    Chip("tpu-v5e", "TPU v5e", Tpu("v5e", dimensions=2, most=256)),
-    Chip("tpu-v5p", "TPU v5p", Tpu("v5p", dimensions=3, most=6144)),
-    Chip("tpu-v6e", "TPU v6e", Tpu("v6e", dimensions=2, most=256)),
+    Chip("tpu-v5e", "TPU v5e", Tpu("v5e", ("TPU v5 lite", "TPU v5e"), dimensions=2, most=256)),
+    Chip("tpu-v5p", "TPU v5p", Tpu("v5p", ("TPU v5", "TPU v5p"), dimensions=3, most=6144)),
+    Chip("tpu-v6e", "TPU v6e", Tpu("v6e", ("TPU v6 lite", "TPU v6e"), dimensions=2, most=256)),
 )
 CHIPS = {chip.name: chip for chip in _ALL}
 DEFAULTS = {Target.GPU: CHIPS["h100"], Target.TPU: CHIPS["tpu-v5e"]}
@@ -209,6 +218,11 @@ def gpu_config(gpu: Gpu) -> str:
     """
     extension = "ACCELERATED_FEATURES" if gpu.capability >= _HOPPER else "NONE"
     return _CONFIG.format(gpu=gpu, extension=extension, optin=gpu.shared_memory - _RESERVED)
+
+
+def chip_called(device_kind: str) -> Chip | None:
+    """The chip that a driver calls so, or None where none here is."""
+    return next((chip for chip in _ALL if device_kind in chip.devices), None)
 
 
 def target_of(hardware: Hardware) -> Target | None:

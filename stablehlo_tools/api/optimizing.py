@@ -1,0 +1,108 @@
+"""Optimizes an `Exported` or an artifact: the pipeline that makes it fastest on one machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, overload
+
+from stablehlo_tools.artifacts.artifact import Artifact, from_exported
+from stablehlo_tools.optimization import report
+from stablehlo_tools.optimization.figures import Figures
+from stablehlo_tools.optimization.optimizing import Optimum, Request
+from stablehlo_tools.optimization.optimizing import optimize as find_optimum
+
+if TYPE_CHECKING:
+    from jax.export import Exported
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What was tried, what each gave, what was proven, and what remains; prints as text."""
+
+    optimum: Optimum
+
+    def __str__(self) -> str:
+        return report.to_text(self.optimum)
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that `stablehlo-tools optimize --json` prints; docs/optimize.md has it."""
+        return report.to_json(self.optimum)
+
+    def to_html(self) -> str:
+        """The page that `stablehlo-tools optimize --report` writes."""
+        return report.page(self.optimum, version("stablehlo-tools"))
+
+
+@dataclass(frozen=True)
+class Optimized[Program]:
+    """The fastest form of a program that was found and proven.
+
+    `exported` is of the type that was given. `pipeline` makes it of the given one (`transform`, or
+    `opt -p`), and is "" where nothing is faster and the program stays as it was. `before` and
+    `after` are as the target's compiler schedules the two: `total_ns` and `exposed_ns` of one run,
+    `peak_bytes` of a device.
+    """
+
+    exported: Program
+    pipeline: str
+    before: Figures
+    after: Figures
+    report: Explanation
+
+
+@overload
+def optimize(
+    exported: Exported,
+    target: str = "gpu",
+    hardware: str | None = None,
+    memory_limit: float | None = None,
+    budget: float | None = None,
+    candidates: int | None = None,
+    pipeline_axis: str | None = None,
+) -> Optimized[Exported]: ...
+@overload
+def optimize(
+    exported: Artifact,
+    target: str = "gpu",
+    hardware: str | None = None,
+    memory_limit: float | None = None,
+    budget: float | None = None,
+    candidates: int | None = None,
+    pipeline_axis: str | None = None,
+) -> Optimized[Artifact]: ...
+def optimize(
+    exported: Exported | Artifact,
+    target: str = "gpu",
+    hardware: str | None = None,
+    memory_limit: float | None = None,
+    budget: float | None = None,
+    candidates: int | None = None,
+    pipeline_axis: str | None = None,
+) -> Optimized[Exported] | Optimized[Artifact]:
+    """Searches for the pipeline that makes a program fastest; the given one stays as it is.
+
+    `target`, "gpu" or "tpu": whose compiler decides; no device is needed. `hardware`: the name or
+    the file of a profile, by default the target's usual one. `memory_limit`: GiB of a device, by
+    default all that it has. `budget`: seconds of search, 600 by default; `candidates`: instead of
+    it, how many to compile, for the same answer on any machine. `pipeline_axis`: a mesh axis that a
+    pipeline over layers may take. What was found out is kept, so that a second run is instant.
+    Raises ToolError where the compiler is missing or refuses the program as it is.
+    """
+    request = Request(
+        target=target,
+        hardware=hardware,
+        memory_limit=memory_limit,
+        budget=budget,
+        candidates=candidates,
+        pipeline_axis=pipeline_axis,
+    )
+    if isinstance(exported, Artifact):
+        optimum = find_optimum(exported, request)
+        return _optimized(optimum.artifact, optimum)
+    optimum = find_optimum(from_exported(exported), request)
+    return _optimized(optimum.artifact.to_exported() if optimum.changed else exported, optimum)
+
+
+def _optimized[Program](program: Program, optimum: Optimum) -> Optimized[Program]:
+    return Optimized(program, optimum.pipeline, optimum.before, optimum.after, Explanation(optimum))
