@@ -23,7 +23,13 @@ _DEEPEST = 500  # levels of regions; programs have ten, and a stack of 8 MiB roo
 # How text writes a byte that is not ASCII, and a string that is no backend's configuration.
 _ESCAPED = re.compile(rb"\\[89A-Fa-f][0-9A-Fa-f]")
 _ESCAPED_BYTE = re.compile(rb"\\([0-9A-Fa-f]{2})")
-_STRING = re.compile(rb'(backend_config = )?"((?:[^"\\]|\\.)*)"')
+_STRING = re.compile(rb'"((?:[^"\\]|\\.)*)"')
+# A string, or a dictionary, of strings and of dictionaries of such; Triton's kernels are in one.
+_CONFIGURATION = re.compile(
+    rb'backend_config = (?:STRING|\{(?:[^{}"]|STRING|\{(?:[^{}"]|STRING)*+\})*+\})'.replace(
+        b"STRING", rb'"(?:[^"\\]|\\.)*+"'
+    )
+)
 
 _HAS_ALIGNMENT = 0x80
 # Strings, dialects, attributes and types, their offsets, IR; properties since version 5.
@@ -147,12 +153,11 @@ def _check_names(module: ir.Module) -> None:
     """Refuses names and locations that are not UTF-8: jaxlib has no Python string for them, and may
     end the process over one. What a backend is told may be any bytes."""
     text = module.operation.get_asm(enable_debug_info=True, assume_verified=True)
-    for is_configuration, string in _STRING.findall(str(text).encode()):
+    for string in _STRING.findall(_CONFIGURATION.sub(b"", str(text).encode())):
         try:
             _ESCAPED_BYTE.sub(lambda byte: bytes.fromhex(byte[1].decode()), string).decode()
         except UnicodeDecodeError:
-            if not is_configuration:
-                raise ToolError(f"damaged: a name that is not UTF-8: {string.decode()!r}") from None
+            raise ToolError(f"damaged: a name that is not UTF-8: {string.decode()!r}") from None
 
 
 def check_sections(data: bytes) -> None:

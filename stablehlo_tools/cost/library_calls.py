@@ -126,13 +126,16 @@ def _stated(call: LibraryCall) -> Work | None:
 
 
 # The kernels of attention that jax ships, by their own names and by those around them: products
-# for each pair of a query and a key. In `q d kv` order: of the scores, and of what they weigh.
+# for each pair of a query and a key, and the dimension of the sequence. Those for TPUs have arrays
+# of [batch, heads, sequence, depth], Triton's of [batch, sequence, heads, depth].
 _ATTENTIONS = (
-    (re.compile(r"flash_(attention|mha_bwd)_dkv|splash_m[hq]a_dkv"), 4),
-    (re.compile(r"flash_(attention|mha_bwd)_dq|splash_m[hq]a_dq"), 3),
-    (re.compile(r"mha_backward"), 5),
-    (re.compile(r"flash_attention|splash_m[hq]a|mha_forward"), 2),
+    (re.compile(r"flash_(attention|mha_bwd)_dkv|splash_m[hq]a_dkv"), 4, -2),
+    (re.compile(r"flash_(attention|mha_bwd)_dq|splash_m[hq]a_dq"), 3, -2),
+    (re.compile(r"mha_backward"), 5, -3),
+    (re.compile(r"flash_attention|splash_m[hq]a"), 2, -2),
+    (re.compile(r"mha_forward"), 2, -3),
 )
+_NAMED = re.compile(r'\bname = "[^"]*"')  # in Triton's configuration
 
 
 def _by_kernel(call: LibraryCall) -> Work | None:
@@ -140,11 +143,13 @@ def _by_kernel(call: LibraryCall) -> Work | None:
     arrays = [t for t in call.operands if _is_float(t.dtype) and len(t.dims) >= 3]
     if len(arrays) < 3:
         return None
-    for pattern, products in _ATTENTIONS:
-        if pattern.search(call.kernel):
-            query, key, value = arrays[:3]
-            batch = math.prod(query.dims[:-2])
-            sizes = _Sizes(batch, query.dims[-2], key.dims[-2], query.dims[-1], value.dims[-1])
+    named = _NAMED.search(call.config)
+    names = call.kernel + (named.group() if named else "")
+    for pattern, products, sequence in _ATTENTIONS:
+        if pattern.search(names):
+            query, key, value = (t.dims for t in arrays[:3])
+            batch = math.prod(query[:-1]) // max(1, query[sequence])
+            sizes = _Sizes(batch, query[sequence], key[sequence], query[-1], value[-1])
             return _attention(call, sizes, products, sizes.keys)
     return None
 

@@ -72,7 +72,9 @@ def backend_config(op: ir.Operation) -> str:
     config = op.attributes.get("mhlo.backend_config", op.attributes.get("backend_config"))
     if config is None:
         return ""
-    return config.value if isinstance(config, ir.StringAttr) else str(config)
+    if isinstance(config, ir.StringAttr):
+        return config.value_bytes.decode(errors="replace")  # it may be any bytes
+    return str(config)
 
 
 def kernel_name(op: ir.Operation) -> str:

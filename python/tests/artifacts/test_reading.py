@@ -185,6 +185,17 @@ def test_what_a_portable_artifact_cannot_hold_is_named(tmp_path: Path, body: str
             ": (tensor<4xf32>) -> tensor<4xf32>",
             True,
         ),
+        (  # as jax writes a kernel of Triton
+            "%0 = stablehlo.custom_call @f(%a) {mhlo.backend_config = {grid = 1 : i32, "
+            'ir = "ML\\EF", more = {x = "}\\FF"}, name = "my_add"}} '
+            ": (tensor<4xf32>) -> tensor<4xf32>",
+            True,
+        ),
+        (
+            '%0 = stablehlo.custom_call @f(%a) {mhlo.backend_config = {ir = "a"}, x = "\\FF"} '
+            ": (tensor<4xf32>) -> tensor<4xf32>",
+            False,
+        ),
     ],
 )
 def test_names_are_utf8_and_what_backends_are_told_is_any_bytes(body: str, accepted: bool):

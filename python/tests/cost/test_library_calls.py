@@ -119,6 +119,29 @@ def test_attention_is_two_products_forward_and_five_backward():
     assert matrix_flops(other) == 2 * product
 
 
+@pytest.mark.parametrize(
+    ("kernel", "shape", "products"),
+    [
+        ("_flash_attention_dkv_kernel", (2, 8, 1024, 64), 4),
+        ("splash_mha_fwd_no_residuals", (2, 8, 1024, 64), 2),
+        ("splash_mqa_dq", (2, 8, 1024, 64), 3),
+        ("mha_forward", (2, 1024, 8, 64), 2),
+        ("mha_backward", (2, 1024, 8, 64), 5),
+    ],
+)
+def test_kernels_of_attention_are_known_by_their_names(
+    kernel: str, shape: tuple[int, ...], products: int
+):
+    arrays = [tensor(1, 8, dtype="i32"), *[tensor(*shape, dtype="bf16")] * 3]
+    target = "__gpu$xla.gpu.triton" if kernel.startswith("mha") else "tpu_custom_call"
+    work = call_work(LibraryCall(target, arrays, arrays[1:2], kernel=kernel))
+    assert work is not None
+    assert matrix_flops(work) == products * 2 * 2 * 8 * 1024**2 * 64
+    config = f'{{debug = false, grid_x = 8 : i32, name = "{kernel}"}}'  # of a schedule
+    assert call_work(LibraryCall(target, arrays, arrays[1:2], config, "custom-call.3")) == work
+    assert call_work(LibraryCall(target, arrays, arrays[1:2], kernel="mha_preprocess")) is None
+
+
 def test_a_mask_leaves_out_what_it_hides():
     q = (2, 1024, 8, 64)
     whole = matrix_flops(attention("__cudnn$fmhaSoftmax", "NO_MASK", q, q, q))
