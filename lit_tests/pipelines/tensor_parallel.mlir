@@ -1,8 +1,11 @@
 // RUN: stablehlo-tools opt %s -p tensor-parallel | filecheck %s
 
 // A named pipeline is its passes, in order.
-// RUN: stablehlo-tools opt %s -p 'tensor-parallel{hardware=a100}' > %t.named
-// RUN: stablehlo-tools opt %s -p 'partition,create-reduce-scatter,schedule-overlap{hardware=a100}' | diff -u %t.named -
+// RUN: stablehlo-tools opt %s -p tensor-parallel > %t.named
+// RUN: stablehlo-tools opt %s -p partition,create-reduce-scatter | diff -u %t.named -
+
+// RUN: not stablehlo-tools opt %s -p 'tensor-parallel{hardware=a100}' 2>&1 | filecheck %s --check-prefix=OPTION
+// OPTION: error: pipeline 'tensor-parallel' takes no options; list its passes instead
 
 // Columns of the first weight, rows of the second: the product is in parts, summed by one all_reduce.
 // CHECK-LABEL: func.func @main

@@ -190,8 +190,10 @@ def _expanded(parts: Sequence[PassText]) -> Iterator[PassText]:
                 )
         for step in named:
             given = tuple(option for option in part.options if option[0] in step.takes)
+            stated = {name for name, _ in given}
             for inner in parse_pipeline_text(step.text):
-                yield replace(inner, options=(*inner.options, *given))
+                own = tuple(option for option in inner.options if option[0] not in stated)
+                yield replace(inner, options=(*own, *given))
 
 
 def _build(part: PassText) -> Pass:
