@@ -183,6 +183,8 @@ class Search:
         while True:
             for trial in self._promising():
                 self._expand(trial, road, pool)
+            for trial in self._foreseen():
+                self._expand(trial, road, pool)
             chosen = self._chosen()
             if not chosen:
                 self.outcome.ended = self.outcome.ended or "nothing was left to try"
@@ -208,11 +210,11 @@ class Search:
             if trial.candidate not in self._expanded and expected <= most:
                 excess = 0.0 if figures is None else rank(figures, self._limits.memory)[0]
                 fresh.append((alike, figures is None, excess, expected, number))
-        chosen = [self.outcome.trials[number] for *_, number in sorted(fresh)[:_EXPANDED]]
-        return chosen + self._foreseen(most)
+        return [self.outcome.trials[number] for *_, number in sorted(fresh)[:_EXPANDED]]
 
-    def _foreseen(self, most: float) -> list[Trial]:
+    def _foreseen(self) -> list[Trial]:
         """The best of what waits to be compiled: a chain of passes may only gain as a whole."""
+        most = self._most_ns()
         waiting = sorted(self._waiting, key=_Experience(self.outcome.trials).promise)
         fresh = [trial for trial in waiting if trial.candidate not in self._expanded]
         return [trial for trial in fresh[:_FORESEEN] if _time_of(trial) <= most]
@@ -236,13 +238,16 @@ class Search:
     def _module(self, candidate: Candidate) -> Module | None:
         """The module of a candidate; None where a pass refuses."""
         module = self._modules[Candidate()]
-        for text in candidate.passes:
+        assert module is not None, "the export is a module"
+        for stage, text in candidate.choices:
             if self._stop.is_set():
                 raise OutOfTimeError
             try:
                 module = self._crew.rewrite(module, text)
             except ToolError as error:
-                self._refused.setdefault(text, error.diagnostic.message)
+                # Of the whole program, passes for one device's say no more than that it is whole.
+                if module.predicted_ns is not None or stage <= Stage.PARTITION:
+                    self._refused.setdefault(text, error.diagnostic.message)
                 return None
             self._accepted.add(text)
         return module
