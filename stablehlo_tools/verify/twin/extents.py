@@ -44,8 +44,11 @@ class Extent:
         found = self
         while found._of is not None:
             found = found._of
-        if found is not self:
-            self._of = found
+        passed = self
+        while passed._of is not None and passed._of is not found:
+            following = passed._of
+            passed._of = found
+            passed = following
         return found
 
     def become(self, other: Extent) -> None:
@@ -202,13 +205,13 @@ class Extents:
                 keep(whole, why)
             start += part.size
 
-    def settle(self, reducible: Iterable[Extent]) -> None:
+    def settle(self, reducible: Sequence[Extent]) -> None:
         """Says of each extent how many positions the twin has; of `reducible` alone fewer.
 
         Neighbours in size get different prime numbers, so that what only happens to be of one size
         at full size has different ones.
         """
-        leaves = {leaf for extent in reducible for leaf in extent.leaves}
+        leaves = dict.fromkeys(leaf for extent in reducible for leaf in extent.leaves)
         follows = self._followers(leaves)
         led = [within for within in self._within if within.part.root in follows]
         for within in led:
@@ -224,14 +227,15 @@ class Extents:
                 step = last.within
         free = [leaf for leaf in leaves if not leaf.kept and leaf.within is None]
         free = [leaf for leaf in free if leaf.size > _SMALL]
-        for place, leaf in enumerate(sorted(free, key=lambda leaf: -leaf.size)):
-            wanted = max(_COUNTS[place % len(_COUNTS)], 2 * leaf.least)
-            leaf.count = min(leaf.size, wanted)
+        copies = _copies(reducible)
+        for place, leaf in enumerate(sorted(free, key=lambda leaf: (-leaf.size, -copies[leaf]))):
+            count = _COUNTS[place % len(_COUNTS)] if copies[leaf] < _MANY else min(_COUNTS)
+            leaf.count = min(leaf.size, max(count, 2 * leaf.least))
         for part in sorted(follows, key=lambda part: -part.size):
             assert part.within is not None
             part.count = len(part.own_positions())
 
-    def _followers(self, leaves: set[Extent]) -> set[Extent]:
+    def _followers(self, leaves: Iterable[Extent]) -> set[Extent]:
         """The parts that can lose what their wholes do; the others, and their wholes, are kept."""
         while True:
             self._unite_wholes()
@@ -263,5 +267,17 @@ class Extents:
         return lost and not any(leaf in free or leaf in parts for leaf in whole[:-1])
 
 
+def _copies(extents: Iterable[Extent]) -> dict[Extent, int]:
+    """How many kept positions stand beside each undivided extent, at most."""
+    copies: dict[Extent, int] = {}
+    for extent in extents:
+        leaves = extent.leaves
+        beside = math.prod(leaf.size for leaf in leaves if leaf.kept)
+        for leaf in leaves:
+            copies[leaf] = max(copies.get(leaf, 1), beside)
+    return copies
+
+
 _COUNTS = (5, 7, 3)
+_MANY = 16  # copies of an extent, for as many devices, that have the least of it
 _SMALL = 8  # an extent of so few positions keeps them

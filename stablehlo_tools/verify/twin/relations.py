@@ -6,11 +6,10 @@ divide, and what of an op's numbers counts positions, which are the segments of 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-
-import numpy as np
 
 from stablehlo_tools.analysis.collectives import ModuleFacts
 from stablehlo_tools.analysis.shardings import MeshAxes, ValueShardings, sharding_axes
@@ -83,6 +82,10 @@ class Dimensions:
             self._of[value] = extents
         return extents
 
+    def liken(self, value: ir.Value, other: ir.Value) -> None:
+        """Gives a new value the dimensions of another one."""
+        self._of[value] = self.of(other)
+
     def tie_programs(self, before: ir.Module, after: ir.Module) -> None:
         """Makes what both programs take and give have the same sizes."""
         modules = [_Module(self, module) for module in (before, after)]
@@ -94,7 +97,7 @@ class Dimensions:
                 self.tie(mine, theirs)
         for module in modules:
             module.tie()
-        self.extents.settle(e for end in ends[0] for value in end for e in self.of(value))
+        self.extents.settle([e for end in ends[0] for value in end for e in self.of(value)])
 
     def tie(self, one: ir.Value, other: ir.Value) -> None:
         """Makes two values have the same dimensions; a larger one consists of shards like the
@@ -269,9 +272,12 @@ def _tie_digits(
     if not digits:
         keep(extent, f"{named(op)} does not use it")
         return
+    if len(digits) == 1 and digits[0][1].size == extent.size:
+        unite(extent, digits[0][2])
+        return
     ordered = sorted(digits, key=lambda digit: -abs(digit[0].step))
     sizes = [factor.size for _, factor, _ in ordered]
-    if int(np.prod(sizes)) != extent.size or any(along.start is None for along, _, _ in ordered):
+    if math.prod(sizes) != extent.size or any(along.start is None for along, _, _ in ordered):
         keep(extent, f"{named(op)} takes a part of it")
         return
     for part, (_, _, factor_extent) in zip(divide(extent, sizes), ordered, strict=True):
@@ -380,7 +386,7 @@ def _gather(dims: Dimensions, op: ir.Operation) -> None:
     table, result = dims.of(op.operands[0]), dims.of(op.results[0])
     offsets = dict(zip(numbers.window_dims(len(table)), numbers.offset_dims, strict=True))
     for d, whole in enumerate(table):
-        if sizes[d] > 1 or (d in offsets and sizes[d] == whole.size):
+        if sizes[d] > 1:
             _tie_windows([whole], [result[offsets[d]]])
         elif d not in numbers.operand_batching and whole.size <= _SMALL_TABLE:
             keep(whole, f"{named(op)} takes single positions of it")
@@ -408,7 +414,7 @@ def _scatter(dims: Dimensions, op: ir.Operation) -> None:
     for operand, result in zip(op.operands, op.results, strict=False):
         dims.tie(operand, result)
         for d, whole in enumerate(dims.of(operand)):
-            if d in windows:
+            if d in windows and update[windows[d]].size > 1:
                 _tie_windows([whole], [update[windows[d]]])
             if d in numbers.index_map and (not combines or whole.size <= _SMALL_TABLE):
                 keep(whole, f"{named(op)} puts elements at single positions of it")

@@ -56,8 +56,9 @@ class Twin:
         return {size: tuple(sorted(found[size])) for size in sorted(found, reverse=True)}
 
 
-def twins(before: Artifact, after: Artifact, bytes_limit: int) -> Twin:
-    """Both programs, resized together so that each runs in so many bytes.
+def twins(before: Artifact, after: Artifact, bytes_limit: int, *, wide: bool = False) -> Twin:
+    """Both programs, resized together so that each runs in so many bytes; `wide` ones compute all
+    floats in f64, where sums of another order are the same but for very little.
 
     Raises ToolError where the programs do not take and give the same shapes, or where what has to
     keep its size takes more.
@@ -79,7 +80,7 @@ def twins(before: Artifact, after: Artifact, bytes_limit: int) -> Twin:
         if leaf.kept and leaf.size > 8
     }
     for artifact in small:
-        resize(artifact.module, dims)
+        resize(artifact.module, dims, wide=wide)
         try:
             artifact.module.operation.verify()
         except ir.MLIRError as error:

@@ -10,9 +10,12 @@ from stablehlo_tools.artifacts.exported import argument_leaves
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.ir.walk import entry_function
 from stablehlo_tools.passes.pipeline import Pipeline, run_pipeline
+from stablehlo_tools.verify.comparison import Rule
 from stablehlo_tools.verify.device_grid import is_partitioned
 from stablehlo_tools.verify.twin.twin import Twin, twins
 from stablehlo_tools.verify.verification import Options, Verification, verify_artifacts
+
+WIDE = Rule(rtol=1e-6, atol=1e-9)
 
 
 @dataclass(frozen=True)
@@ -39,15 +42,21 @@ def verify_twins(
 ) -> TwinVerification:
     """Runs the twin of two programs on random inputs and compares what the two compute.
 
+    Where rounding may differ (a rule with a tolerance), both compute in f64 and are held to
+    `WIDE`: a mistake that a clipped gradient makes small still shows.
+
     Raises ToolError as `twins` and `verify_artifacts` do. Where the values differ, BEFORE is also
     compared with what `partition` makes of it: if that differs too, the twin may be at fault, and
     a ToolError says that nothing was shown.
     """
-    twin = twins(before, after, bytes_limit)
+    wide = options.rule.rtol is not None or options.rule.atol is not None
+    twin = twins(before, after, bytes_limit, wide=wide)
     options = replace(options, fixed=_by_argument(before, options))
+    if wide:
+        options = replace(options, rule=WIDE, as_deployed=True)
     answer = TwinVerification(twin, _compared(twin, options))
     if not answer.verification.same:
-        _check_trusted(before, options, bytes_limit)
+        _check_trusted(before, options, bytes_limit, wide=wide)
     return answer
 
 
@@ -55,13 +64,13 @@ def _compared(twin: Twin, options: Options) -> Verification:
     return verify_artifacts(twin.before, twin.after, replace(options, ranges=twin.ranges))
 
 
-def _check_trusted(before: Artifact, options: Options, bytes_limit: int) -> None:
+def _check_trusted(before: Artifact, options: Options, bytes_limit: int, *, wide: bool) -> None:
     if not is_partitioned(before.module):
         return
     try:
         partitioned = before.copy()
         run_pipeline(partitioned, Pipeline.parse("partition"))
-        trusted = _compared(twins(before, partitioned, bytes_limit), options)
+        trusted = _compared(twins(before, partitioned, bytes_limit, wide=wide), options)
     except ToolError:
         return  # nothing to compare with: the difference stands as it is
     if not trusted.same:
