@@ -27,14 +27,15 @@ class Extent:
     Ask `root` first: extents that were united stand for one of them.
     """
 
-    __slots__ = ("_of", "count", "kept", "least", "parts", "size", "within")
+    __slots__ = ("_count", "_of", "kept", "least", "parts", "size", "terms", "within")
 
     def __init__(self, size: int, kept: str = "") -> None:
         self.size = size
         self.kept = kept
-        self.parts: tuple[Extent, ...] = ()
+        self.parts: tuple[Extent, ...] = ()  # whose product it is
+        self.terms: tuple[Extent, ...] = ()  # whose sum it is
         self.least = 1  # positions that a twin needs at either end
-        self.count = size  # positions that a twin has
+        self._count = size
         self.within: Within | None = None  # what it is a part of, and loses as much as
         self._of: Extent | None = None
 
@@ -58,11 +59,28 @@ class Extent:
 
     @property
     def leaves(self) -> tuple[Extent, ...]:
-        """The undivided extents that this one consists of, major first."""
+        """The extents that this one is the product of, major first."""
         root = self.root
         if not root.parts:
             return (root,)
         return tuple(leaf for part in root.parts for leaf in part.leaves)
+
+    @property
+    def atoms(self) -> tuple[Extent, ...]:
+        """All undivided extents that it consists of."""
+        leaves = self.leaves
+        if leaves == (self.root,) and not self.root.terms:
+            return leaves
+        return tuple(atom for e in leaves for part in (e.terms or (e,)) for atom in part.atoms)
+
+    @property
+    def count(self) -> int:
+        """How many positions the twin has of a leaf."""
+        return sum(term.reduced for term in self.terms) if self.terms else self._count
+
+    @count.setter
+    def count(self, count: int) -> None:
+        self._count = count
 
     @property
     def reduced(self) -> int:
@@ -82,7 +100,12 @@ class Extent:
         return positions
 
     def own_positions(self) -> np.ndarray:
-        """Those of an undivided extent: at both of its ends, or what it has of its whole's."""
+        """Those of a leaf: at both of its ends, or what it has of its whole's."""
+        if self.terms:
+            starts = np.cumsum([0, *(term.size for term in self.terms)])
+            return np.concatenate(
+                [term.positions() + start for term, start in zip(self.terms, starts, strict=False)]
+            )
         if self.within is not None:
             positions = self.within.whole.positions() - self.within.start
             return positions[(positions >= 0) & (positions < self.size)]
@@ -93,8 +116,8 @@ class Extent:
 
 def keep(extent: Extent, why: str) -> None:
     """Has the twin keep all positions of an extent."""
-    for leaf in extent.leaves:
-        leaf.kept = leaf.kept or why
+    for atom in extent.atoms:
+        atom.kept = atom.kept or why
 
 
 def unite(one: Extent, other: Extent) -> None:
@@ -124,15 +147,7 @@ def _match(ones: Iterable[Extent], others: Iterable[Extent]) -> None:
         if one is other:
             continue
         if one.size == other.size:
-            if one.parts and other.parts:
-                left += one.parts[::-1]
-                right += other.parts[::-1]
-                one.become(other)
-                continue
-            leaf, stays = (other, one) if one.parts else (one, other)
-            leaf.become(stays)
-            if leaf.kept:
-                keep(stays, leaf.kept)
+            _merge(one, other)
             continue
         if one.size < other.size:
             one, other, left, right = other, one, right, left
@@ -146,11 +161,63 @@ def _match(ones: Iterable[Extent], others: Iterable[Extent]) -> None:
         else:
             head = Extent(other.size, one.kept)
             tail = Extent(one.size // other.size, one.kept)
-            head.least = tail.least = one.least
-            one.parts = (head, tail)
+            terms, one.terms, one.parts = one.terms, (), (head, tail)
+            if terms:
+                _join_blocks(one, terms)
             left.append(tail)
             left.append(head)
             right.append(other)
+
+
+def _merge(one: Extent, other: Extent) -> None:
+    """Makes two roots of the same size one."""
+    if one.parts or (one.terms and not other.parts):
+        one, other = other, one
+    one.become(other)  # the more divided of the two
+    if one.kept:
+        keep(other, one.kept)
+    if one.parts:
+        _match(one.parts, other.parts)
+    elif one.terms and other.parts:
+        _join_blocks(other, one.terms)
+    elif one.terms:
+        _align(one.terms, other.terms)
+
+
+def _align(ones: Iterable[Extent], others: Iterable[Extent]) -> None:
+    """Makes two rows of extents, which have equally many positions in sum, the same positions."""
+    left, right = list(ones)[::-1], list(others)[::-1]
+    while left and right:
+        one, other = left.pop().root, right.pop().root
+        if one.size == other.size:
+            unite(one, other)
+            continue
+        if one.size < other.size:
+            one, other, left, right = other, one, right, left
+        if not one.terms:
+            if one.parts or one.kept or len(left) + len(right) > _TERMS:
+                for extent in (one, other, *left, *right):
+                    keep(extent, "parts of it are taken that overlap")
+                return
+            one.terms = (Extent(other.size), Extent(one.size - other.size))
+        left += one.terms[::-1]
+        right.append(other)
+
+
+def _join_blocks(whole: Extent, parts: Sequence[Extent]) -> None:
+    """Lets a whole be its parts, each some blocks of one size, which lose the same; where there
+    are many, all are kept."""
+    block = math.gcd(*(part.size for part in parts))
+    if block == 1 or whole.size // block > _BLOCKS:
+        for extent in (whole, *parts):
+            keep(extent, f"parts of {' and '.join(str(p.size) for p in parts[:4])} are taken of it")
+        return
+    number, each = divide(whole, [whole.size // block, block])
+    keep(number, "parts of it are taken or put together")
+    for part in parts:
+        number, own = divide(part, [part.size // block, block])
+        keep(number, "parts of it are taken or put together")
+        unite(own, each)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +230,7 @@ class Within:
 
 
 _BLOCKS = 16  # that a whole may have, each of which the twin has
+_TERMS = 64  # that a sum may have
 _ENDS = 64  # positions outside of the longest part, all of which the twin has
 
 
@@ -175,35 +243,27 @@ class Extents:
     def join(self, whole: Extent, parts: Sequence[Extent]) -> None:
         """Lets a whole be its parts one behind the other, as a concatenate has it.
 
-        Parts of equal blocks each lose the same of every block. Otherwise the longest part loses
-        what the whole does.
+        Equal parts lose the same. Where all but one have few positions, these are kept. Otherwise
+        each part loses what it does elsewhere.
         """
         parts = [part for part in parts if part.size]
-        if len(parts) == 1:
-            unite(whole, parts[0])
-            return
-        block = math.gcd(*(part.size for part in parts))
-        rest = whole.size - max(part.size for part in parts)
-        if block > 1 and whole.size // block <= _BLOCKS:
-            number, each = divide(whole, [whole.size // block, block])
-            keep(number, "parts of it are taken or put together")
-            for part in parts:
-                number, own = divide(part, [part.size // block, block])
-                keep(number, "parts of it are taken or put together")
-                unite(own, each)
-            return
-        why = f"parts of {' and '.join(str(part.size) for part in parts[:4])} are taken"
         longest = max(parts, key=lambda part: part.size)
-        start = 0
-        for part in parts:
-            if part is not longest:
-                keep(part, why)
-            elif rest <= _ENDS:
-                self._within.append(Within(part, whole, start))
-            else:
-                keep(part, why)
-                keep(whole, why)
-            start += part.size
+        if len(parts) == 1:
+            unite(whole, longest)
+        elif len({part.size for part in parts}) == 1 and longest.size > 1 and len(parts) <= _BLOCKS:
+            _join_blocks(whole, parts)
+        elif whole.size - longest.size <= _ENDS:
+            start = 0
+            for part in parts:
+                if part is longest:
+                    self._within.append(Within(part, whole, start))
+                else:
+                    keep(part, f"{longest.size} of {whole.size} are taken beside it")
+                start += part.size
+        else:
+            sum_ = Extent(whole.size)
+            sum_.terms = tuple(parts)
+            unite(whole, sum_)
 
     def settle(self, reducible: Sequence[Extent]) -> None:
         """Says of each extent how many positions the twin has; of `reducible` alone fewer.
@@ -211,7 +271,7 @@ class Extents:
         Neighbours in size get different prime numbers, so that what only happens to be of one size
         at full size has different ones.
         """
-        leaves = dict.fromkeys(leaf for extent in reducible for leaf in extent.leaves)
+        leaves = dict.fromkeys(atom for extent in reducible for atom in extent.atoms)
         follows = self._followers(leaves)
         led = [within for within in self._within if within.part.root in follows]
         for within in led:
@@ -242,14 +302,28 @@ class Extents:
             free = {leaf for leaf in leaves if not leaf.kept}
             parts = {within.part.root for within in self._within}
             held = [w for w in self._within if not self._can_follow(w, free, parts)]
-            news = [leaf for w in held for e in (w.part, w.whole) for leaf in e.leaves]
-            news = [leaf for leaf in news if not leaf.kept]
-            if not news:
-                return {part for part in parts if not part.parts and not part.kept}
+            apart = [within for within in held if not within.whole.root.parts]
+            apart = [within for within in apart if not within.whole.root.kept]
+            if apart:
+                self._take_apart(apart[0])
+                continue
             for within in held:
                 why = f"{within.part.size} of {within.whole.size} are taken from it"
                 keep(within.part, why)
                 keep(within.whole, why)
+            self._within = [within for within in self._within if within not in held]
+            if not held:
+                return {part for part in parts if not part.kept}
+
+    def _take_apart(self, within: Within) -> None:
+        """Makes a whole that nothing else divides the sum of a part and what is beside it."""
+        self._within.remove(within)
+        tail = within.whole.size - within.start - within.part.size
+        why = f"{within.part.size} of {within.whole.size} are taken beside it"
+        sum_ = Extent(within.whole.size)
+        terms = (Extent(within.start, why), within.part, Extent(tail, why))
+        sum_.terms = tuple(term for term in terms if term.size)
+        unite(within.whole, sum_)
 
     def _unite_wholes(self) -> None:
         """What the same part is a part of is the same, where it has the same size."""
@@ -261,7 +335,7 @@ class Extents:
     def _can_follow(self, within: Within, free: set[Extent], parts: set[Extent]) -> bool:
         part, whole = within.part.root, within.whole.leaves
         wholes = {w.whole.root for w in self._within if w.part.root is part}
-        if part.parts or part.kept or len(wholes) > 1 or within.whole.root is part:
+        if part.atoms != (part,) or part.kept or len(wholes) > 1 or within.whole.root is part:
             return False
         lost = whole[-1] in free or (whole[-1] in parts and not whole[-1].kept)
         return lost and not any(leaf in free or leaf in parts for leaf in whole[:-1])
@@ -271,8 +345,8 @@ def _copies(extents: Iterable[Extent]) -> dict[Extent, int]:
     """How many kept positions stand beside each undivided extent, at most."""
     copies: dict[Extent, int] = {}
     for extent in extents:
-        leaves = extent.leaves
-        beside = math.prod(leaf.size for leaf in leaves if leaf.kept)
+        leaves = extent.atoms
+        beside = math.prod(leaf.size for leaf in extent.leaves if leaf.kept)
         for leaf in leaves:
             copies[leaf] = max(copies.get(leaf, 1), beside)
     return copies
