@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from stablehlo_tools.advice.devices import repeated_compute, small_kernels
 from stablehlo_tools.advice.loops_and_batches import (
     batch_to_split,
     gathers_to_prefetch,
     reductions_in_every_iteration,
+    streams_in_flight,
 )
+from stablehlo_tools.advice.memory import does_not_fit, weights_gathered_again
 from stablehlo_tools.advice.precision import wide_collectives
 from stablehlo_tools.advice.program import LEAST_SHARE, Program
-from stablehlo_tools.advice.shardings import batch_gathered_in_loops
+from stablehlo_tools.advice.shardings import batch_gathered_in_loops, reshards_not_asked_for
+from stablehlo_tools.advice.updates import missing_donations, replicated_optimizer
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.cost.clock import Clock
 from stablehlo_tools.report.document import Advice, Advised, ProgramReport
@@ -30,10 +34,18 @@ class Entry:
 
 DETECTORS: tuple[Entry, ...] = (
     Entry(batch_gathered_in_loops),
+    Entry(reshards_not_asked_for),
     Entry(reductions_in_every_iteration),
     Entry(wide_collectives),
+    Entry(replicated_optimizer),
+    Entry(missing_donations),
     Entry(gathers_to_prefetch, hides=True),
     Entry(batch_to_split, hides=True),
+    Entry(streams_in_flight, hides=True),
+    Entry(weights_gathered_again, hides=True),
+    Entry(repeated_compute),
+    Entry(small_kernels),
+    Entry(does_not_fit),
 )
 
 

@@ -8,25 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from stablehlo_tools.advice.collective_uses import added_up
 from stablehlo_tools.advice.program import Collective, Program
-from stablehlo_tools.analysis.loop_carries import is_accumulated
-from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import duration
-from stablehlo_tools.dialect.names import ADD, WHILE
-from stablehlo_tools.ir.walk import terminator
 from stablehlo_tools.overlap.bounds import could_go_ahead, independence
 from stablehlo_tools.overlap.collective_times import graphs_of, loop_compute
 from stablehlo_tools.report.document import Advice
 
-_REDUCING = frozenset({"all_reduce", "reduce_scatter"})
-_MOVED = frozenset({"stablehlo.reshape", "stablehlo.transpose", "stablehlo.convert"})
-_MOST_FOLLOWED = 8  # ops between a reduction and the sum that it goes into
 _HIDEABLE = 0.9  # of a collective's time: then the compiler hides it
 
 
 def reductions_in_every_iteration(program: Program) -> Iterator[Advice]:
     """Sums of sums in a loop: gradients reduced for each microbatch, then accumulated."""
-    reduced = [each for each in _in_loops(program) if _is_accumulated(each.op)]
+    reduced = [
+        each for each in _in_loops(program) if added_up(each.op) and not program.is_sunk(each)
+    ]
     if not program.is_worth(sum(each.exposed_ns for each in reduced)):
         return
     steps = "pipeline-collectives{direction=sink}"
@@ -51,7 +47,7 @@ def gathers_to_prefetch(program: Program) -> Iterator[Advice]:
     """Gathers that each iteration of a loop waits for, and could have issued in the one before."""
     ahead = {
         ((*path, task.id), start)
-        for path, graph in graphs_of(program.traced.graph)
+        for path, graph in graphs_of(program.graph)
         for task in graph.tasks
         if task.loop is not None
         for start in could_go_ahead(task.loop)
@@ -80,8 +76,7 @@ def gathers_to_prefetch(program: Program) -> Iterator[Advice]:
 def batch_to_split(program: Program) -> Iterator[Advice]:
     """Collectives that nothing of the same batch can hide, those of tensor parallelism."""
     free = {
-        path: independence(graph, loop_compute(graph))
-        for path, graph in graphs_of(program.traced.graph)
+        path: independence(graph, loop_compute(graph)) for path, graph in graphs_of(program.graph)
     }
     stuck = [
         each
@@ -104,6 +99,25 @@ def batch_to_split(program: Program) -> Iterator[Advice]:
         first,
         "split the batch of each device in two: one part computes while the other communicates",
         steps,
+    )
+
+
+def streams_in_flight(program: Program) -> Iterator[Advice]:
+    """Collectives over different networks that XLA:GPU runs one after the other."""
+    streams = {each.sent.stream for each in program.collectives}
+    if program.clock.hardware.is_torus or len(streams) < 2:
+        return
+    gain = program.total_ns - program.retimed_ns({}, in_flight=2)
+    if not program.is_worth(gain):
+        return
+    first = max(program.collectives, key=lambda each: each.exposed_ns)
+    yield program.advice(
+        "one-in-flight",
+        gain,
+        f"collectives over {len(streams)} networks ({', '.join(sorted(streams))}) wait for each "
+        "other: XLA:GPU has one in flight at a time",
+        program.place(first.op),
+        "XLA_FLAGS=--xla_gpu_experimental_parallel_collective_overlap_limit=2",
     )
 
 
@@ -133,33 +147,6 @@ def _gained(
         if pipeline is None:
             remedy += f": export with Shardy's shardings and run {steps}"
         yield program.advice(cause_id, gain, cause, place, remedy, pipeline=pipeline)
-
-
-def _is_accumulated(op: ir.Operation) -> bool:
-    """Whether a loop adds what a reduction gives to a value of its own, and does nothing else."""
-    if op.name.removeprefix("stablehlo.") not in _REDUCING:
-        return False
-    value = op.results[0]
-    for _ in range(_MOST_FOLLOWED):
-        uses = list(value.uses)
-        if len(uses) != 1:
-            return False
-        user = uses[0].owner.operation
-        if user.name == ADD:
-            other = user.operands[1 - uses[0].operand_number]
-            return any(is_accumulated(end, other) for end in _ends_of(other))
-        if user.name not in _MOVED:
-            return False
-        value = user.results[0]
-    return False
-
-
-def _ends_of(value: ir.Value) -> list[ir.Value]:
-    """What a value that is an argument of a loop's body is at the end of the iteration."""
-    owner = value.owner
-    if not isinstance(owner, ir.Block) or owner.owner.name != WHILE:
-        return []
-    return [terminator(owner).operands[ir.BlockArgument(value).arg_number]]
 
 
 def _in_loops(program: Program) -> list[Collective]:

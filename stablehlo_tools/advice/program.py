@@ -1,20 +1,26 @@
-"""A program to advise on: what it costs as a compiler orders it, and what it would cost otherwise.
-
-As written, a program waits for each collective where its result is first read; compilers move the
-ops, and advice must not claim what they do by themselves. So a program is timed here after the
-overlap scheduler has ordered each block, with one collective in flight at a time, as XLA:GPU does,
-and has joined those that are alike where that pays, as XLA's combiners do. On a torus, a TPU's,
-all_reduce, reduce_scatter and all_to_all hold up compute, as XLA:TPU's do. Both sides of each
-comparison are ordered so. No compiler is taken to move anything from one iteration of a loop to
-another.
-"""
+"""A program to advise on: what it costs as compiled, and what it would cost otherwise."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
+from stablehlo_tools.advice.as_compiled import (
+    ByItself,
+    Path,
+    Place,
+    by_itself,
+    exposed_of,
+    retimed,
+    simulate_as_compiled,
+)
+from stablehlo_tools.advice.collective_uses import (
+    AddedUp,
+    added_up,
+    narrower_after,
+    narrower_before,
+)
 from stablehlo_tools.analysis.collectives import ModuleFacts
 from stablehlo_tools.analysis.partitioner_work import Annotation, left_to_the_partitioner
 from stablehlo_tools.analysis.tasks.graph import TracedGraph, traced_task_graph
@@ -24,18 +30,16 @@ from stablehlo_tools.cost.clock import Clock
 from stablehlo_tools.cost.transfers import Transfer
 from stablehlo_tools.diagnostics import ToolError, to_place
 from stablehlo_tools.ir.inline import inline_all_calls
+from stablehlo_tools.ir.walk import entry_function
 from stablehlo_tools.overlap.bounds import iterations
 from stablehlo_tools.overlap.memory import memory_profile
-from stablehlo_tools.overlap.scheduling.scheduler import Limits, schedule
-from stablehlo_tools.overlap.simulator import Run, Simulation, simulate
-from stablehlo_tools.overlap.task_graph import Communication, Loop, Task, TaskGraph, TaskKind
+from stablehlo_tools.overlap.simulator import Simulation
+from stablehlo_tools.overlap.task_graph import Communication, TaskGraph
 from stablehlo_tools.passes.pipeline import Pipeline, run_pipeline
 from stablehlo_tools.report.document import Advice
 from stablehlo_tools.report.exposure import PARTITIONING, explicit_collectives
 
 LEAST_SHARE = 0.01  # of the total, or of the device's memory
-type Path = tuple[int, ...]  # the loops around a task, outermost first
-_HELD_UP_ON_TPU = frozenset({"all_reduce", "reduce_scatter", "all_to_all"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +73,14 @@ class Program:
         inline_all_calls(self.explicit.module)
         self.facts = ModuleFacts.of(self.explicit.module)
         self.traced: TracedGraph = traced_task_graph(self.explicit.module, clock, given.name, [])
+        written = list(_collectives(self.traced, self.traced.graph, (), 1, {}))
+        spared = {(c.path, c.task): ns for c in written if (ns := self._spared(c)) is not None}
+        self.graph: TaskGraph = retimed(self.traced.graph, spared)
 
     @cached_property
     def simulation(self) -> Simulation:
-        """A run of the program in the order that a compiler would give it."""
-        return self._ordered(self.traced.graph)
+        """A run of the program as compiled."""
+        return self._simulated(self.graph)
 
     @property
     def total_ns(self) -> float:
@@ -83,7 +90,7 @@ class Program:
     @cached_property
     def peak_bytes(self) -> float:
         """The most memory alive at once, in the order of the text."""
-        return memory_profile(self.traced.graph).peak_bytes
+        return memory_profile(self.graph).peak_bytes
 
     @property
     def capacity(self) -> float:
@@ -94,9 +101,13 @@ class Program:
         """Whether so much is above the threshold."""
         return ns > 0 and ns >= self.least * self.total_ns
 
-    def retimed_ns(self, ns: Mapping[tuple[Path, int], float], *, in_flight: int = 1) -> float:
+    def retimed_ns(self, ns: Mapping[Place, float], *, in_flight: int = 1) -> float:
         """The total if these tasks took so long, with so many collectives in flight at a time."""
-        return self._ordered(_retimed(self.traced.graph, ns, ()), in_flight).total_ns
+        return self._simulated(retimed(self.graph, ns), in_flight).total_ns
+
+    def _simulated(self, graph: TaskGraph, in_flight: int = 1) -> Simulation:
+        is_torus = self.clock.hardware.is_torus
+        return simulate_as_compiled(graph, in_flight, is_torus=is_torus)
 
     def transfer_ns(self, collective: Collective, share: float) -> float:
         """What a run of a collective would take with this share of its bytes."""
@@ -107,9 +118,8 @@ class Program:
     @cached_property
     def collectives(self) -> list[Collective]:
         """Every collective of the program, in its order."""
-        exposed: dict[tuple[Path, int], float] = {}
-        _exposed(self.simulation.run, 1, (), exposed)
-        return list(_collectives(self.traced, (), 1, exposed))
+        exposed = exposed_of(self.simulation.run)
+        return list(_collectives(self.traced, self.graph, (), 1, exposed))
 
     def place(self, op: ir.Operation) -> str:
         """Where an op is from."""
@@ -138,6 +148,24 @@ class Program:
             return Program(self.given, copy, self.clock, self.least)
         except ToolError:
             return None
+
+    def donating(self, arguments: Sequence[int]) -> Program:
+        """The program with these arguments donated."""
+        copy = self.explicit.copy()
+        main = entry_function(copy.module)
+        context = copy.module.context
+        count = len(main.regions[0].blocks[0].arguments)
+        given = main.attributes.get("arg_attrs")
+        listed = list(ir.ArrayAttr(given)) if given is not None else []
+        attributes = [ir.DictAttr(each) for each in listed] or [
+            ir.DictAttr.get({}, context)
+        ] * count
+        for number in arguments:
+            entries = {entry.name: entry.attr for entry in attributes[number]}
+            donor = {**entries, "jax.buffer_donor": ir.BoolAttr.get(True, context)}
+            attributes[number] = ir.DictAttr.get(donor, context)
+        main.attributes["arg_attrs"] = ir.ArrayAttr.get(attributes, context)
+        return Program(self.given, copy, self.clock, self.least)
 
     def partitioned_after(self, edit: Callable[[ir.Module], object]) -> Program | None:
         """The program that is edited as it came, for all devices, and then partitioned; None where
@@ -168,101 +196,50 @@ class Program:
         share = max(of_time, gain_bytes / self.capacity, 0.0)
         return Advice(cause_id, gain_ns, gain_bytes, share, cause, place, remedy, pipeline)
 
-    def _ordered(self, graph: TaskGraph, in_flight: int = 1) -> Simulation:
-        if self.clock.hardware.is_torus:
-            graph = _synchronous(graph)
-        graph, order, buckets = _as_compiled(graph, in_flight, in_loop=False)
-        return simulate(graph, order, buckets)
+    def is_sunk(self, collective: Collective) -> bool:
+        """Whether the compiler runs a reduction once, behind the loop that adds it up."""
+        kind = collective.sent.kind
+        if kind == "reduce_scatter" and self._partitioning:
+            return False  # the compiler's partitioner makes it later than that
+        return kind in self._compiler.sunk and added_up(collective.op) is AddedUp.DIRECTLY
 
+    def is_narrowed(self, collective: Collective) -> bool:
+        """Whether the compiler sends a narrower type that values have before or after."""
+        kind, op = collective.sent.kind, collective.op
+        before, after = self._compiler.narrowed_before, self._compiler.narrowed_after
+        return (kind in before and narrower_before(op) is not None) or (
+            kind in after and narrower_after(op) is not None
+        )
 
-def _as_compiled(
-    graph: TaskGraph, in_flight: int, *, in_loop: bool
-) -> tuple[TaskGraph, tuple[int, ...] | None, tuple[tuple[int, ...], ...]]:
-    """The graph with the bodies of its loops scheduled; and its own order and buckets."""
-    tasks = [
-        task if task.loop is None else replace(task, loop=_loop_as_compiled(task.loop, in_flight))
-        for task in graph.tasks
-    ]
-    graph = TaskGraph(tasks, graph.storages)
-    if not any(task.communication is not None for task in tasks):
-        return graph, None, ()
-    scheduled = schedule(graph, Limits(at_once=in_flight), in_loop=in_loop)
-    return graph, scheduled.order, scheduled.buckets
+    @property
+    def _compiler(self) -> ByItself:
+        return by_itself(is_torus=self.clock.hardware.is_torus)
 
+    def _spared(self, collective: Collective) -> float | None:
+        """What a run of a collective takes where a compiler spares some of it by itself."""
+        if self.is_narrowed(collective):
+            return self.transfer_ns(collective, 0.5)
+        trips = self._trips(collective.path)
+        return collective.each_ns / trips if trips > 1 and self.is_sunk(collective) else None
 
-def _loop_as_compiled(loop: Loop, in_flight: int) -> Loop:
-    body, order, buckets = _as_compiled(loop.body, in_flight, in_loop=True)
-    return replace(loop, body=body, order=order, buckets=buckets)
-
-
-def _synchronous(graph: TaskGraph) -> TaskGraph:
-    """The graph with what XLA:TPU does not overlap as compute."""
-    held = {
-        t.id for t in graph.tasks if t.communication and t.communication.kind in _HELD_UP_ON_TPU
-    }
-    return _changed(
-        graph,
-        lambda task: (
-            replace(task, kind=TaskKind.COMPUTE, communication=None)
-            if task.id in held
-            else replace(task, kind=TaskKind.VIEW, start=None)
-            if task.start in held
-            else task
-        ),
-        lambda _, body: _synchronous(body),
-    )
-
-
-def _retimed(graph: TaskGraph, ns: Mapping[tuple[Path, int], float], path: Path) -> TaskGraph:
-    """The graph with other times for the tasks named."""
-    return _changed(
-        graph,
-        lambda task: _taking(task, ns[path, task.id]) if (path, task.id) in ns else task,
-        lambda loop, body: _retimed(body, ns, (*path, loop)),
-    )
-
-
-def _changed(
-    graph: TaskGraph,
-    change: Callable[[Task], Task],
-    change_body: Callable[[int, TaskGraph], TaskGraph],
-) -> TaskGraph:
-    """The graph with other tasks, and other bodies of its loops."""
-    tasks = [
-        change(task)
-        if task.loop is None
-        else replace(task, loop=replace(task.loop, body=change_body(task.id, task.loop.body)))
-        for task in graph.tasks
-    ]
-    return TaskGraph(tasks, graph.storages)
-
-
-def _taking(task: Task, ns: float) -> Task:
-    sent = task.communication
-    if sent is not None:
-        sent = replace(sent, latency_ns=min(sent.latency_ns, ns))
-    return replace(task, ns=ns, communication=sent)
-
-
-def _exposed(run: Run, times: int, path: Path, sums: dict[tuple[Path, int], float]) -> None:
-    """Adds up how long the compute stream waits for each collective."""
-    for flight in run.all_flights():
-        for start in flight.starts:
-            place = path, start
-            sums[place] = sums.get(place, 0.0) + times * flight.exposed / len(flight.starts)
-    for task, loop in run.loops.items():
-        for iteration, count in loop.weighted():
-            _exposed(iteration, times * count, (*path, task), sums)
+    def _trips(self, path: Path) -> int:
+        graph, trips = self.traced.graph, 1
+        for task in path:
+            loop = graph.tasks[task].loop
+            assert loop is not None, "a path leads through loops"
+            graph, trips = loop.body, iterations(loop)
+        return trips
 
 
 def _collectives(
-    traced: TracedGraph, path: Path, times: int, exposed: Mapping[tuple[Path, int], float]
+    traced: TracedGraph, graph: TaskGraph, path: Path, times: int, exposed: Mapping[Place, float]
 ) -> Iterator[Collective]:
-    """Those of a graph; what is not in `exposed` ran as compute, all of it exposed."""
-    for task in traced.graph.tasks:
+    """Those of a graph, as traced; what is not in `exposed` ran as compute, all of it exposed."""
+    for task in graph.tasks:
         if task.loop is not None:
-            runs = times * iterations(task.loop)
-            yield from _collectives(traced.bodies[task.id], (*path, task.id), runs, exposed)
+            runs, inside = times * iterations(task.loop), (*path, task.id)
+            body = traced.bodies[task.id]
+            yield from _collectives(body, task.loop.body, inside, runs, exposed)
         elif task.communication is not None and task.communication.is_collective:
             op, sent = traced.ops[task.id][-1], task.communication
             late = exposed.get((path, task.id), times * task.ns)

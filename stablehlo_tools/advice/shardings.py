@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
+from stablehlo_tools.advice.collective_uses import argument_behind
 from stablehlo_tools.advice.program import Program
 from stablehlo_tools.analysis.collectives import meshes_of
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims, Graph
@@ -19,8 +20,8 @@ from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
 from stablehlo_tools.analysis.partitioner_work import Annotation, left_to_the_partitioner
 from stablehlo_tools.analysis.shardings import Axes, MeshAxes, ValueShardings, axes_text
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.diagnostics import Place, duration, frames_of
-from stablehlo_tools.dialect.names import DYNAMIC_UPDATE_SLICE, SHARDING_CONSTRAINT, WHILE
+from stablehlo_tools.diagnostics import Place, ToolError, duration, frames_of, size
+from stablehlo_tools.dialect.names import DYNAMIC_UPDATE_SLICE, RESHARD, SHARDING_CONSTRAINT, WHILE
 from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.values import is_float, producer
@@ -45,6 +46,10 @@ class Carry:
     loop: ir.Operation
     argument: ir.Value
     dim: int
+
+
+_ASKING = frozenset({SHARDING_CONSTRAINT, RESHARD})
+_MOST_TRIED = 2  # each means to partition the program again
 
 
 def batch_gathered_in_loops(program: Program) -> Iterator[Advice]:
@@ -72,15 +77,15 @@ def batch_gathered_in_loops(program: Program) -> Iterator[Advice]:
     gain = program.total_ns - after.total_ns
     if not program.is_worth(gain):
         return
-    now = [each for each in after.collectives if each.path]
-    before_ns, after_ns = (sum(c.exposed_ns for c in every) for every in (in_loops, now))
+    before, now = program.simulation, after.simulation
     largest = max(constrained, key=lambda each: prod(each.shape))
     yield program.advice(
         "batch-gathered-in-loop",
         gain,
         f"nothing in the loop keeps the batch, dimension {largest.dim} of the "
         f"{'x'.join(map(str, largest.shape))} that it carries, divided over {largest.axes}: "
-        f"{duration(before_ns)} of its collectives are exposed, {duration(after_ns)} if it is",
+        f"compute is {duration(before.compute_ns)}, {duration(before.exposed_ns)} of collectives "
+        f"exposed; {duration(now.compute_ns)} and {duration(now.exposed_ns)} if it is",
         largest.line.render(program.given.name),
         largest.remedy,
         gain_bytes=max(0.0, program.peak_bytes - after.peak_bytes),
@@ -114,14 +119,69 @@ class _Constrained:
 
 
 def _described(carry: Carry, batch: Batch) -> _Constrained:
-    names = [f'"{axis.name}"' for axis in batch.axes]
     return _Constrained(
         tuple(shape_of(carry.argument)),
         carry.dim,
-        names[0] if len(names) == 1 else f"({', '.join(names)})",
+        _named(batch.axes),
         _line_in_body(carry),
         "vmap(" in str(carry.loop.location),
     )
+
+
+def reshards_not_asked_for(program: Program) -> Iterator[Advice]:
+    """Activations that a partitioner moves because two ops want them divided otherwise: the batch
+    is constrained where the dearest of them stand."""
+    left = left_to_the_partitioner(program.given.module)
+    if left is None or left.annotation is not Annotation.SHARDY:
+        return
+    asked = {str(op.location) for op in ops_named(program.given.module.operation, _ASKING)}
+    moved = [
+        each
+        for each in program.collectives
+        if not each.path  # in loops the carries are constrained
+        and program.is_worth(each.exposed_ns)
+        and str(each.op.location) not in asked
+        and argument_behind(each.op.operands[0]) is None
+    ]
+    for each in sorted(moved, key=lambda each: -each.exposed_ns)[:_MOST_TRIED]:
+        location = str(each.op.location)
+        specs: list[str] = []
+        after = program.partitioned_after(lambda m, at=location, of=specs: _pin(m, at, of))
+        gain = 0.0 if after is None else program.total_ns - after.total_ns
+        if not specs or not program.is_worth(gain):
+            continue
+        yield program.advice(
+            "reshard-not-asked-for",
+            gain,
+            f"{each.sent.kind} of {size(each.sent.bytes)} over {','.join(each.sent.axes)}, "
+            f"{duration(each.exposed_ns)} exposed, that nobody asks for: shardings do not "
+            "agree here, and no constraint says that the batch stays divided",
+            program.place(each.op),
+            f"jax.lax.with_sharding_constraint(y, P({specs[0]})) on what this line makes",
+        )
+
+
+def _pin(module: ir.Module, location: str, specs: list[str]) -> None:
+    """Keeps the batch divided in the results of the ops of a location; `specs` gets theirs.
+
+    Raises ToolError where none of them carries it.
+    """
+    inline_all_calls(module)
+    batch = batch_of(module)
+    if batch is None:
+        return
+    graph = batch.dims.graph
+    for op in [node.op for node in graph.nodes if str(node.op.location) == location]:
+        for value in op.results:
+            tiling = batch.dims.tilings.get(graph.numbers.get(value, -1))
+            if tiling is None or tiling.outer != 1 or not is_float(value.type):
+                continue
+            _state(value, tiling.dim, batch, ir.InsertionPoint.after(op))
+            spec = ["None"] * len(shape_of(value))
+            spec[tiling.dim] = _named(batch.axes)
+            specs.append(", ".join(spec))
+    if not specs:
+        raise ToolError("no value of this location carries the batch")
 
 
 def batch_of(module: ir.Module) -> Batch | None:
@@ -171,19 +231,24 @@ def _carries(module: ir.Module, batch: Batch) -> list[Carry]:
 
 def _constrain(carry: Carry, batch: Batch) -> None:
     """Says of a carry, at the beginning of each iteration, that the batch is divided."""
-    dims = ["{?}"] * len(shape_of(carry.argument))
-    dims[carry.dim] = axes_text(batch.axes)
-    block, context = carry.loop.regions[1].blocks[0], carry.loop.context
+    block = carry.loop.regions[1].blocks[0]
+    _state(carry.argument, carry.dim, batch, ir.InsertionPoint.at_block_begin(block))
+
+
+def _state(value: ir.Value, dim: int, batch: Batch, point: ir.InsertionPoint) -> None:
+    """Constrains a value, for all that use it, to have this dimension divided as the batch is."""
+    dims = ["{?}"] * len(shape_of(value))
+    dims[dim] = axes_text(batch.axes)
     text = f"#sdy.sharding<@{batch.mesh}, [{', '.join(dims)}]>"
     op = ir.Operation.create(
         SHARDING_CONSTRAINT,
-        results=[carry.argument.type],
-        operands=[carry.argument],
-        attributes={"sharding": ir.Attribute.parse(text, context)},
-        loc=carry.loop.location,
-        ip=ir.InsertionPoint.at_block_begin(block),
+        results=[value.type],
+        operands=[value],
+        attributes={"sharding": ir.Attribute.parse(text, value.type.context)},
+        loc=value.location,
+        ip=point,
     )
-    carry.argument.replace_all_uses_except(op.results[0], op)
+    value.replace_all_uses_except(op.results[0], op)
 
 
 def _line_in_body(carry: Carry) -> Place:
@@ -199,6 +264,12 @@ def _line_in_body(carry: Carry) -> Place:
         if depth:
             return frames[depth - 1]
     return loop[0]
+
+
+def _named(axes: Axes) -> str:
+    """Axes as jax writes them in a spec."""
+    names = [f'"{axis.name}"' for axis in axes]
+    return names[0] if len(names) == 1 else f"({', '.join(names)})"
 
 
 def _same_line(one: Place, other: Place) -> bool:

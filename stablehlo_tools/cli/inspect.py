@@ -20,17 +20,26 @@ import argparse
 import functools
 import json
 import math
+import sys
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from stablehlo_tools.cli.shared_arguments import add_timing_arguments, question, tool_version
+from stablehlo_tools.cli.shared_arguments import (
+    add_timing_arguments,
+    question,
+    tolerance,
+    tool_version,
+)
 
 if TYPE_CHECKING:
     from stablehlo_tools.analysis.collectives import Collective, ModuleFacts
     from stablehlo_tools.analysis.partitioner_work import LeftToCompiler
     from stablehlo_tools.artifacts.artifact import Artifact
+    from stablehlo_tools.report.document import ProgramReport
     from stablehlo_tools.report.pipeline_report import PipelineReport
 
 
+_BOUNDED = ("exposed_ns", "bytes", "peak_bytes")
 _PERCENT = 1.0  # of the total: what gains less is not worth a change
 
 
@@ -47,6 +56,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="exit with 1 if something to do gains more than so much of the total, or of the "
         f"device's memory (default: {_PERCENT:g})",
     )
+    parser.add_argument(
+        "--at-most",
+        metavar="FIGURE=NUMBER",
+        type=_bound,
+        action="append",
+        default=[],
+        help="exit with 1 if exposed_ns, bytes (of all collectives) or peak_bytes is above; then "
+        "nothing is advised",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_timing_arguments(parser, "no times")
 
@@ -61,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
     percent = _percent(arguments)
     loaded = artifact.load(arguments.input)
     asked = (arguments.hardware, arguments.target, arguments.measured, arguments.check)
-    if any(argument is not None for argument in asked):
+    if arguments.at_most or any(argument is not None for argument in asked):
         return _timed(arguments, loaded, percent)
     try:
         facts = ModuleFacts.of(loaded.module)
@@ -118,6 +136,14 @@ def _print_pipelines(pipelines: list[PipelineReport]) -> None:
         print("\n" + "\n".join(pipeline_lines(each)))
 
 
+def _bound(text: str) -> tuple[str, float]:
+    """`exposed_ns=12000`: a figure and its bound."""
+    name, equals, value = text.partition("=")
+    if not equals or name not in _BOUNDED:
+        raise argparse.ArgumentTypeError(f"{text!r} is not FIGURE=NUMBER, of {', '.join(_BOUNDED)}")
+    return name, tolerance(value)
+
+
 def _percent(arguments: argparse.Namespace) -> float:
     """The threshold of --check. What follows it is the input where it is no number, and there is no
     other: `--check` may stand before INPUT. Raises ToolError."""
@@ -149,7 +175,9 @@ def _timed(arguments: argparse.Namespace, loaded: Artifact, percent: float) -> i
     from stablehlo_tools.report.text import to_text
 
     asked = question(arguments, loaded, timeline=False)
-    programs = exposure([loaded], asked, functools.partial(advise, least=percent / 100))
+    unwanted = arguments.at_most and arguments.check is None
+    advisor = None if unwanted else functools.partial(advise, least=percent / 100)
+    programs = exposure([loaded], asked, advisor)
     advised = [program.advised for program in programs if program.advised is not None]
     if arguments.check is not None and len(advised) < len(programs):
         raise ToolError("--check takes no scheduled HLO text: take the program before a compiler")
@@ -158,7 +186,19 @@ def _timed(arguments: argparse.Namespace, loaded: Artifact, percent: float) -> i
         print(json.dumps(document.to_json(timeline=False), indent=1))
     else:
         print(to_text(document))
-    return 1 if arguments.check is not None and any(each.items for each in advised) else 0
+    above = [line for program in programs for line in _above(program, arguments.at_most)]
+    for line in above:
+        print(line, file=sys.stderr)
+    checked = arguments.check is not None and any(each.items for each in advised)
+    return 1 if above or checked else 0
+
+
+def _above(program: ProgramReport, bounds: Iterable[tuple[str, float]]) -> Iterator[str]:
+    """A line for each figure that is above its bound."""
+    for name, most in bounds:
+        figure = program.bounded_figures[name]
+        if figure > most:
+            yield f"{program.name}, {program.target}: {name} is {figure:,.0f}, above {most:,.0f}"
 
 
 def _row(collective: Collective, facts: ModuleFacts, name: str) -> dict[str, Any]:

@@ -2,7 +2,9 @@
 
 The test holds the artifact, simplified, or with --producer the command that makes it, and CHECK
 lines for communication, tokens and control flow; with --full for every op, with --brief a line or
-two for each collective. With --update it is made anew from its own input; a diff says what changed.
+two for each collective. With --cost it also fails where more time is exposed, more bytes are moved
+or more memory is needed than now. With --update it is made anew from its own input; a diff says
+what changed.
 INPUT is as for opt; `-` is standard input.
 Exit code 0: written, or up to date; 1: with --check, a test would change; 2: bad input.
 """
@@ -17,7 +19,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from stablehlo_tools.testing.recipe import Recipe
 
-_MAKING = ("pipeline", "output", "producer", "full", "brief")  # what a test says itself
+_MAKING = ("pipeline", "output", "producer", "full", "brief", "cost")  # what a test says itself
+
+_HARDWARE = "h100"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,6 +37,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--producer",
         metavar="COMMAND",
         help="instead of INPUT: a command for a RUN line, which writes %%t and a suffix",
+    )
+    parser.add_argument(
+        "--cost",
+        metavar="HARDWARE",
+        nargs="?",
+        const=_HARDWARE,
+        help="bound the exposed time, the bytes moved and the memory peak, as `inspect --hardware` "
+        f"has them of the program as written, by what they are now (default: {_HARDWARE})",
     )
     flags = {
         "--full": "check every op, not only what communicates",
@@ -59,11 +71,14 @@ def run(arguments: argparse.Namespace) -> int:
         raise ToolError("--full and --brief exclude each other")
     if arguments.pipeline is None or arguments.output is None:
         raise ToolError("a test needs a pipeline and an output: -p PIPELINE -o TEST.mlir")
+    if not arguments.inputs and arguments.producer is None and arguments.cost is not None:
+        arguments.inputs, arguments.cost = [arguments.cost], _HARDWARE  # --cost INPUT
     if len(arguments.inputs) != (arguments.producer is None):
         raise ToolError("a test has one input: give one INPUT, or a --producer")
     source = None if arguments.producer else Path(arguments.inputs[0]).name
     full, brief = arguments.full, arguments.brief
-    recipe = Recipe(arguments.pipeline, full, source, arguments.producer, brief)
+    producer, cost = arguments.producer, arguments.cost
+    recipe = Recipe(arguments.pipeline, full, source, producer, brief, cost)
     return _make(arguments, recipe)
 
 

@@ -127,6 +127,16 @@ class ProgramReport:
     events: Sequence[Event] = field(default=())
     memory: Sequence[tuple[float, float]] = field(default=())  # (ns, bytes alive from then on)
 
+    @property
+    def bounded_figures(self) -> dict[str, float]:
+        """What `inspect --at-most` bounds, by name: `bytes` are those that all collectives move
+        over all their runs."""
+        return {
+            "exposed_ns": self.exposed_ns,
+            "bytes": sum(row.times * row.bytes for row in self.collectives),
+            "peak_bytes": self.peak_bytes,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class Section:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import difflib
 import io
+import math
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -19,8 +20,11 @@ from dataclasses import dataclass
 from itertools import product, zip_longest
 from pathlib import Path
 
+from stablehlo_tools.artifacts.artifact import parse
+from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.diagnostics import Diagnostic, ToolError, first_line
 from stablehlo_tools.passes.pipeline import Pipeline
+from stablehlo_tools.report.exposure import Question, exposure
 from stablehlo_tools.testing.brief_lines import LINK, link_count
 from stablehlo_tools.testing.check_patterns import escaped
 from stablehlo_tools.testing.expected_diagnostics import mismatches
@@ -30,6 +34,7 @@ from stablehlo_tools.testing.recipe import MADE_BY, UPDATED_BY, Recipe, produced
 _TESTS = "lit_tests"
 _GENERATED = re.compile(
     rf"\s*(?://|#) (?:CHECK(?:-[A-Z]+(?:-\d+)?)?:|(?:COUNT|LINKS):|{MADE_BY}|{UPDATED_BY}|"
+    r"RUN: stablehlo-tools inspect %t\.after\S* --hardware \S+ --at-most|"
     r"expected-\w+@)"
 )
 _EXPECTED = re.compile(r"[ \t]*// expected-(?:error|warning|note)@(?:\+\d+|unknown) \{\{.*\}\}\n")
@@ -56,7 +61,7 @@ def generated_test(recipe: Recipe, path: str, data: bytes) -> GeneratedTest:
     outcome = _outcome(recipe, data, recipe.source or path)
     embedded = recipe.producer is None
     traits = _Traits(_is_counted(outcome), outcome.links > 0, bool(outcome.said))
-    runs = _run_lines(recipe, outcome.effect, traits)
+    runs = [*_run_lines(recipe, outcome.effect, traits), *_bound_lines(recipe, outcome)]
     checks = _check_lines(recipe, outcome)
     made = [recipe.made_by, UPDATED_BY + quoted(_shown_path(path))]
     header = [*runs, *made, *([""] if checks else []), *checks]
@@ -138,7 +143,7 @@ def _run_lines(recipe: Recipe, effect: Effect, traits: _Traits) -> list[str]:
         commands = [f"{opt} {pipeline} --verify-diagnostics"]
     elif effect is Effect.REFUSED:
         commands = [f"not {opt} {pipeline} 2>&1 | filecheck %s"]
-    elif not traits.counted and not traits.linked:
+    elif not traits.counted and not traits.linked and recipe.cost is None:
         commands = [f"{opt} {pipeline}{checked} | filecheck %s"]
     else:
         count = "stablehlo-tools inspect %t.after.mlir | filecheck %s --check-prefix=COUNT"
@@ -150,6 +155,20 @@ def _run_lines(recipe: Recipe, effect: Effect, traits: _Traits) -> list[str]:
             *([links] if traits.linked else []),
         ]
     return [f"RUN: {c}" for c in ([] if recipe.producer is None else [recipe.producer]) + commands]
+
+
+def _bound_lines(recipe: Recipe, outcome: Outcome) -> list[str]:
+    """The RUN line that fails where what the pipeline makes costs more than now, as written."""
+    if recipe.cost is None:
+        return []
+    if outcome.effect is Effect.REFUSED:
+        raise ToolError(f"--cost: the pipeline refuses the input: {outcome.refusal.message}")
+    question = Question(load_hardware(recipe.cost), with_timeline=False)
+    (report,) = exposure([parse(outcome.after.encode(), "<test>")], question)
+    bounds = (f"--at-most {n}={math.ceil(most)}" for n, most in report.bounded_figures.items())
+    after = "%t.after.mlir" if outcome.effect is Effect.CHANGED else "%t.after"
+    inspected = f"stablehlo-tools inspect {after} --hardware {quoted(recipe.cost)}"
+    return [f"RUN: {inspected} {' '.join(bounds)}"]
 
 
 def _is_counted(outcome: Outcome) -> bool:

@@ -31,6 +31,7 @@ class Recipe:
     source: str | None = None  # the file name of the input, which stands in the test
     producer: str | None = None  # the command of a RUN line that makes the input
     brief: bool = False
+    cost: str | None = None  # the hardware for which the cost is bounded
 
     @property
     def made_by(self) -> str:
@@ -38,6 +39,7 @@ class Recipe:
         words = [self.source] if self.source else ["--producer", self.producer or ""]
         words += ["-p", self.pipeline, *(["--full"] if self.full else [])]
         words += ["--brief"] if self.brief else []
+        words += [f"--cost={self.cost}"] if self.cost is not None else []
         return MADE_BY + " ".join(quoted(word) for word in words)
 
     @property
@@ -75,6 +77,8 @@ def recipe_of(text: str, name: str) -> Recipe:
         word = words.pop(0)
         if word in ("--full", "--brief"):
             named[word.removeprefix("--")] = True
+        elif word.startswith("--cost="):
+            named["cost"] = word.removeprefix("--cost=")
         elif word in ("-p", "--producer") and words:
             named["pipeline" if word == "-p" else "producer"] = words.pop(0)
         elif not word.startswith("-"):

@@ -4,15 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import pytest
-from advice_programs import gathered_weight, layer_scan, microbatches
+from advice_programs import (
+    gathered_weight,
+    heads,
+    layer_scan,
+    microbatches,
+    optimizer,
+    product,
+    reduced,
+    tensor_parallel,
+    two_networks,
+    weights_gathered,
+)
+from jax.sharding import PartitionSpec as P
 
-from stablehlo_tools.advice.advise import Detector
-from stablehlo_tools.advice.loops_and_batches import reductions_in_every_iteration
+from stablehlo_tools.advice.advise import DETECTORS, Detector
+from stablehlo_tools.advice.devices import repeated_compute, small_kernels
+from stablehlo_tools.advice.loops_and_batches import (
+    batch_to_split,
+    gathers_to_prefetch,
+    reductions_in_every_iteration,
+    streams_in_flight,
+)
+from stablehlo_tools.advice.memory import does_not_fit, weights_gathered_again
 from stablehlo_tools.advice.precision import wide_collectives
 from stablehlo_tools.advice.program import Program
-from stablehlo_tools.advice.shardings import batch_gathered_in_loops
+from stablehlo_tools.advice.shardings import batch_gathered_in_loops, reshards_not_asked_for
+from stablehlo_tools.advice.updates import missing_donations, replicated_optimizer
 from stablehlo_tools.analysis.collectives import ModuleFacts
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.cost.clock import Clock
@@ -21,37 +42,135 @@ from stablehlo_tools.report.document import Advice
 from stablehlo_tools.report.exposure import explicit_collectives
 
 Build = Callable[[], Artifact]
-CAUSES: dict[str, tuple[Detector, Build, Build]] = {
+SMALL = """
+extends = "h100"
+name = "small"
+[chip]
+memory = { value = 0.5, source = "a test" }
+"""
+FOUR = """
+extends = "h100"
+name = "four"
+[[network]]
+name = "NVLink"
+devices = { value = 4, source = "a test" }
+"""
+# By its cause: the detector, a program that has it, one that nearly has, and the hardware.
+CAUSES: dict[str, tuple[Detector, Build, Build, str]] = {
     "batch-gathered-in-loop": (
         batch_gathered_in_loops,
         partial(layer_scan, constrained=False),
         partial(layer_scan, constrained=True),
+        "h100",
+    ),
+    "reshard-not-asked-for": (
+        reshards_not_asked_for,
+        partial(layer_scan, constrained=False, scanned=False),
+        partial(layer_scan, constrained=True, scanned=False),
+        "h100",
     ),
     "reduced-in-every-iteration": (
         reductions_in_every_iteration,
-        partial(microbatches, reduced_each=True),
-        partial(microbatches, reduced_each=False),
+        partial(microbatches, scaled=True),
+        partial(microbatches, scaled=False),  # which XLA:GPU reduces once by itself
+        "h100",
     ),
-    "wide-collective": (
-        wide_collectives,
-        partial(gathered_weight, sent="f32"),
+    "gather-not-hidden": (
+        gathers_to_prefetch,
+        partial(layer_scan, constrained=True),
         partial(gathered_weight, sent="bf16"),
+        "h100",
+    ),
+    "batch-in-one-part": (
+        batch_to_split,
+        partial(tensor_parallel, axis="model"),
+        partial(gathered_weight, sent="bf16"),
+        "h100",
+    ),
+    "one-in-flight": (
+        streams_in_flight,
+        partial(two_networks, both=True),
+        partial(two_networks, both=False),
+        FOUR,
+    ),
+    "wide-reduction": (
+        wide_collectives,
+        partial(reduced, sent="f32"),
+        partial(reduced, sent="bf16"),
+        "h100",
+    ),
+    "gathered-twice": (
+        weights_gathered_again,
+        partial(weights_gathered, again=True),
+        partial(weights_gathered, again=False),
+        "h100",
+    ),
+    "replicated-optimizer": (
+        replicated_optimizer,
+        partial(optimizer, divided=False),
+        partial(optimizer, divided=True),
+        "h100",
+    ),
+    "not-donated": (
+        missing_donations,
+        partial(optimizer, donated=False),
+        partial(optimizer, donated=True),
+        "h100",
+    ),
+    "computed-alike": (
+        repeated_compute,
+        partial(product, rows=4096, spec=P("data")),
+        partial(product, rows=4096, spec=P(("data", "model"))),
+        "h100",
+    ),
+    "does-not-divide": (
+        repeated_compute,
+        partial(heads, count=12),
+        partial(heads, count=16),
+        "h100",
+    ),
+    "small-batch": (
+        small_kernels,
+        partial(product, rows=32, spec=P(("data", "model"))),
+        partial(product, rows=32768, spec=P(("data", "model"))),
+        "h100",
+    ),
+    "does-not-fit": (
+        does_not_fit,
+        partial(layer_scan, constrained=True),
+        partial(gathered_weight, sent="bf16"),
+        SMALL,
     ),
 }
 
 
-def found(detect: Detector, given: Artifact, hardware: str = "h100") -> dict[str, Advice]:
+def found(detect: Detector, given: Artifact, hardware: str) -> dict[str, Advice]:
     """What a detector says is to do, by its cause."""
     explicit, _ = explicit_collectives(given)
     clock = Clock(load_hardware(hardware), ModuleFacts.of(explicit.module).grid.size)
     return {item.id: item for item in detect(Program(given, explicit, clock))}
 
 
-@pytest.mark.parametrize("cause", CAUSES)
-def test_a_cause_is_found_with_its_gain_and_its_near_miss_is_not(cause: str):
-    detect, build, near_miss = CAUSES[cause]
-    item = found(detect, build())[cause]
+# Each partitions programs with a loop several times.
+LONG = ("reshard-not-asked-for", "gather-not-hidden", "does-not-fit")
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [pytest.param(each, marks=pytest.mark.soak if each in LONG else ()) for each in CAUSES],
+)
+def test_a_cause_is_found_with_its_gain_and_its_near_miss_is_not(cause: str, tmp_path: Path):
+    detect, build, near_miss, hardware = CAUSES[cause]
+    if "\n" in hardware:
+        path = tmp_path / "profile.toml"
+        path.write_text(hardware)
+        hardware = str(path)
+    item = found(detect, build(), hardware)[cause]
     assert item.share >= 0.01
     assert item.gain_ns > 0 or item.gain_bytes > 0
-    assert "advice_programs.py" in item.place
-    assert cause not in found(detect, near_miss())
+    assert "advice_programs.py" in item.place or cause == "does-not-fit"
+    assert cause not in found(detect, near_miss(), hardware)
+
+
+def test_every_detector_is_tested():
+    assert {entry.detect for entry in DETECTORS} == {detect for detect, *_ in CAUSES.values()}

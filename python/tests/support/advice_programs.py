@@ -42,8 +42,9 @@ def exported(
         return artifact.from_exported(export.export(jitted, platforms=["cuda"])(*specs))
 
 
-def layer_scan(*, constrained: bool) -> Artifact:
-    """Layers in a scan, weights and batch divided over one axis: FSDP as people begin with it.
+def layer_scan(*, constrained: bool, scanned: bool = True) -> Artifact:
+    """Layers in a scan, or the first alone, with weights and batch divided over one axis: FSDP as
+    people begin with it.
 
     The positions are divided by features, as weights are, and the layers follow them, not the
     batch, unless told so.
@@ -58,7 +59,10 @@ def layer_scan(*, constrained: bool) -> Artifact:
                 x = lax.with_sharding_constraint(x, P("data", None, None))
             return x + jnp.tanh(x @ w[0]) @ w[1], None
 
-        y, _ = lax.scan(layer, x, (up, down))
+        if scanned:
+            y, _ = lax.scan(layer, x, (up, down))
+        else:
+            y, _ = layer(x, (up[0], down[0]))
         return jnp.sum(y.astype(jnp.float32) ** 2)
 
     def step(weights: tuple[jax.Array, ...], tokens: jax.Array) -> Any:
@@ -81,18 +85,17 @@ def layer_scan(*, constrained: bool) -> Artifact:
     return exported(flat, *weights, tokens, out=(*specs, P()), donate=(0, 1, 2, 3), data=8)
 
 
-def microbatches(*, reduced_each: bool) -> Artifact:
-    """Gradients accumulated over microbatches, and reduced in each of them or once."""
+def microbatches(*, scaled: bool) -> Artifact:
+    """Gradients reduced in every microbatch, and added up as they are or scaled before."""
 
     def local(w: jax.Array, x: jax.Array) -> jax.Array:
-        # Of a value that all devices have alike, jax reduces the gradient by itself.
-        mine = w if reduced_each else lax.pcast(w, "data", to="varying")
-
         def one(total: jax.Array, part: jax.Array) -> tuple[jax.Array, None]:
-            return total + jax.grad(lambda w: jnp.sum((part @ w) ** 2))(mine), None
+            # Of a value that all devices have alike, jax reduces the gradient by itself.
+            gradient = jax.grad(lambda w: jnp.sum((part @ w) ** 2))(w)
+            return total + (gradient / 8 if scaled else gradient), None
 
-        total, _ = lax.scan(one, jnp.zeros_like(mine), x)
-        return w - (total if reduced_each else lax.psum(total, "data"))
+        total, _ = lax.scan(one, jnp.zeros_like(w), x)
+        return w - total
 
     def step(w: jax.Array, x: jax.Array) -> jax.Array:
         return jax.shard_map(local, in_specs=(P(), P(None, "data")), out_specs=P())(w, x)
@@ -120,3 +123,127 @@ def gathered_weight(*, sent: str) -> Artifact:
 
     shapes = ((WIDTH, HIDDEN), jnp.float32, P("data")), ((8 * 512, WIDTH), jnp.bfloat16, P("data"))
     return exported(step, *shapes, data=8)
+
+
+def reduced(*, sent: str) -> Artifact:
+    """A sum over devices of bf16 values, in f32 or as they are."""
+
+    def local(x: jax.Array) -> jax.Array:
+        y = jnp.tanh(x)
+        return jnp.sin(lax.psum(y.astype(jnp.float32) if sent == "f32" else y, "data"))
+
+    def step(x: jax.Array) -> jax.Array:
+        return jax.shard_map(local, in_specs=P("data"), out_specs=P())(x)
+
+    return exported(step, ((HIDDEN, HIDDEN), jnp.bfloat16, P("data")), data=8)
+
+
+def optimizer(*, divided: bool = False, donated: bool = True) -> Artifact:
+    """Momentum on replicated weights: its state replicated, too, or divided over the data axis."""
+    rows = 32768
+
+    def step(w: jax.Array, momentum: jax.Array, x: jax.Array) -> Any:
+        gradient = jax.grad(lambda w: jnp.sum(jnp.tanh(x @ w)))(w)
+        momentum = 0.9 * momentum + gradient
+        return w - 1e-3 * momentum, momentum
+
+    state = P("data") if divided else P()
+    return exported(
+        step,
+        ((rows, WIDTH * 4), jnp.float32, P()),
+        ((rows, WIDTH * 4), jnp.float32, state),
+        ((256, rows), jnp.float32, P("data")),
+        out=(P(), state),
+        donate=(0, 1) if donated else (),
+        data=8,
+    )
+
+
+def product(*, rows: int, spec: P) -> Artifact:
+    """A product of so many rows, divided over one axis of two, or over both."""
+    shapes = (
+        ((rows, HIDDEN), jnp.bfloat16, spec),
+        ((HIDDEN, HIDDEN), jnp.bfloat16, P()),
+    )
+    return exported(lambda x, w: jnp.tanh(x) @ w, *shapes, out=spec, data=4, model=2)
+
+
+def heads(*, count: int) -> Artifact:
+    """A product with weights of so many heads, that are to be divided over eight devices."""
+
+    def step(x: jax.Array, w: jax.Array) -> jax.Array:
+        w = lax.with_sharding_constraint(w, P(None, "model", None))
+        return jnp.einsum("bd,dhe->bhe", x, w)
+
+    shapes = (
+        ((BATCH * LENGTH, WIDTH), jnp.bfloat16, P()),
+        ((WIDTH, count, 128), jnp.bfloat16, P()),
+    )
+    return exported(step, *shapes, model=8)
+
+
+def weights_gathered(*, again: bool) -> Artifact:
+    """Weights that are divided, gathered for a forward, and for its backward where there is one."""
+
+    def local(w: jax.Array, x: jax.Array) -> jax.Array:
+        whole = lax.all_gather(w, "data", tiled=True)
+        y = jnp.tanh(x @ whole)
+        if again:
+            whole = lax.all_gather(lax.optimization_barrier((w, y))[0], "data", tiled=True)
+            y = y @ whole.T
+        return y
+
+    def step(w: jax.Array, x: jax.Array) -> jax.Array:
+        return jax.shard_map(local, in_specs=P("data"), out_specs=P("data"))(w, x)
+
+    shapes = (
+        ((HIDDEN, HIDDEN), jnp.bfloat16, P("data")),
+        ((8 * 512, HIDDEN), jnp.bfloat16, P("data")),
+    )
+    return exported(step, *shapes, data=8)
+
+
+def tensor_parallel(*, axis: str) -> Artifact:
+    """Layers whose partial sums are reduced, over an axis that divides the weights; or none is."""
+
+    def local(x: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
+        for _ in range(3):
+            x = x + lax.psum(jnp.tanh(x @ up) @ down, axis) if axis else jnp.tanh(x @ up) @ down
+        return x
+
+    def step(x: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
+        specs = P("data"), P(None, "model"), P("model", None)
+        return jax.shard_map(local, in_specs=specs, out_specs=P("data"), check_vma=False)(
+            x, up, down
+        )
+
+    shapes = (
+        ((BATCH * LENGTH, WIDTH), jnp.bfloat16, P("data")),
+        ((WIDTH, HIDDEN), jnp.bfloat16, P(None, "model")),
+        ((HIDDEN, WIDTH), jnp.bfloat16, P("model", None)),
+    )
+    return exported(step, *shapes, data=2, model=4)
+
+
+def two_networks(*, both: bool) -> Artifact:
+    """Gathers along two axes, one of which leaves the domain of a fast network; or along one."""
+
+    def local(x: jax.Array, y: jax.Array, w: jax.Array) -> tuple[jax.Array, ...]:
+        gathered = (
+            lax.all_gather(x, "model", tiled=True),
+            lax.all_gather(y, "data" if both else "model", tiled=True),
+        )
+        return *gathered, jnp.tanh(w @ w)
+
+    def step(x: jax.Array, y: jax.Array, w: jax.Array) -> Any:
+        return jax.shard_map(
+            local, in_specs=(P("model"), P("data" if both else "model"), P()), out_specs=P(),
+            check_vma=False,
+        )(x, y, w)  # fmt: skip
+
+    shapes = (
+        ((HIDDEN, HIDDEN), jnp.bfloat16, P("model")),
+        ((HIDDEN, WIDTH), jnp.bfloat16, P("data" if both else "model")),
+        ((HIDDEN, HIDDEN), jnp.bfloat16, P()),
+    )
+    return exported(step, *shapes, data=2, model=4)

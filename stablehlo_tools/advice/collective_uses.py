@@ -1,0 +1,142 @@
+"""Where values of collectives go and come from: sums of loops, converts, arguments."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+
+from stablehlo_tools.analysis.loop_carries import is_accumulated
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import (
+    ADD,
+    BARRIER,
+    CONVERT,
+    DYNAMIC_UPDATE_SLICE,
+    MANUAL_COMPUTATION,
+    RESHAPE,
+    SHARDING_CONSTRAINT,
+    TRANSPOSE,
+    WHILE,
+)
+from stablehlo_tools.dialect.traits import Trait, ops_with_any
+from stablehlo_tools.ir.builder import element_of
+from stablehlo_tools.ir.values import producer
+from stablehlo_tools.ir.walk import FUNCTION, terminator
+from stablehlo_tools.ir.while_loop import is_invariant
+
+_REDUCING = frozenset({"stablehlo.all_reduce", "stablehlo.reduce_scatter"})
+_SCALED = frozenset({"stablehlo.multiply", "stablehlo.divide"})
+_MOVES = frozenset({RESHAPE, TRANSPOSE, "stablehlo.slice", BARRIER})
+_SAME_VALUES = ops_with_any(Trait.LAYOUT | Trait.PIECE | Trait.RETYPE) | {
+    BARRIER,
+    SHARDING_CONSTRAINT,
+    "stablehlo.all_gather",
+}
+_MOST_FOLLOWED = 12  # ops between a collective and the sum or the convert that it goes into
+
+
+class AddedUp(enum.Enum):
+    """How the sum that a loop makes of a reduction's results is made."""
+
+    DIRECTLY = "directly"  # in the loop that the reduction is in, converted at most
+    FURTHER_OFF = "further off"  # scaled before, or stacked by an inner loop
+
+
+def added_up(op: ir.Operation) -> AddedUp | None:
+    """How a loop adds up what a reduction gives; None where it does not, or reads it otherwise."""
+    if op.name not in _REDUCING:
+        return None
+    value, how = op.results[0], AddedUp.DIRECTLY
+    for _ in range(_MOST_FOLLOWED):
+        uses = list(value.uses)
+        if len(uses) != 1:
+            return None
+        user, number = uses[0].owner.operation, uses[0].operand_number
+        if user.name == ADD:
+            other = user.operands[1 - number]
+            return how if any(is_accumulated(end, other) for end in _ends_of(other)) else None
+        stacked = user.name == DYNAMIC_UPDATE_SLICE and number == 1
+        returned = user.name == "stablehlo.return" and user.parent.name == WHILE
+        if user.name not in _MOVES | _SCALED | {CONVERT} and not stacked and not returned:
+            return None
+        if stacked or returned or user.name in _SCALED:
+            how = AddedUp.FURTHER_OFF
+        value = user.parent.operation.results[number] if returned else user.results[0]
+    return None
+
+
+def _ends_of(value: ir.Value) -> list[ir.Value]:
+    """What a value that is an argument of a loop's body is at the end of the iteration."""
+    owner = value.owner
+    if not isinstance(owner, ir.Block) or owner.owner.name != WHILE:
+        return []
+    return [terminator(owner).operands[ir.BlockArgument(value).arg_number]]
+
+
+def narrower_before(op: ir.Operation) -> ir.FloatType | None:
+    """The narrower float type that all that a collective sends had right before."""
+    return _narrower([_converted_from(value) for value in op.operands], op)
+
+
+def narrower_after(op: ir.Operation) -> ir.FloatType | None:
+    """The narrower float type that all that a collective gives is converted to."""
+    return _narrower([t for value in op.results for t in _converted_to(value, 0)], op)
+
+
+def float_of(value: ir.Value) -> ir.FloatType | None:
+    """The element type of a tensor of real floats."""
+    element = element_of(value) if isinstance(value.type, ir.RankedTensorType) else None
+    return element if isinstance(element, ir.FloatType) else None
+
+
+def _narrower(types: list[ir.FloatType | None], op: ir.Operation) -> ir.FloatType | None:
+    """The one type, if it is narrower than the collective's."""
+    wide = float_of(op.operands[0]) if len(op.operands) else None
+    narrow = types[0] if len(set(types)) == 1 else None
+    return narrow if narrow and wide and narrow.width < wide.width else None
+
+
+def _converted_from(value: ir.Value) -> ir.FloatType | None:
+    """The float type before the convert that makes a value, moves looked through."""
+    for _ in range(_MOST_FOLLOWED):
+        op = producer(value)
+        if op is None:
+            return None
+        if op.name == CONVERT:
+            return float_of(op.operands[0])
+        if op.name not in _MOVES or len(op.operands) != 1:
+            return None
+        value = op.operands[0]
+    return None
+
+
+def _converted_to(value: ir.Value, depth: int) -> Iterator[ir.FloatType | None]:
+    """The types that a value is converted to by those who read it, None for any other use."""
+    for use in value.uses:
+        user = use.owner.operation
+        if user.name == CONVERT:
+            yield float_of(user.results[0])
+        elif user.name in _MOVES and len(user.results) == 1 and depth < _MOST_FOLLOWED:
+            yield from _converted_to(user.results[0], depth + 1)
+        else:
+            yield None
+
+
+def argument_behind(value: ir.Value) -> ir.Value | None:
+    """The argument of `main` that a value is a piece of, or gathered from; loops and manual
+    computations entered."""
+    while True:
+        op = producer(value)
+        if op is not None:
+            if op.name not in _SAME_VALUES or not op.operands:
+                return None
+            value = op.operands[0]
+            continue
+        argument = ir.BlockArgument(value)
+        owner, number = argument.owner.owner.operation, argument.arg_number
+        if owner.name == MANUAL_COMPUTATION or (
+            owner.name == WHILE and is_invariant(owner, number)
+        ):
+            value = owner.operands[number]
+        else:
+            return value if owner.name == FUNCTION else None

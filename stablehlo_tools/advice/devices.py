@@ -1,0 +1,176 @@
+"""Devices that do what others do, or too little: compute that an axis repeats, small kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from stablehlo_tools.advice.as_compiled import Path, Place
+from stablehlo_tools.advice.collective_uses import argument_behind
+from stablehlo_tools.advice.program import Program
+from stablehlo_tools.analysis.entry import is_per_device
+from stablehlo_tools.analysis.replica_groups import AxisRef, DeviceMesh, mesh_axes_groups
+from stablehlo_tools.analysis.shardings import SHARDING, MeshAxes, ValueShardings
+from stablehlo_tools.analysis.tasks.graph import TracedGraph
+from stablehlo_tools.analysis.tasks.op_work import bytes_of, op_work, short_name
+from stablehlo_tools.analysis.uniformity import Uniformity
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.cost.kernels import Matmul, Work, WorkKind
+from stablehlo_tools.diagnostics import duration
+from stablehlo_tools.dialect.names import SHARDING_CONSTRAINT
+from stablehlo_tools.dialect.traits import Trait, ops_with
+from stablehlo_tools.ir.builder import shape_of
+from stablehlo_tools.ir.walk import entry_function, ops_where
+from stablehlo_tools.overlap.bounds import iterations
+from stablehlo_tools.report.document import Advice
+
+_CONTRACTIONS = ops_with(Trait.CONTRACTION)
+_FEW = 256  # rows of a product: so few leave a matrix unit idle, or wait for the weights
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A kernel with a matrix product in it, and what all its runs take, in ns."""
+
+    place: Place
+    op: ir.Operation
+    times: int
+    each_ns: float
+
+    @property
+    def ns(self) -> float:
+        """What all runs take."""
+        return self.times * self.each_ns
+
+
+def products_of(traced: TracedGraph, path: Path = (), times: int = 1) -> Iterator[Product]:
+    """The matrix products of a program."""
+    for task in traced.graph.tasks:
+        if task.loop is not None:
+            runs = times * iterations(task.loop)
+            yield from products_of(traced.bodies[task.id], (*path, task.id), runs)
+        for op in traced.ops[task.id]:
+            if op.name in _CONTRACTIONS and task.ns:
+                yield Product((path, task.id), op, times, task.ns)
+                break
+
+
+def repeated_compute(program: Program) -> Iterator[Advice]:
+    """Products that all devices of an axis compute alike: a batch that is too small for the mesh, a
+    dimension that does not divide, or values that nothing divides."""
+    products = list(products_of(program.traced))
+    mesh = next((m for m in program.facts.meshes.values() if m.size == program.clock.devices), None)
+    if mesh is None or not program.is_worth(sum(each.ns for each in products)):
+        return
+    module = program.explicit.module
+    main = entry_function(module)
+    uniformity = Uniformity(module, program.facts, range(program.facts.grid.size))
+    uniformity.bind_arguments(main, is_per_device(module), None)
+    uniformity.block(main.regions[0].blocks[0])
+    for name, devices in mesh.axes:
+        groups = mesh_axes_groups(mesh, [AxisRef(name)])
+        alike = [
+            each
+            for each in products
+            if devices > 1 and _is_alike(uniformity.of(each.op.results[0]).classes, groups)
+        ]
+        spent = sum(each.ns for each in alike)
+        if not program.is_worth(spent * (1 - 1 / devices)):
+            continue
+        shared = {each.place: each.each_ns / devices for each in alike}
+        gain = program.total_ns - program.retimed_ns(shared)
+        if program.is_worth(gain):
+            yield _repeated(program, mesh, name, alike, gain)
+
+
+def _is_alike(classes: tuple[int, ...], groups: tuple[tuple[int, ...], ...]) -> bool:
+    return all(len({classes[device] for device in group}) == 1 for group in groups)
+
+
+def _repeated(
+    program: Program, mesh: DeviceMesh, axis: str, alike: list[Product], gain: float
+) -> Advice:
+    devices = dict(mesh.axes)[axis]
+    first = max(alike, key=lambda each: each.ns)
+    cause = (
+        f"{len(alike)} matrix products, {duration(sum(each.ns for each in alike))} in all, are "
+        f"computed alike on all {devices} devices of {axis}"
+    )
+    uneven = _uneven(program, axis)
+    if uneven is not None:
+        op, dim, size = uneven
+        cause += (
+            f": {axis} is to divide dimension {dim}, of {size}, which {devices} does not divide"
+        )
+        whole = -(-size // devices) * devices
+        return program.advice(
+            "does-not-divide", gain, cause, program.place(op), f"pad it to {whole}"
+        )
+    return program.advice(
+        "computed-alike",
+        gain,
+        cause,
+        program.place(first.op),
+        f"divide the batch or these weights over {axis} as well (a batch of a multiple of all the "
+        "devices it is divided over), or give its devices to another axis",
+    )
+
+
+def _uneven(program: Program, axis: str) -> tuple[ir.Operation, int, int] | None:
+    """What is sharded over an axis that does not divide it: the op, the dimension and its size."""
+    module = program.given.module
+    named = [(n, m) for n, m in program.facts.meshes.items() if axis in dict(m.axes)]
+    shardings = ValueShardings(MeshAxes(named[0][1]), named[0][0])
+    sharded = ops_where(
+        module.operation, lambda op: op.name == SHARDING_CONSTRAINT or SHARDING in op.attributes
+    )
+    for op in sharded:
+        for value in op.results:
+            if not isinstance(value.type, ir.RankedTensorType):
+                continue
+            for dim, axes in enumerate(shardings.of(value)):
+                size = shape_of(value)[dim]
+                if size % shardings.axes.size(axes) and axis in {each.name for each in axes}:
+                    return op, dim, size
+    return None
+
+
+def small_kernels(program: Program) -> Iterator[Advice]:
+    """Products of weights with so few rows that twice as many would take little longer."""
+    few = [(each, ns) for each in products_of(program.traced) if (ns := _doubled_ns(program, each))]
+    spared = {each.place: min(each.each_ns, ns / 2) for each, ns in few}
+    if not program.is_worth(sum(each.ns - each.times * spared[each.place] for each, _ in few)):
+        return
+    gain = program.total_ns - program.retimed_ns(spared)
+    if not program.is_worth(gain):
+        return
+    first = max((each for each, _ in few), key=lambda each: each.ns)
+    yield program.advice(
+        "small-batch",
+        gain,
+        f"{len(few)} products of weights with {_FEW} rows or fewer on a device, "
+        f"{duration(sum(each.ns for each, _ in few))} in all",
+        program.place(first.op),
+        "give each device twice the samples, by a larger batch or fewer devices: the gain is for "
+        "as many samples as now",
+    )
+
+
+def _doubled_ns(program: Program, product: Product) -> float | None:
+    """What a run of a product of few rows would take with twice as many."""
+    work = op_work(product.op, short_name(product.op))
+    matmul = work.matmul
+    if matmul is None or matmul.batch > 1:
+        return None
+    of_weights = [argument_behind(value) is not None for value in product.op.operands[:2]]
+    if of_weights not in ([False, True], [True, False]):
+        return None
+    rows = "m" if of_weights[1] else "n"
+    count = matmul.m if of_weights[1] else matmul.n
+    if count > _FEW:
+        return None
+    doubled: Matmul = replace(matmul, **{rows: 2 * count})
+    values = [*product.op.operands[:2], product.op.results[0]]
+    weights = of_weights.index(True)
+    read = sum(bytes_of(value) * (1 if i == weights else 2) for i, value in enumerate(values))
+    return program.clock.kernel(Work(WorkKind.MATMUL, read, 0.0, (doubled,), work.dtype), ())

@@ -1,0 +1,296 @@
+"""Arguments that a program gives back changed: weights and the state of an optimizer, a cache.
+
+An update is a result and the argument of its type that it is made of by ops that keep the shape.
+What each device of an axis computes alike, ZeRO-1 divides (Rajbhandari et al., arXiv 1910.02054);
+what is not donated is there twice.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from stablehlo_tools.advice.as_compiled import Place
+from stablehlo_tools.advice.program import Collective, Program
+from stablehlo_tools.analysis.entry import path_of
+from stablehlo_tools.analysis.shardings import sharding_axes, sharding_per_value
+from stablehlo_tools.analysis.tasks.graph import TracedGraph
+from stablehlo_tools.analysis.tasks.op_work import bytes_of
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.cost.transfers import Transfer
+from stablehlo_tools.diagnostics import Place as SourcePlace
+from stablehlo_tools.diagnostics import duration, size, to_place
+from stablehlo_tools.dialect.names import (
+    BARRIER,
+    CONVERT,
+    DYNAMIC_UPDATE_SLICE,
+    MANUAL_COMPUTATION,
+    RESHAPE,
+    SCATTER,
+    SHARDING_CONSTRAINT,
+    TRANSPOSE,
+    WHILE,
+)
+from stablehlo_tools.dialect.traits import ELEMENTWISE
+from stablehlo_tools.ir.values import key_of, producer
+from stablehlo_tools.ir.walk import entry_function, terminator
+from stablehlo_tools.overlap.memory import memory_profile
+from stablehlo_tools.overlap.task_graph import TaskGraph, TaskKind
+from stablehlo_tools.passes.registry import PASSES
+from stablehlo_tools.report.document import Advice
+
+_KEEPING = ELEMENTWISE | {CONVERT, RESHAPE, TRANSPOSE, SHARDING_CONSTRAINT}
+_INTO_FIRST = frozenset({DYNAMIC_UPDATE_SLICE, SCATTER})
+_BY_NUMBER = frozenset({BARRIER, WHILE})  # result i is what operand i becomes
+_DONATED = ("tf.aliasing_output", "jax.buffer_donor")
+
+type _Ops = dict[ir.Value | ir.Operation, ir.Operation]
+
+
+@dataclass
+class Update:
+    """A result of `main`, the argument that it is of, and the ops between.
+
+    `made_of` are all arguments of its type that it depends on so, `leaves` other values.
+    """
+
+    result: int
+    value: ir.Value
+    made_of: dict[int, None] = field(default_factory=dict[int, None])
+    ops: _Ops = field(default_factory=dict)
+    leaves: list[ir.Value] = field(default_factory=list[ir.Value])
+    axes: dict[int, tuple[str, ...]] = field(default_factory=dict[int, tuple[str, ...]])
+    argument: int = -1
+
+
+def updates_of(program: Program) -> list[Update]:
+    """The results that are updates, each with an argument of its own."""
+    main = entry_function(program.explicit.module)
+    block = main.regions[0].blocks[0]
+    found = [_followed(i, value) for i, value in enumerate(terminator(block).operands)]
+    taken: set[int] = set()
+    updates: list[Update] = []
+    # A new weight is made of the old one and of the state, new state of the old one alone.
+    for update in sorted(found, key=lambda each: len(each.made_of)):
+        of_type = [
+            n
+            for n in update.made_of
+            if n not in taken and block.arguments[n].type == update.value.type
+        ]
+        if of_type:
+            update.argument = of_type[0]
+            taken.add(update.argument)
+            updates.append(update)
+    return sorted(updates, key=lambda each: each.argument)
+
+
+def _followed(result: int, value: ir.Value) -> Update:
+    """A result with what it is made of."""
+    update = Update(result, value)
+    pending, seen = [(value, False)], set[ir.Value]()
+    while pending:
+        at, changed = pending.pop()
+        if at in seen:
+            continue
+        seen.add(at)
+        op = producer(at)
+        if op is None:
+            _argument(update, ir.BlockArgument(at), pending, changed=changed)
+        elif op.name == MANUAL_COMPUTATION:
+            inside = terminator(op.regions[0].blocks[0]).operands[ir.OpResult(at).result_number]
+            pending.append((inside, changed))
+        else:
+            _through(update, op, at, pending)
+    return update
+
+
+def _argument(
+    update: Update, at: ir.BlockArgument, pending: list[tuple[ir.Value, bool]], *, changed: bool
+) -> None:
+    owner, number = at.owner.owner.operation, at.arg_number
+    if owner.name == MANUAL_COMPUTATION:
+        outside = owner.operands[number]
+        if isinstance(outside.owner, ir.Block):
+            sharding = sharding_per_value(owner.attributes["in_shardings"])[number]
+            update.axes[ir.BlockArgument(outside).arg_number] = sharding_axes(sharding)[1]
+        pending.append((outside, changed))
+    elif changed:
+        update.made_of[number] = None
+
+
+def _through(
+    update: Update, op: ir.Operation, at: ir.Value, pending: list[tuple[ir.Value, bool]]
+) -> None:
+    if op.name in _KEEPING:
+        alike = [v for v in op.operands if _elements(v) == _elements(at)]
+    elif op.name in _INTO_FIRST:
+        alike = [op.operands[0]]
+    elif op.name in _BY_NUMBER:
+        alike = [op.operands[ir.OpResult(at).result_number]]
+    else:
+        update.leaves.append(at)
+        return
+    update.ops[key_of(op)] = op
+    changes = op.name != BARRIER
+    pending += [(value, changes) for value in alike]
+
+
+def _elements(value: ir.Value) -> int:
+    count = 1
+    for extent in ir.RankedTensorType(value.type).shape:
+        count *= extent
+    return count
+
+
+def missing_donations(program: Program) -> Iterator[Advice]:
+    """Arguments that the program gives back changed, and keeps as they were."""
+    main = entry_function(program.explicit.module)
+    attributes = main.attributes.get("arg_attrs")
+    listed = [ir.DictAttr(each) for each in ir.ArrayAttr(attributes)] if attributes else []
+    aliased = {ir.IntegerAttr(each[_DONATED[0]]).value for each in listed if _DONATED[0] in each}
+    kept = [
+        update
+        for update in updates_of(program)
+        if update.result not in aliased
+        and not (listed and any(name in listed[update.argument] for name in _DONATED))
+    ]
+    if not kept:
+        return
+    after = program.donating([update.argument for update in kept])
+    gained_bytes = program.peak_bytes - min(after.peak_bytes, _peak_aliased(program, kept))
+    gain = max(0.0, program.total_ns - after.total_ns)
+    if not program.is_worth(gain) and gained_bytes < program.least * program.capacity:
+        return
+    arguments = main.regions[0].blocks[0].arguments
+    largest = max(kept, key=lambda each: bytes_of(arguments[each.argument]))
+    paths = [path_of(arguments[update.argument]) for update in kept]
+    named = ", ".join(filter(None, dict.fromkeys(paths[:3]))) or f"argument {largest.argument}"
+    numbers = ", ".join(str(update.argument) for update in kept[:6])
+    numbers += ", …" if len(kept) > 6 else ""
+    yield program.advice(
+        "not-donated",
+        gain,
+        f"{len(kept)} of {len(arguments)} arguments ({named}{', …' if len(paths) > 3 else ''}) "
+        "come back changed and are not donated: the old values are kept beside the new",
+        program.place(_made_by(largest)) if largest.ops else "",
+        f"jax.jit(…, donate_argnums=…) for these: flat arguments {numbers}",
+        gain_bytes=max(0.0, gained_bytes),
+    )
+
+
+def _peak_aliased(program: Program, kept: Sequence[Update]) -> float:
+    """The memory peak if each new value lay in the storage of the old one."""
+    sizes = list(program.graph.storages)
+    made = {key_of(op): t.id for t in program.graph.tasks for op in program.traced.ops[t.id]}
+    for update in kept:
+        task = next((made[op] for op in list(update.ops)[:1] if op in made), None)
+        allocated = () if task is None else program.graph.tasks[task].allocs
+        wanted = _local_bytes(update)
+        for storage in allocated:
+            if sizes[storage] == wanted:
+                sizes[storage] = 0.0
+                break
+    return memory_profile(TaskGraph(program.graph.tasks, sizes)).peak_bytes
+
+
+def _made_by(update: Update) -> ir.Operation:
+    """The last op of an update that is from a line of the user's."""
+    ops = list(update.ops.values())
+    return next((op for op in ops if to_place(op.location) != SourcePlace()), ops[0])
+
+
+def replicated_optimizer(program: Program) -> Iterator[Advice]:
+    """Updates that every device of an axis computes alike, of gradients reduced over it."""
+    reduced = {
+        each.op.results[0]: each for each in program.collectives if len(each.op.results) == 1
+    }
+    by_axes: dict[tuple[str, ...], list[tuple[Update, Collective]]] = defaultdict(list)
+    for update in updates_of(program):
+        sums = [reduced[v] for v in update.leaves if v in reduced]
+        gradient = next((each for each in sums if each.sent.kind == "all_reduce"), None)
+        if gradient is None or not gradient.sent.axes:
+            continue
+        if not set(gradient.sent.axes) & set(update.axes.get(update.argument, ())):
+            by_axes[gradient.sent.axes].append((update, gradient))
+    for axes, alike in by_axes.items():
+        yield from _zero(program, axes, alike)
+
+
+def _zero(
+    program: Program, axes: tuple[str, ...], alike: Sequence[tuple[Update, Collective]]
+) -> Iterator[Advice]:
+    """What dividing these updates along axes gains: their time, less what gathers the weights."""
+    devices = len(alike[0][1].sent.groups[0])
+    ops = set[ir.Value | ir.Operation]().union(*(update.ops for update, _ in alike))
+    times = dict(_update_tasks(program.traced, ops))
+    state = [u for u, _ in alike if _is_state(u, ops)]
+    saved = sum(_local_bytes(update) for update in state) * (1 - 1 / devices)
+    if not times or saved < program.least * program.capacity:
+        return  # what is worth it is the memory: weights have to be gathered for the time
+    gradients = {(each.path, each.task): each for _, each in alike}
+    retimed: dict[Place, float] = {((), task): ns / devices for task, ns in times.items()}
+    for place, each in gradients.items():
+        scattered = Transfer("reduce_scatter", each.sent.bytes, each.sent.groups)
+        retimed[place] = program.clock.collective(scattered, ()).ns
+    weights = sum(_local_bytes(update) for update, _ in alike) - sum(map(_local_bytes, state))
+    gathered = Transfer("all_gather", weights, alike[0][1].sent.groups)
+    gather_ns = program.clock.collective(gathered, ()).ns
+    gain = program.total_ns - program.retimed_ns(retimed) - gather_ns
+    first = max(alike, key=lambda pair: _local_bytes(pair[0]))[0]
+    axis = ",".join(axes)
+    divided = f'P("{axes[0]}")' if len(axes) == 1 else f"P({axes})"
+    known = "shard-optimizer" in PASSES
+    yield program.advice(
+        "replicated-optimizer",
+        max(0.0, gain),
+        f"the optimizer's update of {len(alike)} arguments, {duration(sum(times.values()))}, and "
+        f"its state of {size(sum(map(_local_bytes, state)))} are alike on all {devices} devices of "
+        f"{axis}",
+        program.place(_made_by(first)),
+        f"ZeRO-1: divide the state ({divided} in its in_shardings and out_shardings); the new "
+        f"weights are then gathered, {duration(gather_ns)}, "
+        + ("which this is after" if gain > 0 else f"and the step takes {duration(-gain)} more"),
+        pipeline=program.pipeline(f"shard-optimizer{{axis={axis}}}", before_partition=True)
+        if known
+        else None,
+        gain_bytes=saved,
+    )
+
+
+def _update_tasks(
+    traced: TracedGraph, ops: set[ir.Value | ir.Operation]
+) -> Iterator[tuple[int, float]]:
+    """The kernels of the program, loops left out, that do nothing but these ops; with their ns."""
+    for task in traced.graph.tasks:
+        mine = traced.ops[task.id]
+        if task.kind is TaskKind.COMPUTE and mine and key_of(mine[-1]) in ops:
+            yield task.id, task.ns
+
+
+def _is_state(update: Update, ops: set[ir.Value | ir.Operation]) -> bool:
+    """Whether nothing but updates reads the argument that an update is of."""
+    readers = [use.owner.operation for use in _argument_of(update).uses]
+    return bool(readers) and all(key_of(op) in ops for op in readers)
+
+
+def _argument_of(update: Update) -> ir.Value:
+    """The argument as the ops of the update read it: in the manual computation, where there is
+    one."""
+    main = terminator_block(update.value)
+    outside = main.arguments[update.argument]
+    for use in outside.uses:
+        user = use.owner.operation
+        if user.name == MANUAL_COMPUTATION:
+            return user.regions[0].blocks[0].arguments[use.operand_number]
+    return outside
+
+
+def terminator_block(value: ir.Value) -> ir.Block:
+    """The block of `main` that a value stands in."""
+    owner = value.owner
+    return owner if isinstance(owner, ir.Block) else owner.operation.block
+
+
+def _local_bytes(update: Update) -> float:
+    return bytes_of(_argument_of(update))
