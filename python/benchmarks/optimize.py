@@ -98,7 +98,8 @@ def table(
             except ToolError as error:
                 print(form.format(Path(name).name, target, *[""] * 5, error), flush=True)
                 continue
-            ratios[target].append(optimum.after.total_ns / optimum.before.total_ns)
+            ratio = optimum.after.ratio_to(optimum.before)
+            ratios[target] += [ratio] if ratio is not None else []
             print(form.format(Path(name).name, target, *_cells(optimum)), flush=True)
     for target, of in ratios.items():
         if of:
@@ -107,12 +108,14 @@ def table(
 
 
 def _cells(optimum: Optimum) -> Iterator[str]:
-    yield f"{optimum.before.total_ns / 1e6:.2f}"
-    yield f"{optimum.after.total_ns / 1e6:.2f}"
-    yield f"{optimum.after.total_ns / optimum.before.total_ns:.3f}"
+    before, after = optimum.before, optimum.after
+    ratio = after.ratio_to(before)
+    yield f"{before.total_ns / 1e6:.2f}" if before.runs else "no fit"
+    yield f"{after.total_ns / 1e6:.2f}" if after.runs else "no fit"
+    yield "" if ratio is None else f"{ratio:.3f}"
     expected = [t.expected_ns for t in optimum.trials if str(t.candidate) == optimum.pipeline]
-    model = expected[0] if expected and expected[0] is not None else optimum.before.total_ns
-    yield f"{model / optimum.before.total_ns:.3f}"
+    model = expected[0] if expected and expected[0] is not None else before.total_ns
+    yield f"{model / before.total_ns:.3f}" if before.runs else ""
     yield f"{optimum.seconds:.0f}"
     yield optimum.pipeline or "the export"
 

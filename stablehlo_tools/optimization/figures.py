@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
+
+NEVER = float("inf")  # ns: of a program that the compiler refuses for lack of memory
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
     """Times in nanoseconds of one run, sizes in bytes on each device.
+
+    All times are NEVER where the compiler refuses the program for lack of memory; then the sizes
+    are what it says that it needs.
 
     `work_ns`: of `compute_ns`, what is not the launch of kernels. `floor_ns`: no order of the same
     kernels and collectives is faster. `peak_bytes`: the most alive at any time in the schedule, as
@@ -38,15 +42,19 @@ class Figures:
         return max(self.peak_bytes, self.compiler_bytes)
 
     @property
+    def runs(self) -> bool:
+        """Whether the compiler made a program of it."""
+        return self.total_ns < NEVER
+
+    def ratio_to(self, other: Figures) -> float | None:
+        """Of its time to another's; None where one of them does not run."""
+        return self.total_ns / other.total_ns if self.runs and other.runs else None
+
+    @property
     def times(self) -> tuple[float, ...]:
         """What two schedules hardly have in common that are not alike."""
         return (self.total_ns, self.exposed_ns, self.compute_ns, self.peak_bytes)
 
     def to_json(self) -> dict[str, Any]:
-        """The fields."""
-        return asdict(self)
-
-    @staticmethod
-    def from_json(fields: Mapping[str, Any]) -> Figures:
-        """What `to_json` gave."""
-        return Figures(**fields)
+        """The fields; None for what never ends."""
+        return {name: None if value == NEVER else value for name, value in asdict(self).items()}

@@ -190,7 +190,7 @@ def _too_large(export: Figures, candidate: Figures) -> str:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > _SHARE * memory:
         return f"running it on {export.devices} virtual devices takes about {size(needed)}"
-    seconds = _SLOWER * export.devices * export.work_ns / 1e9
+    seconds = _SLOWER * export.devices * min(export.work_ns, candidate.work_ns) / 1e9
     if seconds > _SECONDS:
         return f"running it on a CPU takes about {seconds / 60:,.0f} minutes"
     return ""

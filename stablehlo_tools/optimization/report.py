@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stablehlo_tools.diagnostics import duration, size
-from stablehlo_tools.optimization.figures import Figures
+from stablehlo_tools.optimization.figures import NEVER, Figures
 from stablehlo_tools.optimization.optimizing import Optimum
 from stablehlo_tools.optimization.searching import Trial
 from stablehlo_tools.overlap.collective_times import CollectiveRow
@@ -35,7 +35,7 @@ def to_json(optimum: Optimum) -> dict[str, Any]:
         "memory_limit_bytes": optimum.memory_limit,
         "changed": optimum.changed,
         "pipeline": optimum.pipeline,
-        "ratio": optimum.after.total_ns / optimum.before.total_ns,
+        "ratio": optimum.after.ratio_to(optimum.before),
         "before": optimum.before.to_json(),
         "after": optimum.after.to_json(),
         "proof": optimum.proof.to_json(),
@@ -48,7 +48,7 @@ def to_json(optimum: Optimum) -> dict[str, Any]:
                 "place": row.place,
                 "why": row.why,
             }
-            for row in _exposed(_report(optimum, "after", with_timeline=False))
+            for row in _exposed(optimum)
         ],
         "ended": optimum.ended,
         "remarks": list(optimum.remarks),
@@ -57,12 +57,10 @@ def to_json(optimum: Optimum) -> dict[str, Any]:
 
 
 def _trial(trial: Trial) -> dict[str, Any]:
-    figures = trial.figures
+    shown = {} if trial.figures is None else trial.figures.to_json()
     return {
         "pipeline": str(trial.candidate),
-        "total_ns": None if figures is None else figures.total_ns,
-        "exposed_ns": None if figures is None else figures.exposed_ns,
-        "peak_bytes": None if figures is None else figures.peak_bytes,
+        **{name: shown.get(name) for name in ("total_ns", "exposed_ns", "peak_bytes")},
         "expected_ns": trial.expected_ns,
         "refused": trial.refused or None,
     }
@@ -94,7 +92,7 @@ def _lines(optimum: Optimum) -> Iterator[str]:
         yield f"  {time:>10} {ratio:>6} {peak:>9} {expected:>10}  {trial.candidate or EXPORT}"
     if len(ranked) > _MOST_TRIALS:
         yield f"  and {len(ranked) - _MOST_TRIALS} that were slower, or failed: --json lists them"
-    exposed = _exposed(_report(optimum, "after", with_timeline=False))
+    exposed = _exposed(optimum)
     if exposed:
         yield ""
         yield "  what remains exposed:"
@@ -104,23 +102,30 @@ def _lines(optimum: Optimum) -> Iterator[str]:
 
 
 def _figures(when: str, figures: Figures, optimum: Optimum) -> str:
-    ratio = figures.total_ns / optimum.before.total_ns
+    """A line for one side."""
+    memory = f"peak {size(figures.peak_bytes)} of {size(optimum.memory_limit)}"
+    if not figures.runs:
+        return f"  {when:7} does not fit: the compiler refuses it, {memory}"
+    ratio = figures.ratio_to(optimum.before)
     fits = "" if figures.needed_bytes <= optimum.memory_limit else ", which does not fit"
+    told = f"; {ratio:.3f} of the time" if when == "after" and ratio is not None else ""
     return (
         f"  {when:7} {duration(figures.total_ns):>10}  exposed {duration(figures.exposed_ns)}, "
-        f"peak {size(figures.peak_bytes)} of {size(optimum.memory_limit)}{fits}"
-        + (f"; {ratio:.3f} of the time" if when == "after" else "")
+        f"{memory}{fits}{told}"
     )
 
 
 def _columns(trial: Trial, optimum: Optimum) -> tuple[str, str, str, str]:
     """Time, ratio, peak and what was expected."""
     expected = "" if trial.expected_ns is None else f"({duration(trial.expected_ns)})"
-    if trial.figures is None:
-        return "failed", "", "", expected
     figures = trial.figures
-    ratio = f"{figures.total_ns / optimum.before.total_ns:.3f}"
-    return duration(figures.total_ns), ratio, size(figures.peak_bytes), expected
+    if figures is None:
+        return "failed", "", "", expected
+    if not figures.runs:
+        return "too large", "", size(figures.peak_bytes), expected
+    ratio = figures.ratio_to(optimum.before)
+    shown = "" if ratio is None else f"{ratio:.3f}"
+    return duration(figures.total_ns), shown, size(figures.peak_bytes), expected
 
 
 def _ranked(optimum: Optimum) -> list[Trial]:
@@ -132,8 +137,11 @@ def _ranked(optimum: Optimum) -> list[Trial]:
     return sorted(optimum.trials, key=key)
 
 
-def _exposed(report: ProgramReport) -> list[CollectiveRow]:
+def _exposed(optimum: Optimum) -> list[CollectiveRow]:
     """The collectives that the compute stream waits for longest."""
+    if not optimum.after.runs:
+        return []
+    report = _report(optimum, "after", with_timeline=False)
     worth = [r for r in report.collectives if r.exposed_ns > _WORTH_SHOWING * report.total_ns]
     return sorted(worth, key=lambda row: -row.exposed_ns)[:_MOST_EXPOSED]
 
@@ -155,7 +163,10 @@ def _report(optimum: Optimum, when: str, *, with_timeline: bool) -> ProgramRepor
 
 def page(optimum: Optimum, version: str) -> str:
     """One HTML page: the answer, its proof, all trials, and both programs on one time axis."""
-    whens = ("before", "after") if optimum.changed else ("before",)
+    sides = {"before": optimum.before, "after": optimum.after}
+    whens = [when for when, side in sides.items() if side.runs]
+    if not optimum.changed:
+        whens = whens[:1]
     programs = tuple(_report(optimum, when, with_timeline=True) for when in whens)
     title = f"{Path(optimum.artifact.name).name}, optimized"
     return render_page(Document(title, version, programs, tuple(_sections(optimum))))
@@ -195,4 +206,5 @@ def _named(trial: Trial) -> str:
 
 def _change(optimum: Optimum, field: str, shown: Any) -> str:
     before, after = getattr(optimum.before, field), getattr(optimum.after, field)
-    return f"{shown(before)} before, {shown(after)} after"
+    told = [shown(each) if each < NEVER else "none: too large" for each in (before, after)]
+    return f"{told[0]} before, {told[1]} after"

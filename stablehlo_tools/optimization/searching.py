@@ -365,7 +365,7 @@ class _Experience:
             if trial.change is None:
                 continue
             self._tried[trial.change.stage] += 1
-            if trial.figures is not None and trial.expected_ns:
+            if trial.figures is not None and trial.figures.runs and trial.expected_ns:
                 ratio = math.log(trial.figures.total_ns / trial.expected_ns)
                 logs.setdefault(trial.change, []).append(ratio)
         self._off = {change: sum(each) / (1 + len(each)) for change, each in logs.items()}
@@ -398,5 +398,7 @@ def _expected_ns(origin: Trial, module: Module) -> float:
     """The compiler's time of a neighbour, if the model is as wrong about both."""
     assert origin.module is not None
     before, after = origin.module.predicted_ns, module.predicted_ns
+    if math.isinf(_time_of(origin)):
+        return after or 0.0
     ratio = after / before if before and after else 1.0
     return _time_of(origin) * ratio

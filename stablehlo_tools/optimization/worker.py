@@ -10,14 +10,18 @@ import gzip
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.cost.hardware import Hardware
 from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.optimization.figures import NEVER
 from stablehlo_tools.overlap.task_graph import TaskGraph, TaskKind
 from stablehlo_tools.processes.child import serve
 from stablehlo_tools.processes.forks import Answer, in_fork
+
+if TYPE_CHECKING:
+    from stablehlo_tools.targets.compilation import Compilation
 
 MODULE = "stablehlo_tools.optimization.worker"
 REWRITE, EVALUATE = "rewrite", "evaluate"
@@ -78,32 +82,69 @@ def _predicted_ns(artifact: Artifact, hardware: Hardware) -> float | None:
 
 def _evaluate(head: dict[str, Any]) -> Answer:
     """The schedule that the compiler makes, compressed, and its figures."""
+    from stablehlo_tools.targets.compilation import bytes_refused, compile_artifact
+
+    artifact, hardware = _load(head), _hardware(head)
+    try:
+        compiled = compile_artifact(artifact, head["target"], head["seconds"], hardware=hardware)
+    except ToolError as error:
+        needed = bytes_refused(error)
+        if needed is None:
+            raise
+        return _unfitting(artifact, head["target"], hardware, needed), _compressed("")
+    return _figures(compiled, hardware), _compressed(compiled.text)
+
+
+def _compressed(text: str) -> bytes:
+    return gzip.compress(text.encode(), compresslevel=3, mtime=0)
+
+
+def _figures(compiled: Compilation, hardware: Hardware) -> dict[str, Any]:
+    """The figures of a schedule, as JSON has them."""
     from stablehlo_tools.overlap.bounds import floor
     from stablehlo_tools.overlap.memory import memory_profile
     from stablehlo_tools.overlap.simulator import simulate
-    from stablehlo_tools.targets.compilation import compile_artifact
     from stablehlo_tools.targets.hlo.tasks import hlo_task_graph
 
-    hardware = _hardware(head)
-    compilation = compile_artifact(_load(head), head["target"], head["seconds"], hardware=hardware)
-    devices = compilation.topology.devices
-    graph = hlo_task_graph(compilation.text, hardware, devices)
+    graph = hlo_task_graph(compiled.text, hardware, compiled.topology.devices)
     simulation = simulate(graph)
-    answer = {
+    return {
         "total_ns": simulation.total_ns,
         "exposed_ns": simulation.exposed_ns,
         "compute_ns": simulation.compute_ns,
         "work_ns": _work_ns(graph, hardware.launch_ns),
         "floor_ns": floor(graph).ns,
         "peak_bytes": memory_profile(graph).peak_bytes,
-        "compiler_bytes": compilation.memory.total_bytes,
-        "collectives": sum(event.issues for event in compilation.schedule.events),
-        "same_order": compilation.order.same_order,
-        "devices": devices,
-        "compiled_by": f"{compilation.compiler} for {compilation.topology.describe()}",
-        "stand_in": compilation.stand_in,
+        "compiler_bytes": compiled.memory.total_bytes,
+        "collectives": sum(event.issues for event in compiled.schedule.events),
+        "same_order": compiled.order.same_order,
+        "devices": compiled.topology.devices,
+        "compiled_by": f"{compiled.compiler} for {compiled.topology.describe()}",
+        "stand_in": compiled.stand_in,
     }
-    return answer, gzip.compress(compilation.text.encode(), compresslevel=3, mtime=0)
+
+
+def _unfitting(
+    artifact: Artifact, target: str, hardware: Hardware, needed: float
+) -> dict[str, Any]:
+    """The figures of a program that the compiler refuses for lack of memory: it never ends."""
+    from stablehlo_tools.targets.chips import Target, chip_for
+    from stablehlo_tools.targets.preparation import prepare
+    from stablehlo_tools.targets.topologies import compiler_version, topology
+
+    devices = prepare(artifact, Target(target)).grid.size
+    chip, stand_in = chip_for(Target(target), hardware)
+    described = topology(Target(target), devices, chip).describe()
+    return {
+        **dict.fromkeys(("total_ns", "exposed_ns", "compute_ns", "work_ns", "floor_ns"), NEVER),
+        "peak_bytes": needed,
+        "compiler_bytes": int(needed),
+        "collectives": 0,
+        "same_order": False,
+        "devices": devices,
+        "compiled_by": f"{compiler_version(Target(target))} for {described}",
+        "stand_in": stand_in,
+    }
 
 
 def _work_ns(graph: TaskGraph, launch_ns: float, runs: int = 1) -> float:

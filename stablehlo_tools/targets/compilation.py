@@ -7,6 +7,7 @@ the caller gets a `Compilation` or one ToolError.
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,6 +152,19 @@ def _run_compiler(
         message = f"{target.title} refused the program: {shortened(outcome.error)}"
         raise ToolError(message, notes=_foreign(prepared, target))
     return outcome.answer
+
+
+_OUT_OF_MEMORY = re.compile(r"RESOURCE_EXHAUSTED.*?\b([\d.]+)([KMGT])", re.DOTALL)
+_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def bytes_refused(error: ToolError) -> float | None:
+    """How many bytes XLA:TPU says that a program needs which it refuses for lack of memory.
+
+    None for any other error. XLA:GPU compiles such programs.
+    """
+    said = _OUT_OF_MEMORY.search(error.diagnostic.message)
+    return None if said is None else float(said[1]) * _UNITS[said[2]]
 
 
 def _foreign(prepared: PreparedModule, target: Target) -> tuple[Diagnostic, ...]:
