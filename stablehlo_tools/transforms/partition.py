@@ -37,7 +37,8 @@ shardings, or partitioned already, nothing changes.
 
 An op that cannot run on parts along a dimension (a sort, a window, a slice that moves elements
 between devices) gets its operand divided along another dimension, or whole, with a warning that
-names it. Calls and composites are inlined. Float sums over a divided dimension are re-associated.
+names it. Calls and composites are inlined, and prefix sums become windows. Those of floats are
+re-associated, as are float sums over a divided dimension.
 """
 
 from __future__ import annotations
@@ -94,6 +95,7 @@ from stablehlo_tools.transforms.parts.partition.preparation import (
     prepare,
     rename_meshes,
 )
+from stablehlo_tools.transforms.parts.partition.scans import scans_as_windows
 
 # Shardy's passes, and why each stands where it does.
 _LIFT_MESHES = "sdy-lift-inlined-meshes"  # first: every sharding names a mesh of the module
@@ -138,6 +140,7 @@ class PartitionPass(Pass):
             drop_propagation_notes(module)
             signature, unreduced = Signature.of(main), UnreducedBorder.of(main, shardings)
             ir.SymbolTable.set_symbol_name(main, ENTRY)  # the name that Shardy knows
+            scans_as_windows(module)
             inline_all_calls(module)
             apart = _set_apart(module, main)
             prepare(module, mesh)
