@@ -47,13 +47,15 @@ class Program:
 
 @dataclass(frozen=True)
 class Module:
-    """A module of a candidate. `predicted_ns`: what the model takes a good order of it to be.
+    """A module of a candidate.
 
+    `predicted_ns`, `predicted_bytes`: what the model says of it in a good order, if it has one.
     `said`: what the passes warned of.
     """
 
     digest: str
     predicted_ns: float | None
+    predicted_bytes: float | None
     said: tuple[str, ...] = ()
 
 
@@ -90,7 +92,12 @@ class Crew:
             [self._machine.profile],
             doing=f"running {passes}" if passes else "reading the program",
         )
-        return Module(answer["blob"], answer["predicted_ns"], tuple(answer["said"]))
+        return Module(
+            answer["blob"],
+            answer["predicted_ns"],
+            answer["predicted_bytes"],
+            tuple(answer["said"]),
+        )
 
     def evaluate(self, module: Module | None) -> Figures:
         """What the compiler makes of a module, or of the program as it came.

@@ -31,6 +31,8 @@ _EXPANDED = 2  # candidates whose neighbours are looked at in a round
 _FORESEEN = 1  # such that are not yet compiled
 _HOPELESS = 1.3  # times the best: neither compiled nor built upon
 _NOVELTY = 0.05  # of the time: how much less is hoped of what was never tried
+_ALIKE_BYTES = 0.02  # of the memory: what exceeds it by so little more is as good
+_MICROBATCHES = 0.75  # of the memory: what is hoped of a loop over microbatches, without a model
 _PATIENCE = 32  # candidates in a row that bring nothing
 _WORTH = 1e-3  # of the time: less is no gain
 _POLL = 0.2  # seconds
@@ -40,14 +42,15 @@ _POLL = 0.2  # seconds
 class Trial:
     """A candidate that was compiled, or why it was not.
 
-    `expected_ns`: what the model took it to be. `change`: what it was made by from the candidate
-    that it is a neighbour of.
+    `expected_ns`, `expected_bytes`: what the model took it to be. `change`: what it was made by from
+    the candidate that it is a neighbour of.
     """
 
     candidate: Candidate
     module: Module | None = None
     figures: Figures | None = None
     expected_ns: float | None = None
+    expected_bytes: float = 0.0
     refused: str = ""
     change: Change | None = None
 
@@ -215,7 +218,9 @@ class Search:
     def _foreseen(self) -> list[Trial]:
         """The best of what waits to be compiled: a chain of passes may only gain as a whole."""
         most = self._most_ns()
-        waiting = sorted(self._waiting, key=_Experience(self.outcome.trials).promise)
+        waiting = sorted(
+            self._waiting, key=_Experience(self.outcome.trials, self._limits.memory).promise
+        )
         fresh = [trial for trial in waiting if trial.candidate not in self._expanded]
         return [trial for trial in fresh[:_FORESEEN] if _time_of(trial) <= most]
 
@@ -231,9 +236,16 @@ class Search:
             if module is None or module.digest in self._digests:
                 continue
             self._digests.add(module.digest)
-            expected = _expected_ns(trial, module)
             change = change_between(trial.candidate, candidate)
-            self._waiting.append(Trial(candidate, module, expected_ns=expected, change=change))
+            self._waiting.append(
+                Trial(
+                    candidate,
+                    module,
+                    expected_ns=_expected_ns(trial, module),
+                    expected_bytes=_expected_bytes(trial, module, change),
+                    change=change,
+                )
+            )
 
     def _module(self, candidate: Candidate) -> Module | None:
         """The module of a candidate; None where a pass refuses."""
@@ -255,7 +267,7 @@ class Search:
     def _chosen(self) -> list[Trial]:
         """The next to compile: what is expected to be fastest."""
         most = self._most_ns()
-        self._waiting.sort(key=_Experience(self.outcome.trials).promise)
+        self._waiting.sort(key=_Experience(self.outcome.trials, self._limits.memory).promise)
         hopeful = [trial for trial in self._waiting if _time_of(trial) <= most]
         count = _AT_ONCE
         if self._limits.candidates is not None:
@@ -358,7 +370,8 @@ class _Experience:
     has been compiled is worth a try, even if the model expects a little less of it.
     """
 
-    def __init__(self, trials: Sequence[Trial]) -> None:
+    def __init__(self, trials: Sequence[Trial], memory: float) -> None:
+        self._memory = memory
         self._tried: Counter[Stage] = Counter()
         logs: dict[Change, list[float]] = {}
         for trial in trials:
@@ -370,14 +383,16 @@ class _Experience:
                 logs.setdefault(trial.change, []).append(ratio)
         self._off = {change: sum(each) / (1 + len(each)) for change, each in logs.items()}
 
-    def promise(self, trial: Trial) -> tuple[float, bool, bool, Candidate]:
-        """A key that is least for what to compile next.
+    def promise(self, trial: Trial) -> tuple[int, float, bool, bool, Candidate]:
+        """A key that is least for what to compile next: what is expected to fit, then to be fast.
 
         Of equals, what has a model, and what holds the compiler to the order the model counts on.
         """
+        excess = max(0.0, trial.expected_bytes - self._memory)
         unknown = trial.module is None or trial.module.predicted_ns is None
         ordered = any(stage is Stage.ORDER for stage, _ in trial.candidate.choices)
-        return self._hope(trial), unknown, not ordered, trial.candidate
+        steps = round(excess / (_ALIKE_BYTES * self._memory))
+        return steps, self._hope(trial), unknown, not ordered, trial.candidate
 
     def _hope(self, trial: Trial) -> float:
         expected = trial.expected_ns or 0.0
@@ -392,6 +407,17 @@ def _time_of(trial: Trial) -> float:
     if trial.figures is not None:
         return trial.figures.total_ns
     return trial.expected_ns or 0.0
+
+
+def _expected_bytes(origin: Trial, module: Module, change: Change | None) -> float:
+    """What a neighbour needs of memory, if the model is as wrong about both."""
+    assert origin.module is not None
+    needed = origin.expected_bytes if origin.figures is None else origin.figures.needed_bytes
+    before, after = origin.module.predicted_bytes, module.predicted_bytes
+    if before and after:
+        return needed * after / before
+    saves = change is not None and change.stage is Stage.MICROBATCHES and change.text is not None
+    return needed * (_MICROBATCHES if saves else 1.0)
 
 
 def _expected_ns(origin: Trial, module: Module) -> float:

@@ -57,14 +57,14 @@ def _rewrite(head: dict[str, Any]) -> Answer:
     pipeline = Pipeline.parse(head["passes"]) if head["passes"] else Pipeline(())
     reported = run_pipeline(artifact, pipeline)
     answer = {
-        "predicted_ns": _predicted_ns(artifact, _hardware(head)),
+        **_predicted(artifact, _hardware(head)),
         "said": [diagnostic.render(artifact.name) for diagnostic in reported.collected],
     }
     return answer, bindings.write_bytecode(artifact.module)
 
 
-def _predicted_ns(artifact: Artifact, hardware: Hardware) -> float | None:
-    """The time of the program in a good order of its own; None where the model has none.
+def _predicted(artifact: Artifact, hardware: Hardware) -> dict[str, float | None]:
+    """Time and memory of the program in a good order of its own; None where the model has none.
 
     Not in the order in which it is written: what is split into parts is to gain by the order that a
     pass, or the compiler, still has to find.
@@ -73,11 +73,12 @@ def _predicted_ns(artifact: Artifact, hardware: Hardware) -> float | None:
     from stablehlo_tools.transforms.parts.pipeline_collectives.choosing import predict
 
     try:
-        if left_to_the_partitioner(artifact.module) is not None:
-            return None
-        return predict(artifact.module, hardware, held=None).ns
+        if left_to_the_partitioner(artifact.module) is None:
+            told = predict(artifact.module, hardware, held=None)
+            return {"predicted_ns": told.ns, "predicted_bytes": told.peak_bytes}
     except ToolError:
-        return None
+        pass
+    return {"predicted_ns": None, "predicted_bytes": None}
 
 
 def _evaluate(head: dict[str, Any]) -> Answer:

@@ -60,7 +60,7 @@ class Table:
             raise ToolError(f"{passes} wants {wanted}")
         changes = passes and passes not in self.unchanged
         digest = ",".join(filter(None, (before, passes if changes else "")))
-        return Module(digest, min(self.time_of(digest), 150.0) * 2)
+        return Module(digest, min(self.time_of(digest), 150.0) * 2, 100.0)
 
     def evaluate(self, module: Module | None) -> Figures:
         applied = frozenset(filter(None, ("" if module is None else module.digest).split(",")))
