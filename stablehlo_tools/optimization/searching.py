@@ -42,8 +42,8 @@ _POLL = 0.2  # seconds
 class Trial:
     """A candidate that was compiled, or why it was not.
 
-    `expected_ns`, `expected_bytes`: what the model took it to be. `change`: what it was made by from
-    the candidate that it is a neighbour of.
+    `expected_ns`, `expected_bytes`: what the model took it to be. `change`: what it was made by
+    from the candidate that it is a neighbour of.
     """
 
     candidate: Candidate
