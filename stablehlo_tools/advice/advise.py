@@ -19,6 +19,7 @@ from stablehlo_tools.advice.shardings import batch_gathered_in_loops, reshards_n
 from stablehlo_tools.advice.updates import missing_donations, replicated_optimizer
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.cost.clock import Clock
+from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.report.document import Advice, Advised, ProgramReport
 
 type Detector = Callable[[Program], Iterator[Advice]]
@@ -68,11 +69,19 @@ def advise(
     items = [
         _as_compiled(item, entry, program, compiled)
         for entry in DETECTORS
-        for item in entry.detect(program)
+        for item in _detected(entry, program)
     ]
     above = [item for item in items if item.share >= least]
     above.sort(key=lambda item: (-item.gain_ns, -item.gain_bytes, item.id, item.place))
     return Advised(total, least, tuple(above))
+
+
+def _detected(entry: Entry, program: Program) -> list[Advice]:
+    """What a detector says; nothing where it has no figure, for an analysis refuses the program."""
+    try:
+        return list(entry.detect(program))
+    except ToolError:
+        return []
 
 
 def _as_compiled(

@@ -68,7 +68,11 @@ def updates_of(program: Program) -> list[Update]:
     """The results that are updates, each with an argument of its own."""
     main = entry_function(program.explicit.module)
     block = main.regions[0].blocks[0]
-    found = [_followed(i, value) for i, value in enumerate(terminator(block).operands)]
+    found = [
+        _followed(i, value)
+        for i, value in enumerate(terminator(block).operands)
+        if isinstance(value.type, ir.RankedTensorType)
+    ]
     taken: set[int] = set()
     updates: list[Update] = []
     # A new weight is made of the old one and of the state, new state of the old one alone.
