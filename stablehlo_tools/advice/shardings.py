@@ -13,40 +13,24 @@ from math import prod
 
 from stablehlo_tools.advice.collective_uses import argument_behind
 from stablehlo_tools.advice.program import Program
-from stablehlo_tools.analysis.collectives import meshes_of
-from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims, Graph
-from stablehlo_tools.analysis.dimension_propagation.seeds import Seeds, try_seeds
-from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
 from stablehlo_tools.analysis.partitioner_work import Annotation, left_to_the_partitioner
-from stablehlo_tools.analysis.shardings import Axes, MeshAxes, ValueShardings, axes_text
+from stablehlo_tools.analysis.shardings import Axes
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Place, ToolError, duration, frames_of, size
-from stablehlo_tools.dialect.names import DYNAMIC_UPDATE_SLICE, RESHARD, SHARDING_CONSTRAINT, WHILE
+from stablehlo_tools.dialect.names import RESHARD, SHARDING_CONSTRAINT
 from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.inline import inline_all_calls
-from stablehlo_tools.ir.values import is_float, producer
-from stablehlo_tools.ir.walk import entry_function, ops_named
-from stablehlo_tools.ir.while_loop import WhileLoop
+from stablehlo_tools.ir.values import is_float
+from stablehlo_tools.ir.walk import ops_named
 from stablehlo_tools.report.document import Advice
-
-
-@dataclass(frozen=True)
-class Batch:
-    """The dimension of each value that is the batch, and the mesh axes that divide it."""
-
-    dims: BatchDims
-    axes: Axes
-    mesh: str
-
-
-@dataclass(frozen=True)
-class Carry:
-    """A value that a loop carries, of which dimension `dim` is the batch."""
-
-    loop: ir.Operation
-    argument: ir.Value
-    dim: int
-
+from stablehlo_tools.transforms.constrain_batch import (
+    Batch,
+    Carry,
+    batch_carries,
+    batch_of,
+    constrain,
+    constrain_carry,
+)
 
 _ASKING = frozenset({SHARDING_CONSTRAINT, RESHARD})
 _MOST_TRIED = 2  # each means to partition the program again
@@ -62,16 +46,16 @@ def batch_gathered_in_loops(program: Program) -> Iterator[Advice]:
         return
     constrained: list[_Constrained] = []
 
-    def constrain(module: ir.Module) -> None:
+    def constrain_all(module: ir.Module) -> None:
         inline_all_calls(module)
         batch = batch_of(module)
         if batch is not None:
-            carries = _carries(module, batch)
+            carries = batch_carries(module, batch)
             constrained.extend(_described(carry, batch) for carry in carries)
             for carry in carries:
-                _constrain(carry, batch)
+                constrain_carry(carry, batch)
 
-    after = program.partitioned_after(constrain)
+    after = program.partitioned_after(constrain_all)
     if after is None or not constrained:
         return
     gain = program.total_ns - after.total_ns
@@ -88,6 +72,7 @@ def batch_gathered_in_loops(program: Program) -> Iterator[Advice]:
         f"exposed; {duration(now.compute_ns)} and {duration(now.exposed_ns)} if it is",
         largest.line.render(program.given.name),
         largest.remedy,
+        pipeline="constrain-batch,partition,create-reduce-scatter",
         gain_bytes=max(0.0, program.peak_bytes - after.peak_bytes),
     )
 
@@ -176,79 +161,12 @@ def _pin(module: ir.Module, location: str, specs: list[str]) -> None:
             tiling = batch.dims.tilings.get(graph.numbers.get(value, -1))
             if tiling is None or tiling.outer != 1 or not is_float(value.type):
                 continue
-            _state(value, tiling.dim, batch, ir.InsertionPoint.after(op))
+            constrain(value, tiling.dim, batch, ir.InsertionPoint.after(op))
             spec = ["None"] * len(shape_of(value))
             spec[tiling.dim] = _named(batch.axes)
             specs.append(", ".join(spec))
     if not specs:
         raise ToolError("no value of this location carries the batch")
-
-
-def batch_of(module: ir.Module) -> Batch | None:
-    """The batch of a program for all devices, without calls: the divided arguments that it does not
-    give back changed, integers first. None where no argument is."""
-    main = entry_function(module)
-    meshes = {name: mesh for name, mesh in meshes_of(module).items() if mesh.size > 1}
-    if not meshes:
-        return None
-    name, mesh = next(iter(meshes.items()))
-    shardings = ValueShardings(MeshAxes(mesh), name)
-    graph = Graph.of(main.regions[0].blocks[0])
-    returned = {graph.values[number].type for number in graph.root.returned}
-    data = [n for n in graph.root.arguments if graph.values[n].type not in returned]
-    for floats in (False, True):
-        seeds: dict[Axes, Seeds] = {}
-        for number in data:
-            value = graph.values[number]
-            if is_float(value.type) != floats or not isinstance(value.type, ir.RankedTensorType):
-                continue
-            for dim, axes in enumerate(shardings.of(value)):
-                if axes and DimTiling(dim).fits(tuple(shape_of(value)), shardings.axes.size(axes)):
-                    seeds.setdefault(axes, {})[number] = DimTiling(dim)
-                    break
-        if seeds:
-            axes, chosen = max(seeds.items(), key=lambda pair: len(pair[1]))
-            trial = try_seeds(graph, chosen, shardings.axes.size(axes), regroups=True)
-            return Batch(trial.dims, axes, name)
-    return None
-
-
-def _carries(module: ir.Module, batch: Batch) -> list[Carry]:
-    """What loops carry and change, in floats of two dimensions or more, with the batch in one."""
-    carries: list[Carry] = []
-    for op in ops_named(module.operation, {WHILE}):
-        loop = WhileLoop(op)
-        for number, argument in enumerate(loop.arguments):
-            end = producer(loop.ends[number])
-            stacked = end is not None and end.name == DYNAMIC_UPDATE_SLICE
-            if number in loop.invariant or stacked or not is_float(argument.type):
-                continue
-            tiling = batch.dims.tilings.get(batch.dims.graph.numbers.get(argument, -1))
-            if tiling is not None and tiling.outer == 1 and len(shape_of(argument)) > 1:
-                carries.append(Carry(op, argument, tiling.dim))
-    return carries
-
-
-def _constrain(carry: Carry, batch: Batch) -> None:
-    """Says of a carry, at the beginning of each iteration, that the batch is divided."""
-    block = carry.loop.regions[1].blocks[0]
-    _state(carry.argument, carry.dim, batch, ir.InsertionPoint.at_block_begin(block))
-
-
-def _state(value: ir.Value, dim: int, batch: Batch, point: ir.InsertionPoint) -> None:
-    """Constrains a value, for all that use it, to have this dimension divided as the batch is."""
-    dims = ["{?}"] * len(shape_of(value))
-    dims[dim] = axes_text(batch.axes)
-    text = f"#sdy.sharding<@{batch.mesh}, [{', '.join(dims)}]>"
-    op = ir.Operation.create(
-        SHARDING_CONSTRAINT,
-        results=[value.type],
-        operands=[value],
-        attributes={"sharding": ir.Attribute.parse(text, value.type.context)},
-        loc=value.location,
-        ip=point,
-    )
-    value.replace_all_uses_except(op.results[0], op)
 
 
 def _line_in_body(carry: Carry) -> Place:

@@ -25,6 +25,11 @@ class Entry:
 
 
 PASSES: dict[str, Entry] = {
+    "constrain-batch": Entry(
+        "stablehlo_tools.transforms.constrain_batch",
+        "ConstrainBatchPass",
+        "sharding constraints keep the batch divided where nothing in the program says so",
+    ),
     "partition": Entry(
         "stablehlo_tools.transforms.partition",
         "PartitionPass",

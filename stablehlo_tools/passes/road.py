@@ -20,6 +20,7 @@ class Stage(enum.IntEnum):
     FOLD = 10  # global view: what is a pipeline already, back to a loop
     MICROBATCHES = 20  # global view: less memory
     PIPELINE = 30  # global view: layers over a mesh axis, while the loop over them is whole
+    CONSTRAINTS = 35  # global view: what a partitioner would have to guess
     PARTITION = 40  # collectives become explicit; all below rewrites them
     SMALLER = 50  # collectives that move less
     SUMS = 60  # fewer reductions

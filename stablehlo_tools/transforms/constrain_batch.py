@@ -1,0 +1,192 @@
+"""Sharding constraints that keep the batch divided, where nothing in the program says so.
+
+Where weights and activations are divided along one axis (FSDP), propagation has to choose in each
+layer which of the two to gather, and in a loop over layers nothing says that the batch is to stay
+divided: a user's `with_sharding_constraint`, forgotten, or lost where a library drops it on a CPU.
+This pass writes it, before `partition` or any compiler's partitioner decides.
+
+    %r = stablehlo.while(%h = %x) … do {
+      %y = stablehlo.dot_general %h, %w                    // gathers %h, the whole batch, or %w?
+  ==>
+    %r = stablehlo.while(%h = %x) … do {
+      %k = sdy.sharding_constraint %h <@mesh, [{"data"}, {?}]>
+      %y = stablehlo.dot_general %k, %w                    // gathers %w
+
+The batch is the dimension that arguments are divided along which the program does not give back
+changed, integers first, as far as it can be followed through the ops. What a loop carries and
+changes is constrained, in floats of two dimensions or more; other dimensions stay open.
+
+Preconditions:
+  P1  The program leaves its collectives to a partitioner, by Shardy's shardings.
+
+Guarantees: a constraint says where values lie and not what they are; the signature as it was. What
+the user has constrained stays as it is, and a second run changes nothing. Calls are inlined where
+anything is constrained. Whether it is faster is another question: `optimize` tries it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from stablehlo_tools.analysis.collectives import meshes_of
+from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims, Graph
+from stablehlo_tools.analysis.dimension_propagation.seeds import Seeds, try_seeds
+from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
+from stablehlo_tools.analysis.partitioner_work import Annotation, left_to_the_partitioner
+from stablehlo_tools.analysis.shardings import Axes, MeshAxes, ValueShardings, axes_text
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, ToolError, note
+from stablehlo_tools.dialect.names import DYNAMIC_UPDATE_SLICE, SHARDING_CONSTRAINT, WHILE
+from stablehlo_tools.ir.builder import shape_of
+from stablehlo_tools.ir.clone import copy_module, take_over
+from stablehlo_tools.ir.inline import inline_all_calls
+from stablehlo_tools.ir.values import is_float, producer
+from stablehlo_tools.ir.walk import entry_function, ops_named
+from stablehlo_tools.ir.while_loop import WhileLoop
+from stablehlo_tools.passes.base import Pass
+from stablehlo_tools.passes.road import Milestone, Stage
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The dimension of each value that is the batch, and the mesh axes that divide it."""
+
+    dims: BatchDims
+    axes: Axes
+    mesh: str
+
+
+@dataclass(frozen=True)
+class Carry:
+    """A value that a loop carries, of which dimension `dim` is the batch."""
+
+    loop: ir.Operation
+    argument: ir.Value
+    dim: int
+
+
+@dataclass(frozen=True)
+class ConstrainBatchPass(Pass):
+    """Sharding constraints that keep the batch divided, where nothing in the program says so.
+
+    `explain`: a note for each constraint.
+    """
+
+    name: ClassVar[str] = "constrain-batch"
+    milestone: ClassVar[Milestone | None] = Milestone(Stage.CONSTRAINTS)
+    explain: bool = False
+
+    def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:
+        """Rewrites the module in place, if anything is constrained. Raises ToolError."""
+        _check_left_to_shardy(module)
+        copy = copy_module(module)
+        inline_all_calls(copy)
+        batch = batch_of(copy)
+        carries = [] if batch is None else batch_carries(copy, batch)
+        if batch is None or not carries:
+            return
+        for carry in carries:
+            constrain_carry(carry, batch)
+        if self.explain:
+            diagnostics.collected += [_explained(carry, batch) for carry in carries]
+        take_over(module, copy)
+
+
+def _check_left_to_shardy(module: ir.Module) -> None:
+    left = left_to_the_partitioner(module)
+    if left is None:
+        raise ToolError(
+            "constrain-batch: the program leaves no collectives to a partitioner: constraints come "
+            "before partition (P1)",
+            entry_function(module).location,
+        )
+    if left.annotation is not Annotation.SHARDY:
+        raise ToolError(
+            f"constrain-batch: the program is divided by {left.annotation.value}, and constraints "
+            "are Shardy's (P1)",
+            left.place,
+        )
+
+
+def batch_of(module: ir.Module) -> Batch | None:
+    """The batch of a program for all devices, without calls: the divided arguments that it does not
+    give back changed, integers first. None where no argument is."""
+    main = entry_function(module)
+    meshes = {name: mesh for name, mesh in meshes_of(module).items() if mesh.size > 1}
+    if not meshes:
+        return None
+    name, mesh = next(iter(meshes.items()))
+    shardings = ValueShardings(MeshAxes(mesh), name)
+    graph = Graph.of(main.regions[0].blocks[0])
+    returned = {graph.values[number].type for number in graph.root.returned}
+    data = [n for n in graph.root.arguments if graph.values[n].type not in returned]
+    for floats in (False, True):
+        seeds: dict[Axes, Seeds] = {}
+        for number in data:
+            value = graph.values[number]
+            if is_float(value.type) != floats or not isinstance(value.type, ir.RankedTensorType):
+                continue
+            for dim, axes in enumerate(shardings.of(value)):
+                if axes and DimTiling(dim).fits(tuple(shape_of(value)), shardings.axes.size(axes)):
+                    seeds.setdefault(axes, {})[number] = DimTiling(dim)
+                    break
+        if seeds:
+            axes, chosen = max(seeds.items(), key=lambda pair: len(pair[1]))
+            trial = try_seeds(graph, chosen, shardings.axes.size(axes), regroups=True)
+            return Batch(trial.dims, axes, name)
+    return None
+
+
+def batch_carries(module: ir.Module, batch: Batch) -> list[Carry]:
+    """What loops carry and change, in floats of two dimensions or more, with the batch in one."""
+    carries: list[Carry] = []
+    for op in ops_named(module.operation, {WHILE}):
+        loop = WhileLoop(op)
+        for number, argument in enumerate(loop.arguments):
+            end = producer(loop.ends[number])
+            stacked = end is not None and end.name == DYNAMIC_UPDATE_SLICE
+            if number in loop.invariant or stacked or not is_float(argument.type):
+                continue
+            if is_constrained(argument):
+                continue
+            tiling = batch.dims.tilings.get(batch.dims.graph.numbers.get(argument, -1))
+            if tiling is not None and tiling.outer == 1 and len(shape_of(argument)) > 1:
+                carries.append(Carry(op, argument, tiling.dim))
+    return carries
+
+
+def is_constrained(value: ir.Value) -> bool:
+    """Whether the program says how a value is divided."""
+    return any(use.owner.operation.name == SHARDING_CONSTRAINT for use in value.uses)
+
+
+def constrain_carry(carry: Carry, batch: Batch) -> None:
+    """Says of a carry, at the beginning of each iteration, that the batch is divided."""
+    block = carry.loop.regions[1].blocks[0]
+    constrain(carry.argument, carry.dim, batch, ir.InsertionPoint.at_block_begin(block))
+
+
+def constrain(value: ir.Value, dim: int, batch: Batch, point: ir.InsertionPoint) -> None:
+    """Constrains a value, for all that use it, to have this dimension divided as the batch is."""
+    dims = ["{?}"] * len(shape_of(value))
+    dims[dim] = axes_text(batch.axes)
+    text = f"#sdy.sharding<@{batch.mesh}, [{', '.join(dims)}]>"
+    op = ir.Operation.create(
+        SHARDING_CONSTRAINT,
+        results=[value.type],
+        operands=[value],
+        attributes={"sharding": ir.Attribute.parse(text, value.type.context)},
+        loc=value.location,
+        ip=point,
+    )
+    value.replace_all_uses_except(op.results[0], op)
+
+
+def _explained(carry: Carry, batch: Batch) -> Diagnostic:
+    shape = "x".join(map(str, shape_of(carry.argument)))
+    return note(
+        f"constrain-batch: dimension {carry.dim} of the {shape} that this loop carries is the "
+        f"batch, and stays divided over {axes_text(batch.axes)}",
+        carry.loop.location,
+    )
