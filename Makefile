@@ -26,7 +26,7 @@ define MAKE_VENV
 }
 endef
 
-.PHONY: help setup demo test lint types lit pytest soak golden bench docs lock clean
+.PHONY: help setup demo examples test lint types lit pytest soak golden bench docs lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-8s %s\n", $$1, $$2 }' Makefile
@@ -41,8 +41,11 @@ $(STAMP): pyproject.toml requirements.lock
 	@$(PIP) check
 	@touch $@
 
-demo: setup ## run the demo
+demo: setup ## from an export to a faster program, with proof and page
 	@$(PY) python/examples/demo.py
+
+examples: setup ## one order, pipeline schedules, programs of ranks
+	@$(PY) python/examples/collective_order.py
 	@$(PY) python/examples/pipeline_schedules.py
 	@$(PY) python/examples/mpmd_training.py
 

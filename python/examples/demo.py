@@ -2,9 +2,9 @@
 
     python demo.py [--budget SECONDS] [--keep DIR]
 
-Exports four layers of a decoder with the widths of Llama 3 8B (bfloat16, tensor parallel over 8
-devices by annotations alone, forward, backward and AdamW), and has `optimize` find what XLA:GPU
-schedules fastest for H100s. Takes three minutes or so on two cores, and no accelerator. Exit code 0
+Exports four layers of a decoder with the widths of Llama 3 8B (bfloat16, FSDP over 8 devices by
+annotations alone, forward, backward and AdamW), and has `optimize` find what XLA:GPU schedules
+fastest for H100s. Takes two to three minutes on two cores, and no accelerator. Exit code 0
 when what was found is no slower than the export and nothing about it was refuted.
 """
 
@@ -28,7 +28,7 @@ from stablehlo_tools.optimization.report import page, to_text
 from stablehlo_tools.targets.chips import Target
 from stablehlo_tools.targets.topologies import missing_package
 
-MODEL = "decoder-tp-step"
+MODEL = "decoder-fsdp-step"
 WIDTHS = {
     "layers": 4,
     "d_model": 4096,

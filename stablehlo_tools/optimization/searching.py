@@ -186,8 +186,9 @@ class Search:
         while True:
             for trial in self._promising():
                 self._expand(trial, road, pool)
-            for trial in self._foreseen():
-                self._expand(trial, road, pool)
+            if len(self.outcome.trials) > 1:  # first what the others are measured by
+                for trial in self._foreseen():
+                    self._expand(trial, road, pool)
             chosen = self._chosen()
             if not chosen:
                 self.outcome.ended = self.outcome.ended or "nothing was left to try"

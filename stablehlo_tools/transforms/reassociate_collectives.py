@@ -57,7 +57,6 @@ from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.token_chain import refuse_tokens
 from stablehlo_tools.ir.walk import walk
 from stablehlo_tools.passes.base import Pass
-from stablehlo_tools.passes.road import Milestone, Stage
 from stablehlo_tools.transforms.parts.reassociate_collectives.terms import (
     Classify,
     term_of,
@@ -76,7 +75,6 @@ class ReassociateCollectivesPass(Pass):
     """
 
     name: ClassVar[str] = "reassociate-collectives"
-    milestone: ClassVar[Milestone | None] = Milestone(Stage.SUMS)
     explain: bool = False
 
     def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:

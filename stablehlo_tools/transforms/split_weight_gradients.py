@@ -41,7 +41,6 @@ from stablehlo_tools.ir.cleanup import erase_unused
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.walk import entry_function, functions_by_name
 from stablehlo_tools.passes.base import Pass
-from stablehlo_tools.passes.road import Milestone, Stage
 from stablehlo_tools.transforms.parts.split_weight_gradients.division import (
     Backward,
     Division,
@@ -61,7 +60,6 @@ class SplitWeightGradientsPass(Pass):
     """
 
     name: ClassVar[str] = "split-weight-gradients"
-    milestone: ClassVar[Milestone | None] = Milestone(Stage.SPLIT_GRADIENTS)
     explain: bool = False
 
     def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:
