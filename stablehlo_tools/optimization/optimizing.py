@@ -34,7 +34,7 @@ from stablehlo_tools.optimization.searching import (
     Search,
     Trial,
 )
-from stablehlo_tools.optimization.store import Store, default_directory
+from stablehlo_tools.optimization.store import Store, default_directory, is_writable
 from stablehlo_tools.targets.chips import Target, chip_for
 from stablehlo_tools.targets.topologies import compiler_version, missing_package
 
@@ -308,12 +308,15 @@ class _Optimizer:
 
 @contextmanager
 def _store(request: Request) -> Generator[Store]:
-    """Where answers are kept: for later runs, or for this one alone."""
-    if request.cache is False:
+    """Where answers are kept: for later runs, or for this one alone.
+
+    For this one, too, where the user's cache directory cannot be written to.
+    """
+    directory = default_directory() if request.cache is True else request.cache
+    if directory is False or (request.cache is True and not is_writable(directory)):
         with tempfile.TemporaryDirectory(prefix="stablehlo-tools-") as path:
             yield Store(Path(path))
         return
-    directory = default_directory() if request.cache is True else request.cache
     store = Store(directory)
     yield store
     store.prune()

@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import json
 import os
+import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,16 @@ def default_directory() -> Path:
         return Path(named)
     caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(caches).expanduser() / "stablehlo-tools"
+
+
+def is_writable(directory: Path) -> bool:
+    """Whether files can be made in a directory, which is made where it is not there."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            return True
+    except OSError:
+        return False
 
 
 class Store:

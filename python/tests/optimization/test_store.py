@@ -55,6 +55,13 @@ def test_what_was_not_used_for_longest_goes_first(tmp_path: Path, monkeypatch: p
     assert [store.has(digest) for digest in digests] == [True, False, False, True]
 
 
+def test_where_nothing_can_be_written_is_known(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    assert stores.is_writable(tmp_path / "a" / "b")
+    assert not stores.is_writable(tmp_path / "file" / "a")
+    assert not stores.is_writable(Path("/proc/cache"))
+
+
 def test_a_directory_that_cannot_be_written_keeps_nothing(tmp_path: Path):
     blocked = tmp_path / "file"
     blocked.write_text("")
