@@ -27,7 +27,7 @@ from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.optimization.crew import Crew, Machine, OutOfTimeError, Program
 from stablehlo_tools.optimization.figures import Figures
 from stablehlo_tools.optimization.proof import Proof, memory_finding, prove
-from stablehlo_tools.optimization.road import Circumstances, Road, road
+from stablehlo_tools.optimization.road import Circumstances, road, slow_choices
 from stablehlo_tools.optimization.searching import (
     Limits,
     Progress,
@@ -176,7 +176,7 @@ class _Optimizer:
         try:
             base = self._base(search)
             assert base.figures is not None
-            self._search(search, road(self._circumstances(base.figures)))
+            self._search(search, self._circumstances(base.figures))
         finally:
             crew.end()
         return self._taken(search, base)
@@ -195,8 +195,9 @@ class _Optimizer:
                 "it more"
             ) from None
 
-    def _search(self, search: Search, choices: Road) -> None:
+    def _search(self, search: Search, circumstances: Circumstances) -> None:
         """Searches; what was tried before for the same question is only looked up again."""
+        choices = road(circumstances)
         question = (
             "search",
             self._program.digest,
@@ -208,7 +209,7 @@ class _Optimizer:
         if known is not None:
             search.replay(known)
             return
-        search.run(choices)
+        search.run(choices, slow_choices(circumstances))
         if not self._stop.is_set():
             self._store.keep(search.record(), *question)
 

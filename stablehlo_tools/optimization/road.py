@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.passes.pipeline import Pipeline
 from stablehlo_tools.passes.registry import PASSES, find_pass
-from stablehlo_tools.passes.road import Milestone, Stage, When
+from stablehlo_tools.passes.road import Stage, When
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,21 @@ def road(circumstances: Circumstances) -> Road:
     for name in PASSES:
         of = find_pass(name)
         if of is not None and of.milestone and circumstances.admits(of.milestone.when):
-            texts = _texts(of, of.milestone, circumstances)
+            options = (*of.milestone.options, *of.milestone.slow)
+            texts = _texts(of, options, circumstances)
             choices.setdefault(of.milestone.stage, []).extend(texts)
     return {stage: tuple(choices[stage]) for stage in sorted(choices)}
+
+
+def slow_choices(circumstances: Circumstances) -> frozenset[str]:
+    """Those of the choices that take about as long as a compiler does."""
+    passes = filter(None, map(find_pass, PASSES))
+    return frozenset(
+        text
+        for of in passes
+        if of.milestone
+        for text in _texts(of, of.milestone.slow, circumstances)
+    )
 
 
 def neighbours(candidate: Candidate, choices: Road) -> Iterator[Candidate]:
@@ -107,12 +119,12 @@ def change_between(one: Candidate, other: Candidate) -> Change | None:
     return None
 
 
-def _texts(of: type[Pass], milestone: Milestone, circumstances: Circumstances) -> Iterator[str]:
-    common = _common_options(of, circumstances)
-    for option in milestone.options:
+def _texts(of: type[Pass], options: Sequence[str], circumstances: Circumstances) -> Iterator[str]:
+    common = tuple(_common_options(of, circumstances))
+    for option in options:
         told = option.format(axis=circumstances.axis)
-        options = " ".join(filter(None, (told, *common)))
-        text = of.name + (f"{{{options}}}" if options else "")
+        given = " ".join(filter(None, (told, *common)))
+        text = of.name + (f"{{{given}}}" if given else "")
         yield str(Pipeline.parse(text))  # as it prints: without what is the default
 
 

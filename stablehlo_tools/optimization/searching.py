@@ -109,6 +109,8 @@ class Search:
         self._waiting: list[Trial] = []
         self._expanded: set[Candidate] = set()
         self._in_vain = 0
+        self._slow: frozenset[str] = frozenset()
+        self._slow_neighbours: list[tuple[Trial, Candidate]] = []
         self._accepted: set[str] = set()
         self._refused: dict[str, str] = {}
 
@@ -126,8 +128,12 @@ class Search:
         self.outcome.trials.append(trial)
         return trial
 
-    def run(self, road: Road) -> None:
-        """Searches until it ends by itself, or is stopped."""
+    def run(self, road: Road, slow: frozenset[str] = frozenset()) -> None:
+        """Searches until it ends by itself, or is stopped.
+
+        `slow` choices are only made once the first candidates have been compiled.
+        """
+        self._slow = slow
         try:
             with ThreadPoolExecutor(self._workers) as pool:
                 self._rounds(road, pool)
@@ -190,6 +196,9 @@ class Search:
                 for trial in self._foreseen():
                     self._expand(trial, road, pool)
             chosen = self._chosen()
+            if len(self.outcome.trials) > 1 or not chosen:
+                self._rewrite_slow(pool)
+                chosen = chosen or self._chosen()
             if not chosen:
                 self.outcome.ended = self.outcome.ended or "nothing was left to try"
                 return
@@ -229,9 +238,23 @@ class Search:
         """Rewrites the neighbours of a candidate; those that are new wait to be compiled."""
         self._expanded.add(trial.candidate)
         around = [c for c in neighbours(trial.candidate, road) if c not in self._modules]
-        self._say(f"rewriting {len(around)} neighbours of {trial.candidate or 'the export'}")
-        futures = [pool.submit(self._module, candidate) for candidate in around]
-        for candidate, future in zip(around, self._all(futures), strict=True):
+        slow = [c for c in around if not self._slow.isdisjoint(c.passes)]
+        self._slow_neighbours += [(trial, candidate) for candidate in slow]
+        quick = [(trial, candidate) for candidate in around if candidate not in slow]
+        self._say(f"rewriting {len(quick)} neighbours of {trial.candidate or 'the export'}")
+        self._rewrite(quick, pool)
+
+    def _rewrite_slow(self, pool: ThreadPoolExecutor) -> None:
+        """Rewrites the neighbours that were left for later."""
+        later = [pair for pair in self._slow_neighbours if pair[1] not in self._modules]
+        self._slow_neighbours = []
+        self._say(f"rewriting {len(later)} more")
+        self._rewrite(later, pool)
+
+    def _rewrite(self, pairs: Sequence[tuple[Trial, Candidate]], pool: ThreadPoolExecutor) -> None:
+        """Rewrites candidates, each with what it is a neighbour of; the new ones then wait."""
+        futures = [pool.submit(self._module, candidate) for _, candidate in pairs]
+        for (trial, candidate), future in zip(pairs, self._all(futures), strict=True):
             module = future.result()
             self._modules[candidate] = module
             if module is None or module.digest in self._digests:

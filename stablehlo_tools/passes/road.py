@@ -42,9 +42,11 @@ class Milestone:
     """A pass's place on the road.
 
     `options`: each a text of options as a pipeline has them, "" for none. `{axis}` in one stands
-    for the mesh axis that is free for a pipeline.
+    for the mesh axis that is free for a pipeline. `slow`: further ones that take about as long as a
+    compiler does, and are tried after the first candidates have been compiled.
     """
 
     stage: Stage
     options: tuple[str, ...] = ("",)
     when: When = When.ALWAYS
+    slow: tuple[str, ...] = ()

@@ -117,7 +117,7 @@ class PartitionPass(Pass):
     """
 
     name: ClassVar[str] = "partition"
-    milestone: ClassVar[Milestone | None] = Milestone(Stage.PARTITION, ("", "partitioner=xla"))
+    milestone: ClassVar[Milestone | None] = Milestone(Stage.PARTITION, slow=("partitioner=xla",))
     partitioner: Literal["shardy", "xla", "shardy-or-xla"] = "shardy"
 
     def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:

@@ -171,6 +171,16 @@ def test_a_number_of_candidates_bounds_the_search_and_decides_it():
     assert one.outcome.ended == "5 candidates were compiled"
 
 
+def test_slow_choices_come_once_others_have_been_compiled():
+    table = Table({set_of("quarter", "divide"): 20.0})
+    search = Search(table, Limits(EVERYTHING), 2, lambda _: None, table.stop)  # pyright: ignore[reportArgumentType]
+    search.base()
+    search.run(ROAD, frozenset({"quarter"}))
+    assert str(search.best.candidate) == "divide,quarter"
+    first = [str(trial.candidate) for trial in search.outcome.trials[1:5]]
+    assert not any("quarter" in candidate for candidate in first)
+
+
 def test_interrupted_it_has_the_best_so_far():
     table = Table({set_of("divide"): 50.0, set_of("divide", "order"): 20.0})
     table.stop_at = "divide"
