@@ -228,8 +228,13 @@ class _Optimizer:
         remarks: list[str] = []
         while (best := search.best) is not base:
             self._watch(Progress(f"proving {best.candidate}", len(search.outcome.trials) - 1, best))
-            whole = self._in_one_go(best)
-            if whole is None or not search.replace(best, whole):
+            try:
+                whole = self._in_one_go(best)
+            except ToolError as error:
+                remarks.append(f"{best.candidate} was not taken: {error.diagnostic.message}")
+                search.reject(best, error.diagnostic.message)
+                continue
+            if not search.replace(best, whole):
                 remarks.append(f"{best.candidate} was not taken: passes in one go gave another")
                 continue
             rewritten = self._artifact_of(whole)
@@ -240,10 +245,11 @@ class _Optimizer:
             search.reject(whole, proof.summary())
         return self._optimum(search, base, self._artifact, Proof.of_nothing(memory), remarks)
 
-    def _in_one_go(self, best: Trial) -> Trial | None:
+    def _in_one_go(self, best: Trial) -> Trial:
         """The candidate as `opt -p` makes it, which is what is written.
 
         The search ran its passes one by one; where that gave other bytes, these are compiled.
+        Raises ToolError where that cannot be done.
         """
         crew = self._crew(1, time.monotonic() + _TO_FINISH)
         try:
@@ -251,8 +257,8 @@ class _Optimizer:
             if best.module is not None and module.digest == best.module.digest:
                 return replace(best, module=module)
             return replace(best, module=module, figures=crew.evaluate(module))
-        except (ToolError, OutOfTimeError):
-            return None
+        except OutOfTimeError:
+            raise ToolError(f"its passes took more than {_TO_FINISH:g} s in one go") from None
         finally:
             crew.end()
 

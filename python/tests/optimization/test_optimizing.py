@@ -20,7 +20,8 @@ from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.artifacts.artifact import Artifact, Form
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.optimization import optimizing
-from stablehlo_tools.optimization.crew import Crew
+from stablehlo_tools.optimization.crew import Crew, Module
+from stablehlo_tools.optimization.figures import Figures
 from stablehlo_tools.optimization.optimizing import Optimum, Request, optimize
 from stablehlo_tools.optimization.proof import prove, tolerance_of
 from stablehlo_tools.optimization.report import page, to_json, to_text
@@ -63,6 +64,18 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def optimized(kept: Path, **options: object) -> Optimum:
     request = Request(target="gpu", candidates=3, cache=kept)
     return optimize(sharded_layers(), replace(request, **options))  # pyright: ignore[reportArgumentType]
+
+
+@pytest.fixture
+def all_are_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the compiler made of a candidate takes half the time, so that one is best."""
+    evaluate = Crew.evaluate
+
+    def halved(crew: Crew, module: Module | None) -> Figures:
+        figures = evaluate(crew, module)
+        return figures if module is None else replace(figures, total_ns=figures.total_ns / 2)
+
+    monkeypatch.setattr(Crew, "evaluate", halved)
 
 
 @ON_GPU
@@ -114,7 +127,9 @@ def test_interrupted_at_once_nothing_comes_out(target: Target, tmp_path: Path):
 
 
 @ON_GPU
-def test_what_is_refuted_is_not_taken(target: Target, kept: Path, monkeypatch: pytest.MonkeyPatch):
+def test_what_is_refuted_is_not_taken(
+    target: Target, kept: Path, monkeypatch: pytest.MonkeyPatch, all_are_faster: None
+):
     def wrong(before: Artifact, after: Artifact, *rest: object) -> object:
         scaled = transform(after, "canonicalize")
         text = artifact.to_text(scaled.module).replace("stablehlo.tanh", "stablehlo.sine")
@@ -123,7 +138,26 @@ def test_what_is_refuted_is_not_taken(target: Target, kept: Path, monkeypatch: p
     monkeypatch.setattr(optimizing, "prove", wrong)
     optimum = optimized(kept, memory_limit=70.0)  # another question than that of other tests
     assert not optimum.changed
+    assert len(optimum.remarks) == 3
     assert all("was not taken: values: refuted" in remark for remark in optimum.remarks)
+
+
+@ON_GPU
+def test_what_cannot_be_made_in_one_go_is_not_taken(
+    target: Target, kept: Path, monkeypatch: pytest.MonkeyPatch, all_are_faster: None
+):
+    rewrite = Crew.rewrite
+
+    def one_by_one(crew: Crew, module: Module | None, passes: str) -> Module:
+        if module is None and passes:
+            raise ToolError("not in one go")
+        return rewrite(crew, module, passes)
+
+    monkeypatch.setattr(Crew, "rewrite", one_by_one)
+    optimum = optimized(kept, memory_limit=71.0)
+    assert not optimum.changed
+    refused = [trial for trial in optimum.trials if "not in one go" in trial.refused]
+    assert len(optimum.remarks) == len(refused) == 3
 
 
 def test_the_tolerance_is_that_of_the_least_precise_float():
