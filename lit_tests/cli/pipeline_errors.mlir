@@ -9,7 +9,7 @@
 // NAMED: error: unknown pass 'order-collectivs'{{.*}}did you mean 'order-collectives'?
 
 // RUN: %{refused} 'frobnicate' | filecheck %s --check-prefix=UNKNOWN
-// UNKNOWN: error: unknown pass 'frobnicate'{{.*}}; passes here: partition, create-reduce-scatter
+// UNKNOWN: error: unknown pass 'frobnicate'{{.*}}; passes here: {{.*}}partition, create-reduce-scatter
 
 // Options.
 // RUN: %{refused} 'thread-tokens{from=barrier}' | filecheck %s --check-prefix=OPTION
