@@ -35,11 +35,10 @@ from stablehlo_tools.optimization.searching import (
     Trial,
 )
 from stablehlo_tools.optimization.store import Store, default_directory, is_writable
-from stablehlo_tools.targets.chips import Target, chip_for
-from stablehlo_tools.targets.topologies import compiler_version, missing_package
+from stablehlo_tools.targets.chips import DEFAULT_HARDWARE, Target, chip_for
+from stablehlo_tools.targets.topologies import check_installed, compiler_version
 
 DEFAULT_BUDGET = 600.0  # seconds
-DEFAULT_HARDWARE = {"gpu": "h100", "tpu": "tpu-v5e"}
 _GIB = 2.0**30
 _TO_FINISH = 600.0  # seconds, beyond the budget, to rewrite the answer in one go
 _MOST_WORKERS = 8  # a compiler of a large program takes some GiB
@@ -76,12 +75,7 @@ class Request:
             known = " or ".join(DEFAULT_HARDWARE)
             raise ToolError(f"target {self.target!r}: a program is optimized for {known}")
         target = Target(self.target)
-        missing = missing_package(target)
-        if missing is not None:
-            raise ToolError(
-                f"{target.title} is not installed here: package {missing} is missing; "
-                "pip install 'stablehlo-tools[aot]'"
-            )
+        check_installed(target)
         name = self.hardware or DEFAULT_HARDWARE[self.target]
         profile = load_hardware(name)
         chip_for(target, profile)  # raises where they do not go together

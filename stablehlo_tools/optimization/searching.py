@@ -228,10 +228,7 @@ class Search:
     def _foreseen(self) -> list[Trial]:
         """The best of what waits to be compiled: a chain of passes may only gain as a whole."""
         most = self._most_ns()
-        waiting = sorted(
-            self._waiting, key=_Experience(self.outcome.trials, self._limits.memory).promise
-        )
-        fresh = [trial for trial in waiting if trial.candidate not in self._expanded]
+        fresh = [trial for trial in self._by_promise() if trial.candidate not in self._expanded]
         return [trial for trial in fresh[:_FORESEEN] if _time_of(trial) <= most]
 
     def _expand(self, trial: Trial, road: Road, pool: ThreadPoolExecutor) -> None:
@@ -291,8 +288,7 @@ class Search:
     def _chosen(self) -> list[Trial]:
         """The next to compile: what is expected to be fastest."""
         most = self._most_ns()
-        self._waiting.sort(key=_Experience(self.outcome.trials, self._limits.memory).promise)
-        hopeful = [trial for trial in self._waiting if _time_of(trial) <= most]
+        hopeful = [trial for trial in self._by_promise() if _time_of(trial) <= most]
         count = _AT_ONCE
         if self._limits.candidates is not None:
             left = self._limits.candidates - (len(self.outcome.trials) - 1)
@@ -302,6 +298,11 @@ class Search:
         chosen = _varied(hopeful, max(count, 0))
         self._waiting = [trial for trial in self._waiting if trial not in chosen]
         return chosen
+
+    def _by_promise(self) -> list[Trial]:
+        """What waits to be compiled, the most promising first."""
+        experience = _Experience(self.outcome.trials, self._limits.memory)
+        return sorted(self._waiting, key=experience.promise)
 
     def _most_ns(self) -> float:
         """What takes longer is not looked at; where nothing fits yet, time does not matter."""

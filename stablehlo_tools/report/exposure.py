@@ -30,16 +30,13 @@ from stablehlo_tools.overlap.task_graph import COMPUTE_STREAM, Task, TaskGraph, 
 from stablehlo_tools.report.document import Advised, Alive, Event, KernelRow, LoopRow, ProgramReport
 from stablehlo_tools.report.pipeline_report import PipelineReport
 from stablehlo_tools.report.pipeline_rows import pipeline_report, pipeline_times
-from stablehlo_tools.targets.chips import target_of
+from stablehlo_tools.targets.chips import DEFAULT_HARDWARE, target_of
 from stablehlo_tools.targets.xla_partitioner import partition_with_xla
 
 _MOST_ALIVE = 25
 AS_WRITTEN = "as-written"
 TARGETS = (AS_WRITTEN, "gpu", "tpu")
 PARTITIONING = "partition,create-reduce-scatter"
-_COMPILED_FOR = {"gpu": "h100", "tpu": "tpu-v5e"}
-_DEFAULT_HARDWARE = {"tpu": "tpu-v5e"}
-_OTHERWISE = "h100"
 _MOST_EVENTS = 20_000  # beyond so many, further iterations of a loop are drawn as one block
 _MOST_KERNELS = 25
 
@@ -156,7 +153,7 @@ class Question:
 
     def of_target(self, target: str) -> Question:
         """The same question of one compiler's schedule."""
-        usual = load_hardware(_COMPILED_FOR[target])
+        usual = load_hardware(DEFAULT_HARDWARE[target])
         strange = self.by_default and target_of(self.hardware) is not target_of(usual)
         return replace(self, hardware=usual) if strange else self
 
@@ -166,14 +163,13 @@ def hardware_for(artifact: Artifact, name: str | None, targets: Sequence[str] = 
     was exported for: a TPU v5e or an H100."""
     if name is not None:
         return load_hardware(name)
-    compilers = [target for target in targets if target in _COMPILED_FOR]
+    compilers = [target for target in targets if target in DEFAULT_HARDWARE]
     if len(compilers) == 1:
-        return load_hardware(_COMPILED_FOR[compilers[0]])
+        return load_hardware(DEFAULT_HARDWARE[compilers[0]])
     platforms = artifact.exported.platforms if artifact.exported is not None else ()
     if artifact.hlo is not None and artifact.hlo.is_of_tpu:
         platforms = ("tpu",)
-    usual = [_DEFAULT_HARDWARE[p] for p in platforms if p in _DEFAULT_HARDWARE]
-    return load_hardware(usual[0] if usual else _OTHERWISE)
+    return load_hardware(DEFAULT_HARDWARE["tpu" if "tpu" in platforms else "gpu"])
 
 
 # Says what to do about a program: as it came, with its collectives in it, and what a compiler made

@@ -179,6 +179,8 @@ _ALL = (
 )
 CHIPS = {chip.name: chip for chip in _ALL}
 DEFAULTS = {Target.GPU: CHIPS["h100"], Target.TPU: CHIPS["tpu-v5e"]}
+# The same by the names of the command line.
+DEFAULT_HARDWARE = {target.value: chip.name for target, chip in DEFAULTS.items()}
 
 _CONFIG = """\
 platform_name: "CUDA"

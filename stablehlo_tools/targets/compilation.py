@@ -26,9 +26,9 @@ from stablehlo_tools.targets.scheduled_hlo import Schedule, parse_schedule
 from stablehlo_tools.targets.tagging import TaggedOp, read_combined, read_host_transfers
 from stablehlo_tools.targets.topologies import (
     Topology,
+    check_installed,
     compiler_version,
     environment,
-    missing_package,
     topology,
 )
 
@@ -94,12 +94,7 @@ def compile_artifact(
 def _compile(
     artifact: Artifact, target: Target, timeout: float, chip: Chip | None, stand_in: str
 ) -> Compilation:
-    missing = missing_package(target)
-    if missing is not None:
-        raise ToolError(
-            f"{target.title} is not installed here: package {missing} is missing; "
-            "pip install 'stablehlo-tools[aot]'"
-        )
+    check_installed(target)
     prepared = prepare(artifact, target)
     machine = topology(target, prepared.grid.size, chip)
     with tempfile.TemporaryDirectory(prefix="stablehlo-tools-") as name:

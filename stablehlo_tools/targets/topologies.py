@@ -124,6 +124,16 @@ def missing_package(target: Target) -> str | None:
     return None
 
 
+def check_installed(target: Target) -> None:
+    """Raises ToolError where a target's compiler is not installed, with what to install."""
+    missing = missing_package(target)
+    if missing is not None:
+        raise ToolError(
+            f"{target.title} is not installed here: package {missing} is missing; "
+            "pip install 'stablehlo-tools[aot]'"
+        )
+
+
 def compiler_version(target: Target) -> str:
     """`XLA:TPU of libtpu 0.0.51`."""
     _, package = _PACKAGES[target][-1]

@@ -16,7 +16,7 @@ from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.cli.main import main
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.passes.pipeline import Pipeline
-from stablehlo_tools.targets import compilation
+from stablehlo_tools.targets import topologies
 from stablehlo_tools.targets.compilation import Compilation, compile_artifact
 from stablehlo_tools.targets.preparation import prepare
 from stablehlo_tools.targets.scheduled_hlo import Phase
@@ -248,7 +248,7 @@ def test_a_module_that_states_no_devices_runs_on_those_it_names(
 
 
 def test_a_missing_compiler_names_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compilation, "missing_package", lambda _: "libtpu")
+    monkeypatch.setattr(topologies, "missing_package", lambda _: "libtpu")
     with pytest.raises(ToolError, match=r"package libtpu is missing; pip install"):
         compile_artifact(_one_device(), "tpu")
 
