@@ -86,7 +86,10 @@ class Diagnostic:
 
 
 class ToolError(Exception):
-    """What every refusal raises: says what, where, against which rule, and what to do."""
+    """What every refusal raises: says what, where, against which rule, and what to do.
+
+    `by_chance`: the machine was short of memory or time, and another try may succeed.
+    """
 
     def __init__(
         self,
@@ -97,6 +100,7 @@ class ToolError(Exception):
         super().__init__(message)
         self.diagnostic = Diagnostic(Severity.ERROR, message, to_place(location), notes)
         self.input_name: str | None = None
+        self.by_chance = False
 
     def __str__(self) -> str:
         return self.diagnostic.render(self.input_name or "<module>")

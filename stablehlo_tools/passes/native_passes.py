@@ -16,7 +16,7 @@ from stablehlo_tools import bindings
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.processes.child import Conversation, decoded_error, encoded_error, serve
-from stablehlo_tools.processes.ending import how_it_ended, last_words
+from stablehlo_tools.processes.ending import death
 
 _MODULE = "stablehlo_tools.passes.native_passes"
 
@@ -59,8 +59,7 @@ class NativePasses:
     def _ended(self, code: int, passes: tuple[str, ...]) -> ToolError:
         self._errors.seek(0)
         errors = self._errors.read().decode(errors="replace")
-        ended = how_it_ended(code, f"running {', '.join(passes)}")
-        return ToolError(f"the compiler's process {ended}", notes=last_words(errors))
+        return death("the compiler's process", code, f"running {', '.join(passes)}", errors)
 
 
 def main() -> None:

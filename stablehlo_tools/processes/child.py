@@ -28,7 +28,7 @@ from typing import IO, Any
 
 from stablehlo_tools.diagnostics import Diagnostic, Place, ToolError, note
 from stablehlo_tools.processes.activity import end_with_parent
-from stablehlo_tools.processes.ending import how_it_ended, last_words
+from stablehlo_tools.processes.ending import death
 
 _REQUEST, _ANSWER, _ERRORS = "request.json", "answer.json", "errors.txt"
 _ERROR, _REFUSED = "error", "refused"
@@ -142,13 +142,15 @@ class Outcome:
     def in_time(self, overdue: str) -> int:
         """The exit code. Raises ToolError, with this message, where the child took too long."""
         if self.code is None:
-            raise ToolError(overdue)
+            error = ToolError(overdue)
+            error.by_chance = True
+            raise error
         return self.code
 
     def death(self, who: str, doing: str) -> ToolError:
         """The error of a child that ended by itself without an answer."""
         assert self.code is not None
-        return ToolError(f"{who} {how_it_ended(self.code, doing)}", notes=last_words(self.errors))
+        return death(who, self.code, doing, self.errors)
 
 
 def ask(
@@ -306,14 +308,14 @@ def receive(stream: IO[bytes]) -> tuple[Any, bytes]:
 
 def encoded_error(error: ToolError) -> dict[str, Any]:
     """A ToolError as JSON can hold it."""
-    return {**_encoded(error.diagnostic), "input": error.input_name}
+    return {**_encoded(error.diagnostic), "input": error.input_name, "chance": error.by_chance}
 
 
 def decoded_error(fields: Mapping[str, Any]) -> ToolError:
     """The ToolError that was encoded."""
     notes = tuple(note(part["message"], Place(**part["place"])) for part in fields["notes"])
     error = ToolError(fields["message"], Place(**fields["place"]), notes)
-    error.input_name = fields["input"]
+    error.input_name, error.by_chance = fields["input"], fields["chance"]
     return error
 
 

@@ -38,6 +38,13 @@ def how_it_ended(code: int, doing: str) -> str:
     return f"was ended by {name} while {doing}{hint}"
 
 
+def death(who: str, code: int, doing: str, errors: str) -> ToolError:
+    """The error of a process that ended without an answer; `errors` is its standard error."""
+    error = ToolError(f"{who} {how_it_ended(code, doing)}", notes=last_words(errors))
+    error.by_chance = -code == signal.SIGKILL
+    return error
+
+
 def last_words(errors: str) -> tuple[Diagnostic, ...]:
     """The last line of standard error that gives a reason, a fatal one first, as a note."""
     lines = [line for line in errors.splitlines() if not _NOISE.search(line)]

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.processes.activity import end_with_parent
 from stablehlo_tools.processes.child import encoded_error, receive, send
-from stablehlo_tools.processes.ending import how_it_ended, last_words
+from stablehlo_tools.processes.ending import death
 
 Answer = tuple[Any, bytes]
 REFUSED = "refused"  # where an answer holds a ToolError instead
@@ -54,11 +54,12 @@ def in_fork(work: Callable[[], Answer], doing: str, seconds: float) -> Answer:
             answer.seek(0)
             return receive(answer)
         if overdue.is_set():
-            return _refusal(ToolError(f"{doing} took more than {seconds:.0f} s and was stopped"))
+            late = ToolError(f"{doing} took more than {seconds:.0f} s and was stopped")
+            late.by_chance = True
+            return _refusal(late)
         errors.seek(0)
         said = errors.read().decode(errors="replace")
-        ended = how_it_ended(os.waitstatus_to_exitcode(status), doing)
-        return _refusal(ToolError(f"the process {ended}", notes=last_words(said)))
+        return _refusal(death("the process", os.waitstatus_to_exitcode(status), doing, said))
 
 
 def _die_first() -> None:

@@ -48,6 +48,17 @@ def test_a_fork_that_dies_is_a_refusal_that_names_the_signal():
     """)
 
 
+def test_only_what_another_try_may_not_meet_is_told_apart():
+    passes("""
+        def by_chance(work, seconds=60.0):
+            return in_fork(work, "doing it", seconds)[0][REFUSED]["chance"]
+        def work():
+            raise ToolError("not this one")
+        assert not by_chance(work) and not by_chance(os.abort)
+        assert by_chance(lambda: os.kill(os.getpid(), 9)) and by_chance(lambda: time.sleep(60), 0.1)
+    """)
+
+
 def test_an_error_of_ours_is_told_and_does_not_end_the_server():
     passes("""
         answer, _ = in_fork(lambda: 1 // 0, "doing it", 60.0)
