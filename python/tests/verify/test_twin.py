@@ -144,6 +144,14 @@ def test_a_position_less_is_one_less_in_the_twin():
     np.testing.assert_array_equal(part.positions(), whole.positions()[1:] - 1)
 
 
+def test_a_part_that_is_divided_is_one_of_two_that_make_the_whole():
+    extents, whole, part = Extents(), Extent(300), Extent(290)
+    extents.join(whole, [part, Extent(10)])
+    divide(part, [29, 10])
+    extents.settle([whole])
+    assert whole.reduced == part.reduced + 10 < 300
+
+
 def test_halves_of_a_dimension_stay_halves():
     extents = Extents()
     whole, halves = Extent(128), [Extent(64), Extent(64)]

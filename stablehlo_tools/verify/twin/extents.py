@@ -271,8 +271,8 @@ class Extents:
         Neighbours in size get different prime numbers, so that what only happens to be of one size
         at full size has different ones.
         """
+        follows = self._followers(reducible)
         leaves = dict.fromkeys(atom for extent in reducible for atom in extent.atoms)
-        follows = self._followers(leaves)
         led = [within for within in self._within if within.part.root in follows]
         for within in led:
             within.part.root.within = within
@@ -295,11 +295,11 @@ class Extents:
             assert part.within is not None
             part.count = len(part.own_positions())
 
-    def _followers(self, leaves: Iterable[Extent]) -> set[Extent]:
+    def _followers(self, reducible: Iterable[Extent]) -> set[Extent]:
         """The parts that can lose what their wholes do; the others, and their wholes, are kept."""
         while True:
             self._unite_wholes()
-            free = {leaf for leaf in leaves if not leaf.kept}
+            free = {atom for e in reducible for atom in e.atoms if not atom.kept}
             parts = {within.part.root for within in self._within}
             held = [w for w in self._within if not self._can_follow(w, free, parts)]
             apart = [within for within in held if not within.whole.root.parts]
