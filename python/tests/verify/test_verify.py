@@ -447,8 +447,9 @@ HANG = """
 
 
 def test_a_hang_ends_in_an_error(monkeypatch: pytest.MonkeyPatch):
-    limit = "--xla_cpu_collective_call_terminate_timeout_seconds=6"  # from when both run
-    monkeypatch.setenv("XLA_FLAGS", limit)
+    limits = {"warn_stuck": 2, "terminate": 6}  # seconds from when one waits
+    flags = [f"--xla_cpu_collective_call_{name}_timeout_seconds={s}" for name, s in limits.items()]
+    monkeypatch.setenv("XLA_FLAGS", " ".join(flags))
     fine = text(function("return %a : tensor<4xf32>"), "fine.mlir")
     message = refusal(fine, text(function(HANG), "hangs.mlir"))
     assert "hangs.mlir: error: did not finish" in message
