@@ -1,7 +1,7 @@
 """The workers: what is asked of them is remembered, and none takes the others with it.
 
-`Module` stands for a module in the store; `rewrite` and `evaluate` may be called from as many
-threads as there are workers.
+`Module` stands for a module in the store; the questions may be asked from as many threads as there
+are workers.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ import threading
 import time
 from collections.abc import Generator
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.optimization.figures import Figures
+from stablehlo_tools.optimization.proof import Proof
 from stablehlo_tools.optimization.store import Store
-from stablehlo_tools.optimization.worker import EVALUATE, MODULE, REWRITE
+from stablehlo_tools.optimization.worker import EVALUATE, MODULE, PROVE, REWRITE
 from stablehlo_tools.processes.child import Conversation, decoded_error
 from stablehlo_tools.processes.forks import REFUSED
 
@@ -117,6 +118,18 @@ class Crew:
         )
         blob = answer["blob"]
         return Figures(**{k: v for k, v in answer.items() if k != "blob"}, schedule=blob)
+
+    def prove(self, module: Module, figures: tuple[Figures, Figures], limit: float) -> Proof:
+        """What is proven of a module against the program; `figures` of both, the program's first,
+        `limit` in bytes of a device.
+
+        Raises ToolError where the process ends over it, OutOfTimeError.
+        """
+        head = {"job": PROVE, "module": module.digest, "limit": limit}
+        answer = self._remembered(
+            {**head, "figures": tuple(map(astuple, figures))}, [], doing="comparing it"
+        )
+        return Proof.from_json(answer)
 
     def end(self) -> None:
         """Ends all workers, whatever they do."""

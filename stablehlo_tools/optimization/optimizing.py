@@ -26,7 +26,7 @@ from stablehlo_tools.cost.hardware import Hardware, load_hardware
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.optimization.crew import Crew, Machine, OutOfTimeError, Program
 from stablehlo_tools.optimization.figures import Figures
-from stablehlo_tools.optimization.proof import Proof, memory_finding, prove
+from stablehlo_tools.optimization.proof import Proof, memory_finding
 from stablehlo_tools.optimization.road import Circumstances, road, slow_choices
 from stablehlo_tools.optimization.searching import (
     Limits,
@@ -222,39 +222,30 @@ class _Optimizer:
         remarks: list[str] = []
         while (best := search.best) is not base:
             self._watch(Progress(f"proving {best.candidate}", len(search.outcome.trials) - 1, best))
+            crew = self._crew(1, time.monotonic() + _TO_FINISH)
             try:
-                whole = self._in_one_go(best)
-            except ToolError as error:
-                remarks.append(f"{best.candidate} was not taken: {error.diagnostic.message}")
-                search.reject(best, error.diagnostic.message)
+                whole = _in_one_go(crew, best)
+                if not search.replace(best, whole):
+                    remarks.append(f"{best.candidate} was not taken: passes in one go gave another")
+                    continue
+                best = whole
+                proof = self._proof(crew, base, best)
+            except (ToolError, OutOfTimeError) as error:
+                why = (
+                    error.diagnostic.message
+                    if isinstance(error, ToolError)
+                    else f"to rewrite and prove it took more than {_TO_FINISH:g} s"
+                )
+                remarks.append(f"{best.candidate} was not taken: {why}")
+                search.reject(best, why)
                 continue
-            if not search.replace(best, whole):
-                remarks.append(f"{best.candidate} was not taken: passes in one go gave another")
-                continue
-            rewritten = self._artifact_of(whole)
-            proof = self._proof(base, whole, rewritten)
+            finally:
+                crew.end()
             if proof.holds:
-                return self._optimum(search, whole, rewritten, proof, remarks)
+                return self._optimum(search, best, self._artifact_of(best), proof, remarks)
             remarks.append(f"{best.candidate} was not taken: {proof.summary()}")
-            search.reject(whole, proof.summary())
+            search.reject(best, proof.summary())
         return self._optimum(search, base, self._artifact, Proof.of_nothing(memory), remarks)
-
-    def _in_one_go(self, best: Trial) -> Trial:
-        """The candidate as `opt -p` makes it, which is what is written.
-
-        The search ran its passes one by one; where that gave other bytes, these are compiled.
-        Raises ToolError where that cannot be done.
-        """
-        crew = self._crew(1, time.monotonic() + _TO_FINISH)
-        try:
-            module = crew.rewrite(None, str(best.candidate))
-            if best.module is not None and module.digest == best.module.digest:
-                return replace(best, module=module)
-            return replace(best, module=module, figures=crew.evaluate(module))
-        except OutOfTimeError:
-            raise ToolError(f"its passes took more than {_TO_FINISH:g} s in one go") from None
-        finally:
-            crew.end()
 
     def _artifact_of(self, trial: Trial) -> Artifact:
         assert trial.module is not None
@@ -264,17 +255,11 @@ class _Optimizer:
         module = bindings.parse_module(data, self._artifact.module.context)
         return replace(self._artifact, module=module)
 
-    def _proof(self, base: Trial, trial: Trial, rewritten: Artifact) -> Proof:
+    def _proof(self, crew: Crew, base: Trial, trial: Trial) -> Proof:
         assert base.figures is not None
         assert trial.figures is not None
         assert trial.module is not None
-        question = ("proof", self._program.digest, trial.module.digest, self._memory)
-        known = self._store.answer(*question)
-        if known is not None:
-            return Proof.from_json(known)
-        proof = prove(self._artifact, rewritten, (base.figures, trial.figures), self._memory)
-        self._store.keep(proof.to_json(), *question)
-        return proof
+        return crew.prove(trial.module, (base.figures, trial.figures), self._memory)
 
     def _optimum(
         self, search: Search, best: Trial, artifact: Artifact, proof: Proof, remarks: list[str]
@@ -305,6 +290,17 @@ class _Optimizer:
         if data is None:
             raise ToolError("the cache was emptied while it was in use")
         return gzip.decompress(data).decode()
+
+
+def _in_one_go(crew: Crew, best: Trial) -> Trial:
+    """The candidate as `opt -p` makes it, which is what is written.
+
+    The search ran its passes one by one; where that gave other bytes, these are compiled.
+    """
+    module = crew.rewrite(None, str(best.candidate))
+    if best.module is not None and module.digest == best.module.digest:
+        return replace(best, module=module)
+    return replace(best, module=module, figures=crew.evaluate(module))
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The process that rewrites candidates and has them compiled, each in a fork of its own.
+"""The process that rewrites candidates, has them compiled and proves them, each in a fork.
 
 `python -m stablehlo_tools.optimization.worker` answers messages (`processes.child.serve`): their
 head names files, for modules are large and are kept in the store anyway.
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.cost.hardware import Hardware
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.optimization.figures import NEVER
+from stablehlo_tools.optimization.figures import NEVER, Figures
 from stablehlo_tools.overlap.task_graph import TaskGraph, TaskKind
 from stablehlo_tools.processes.child import serve
 from stablehlo_tools.processes.forks import Answer, in_fork
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from stablehlo_tools.targets.compilation import Compilation
 
 MODULE = "stablehlo_tools.optimization.worker"
-REWRITE, EVALUATE = "rewrite", "evaluate"
+REWRITE, EVALUATE, PROVE = "rewrite", "evaluate", "prove"
 
 
 def main() -> None:
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def _answer(head: dict[str, Any], _: bytes) -> Answer:
-    work = {REWRITE: _rewrite, EVALUATE: _evaluate}[head["job"]]
+    work = {REWRITE: _rewrite, EVALUATE: _evaluate, PROVE: _prove}[head["job"]]
     return in_fork(lambda: work(head), head["doing"], head["seconds"])
 
 
@@ -94,6 +94,15 @@ def _evaluate(head: dict[str, Any]) -> Answer:
             raise
         return _unfitting(artifact, head["target"], hardware, needed), _compressed("")
     return _figures(compiled, hardware), _compressed(compiled.text)
+
+
+def _prove(head: dict[str, Any]) -> Answer:
+    """What is proven of a candidate against the export."""
+    from stablehlo_tools.optimization.proof import prove
+
+    before, after = _load({**head, "module": None}), _load(head)
+    export, candidate = (Figures(*fields) for fields in head["figures"])
+    return prove(before, after, (export, candidate), head["limit"]).to_json(), b""
 
 
 def _compressed(text: str) -> bytes:

@@ -6,6 +6,7 @@ import threading
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,12 +20,12 @@ from stablehlo_tools.api.transforming import transform
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.artifacts.artifact import Artifact, Form
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.optimization import optimizing
 from stablehlo_tools.optimization.crew import Crew, Module
 from stablehlo_tools.optimization.figures import Figures
 from stablehlo_tools.optimization.optimizing import Optimum, Request, optimize
-from stablehlo_tools.optimization.proof import prove, tolerance_of
+from stablehlo_tools.optimization.proof import Proof, prove, tolerance_of
 from stablehlo_tools.optimization.report import page, to_json, to_text
+from stablehlo_tools.optimization.worker import PROVE
 from stablehlo_tools.targets.chips import Target
 
 GPU = next(each for each in TARGETS if each.values == (Target.GPU,))
@@ -130,16 +131,33 @@ def test_interrupted_at_once_nothing_comes_out(target: Target, tmp_path: Path):
 def test_what_is_refuted_is_not_taken(
     target: Target, kept: Path, monkeypatch: pytest.MonkeyPatch, all_are_faster: None
 ):
-    def wrong(before: Artifact, after: Artifact, *rest: object) -> object:
-        scaled = transform(after, "canonicalize")
-        text = artifact.to_text(scaled.module).replace("stablehlo.tanh", "stablehlo.sine")
-        return prove(before, replace(after, module=artifact.parse(text.encode()).module), *rest)  # pyright: ignore[reportArgumentType]
+    def wrong(crew: Crew, module: Module, figures: tuple[Figures, Figures], limit: float) -> Proof:
+        before = sharded_layers()
+        text = artifact.to_text(before.module).replace("stablehlo.tanh", "stablehlo.sine")
+        after = replace(before, module=artifact.parse(text.encode()).module)
+        return prove(before, after, figures, limit)
 
-    monkeypatch.setattr(optimizing, "prove", wrong)
-    optimum = optimized(kept, memory_limit=70.0)  # another question than that of other tests
+    monkeypatch.setattr(Crew, "prove", wrong)
+    optimum = optimized(kept, candidates=1, memory_limit=70.0)  # no other test asks that
     assert not optimum.changed
-    assert len(optimum.remarks) == 3
+    assert len(optimum.remarks) == 1
     assert all("was not taken: values: refuted" in remark for remark in optimum.remarks)
+
+
+@ON_GPU
+def test_what_ends_the_process_that_proves_it_is_not_taken(
+    target: Target, kept: Path, monkeypatch: pytest.MonkeyPatch, all_are_faster: None
+):
+    ask = Crew._ask  # pyright: ignore[reportPrivateUsage]
+
+    def limitless(crew: Crew, head: dict[str, Any], doing: str) -> dict[str, Any]:
+        return ask(crew, {**head, "limit": None} if head["job"] == PROVE else head, doing)
+
+    monkeypatch.setattr(Crew, "_ask", limitless)
+    optimum = optimized(kept, candidates=1, memory_limit=72.0)
+    assert not optimum.changed
+    assert len(optimum.remarks) == 1
+    assert "the process ended with exit code 1 and no answer" in optimum.remarks[0]
 
 
 @ON_GPU
@@ -154,10 +172,10 @@ def test_what_cannot_be_made_in_one_go_is_not_taken(
         return rewrite(crew, module, passes)
 
     monkeypatch.setattr(Crew, "rewrite", one_by_one)
-    optimum = optimized(kept, memory_limit=71.0)
+    optimum = optimized(kept, candidates=2, memory_limit=71.0)
     assert not optimum.changed
     refused = [trial for trial in optimum.trials if "not in one go" in trial.refused]
-    assert len(optimum.remarks) == len(refused) == 3
+    assert len(optimum.remarks) == len(refused) == 2
 
 
 def test_the_tolerance_is_that_of_the_least_precise_float():
