@@ -96,6 +96,30 @@ def test_a_twin_shows_a_mistake(name: str):
     assert not verify_twins(program(), mistaken(name), ONCE, GIB).verification.same
 
 
+GROUPED = """func.func @main(%x: tensor<{n}x2048x{c}xf32>, %w: tensor<4x{i}x{o}xf32>)
+    -> tensor<{m}x2048x{o}xf32> {{
+  %y = stablehlo.convolution(%x, %w) dim_numbers = [b, 0, f]x[0, i, o]->[b, 0, f],
+    window = {{pad = [[3, 0]]}} {{batch_group_count = {b} : i64, feature_group_count = {f} : i64}}
+    : (tensor<{n}x2048x{c}xf32>, tensor<4x{i}x{o}xf32>) -> tensor<{m}x2048x{o}xf32>
+  return %y : tensor<{m}x2048x{o}xf32>
+}}"""
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"n": 8, "c": 5120, "i": 1, "o": 5120, "m": 8, "b": 1, "f": 5120},  # depthwise
+        {"n": 8, "c": 5120, "i": 64, "o": 10240, "m": 8, "b": 1, "f": 80},
+        {"n": 4096, "c": 64, "i": 64, "o": 4096, "m": 8, "b": 512, "f": 1},
+    ],
+)
+def test_a_convolution_keeps_its_groups(sizes: dict[str, int]):
+    grouped = program(GROUPED.format(**sizes))
+    answer = verify_twins(grouped, grouped, ONCE, GIB)
+    assert answer.verification.same
+    assert answer.twin.bytes < answer.twin.full_bytes / 50
+
+
 def test_a_limit_that_no_twin_keeps_names_what_is_kept():
     fft = """func.func @main(%x: tensor<4096x4096xf32>) -> tensor<4096x4096xf32> {
       %y = stablehlo.cholesky %x, lower = true : tensor<4096x4096xf32>

@@ -16,7 +16,7 @@ import numpy as np
 
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.custom_calls import is_annotation
-from stablehlo_tools.dialect.dimension_numbers import gather_numbers, scatter_numbers
+from stablehlo_tools.dialect.dimension_numbers import conv_numbers, gather_numbers, scatter_numbers
 from stablehlo_tools.dialect.dimensions import integer, integers
 from stablehlo_tools.dialect.names import (
     BITCAST_CONVERT,
@@ -204,6 +204,23 @@ def _reduce_window(op: ir.Operation, dims: Dimensions, builder: Builder) -> None
             op.attributes["padding"] = ir.DenseElementsAttr.get(padding.astype(np.int64))
 
 
+def _convolution(op: ir.Operation, dims: Dimensions, builder: Builder) -> None:
+    numbers = conv_numbers(op)
+    image, kernel = (dims.of(operand) for operand in op.operands)
+    result = dims.of(op.results[0])
+    groups = {
+        "feature_group_count": (
+            image[numbers.input_feature],
+            kernel[numbers.kernel_input_feature],
+        ),
+        "batch_group_count": (image[numbers.input_batch], result[numbers.output_batch]),
+    }
+    for name, (whole, of_group) in groups.items():
+        if integer(op, name, 1) > 1:
+            count = whole.reduced // of_group.reduced
+            op.attributes[name] = ir.IntegerAttr.get(op.attributes[name].type, count)
+
+
 # Positions.
 
 
@@ -294,5 +311,6 @@ _RESIZED = {
     PAD: _pad,
     SCATTER: _scatter,
     SLICE: _slice,
+    "stablehlo.convolution": _convolution,
     "stablehlo.reduce_window": _reduce_window,
 }

@@ -15,7 +15,7 @@ from stablehlo_tools.analysis.argument_ranges import Range, argument_ranges
 from stablehlo_tools.analysis.tasks.op_work import bytes_of
 from stablehlo_tools.artifacts.artifact import Artifact, Form
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.diagnostics import ToolError, first_line, note
+from stablehlo_tools.diagnostics import ToolError, from_mlir_error, note
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.ir.async_calls import lower_async_calls
 from stablehlo_tools.ir.walk import entry_function, terminator, walk
@@ -84,7 +84,7 @@ def twins(before: Artifact, after: Artifact, bytes_limit: int, *, wide: bool = F
         try:
             artifact.module.operation.verify()
         except ir.MLIRError as error:
-            raise ToolError(f"no twin: its ops do not fit: {first_line(str(error))}") from None
+            raise from_mlir_error(error, "no twin: its ops do not fit: ") from None
     needed = max(estimated_bytes(artifact.module) for artifact in small)
     if needed > bytes_limit:
         notes = [note(f"{size} is kept: {why}") for why, size in list(kept.items())[:_SHOWN_KEPT]]
