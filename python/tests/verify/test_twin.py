@@ -96,6 +96,14 @@ def test_a_twin_shows_a_mistake(name: str):
     assert not verify_twins(program(), mistaken(name), ONCE, GIB).verification.same
 
 
+def test_a_slice_may_take_nothing():
+    none = program("""func.func @main(%x: tensor<4096x2xf32>) -> tensor<4096x0xf32> {
+        %y = stablehlo.slice %x [0:4096, 2:2:2] : (tensor<4096x2xf32>) -> tensor<4096x0xf32>
+        return %y : tensor<4096x0xf32>
+    }""")
+    assert twins(none, none, GIB).factors.keys() == {4096}
+
+
 GROUPED = """func.func @main(%x: tensor<{n}x2048x{c}xf32>, %w: tensor<4x{i}x{o}xf32>)
     -> tensor<{m}x2048x{o}xf32> {{
   %y = stablehlo.convolution(%x, %w) dim_numbers = [b, 0, f]x[0, i, o]->[b, 0, f],

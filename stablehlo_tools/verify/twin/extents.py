@@ -15,7 +15,7 @@ goes, and an integer that counts positions means the same as it does at full siz
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -300,30 +300,45 @@ class Extents:
         while True:
             self._unite_wholes()
             free = {atom for e in reducible for atom in e.atoms if not atom.kept}
-            parts = {within.part.root for within in self._within}
-            held = [w for w in self._within if not self._can_follow(w, free, parts)]
-            apart = [within for within in held if not within.whole.root.parts]
-            apart = [within for within in apart if not within.whole.root.kept]
+            wholes: dict[Extent, set[Extent]] = {}
+            for within in self._within:
+                wholes.setdefault(within.part.root, set()).add(within.whole.root)
+            held = [within for within in self._within if not _can_follow(within, free, wholes)]
+            apart = [w for w in held if not w.whole.root.parts and not w.whole.root.kept]
             if apart:
-                self._take_apart(apart[0])
+                self._take_apart(apart)
                 continue
             for within in held:
                 why = f"{within.part.size} of {within.whole.size} are taken from it"
                 keep(within.part, why)
                 keep(within.whole, why)
-            self._within = [within for within in self._within if within not in held]
+            self._drop(held)
             if not held:
-                return {part for part in parts if not part.kept}
+                return {part for part in wholes if not part.kept}
 
-    def _take_apart(self, within: Within) -> None:
-        """Makes a whole that nothing else divides the sum of a part and what is beside it."""
-        self._within.remove(within)
-        tail = within.whole.size - within.start - within.part.size
-        why = f"{within.part.size} of {within.whole.size} are taken beside it"
-        sum_ = Extent(within.whole.size)
-        terms = (Extent(within.start, why), within.part, Extent(tail, why))
-        sum_.terms = tuple(term for term in terms if term.size)
-        unite(within.whole, sum_)
+    def _take_apart(self, several: Sequence[Within]) -> None:
+        """Makes wholes that nothing else divides the sum of a part and what is beside it; of those
+        that have an extent in common one."""
+        touched: set[Extent] = set()
+        taken: list[Within] = []
+        for within in several:
+            roots = {within.part.root, within.whole.root}
+            if touched & roots:
+                continue
+            touched |= roots
+            tail = within.whole.size - within.start - within.part.size
+            why = f"{within.part.size} of {within.whole.size} are taken beside it"
+            sum_ = Extent(within.whole.size)
+            terms = (Extent(within.start, why), within.part, Extent(tail, why))
+            sum_.terms = tuple(term for term in terms if term.size)
+            unite(within.whole, sum_)
+            touched.add(sum_.root)
+            taken.append(within)
+        self._drop(taken)
+
+    def _drop(self, several: Iterable[Within]) -> None:
+        dropped = set(several)
+        self._within = [within for within in self._within if within not in dropped]
 
     def _unite_wholes(self) -> None:
         """What the same part is a part of is the same, where it has the same size."""
@@ -331,14 +346,17 @@ class Extents:
         for within in self._within:
             key = within.part.root, within.whole.size
             unite(wholes.setdefault(key, within.whole), within.whole)
+        same = (Within(w.part.root, w.whole.root, w.start) for w in self._within)
+        self._within = list(dict.fromkeys(same))
 
-    def _can_follow(self, within: Within, free: set[Extent], parts: set[Extent]) -> bool:
-        part, whole = within.part.root, within.whole.leaves
-        wholes = {w.whole.root for w in self._within if w.part.root is part}
-        if part.atoms != (part,) or part.kept or len(wholes) > 1 or within.whole.root is part:
-            return False
-        lost = whole[-1] in free or (whole[-1] in parts and not whole[-1].kept)
-        return lost and not any(leaf in free or leaf in parts for leaf in whole[:-1])
+
+def _can_follow(within: Within, free: set[Extent], wholes: Mapping[Extent, set[Extent]]) -> bool:
+    """Whether a part can lose what its whole does; `wholes` are those of each part."""
+    part, whole = within.part.root, within.whole.leaves
+    if part.atoms != (part,) or part.kept or len(wholes[part]) > 1 or within.whole.root is part:
+        return False
+    lost = whole[-1] in free or (whole[-1] in wholes and not whole[-1].kept)
+    return lost and not any(leaf in free or leaf in wholes for leaf in whole[:-1])
 
 
 def _copies(extents: Iterable[Extent]) -> dict[Extent, int]:

@@ -174,7 +174,7 @@ def _slice(op: ir.Operation, dims: Dimensions, builder: Builder) -> None:
             starts[d] = low.reduced
             limits[d] = low.reduced + taken.reduced
         if strides[d] > 1:
-            limits[d] = starts[d] + (part.reduced - 1) * strides[d] + 1
+            limits[d] = starts[d] + max(0, (part.reduced - 1) * strides[d] + 1)
     _set(op, "start_indices", starts)
     _set(op, "limit_indices", limits)
 
