@@ -158,3 +158,24 @@ def test_cudnns_gradients_are_as_much_work_as_its_convolution(target: str, a: st
             .. custom_call_target="{target}" """,
     )
     assert kernel.flops == 2 * 8 * 32 * 32 * 16 * 64 * 9
+
+
+@pytest.mark.parametrize(
+    ("window", "expected"),
+    [
+        ("size=1x3 pad=0_0x1_1", 3),
+        ("size=1x255 pad=0_0x127_127", 36),  # every window has all of its row
+        ("size=1x255 pad=0_0x127_127 rhs_dilate=1x2", 255),
+        ("size=1x128 pad=0_0x127_0", 128),  # a prefix sum
+        ("size=1x999 pad=0_0x127_871", 36),
+    ],
+)
+def test_windows_from_end_to_end_reduce_a_row_once(window: str, expected: int):
+    kernel = work_of(
+        "r",
+        f"""%p = f32[64,128]{{1,0:T(8,128)}} parameter(0)
+        %z = f32[]{{:T(128)}} constant(0)
+        ROOT %r = f32[64,128]{{1,0:T(8,128)}} reduce-window(%p, %z), window={{{window}}},
+            .. to_apply=%add""",
+    )
+    assert kernel.vector_flops == expected * 64 * 128

@@ -193,22 +193,42 @@ def _operations(instruction: HloInstruction, computation: Computation) -> float:
     if opcode in REDUCTIONS or opcode == "sort":
         array = computation.by_name[instruction.operands[0]].results[0]
         per_element = 1.0
+        across = opcode == "reduce"
         if opcode != "reduce":
+            window, across = _window(instruction, array)
             array = max((array, instruction.results[0]), key=lambda a: a.elements)
-            per_element = _window_size(instruction)
+            per_element = window
         if opcode == "sort":
             depth = math.log2(max(2, max(array.dims, default=1)))
             per_element = depth * (depth + 1) / 2
-        if opcode == "reduce" and array.tiles:
-            per_element = _TILED_REDUCTION
+        if across and array.tiles:
+            per_element *= _TILED_REDUCTION
         return math.prod(array.padded) * per_element * max(1, len(instruction.operands) // 2)
     each = OPERATIONS.get(opcode, 1)
     return each * sum(math.prod(array.padded) for array in instruction.results)
 
 
-def _window_size(instruction: HloInstruction) -> float:
-    size = instruction.attribute("window").partition("size=")[2].split(" ")[0].strip("}")
-    return math.prod(int(part) for part in size.split("x")) if size else 1
+_WINDOW = re.compile(r"\bsize=([\dx]+)(?:.*?\bpad=([\d_x-]+))?")
+
+
+def _window(instruction: HloInstruction, array: Array) -> tuple[float, bool]:
+    """The elements of a window over an array, and whether it goes over all of some dimension.
+
+    XLA:TPU writes the maximum of a row, for each element of the row, as windows that all reach from
+    end to end: `size=1x4095 pad=0_0x2047_2047` of 2048. Such a row is reduced once.
+    """
+    text = instruction.attribute("window")
+    found = _WINDOW.search(text)
+    if found is None:
+        return 1.0, False
+    sizes = [int(part) for part in found[1].split("x")]
+    if found[2] is None or "dilate" in text:
+        return float(math.prod(sizes)), False
+    lows = [int(part.partition("_")[0]) for part in found[2].split("x")]
+    ends = list(zip(sizes, lows, array.dims, strict=True))
+    rows = [1 < dim <= low + 1 and dim + low <= size for size, low, dim in ends]
+    within = [1 if row else min(size, dim) for (size, _, dim), row in zip(ends, rows, strict=True)]
+    return float(math.prod(within)), any(rows)
 
 
 def _result_type(instruction: HloInstruction) -> str:
