@@ -6,8 +6,8 @@
 PROGRAM: a model of the zoo, at full size on 64 devices, or the file of an artifact; without one,
 the zoo. No device is needed. The default budget takes ten minutes for each program and target.
 
-    before, after   ms of a run, as the target's compiler schedules it
-    ratio           after / before; the last row is the geometric mean
+    before, after   ms of a run, as the target's compiler schedules it; * does not fit the device
+    ratio           after / before, where both fit or none; the last row is the geometric mean
     model           what the model expected of `after` against `before`
     seconds         of the search and the proof
 
@@ -98,8 +98,7 @@ def table(
             except ToolError as error:
                 print(form.format(Path(name).name, target, *[""] * 5, error), flush=True)
                 continue
-            ratio = optimum.after.ratio_to(optimum.before)
-            ratios[target] += [ratio] if ratio is not None else []
+            ratios[target] += [optimum.ratio] if optimum.ratio is not None else []
             print(form.format(Path(name).name, target, *_cells(optimum)), flush=True)
     for target, of in ratios.items():
         if of:
@@ -108,11 +107,11 @@ def table(
 
 
 def _cells(optimum: Optimum) -> Iterator[str]:
-    before, after = optimum.before, optimum.after
-    ratio = after.ratio_to(before)
-    yield f"{before.total_ns / 1e6:.2f}" if before.runs else "no fit"
-    yield f"{after.total_ns / 1e6:.2f}" if after.runs else "no fit"
-    yield "" if ratio is None else f"{ratio:.3f}"
+    before = optimum.before
+    for figures in (before, optimum.after):
+        fits = "" if optimum.fits(figures) else "*"
+        yield (f"{figures.total_ns / 1e6:.2f}" if figures.runs else "never") + fits
+    yield "" if optimum.ratio is None else f"{optimum.ratio:.3f}"
     expected = [t.expected_ns for t in optimum.trials if str(t.candidate) == optimum.pipeline]
     model = expected[0] if expected and expected[0] is not None else before.total_ns
     yield f"{model / before.total_ns:.3f}" if before.runs else ""

@@ -117,6 +117,18 @@ class Optimum:
         """Whether anything was better than the export."""
         return bool(self.pipeline)
 
+    def fits(self, figures: Figures) -> bool:
+        """Whether one side fits the memory."""
+        return figures.needed_bytes <= self.memory_limit
+
+    @property
+    def ratio(self) -> float | None:
+        """The time after to the time before; None where the answer fits the memory, and the export
+        does not."""
+        if self.fits(self.after) and not self.fits(self.before):
+            return None
+        return self.after.ratio_to(self.before)
+
 
 def optimize(
     artifact: Artifact,

@@ -35,7 +35,7 @@ def to_json(optimum: Optimum) -> dict[str, Any]:
         "memory_limit_bytes": optimum.memory_limit,
         "changed": optimum.changed,
         "pipeline": optimum.pipeline,
-        "ratio": optimum.after.ratio_to(optimum.before),
+        "ratio": optimum.ratio,
         "before": optimum.before.to_json(),
         "after": optimum.after.to_json(),
         "proof": optimum.proof.to_json(),
@@ -106,9 +106,8 @@ def _figures(when: str, figures: Figures, optimum: Optimum) -> str:
     memory = f"peak {size(figures.peak_bytes)} of {size(optimum.memory_limit)}"
     if not figures.runs:
         return f"  {when:7} does not fit: the compiler refuses it, {memory}"
-    ratio = figures.ratio_to(optimum.before)
-    fits = "" if figures.needed_bytes <= optimum.memory_limit else ", which does not fit"
-    told = f"; {ratio:.3f} of the time" if when == "after" and ratio is not None else ""
+    fits = "" if optimum.fits(figures) else ", which does not fit"
+    told = f"; {optimum.ratio:.3f} of the time" if when == "after" and optimum.ratio else ""
     return (
         f"  {when:7} {duration(figures.total_ns):>10}  exposed {duration(figures.exposed_ns)}, "
         f"{memory}{fits}{told}"

@@ -128,10 +128,18 @@ def test_what_fits_comes_before_what_is_fast():
 
 
 def test_where_nothing_fits_less_memory_is_better():
-    table = Table({set_of("divide"): 50.0, set_of("halve"): 150.0})
-    table.peaks = {set_of("halve"): 60.0}
+    table = Table({set_of("divide"): 50.0, set_of("quarter"): 150.0})
+    table.peaks = {set_of("halve"): 60.0, set_of("quarter"): 55.0}
     table.smallest = 50
     assert str(searched(table, memory=10.0).best.candidate) == "halve"
+
+
+def test_what_takes_longer_is_only_taken_where_it_fits():
+    table = Table({set_of("halve"): 150.0})
+    table.peaks = {set_of("halve"): 60.0}
+    table.smallest = 50
+    assert str(searched(table, memory=70.0).best.candidate) == "halve"
+    assert str(searched(table, memory=55.0).best.candidate) == ""
 
 
 def test_an_export_that_the_compiler_refuses_for_lack_of_memory_is_where_it_begins():
