@@ -162,11 +162,10 @@ class Crew:
         answer = self._store.answer(*question)
         if answer is None or not self._store.has(answer.get("blob", "")):
             answer = self._ask(head, doing)
-        refusal = decoded_error(answer[REFUSED]) if REFUSED in answer else None
-        if refusal is None or not refusal.by_chance:
-            self._store.keep(answer, *question)
-        if refusal is not None:
-            raise refusal
+            if REFUSED not in answer or not decoded_error(answer[REFUSED]).by_chance:
+                self._store.keep(answer, *question)
+        if REFUSED in answer:
+            raise decoded_error(answer[REFUSED])
         return answer
 
     def _ask(self, head: dict[str, Any], doing: str) -> dict[str, Any]:

@@ -40,7 +40,7 @@ from stablehlo_tools.targets.topologies import check_installed, compiler_version
 
 DEFAULT_BUDGET = 600.0  # seconds
 _GIB = 2.0**30
-_TO_FINISH = 600.0  # seconds, beyond the budget, to rewrite the answer in one go
+_TO_FINISH = 600.0  # seconds, beyond the budget, to rewrite an answer in one go and prove it
 _MOST_WORKERS = 8  # a compiler of a large program takes some GiB
 
 

@@ -195,9 +195,8 @@ def _operations(instruction: HloInstruction, computation: Computation) -> float:
         per_element = 1.0
         across = opcode == "reduce"
         if opcode != "reduce":
-            window, across = _window(instruction, array)
+            per_element, across = _window(instruction, array)
             array = max((array, instruction.results[0]), key=lambda a: a.elements)
-            per_element = window
         if opcode == "sort":
             depth = math.log2(max(2, max(array.dims, default=1)))
             per_element = depth * (depth + 1) / 2
