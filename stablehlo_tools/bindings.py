@@ -285,6 +285,20 @@ def hlo_proto_to_stablehlo(module: bytes) -> bytes:
     return hlo_to_stablehlo(module)
 
 
+def hlo_sharding_text(data: bytes) -> str:
+    """A serialized OpSharding as text. Raises a ValueError for bytes that are none."""
+    import jaxlib._hlo as _hlo
+
+    sharding = _hlo.OpSharding()
+    sharding.ParseFromString(data)
+    if not data or sharding.SerializeToString() != data:  # other bytes read as `{replicated}`
+        raise ValueError(f"{data!r} is not a sharding that is known here")
+    try:
+        return _hlo.HloSharding.from_proto(sharding).to_string()
+    except Exception as error:
+        raise ValueError(f"XLA takes no such sharding: {error}") from None
+
+
 def input_shardings(executable: Any) -> list[Any] | None:
     """Each input's sharding for `shard_indices`; None where the executable has none."""
     return executable.get_parameter_shardings()

@@ -1,39 +1,124 @@
 // RUN: stablehlo-tools opt %s -p partition --split-input-file --verify-diagnostics
 
-// P1: the shardings are Shardy's. Here an argument's is GSPMD's.
-sdy.mesh @mesh = <["x"=4, "y"=2]>
-// expected-error@+1 {{the shardings are GSPMD's (mhlo.sharding), and partition reads Shardy's (sdy.sharding): export with jax_use_shardy_partitioner, as jax does by default (P1)}}
-func.func @argument_of_gspmd_p1(%x: tensor<8x4xf32> {mhlo.sharding = "{devices=[4,2]<=[8]}"}) -> tensor<8x4xf32> {
+// P1: the shardings can be read. Here one cannot.
+// expected-error@+1 {{mhlo.sharding: {devices=[4,2]<=[4]} does not give each of its 8 tiles a device (P1)}}
+func.func @too_few_devices_p1(%x: tensor<8x4xf32> {mhlo.sharding = "{devices=[4,2]<=[4]}"}) -> tensor<8x4xf32> {
   return %x : tensor<8x4xf32>
 }
 
 // -----
 
-// An op's.
-sdy.mesh @mesh = <["x"=4, "y"=2]>
-func.func @op_of_gspmd_p1(%x: tensor<8x4xf32>) -> tensor<8x4xf32> {
-  // expected-error@+1 {{the shardings are GSPMD's}}
-  %0 = stablehlo.negate %x {mhlo.sharding = "{devices=[4,2]<=[8]}"} : tensor<8x4xf32>
+// One of another rank, on an op.
+func.func @another_rank_p1(%x: tensor<8x4xf32>) -> tensor<8x4xf32> {
+  // expected-error@+1 {{an mhlo.sharding of 1 dimensions, for tensor<8x4xf32> (P1)}}
+  %0 = stablehlo.negate %x {mhlo.sharding = "{devices=[8]<=[8]}"} : tensor<8x4xf32>
   return %0 : tensor<8x4xf32>
 }
 
 // -----
 
-// A call that GSPMD marks places with, such as the borders of a shard_map.
-sdy.mesh @mesh = <["x"=4, "y"=2]>
-func.func @border_of_gspmd_p1(%x: tensor<8x4xf32>) -> tensor<2x2xf32> {
-  // expected-error@+1 {{the shardings are GSPMD's}}
-  %0 = stablehlo.custom_call @SPMDFullToShardShape(%x) : (tensor<8x4xf32>) -> tensor<2x2xf32>
-  return %0 : tensor<2x2xf32>
+// A device's part of which it is not said how it is cut out.
+func.func @unsaid_part_p1(%x: tensor<8x4xf32>) -> tensor<2x4xf32> {
+  // expected-error@+1 {{a device's part of tensor<8x4xf32> is tensor<2x4xf32>, and its sharding over the manual axes divides it into 1 x 1 parts (P1)}}
+  %0 = stablehlo.custom_call @SPMDFullToShardShape(%x) {mhlo.sharding = "{devices=[1,1,4]<=[4] last_tile_dims={manual}}"} : (tensor<8x4xf32>) -> tensor<2x4xf32>
+  %1 = stablehlo.custom_call @SPMDShardToFullShape(%0) {mhlo.sharding = "{replicated}"} : (tensor<2x4xf32>) -> tensor<2x4xf32>
+  return %1 : tensor<2x4xf32>
 }
 
 // -----
 
-// Shardy's, in the form that older jax wrote them in; GSPMD's stand beside them.
-func.func @round_trip_p1(%x: tensor<8x4xf32> {mhlo.frontend_attributes = {xla.sdy.sharding = "#sdy.sharding<@mesh, [{}, {}]>"}, mhlo.sharding = "{devices=[4,2]<=[8]}"}) -> tensor<8x4xf32> {
-  // expected-error@-1 {{the shardings are XLA's frontend attributes (xla.sdy.sharding), and partition reads Shardy's (sdy.sharding): export again, with a jax that writes sdy.sharding (P1)}}
-  %0 = stablehlo.negate %x : tensor<8x4xf32>
-  return %0 : tensor<8x4xf32>
+// A device's part that nothing makes whole.
+func.func @never_whole_p1(%x: tensor<8x4xf32> {mhlo.sharding = "{devices=[4,1]<=[4]}"}) -> tensor<2x4xf32> {
+  %0 = stablehlo.custom_call @SPMDFullToShardShape(%x) {mhlo.sharding = "{manual}"} : (tensor<8x4xf32>) -> tensor<2x4xf32>
+  // expected-error@+1 {{a value of a manual computation leaves it without SPMDShardToFullShape (P1)}}
+  return %0 : tensor<2x4xf32>
+}
+
+// -----
+
+// A manual computation in a manual one, over the same axes.
+func.func @nested_p1(%x: tensor<8x4xf32> {mhlo.sharding = "{devices=[4,1]<=[4]}"}) -> tensor<8x4xf32> {
+  %0 = stablehlo.custom_call @SPMDFullToShardShape(%x) {mhlo.sharding = "{manual}"} : (tensor<8x4xf32>) -> tensor<2x4xf32>
+  %1 = stablehlo.negate %0 : tensor<2x4xf32>
+  // expected-error@+1 {{SPMDFullToShardShape takes what is a device's own already: manual computations do not nest (P1)}}
+  %2 = stablehlo.custom_call @SPMDFullToShardShape(%1) {mhlo.sharding = "{manual}"} : (tensor<2x4xf32>) -> tensor<2x4xf32>
+  %3 = stablehlo.custom_call @SPMDShardToFullShape(%2) {mhlo.sharding = "{devices=[4,1]<=[4]}"} : (tensor<2x4xf32>) -> tensor<8x4xf32>
+  return %3 : tensor<8x4xf32>
+}
+
+// -----
+
+// A value for all devices in the middle of one's.
+func.func @taken_from_outside_p1(%x: tensor<8x4xf32> {mhlo.sharding = "{devices=[4,1]<=[4]}"}, %y: tensor<2x4xf32>) -> tensor<8x4xf32> {
+  %0 = stablehlo.custom_call @SPMDFullToShardShape(%x) {mhlo.sharding = "{manual}"} : (tensor<8x4xf32>) -> tensor<2x4xf32>
+  // expected-error@+1 {{stablehlo.add stands in a manual computation, and takes a value from outside without SPMDFullToShardShape (P1)}}
+  %1 = stablehlo.add %0, %y : tensor<2x4xf32>
+  %2 = stablehlo.custom_call @SPMDShardToFullShape(%1) {mhlo.sharding = "{devices=[4,1]<=[4]}"} : (tensor<2x4xf32>) -> tensor<8x4xf32>
+  return %2 : tensor<8x4xf32>
+}
+
+// -----
+
+// Two manual computations over other axes, of which one value is made.
+func.func @two_in_one_p1(%x: tensor<8x4xf32>) -> tensor<8x4xf32> {
+  %0 = stablehlo.custom_call @SPMDFullToShardShape(%x) {mhlo.sharding = "{devices=[1,1,2,2]<=[4] last_tile_dims={manual, replicated}}"} : (tensor<8x4xf32>) -> tensor<8x4xf32>
+  // expected-error@+1 {{manual computations do not nest: values enter one over the axes ['axis_0'], and this one over ['axis_0', 'axis_1'] (P1)}}
+  %1 = stablehlo.custom_call @SPMDFullToShardShape(%x) {mhlo.sharding = "{manual}"} : (tensor<8x4xf32>) -> tensor<8x4xf32>
+  %2 = stablehlo.add %0, %1 : tensor<8x4xf32>
+  %3 = stablehlo.custom_call @SPMDShardToFullShape(%2) {mhlo.sharding = "{replicated}"} : (tensor<8x4xf32>) -> tensor<8x4xf32>
+  return %3 : tensor<8x4xf32>
+}
+
+// -----
+
+// A way out of a manual computation and back into it.
+func.func @overlapping_p1(%x: tensor<8x4xf32> {mhlo.sharding = "{devices=[4,1]<=[4]}"}) -> tensor<8x4xf32> {
+  // expected-error@+1 {{two manual computations overlap: a value of one takes its way through the program outside and back into it (P1)}}
+  %0 = stablehlo.custom_call @SPMDFullToShardShape(%x) {mhlo.sharding = "{manual}"} : (tensor<8x4xf32>) -> tensor<2x4xf32>
+  %1 = stablehlo.custom_call @SPMDShardToFullShape(%0) {mhlo.sharding = "{devices=[4,1]<=[4]}"} : (tensor<2x4xf32>) -> tensor<8x4xf32>
+  %2 = stablehlo.custom_call @Sharding(%1) {mhlo.sharding = "{devices=[4,1]<=[4]}"} : (tensor<8x4xf32>) -> tensor<8x4xf32>
+  %3 = stablehlo.custom_call @SPMDFullToShardShape(%2) {mhlo.sharding = "{manual}"} : (tensor<8x4xf32>) -> tensor<2x4xf32>
+  %4 = stablehlo.add %0, %3 : tensor<2x4xf32>
+  %5 = stablehlo.custom_call @SPMDShardToFullShape(%4) {mhlo.sharding = "{devices=[4,1]<=[4]}"} : (tensor<2x4xf32>) -> tensor<8x4xf32>
+  return %5 : tensor<8x4xf32>
+}
+
+// -----
+
+// Shardy's, in the form that older jax wrote them in, and damaged.
+module attributes {mhlo.frontend_attributes = {xla.sdy.meshes = "{mesh = #sdy.mesh<[\\\22x\\\22=4]>}"}} {
+  // expected-error@+1 {{an attribute of Shardy's that cannot be read: #sdy.sharding<@mesh, [{} (P1)}}
+  func.func @round_trip_p1(%x: tensor<8x4xf32> {mhlo.frontend_attributes = {xla.sdy.sharding = "#sdy.sharding<@mesh, [{}"}}) -> tensor<8x4xf32> {
+    return %x : tensor<8x4xf32>
+  }
+}
+
+// -----
+
+// P3: all shardings name one mesh. These tiles are those of no mesh.
+// expected-error@+1 {{the tiles [2, 3] over devices 0, 1, 2, 3, 4, 5, together with those of the shardings before, are not made of the axes of one mesh (P3)}}
+func.func @no_mesh_of_gspmd_p3(%x: tensor<6x6xf32> {mhlo.sharding = "{devices=[3,2]<=[6]}"}, %y: tensor<6x6xf32> {mhlo.sharding = "{devices=[2,3]<=[6]}"}) -> tensor<6x6xf32> {
+  return %x : tensor<6x6xf32>
+}
+
+// -----
+
+// For eight devices and for four.
+module attributes {mhlo.num_partitions = 8 : i32} {
+  // expected-error@+1 {{a sharding is over 4 devices, in a program for 8 (P3)}}
+  func.func @device_counts_p3(%x: tensor<8x4xf32> {mhlo.sharding = "{devices=[4,1]<=[4]}"}) -> tensor<8x4xf32> {
+    return %x : tensor<8x4xf32>
+  }
+}
+
+// -----
+
+// On one of them.
+module attributes {mhlo.num_partitions = 8 : i32} {
+  // expected-error@+1 {{a value is on device 3 alone, by its mhlo.sharding: partition divides values over all devices (P3)}}
+  func.func @one_device_of_gspmd_p3(%x: tensor<8x4xf32> {mhlo.sharding = "{maximal device=3}"}) -> tensor<8x4xf32> {
+    return %x : tensor<8x4xf32>
+  }
 }
 
 // -----

@@ -22,7 +22,7 @@ from stablehlo_tools.advice.collective_uses import (
     narrower_before,
 )
 from stablehlo_tools.analysis.collectives import ModuleFacts
-from stablehlo_tools.analysis.partitioner_work import Annotation, left_to_the_partitioner
+from stablehlo_tools.analysis.partitioner_work import left_to_the_partitioner
 from stablehlo_tools.analysis.tasks.graph import TracedGraph, traced_task_graph
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.bindings import ir
@@ -126,17 +126,12 @@ class Program:
         return to_place(op.location).render(self.given.name)
 
     @cached_property
-    def _partitioning(self) -> str | None:
-        """What makes the collectives explicit; None where no pipeline does."""
-        left = left_to_the_partitioner(self.given.module)
-        if left is None:
-            return ""
-        return PARTITIONING if left.annotation is Annotation.SHARDY else None
+    def _partitioning(self) -> str:
+        """What makes the collectives explicit; empty where they are."""
+        return "" if left_to_the_partitioner(self.given.module) is None else PARTITIONING
 
-    def pipeline(self, steps: str, *, before_partition: bool = False) -> str | None:
+    def pipeline(self, steps: str, *, before_partition: bool = False) -> str:
         """The pipeline for the artifact as it came that ends, or begins, with these steps."""
-        if self._partitioning is None:
-            return None
         ordered = (steps, self._partitioning) if before_partition else (self._partitioning, steps)
         return ",".join(filter(None, ordered))
 

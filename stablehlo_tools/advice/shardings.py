@@ -13,7 +13,7 @@ from math import prod
 
 from stablehlo_tools.advice.collective_uses import argument_behind
 from stablehlo_tools.advice.program import Program
-from stablehlo_tools.analysis.partitioner_work import Annotation, left_to_the_partitioner
+from stablehlo_tools.analysis.partitioner_work import left_to_the_partitioner
 from stablehlo_tools.analysis.shardings import Axes
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Place, ToolError, duration, frames_of, size
@@ -31,6 +31,7 @@ from stablehlo_tools.transforms.constrain_batch import (
     constrain,
     constrain_carry,
 )
+from stablehlo_tools.transforms.parts.partition.preparation import import_shardings
 
 _ASKING = frozenset({SHARDING_CONSTRAINT, RESHARD})
 _MOST_TRIED = 2  # each means to partition the program again
@@ -40,13 +41,14 @@ def batch_gathered_in_loops(program: Program) -> Iterator[Advice]:
     """A constraint on what a loop over layers carries: the batch stays divided."""
     left = left_to_the_partitioner(program.given.module)
     in_loops = [each for each in program.collectives if each.path]
-    if left is None or left.annotation is not Annotation.SHARDY:
+    if left is None:
         return
     if not program.is_worth(sum(each.exposed_ns for each in in_loops)):
         return
     constrained: list[_Constrained] = []
 
     def constrain_all(module: ir.Module) -> None:
+        import_shardings(module)
         inline_all_calls(module)
         batch = batch_of(module)
         if batch is not None:
@@ -117,7 +119,7 @@ def reshards_not_asked_for(program: Program) -> Iterator[Advice]:
     """Activations that a partitioner moves because two ops want them divided otherwise: the batch
     is constrained where the dearest of them stand."""
     left = left_to_the_partitioner(program.given.module)
-    if left is None or left.annotation is not Annotation.SHARDY:
+    if left is None:
         return
     asked = {str(op.location) for op in ops_named(program.given.module.operation, _ASKING)}
     moved = [
@@ -151,6 +153,7 @@ def _pin(module: ir.Module, location: str, specs: list[str]) -> None:
 
     Raises ToolError where none of them carries it.
     """
+    import_shardings(module)
     inline_all_calls(module)
     batch = batch_of(module)
     if batch is None:

@@ -6,7 +6,7 @@ import re
 
 from stablehlo_tools.analysis.collectives import find_collectives
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.gspmd import begins_shard_map
+from stablehlo_tools.dialect.gspmd import is_manual_body, is_shard_map_border
 from stablehlo_tools.dialect.names import CALL, COMPOSITE, MANUAL_COMPUTATION, PARTITION_ID
 from stablehlo_tools.ir.walk import ENTRY, callee_name, functions_by_name, walk
 from stablehlo_tools.order.program import UNKNOWN_CALL
@@ -30,11 +30,12 @@ def is_per_device(module: ir.Module) -> bool:
         nonlocal is_annotated, in_shard_map
         if op.name == MANUAL_COMPUTATION:
             return ir.WalkResult.SKIP
-        if begins_shard_map(op):
+        if is_shard_map_border(op):
             in_shard_map = True
         if op.name == PARTITION_ID or op in communicating:
             is_annotated = True
-        if op.name in (CALL, COMPOSITE) and callee_name(op) not in seen:
+        is_call = op.name in (CALL, COMPOSITE) and not is_manual_body(callee_name(op))
+        if is_call and callee_name(op) not in seen:
             seen.add(callee_name(op))
             pending.append(callee_name(op))
         return ir.WalkResult.ADVANCE

@@ -22,6 +22,7 @@ from stablehlo_tools.analysis.collectives import ModuleFacts, meshes_of
 from stablehlo_tools.analysis.entry import is_per_device
 from stablehlo_tools.analysis.shardings import SHARDING, manual_axes, sharding_per_value
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.frontend_attributes import FRONTEND_ATTRIBUTES
 from stablehlo_tools.dialect.gspmd import is_gspmd, is_round_trip
 from stablehlo_tools.dialect.names import BARRIER, CONSTANT, MANUAL_COMPUTATION, PARTITION_ID
 from stablehlo_tools.dialect.traits import (
@@ -35,6 +36,7 @@ from stablehlo_tools.dialect.traits import (
 from stablehlo_tools.ir.walk import FUNCTION, entry_function, terminator, walk
 
 _NO_WORK = frozenset({"func.return", "stablehlo.constant", "stablehlo.optimization_barrier"})
+_CARRIED_MESHES, _SIZES = re.compile(r"#sdy\.mesh<\[(.*?)\]"), re.compile(r"=(\d+)")
 _TILES = re.compile(r"devices=\[([\d,]+)\]")
 
 
@@ -44,13 +46,6 @@ class Annotation(enum.Enum):
     SHARDY = "Shardy's shardings (sdy.sharding)"
     GSPMD = "GSPMD's shardings (mhlo.sharding)"
     ROUND_TRIP = "Shardy's shardings as XLA's frontend attributes (xla.sdy.sharding)"
-
-    @property
-    def remedy(self) -> str:
-        """How to export the program, for it to have shardings that can be read."""
-        if self is Annotation.ROUND_TRIP:
-            return "again, with a jax that writes sdy.sharding"
-        return "with jax_use_shardy_partitioner, as jax does by default"
 
 
 @dataclass(frozen=True)
@@ -67,12 +62,7 @@ class LeftToCompiler:
     @property
     def advice(self) -> str:
         """How to get the collectives into the program."""
-        if self.annotation is Annotation.SHARDY:
-            return "run partition,create-reduce-scatter first"
-        return (
-            f"they follow {self.annotation.value}, which partition does not read: export "
-            f"{self.annotation.remedy}, and run partition,create-reduce-scatter first"
-        )
+        return "run partition,create-reduce-scatter first"
 
 
 def leaves_work_to_the_partitioner(module: ir.Module) -> bool:
@@ -82,7 +72,7 @@ def leaves_work_to_the_partitioner(module: ir.Module) -> bool:
 
 def left_to_the_partitioner(module: ir.Module) -> LeftToCompiler | None:
     """What of a program's communication is left to a compiler; None where all is in the program."""
-    first = _first_annotation(module)
+    first = first_annotation(module)
     if first is None:
         return None
     annotation, op = first
@@ -105,13 +95,17 @@ def _partitions(module: ir.Module, annotation: Annotation) -> int:
         return ir.IntegerAttr(stated).value
     counts = [ModuleFacts.of(module).grid.num_partitions]
     counts += [mesh.size for mesh in meshes_of(module).values()]
+    if annotation is Annotation.ROUND_TRIP:
+        carried = str(module.operation.attributes.get(FRONTEND_ATTRIBUTES, ""))
+        meshes = _CARRIED_MESHES.findall(carried)
+        counts += [math.prod(map(int, _SIZES.findall(mesh))) for mesh in meshes]
     if annotation is Annotation.GSPMD:
         text = str(module.operation)
         counts += [math.prod(map(int, t.split(","))) for t in _TILES.findall(text)]
     return max(counts)
 
 
-def _first_annotation(module: ir.Module) -> tuple[Annotation, ir.Operation] | None:
+def first_annotation(module: ir.Module) -> tuple[Annotation, ir.Operation] | None:
     """Whose shardings a module has, and the first op with one.
 
     Older jax writes Shardy's and, beside them, GSPMD's of arguments.

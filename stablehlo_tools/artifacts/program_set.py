@@ -251,9 +251,8 @@ def _check_apart(inlined: Inlined, facts: ModuleFacts, issued: Issued, options: 
     if left is not None and left.annotation is not Annotation.SHARDY:
         raise ToolError(
             f"the program leaves collectives to XLA's partitioner, by {left.annotation.value}, "
-            "which are not in it and may be in another order than another program's: export "
-            f"{left.annotation.remedy} and partition it first (or give --trust-partitioner, if "
-            "you know that it adds none)",
+            "which are not in it and may be in another order than another program's: partition it "
+            "first (or give --trust-partitioner, if you know that it adds none)",
             left.place,
         )
     if facts.grid.num_partitions == 1 and left is None:

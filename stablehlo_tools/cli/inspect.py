@@ -109,16 +109,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _unseen(left: LeftToCompiler, name: str) -> str:
     """What the table cannot show, and what shows it."""
-    from stablehlo_tools.analysis.partitioner_work import Annotation
     from stablehlo_tools.diagnostics import to_place
 
-    ways = "--hardware and --target partition it first"
-    if left.annotation is Annotation.SHARDY:
-        ways = f"`partition` makes them explicit, {ways}"
     place = to_place(left.place).render(name)
     return (
         f"not listed are the collectives that a compiler adds for {left.partitions} devices, by "
-        f"{left.annotation.value}{', first at ' + place if place != name else ''}: {ways}"
+        f"{left.annotation.value}{', first at ' + place if place != name else ''}: `partition` "
+        "makes them explicit, --hardware and --target partition it first"
     )
 
 

@@ -21,11 +21,11 @@ from stablehlo_tools import bindings
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Place, ToolError, from_mlir_error, to_place
 from stablehlo_tools.hlo_input.converter import mark_of, to_stablehlo
-from stablehlo_tools.hlo_input.shardy_round_trip import restore_shardy, set_entry
 from stablehlo_tools.hlo_input.text import HloText
 from stablehlo_tools.ir.builder import element_of, shape_of
 from stablehlo_tools.ir.cleanup import major_first, reread
 from stablehlo_tools.ir.inline import copy_body, dissolve
+from stablehlo_tools.ir.shardy_round_trip import restore_shardy, set_entry
 from stablehlo_tools.ir.values import CONSTANTS, producer
 from stablehlo_tools.ir.walk import functions_by_name, walk
 

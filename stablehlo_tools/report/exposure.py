@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stablehlo_tools.analysis.collectives import ModuleFacts, find_collectives
-from stablehlo_tools.analysis.partitioner_work import Annotation, left_to_the_partitioner
+from stablehlo_tools.analysis.partitioner_work import left_to_the_partitioner
 from stablehlo_tools.analysis.pipelines.reading import find_pipelines
 from stablehlo_tools.analysis.tasks.graph import TracedGraph, traced_task_graph
 from stablehlo_tools.artifacts.artifact import Artifact
@@ -204,18 +204,16 @@ def exposure(
 def explicit_collectives(artifact: Artifact) -> tuple[Artifact, tuple[str, ...]]:
     """The artifact with its collectives in it, and what was done to get there.
 
-    By `partition` for Shardy's shardings, by XLA's own partitioner for others and for what
-    `partition` refuses. Where neither can, the artifact as it is, and the reason.
+    By `partition`, or by XLA's own partitioner for what `partition` refuses. Where neither can, the
+    artifact as it is, and the reason.
     """
     left = left_to_the_partitioner(artifact.module)
     if left is None:
         return artifact, ()
-    why = ""
-    if left.annotation is Annotation.SHARDY:
-        try:
-            return _partitioned(artifact)
-        except ToolError as error:
-            why = f"partition refused: {error.diagnostic.message}; "
+    try:
+        return _partitioned(artifact)
+    except ToolError as error:
+        why = f"partition refused: {error.diagnostic.message}; "
     try:
         local = partition_with_xla(artifact.copy().module, left.partitions)
     except ToolError as error:

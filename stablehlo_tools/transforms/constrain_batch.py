@@ -17,7 +17,7 @@ changed, integers first, as far as it can be followed through the ops. What a lo
 changes is constrained, in floats of two dimensions or more; other dimensions stay open.
 
 Preconditions:
-  P1  The program leaves its collectives to a partitioner, by Shardy's shardings.
+  P1  The program leaves its collectives to a partitioner.
 
 Guarantees: a constraint says where values lie and not what they are; the signature as it was. What
 the user has constrained stays as it is, and a second run changes nothing. Calls are inlined where
@@ -33,7 +33,7 @@ from stablehlo_tools.analysis.collectives import meshes_of
 from stablehlo_tools.analysis.dimension_propagation.propagation import BatchDims, Graph
 from stablehlo_tools.analysis.dimension_propagation.seeds import Seeds, try_seeds
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
-from stablehlo_tools.analysis.partitioner_work import Annotation, left_to_the_partitioner
+from stablehlo_tools.analysis.partitioner_work import left_to_the_partitioner
 from stablehlo_tools.analysis.shardings import Axes, MeshAxes, ValueShardings, axes_text
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, ToolError, note
@@ -46,6 +46,7 @@ from stablehlo_tools.ir.walk import entry_function, ops_named
 from stablehlo_tools.ir.while_loop import WhileLoop
 from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.passes.road import Milestone, Stage
+from stablehlo_tools.transforms.parts.partition.preparation import import_shardings
 
 
 @dataclass(frozen=True)
@@ -79,8 +80,9 @@ class ConstrainBatchPass(Pass):
 
     def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:
         """Rewrites the module in place, if anything is constrained. Raises ToolError."""
-        _check_left_to_shardy(module)
+        _check_left_to_a_partitioner(module)
         copy = copy_module(module)
+        import_shardings(copy)
         inline_all_calls(copy)
         batch = batch_of(copy)
         carries = [] if batch is None else batch_carries(copy, batch)
@@ -93,19 +95,12 @@ class ConstrainBatchPass(Pass):
         take_over(module, copy)
 
 
-def _check_left_to_shardy(module: ir.Module) -> None:
-    left = left_to_the_partitioner(module)
-    if left is None:
+def _check_left_to_a_partitioner(module: ir.Module) -> None:
+    if left_to_the_partitioner(module) is None:
         raise ToolError(
             "constrain-batch: the program leaves no collectives to a partitioner: constraints come "
             "before partition (P1)",
             entry_function(module).location,
-        )
-    if left.annotation is not Annotation.SHARDY:
-        raise ToolError(
-            f"constrain-batch: the program is divided by {left.annotation.value}, and constraints "
-            "are Shardy's (P1)",
-            left.place,
         )
 
 

@@ -20,7 +20,8 @@ the program is rewritten for one device and wrapped back, so that the artifact s
     }
 
 Preconditions:
-  P1  The shardings are Shardy's, not GSPMD's (`mhlo.sharding`).
+  P1  The shardings can be read: Shardy's, as jax writes them now or wrote them first (the frontend
+      attributes `xla.sdy.…`), or GSPMD's (`mhlo.sharding`, @Sharding, @SPMDFullToShardShape).
   P2  Shapes are static.
   P3  All shardings name one mesh: the same axes over the same devices.
   P4  The program runs as one replica of several partitions.
@@ -88,8 +89,8 @@ from stablehlo_tools.transforms.parts.partition.op_rules import widen_rules
 from stablehlo_tools.transforms.parts.partition.preparation import (
     MESH,
     check,
-    check_shardy,
     has_inlined_meshes,
+    import_shardings,
     is_partitioned,
     one_mesh,
     prepare,
@@ -123,6 +124,7 @@ class PartitionPass(Pass):
     def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:
         """Partitions the module in place. Raises a located ToolError, and warns of what it gathers
         for ops that cannot run on parts."""
+        import_shardings(module)
         with NativePasses(module.context) as native:
             if has_inlined_meshes(module):
                 drop_propagation_notes(module)
@@ -130,7 +132,6 @@ class PartitionPass(Pass):
             main = entry_function(module)
             if not main.regions[0].blocks:
                 raise ToolError("the entry function has no body to partition", main.location)
-            check_shardy(module)
             mesh = one_mesh(module, main)
             if mesh is None:
                 return

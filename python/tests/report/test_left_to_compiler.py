@@ -143,10 +143,15 @@ def test_a_collective_between_custom_calls_is_not_of_a_program_for_one_device() 
     assert not is_per_device(_loaded(_SHARD_MAP).module)
 
 
-def test_gspmd_is_partitioned_by_xla_to_be_timed() -> None:
-    explicit, (note,) = explicit_collectives(_loaded(_GSPMD))
-    assert [c.kind for c in find_collectives(explicit.module)] == ["all_reduce"]
-    assert "by GSPMD's shardings (mhlo.sharding): it was partitioned by XLA:CPU" in note
+@pytest.mark.parametrize(
+    ("text", "kinds"),
+    [(_GSPMD, ["all_reduce"]), (_MODULE_OF_HLO, ["all_reduce"]), (_ROUND_TRIP, [])],
+)
+def test_older_shardings_are_partitioned_to_be_timed(text: str, kinds: list[str]) -> None:
+    explicit, (note,) = explicit_collectives(_loaded(text))
+    assert [c.kind for c in find_collectives(explicit.module)] == kinds
+    assert "it was partitioned (partition,create-reduce-scatter)" in note
+    assert left_to_the_partitioner(explicit.module) is None
 
 
 def test_what_nobody_can_partition_is_said_to_be_unseen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +159,7 @@ def test_what_nobody_can_partition_is_said_to_be_unseen(monkeypatch: pytest.Monk
         raise ToolError("XLA's partitioner refused the program: no")
 
     monkeypatch.setattr(exposure, "partition_with_xla", refuse)
-    loaded = _loaded(_GSPMD)
+    loaded = _loaded(_GSPMD.replace("{replicated}", "{maximal device=0}"))
     same, (note,) = explicit_collectives(loaded)
     assert same is loaded
     assert note.startswith("NOT SEEN: the communication")
@@ -184,13 +189,11 @@ def test_no_order_is_proven_around_it(
     assert "leaves collectives to XLA's partitioner" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["partition", "schedule-overlap", "pipeline-collectives"])
-def test_passes_refuse_what_they_cannot_read(
+@pytest.mark.parametrize("name", ["schedule-overlap", "pipeline-collectives"])
+def test_passes_refuse_what_is_not_partitioned(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "program.mlir"
     path.write_text(_GSPMD)
     assert main(["opt", str(path), "-p", name]) == 2
-    said = capsys.readouterr().err
-    assert "GSPMD's" in said
-    assert "jax_use_shardy_partitioner" in said
+    assert "run partition,create-reduce-scatter first" in capsys.readouterr().err

@@ -12,7 +12,11 @@ from dataclasses import dataclass
 
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import find_collectives, meshes_of
-from stablehlo_tools.analysis.partitioner_work import Annotation
+from stablehlo_tools.analysis.partitioner_work import (
+    Annotation,
+    first_annotation,
+    left_to_the_partitioner,
+)
 from stablehlo_tools.analysis.replica_groups import DeviceMesh
 from stablehlo_tools.analysis.shardings import (
     ValueShardings,
@@ -22,10 +26,11 @@ from stablehlo_tools.analysis.shardings import (
     sharding_per_value,
 )
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.diagnostics import ToolError, note, to_place
-from stablehlo_tools.dialect.gspmd import is_gspmd, is_round_trip
+from stablehlo_tools.diagnostics import ToolError, from_mlir_error, note, to_place
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION, NAMED_COMPUTATION, SHARDING_CONSTRAINT
 from stablehlo_tools.dialect.traits import CALLS
+from stablehlo_tools.ir.gspmd_import import import_gspmd
+from stablehlo_tools.ir.shardy_round_trip import restore_shardy
 from stablehlo_tools.ir.walk import (
     callee_name,
     functions_by_name,
@@ -270,25 +275,23 @@ def _is_tensor(value: ir.Value) -> bool:
     return isinstance(value.type, ir.RankedTensorType)
 
 
-def check_shardy(module: ir.Module) -> None:
-    """Raises a located ToolError for a sharding that is not Shardy's own (P1)."""
+def import_shardings(module: ir.Module) -> None:
+    """Puts Shardy's shardings in the place of GSPMD's, and of those that older jax wrote as XLA's
+    frontend attributes. What is divided already, or runs on one device, stays as it is.
 
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        if op == module.operation:
-            return ir.WalkResult.ADVANCE
-        if is_round_trip(op):
-            what, annotation = "XLA's frontend attributes (xla.sdy.sharding)", Annotation.ROUND_TRIP
-        elif is_gspmd(op):
-            what, annotation = "GSPMD's (mhlo.sharding)", Annotation.GSPMD
-        else:
-            return ir.WalkResult.ADVANCE
-        raise ToolError(
-            f"the shardings are {what}, and partition reads Shardy's (sdy.sharding): export "
-            f"{annotation.remedy} (P1)",
-            op.location,
-        )
-
-    walk(module.operation, visit)
+    Raises a located ToolError for what cannot be read (P1), or is over no one mesh (P3).
+    """
+    first = first_annotation(module)
+    if first is None or first[0] is Annotation.SHARDY or left_to_the_partitioner(module) is None:
+        return
+    if first[0] is Annotation.ROUND_TRIP:
+        restore_shardy(module)
+    else:
+        import_gspmd(module)
+    try:
+        module.operation.verify()
+    except ir.MLIRError as error:
+        raise from_mlir_error(error, "the shardings do not fit the program (P1): ") from None
 
 
 def check(module: ir.Module, main: ir.Operation, shardings: ValueShardings) -> None:

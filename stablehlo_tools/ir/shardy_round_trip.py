@@ -1,32 +1,47 @@
 """Shardy's ops, which HLO does not have, out of the custom calls and attributes they travel in.
 
-jax writes HLO with `xla.sdy.*` frontend attributes and custom calls, which XLA turns back into
-Shardy's dialect before it partitions. This is that step (XLA's `sdy_round_trip_import`), for what
-jax's programs hold:
+jax writes HLO, and until 0.5 wrote its exports, with `xla.sdy.*` frontend attributes and custom
+calls, which XLA turns back into Shardy's dialect before it partitions. This is that step (XLA's
+`sdy_round_trip_import`), for what jax's programs hold:
 
     frontend attribute xla.sdy.meshes of the module            sdy.mesh
     frontend attribute xla.sdy.sharding of an argument, an op  sdy.sharding
+    frontend attribute xla.sdy.sharding_rule of an op          sdy.sharding_rule
     custom_call @Sharding with xla.sdy.sharding                sdy.sharding_constraint
     custom_call @xla.sdy.FuncResultSharding                    the sharding of a result
+    custom_call @xla.sdy.ShardingGroup, @…PropagationBarrier   the ops of these names
     GlobalToLocalShape, call of a body, LocalToGlobalShape     sdy.manual_computation
 """
 
 from __future__ import annotations
 
+import re
+
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.dialect.frontend_attributes import FRONTEND_ATTRIBUTES as _FRONTEND
+from stablehlo_tools.dialect.gspmd import GSPMD, is_manual_body
+from stablehlo_tools.dialect.names import CALL, MANUAL_COMPUTATION, SHARDING_CONSTRAINT
 from stablehlo_tools.ir.inline import copy_body
 from stablehlo_tools.ir.values import producer
-from stablehlo_tools.ir.walk import callee_name, functions_by_name, terminator, walk
+from stablehlo_tools.ir.walk import (
+    FUNCTION,
+    callee_name,
+    functions_by_name,
+    ops_where,
+    terminator,
+)
 
-_FRONTEND = "mhlo.frontend_attributes"
-_HLO_SHARDING = "mhlo.sharding"
 _SHARDING = "sdy.sharding"
+_SIDES = ("arg_attrs", "res_attrs")
 _MESHES = "xla.sdy.meshes"
 _CARRIED_SHARDING = "xla.sdy.sharding"
 _CONSTRAINT, _RESULT = "Sharding", "xla.sdy.FuncResultSharding"
 _ENTER, _LEAVE = "xla.sdy.GlobalToLocalShape", "xla.sdy.LocalToGlobalShape"
-_BODY = "xla.sdy.manual_computation_body"
+_GROUP, _BARRIER = "xla.sdy.ShardingGroup", "xla.sdy.PropagationBarrier"
+# What an op carries under other names.
+_OF_OPS = {_CARRIED_SHARDING: _SHARDING, "xla.sdy.sharding_rule": "sdy.sharding_rule"}
+_ESCAPED = re.compile(r"\\(.)")
 
 
 def restore_shardy(module: ir.Module) -> None:
@@ -37,11 +52,17 @@ def restore_shardy(module: ir.Module) -> None:
     carried = _frontend(module.operation)
     if _MESHES not in carried:
         return
-    _restore_meshes(module, carried[_MESHES])
-    for function in functions_by_name(module).values():
-        _restore_arguments(function)
-    for call in _calls_of_bodies(module):
-        _restore_manual_computation(module, call)
+    _restore_meshes(module, carried.pop(_MESHES))
+    _keep_frontend(module.operation, carried)
+    functions = functions_by_name(module)
+    for function in functions.values():
+        for side in _SIDES:
+            _restore_signature(function, side)
+    for function in functions.values():
+        _restore_manual_computations(function, functions)
+    for name, function in functions.items():
+        if is_manual_body(name):
+            function.erase()
     _restore_ops(module)
 
 
@@ -57,7 +78,7 @@ def set_entry(
     entries = [nothing] * count if listed is None else list(ir.ArrayAttr(listed))
     kept = {named.name: named.attr for named in ir.DictAttr(entries[number])}
     if name == _SHARDING:
-        kept.pop(_HLO_SHARDING, None)
+        kept.pop(GSPMD, None)
     entries[number] = ir.DictAttr.get({**kept, name: attribute}, context)
     function.attributes[side] = ir.ArrayAttr.get(entries, context)
 
@@ -71,11 +92,14 @@ def _frontend(op: ir.Operation) -> dict[str, str]:
 
 def _strings(attribute: ir.Attribute) -> dict[str, str]:
     entries = {named.name: named.attr for named in ir.DictAttr(attribute)}
-    return {n: a.value for n, a in entries.items() if isinstance(a, ir.StringAttr)}
+    # jax's exports escape the quotes within; texts that were HLO are rid of that.
+    return {
+        n: _ESCAPED.sub(r"\1", a.value) for n, a in entries.items() if isinstance(a, ir.StringAttr)
+    }
 
 
 def _restore_meshes(module: ir.Module, carried: str) -> None:
-    meshes = ir.DictAttr(ir.Attribute.parse(carried, module.context))
+    meshes = ir.DictAttr(_parse(carried, module.operation))
     present = {
         ir.StringAttr(view.operation.attributes["sym_name"]).value
         for view in module.body.operations
@@ -94,68 +118,73 @@ def _restore_meshes(module: ir.Module, carried: str) -> None:
             )
 
 
-def _restore_arguments(function: ir.Operation) -> None:
-    if "arg_attrs" not in function.attributes:
+def _restore_signature(function: ir.Operation, side: str) -> None:
+    if side not in function.attributes:
         return
     context = function.context
     entries: list[ir.Attribute] = []
-    for entry in ir.ArrayAttr(function.attributes["arg_attrs"]):
+    for entry in ir.ArrayAttr(function.attributes[side]):
         kept = {named.name: named.attr for named in ir.DictAttr(entry)}
         carried = _strings(kept[_FRONTEND]) if _FRONTEND in kept else {}
         if _CARRIED_SHARDING in carried:
-            kept[_SHARDING] = ir.Attribute.parse(carried.pop(_CARRIED_SHARDING), context)
-            _keep_rest(kept, carried, context)
-        kept.pop(_HLO_SHARDING, None)
+            kept[_SHARDING] = _parse(carried.pop(_CARRIED_SHARDING), function)
+            rest = _frontend_of(carried, context)
+            kept = {n: a for n, a in kept.items() if n != _FRONTEND} | rest
+        kept.pop(GSPMD, None)
         entries.append(ir.DictAttr.get(kept, context))
-    function.attributes["arg_attrs"] = ir.ArrayAttr.get(entries, context)
+    function.attributes[side] = ir.ArrayAttr.get(entries, context)
 
 
-def _keep_rest(kept: dict[str, ir.Attribute], rest: dict[str, str], context: ir.Context) -> None:
-    if rest:
-        strings: dict[str, ir.Attribute] = {
-            name: ir.StringAttr.get(text, context) for name, text in rest.items()
-        }
-        kept[_FRONTEND] = ir.DictAttr.get(strings, context)
-    else:
-        kept.pop(_FRONTEND, None)
+def _frontend_of(strings: dict[str, str], context: ir.Context) -> dict[str, ir.Attribute]:
+    """Frontend attributes as an op's; nothing where there are none."""
+    if not strings:
+        return {}
+    named: dict[str, ir.Attribute] = {
+        name: ir.StringAttr.get(text, context) for name, text in strings.items()
+    }
+    return {_FRONTEND: ir.DictAttr.get(named, context)}
 
 
-def _calls_of_bodies(module: ir.Module) -> list[ir.Operation]:
-    """The calls of bodies of manual computations, the inner ones last."""
-    calls: list[ir.Operation] = []
-
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        if op.name == "func.call" and callee_name(op).startswith(_BODY):
-            calls.append(op)
-        return ir.WalkResult.ADVANCE
-
-    walk(module.operation, visit)
-    return calls
+def _keep_frontend(op: ir.Operation, strings: dict[str, str]) -> None:
+    """Leaves an op these frontend attributes, and no others."""
+    del op.attributes[_FRONTEND]
+    for name, attribute in _frontend_of(strings, op.context).items():
+        op.attributes[name] = attribute
 
 
-def _restore_manual_computation(module: ir.Module, call: ir.Operation) -> None:
-    body = functions_by_name(module)[callee_name(call)]
+def _restore_manual_computations(
+    function: ir.Operation, functions: dict[str, ir.Operation]
+) -> None:
+    """Those that a function calls the bodies of; in the bodies first, which are copied."""
+    calls = ops_where(function, lambda op: op.name == CALL and is_manual_body(callee_name(op)))
+    for call in calls:
+        body = functions.get(callee_name(call))
+        if body is None:
+            raise ToolError(f"there is no @{callee_name(call)} to call", call.location)
+        _restore_manual_computations(body, functions)
+        _restore_manual_computation(call, body)
+
+
+def _restore_manual_computation(call: ir.Operation, body: ir.Operation) -> None:
     entered, operands = _entered(call)
     left, results = _left(call)
-    stated = {**(_frontend(left) if left else {}), **(_frontend(entered) if entered else {})}
+    stated = {
+        name: text for op in (left, entered, call) if op for name, text in _frontend(op).items()
+    }
     if "xla.sdy.manual_axes" not in stated:
         raise ToolError(
-            f"@{callee_name(call)} is the body of a manual computation, and no "
-            f"{_ENTER.removeprefix('xla.sdy.')} around its call says over which axes",
+            f"@{callee_name(call)} is the body of a manual computation, and neither its call nor "
+            f"a {_ENTER.removeprefix('xla.sdy.')} around it says over which axes",
             call.location,
         )
     empty = "#sdy.sharding_per_value<[]>"
     manual = ir.Operation.create(
-        "sdy.manual_computation",
+        MANUAL_COMPUTATION,
         results=[value.type for value in results],
         operands=operands,
         attributes={
-            name: ir.Attribute.parse(stated.get(f"xla.sdy.{name}", otherwise), call.context)
-            for name, otherwise in (
-                ("in_shardings", empty),
-                ("out_shardings", empty),
-                ("manual_axes", ""),
-            )
+            name: _parse(stated.get(f"xla.sdy.{name}", empty), call)
+            for name in ("in_shardings", "out_shardings", "manual_axes")
         },
         regions=1,
         loc=(left or entered or call).location,
@@ -227,29 +256,48 @@ def _erase_chain(
 
 
 def _restore_ops(module: ir.Module) -> None:
-    ops: list[ir.Operation] = []
-
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        ops.append(op)
-        return ir.WalkResult.ADVANCE
-
-    walk(module.operation, visit)
-    for op in ops:
+    for op in ops_where(module.operation, lambda _: True):
         # What these carry, meshes and the shardings of arguments, is restored already.
-        if op == module.operation or op.name == "func.func":
+        if op == module.operation or op.name == FUNCTION:
             continue
         target, carried = _target(op), _frontend(op)
         if target == _RESULT:
             _restore_result(op, carried)
         elif target == _CONSTRAINT and _CARRIED_SHARDING in carried:
             _restore_constraint(op, carried[_CARRIED_SHARDING])
+        elif target == _GROUP:
+            _replace_call(op, "sdy.sharding_group", {"group_id": _number(op)})
+        elif target == _BARRIER:
+            _replace_call(op, "sdy.propagation_barrier", {"allowed_direction": _number(op)})
         else:
             _restore_attributes(op, carried)
 
 
+def _number(op: ir.Operation) -> ir.Attribute:
+    """What the call of a group or a barrier carries, `2 : i64`."""
+    texts = [text for name, text in _frontend(op).items() if name.startswith("xla.sdy.")]
+    return _parse(texts[0] if texts else "", op)
+
+
+def _replace_call(op: ir.Operation, name: str, attributes: dict[str, ir.Attribute]) -> None:
+    """Puts an op of Shardy's in the place of a custom call."""
+    is_value = name != "sdy.sharding_group"
+    new = ir.Operation.create(
+        name,
+        results=[result.type for result in op.results] if is_value else [],
+        operands=[op.operands[0]],
+        attributes=attributes,
+        loc=op.location,
+        ip=ir.InsertionPoint(op),
+    )
+    for result in op.results:
+        result.replace_all_uses_with(new.results[0] if is_value else op.operands[0])
+    op.erase()
+
+
 def _restore_result(op: ir.Operation, carried: dict[str, str]) -> None:
     """The sharding of a result of the function, from the custom call that hands it on."""
-    sharding = _first_sharding(carried[_CARRIED_SHARDING], op.context)
+    sharding = _first_sharding(carried[_CARRIED_SHARDING], op)
     uses = [(use.owner.operation, use.operand_number) for use in op.results[0].uses]
     op.results[0].replace_all_uses_with(op.operands[0])
     for user, number in uses:
@@ -261,33 +309,29 @@ def _restore_result(op: ir.Operation, carried: dict[str, str]) -> None:
 
 
 def _restore_constraint(op: ir.Operation, carried: str) -> None:
-    constraint = ir.Operation.create(
-        "sdy.sharding_constraint",
-        results=[op.results[0].type],
-        operands=[op.operands[0]],
-        attributes={"sharding": _first_sharding(carried, op.context)},
-        loc=op.location,
-        ip=ir.InsertionPoint(op),
-    )
-    op.results[0].replace_all_uses_with(constraint.results[0])
-    op.erase()
+    _replace_call(op, SHARDING_CONSTRAINT, {"sharding": _first_sharding(carried, op)})
 
 
-def _first_sharding(carried: str, context: ir.Context) -> ir.Attribute:
+def _first_sharding(carried: str, op: ir.Operation) -> ir.Attribute:
     """The one sharding of `#sdy.sharding_per_value<[<@mesh, ...>]>`."""
     inner = carried.removeprefix("#sdy.sharding_per_value<[").removesuffix("]>")
-    return ir.Attribute.parse(f"#sdy.sharding{inner}", context)
+    return _parse(f"#sdy.sharding{inner}", op)
+
+
+def _parse(text: str, op: ir.Operation) -> ir.Attribute:
+    """An attribute that an op carries as text. Raises a located ToolError."""
+    try:
+        return ir.Attribute.parse(text, op.context)
+    except ir.MLIRError:
+        message = f"an attribute of Shardy's that cannot be read: {text} (P1)"
+        raise ToolError(message, op.location) from None
 
 
 def _restore_attributes(op: ir.Operation, carried: dict[str, str]) -> None:
-    if _HLO_SHARDING in op.attributes:
-        del op.attributes[_HLO_SHARDING]
-    if _CARRIED_SHARDING not in carried:
-        return
-    op.attributes[_SHARDING] = ir.Attribute.parse(carried.pop(_CARRIED_SHARDING), op.context)
-    kept: dict[str, ir.Attribute] = {}
-    _keep_rest(kept, carried, op.context)
-    if _FRONTEND in kept:
-        op.attributes[_FRONTEND] = kept[_FRONTEND]
-    else:
-        del op.attributes[_FRONTEND]
+    if GSPMD in op.attributes:
+        del op.attributes[GSPMD]
+    restored = {own: _parse(carried.pop(n), op) for n, own in _OF_OPS.items() if n in carried}
+    if restored:
+        _keep_frontend(op, carried)
+        for name, attribute in restored.items():
+            op.attributes[name] = attribute

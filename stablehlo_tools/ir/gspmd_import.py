@@ -1,0 +1,425 @@
+"""GSPMD's shardings as Shardy's: one mesh, whose axes all the tilings of a program are made of.
+
+    mhlo.sharding of an argument, of a result, of an op    sdy.sharding
+    custom_call @Sharding                                  sdy.sharding_constraint; dimensions that
+                                                           `unspecified_dims` lists stay open
+    shard_as, shard_like                                   sdy.sharding_group
+    @SPMDFullToShardShape … @SPMDShardToFullShape          sdy.manual_computation
+
+What says nothing stays open to the propagation, arguments too: so jax compiles what it exports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.dialect.gspmd import (
+    GSPMD,
+    OF_OUTPUT,
+    OF_PARAMETERS,
+    begins_shard_map,
+    is_sharding_call,
+    unspecified_dims,
+)
+from stablehlo_tools.dialect.hlo_sharding import (
+    MANUAL,
+    UNREDUCED,
+    HloSharding,
+    TileMesh,
+    mesh_of_tiles,
+    parse_hlo_sharding,
+    split_hlo_shardings,
+)
+from stablehlo_tools.dialect.names import SHARDING_CONSTRAINT
+from stablehlo_tools.dialect.traits import CALLS
+from stablehlo_tools.ir.manual_regions import ManualBorder, wrap_manual_regions
+from stablehlo_tools.ir.values import producer, stand_in
+from stablehlo_tools.ir.walk import (
+    FUNCTION,
+    entry_function,
+    functions_by_name,
+    ops_where,
+    symbol_name,
+    terminator,
+)
+
+_SHARDING = "sdy.sharding"
+_SIDES = ("arg_attrs", "res_attrs")
+
+
+def import_gspmd(module: ir.Module) -> None:
+    """Puts Shardy's ops and attributes in the place of GSPMD's, in place.
+
+    Raises a located ToolError for what is no sharding, for tilings that no one mesh has, for values
+    on a single device, and for manual computations that cannot be told apart.
+    """
+    _spread(module)
+    _drop_repeated(module)
+    stated = _stated(module)
+    if not stated:
+        return
+    devices = _device_count(module, stated)
+    tiled = [each for each in stated if each.kind == "tiled"]
+    mesh = mesh_of_tiles(tiled, devices)
+    if mesh is None:
+        raise _no_mesh(tiled, stated, devices)
+    _Importer(module, mesh, _write_mesh(module, mesh)).run()
+
+
+def _spread(module: ir.Module) -> None:
+    """Gives the arguments and results of `main` what the module says of them."""
+    main, context = entry_function(module), module.context
+    block, attributes = main.regions[0].blocks[0], module.operation.attributes
+    listed: list[tuple[str, int, list[ir.Attribute]]] = []
+    if OF_PARAMETERS in attributes:
+        parameters = list(ir.ArrayAttr(attributes[OF_PARAMETERS]))
+        listed.append(("arg_attrs", len(block.arguments), parameters))
+    if OF_OUTPUT in attributes:
+        count = len(terminator(block).operands)
+        try:
+            texts = split_hlo_shardings(ir.StringAttr(attributes[OF_OUTPUT]).value_bytes)
+        except ValueError as error:
+            raise ToolError(f"{OF_OUTPUT}: {error} (P1)", main.location) from None
+        whole = texts * count if len(texts) == 1 else texts
+        output: list[ir.Attribute] = [ir.StringAttr.get(text, context) for text in whole]
+        listed.append(("res_attrs", count, output))
+    for side, count, shardings in listed:
+        if len(shardings) != count:
+            raise ToolError(
+                f"the module gives {len(shardings)} shardings to {count} values of @main (P1)",
+                main.location,
+            )
+        entries = _entries(main, side) or [{}] * count
+        pairs = zip(entries, shardings, strict=True)
+        _set_entries(main, side, [{GSPMD: said, **entry} for entry, said in pairs])
+    for name in (OF_OUTPUT, OF_PARAMETERS):
+        if name in attributes:
+            del attributes[name]
+
+
+def _drop_repeated(module: ir.Module) -> None:
+    """Drops what stands beside a sharding of Shardy's, and repeats it."""
+    for op in ops_where(module.operation, lambda op: op.name == FUNCTION or GSPMD in op.attributes):
+        if GSPMD in op.attributes and _SHARDING in op.attributes:
+            del op.attributes[GSPMD]
+        for side in _SIDES if op.name == FUNCTION else ():
+            entries = _entries(op, side)
+            if any(_SHARDING in entry and GSPMD in entry for entry in entries):
+                kept = [
+                    {n: a for n, a in entry.items() if n != GSPMD or _SHARDING not in entry}
+                    for entry in entries
+                ]
+                _set_entries(op, side, kept)
+
+
+def _set_entries(
+    function: ir.Operation, side: str, entries: Sequence[Mapping[str, ir.Attribute]]
+) -> None:
+    dicts = [ir.DictAttr.get(dict(entry), function.context) for entry in entries]
+    function.attributes[side] = ir.ArrayAttr.get(dicts, function.context)
+
+
+def _stated(module: ir.Module) -> dict[HloSharding, ir.Location]:
+    """The shardings that a module names, and where first."""
+    stated: dict[HloSharding, ir.Location] = {}
+    for op in ops_where(module.operation, lambda op: op.name == FUNCTION or GSPMD in op.attributes):
+        listed = [op.attributes[GSPMD]] if GSPMD in op.attributes else []
+        if op.name == FUNCTION:
+            entries = [each for side in _SIDES for each in _entries(op, side)]
+            listed += [entry[GSPMD] for entry in entries if GSPMD in entry]
+        for attribute in listed:
+            for sharding in _read(attribute, op):
+                if sharding.kind == "maximal":
+                    raise ToolError(
+                        f"a value is on device {sharding.devices[0]} alone, by its mhlo.sharding: "
+                        "partition divides values over all devices (P3)",
+                        op.location,
+                    )
+                stated.setdefault(sharding, op.location)
+    return stated
+
+
+def _entries(function: ir.Operation, side: str) -> list[Mapping[str, ir.Attribute]]:
+    """The attributes of a function's arguments, or of its results; none where it lists none."""
+    if side not in function.attributes:
+        return []
+    listed = [ir.DictAttr(entry) for entry in ir.ArrayAttr(function.attributes[side])]
+    return [{named.name: named.attr for named in entry} for entry in listed]
+
+
+def _read(attribute: ir.Attribute, op: ir.Operation) -> tuple[HloSharding, ...]:
+    try:
+        return parse_hlo_sharding(ir.StringAttr(attribute).value_bytes)
+    except ValueError as error:
+        raise ToolError(f"mhlo.sharding: {error} (P1)", op.location) from None
+
+
+def _device_count(module: ir.Module, stated: Mapping[HloSharding, ir.Location]) -> int:
+    """How many devices the shardings are for. Raises ToolError where they disagree."""
+    said = module.operation.attributes.get("mhlo.num_partitions")
+    count = None if said is None else ir.IntegerAttr(said).value
+    for sharding, location in stated.items():
+        own = len(sharding.devices)
+        if sharding.kind == "tiled" and own != (count := count or own):
+            raise ToolError(
+                f"a sharding is over {own} devices, in a program for {count} (P3)", location
+            )
+    return count or 1
+
+
+def _no_mesh(
+    tiled: Sequence[HloSharding], stated: Mapping[HloSharding, ir.Location], devices: int
+) -> ToolError:
+    """Names the first sharding that no mesh has together with those before it."""
+    counts = range(1, len(tiled) + 1)
+    first = next(n for n in counts if mesh_of_tiles(tiled[:n], devices) is None)
+    sharding = tiled[first - 1]
+    shown = ", ".join(map(str, sharding.devices[:16])) + (", …" if devices > 16 else "")
+    return ToolError(
+        f"the tiles {list(sharding.tiles)} over devices {shown}, together with those of the "
+        "shardings before, are not made of the axes of one mesh (P3)",
+        stated[sharding],
+    )
+
+
+def _write_mesh(module: ir.Module, mesh: TileMesh) -> str:
+    """Adds the mesh to a module, and gives its name."""
+    ops = [view.operation for view in module.body.operations]
+    taken = {symbol_name(op) for op in ops if "sym_name" in op.attributes}
+    name = next(n for n in ("mesh", *(f"mesh_{i}" for i in range(len(taken)))) if n not in taken)
+    axes = ", ".join(f'"{_axis(i)}"={size}' for i, size in enumerate(mesh.sizes))
+    ids = f", device_ids={list(mesh.device_ids)}" if mesh.device_ids else ""
+    ir.Operation.create(
+        "sdy.mesh",
+        attributes={
+            "sym_name": ir.StringAttr.get(name, module.context),
+            "mesh": ir.Attribute.parse(f"#sdy.mesh<[{axes}]{ids}>", module.context),
+        },
+        loc=module.operation.location,
+        ip=ir.InsertionPoint.at_block_begin(module.body),
+    )
+    return name
+
+
+def _axis(number: int) -> str:
+    return f"axis_{number}"
+
+
+@dataclass(frozen=True)
+class _Said:
+    """What is said of a value: a sharding, and the dimensions of which it says nothing."""
+
+    sharding: HloSharding
+    open_dims: Collection[int] = ()
+
+
+def _said(value: ir.Value) -> _Said | None:
+    """What the op that makes a value says of it, or the function whose argument it is."""
+    op = producer(value)
+    if op is not None:
+        shardings = _of_results(op)
+        if not shardings:
+            return None
+        return _Said(shardings[ir.OpResult(value).result_number], unspecified_dims(op))
+    argument = ir.BlockArgument(value)
+    function = argument.owner.owner.operation
+    entries = _entries(function, "arg_attrs") if function.name == FUNCTION else []
+    if not entries or GSPMD not in entries[argument.arg_number]:
+        return None
+    return _Said(_read(entries[argument.arg_number][GSPMD], function)[0])
+
+
+def _of_results(op: ir.Operation) -> tuple[HloSharding, ...]:
+    """The sharding of each result of an op; empty where it says none."""
+    if GSPMD not in op.attributes:
+        return ()
+    shardings = _read(op.attributes[GSPMD], op)
+    count = len(op.results)
+    if len(shardings) == 1:
+        return shardings * count
+    if len(shardings) != count:
+        raise ToolError(
+            f"{op.name} has {count} results, and an mhlo.sharding of {len(shardings)} (P1)",
+            op.location,
+        )
+    return shardings
+
+
+@dataclass(frozen=True)
+class _Importer:
+    """Says by one mesh what GSPMD's shardings of a module's values say."""
+
+    module: ir.Module
+    mesh: TileMesh
+    mesh_name: str
+
+    def run(self) -> None:
+        """Rewrites the module: manual computations first, of whose borders the shardings tell."""
+        functions = [f for f in functions_by_name(self.module).values() if f.regions[0].blocks]
+        entry = entry_function(self.module)
+        for function in functions:
+            wrap_manual_regions(function.regions[0].blocks[0], self.border)
+        for function in functions:
+            self._restate_signature(function, is_entry=function == entry)
+        for op in ops_where(self.module.operation, lambda op: GSPMD in op.attributes):
+            if is_sharding_call(op):
+                self._restate_call(op, _of_results(op)[0])
+            else:
+                self._restate_results(op, _of_results(op))
+
+    def border(self, op: ir.Operation) -> ManualBorder:
+        """What one of the calls at the two ends of a manual computation says."""
+        enters = begins_shard_map(op)
+        whole = op.operands[0] if enters else op.results[0]
+        local = op.results[0] if enters else op.operands[0]
+        outside = _said(whole) or _Said(HloSharding("unknown"))
+        inside = _said(local)
+        around = self._manual(outside.sharding)
+        axes = self._axes(outside.sharding, whole, op.location)
+        return ManualBorder(
+            around=around,
+            manual=self._manual(inside.sharding) - around if inside else None,
+            every=frozenset(map(_axis, range(len(self.mesh.sizes)))),
+            sharding=self._attribute(outside, whole, op.location),
+            divided=tuple({_axis(i): self.mesh.sizes[i] for i in each} for each in axes),
+        )
+
+    def _restate_signature(self, function: ir.Operation, *, is_entry: bool) -> None:
+        """A function that others call has no signature once they are inlined: what it says of its
+        arguments and results becomes constraints."""
+        block = function.regions[0].blocks[0]
+        for side in _SIDES:
+            entries = [dict(entry) for entry in _entries(function, side)]
+            if not any(GSPMD in entry for entry in entries):
+                continue
+            listed = block.arguments if side == "arg_attrs" else terminator(block).operands
+            for number, (entry, value) in enumerate(zip(entries, list(listed), strict=True)):
+                if GSPMD not in entry:
+                    continue
+                said = _Said(_read(entry.pop(GSPMD), function)[0])
+                if self._says_nothing(said):
+                    continue
+                attribute = self._attribute(said, value, function.location)
+                if is_entry:
+                    entry[_SHARDING] = attribute
+                elif side == "arg_attrs":
+                    point = ir.InsertionPoint.at_block_begin(block)
+                    stand_in(value, _constrained(value, attribute, point))
+                else:
+                    point = ir.InsertionPoint(terminator(block))
+                    terminator(block).operands[number] = _constrained(value, attribute, point)
+            _set_entries(function, side, entries)
+
+    def _restate_call(self, op: ir.Operation, sharding: HloSharding) -> None:
+        """A constraint in the place of a @Sharding."""
+        said, value = _Said(sharding, unspecified_dims(op)), op.operands[0]
+        attribute = self._attribute(said, value, op.location)
+        if not self._says_nothing(said):
+            value = _constrained(value, attribute, ir.InsertionPoint(op), op.location)
+        op.results[0].replace_all_uses_with(value)
+        if sharding.group is not None:
+            number = ir.IntegerAttr.get(
+                ir.IntegerType.get_signless(64, op.context), sharding.group[0]
+            )
+            ir.Operation.create(
+                "sdy.sharding_group",
+                operands=[value],
+                attributes={"group_id": number},
+                loc=op.location,
+                ip=ir.InsertionPoint(op),
+            )
+        op.erase()
+
+    def _restate_results(self, op: ir.Operation, shardings: Sequence[HloSharding]) -> None:
+        del op.attributes[GSPMD]
+        if all(self._says_nothing(_Said(sharding)) for sharding in shardings):
+            return
+        pairs = list(zip(op.results, map(_Said, shardings), strict=True))
+        attributes = [self._attribute(said, value, op.location) for value, said in pairs]
+        if op.name not in CALLS:
+            texts = [str(each).removeprefix("#sdy.sharding") for each in attributes]
+            op.attributes[_SHARDING] = ir.Attribute.parse(
+                f"#sdy.sharding_per_value<[{', '.join(texts)}]>", op.context
+            )
+            return
+        for (value, said), attribute in zip(pairs, attributes, strict=True):
+            if not self._says_nothing(said):
+                constrained = _constrained(
+                    value, attribute, ir.InsertionPoint.after(op), op.location
+                )
+                stand_in(value, constrained)
+
+    def _says_nothing(self, said: _Said) -> bool:
+        """Whether all dimensions are open, or the value is divided by hand."""
+        sharding = said.sharding
+        if sharding.kind in ("manual", "unknown"):
+            return True
+        rank = sharding.rank
+        if rank is None:
+            return False
+        divided = any(self.mesh.axes[sharding][:rank]) or self._unreduced(sharding)
+        return not divided and set(range(rank)) <= set(said.open_dims)
+
+    def _attribute(self, said: _Said, value: ir.Value, place: ir.Location) -> ir.Attribute:
+        """The sharding of a value in Shardy's words."""
+        sharding = said.sharding
+        is_open = sharding.kind in ("manual", "unknown")
+        dims: list[str] = []
+        for dim, axes in enumerate(self._axes(sharding, value, place)):
+            words = [f'"{_axis(axis)}"' for axis in axes]
+            words += ["?"] if is_open or dim in said.open_dims else []
+            dims.append("{" + ", ".join(words) + "}")
+        unreduced = ", ".join(f'"{axis}"' for axis in sorted(self._unreduced(sharding)))
+        rest = f", unreduced={{{unreduced}}}" if unreduced else ""
+        text = f"#sdy.sharding<@{self.mesh_name}, [{', '.join(dims)}]{rest}>"
+        return ir.Attribute.parse(text, self.module.context)
+
+    def _axes(
+        self, sharding: HloSharding, value: ir.Value, place: ir.Location
+    ) -> list[tuple[int, ...]]:
+        """The axes that divide each dimension of a value, as numbers."""
+        rank = value.type.rank if isinstance(value.type, ir.RankedTensorType) else 0
+        if sharding.rank is None:
+            return [()] * rank
+        if sharding.rank != rank:
+            raise ToolError(
+                f"an mhlo.sharding of {sharding.rank} dimensions, for {value.type} (P1)", place
+            )
+        return list(self.mesh.axes[sharding][:rank])
+
+    def _manual(self, sharding: HloSharding) -> frozenset[str]:
+        """The axes over which a value is divided by hand."""
+        return self._along(sharding, MANUAL)
+
+    def _unreduced(self, sharding: HloSharding) -> frozenset[str]:
+        return self._along(sharding, UNREDUCED)
+
+    def _along(self, sharding: HloSharding, name: str) -> frozenset[str]:
+        """The axes of a subgroup; all of them where it is all that is said."""
+        if sharding.kind == name:
+            return frozenset(map(_axis, range(len(self.mesh.sizes))))
+        if sharding.rank is None:
+            return frozenset()
+        groups = self.mesh.axes[sharding][sharding.rank :]
+        named = zip(sharding.subgroups, groups, strict=True)
+        return frozenset(_axis(axis) for kind, group in named if kind == name for axis in group)
+
+
+def _constrained(
+    value: ir.Value,
+    sharding: ir.Attribute,
+    point: ir.InsertionPoint,
+    place: ir.Location | None = None,
+) -> ir.Value:
+    """A value with a constraint on it."""
+    return ir.Operation.create(
+        SHARDING_CONSTRAINT,
+        results=[value.type],
+        operands=[value],
+        attributes={"sharding": sharding},
+        loc=place or value.location,
+        ip=point,
+    ).results[0]

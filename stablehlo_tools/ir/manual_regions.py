@@ -1,0 +1,380 @@
+"""What stands between GSPMD's two custom calls, as manual computations of Shardy's.
+
+    %0 = custom_call @Sharding(%x)             {mhlo.sharding = "{devices=[4,1]<=[4]}"}
+    %1 = custom_call @SPMDFullToShardShape(%0) {mhlo.sharding = "{manual}"}
+    %2 = add %1, %1
+    %3 = custom_call @SPMDShardToFullShape(%2) {mhlo.sharding = "{devices=[4,1]<=[4]}"}
+    ==>
+    %3 = sdy.manual_computation(%x) in_shardings=[…] out_shardings=[…] manual_axes={"axis_0"} (%1) {
+      %2 = add %1, %1
+      sdy.return %2
+    }
+
+Nothing but the values says which calls belong together: a computation is what is made of what some
+calls divide, up to those that make it whole again. Constants and the like that it needs are copied
+into it.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.dialect.gspmd import (
+    GSPMD,
+    begins_shard_map,
+    is_shard_map_border,
+    is_sharding_call,
+)
+from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
+from stablehlo_tools.dialect.traits import CALLS
+from stablehlo_tools.ir.values import has_uses, key_of, producer
+from stablehlo_tools.ir.walk import is_inside, terminator
+
+type ReadBorder = Callable[[ir.Operation], ManualBorder]
+
+
+@dataclass(frozen=True)
+class ManualBorder:
+    """What is said where a value enters or leaves a manual computation: the axes that are manual
+    `around` it, those that are `manual` in it (None where it is not said) of `every` one, and how
+    the value is sharded outside. `divided` has, for each dimension, the axes with their sizes."""
+
+    around: frozenset[str]
+    manual: frozenset[str] | None
+    every: frozenset[str]
+    sharding: ir.Attribute
+    divided: tuple[Mapping[str, int], ...]
+
+
+def wrap_manual_regions(block: ir.Block, read: ReadBorder) -> None:
+    """Makes manual computations of a block's, and of those in its ops, outer ones first.
+
+    Raises a located ToolError where they cannot be told apart, or shapes do not fit.
+    """
+    ops = [view.operation for view in block.operations]
+    borders = {n: read(op) for n, op in enumerate(ops) if is_shard_map_border(op)}
+    if borders:
+        outermost = min((border.around for border in borders.values()), key=len)
+        outer = {n: border for n, border in borders.items() if border.around == outermost}
+        for region in _Regions(block, ops, outer).in_order():
+            region.wrap()
+        for view in block.operations:
+            if is_shard_map_border(view.operation):
+                raise ToolError(
+                    "manual computations do not nest: the axes that are manual around this one are "
+                    "not those of a computation that it stands in (P1)",
+                    view.operation.location,
+                )
+    for view in list(block.operations):
+        for region in view.operation.regions:
+            for inner in region.blocks:
+                wrap_manual_regions(inner, read)
+
+
+def _is_copied(op: ir.Operation) -> bool:
+    """Whether several computations may each have an op of their own; else they are one."""
+    communicates = "replica_groups" in op.attributes or "source_target_pairs" in op.attributes
+    return not op.regions and op.name not in CALLS and not communicates
+
+
+class _Regions:
+    """The manual computations of one block, by the numbers of its ops."""
+
+    def __init__(
+        self, block: ir.Block, ops: Sequence[ir.Operation], borders: Mapping[int, ManualBorder]
+    ) -> None:
+        self.block, self.ops, self.borders = block, ops, borders
+        self.numbers = {key_of(op): number for number, op in enumerate(ops)}
+        self.feeds: list[set[int]] = [set() for _ in ops]  # whose results each op takes
+        self.arguments: set[int] = set()  # the ops that take values from outside of the block
+        for number, op in enumerate(ops):
+            self._find_feeds(op, number)
+        self.users: list[list[int]] = [[] for _ in ops]
+        for number, feeds in enumerate(self.feeds):
+            for each in feeds:
+                self.users[each].append(number)
+        self.inside = self._made_inside()
+        self.copied: set[int] = set()
+        self._add_needed()
+
+    def in_order(self) -> list[_Region]:
+        """The computations, each with its ops side by side, in an order that their values allow."""
+        parts = self._joined()
+        order = self._sorted(parts)
+        end = terminator(self.block)
+        for number in order:
+            if self.ops[number] != end:
+                self.ops[number].move_before(end)
+        groups: dict[int, list[int]] = defaultdict(list)
+        for number in order:
+            if number in parts:
+                groups[parts[number]].append(number)
+        return [_Region(self, tuple(group)) for group in groups.values()]
+
+    def _find_feeds(self, op: ir.Operation, number: int) -> None:
+        pending = [op]
+        while pending:
+            each = pending.pop()
+            for value in each.operands:
+                source = self._source(value)
+                if source is None:
+                    self.arguments.add(number)
+                elif source != number:
+                    self.feeds[number].add(source)
+            for region in each.regions:
+                for block in region.blocks:
+                    pending.extend(view.operation for view in block.operations)
+
+    def _source(self, value: ir.Value) -> int | None:
+        """The op of this block that a value is made by, or in; None where it comes from outside."""
+        owner = value.owner
+        op = owner.owner.operation if isinstance(owner, ir.Block) else owner.operation
+        if isinstance(owner, ir.Block) and owner == self.block:
+            return None
+        return self.number_of(op)
+
+    def number_of(self, op: ir.Operation) -> int | None:
+        """The number of the op of this block that an op is, or stands in."""
+        above: ir.Operation | None = op
+        while above is not None:
+            number = self.numbers.get(key_of(above))
+            if number is not None:
+                return number
+            above = above.parent.operation if above.parent is not None else None
+        return None
+
+    def _made_inside(self) -> set[int]:
+        """What is made of what devices see, up to what makes it whole; the borders among it."""
+        inside = set(self.borders)
+        pending = [number for number in self.borders if begins_shard_map(self.ops[number])]
+        end = len(self.ops) - 1
+        while pending:
+            for user in self.users[pending.pop()]:
+                if user == end:
+                    raise ToolError(
+                        "a value of a manual computation leaves it without SPMDShardToFullShape "
+                        "(P1)",
+                        self.ops[end].location,
+                    )
+                if user in self.borders and begins_shard_map(self.ops[user]):
+                    raise ToolError(
+                        "SPMDFullToShardShape takes what is a device's own already: manual "
+                        "computations do not nest (P1)",
+                        self.ops[user].location,
+                    )
+                if user not in inside:
+                    inside.add(user)
+                    pending.append(user)
+        return inside
+
+    def _add_needed(self) -> None:
+        """Adds what the computations need beside what they are given."""
+        entering = {n for n in self.borders if begins_shard_map(self.ops[n])}
+        pending = [(number, number) for number in sorted(self.inside - entering)]
+        needed: set[int] = set()
+        while pending:
+            number, user = pending.pop()
+            feeds = self.feeds[number]
+            if number in self.arguments or (feeds & set(self.borders)) - entering:
+                raise ToolError(
+                    f"{self.ops[user].name} stands in a manual computation, and takes a value from "
+                    "outside without SPMDFullToShardShape (P1)",
+                    self.ops[user].location,
+                )
+            added = sorted(feeds - self.inside - needed)
+            needed.update(added)
+            pending += [(feed, user) for feed in added]
+        for number in sorted(needed):  # what takes something that is not copied is not copied
+            if _is_copied(self.ops[number]) and not self.feeds[number] & self.inside:
+                self.copied.add(number)
+                continue
+            self.inside.add(number)
+            if set(self.users[number]) - self.inside - needed:
+                raise ToolError(
+                    f"{self.ops[number].name} runs in a manual computation and outside (P1)",
+                    self.ops[number].location,
+                )
+
+    def _joined(self) -> dict[int, int]:
+        """For each op of a computation the first one of it."""
+        first = {number: number for number in self.inside}
+
+        def root(number: int) -> int:
+            while first[number] != number:
+                first[number] = first[first[number]]
+                number = first[number]
+            return number
+
+        for number in sorted(self.inside):
+            if number in self.borders and begins_shard_map(self.ops[number]):
+                continue
+            for feed in self.feeds[number] & self.inside:
+                low, high = sorted((root(number), root(feed)))
+                first[high] = low
+        return {number: root(number) for number in sorted(self.inside)}
+
+    def _sorted(self, parts: Mapping[int, int]) -> list[int]:
+        """All ops, those of one computation side by side, each behind what it takes; else in the
+        order in which they stand."""
+        members: dict[int, list[int]] = defaultdict(list)
+        for number in range(len(self.ops)):
+            members[parts.get(number, number)].append(number)
+        waits = {
+            node: {parts.get(f, f) for n in numbers for f in self.feeds[n]} - {node}
+            for node, numbers in members.items()
+        }
+        followers: dict[int, list[int]] = defaultdict(list)
+        for node, nodes in waits.items():
+            for each in nodes:
+                followers[each].append(node)
+        left = {node: len(nodes) for node, nodes in waits.items()}
+        # A computation stands where the last value enters it, as near as can be.
+        ready = [(members[node][-1], node) for node, count in left.items() if count == 0]
+        heapq.heapify(ready)
+        order: list[int] = []
+        while ready:
+            _, node = heapq.heappop(ready)
+            order += members[node]
+            for follower in followers[node]:
+                left[follower] -= 1
+                if left[follower] == 0:
+                    heapq.heappush(ready, (members[follower][-1], follower))
+        if len(order) < len(self.ops):
+            stuck = next(node for node in members if left[node] and node in self.inside)
+            raise ToolError(
+                "two manual computations overlap: a value of one takes its way through the program "
+                "outside and back into it (P1)",
+                self.ops[stuck].location,
+            )
+        return order
+
+
+@dataclass(frozen=True)
+class _Region:
+    """The ops of one manual computation, which stand side by side."""
+
+    regions: _Regions
+    numbers: tuple[int, ...]
+
+    def wrap(self) -> None:
+        """Moves the ops into a manual computation, and erases those at its borders."""
+        ops = [self.regions.ops[number] for number in self.numbers]
+        borders = {n: self.regions.borders[n] for n in self.numbers if n in self.regions.borders}
+        entering = [n for n in borders if begins_shard_map(self.regions.ops[n])]
+        leaving = [n for n in borders if n not in entering]
+        axes = self._manual_axes(borders)
+        for number, border in borders.items():
+            _check_shapes(self.regions.ops[number], border, axes)
+        enters = [self.regions.ops[n] for n in entering]
+        leaves = [self.regions.ops[n] for n in leaving]
+        named = ", ".join(f'"{axis}"' for axis in sorted(axes))
+        context = ops[0].context
+        manual = ir.Operation.create(
+            MANUAL_COMPUTATION,
+            results=[op.results[0].type for op in leaves],
+            operands=[_unmarked(op.operands[0]) for op in enters],
+            attributes={
+                "in_shardings": _per_value([borders[n].sharding for n in entering], context),
+                "out_shardings": _per_value([borders[n].sharding for n in leaving], context),
+                "manual_axes": ir.Attribute.parse(f"#sdy<manual_axes{{{named}}}>", context),
+            },
+            regions=1,
+            loc=(enters or leaves)[0].location,
+            ip=ir.InsertionPoint(ops[0]),
+        )
+        block = manual.regions[0].blocks.append(
+            *[op.results[0].type for op in enters], arg_locs=[op.location for op in enters]
+        )
+        for op, argument in zip(enters, block.arguments, strict=True):
+            op.results[0].replace_all_uses_with(argument)
+        for number, op in zip(self.numbers, ops, strict=True):
+            if number not in borders:
+                block.append(op)
+        ir.Operation.create(
+            "sdy.return",
+            operands=[op.operands[0] for op in leaves],
+            loc=manual.location,
+            ip=ir.InsertionPoint(block),
+        )
+        for op, result in zip(leaves, manual.results, strict=True):
+            op.results[0].replace_all_uses_with(result)
+        self._copy_needed(manual, block)
+        for op in leaves:
+            op.erase()
+        for op in enters:
+            _erase_with_mark(op)
+
+    def _manual_axes(self, borders: Mapping[int, ManualBorder]) -> frozenset[str]:
+        said = [(n, border.manual) for n, border in borders.items() if border.manual is not None]
+        first = next(iter(borders.values()))
+        axes = said[0][1] if said else first.every - first.around
+        for number, other in said:
+            if other != axes or not axes:
+                raise ToolError(
+                    "manual computations do not nest: values enter one over the axes "
+                    f"{sorted(axes)}, and this one over {sorted(other)} (P1)",
+                    self.regions.ops[number].location,
+                )
+        return axes
+
+    def _copy_needed(self, manual: ir.Operation, block: ir.Block) -> None:
+        """Copies the ops that the computation needs beside its operands to its beginning."""
+        needed: set[int] = set()
+        pending = list(self.numbers)
+        while pending:
+            added = (self.regions.feeds[pending.pop()] & self.regions.copied) - needed
+            needed |= added
+            pending += added
+        point = ir.InsertionPoint(block.operations[0])
+        for number in sorted(needed):
+            op = self.regions.ops[number]
+            copy = op.clone(ip=point)
+            for old, new in zip(op.results, copy.results, strict=True):
+                for use in list(old.uses):
+                    user = use.owner.operation
+                    if is_inside(user, manual):
+                        user.operands[use.operand_number] = new
+
+
+def _check_shapes(op: ir.Operation, border: ManualBorder, axes: frozenset[str]) -> None:
+    """Raises a ToolError where a device's part has not the shape that the axes give it."""
+    types = [op.operands[0].type, op.results[0].type]
+    whole, local = types if begins_shard_map(op) else types[::-1]
+    if not isinstance(whole, ir.RankedTensorType) or not isinstance(local, ir.RankedTensorType):
+        return
+    parts = [math.prod(s for a, s in dim.items() if a in axes) for dim in border.divided]
+    if [size * count for size, count in zip(local.shape, parts, strict=False)] != whole.shape:
+        raise ToolError(
+            f"a device's part of {whole} is {local}, and its sharding over the manual axes divides "
+            f"it into {' x '.join(map(str, parts)) or 1} parts (P1)",
+            op.location,
+        )
+
+
+def _unmarked(value: ir.Value) -> ir.Value:
+    """A value before the mark that says how it enters a computation, which says that itself."""
+    op = producer(value)
+    return op.operands[0] if op is not None and _is_mark(op) else value
+
+
+def _is_mark(op: ir.Operation) -> bool:
+    # A group joins the value to others, too.
+    return is_sharding_call(op) and "shard_" not in str(op.attributes[GSPMD])
+
+
+def _erase_with_mark(op: ir.Operation) -> None:
+    mark = producer(op.operands[0])
+    op.erase()
+    if mark is not None and _is_mark(mark) and not has_uses(mark.results[0]):
+        mark.erase()
+
+
+def _per_value(shardings: Iterable[ir.Attribute], context: ir.Context) -> ir.Attribute:
+    texts = [str(each).removeprefix("#sdy.sharding") for each in shardings]
+    return ir.Attribute.parse(f"#sdy.sharding_per_value<[{', '.join(texts)}]>", context)
