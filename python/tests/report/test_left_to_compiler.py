@@ -145,7 +145,7 @@ def test_a_collective_between_custom_calls_is_not_of_a_program_for_one_device() 
 
 @pytest.mark.parametrize(
     ("text", "kinds"),
-    [(_GSPMD, ["all_reduce"]), (_MODULE_OF_HLO, ["all_reduce"]), (_ROUND_TRIP, [])],
+    [(_GSPMD, ["all_reduce"]), (_MODULE_OF_HLO, ["all_reduce"]), (_ROUND_TRIP, ["all_reduce"])],
 )
 def test_older_shardings_are_partitioned_to_be_timed(text: str, kinds: list[str]) -> None:
     explicit, (note,) = explicit_collectives(_loaded(text))
