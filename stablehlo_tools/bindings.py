@@ -234,12 +234,23 @@ def compile_for_devices(
     # Ids need not be 0, 1, 2 …: not where the devices are spread over processes.
     assignment = np.array([device.id for device in devices]).reshape(replicas, partitions)
     options = get_compile_options(replicas, partitions, assignment)
+    _let_gspmd_divide_its_own(options, code)
     skipped = list(skipped_passes)
     skipped += [] if partitioned else ["spmd-partitioning", "shardy-xla"]
     if skipped:
         override = ("xla_disable_hlo_passes", ",".join(skipped))
         options.env_option_overrides = [*options.env_option_overrides, override]
     return devices[0].client.compile_and_load(code, _jax.DeviceList(tuple(devices)), options)
+
+
+_OF_SHARDY = (b"sdy.sharding", b"sharding_constraint", b"manual_computation")
+
+
+def _let_gspmd_divide_its_own(options: Any, code: bytes) -> None:
+    """Keeps Shardy away from a module with GSPMD's shardings alone: XLA turns them into Shardy's
+    for it and ends the process on some, `{devices=[4,1,2]<=[8]}` of an argument among them."""
+    if b"mhlo.sharding" in code and not any(word in code for word in _OF_SHARDY):
+        options.executable_build_options.use_shardy_partitioner = False
 
 
 def run_on_devices(executable: Any, arguments: list[list[Any]], devices: list[Any]) -> Any:
@@ -437,6 +448,7 @@ def compile_ahead_of_time(
 
     assignment = np.array([device.id for device in devices]).reshape(replicas, partitions)
     options = get_compile_options(replicas, partitions, assignment)
+    _let_gspmd_divide_its_own(options, write_bytecode(module))
     options.parameter_is_tupled_arguments = tuple_arguments
     client = devices[0].client
     described = isinstance(client, _jax.CompileOnlyPyClient)

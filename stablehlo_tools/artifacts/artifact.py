@@ -13,7 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stablehlo_tools import bindings
-from stablehlo_tools.artifacts.exported import check_fits, deserialize_exported, module_of, restated
+from stablehlo_tools.artifacts.exported import (
+    check_fits,
+    deserialize_exported,
+    module_of,
+    restated,
+    state_mesh,
+)
 from stablehlo_tools.artifacts.module_bytes import (
     prepare_reader,
     read_module,
@@ -146,6 +152,7 @@ def from_exported(exported: Exported, name: str | None = None) -> Artifact:
     module = read_module(exported.mlir_module_serialized, Form.PORTABLE, name)
     with naming(name):
         check_fits(exported, module)
+        state_mesh(exported, module)
     return Artifact(name, Form.JAX_EXPORT, module, exported)
 
 

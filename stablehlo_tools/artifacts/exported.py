@@ -13,7 +13,8 @@ from stablehlo_tools import bindings
 from stablehlo_tools.analysis.shardings import Axes, axes_in, function_sharding, sharding_axes
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, first_line
-from stablehlo_tools.ir.walk import main_function
+from stablehlo_tools.ir.gspmd_import import write_mesh
+from stablehlo_tools.ir.walk import MESH, main_function
 
 if TYPE_CHECKING:
     from jax.export import Exported
@@ -91,6 +92,17 @@ def check_fits(exported: Exported, module: ir.Module) -> None:
             f"damaged: the jax.export file describes {inputs} arguments and {outputs} results of "
             f"@main, which has {len(main_type.inputs)} and {len(main_type.results)}"
         )
+
+
+def state_mesh(exported: Exported, module: ir.Module) -> None:
+    """Gives a module with GSPMD's shardings, which name no axes, the mesh of the `Exported`."""
+    if b"mhlo.sharding" not in exported.mlir_module_serialized:
+        return
+    named = (*exported._in_named_shardings, *exported._out_named_shardings)  # pyright: ignore[reportPrivateUsage]
+    meshes = list(dict.fromkeys(each.mesh for each in named if each is not None))
+    if len(meshes) == 1 and not any(op.operation.name == MESH for op in module.body.operations):
+        axes = zip(meshes[0].axis_names, meshes[0].axis_sizes, strict=True)
+        write_mesh(module, "mesh", tuple(axes))
 
 
 Dims = tuple[Axes, ...]

@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -118,53 +119,76 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 type Digit = tuple[int, int, int]  # stride in positions, size, weight
+type Axis = tuple[str, int]  # its name and size
 
 
 @dataclass(frozen=True)
 class TileMesh:
     """A mesh, its axes from major to minor, over devices: by their ids unless those are in order.
 
-    `axes` are, for each tiled sharding and each dimension of its tiles, those that divide it.
+    `divided` has, for each tiled sharding and each dimension of its tiles, the axes that divide it.
     """
 
-    sizes: tuple[int, ...]
+    axes: tuple[Axis, ...]
     device_ids: tuple[int, ...]
-    axes: Mapping[HloSharding, tuple[tuple[int, ...], ...]]
+    divided: Mapping[HloSharding, tuple[tuple[str, ...], ...]]
 
 
-def mesh_of_tiles(shardings: Sequence[HloSharding], devices: int) -> TileMesh | None:
-    """One mesh over so many devices of which all tiled shardings divide by axes; None if none.
+def mesh_of_tiles(
+    shardings: Sequence[HloSharding], devices: int, known: Sequence[Axis] = ()
+) -> TileMesh | None:
+    """One mesh over so many devices by whose axes all tiled shardings divide; None if none does.
 
-    Devices count up from 0, or stand in the order in which one of the shardings lists them.
+    It is the known one where its axes will do. Devices count up from 0, or stand in the order in
+    which one of the shardings lists them.
     """
-    for order in dict.fromkeys([tuple(range(devices)), *(each.devices for each in shardings)]):
+    counted = tuple(range(devices))
+    for order in dict.fromkeys([counted, *(each.devices for each in shardings)]):
         digits = {each: _all_digits(each, order) for each in shardings}
-        if any(found is None for found in digits.values()):
+        found = {each: dims for each, dims in digits.items() if dims is not None}
+        if len(found) < len(digits):
             continue
-        known = {each: found for each, found in digits.items() if found is not None}
-        flat = [digit for found in known.values() for dim in found for digit in dim]
-        ends = (end for stride, size, _ in flat for end in (stride, stride * size))
-        cuts = sorted({1, devices, *ends})
-        if any(after % before for before, after in itertools.pairwise(cuts)):
+        cuts = _cuts(found.values(), devices)
+        if cuts is None:
             continue
-        sizes = [after // before for before, after in itertools.pairwise(cuts)][::-1]
-        starts = cuts[:-1][::-1]
-        axes = {
-            each: tuple(tuple(_axes(digits, starts)) for digits in found)
-            for each, found in known.items()
+        axes = known if order == counted and cuts <= _cuts_of(known) else _named(sorted(cuts))
+        divided = {
+            each: tuple(tuple(_axes(digits, axes)) for digits in dims)
+            for each, dims in found.items()
         }
-        in_order = order == tuple(range(devices))
-        return TileMesh(tuple(sizes), () if in_order else order, axes)
+        return TileMesh(tuple(axes), () if order == counted else order, divided)
     return None
 
 
-def _axes(digits: Sequence[Digit], starts: Sequence[int]) -> list[int]:
+def _cuts(found: Iterable[Sequence[Sequence[Digit]]], devices: int) -> set[int] | None:
+    """The strides at which axes begin and end that all digits are made of; None if there are no
+    such axes, as for digits of 2 and of 3 at one place."""
+    cuts = {1, devices}
+    for dims in found:
+        for stride, size, _ in itertools.chain.from_iterable(dims):
+            cuts |= {stride, stride * size}
+    broken = any(after % before for before, after in itertools.pairwise(sorted(cuts)))
+    return None if broken else cuts
+
+
+def _cuts_of(axes: Sequence[Axis]) -> set[int]:
+    sizes = [size for _, size in reversed(axes)]
+    return {1, *itertools.accumulate(sizes, operator.mul)}
+
+
+def _named(cuts: Sequence[int]) -> list[Axis]:
+    sizes = [after // before for before, after in itertools.pairwise(cuts)]
+    return [(f"axis_{number}", size) for number, size in enumerate(reversed(sizes))]
+
+
+def _axes(digits: Sequence[Digit], axes: Sequence[Axis]) -> list[str]:
     """The axes that some digits are made of, major first."""
+    strides = [math.prod(size for _, size in axes[number + 1 :]) for number in range(len(axes))]
     return [
-        axis
+        name
         for stride, size, _ in sorted(digits, key=lambda digit: -digit[2])
-        for axis, start in enumerate(starts)
-        if stride <= start < stride * size
+        for (name, extent), begin in zip(axes, strides, strict=True)
+        if extent > 1 and stride <= begin < stride * size
     ]
 
 

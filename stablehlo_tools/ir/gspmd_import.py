@@ -11,9 +11,11 @@ What says nothing stays open to the propagation, arguments too: so jax compiles 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from stablehlo_tools import bindings
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.gspmd import (
@@ -27,6 +29,7 @@ from stablehlo_tools.dialect.gspmd import (
 from stablehlo_tools.dialect.hlo_sharding import (
     MANUAL,
     UNREDUCED,
+    Axis,
     HloSharding,
     TileMesh,
     mesh_of_tiles,
@@ -39,6 +42,7 @@ from stablehlo_tools.ir.manual_regions import ManualBorder, wrap_manual_regions
 from stablehlo_tools.ir.values import producer, stand_in
 from stablehlo_tools.ir.walk import (
     FUNCTION,
+    MESH,
     entry_function,
     functions_by_name,
     ops_where,
@@ -62,11 +66,13 @@ def import_gspmd(module: ir.Module) -> None:
     if not stated:
         return
     devices = _device_count(module, stated)
+    known = _known_mesh(module, devices)
     tiled = [each for each in stated if each.kind == "tiled"]
-    mesh = mesh_of_tiles(tiled, devices)
+    mesh = mesh_of_tiles(tiled, devices, () if known is None else known[1])
     if mesh is None:
         raise _no_mesh(tiled, stated, devices)
-    _Importer(module, mesh, _write_mesh(module, mesh)).run()
+    taken = known is not None and mesh.axes == known[1] and not mesh.device_ids
+    _Importer(module, mesh, known[0] if known and taken else _write_mesh(module, mesh)).run()
 
 
 def _spread(module: ir.Module) -> None:
@@ -185,27 +191,43 @@ def _no_mesh(
     )
 
 
+def _known_mesh(module: ir.Module, devices: int) -> tuple[str, tuple[Axis, ...]] | None:
+    """The first mesh of a module over all devices in their order: its name and its axes."""
+    for view in module.body.operations:
+        if view.operation.name != MESH:
+            continue
+        mesh = bindings.SdyMeshAttr(view.operation.attributes["mesh"])
+        named = [bindings.SdyMeshAxisAttr(axis) for axis in mesh.axes]
+        axes = tuple((axis.name, axis.size) for axis in named)
+        if not list(mesh.device_ids) and math.prod(size for _, size in axes) == devices:
+            return symbol_name(view), axes
+    return None
+
+
 def _write_mesh(module: ir.Module, mesh: TileMesh) -> str:
     """Adds the mesh to a module, and gives its name."""
     ops = [view.operation for view in module.body.operations]
     taken = {symbol_name(op) for op in ops if "sym_name" in op.attributes}
     name = next(n for n in ("mesh", *(f"mesh_{i}" for i in range(len(taken)))) if n not in taken)
-    axes = ", ".join(f'"{_axis(i)}"={size}' for i, size in enumerate(mesh.sizes))
-    ids = f", device_ids={list(mesh.device_ids)}" if mesh.device_ids else ""
+    write_mesh(module, name, mesh.axes, mesh.device_ids)
+    return name
+
+
+def write_mesh(
+    module: ir.Module, name: str, axes: Sequence[Axis], device_ids: Sequence[int] = ()
+) -> None:
+    """Adds a mesh of Shardy's to a module."""
+    sizes = ", ".join(f'"{axis}"={size}' for axis, size in axes)
+    ids = f", device_ids={list(device_ids)}" if device_ids else ""
     ir.Operation.create(
-        "sdy.mesh",
+        MESH,
         attributes={
             "sym_name": ir.StringAttr.get(name, module.context),
-            "mesh": ir.Attribute.parse(f"#sdy.mesh<[{axes}]{ids}>", module.context),
+            "mesh": ir.Attribute.parse(f"#sdy.mesh<[{sizes}]{ids}>", module.context),
         },
         loc=module.operation.location,
         ip=ir.InsertionPoint.at_block_begin(module.body),
     )
-    return name
-
-
-def _axis(number: int) -> str:
-    return f"axis_{number}"
 
 
 @dataclass(frozen=True)
@@ -279,12 +301,13 @@ class _Importer:
         inside = _said(local)
         around = self._manual(outside.sharding)
         axes = self._axes(outside.sharding, whole, op.location)
+        sizes = dict(self.mesh.axes)
         return ManualBorder(
             around=around,
             manual=self._manual(inside.sharding) - around if inside else None,
-            every=frozenset(map(_axis, range(len(self.mesh.sizes)))),
+            every=self._every(),
             sharding=self._attribute(outside, whole, op.location),
-            divided=tuple({_axis(i): self.mesh.sizes[i] for i in each} for each in axes),
+            divided=tuple({axis: sizes[axis] for axis in each} for each in axes),
         )
 
     def _restate_signature(self, function: ir.Operation, *, is_entry: bool) -> None:
@@ -360,7 +383,7 @@ class _Importer:
         rank = sharding.rank
         if rank is None:
             return False
-        divided = any(self.mesh.axes[sharding][:rank]) or self._unreduced(sharding)
+        divided = any(self.mesh.divided[sharding][:rank]) or self._unreduced(sharding)
         return not divided and set(range(rank)) <= set(said.open_dims)
 
     def _attribute(self, said: _Said, value: ir.Value, place: ir.Location) -> ir.Attribute:
@@ -369,7 +392,7 @@ class _Importer:
         is_open = sharding.kind in ("manual", "unknown")
         dims: list[str] = []
         for dim, axes in enumerate(self._axes(sharding, value, place)):
-            words = [f'"{_axis(axis)}"' for axis in axes]
+            words = [f'"{axis}"' for axis in axes]
             words += ["?"] if is_open or dim in said.open_dims else []
             dims.append("{" + ", ".join(words) + "}")
         unreduced = ", ".join(f'"{axis}"' for axis in sorted(self._unreduced(sharding)))
@@ -379,8 +402,8 @@ class _Importer:
 
     def _axes(
         self, sharding: HloSharding, value: ir.Value, place: ir.Location
-    ) -> list[tuple[int, ...]]:
-        """The axes that divide each dimension of a value, as numbers."""
+    ) -> list[tuple[str, ...]]:
+        """The axes that divide each dimension of a value."""
         rank = value.type.rank if isinstance(value.type, ir.RankedTensorType) else 0
         if sharding.rank is None:
             return [()] * rank
@@ -388,7 +411,7 @@ class _Importer:
             raise ToolError(
                 f"an mhlo.sharding of {sharding.rank} dimensions, for {value.type} (P1)", place
             )
-        return list(self.mesh.axes[sharding][:rank])
+        return list(self.mesh.divided[sharding][:rank])
 
     def _manual(self, sharding: HloSharding) -> frozenset[str]:
         """The axes over which a value is divided by hand."""
@@ -400,12 +423,15 @@ class _Importer:
     def _along(self, sharding: HloSharding, name: str) -> frozenset[str]:
         """The axes of a subgroup; all of them where it is all that is said."""
         if sharding.kind == name:
-            return frozenset(map(_axis, range(len(self.mesh.sizes))))
+            return self._every()
         if sharding.rank is None:
             return frozenset()
-        groups = self.mesh.axes[sharding][sharding.rank :]
+        groups = self.mesh.divided[sharding][sharding.rank :]
         named = zip(sharding.subgroups, groups, strict=True)
-        return frozenset(_axis(axis) for kind, group in named if kind == name for axis in group)
+        return frozenset(axis for kind, group in named if kind == name for axis in group)
+
+    def _every(self) -> frozenset[str]:
+        return frozenset(name for name, _ in self.mesh.axes)
 
 
 def _constrained(

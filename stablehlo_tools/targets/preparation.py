@@ -41,6 +41,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.ir.inline import wrap_body
+from stablehlo_tools.ir.shardy_round_trip import restore_shardy
 from stablehlo_tools.ir.token_chain import inline_composites
 from stablehlo_tools.ir.walk import (
     ENTRY,
@@ -88,6 +89,7 @@ def prepare(artifact: Artifact, target: Target) -> PreparedModule:
     name devices it does not have, or exported for several platforms that lack the target's.
     """
     module = artifact.copy().module
+    restore_shardy(module)  # XLA ends the process on manual computations as jax 0.4 wrote them
     main = main_function(module)
     if main is None or not main.regions[0].blocks:
         raise ToolError("the module has no function @main to compile")

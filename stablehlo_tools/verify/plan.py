@@ -20,6 +20,7 @@ from stablehlo_tools.ir.async_calls import (
     is_waited_for_beside,
     lower_async_calls,
 )
+from stablehlo_tools.ir.shardy_round_trip import restore_shardy
 from stablehlo_tools.ir.walk import entry_function, symbol_name
 from stablehlo_tools.verify.device_grid import (
     inferred_grid,
@@ -252,6 +253,7 @@ def runnable_module(artifact: Artifact, platform: int, *, interpreted: bool = Fa
     """
     context = bindings.new_context()
     module = bindings.parse_module(bindings.write_bytecode(artifact.module), context)
+    restore_shardy(module)  # XLA ends the process on manual computations as jax 0.4 wrote them
     if interpreted:
         bindings.parse_pass_pipeline(_LOWER_CHLO, context).run(module.operation)
     entry = entry_function(module)
