@@ -72,17 +72,18 @@ func.func @maximum_and_manual(%x: tensor<8xf32> {sdy.sharding = #sdy.sharding<@m
 
 // -----
 
-// A sum of parts that Shardy would leave in uneven parts.
+// A sum of parts that Shardy leaves in uneven parts: 2 places of 6 on each of three devices.
 sdy.mesh @mesh = <["x"=4, "y"=2]>
 // CHECK-LABEL: func.func @uneven_sum
 // CHECK: %[[CONV:.+]] = stablehlo.convolution
-// CHECK-SAME: -> tensor<1x2x6x2xf32>
+// CHECK-SAME: (tensor<1x4x4x2xf32>, tensor<3x3x2x2xf32>) -> tensor<1x2x2x2xf32>
 // CHECK: "stablehlo.all_reduce"(%[[CONV]]) {{.*}}dense<{{\[\[}}0, 1], [2, 3], [4, 5], [6, 7]]>
-// CHECK: sdy.return %{{.+}} : tensor<1x2x6x2xf32>
+// CHECK: "stablehlo.all_gather"{{.+}} -> tensor<1x2x8x2xf32>
+// CHECK-NEXT: %[[WHOLE:.+]] = stablehlo.slice %{{.+}} [0:1, 0:2, 0:6, 0:2]
+// CHECK-NEXT: sdy.return %[[WHOLE]] : tensor<1x2x6x2xf32>
 func.func @uneven_sum(%x: tensor<1x4x8x4xf32>, %w: tensor<3x3x4x2xf32>) -> tensor<1x2x6x2xf32> {
   %0 = sdy.reshard %x <@mesh, [{}, {}, {"x"}, {"y"}]> : tensor<1x4x8x4xf32>
   %1 = sdy.reshard %w <@mesh, [{}, {}, {"y"}, {}]> : tensor<3x3x4x2xf32>
-  // expected-warning@+1 {{stablehlo.convolution cannot run on parts of dimension 2, divided over {"x"}: it is gathered}}
   %2 = stablehlo.convolution(%0, %1) dim_numbers = [b, 0, 1, f]x[0, 1, i, o]->[b, 0, 1, f], window = {stride = [1, 1], pad = [[0, 0], [0, 0]], lhs_dilate = [1, 1], rhs_dilate = [1, 1], reverse = [false, false]} {batch_group_count = 1 : i64, feature_group_count = 1 : i64, sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{}, {}, {}, {}]>]>} : (tensor<1x4x8x4xf32>, tensor<3x3x4x2xf32>) -> tensor<1x2x6x2xf32>
   return %2 : tensor<1x2x6x2xf32>
 }

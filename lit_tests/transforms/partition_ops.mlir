@@ -33,14 +33,19 @@ func.func @sort(
 
 // -----
 
-// Half of 31 is no part: a value wanted so stays whole inside.
+// Half of 31 is padded: the first device holds 16 rows, the second 15, and one that nobody asks for.
 sdy.mesh @mesh = <["x"=4, "y"=2]>
 // CHECK-LABEL: func.func @uneven_constraint
 // CHECK-NEXT: sdy.manual_computation(
 // CHECK-SAME: manual_axes={"x", "y"} (%[[X:.+]]: tensor<31x4xf32>) {
-// CHECK-NEXT: %[[NEGATE:.+]] = stablehlo.negate %[[X]] : tensor<31x4xf32>
-// CHECK-NEXT: %[[NEGATE_2:.+]] = stablehlo.negate %[[NEGATE]] : tensor<31x4xf32>
-// CHECK-NEXT: sdy.return %[[NEGATE_2]] : tensor<31x4xf32>
+// CHECK: %[[PAD:.+]] = stablehlo.pad %[[X]], %{{.+}}, low = [0, 0], high = [1, 0], interior = [0, 0]
+// CHECK: %[[PART:.+]] = stablehlo.dynamic_slice %[[PAD]], %{{.+}}, %{{.+}}, sizes = [16, 4]
+// CHECK-NEXT: %[[NEGATE:.+]] = stablehlo.negate %[[PART]] : tensor<16x4xf32>
+// CHECK-NEXT: %[[NEGATE_2:.+]] = stablehlo.negate %[[NEGATE]] : tensor<16x4xf32>
+// CHECK-NEXT: %[[GATHER:.+]] = "stablehlo.all_gather"(%[[NEGATE_2]])
+// CHECK-SAME: -> tensor<32x4xf32>
+// CHECK-NEXT: %[[WHOLE:.+]] = stablehlo.slice %[[GATHER]] [0:31, 0:4]
+// CHECK-NEXT: sdy.return %[[WHOLE]] : tensor<31x4xf32>
 func.func @uneven_constraint(%x: tensor<31x4xf32>) -> (tensor<31x4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{}, {}]>}) {
   %0 = stablehlo.negate %x : tensor<31x4xf32>
   %1 = sdy.sharding_constraint %0 <@mesh, [{"y"}, {}]> : tensor<31x4xf32>
@@ -171,26 +176,17 @@ func.func @custom_call(
 
 // -----
 
-// A scalar spread out is spread out as it is wanted, where anything else would be sent.
+// A scalar spread out is spread out where it is wanted, where anything else would be sent.
 sdy.mesh @mesh = <["x"=4, "y"=2]>
 // CHECK-LABEL: func.func @broadcast_scalar
 // CHECK-NEXT: sdy.manual_computation(
 // CHECK-SAME: manual_axes={"x", "y"} (%[[S:.+]]: tensor<f32>, %[[X:.+]]: tensor<2x4xf32>) {
-// CHECK: %[[EXCHANGE:.+]] = "stablehlo.all_to_all"(%[[X]])
-// CHECK-SAME: channel_handle<handle = 1, type = 1>
-// CHECK-SAME: concat_dimension = 0 : i64, replica_groups = dense<{{\[\[}}0, 2, 4, 6], [1, 3, 5, 7]]>
-// CHECK-SAME: split_count = 4 : i64, split_dimension = 1 : i64
-// CHECK-SAME: -> tensor<8x1xf32>
-// CHECK-NEXT: %[[SPREAD:.+]] = stablehlo.broadcast_in_dim %[[S]], dims = []
-// CHECK-SAME: -> tensor<4x1xf32>
-// CHECK-NEXT: %[[JOIN:.+]] = stablehlo.concatenate %[[EXCHANGE]], %[[SPREAD]], dim = 0
-// CHECK-SAME: -> tensor<12x1xf32>
-// CHECK-NEXT: %[[EXCHANGE_2:.+]] = "stablehlo.all_to_all"(%[[JOIN]])
-// CHECK-SAME: channel_handle<handle = 2, type = 1>
-// CHECK-SAME: concat_dimension = 1 : i64, replica_groups = dense<{{\[\[}}0, 2, 4, 6], [1, 3, 5, 7]]>
-// CHECK-SAME: split_count = 4 : i64, split_dimension = 0 : i64
-// CHECK-SAME: -> tensor<3x4xf32>
-// CHECK-NEXT: sdy.return %[[EXCHANGE_2]] : tensor<3x4xf32>
+// CHECK: %[[MOVED:.+]] = "stablehlo.collective_permute"(%[[X]])
+// CHECK-NOT: collective_permute
+// CHECK: %[[SPREAD:.+]] = stablehlo.broadcast_in_dim %[[S]], dims = []
+// CHECK-SAME: -> tensor<1x4xf32>
+// CHECK: %[[JOIN:.+]] = stablehlo.concatenate
+// CHECK-NEXT: sdy.return %[[JOIN]] : tensor<3x4xf32>
 func.func @broadcast_scalar(
     %s: tensor<f32>, %x: tensor<8x4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>}
 ) -> tensor<12x4xf32> {

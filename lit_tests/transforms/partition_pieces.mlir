@@ -14,87 +14,42 @@
 // CHECK-SAME: manual_axes={"x", "y"} (%[[ARG_3:[^ ,)]+]]: tensor<3x6xf32>, %[[ARG_4:[^ ,)]+]]: tensor<3x2xf32>,
 // CHECK-SAME: %[[ARG_5:[^ ,)]+]]: tensor<f32>) {
 // CHECK-NEXT: %[[PARTITION:[^ ,)]+]] = stablehlo.partition_id : tensor<ui32>
-// CHECK-NEXT: %[[CONSTANT:[^ ,)]+]] = stablehlo.constant dense<0> : tensor<i32>
-// CHECK-NEXT: %[[CONSTANT_1:[^ ,)]+]] = stablehlo.constant dense<[4, 4, 0, 0]> : tensor<4xi32>
-// CHECK-NEXT: %[[DYNAMIC_SLICE:[^ ,)]+]] = stablehlo.dynamic_slice %[[CONSTANT_1]], %[[PARTITION]], sizes = [1]
+// CHECK-NEXT: %[[CONSTANT:[^ ,)]+]] = stablehlo.constant dense<[1, 1, 0, 0]> : tensor<4xi32>
+// CHECK-NEXT: %[[DYNAMIC_SLICE:[^ ,)]+]] = stablehlo.dynamic_slice %[[CONSTANT]], %[[PARTITION]], sizes = [1]
 // CHECK-SAME: : (tensor<4xi32>, tensor<ui32>) -> tensor<1xi32>
 // CHECK-NEXT: %[[RESHAPE:[^ ,)]+]] = stablehlo.reshape %[[DYNAMIC_SLICE]] : (tensor<1xi32>) -> tensor<i32>
-// CHECK-NEXT: %[[CONSTANT_2:[^ ,)]+]] = stablehlo.constant dense<[0, 0, 4, 4]> : tensor<4xi32>
+// CHECK-NEXT: %[[CONSTANT_1:[^ ,)]+]] = stablehlo.constant dense<0> : tensor<i32>
+// CHECK-NEXT: %[[CONSTANT_2:[^ ,)]+]] = stablehlo.constant dense<[0, 0, 1, 1]> : tensor<4xi32>
 // CHECK-NEXT: %[[DYNAMIC_SLICE_1:[^ ,)]+]] = stablehlo.dynamic_slice %[[CONSTANT_2]], %[[PARTITION]], sizes = [1]
 // CHECK-SAME: : (tensor<4xi32>, tensor<ui32>) -> tensor<1xi32>
 // CHECK-NEXT: %[[RESHAPE_1:[^ ,)]+]] = stablehlo.reshape %[[DYNAMIC_SLICE_1]] : (tensor<1xi32>) -> tensor<i32>
-// CHECK-NEXT: %[[CONSTANT_3:[^ ,)]+]] = stablehlo.constant dense<[0, 0, 1, 1]> : tensor<4xi32>
-// CHECK-NEXT: %[[DYNAMIC_SLICE_2:[^ ,)]+]] = stablehlo.dynamic_slice %[[CONSTANT_3]], %[[PARTITION]], sizes = [1]
-// CHECK-SAME: : (tensor<4xi32>, tensor<ui32>) -> tensor<1xi32>
-// CHECK-NEXT: %[[RESHAPE_2:[^ ,)]+]] = stablehlo.reshape %[[DYNAMIC_SLICE_2]] : (tensor<1xi32>) -> tensor<i32>
-// CHECK-NEXT: %[[CONSTANT_4:[^ ,)]+]] = stablehlo.constant dense<[0, 0, 2, 2]> : tensor<4xi32>
-// CHECK-NEXT: %[[DYNAMIC_SLICE_3:[^ ,)]+]] = stablehlo.dynamic_slice %[[CONSTANT_4]], %[[PARTITION]], sizes = [1]
-// CHECK-SAME: : (tensor<4xi32>, tensor<ui32>) -> tensor<1xi32>
-// CHECK-NEXT: %[[RESHAPE_3:[^ ,)]+]] = stablehlo.reshape %[[DYNAMIC_SLICE_3]] : (tensor<1xi32>) -> tensor<i32>
-// CHECK-NEXT: %[[CONSTANT_5:[^ ,)]+]] = stablehlo.constant dense<0> : tensor<4xi32>
-// CHECK-NEXT: %[[DYNAMIC_SLICE_4:[^ ,)]+]] = stablehlo.dynamic_slice %[[CONSTANT_5]], %[[PARTITION]], sizes = [1]
-// CHECK-SAME: : (tensor<4xi32>, tensor<ui32>) -> tensor<1xi32>
-// CHECK-NEXT: %[[RESHAPE_4:[^ ,)]+]] = stablehlo.reshape %[[DYNAMIC_SLICE_4]] : (tensor<1xi32>) -> tensor<i32>
-// CHECK-NEXT: %[[CONSTANT_6:[^ ,)]+]] = stablehlo.constant dense<[1, 1, 0, 0]> : tensor<4xi32>
-// CHECK-NEXT: %[[DYNAMIC_SLICE_5:[^ ,)]+]] = stablehlo.dynamic_slice %[[CONSTANT_6]], %[[PARTITION]], sizes = [1]
-// CHECK-SAME: : (tensor<4xi32>, tensor<ui32>) -> tensor<1xi32>
-// CHECK-NEXT: %[[RESHAPE_5:[^ ,)]+]] = stablehlo.reshape %[[DYNAMIC_SLICE_5]] : (tensor<1xi32>) -> tensor<i32>
-// CHECK-NEXT: %[[CONSTANT_7:[^ ,)]+]] = stablehlo.constant dense<[2, 2, 0, 0]> : tensor<4xi32>
-// CHECK-NEXT: %[[DYNAMIC_SLICE_6:[^ ,)]+]] = stablehlo.dynamic_slice %[[CONSTANT_7]], %[[PARTITION]], sizes = [1]
-// CHECK-SAME: : (tensor<4xi32>, tensor<ui32>) -> tensor<1xi32>
-// CHECK-NEXT: %[[RESHAPE_6:[^ ,)]+]] = stablehlo.reshape %[[DYNAMIC_SLICE_6]] : (tensor<1xi32>) -> tensor<i32>
-// CHECK-NEXT: %[[DYNAMIC_SLICE_7:[^ ,)]+]] = stablehlo.dynamic_slice %[[ARG_3]], %[[CONSTANT]], %[[RESHAPE]], sizes = [3, 2]
-// CHECK-SAME: : (tensor<3x6xf32>, tensor<i32>, tensor<i32>) -> tensor<3x2xf32>
+// CHECK-NEXT: %[[SLICE:[^ ,)]+]] = stablehlo.slice %[[ARG_3]] [0:3, 0:2] : (tensor<3x6xf32>) -> tensor<3x2xf32>
+// CHECK-NEXT: %[[COMPARE:[^ ,)]+]] = stablehlo.compare NE, %[[RESHAPE]], %[[CONSTANT_1]] : (tensor<i32>, tensor<i32>) -> tensor<i1>
+// CHECK-NEXT: %[[SLICE_1:[^ ,)]+]] = stablehlo.slice %[[ARG_3]] [0:3, 4:6] : (tensor<3x6xf32>) -> tensor<3x2xf32>
+// CHECK-NEXT: %[[SELECT:[^ ,)]+]] = stablehlo.select %[[COMPARE]], %[[SLICE_1]], %[[SLICE]] : tensor<i1>, tensor<3x2xf32>
 // CHECK-NEXT: %[[PAD:[^ ,)]+]] = stablehlo.pad %[[ARG_4]], %[[ARG_5]], low = [-1, 0], high = [0, 0], interior = [0, 0]
 // CHECK-SAME: : (tensor<3x2xf32>, tensor<f32>) -> tensor<2x2xf32>
-// CHECK-NEXT: %[[BROADCAST_IN_DIM:[^ ,)]+]] = stablehlo.broadcast_in_dim %[[ARG_5]], dims = [] : (tensor<f32>) -> tensor<2x6xf32>
-// CHECK-NEXT: %[[DYNAMIC_SLICE_8:[^ ,)]+]] = stablehlo.dynamic_slice %[[BROADCAST_IN_DIM]], %[[CONSTANT]], %[[RESHAPE_1]],
-// CHECK-SAME: sizes = [2, 2] : (tensor<2x6xf32>, tensor<i32>, tensor<i32>) -> tensor<2x2xf32>
-// CHECK-NEXT: %[[COMPARE:[^ ,)]+]] = stablehlo.compare NE, %[[RESHAPE_2]], %[[CONSTANT]] : (tensor<i32>, tensor<i32>) -> tensor<i1>
-// CHECK-NEXT: %[[SELECT:[^ ,)]+]] = stablehlo.select %[[COMPARE]], %[[PAD]], %[[DYNAMIC_SLICE_8]] : tensor<i1>, tensor<2x2xf32>
-// CHECK-NEXT: %[[DYNAMIC_UPDATE_SLICE:[^ ,)]+]] = stablehlo.dynamic_update_slice %[[BROADCAST_IN_DIM]], %[[SELECT]],
-// CHECK-SAME: %[[CONSTANT]], %[[RESHAPE_1]] : (tensor<2x6xf32>, tensor<2x2xf32>, tensor<i32>, tensor<i32>) -> tensor<2x6xf32>
 // CHECK-NEXT: %[[COLLECTIVE_PERMUTE:[^ ,)]+]] = "stablehlo.collective_permute"(%[[PAD]]) <{channel_handle{{.+}}type = 1>,
 // CHECK-SAME: source_target_pairs = dense<[[0, 2], [1, 3]]> : tensor<2x2xi64>}> : (tensor<2x2xf32>) -> tensor<2x2xf32>
-// CHECK-NEXT: %[[DYNAMIC_SLICE_9:[^ ,)]+]] = stablehlo.dynamic_slice %[[DYNAMIC_UPDATE_SLICE]], %[[CONSTANT]], %[[RESHAPE_3]],
-// CHECK-SAME: sizes = [2, 2] : (tensor<2x6xf32>, tensor<i32>, tensor<i32>) -> tensor<2x2xf32>
-// CHECK-NEXT: %[[COMPARE_1:[^ ,)]+]] = stablehlo.compare NE, %[[RESHAPE_2]], %[[CONSTANT]] : (tensor<i32>, tensor<i32>) -> tensor<i1>
+// CHECK-NEXT: %[[BROADCAST_IN_DIM:[^ ,)]+]] = stablehlo.broadcast_in_dim %[[ARG_5]], dims = [] : (tensor<f32>) -> tensor<2x2xf32>
+// CHECK-NEXT: %[[BROADCAST_IN_DIM_1:[^ ,)]+]] = stablehlo.broadcast_in_dim %[[ARG_5]], dims = [] : (tensor<f32>) -> tensor<2x2xf32>
+// CHECK-NEXT: %[[COMPARE_1:[^ ,)]+]] = stablehlo.compare NE, %[[RESHAPE_1]], %[[CONSTANT_1]] : (tensor<i32>, tensor<i32>) -> tensor<i1>
 // CHECK-NEXT: %[[SELECT_1:[^ ,)]+]] = stablehlo.select %[[COMPARE_1]], %[[COLLECTIVE_PERMUTE]],
-// CHECK-SAME: %[[DYNAMIC_SLICE_9]] : tensor<i1>, tensor<2x2xf32>
-// CHECK-NEXT: %[[DYNAMIC_UPDATE_SLICE_1:[^ ,)]+]] = stablehlo.dynamic_update_slice %[[DYNAMIC_UPDATE_SLICE]], %[[SELECT_1]],
-// CHECK-SAME: %[[CONSTANT]], %[[RESHAPE_3]] : (tensor<2x6xf32>, tensor<2x2xf32>, tensor<i32>, tensor<i32>) -> tensor<2x6xf32>
-// CHECK-NEXT: %[[CONSTANT_8:[^ ,)]+]] = stablehlo.constant dense<0.000000e+00> : tensor<3x4xf32>
-// CHECK-NEXT: %[[DYNAMIC_SLICE_10:[^ ,)]+]] = stablehlo.dynamic_slice %[[CONSTANT_8]], %[[CONSTANT]], %[[RESHAPE_4]],
-// CHECK-SAME: sizes = [3, 2] : (tensor<3x4xf32>, tensor<i32>, tensor<i32>) -> tensor<3x2xf32>
-// CHECK-NEXT: %[[COMPARE_2:[^ ,)]+]] = stablehlo.compare NE, %[[RESHAPE_5]], %[[CONSTANT]] : (tensor<i32>, tensor<i32>) -> tensor<i1>
-// CHECK-NEXT: %[[SELECT_2:[^ ,)]+]] = stablehlo.select %[[COMPARE_2]], %[[ARG_4]], %[[DYNAMIC_SLICE_10]] : tensor<i1>, tensor<3x2xf32>
-// CHECK-NEXT: %[[DYNAMIC_UPDATE_SLICE_2:[^ ,)]+]] = stablehlo.dynamic_update_slice %[[CONSTANT_8]], %[[SELECT_2]],
-// CHECK-SAME: %[[CONSTANT]], %[[RESHAPE_4]] : (tensor<3x4xf32>, tensor<3x2xf32>, tensor<i32>, tensor<i32>) -> tensor<3x4xf32>
+// CHECK-SAME: %[[BROADCAST_IN_DIM_1]] : tensor<i1>, tensor<2x2xf32>
+// CHECK-NEXT: %[[BROADCAST_IN_DIM_2:[^ ,)]+]] = stablehlo.broadcast_in_dim %[[ARG_5]], dims = [] : (tensor<f32>) -> tensor<2x2xf32>
+// CHECK-NEXT: %[[COMPARE_2:[^ ,)]+]] = stablehlo.compare NE, %[[RESHAPE_1]], %[[CONSTANT_1]] : (tensor<i32>, tensor<i32>) -> tensor<i1>
+// CHECK-NEXT: %[[SELECT_2:[^ ,)]+]] = stablehlo.select %[[COMPARE_2]], %[[PAD]], %[[BROADCAST_IN_DIM_2]] : tensor<i1>, tensor<2x2xf32>
+// CHECK-NEXT: %[[CONCATENATE:[^ ,)]+]] = stablehlo.concatenate %[[BROADCAST_IN_DIM]], %[[SELECT_1]], %[[SELECT_2]], dim = 1
+// CHECK-SAME: : (tensor<2x2xf32>, tensor<2x2xf32>, tensor<2x2xf32>) -> tensor<2x6xf32>
 // CHECK-NEXT: %[[COLLECTIVE_PERMUTE_1:[^ ,)]+]] = "stablehlo.collective_permute"(%[[ARG_4]]) <{channel_handle{{.+}}type = 1>,
-// CHECK-SAME: source_target_pairs = dense<[[2, 0], [3, 1]]> : tensor<2x2xi64>}> : (tensor<3x2xf32>) -> tensor<3x2xf32>
-// CHECK-NEXT: %[[DYNAMIC_SLICE_11:[^ ,)]+]] = stablehlo.dynamic_slice %[[DYNAMIC_UPDATE_SLICE_2]], %[[CONSTANT]],
-// CHECK-SAME: %[[RESHAPE_6]], sizes = [3, 2] : (tensor<3x4xf32>, tensor<i32>, tensor<i32>) -> tensor<3x2xf32>
-// CHECK-NEXT: %[[COMPARE_3:[^ ,)]+]] = stablehlo.compare NE, %[[RESHAPE_5]], %[[CONSTANT]] : (tensor<i32>, tensor<i32>) -> tensor<i1>
-// CHECK-NEXT: %[[SELECT_3:[^ ,)]+]] = stablehlo.select %[[COMPARE_3]], %[[COLLECTIVE_PERMUTE_1]],
-// CHECK-SAME: %[[DYNAMIC_SLICE_11]] : tensor<i1>, tensor<3x2xf32>
-// CHECK-NEXT: %[[DYNAMIC_UPDATE_SLICE_3:[^ ,)]+]] = stablehlo.dynamic_update_slice %[[DYNAMIC_UPDATE_SLICE_2]], %[[SELECT_3]],
-// CHECK-SAME: %[[CONSTANT]], %[[RESHAPE_6]] : (tensor<3x4xf32>, tensor<3x2xf32>, tensor<i32>, tensor<i32>) -> tensor<3x4xf32>
-// CHECK-NEXT: %[[DYNAMIC_SLICE_12:[^ ,)]+]] = stablehlo.dynamic_slice %[[DYNAMIC_UPDATE_SLICE_3]], %[[CONSTANT]],
-// CHECK-SAME: %[[RESHAPE_3]], sizes = [3, 2] : (tensor<3x4xf32>, tensor<i32>, tensor<i32>) -> tensor<3x2xf32>
-// CHECK-NEXT: %[[COMPARE_4:[^ ,)]+]] = stablehlo.compare NE, %[[RESHAPE_2]], %[[CONSTANT]] : (tensor<i32>, tensor<i32>) -> tensor<i1>
-// CHECK-NEXT: %[[SELECT_4:[^ ,)]+]] = stablehlo.select %[[COMPARE_4]], %[[ARG_4]], %[[DYNAMIC_SLICE_12]] : tensor<i1>, tensor<3x2xf32>
-// CHECK-NEXT: %[[DYNAMIC_UPDATE_SLICE_4:[^ ,)]+]] = stablehlo.dynamic_update_slice %[[DYNAMIC_UPDATE_SLICE_3]], %[[SELECT_4]],
-// CHECK-SAME: %[[CONSTANT]], %[[RESHAPE_3]] : (tensor<3x4xf32>, tensor<3x2xf32>, tensor<i32>, tensor<i32>) -> tensor<3x4xf32>
-// CHECK-NEXT: %[[COLLECTIVE_PERMUTE_2:[^ ,)]+]] = "stablehlo.collective_permute"(%[[ARG_4]]) <{channel_handle{{.+}}type = 1>,
-// CHECK-SAME: source_target_pairs = dense<[[0, 2], [1, 3]]> : tensor<2x2xi64>}> : (tensor<3x2xf32>) -> tensor<3x2xf32>
-// CHECK-NEXT: %[[DYNAMIC_SLICE_13:[^ ,)]+]] = stablehlo.dynamic_slice %[[DYNAMIC_UPDATE_SLICE_4]], %[[CONSTANT]],
-// CHECK-SAME: %[[RESHAPE_4]], sizes = [3, 2] : (tensor<3x4xf32>, tensor<i32>, tensor<i32>) -> tensor<3x2xf32>
-// CHECK-NEXT: %[[COMPARE_5:[^ ,)]+]] = stablehlo.compare NE, %[[RESHAPE_2]], %[[CONSTANT]] : (tensor<i32>, tensor<i32>) -> tensor<i1>
-// CHECK-NEXT: %[[SELECT_5:[^ ,)]+]] = stablehlo.select %[[COMPARE_5]], %[[COLLECTIVE_PERMUTE_2]],
-// CHECK-SAME: %[[DYNAMIC_SLICE_13]] : tensor<i1>, tensor<3x2xf32>
-// CHECK-NEXT: %[[DYNAMIC_UPDATE_SLICE_5:[^ ,)]+]] = stablehlo.dynamic_update_slice %[[DYNAMIC_UPDATE_SLICE_4]], %[[SELECT_5]],
-// CHECK-SAME: %[[CONSTANT]], %[[RESHAPE_4]] : (tensor<3x4xf32>, tensor<3x2xf32>, tensor<i32>, tensor<i32>) -> tensor<3x4xf32>
-// CHECK-NEXT: sdy.return %[[DYNAMIC_SLICE_7]], %[[DYNAMIC_UPDATE_SLICE_1]], %[[DYNAMIC_UPDATE_SLICE_5]] :
+// CHECK-SAME: source_target_pairs = dense<[[2, 0], [0, 2], [3, 1], [1, 3]]> : tensor<4x2xi64>}> : (tensor<3x2xf32>) -> tensor<3x2xf32>
+// CHECK-NEXT: %[[COMPARE_3:[^ ,)]+]] = stablehlo.compare NE, %[[RESHAPE_1]], %[[CONSTANT_1]] : (tensor<i32>, tensor<i32>) -> tensor<i1>
+// CHECK-NEXT: %[[SELECT_3:[^ ,)]+]] = stablehlo.select %[[COMPARE_3]], %[[COLLECTIVE_PERMUTE_1]], %[[ARG_4]] : tensor<i1>, tensor<3x2xf32>
+// CHECK-NEXT: %[[COMPARE_4:[^ ,)]+]] = stablehlo.compare NE, %[[RESHAPE]], %[[CONSTANT_1]] : (tensor<i32>, tensor<i32>) -> tensor<i1>
+// CHECK-NEXT: %[[SELECT_4:[^ ,)]+]] = stablehlo.select %[[COMPARE_4]], %[[COLLECTIVE_PERMUTE_1]], %[[ARG_4]] : tensor<i1>, tensor<3x2xf32>
+// CHECK-NEXT: %[[CONCATENATE_1:[^ ,)]+]] = stablehlo.concatenate %[[SELECT_3]], %[[SELECT_4]], dim = 1 : (tensor<3x2xf32>,
+// CHECK-SAME: tensor<3x2xf32>) -> tensor<3x4xf32>
+// CHECK-NEXT: sdy.return %[[SELECT]], %[[CONCATENATE]], %[[CONCATENATE_1]] :
 // CHECK-NEXT: } : (tensor<3x12xf32>, tensor<3x4xf32>, tensor<f32>) -> (tensor<3x4xf32>, tensor<2x12xf32>, tensor<3x8xf32>)
 // CHECK-NEXT: return %[[MANUAL_COMPUTATION]]#0, %[[MANUAL_COMPUTATION]]#1, %[[MANUAL_COMPUTATION]]#2 :
 // CHECK-NEXT: }

@@ -103,28 +103,23 @@ func.func @slice_of_a_whole_dimension(
 
 // -----
 
-// A slice along the divided dimension moves elements between devices: another one is divided.
+// A slice along the divided dimension: each device gets the row that it lacks from the one before,
+// except for the first two, which have theirs.
 sdy.mesh @mesh = <["x"=4, "y"=2]>
 // CHECK-LABEL: func.func @slice_of_the_divided_dimension
 // CHECK-NEXT: sdy.manual_computation(
 // CHECK-SAME: manual_axes={"x", "y"} (%[[X:.+]]: tensor<2x4xf32>) {
-// CHECK-NEXT: %[[EXCHANGE:.+]] = "stablehlo.all_to_all"(%[[X]])
-// CHECK-SAME: channel_handle<handle = 1, type = 1>
-// CHECK-SAME: concat_dimension = 0 : i64, replica_groups = dense<{{\[\[}}0, 2, 4, 6], [1, 3, 5, 7]]>
-// CHECK-SAME: split_count = 4 : i64, split_dimension = 1 : i64
-// CHECK-SAME: -> tensor<8x1xf32>
-// CHECK-NEXT: %[[SLICE:.+]] = stablehlo.slice %[[EXCHANGE]] [1:5, 0:1]
-// CHECK-SAME: -> tensor<4x1xf32>
-// CHECK-NEXT: %[[EXCHANGE_2:.+]] = "stablehlo.all_to_all"(%[[SLICE]])
-// CHECK-SAME: channel_handle<handle = 2, type = 1>
-// CHECK-SAME: concat_dimension = 1 : i64, replica_groups = dense<{{\[\[}}0, 2, 4, 6], [1, 3, 5, 7]]>
-// CHECK-SAME: split_count = 4 : i64, split_dimension = 0 : i64
-// CHECK-SAME: -> tensor<1x4xf32>
-// CHECK-NEXT: sdy.return %[[EXCHANGE_2]] : tensor<1x4xf32>
+// CHECK: %[[SENT:.+]] = stablehlo.dynamic_slice %[[X]], %{{.+}}, %{{.+}}, sizes = [1, 4]
+// CHECK-NEXT: %[[BEFORE:.+]] = "stablehlo.collective_permute"(%[[SENT]])
+// CHECK-SAME: source_target_pairs = dense<{{\[\[}}2, 4], [4, 6], [3, 5], [5, 7]]>
+// CHECK: %[[FIRST:.+]] = stablehlo.slice %[[X]] [0:1, 0:4]
+// CHECK-NEXT: %[[TAKEN:.+]] = stablehlo.select %{{.+}}, %[[FIRST]], %[[BEFORE]] : tensor<i1>, tensor<1x4xf32>
+// CHECK: %[[LAST:.+]] = stablehlo.slice %[[X]] [1:2, 0:4]
+// CHECK-NEXT: %[[TAKEN_2:.+]] = stablehlo.select %{{.+}}, %[[LAST]], %[[TAKEN]] : tensor<i1>, tensor<1x4xf32>
+// CHECK-NEXT: sdy.return %[[TAKEN_2]] : tensor<1x4xf32>
 func.func @slice_of_the_divided_dimension(
     %x: tensor<8x4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>}
 ) -> (tensor<4x4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>}) {
-  // expected-warning@+1 {{stablehlo.slice cannot run on parts of dimension 0, divided over {"x"}: another dimension is divided instead}}
   %0 = stablehlo.slice %x [1:5, 0:4] : (tensor<8x4xf32>) -> tensor<4x4xf32>
   return %0 : tensor<4x4xf32>
 }
@@ -148,86 +143,67 @@ func.func @dynamic_slice(
 
 // -----
 
-// Padding of the divided dimension.
+// A border on both sides, of which each device has its part without a neighbour's elements.
 sdy.mesh @mesh = <["x"=4, "y"=2]>
 // CHECK-LABEL: func.func @pad
 // CHECK-NEXT: sdy.manual_computation(
 // CHECK-SAME: manual_axes={"x", "y"} (%[[X:.+]]: tensor<3x4xf32>, %[[V:.+]]: tensor<f32>) {
-// CHECK-NEXT: %[[EXCHANGE:.+]] = "stablehlo.all_to_all"(%[[X]])
-// CHECK-SAME: channel_handle<handle = 1, type = 1>
-// CHECK-SAME: concat_dimension = 0 : i64, replica_groups = dense<{{\[\[}}0, 1], [2, 3], [4, 5], [6, 7]]>
-// CHECK-SAME: split_count = 2 : i64, split_dimension = 1 : i64
-// CHECK-SAME: -> tensor<6x2xf32>
-// CHECK-NEXT: %[[PAD:.+]] = stablehlo.pad %[[EXCHANGE]], %[[V]], low = [1, 0], high = [1, 0], interior = [0, 0]
-// CHECK-SAME: -> tensor<8x2xf32>
-// CHECK-NEXT: %[[EXCHANGE_2:.+]] = "stablehlo.all_to_all"(%[[PAD]])
-// CHECK-SAME: channel_handle<handle = 2, type = 1>
-// CHECK-SAME: concat_dimension = 1 : i64, replica_groups = dense<{{\[\[}}0, 1], [2, 3], [4, 5], [6, 7]]>
-// CHECK-SAME: split_count = 2 : i64, split_dimension = 0 : i64
-// CHECK-SAME: -> tensor<4x4xf32>
-// CHECK-NEXT: sdy.return %[[EXCHANGE_2]] : tensor<4x4xf32>
+// CHECK-NOT: collective_permute
+// CHECK: %[[BORDER:.+]] = stablehlo.broadcast_in_dim %[[V]], dims = []
+// CHECK: %[[TOP:.+]] = stablehlo.select %{{.+}}, %{{.+}}, %[[BORDER]] : tensor<i1>, tensor<1x4xf32>
+// CHECK: %[[LOW:.+]] = stablehlo.slice %[[X]] [0:2, 0:4]
+// CHECK: %[[HIGH:.+]] = stablehlo.slice %[[X]] [1:3, 0:4]
+// CHECK-NEXT: %[[MIDDLE:.+]] = stablehlo.select %{{.+}}, %[[HIGH]], %[[LOW]]
+// CHECK: %[[BOTTOM:.+]] = stablehlo.select
+// CHECK-NEXT: %[[PAD:.+]] = stablehlo.concatenate %[[TOP]], %[[MIDDLE]], %[[BOTTOM]], dim = 0
+// CHECK-NEXT: sdy.return %[[PAD]] : tensor<4x4xf32>
 func.func @pad(
     %x: tensor<6x4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"y"}, {}]>}, %v: tensor<f32>
 ) -> (tensor<8x4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"y"}, {}]>}) {
-  // expected-warning@+1 {{stablehlo.pad cannot run on parts of dimension 0, divided over {"y"}: another dimension is divided instead}}
   %0 = stablehlo.pad %x, %v, low = [1, 0], high = [1, 0], interior = [0, 0] : (tensor<6x4xf32>, tensor<f32>) -> tensor<8x4xf32>
   return %0 : tensor<8x4xf32>
 }
 
 // -----
 
-// A pad that adds as much as it takes away keeps the size, but moves every element.
+// A pad that adds as much as it takes away is a shift: one row goes to the next device, and the first
+// one puts the border there.
 sdy.mesh @mesh = <["x"=4, "y"=2]>
 // CHECK-LABEL: func.func @shift_by_pad
 // CHECK-NEXT: sdy.manual_computation(
 // CHECK-SAME: manual_axes={"x", "y"} (%[[X:.+]]: tensor<2x4xf32>, %[[V:.+]]: tensor<f32>) {
-// CHECK-NEXT: %[[EXCHANGE:.+]] = "stablehlo.all_to_all"(%[[X]])
-// CHECK-SAME: channel_handle<handle = 1, type = 1>
-// CHECK-SAME: concat_dimension = 0 : i64, replica_groups = dense<{{\[\[}}0, 2, 4, 6], [1, 3, 5, 7]]>
-// CHECK-SAME: split_count = 4 : i64, split_dimension = 1 : i64
-// CHECK-SAME: -> tensor<8x1xf32>
-// CHECK-NEXT: %[[PAD:.+]] = stablehlo.pad %[[EXCHANGE]], %[[V]], low = [1, 0], high = [-1, 0], interior = [0, 0]
-// CHECK-SAME: -> tensor<8x1xf32>
-// CHECK-NEXT: %[[EXCHANGE_2:.+]] = "stablehlo.all_to_all"(%[[PAD]])
-// CHECK-SAME: channel_handle<handle = 2, type = 1>
-// CHECK-SAME: concat_dimension = 1 : i64, replica_groups = dense<{{\[\[}}0, 2, 4, 6], [1, 3, 5, 7]]>
-// CHECK-SAME: split_count = 4 : i64, split_dimension = 0 : i64
-// CHECK-SAME: -> tensor<2x4xf32>
-// CHECK-NEXT: sdy.return %[[EXCHANGE_2]] : tensor<2x4xf32>
+// CHECK: %[[LAST:.+]] = stablehlo.slice %[[X]] [1:2, 0:4]
+// CHECK-NEXT: %[[BEFORE:.+]] = "stablehlo.collective_permute"(%[[LAST]])
+// CHECK-SAME: source_target_pairs = dense<{{\[\[}}0, 2], [2, 4], [4, 6], [1, 3], [3, 5], [5, 7]]>
+// CHECK: %[[BORDER:.+]] = stablehlo.broadcast_in_dim %[[V]], dims = []
+// CHECK-NEXT: %[[TOP:.+]] = stablehlo.select %{{.+}}, %[[BORDER]], %[[BEFORE]] : tensor<i1>, tensor<1x4xf32>
+// CHECK-NEXT: %[[FIRST:.+]] = stablehlo.slice %[[X]] [0:1, 0:4]
+// CHECK-NEXT: %[[SHIFTED:.+]] = stablehlo.concatenate %[[TOP]], %[[FIRST]], dim = 0
+// CHECK-NEXT: sdy.return %[[SHIFTED]] : tensor<2x4xf32>
 func.func @shift_by_pad(
     %x: tensor<8x4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>}, %v: tensor<f32>
 ) -> tensor<8x4xf32> {
-  // expected-warning@+1 {{stablehlo.pad cannot run on parts of dimension 0, divided over {"x"}: another dimension is divided instead}}
   %0 = stablehlo.pad %x, %v, low = [1, 0], high = [-1, 0], interior = [0, 0] : (tensor<8x4xf32>, tensor<f32>) -> tensor<8x4xf32>
   return %0 : tensor<8x4xf32>
 }
 
 // -----
 
-// Unequal parts set one behind the other along the divided dimension would be interleaved: it is
-// whole, and the other divided.
+// Unequal parts one behind the other: of 8 and 4 rows each of 4 devices gets its 3.
 sdy.mesh @mesh = <["x"=4, "y"=2]>
 // CHECK-LABEL: func.func @concatenate
 // CHECK-NEXT: sdy.manual_computation(
 // CHECK-SAME: manual_axes={"x", "y"} (%[[X:.+]]: tensor<2x4xf32>, %[[Y:.+]]: tensor<1x4xf32>) {
-// CHECK-NEXT: %[[EXCHANGE:.+]] = "stablehlo.all_to_all"(%[[X]])
-// CHECK-SAME: channel_handle<handle = 1, type = 1>
-// CHECK-SAME: concat_dimension = 0 : i64, replica_groups = dense<{{\[\[}}0, 2, 4, 6], [1, 3, 5, 7]]>
-// CHECK-SAME: split_count = 4 : i64, split_dimension = 1 : i64
-// CHECK-SAME: -> tensor<8x1xf32>
-// CHECK-NEXT: %[[EXCHANGE_2:.+]] = "stablehlo.all_to_all"(%[[Y]])
-// CHECK-SAME: channel_handle<handle = 2, type = 1>
-// CHECK-SAME: concat_dimension = 0 : i64, replica_groups = dense<{{\[\[}}0, 2, 4, 6], [1, 3, 5, 7]]>
-// CHECK-SAME: split_count = 4 : i64, split_dimension = 1 : i64
-// CHECK-SAME: -> tensor<4x1xf32>
-// CHECK-NEXT: %[[JOIN:.+]] = stablehlo.concatenate %[[EXCHANGE]], %[[EXCHANGE_2]], dim = 0
-// CHECK-SAME: -> tensor<12x1xf32>
-// CHECK-NEXT: %[[EXCHANGE_3:.+]] = "stablehlo.all_to_all"(%[[JOIN]])
-// CHECK-SAME: channel_handle<handle = 3, type = 1>
-// CHECK-SAME: concat_dimension = 1 : i64, replica_groups = dense<{{\[\[}}0, 2, 4, 6], [1, 3, 5, 7]]>
-// CHECK-SAME: split_count = 4 : i64, split_dimension = 0 : i64
-// CHECK-SAME: -> tensor<3x4xf32>
-// CHECK-NEXT: sdy.return %[[EXCHANGE_3]] : tensor<3x4xf32>
+// CHECK-NOT: all_
+// CHECK: "stablehlo.collective_permute"(%[[X]])
+// CHECK-NOT: all_
+// CHECK: "stablehlo.collective_permute"(%[[Y]])
+// CHECK-SAME: source_target_pairs = dense<{{\[\[}}0, 4], [2, 6], [1, 5], [3, 7]]>
+// CHECK-NEXT: "stablehlo.collective_permute"(%[[Y]])
+// CHECK-SAME: source_target_pairs = dense<{{\[\[}}4, 6], [5, 7]]>
+// CHECK-NOT: all_
+// CHECK: %[[JOIN:.+]] = stablehlo.concatenate
+// CHECK-NEXT: sdy.return %[[JOIN]] : tensor<3x4xf32>
 func.func @concatenate(
     %x: tensor<8x4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>},
     %y: tensor<4x4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>}
@@ -259,27 +235,18 @@ func.func @concatenate_vectors(
 
 // -----
 
-// Backwards.
+// Backwards: each part goes to the other end.
 sdy.mesh @mesh = <["x"=4, "y"=2]>
 // CHECK-LABEL: func.func @reverse
 // CHECK-NEXT: sdy.manual_computation(
 // CHECK-SAME: manual_axes={"x", "y"} (%[[X:.+]]: tensor<2x4xf32>) {
-// CHECK-NEXT: %[[EXCHANGE:.+]] = "stablehlo.all_to_all"(%[[X]])
-// CHECK-SAME: channel_handle<handle = 1, type = 1>
-// CHECK-SAME: concat_dimension = 0 : i64, replica_groups = dense<{{\[\[}}0, 2, 4, 6], [1, 3, 5, 7]]>
-// CHECK-SAME: split_count = 4 : i64, split_dimension = 1 : i64
-// CHECK-SAME: -> tensor<8x1xf32>
-// CHECK-NEXT: %[[REVERSE:.+]] = stablehlo.reverse %[[EXCHANGE]], dims = [0] : tensor<8x1xf32>
-// CHECK-NEXT: %[[EXCHANGE_2:.+]] = "stablehlo.all_to_all"(%[[REVERSE]])
-// CHECK-SAME: channel_handle<handle = 2, type = 1>
-// CHECK-SAME: concat_dimension = 1 : i64, replica_groups = dense<{{\[\[}}0, 2, 4, 6], [1, 3, 5, 7]]>
-// CHECK-SAME: split_count = 4 : i64, split_dimension = 0 : i64
-// CHECK-SAME: -> tensor<2x4xf32>
-// CHECK-NEXT: sdy.return %[[EXCHANGE_2]] : tensor<2x4xf32>
+// CHECK-NEXT: %[[REVERSE:.+]] = stablehlo.reverse %[[X]], dims = [0] : tensor<2x4xf32>
+// CHECK-NEXT: %[[MOVED:.+]] = "stablehlo.collective_permute"(%[[REVERSE]])
+// CHECK-SAME: source_target_pairs = dense<{{\[\[}}6, 0], [4, 2], [2, 4], [0, 6], [7, 1], [5, 3], [3, 5], [1, 7]]>
+// CHECK-NEXT: sdy.return %[[MOVED]] : tensor<2x4xf32>
 func.func @reverse(
     %x: tensor<8x4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>}
 ) -> tensor<8x4xf32> {
-  // expected-warning@+1 {{stablehlo.reverse cannot run on parts of dimension 0, divided over {"x"}: another dimension is divided instead}}
   %0 = stablehlo.reverse %x, dims = [0] : tensor<8x4xf32>
   return %0 : tensor<8x4xf32>
 }

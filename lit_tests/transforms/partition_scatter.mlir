@@ -143,32 +143,18 @@ func.func @overwriting_scatter(
 
 // -----
 
-// One row, as a cache is written: clamped as on the whole, it is written where it falls into the
-// part, and elsewhere what is there already.
+// Each device looks whether the row is in its part, and else puts there what is there.
 sdy.mesh @mesh = <["x"=4, "y"=2]>
 // CHECK-LABEL: func.func @update_of_one_row
 // CHECK-NEXT: sdy.manual_computation(
 // CHECK-SAME: manual_axes={"x", "y"} (%[[T:.+]]: tensor<2x3xf32>, %[[U:.+]]: tensor<1x3xf32>, %[[N:.+]]: tensor<i32>) {
-// CHECK-NEXT: %[[DEVICE:.+]] = stablehlo.partition_id : tensor<ui32>
-// CHECK-NEXT: %[[TABLE:.+]] = stablehlo.constant dense<[0, 0, 2, 2, 4, 4, 6, 6]> : tensor<8xi32>
-// CHECK-NEXT: %[[ROW:.+]] = stablehlo.dynamic_slice %[[TABLE]], %[[DEVICE]], sizes = [1]
-// CHECK-NEXT: %[[START:.+]] = stablehlo.reshape %[[ROW]]
-// CHECK-NEXT: %[[ZERO:.+]] = stablehlo.constant dense<0> : tensor<i32>
-// CHECK-NEXT: %[[ZERO_2:.+]] = stablehlo.constant dense<0> : tensor<i32>
-// CHECK-NEXT: %[[CONSTANT:.+]] = stablehlo.constant dense<7> : tensor<i32>
-// CHECK-NEXT: %[[CONSTANT_2:.+]] = stablehlo.constant dense<2> : tensor<i32>
-// CHECK-NEXT: %[[CLAMP:.+]] = stablehlo.clamp %[[ZERO_2]], %[[N]], %[[CONSTANT]] : tensor<i32>
-// CHECK-NEXT: %[[SUBTRACT:.+]] = stablehlo.subtract %[[CLAMP]], %[[START]] : tensor<i32>
-// CHECK-NEXT: %[[COMPARE:.+]] = stablehlo.compare GE, %[[SUBTRACT]], %[[ZERO_2]]
-// CHECK-SAME: -> tensor<i1>
-// CHECK-NEXT: %[[COMPARE_2:.+]] = stablehlo.compare LT, %[[SUBTRACT]], %[[CONSTANT_2]]
-// CHECK-SAME: -> tensor<i1>
-// CHECK-NEXT: %[[AND:.+]] = stablehlo.and %[[COMPARE]], %[[COMPARE_2]] : tensor<i1>
-// CHECK-NEXT: %[[PART:.+]] = stablehlo.dynamic_slice %[[T]], %[[SUBTRACT]], %[[ZERO]], sizes = [1, 3]
-// CHECK-SAME: -> tensor<1x3xf32>
-// CHECK-NEXT: %[[SELECT:.+]] = stablehlo.select %[[AND]], %[[U]], %[[PART]] : tensor<i1>, tensor<1x3xf32>
-// CHECK-NEXT: %[[UPDATE:.+]] = stablehlo.dynamic_update_slice %[[T]], %[[SELECT]], %[[SUBTRACT]], %[[ZERO]]
-// CHECK-SAME: -> tensor<2x3xf32>
+// CHECK: %[[CLAMP:.+]] = stablehlo.clamp %{{.+}}, %[[N]], %{{.+}} : tensor<i32>
+// CHECK-NEXT: %[[SUBTRACT:.+]] = stablehlo.subtract %[[CLAMP]], %{{.+}} : tensor<i32>
+// CHECK-NEXT: %[[PLACE:.+]] = stablehlo.clamp %{{.+}}, %[[SUBTRACT]], %{{.+}} : tensor<i32>
+// CHECK: %[[INSIDE:.+]] = stablehlo.broadcast_in_dim %{{.+}}, dims = [] : (tensor<i1>) -> tensor<1x3xi1>
+// CHECK-NEXT: %[[PART:.+]] = stablehlo.dynamic_slice %[[T]], %[[PLACE]], %{{.+}}, sizes = [1, 3]
+// CHECK: %[[SELECT:.+]] = stablehlo.select %[[INSIDE]], %[[U]], %[[PART]] : tensor<1x3xi1>, tensor<1x3xf32>
+// CHECK-NEXT: %[[UPDATE:.+]] = stablehlo.dynamic_update_slice %[[T]], %[[SELECT]], %[[PLACE]], %{{.+}}
 // CHECK-NEXT: sdy.return %[[UPDATE]] : tensor<2x3xf32>
 func.func @update_of_one_row(
     %t: tensor<8x3xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>},
@@ -181,38 +167,24 @@ func.func @update_of_one_row(
 
 // -----
 
-// Where another dimension can be divided meanwhile, it is.
+// Of an update of three rows, two at most are in a part of two.
 sdy.mesh @mesh = <["x"=4, "y"=2]>
 // CHECK-LABEL: func.func @update_of_several_rows
 // CHECK-NEXT: sdy.manual_computation(
 // CHECK-SAME: manual_axes={"x", "y"} (%[[T:.+]]: tensor<2x4xf32>, %[[U:.+]]: tensor<3x4xf32>, %[[N:.+]]: tensor<i32>) {
-// CHECK-NEXT: %[[DEVICE:.+]] = stablehlo.partition_id : tensor<ui32>
-// CHECK-NEXT: %[[ZERO:.+]] = stablehlo.constant dense<0> : tensor<i32>
-// CHECK-NEXT: %[[TABLE:.+]] = stablehlo.constant dense<[0, 0, 1, 1, 2, 2, 3, 3]> : tensor<8xi32>
-// CHECK-NEXT: %[[ROW:.+]] = stablehlo.dynamic_slice %[[TABLE]], %[[DEVICE]], sizes = [1]
-// CHECK-NEXT: %[[START:.+]] = stablehlo.reshape %[[ROW]]
-// CHECK-NEXT: %[[ZERO_2:.+]] = stablehlo.constant dense<0> : tensor<i32>
-// CHECK-NEXT: %[[EXCHANGE:.+]] = "stablehlo.all_to_all"(%[[T]])
-// CHECK-SAME: channel_handle<handle = 1, type = 1>
-// CHECK-SAME: concat_dimension = 0 : i64, replica_groups = dense<{{\[\[}}0, 2, 4, 6], [1, 3, 5, 7]]>
-// CHECK-SAME: split_count = 4 : i64, split_dimension = 1 : i64
-// CHECK-SAME: -> tensor<8x1xf32>
-// CHECK-NEXT: %[[PART:.+]] = stablehlo.dynamic_slice %[[U]], %[[ZERO]], %[[START]], sizes = [3, 1]
-// CHECK-SAME: -> tensor<3x1xf32>
-// CHECK-NEXT: %[[UPDATE:.+]] = stablehlo.dynamic_update_slice %[[EXCHANGE]], %[[PART]], %[[N]], %[[ZERO_2]]
-// CHECK-SAME: -> tensor<8x1xf32>
-// CHECK-NEXT: %[[EXCHANGE_2:.+]] = "stablehlo.all_to_all"(%[[UPDATE]])
-// CHECK-SAME: channel_handle<handle = 2, type = 1>
-// CHECK-SAME: concat_dimension = 1 : i64, replica_groups = dense<{{\[\[}}0, 2, 4, 6], [1, 3, 5, 7]]>
-// CHECK-SAME: split_count = 4 : i64, split_dimension = 0 : i64
-// CHECK-SAME: -> tensor<2x4xf32>
-// CHECK-NEXT: sdy.return %[[EXCHANGE_2]] : tensor<2x4xf32>
+// CHECK-NOT: all_
+// CHECK: %[[INSIDE:.+]] = stablehlo.broadcast_in_dim %{{.+}}, dims = [0] : (tensor<2xi1>) -> tensor<2x4xi1>
+// CHECK-NEXT: %[[PART:.+]] = stablehlo.dynamic_slice %[[T]], %{{.+}}, %{{.+}}, sizes = [2, 4]
+// CHECK: %[[WIDE:.+]] = stablehlo.pad %[[U]], %{{.+}}, low = [2, 0], high = [2, 0], interior = [0, 0]
+// CHECK-NEXT: %[[ROWS:.+]] = stablehlo.dynamic_slice %[[WIDE]], %{{.+}}, %{{.+}}, sizes = [2, 4]
+// CHECK-NEXT: %[[SELECT:.+]] = stablehlo.select %[[INSIDE]], %[[ROWS]], %[[PART]]
+// CHECK-NEXT: %[[UPDATE:.+]] = stablehlo.dynamic_update_slice %[[T]], %[[SELECT]]
+// CHECK-NEXT: sdy.return %[[UPDATE]] : tensor<2x4xf32>
 func.func @update_of_several_rows(
     %t: tensor<8x4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>},
     %u: tensor<3x4xf32>, %n: tensor<i32>
 ) -> (tensor<8x4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>}) {
   %zero = stablehlo.constant dense<0> : tensor<i32>
-  // expected-warning@+1 {{stablehlo.dynamic_update_slice cannot run on parts of dimension 0, divided over {"x"}: another dimension is divided instead}}
   %0 = stablehlo.dynamic_update_slice %t, %u, %n, %zero : (tensor<8x4xf32>, tensor<3x4xf32>, tensor<i32>, tensor<i32>) -> tensor<8x4xf32>
   return %0 : tensor<8x4xf32>
 }

@@ -279,14 +279,9 @@ class ValueShardings:
         return tuple(self.even(size, axes) for size, axes in zip(shape, dims, strict=True))
 
     def local_shape(self, shape: Sequence[int], dims: Dims) -> list[int]:
-        """What one device holds of a shape. Raises ValueError where it does not divide."""
-        local: list[int] = []
-        for size, axes in zip(shape, dims, strict=True):
-            parts = self.axes.size(axes)
-            if size % parts:
-                raise ValueError(f"a dimension of {size} does not divide by {parts}")
-            local.append(size // parts)
-        return local
+        """What one device holds of a shape: the last blocks of a dimension that does not divide
+        evenly are padded."""
+        return [-(-size // self.axes.size(axes)) for size, axes in zip(shape, dims, strict=True)]
 
     def _attribute(self, value: ir.Value) -> ir.Attribute | None:
         op = producer(value)

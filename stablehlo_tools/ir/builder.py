@@ -113,6 +113,32 @@ class Builder:
             strides=self.integers([1] * len(sizes)),
         )
 
+    def pad(
+        self,
+        value: ir.Value,
+        filling: ir.Value,
+        low: Sequence[int],
+        high: Sequence[int],
+        interior: Sequence[int],
+    ) -> ir.Value:
+        """The value with a scalar around it and between its elements, so many for each dimension;
+        itself where there are none."""
+        edges = (low, high, interior)
+        if not any(map(any, edges)):
+            return value
+        sizes = [
+            n + before + behind + max(n - 1, 0) * between
+            for n, before, behind, between in zip(shape_of(value), *edges, strict=True)
+        ]
+        return self.op(
+            "pad",
+            [value, filling],
+            self.tensor(sizes, element_of(value)),
+            edge_padding_low=self.integers(low),
+            edge_padding_high=self.integers(high),
+            interior_padding=self.integers(interior),
+        )
+
     def slice_along(self, value: ir.Value, dim: int, start: int, limit: int) -> ir.Value:
         """The elements from `start` up to `limit` of one dimension, all of the others."""
         limits = shape_of(value)

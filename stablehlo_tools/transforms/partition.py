@@ -70,6 +70,7 @@ from stablehlo_tools.transforms.parts.partition.border import (
     UnreducedBorder,
     check_sums,
     make_border_even,
+    state_border,
     sum_everywhere,
     warn_of_uneven,
 )
@@ -85,7 +86,10 @@ from stablehlo_tools.transforms.parts.partition.global_view import (
     restore_global_view,
 )
 from stablehlo_tools.transforms.parts.partition.localizing import Localizer
-from stablehlo_tools.transforms.parts.partition.op_rules import widen_rules
+from stablehlo_tools.transforms.parts.partition.op_rules import (
+    sums_over_space,
+    widen_rules,
+)
 from stablehlo_tools.transforms.parts.partition.preparation import (
     MESH,
     check,
@@ -151,9 +155,16 @@ class PartitionPass(Pass):
             check(module, main, shardings)
             warn_of_uneven(main, shardings, diagnostics)
             channel = next_channel(module)
+            if sums_over_space(module):
+                _replace(module, native.run(module, _RULES))
+                widen_rules(module)
             propagated = native.run(module, *_PROPAGATION)
+            even = make_border_even(_main_of(propagated), shardings)
+            if even:  # and values inside are divided as those that come in and go out
+                state_border(_main_of(module), even)
+                propagated = native.run(module, *_PROPAGATION)
+                make_border_even(_main_of(propagated), shardings)
             drop_barriers(propagated)
-            make_border_even(_main_of(propagated), shardings)
             border = Border.of(_main_of(propagated), shardings, unreduced)
             shardy = _Shardy(native, shardings, channel, diagnostics)
             local = self._local(module, propagated, shardy)

@@ -296,18 +296,36 @@ def warn_of_uneven(main: ir.Operation, shardings: ValueShardings, diagnostics: D
                     )
 
 
-def make_border_even(main: ir.Operation, shardings: ValueShardings) -> None:
+_BorderShardings = dict[tuple[str, int], ir.Attribute]  # by list and number of arguments, results
+
+
+def make_border_even(main: ir.Operation, shardings: ValueShardings) -> _BorderShardings:
     """Takes axes, or parts of them, from dimensions of arguments and results that they do not
-    divide evenly."""
+    divide evenly; the shardings that it changed."""
+    changed: _BorderShardings = {}
     for name in ("arg_attrs", "res_attrs"):
         if name not in main.attributes:
             continue
-        lists = [dict_of(each) for each in ir.ArrayAttr(main.attributes[name])]
         for number, value in enumerate(_values(main, name)):
             stated = _at_border(main, name, number, value, shardings)
             even = shardings.even_dims(value, stated)
             if even != stated:
-                lists[number][SHARDING] = shardings.attribute(even, main.context)
+                changed[name, number] = shardings.attribute(even, main.context)
+    state_border(main, changed)
+    return changed
+
+
+def state_border(main: ir.Operation, stated: _BorderShardings) -> None:
+    """Gives arguments and results of a function shardings, in place of those that they have."""
+    for name in dict.fromkeys(name for name, _ in stated):
+        values = _values(main, name)
+        if name in main.attributes:
+            lists = [dict_of(each) for each in ir.ArrayAttr(main.attributes[name])]
+        else:
+            lists = [dict[str, ir.Attribute]() for _ in values]
+        for number in range(len(values)):
+            if (name, number) in stated:
+                lists[number][SHARDING] = stated[name, number]
         main.attributes[name] = ir.ArrayAttr.get(
             [ir.DictAttr.get(each, main.context) for each in lists], main.context
         )

@@ -2,9 +2,8 @@
 
 In the order in which they run:
 
-`make_even`         Shardy lets a dimension of 31 be divided by 2, and leaves the padding to a later
-                    partitioner. Here each device must hold an equal part, so the last axes of such
-                    a dimension are dropped.
+`make_even`         Shardy lets a dimension of 31 be divided by 2, which is padded here; what manual
+                    computations take and give must divide evenly, so the last axes are dropped.
 `choose_divisions`  which of two dimensions an axis divides, where a gather or scatter can have it
                     on one only; before Shardy inserts reshards.
 `Divider`           what Shardy leaves, which inserts reshards until each op fits its sharding rule:
@@ -52,9 +51,10 @@ from stablehlo_tools.dialect.names import (
 from stablehlo_tools.dialect.traits import BRANCHES, TERMINATORS, Trait, ops_with
 from stablehlo_tools.ir.builder import element_of, shape_of
 from stablehlo_tools.ir.values import producer, stand_in
-from stablehlo_tools.ir.walk import FUNCTION, ops_named, walk
+from stablehlo_tools.ir.walk import FUNCTION, ops_named
 from stablehlo_tools.transforms.parts.partition.op_rules import (
     combines_by,
+    fitting,
     is_whole_op,
     undividable,
 )
@@ -74,22 +74,15 @@ Choice = dict[int, Axes]  # the axes of each factor
 
 
 def make_even(module: ir.Module, shardings: ValueShardings) -> None:
-    """Changes the shardings that ops state for results, in place, not those of signatures."""
-
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        if op.name in _STATING:
-            dims = shardings.of(op.results[0])
-            even = _even(op.results[0], dims, shardings)
-            if even != dims:
-                op.attributes[_STATING[op.name]] = shardings.attribute(even, op.context)
-        elif SHARDING in op.attributes and op.name != MANUAL_COMPUTATION:
-            now = [shardings.of(result) for result in op.results]
-            even_each = [_even(v, d, shardings) for v, d in zip(op.results, now, strict=True)]
-            if even_each != now:
-                op.attributes[SHARDING] = shardings.per_value(even_each, op.context)
-        return ir.WalkResult.ADVANCE
-
-    walk(module.operation, visit)
+    """Lets manual computations take and give values in even parts, in place: inside, a dimension
+    that they divide themselves is divided further, which padded blocks of the whole are not."""
+    for op in ops_named(module.operation, {MANUAL_COMPUTATION}):
+        sides = (("in_shardings", op.operands), ("out_shardings", op.results))
+        for name, values in sides:
+            now = [shardings.read(each) for each in sharding_per_value(op.attributes[name])]
+            even = [_even(v, d, shardings) for v, d in zip(values, now, strict=True)]
+            if even != now:
+                op.attributes[name] = shardings.per_value(even, op.context)
 
 
 def _even(value: ir.Value, dims: Dims, shardings: ValueShardings) -> Dims:
@@ -403,6 +396,8 @@ class Divider:
         """How each tensor of an op with a rule is to be divided."""
         axes = self.shardings.axes
         chosen, whole = self._agreed(rule, now)
+        chosen, far = fitting(op, rule, chosen, axes)
+        whole |= far
         for tensor, dim in undividable(op):
             whole.update(rule.tensors[tensor][dim])
         summed = {f for f in rule.reduced if chosen.get(f)}

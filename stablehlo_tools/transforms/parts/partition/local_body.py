@@ -6,6 +6,9 @@ body that is localized.
 
 Replica groups are dense lists of partition ids, in the order of the axes: the member at position k
 holds, or receives, part k.
+
+A dimension that does not divide evenly is held in blocks of ceil(n / parts), the last ones padded.
+Blocks for fewer parts start elsewhere then: what a collective moves is cut anew (`_held_as`).
 """
 
 from __future__ import annotations
@@ -25,6 +28,8 @@ from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.traits import Trait, ops_with
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of, write_reducer
 from stablehlo_tools.ir.values import maker_of, producer
+from stablehlo_tools.transforms.parts.partition.halo import Parts, Piece
+from stablehlo_tools.transforms.parts.partition.moving import Moved, resized, write
 
 
 class DeviceOffsets:
@@ -112,13 +117,16 @@ class CollectiveWriter:
         sharding."""
         build = Builder(ir.InsertionPoint(op), op.location)
         value, after = op.operands[0], self._shardings.of(op.results[0])
+        whole = ir.RankedTensorType(op.results[0].type).shape if before else []
         name = op.name.removeprefix("sdy.")
         if name == "all_gather":
-            return self.all_gather(build, value, _axis_lists(op, "gathering_axes"))
+            value = self.all_gather(build, value, _axis_lists(op, "gathering_axes"))
+            return self._cut_anew(build, value, whole, after)
         if name == "all_slice":
-            return self.all_slice(build, value, _axis_lists(op, "slicing_axes"))
+            lists = _axis_lists(op, "slicing_axes")
+            return self.all_slice(build, value, lists, whole, before)
         if name == "all_to_all":
-            return self._all_to_all(build, value, op)
+            return self._cut_anew(build, self._all_to_all(build, value, op, before), whole, after)
         if name == "collective_permute":
             return self._permute(build, value, before, after)
         if name == "all_reduce":
@@ -129,9 +137,9 @@ class CollectiveWriter:
     def all_gather(self, build: Builder, value: ir.Value, lists: Sequence[Axes]) -> ir.Value:
         """A value made whole along the axes of each dimension."""
         for dim, axes in enumerate(lists):
-            if not axes:
-                continue
             shape = shape_of(value)
+            if not axes or not shape[dim]:
+                continue
             shape[dim] *= self._axes.size(axes)
             value = build.op(
                 "all_gather",
@@ -142,22 +150,71 @@ class CollectiveWriter:
             )
         return value
 
-    def all_slice(self, build: Builder, value: ir.Value, lists: Sequence[Axes]) -> ir.Value:
-        """A device's own part of a value, divided further along the axes of each dimension."""
-        try:
-            sizes = self._shardings.local_shape(shape_of(value), tuple(lists))
-        except ValueError as error:
-            raise ToolError(f"partition needs equal parts: {error}", build.location) from None
-        starts = [
-            self._offsets.start(axes, size) if axes else self._offsets.zero()
-            for size, axes in zip(sizes, lists, strict=True)
-        ]
+    def all_slice(
+        self,
+        build: Builder,
+        value: ir.Value,
+        lists: Sequence[Axes],
+        whole: Sequence[int] | None = None,
+        before: Dims | None = None,
+    ) -> ir.Value:
+        """A device's own part of a value, divided further along the axes of each dimension: of one
+        of the shape `whole` that is divided as `before`, or whole on each device."""
+        whole = shape_of(value) if whole is None else whole
+        starts: list[ir.Value] = []
+        sizes: list[int] = []
+        for dim, (axes, size) in enumerate(zip(lists, whole, strict=True)):
+            outer = () if before is None else before[dim]
+            parts = self._axes.size(axes)
+            block = -(-size // (parts * self._axes.size(outer)))
+            value = self._held_as(build, value, dim, outer, (size, block * parts))
+            starts.append(self._offsets.start(axes, block) if axes else self._offsets.zero())
+            sizes.append(block)
         return build.dynamic_slice(value, starts, sizes)
 
-    def _all_to_all(self, build: Builder, value: ir.Value, op: ir.Operation) -> ir.Value:
+    def by_position(self, axes: Axes, numbers: Sequence[int]) -> ir.Value:
+        """The number that belongs to the device's position along the axes, a scalar of i32."""
+        return self._offsets.by_position(axes, numbers)
+
+    def zero(self) -> ir.Value:
+        """The constant 0 of i32."""
+        return self._offsets.zero()
+
+    def _cut_anew(
+        self, build: Builder, value: ir.Value, whole: Sequence[int], dims: Dims
+    ) -> ir.Value:
+        """A value of which devices hold blocks of any size, in the blocks of its sharding."""
+        for dim, (axes, size) in enumerate(zip(dims, whole, strict=True)):
+            block = -(-size // self._axes.size(axes))
+            value = self._held_as(build, value, dim, axes, (size, block))
+        return value
+
+    def _held_as(
+        self, build: Builder, value: ir.Value, dim: int, axes: Axes, sizes: tuple[int, int]
+    ) -> ir.Value:
+        """A dimension of sizes[0] elements in blocks of sizes[1]; elements move where the blocks
+        that it is held in start elsewhere."""
+        size, block = sizes
+        held = shape_of(value)[dim]
+        if held == block or not axes:
+            return resized(build, value, dim, block)
+        parts = self._axes.size(axes)
+        source, target = (Parts.steps(size, length, parts) for length in (held, block))
+        moved = Moved((value,), (source,), (Piece(0, 0, 0, size),), target)
+        return write(self, build, moved, dim, axes)
+
+    def _all_to_all(
+        self, build: Builder, value: ir.Value, op: ir.Operation, before: Dims
+    ) -> ir.Value:
+        whole = ir.RankedTensorType(op.results[0].type).shape
+        outer = list(before)
         for text, source, target in _EXCHANGES.findall(str(op.attributes["params"])):
             axes, split, concat = axes_in(text), int(target), int(source)
             parts = self._axes.size(axes)
+            size = whole[split]
+            block = -(-size // (parts * self._axes.size(outer[split])))
+            value = self._held_as(build, value, split, outer[split], (size, block * parts))
+            outer[split] = self._axes.canonical((*outer[split], *axes))
             shape = shape_of(value)
             shape[split] //= parts
             shape[concat] *= parts
@@ -308,6 +365,14 @@ class LocalView(Protocol):
         """The global shape of a value that is local already."""
         ...
 
+    def moved(self, value: ir.Value) -> tuple[int, Axes, Moved] | None:
+        """What a local value was put together from along a dimension; None for any other."""
+        ...
+
+    def note_moved(self, value: ir.Value, dim: int, axes: Axes, moved: Moved) -> None:
+        """Keeps what a value was put together from, to be dropped where nobody uses it."""
+        ...
+
     def part_type(self, value: ir.Value, dims: Dims) -> ir.Type:
         """The type of one device's part of a global value."""
         ...
@@ -315,6 +380,10 @@ class LocalView(Protocol):
     def replace(self, op: ir.Operation, value: ir.Value) -> None:
         """Puts a local value in the place of an op's one result, whose attributes still say how it
         is divided, and erases the op."""
+        ...
+
+    def like(self, new: ir.Value, old: ir.Value) -> None:
+        """Says that a value is a part of a tensor of another one's shape, divided alike."""
         ...
 
     def stand_in(self, old: ir.Value, new: ir.Value) -> None:

@@ -3,14 +3,9 @@
 Each rule gets an op with local operands and results and makes it compute the device's part of
 them. All other ops change their types alone.
 
-Slices, pads and concatenates move whole pieces of a divided dimension between devices:
-
-    q, k, v = split(x, 3)        // x divided over 2 devices, q, k and v as well
-
-What a device holds of the result is one piece of what one device holds of the operand (the other
-way round for a pad or a concatenate), so that each piece goes straight to where it is wanted: a
-collective_permute sends one piece a device, and there are as many as a device has pieces to send or
-to receive.
+What a part holds beyond the end of a dimension that does not divide evenly is undefined. Ops that
+mix elements along it put there what leaves the others alone: reduces their initial value,
+contractions zeros, scatters an index that is in nobody's part.
 
 Of gathers, scatters and updates the indexed dimension may be divided. The indices are global, and
 the same on every device along the axes that divide it. Each device serves those that fall into its
@@ -19,237 +14,45 @@ part:
     gather                  clamp as on the whole, shift, gather, and put the identity of the
                             following sum where the index is another device's
     scatter                 shift; indices outside of the part are dropped by scatter itself
-    dynamic_update_slice    of one row: write the row, or what is there already
+    dynamic_update_slice    write the rows of the update that are in the part, or what is there
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 
 from stablehlo_tools.analysis.shardings import Axes, axes_in, rank_of
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.dimension_numbers import conv_numbers, gather_numbers, scatter_numbers
+from stablehlo_tools.dialect.dimension_numbers import (
+    conv_numbers,
+    dot_numbers,
+    gather_numbers,
+    scatter_numbers,
+)
 from stablehlo_tools.dialect.dimensions import integers
 from stablehlo_tools.dialect.names import (
     CONCATENATE,
     CONVOLUTION,
+    DOT_GENERAL,
     DYNAMIC_SLICE,
     DYNAMIC_UPDATE_SLICE,
     GATHER,
     IOTA,
     PAD,
     REDUCE,
+    REVERSE,
     SCATTER,
     SLICE,
 )
 from stablehlo_tools.dialect.reducers import identity_of, reducer_kind
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of, write_reducer
 from stablehlo_tools.ir.values import copy_constant, is_identity_of, is_splat, maker_of
+from stablehlo_tools.transforms.parts.partition import moved_ops
 from stablehlo_tools.transforms.parts.partition.dividing import all_reduce_of
+from stablehlo_tools.transforms.parts.partition.halo import Parts
 from stablehlo_tools.transforms.parts.partition.local_body import LocalView
-
-
-@dataclass(frozen=True)
-class Round:
-    """Pieces that move at once: (source, target) positions along the axes, and where each lies."""
-
-    pairs: tuple[tuple[int, int], ...]
-    places: tuple[int, ...]  # in the larger part, one for each pair
-
-
-def _slice_pieces(local: LocalView, op: ir.Operation, dim: int) -> None:
-    """Makes a slice whose types are local take its piece, from whichever device has it."""
-    operand, result = op.operands[0], op.results[0]
-    axes = local.divided(operand)[dim]
-    part, piece = shape_of(operand)[dim], shape_of(result)[dim]
-    start = integers(op, "start_indices")[dim]
-    build = Builder(ir.InsertionPoint(op), op.location)
-    made: ir.Value | None = None
-    for moved in rounds(local.size(axes), part, piece, start):
-        sent = _cut(local, build, operand, dim, piece, axes, moved, by_source=True)
-        sent = _restrict(build, op, sent, dim)
-        arrived = _move(local, build, sent, axes, moved)
-        made = arrived if made is None else _choose(local, build, axes, moved, arrived, made)
-    assert made is not None, "every device takes a piece"
-    local.adopt(op.results[0], made)
-    op.erase()
-
-
-def _pad_pieces(local: LocalView, op: ir.Operation, dim: int) -> None:
-    """Makes a pad whose types are local put each piece where the device that wants it has it."""
-    operand, padding = op.operands
-    low = integers(op, "edge_padding_low")[dim]
-    build = Builder(ir.InsertionPoint(op), op.location)
-    operand = _pad_others(build, op, operand, dim)
-    made = build.broadcast(padding, shape_of(op.results[0]), [])
-    local.adopt(op.results[0], _placed(local, build, op, made, operand, dim, low))
-    op.erase()
-
-
-def _concatenate_pieces(local: LocalView, op: ir.Operation, dim: int) -> None:
-    """Makes a concatenate whose types are local put the pieces of its operands in their places."""
-    result = op.results[0]
-    build = Builder(ir.InsertionPoint(op), op.location)
-    made = build.splat(0, shape_of(result), element_of(result))
-    parts = local.size(local.divided(result)[dim])
-    start = 0
-    for operand in list(op.operands):
-        made = _placed(local, build, op, made, operand, dim, start)
-        start += shape_of(operand)[dim] * parts
-    local.adopt(op.results[0], made)
-    op.erase()
-
-
-def _placed(
-    local: LocalView,
-    build: Builder,
-    op: ir.Operation,
-    made: ir.Value,
-    operand: ir.Value,
-    dim: int,
-    start: int,
-) -> ir.Value:
-    """A part of a result with the pieces of an operand in it, which begins at `start`."""
-    axes = local.divided(op.results[0])[dim]
-    part, piece = shape_of(made)[dim], shape_of(operand)[dim]
-    for moved in rounds(local.size(axes), part, piece, start):
-        turned = Round(tuple((to, frm) for frm, to in moved.pairs), moved.places)
-        arrived = _move(local, build, operand, axes, turned)
-        there = _cut(local, build, made, dim, piece, axes, turned, by_source=False)
-        chosen = _choose(local, build, axes, turned, arrived, there)
-        starts = _starts(local, dim, len(shape_of(made)), axes, turned, by_source=False)
-        made = build.op("dynamic_update_slice", [made, chosen, *starts], made.type)
-    return made
-
-
-def rounds(parts: int, part: int, piece: int, start: int) -> list[Round]:
-    """Which piece of which part goes where; what stays on its device goes first.
-
-    `parts` parts of `part` elements hold `parts` pieces of `piece` elements, one after another from
-    `start` on. Piece t belongs to device t; a source sends one piece a round.
-    """
-    by_round: list[list[tuple[int, int, int]]] = []
-    wanted = [(divmod(start + target * piece, part), target) for target in range(parts)]
-    stay = [(source, target, place) for (source, place), target in wanted if source == target]
-    move = [(source, target, place) for (source, place), target in wanted if source != target]
-    if stay:
-        by_round.append(stay)
-    waiting = move
-    while waiting:
-        taken: dict[int, tuple[int, int, int]] = {}
-        rest: list[tuple[int, int, int]] = []
-        for entry in waiting:
-            if entry[0] in taken:
-                rest.append(entry)
-            else:
-                taken[entry[0]] = entry
-        by_round.append(list(taken.values()))
-        waiting = rest
-    return [
-        Round(tuple((s, t) for s, t, _ in entries), tuple(place for _, _, place in entries))
-        for entries in by_round
-    ]
-
-
-def _move(local: LocalView, build: Builder, value: ir.Value, axes: Axes, moved: Round) -> ir.Value:
-    """What each device gets: what the pairs send; its own where nothing moves."""
-    if all(source == target for source, target in moved.pairs):
-        return value
-    return local.collectives.permute(build, value, axes, moved.pairs)
-
-
-def _cut(
-    local: LocalView,
-    build: Builder,
-    value: ir.Value,
-    dim: int,
-    piece: int,
-    axes: Axes,
-    moved: Round,
-    *,
-    by_source: bool,
-) -> ir.Value:
-    """The piece of a part that a device sends, or that it receives."""
-    sizes = shape_of(value)
-    sizes[dim] = piece
-    starts = _starts(local, dim, len(sizes), axes, moved, by_source=by_source)
-    return build.dynamic_slice(value, starts, sizes)
-
-
-def _starts(
-    local: LocalView, dim: int, rank: int, axes: Axes, moved: Round, *, by_source: bool
-) -> list[ir.Value]:
-    table = [0] * local.size(axes)
-    for (source, target), place in zip(moved.pairs, moved.places, strict=True):
-        table[source if by_source else target] = place
-    starts = [local.offsets.zero()] * rank
-    starts[dim] = local.offsets.by_position(axes, table)
-    return starts
-
-
-def _choose(
-    local: LocalView,
-    build: Builder,
-    axes: Axes,
-    moved: Round,
-    arrived: ir.Value,
-    otherwise: ir.Value,
-) -> ir.Value:
-    """What arrived, on the devices to which a pair sends; something else on the others."""
-    receives = [0] * local.size(axes)
-    for _, target in moved.pairs:
-        receives[target] = 1
-    if all(receives):
-        return arrived
-    scalar = local.offsets.by_position(axes, receives)
-    here = build.compare("NE", scalar, local.offsets.zero())
-    return build.op("select", [here, arrived, otherwise], arrived.type)
-
-
-def _restrict(build: Builder, op: ir.Operation, value: ir.Value, dim: int) -> ir.Value:
-    """A slice along the other dimensions, as the op has it."""
-    starts, limits, strides = (
-        list(integers(op, name)) for name in ("start_indices", "limit_indices", "strides")
-    )
-    starts[dim], limits[dim], strides[dim] = 0, shape_of(value)[dim], 1
-    whole = shape_of(value)
-    sizes = [(b - a + c - 1) // c for a, b, c in zip(starts, limits, strides, strict=True)]
-    if sizes == whole:
-        return value
-    return build.op(
-        "slice",
-        [value],
-        build.tensor(sizes, element_of(value)),
-        start_indices=build.integers(starts),
-        limit_indices=build.integers(limits),
-        strides=build.integers(strides),
-    )
-
-
-def _pad_others(build: Builder, op: ir.Operation, value: ir.Value, dim: int) -> ir.Value:
-    """A pad along the other dimensions, as the op has it."""
-    edges: Sequence[list[int]] = [
-        list(integers(op, f"{name}_padding{side}"))
-        for name, side in (("edge", "_low"), ("edge", "_high"), ("interior", ""))
-    ]
-    for numbers in edges:
-        numbers[dim] = 0
-    if not any(map(any, edges)):
-        return value
-    sizes = [
-        n + low + high + max(n - 1, 0) * inner
-        for n, low, high, inner in zip(shape_of(value), *edges, strict=True)
-    ]
-    return build.op(
-        "pad",
-        [value, op.operands[1]],
-        build.tensor(sizes, element_of(value)),
-        edge_padding_low=build.integers(edges[0]),
-        edge_padding_high=build.integers(edges[1]),
-        interior_padding=build.integers(edges[2]),
-    )
-
+from stablehlo_tools.transforms.parts.partition.moving import within, zeros
+from stablehlo_tools.transforms.parts.partition.needs import REDUCE_WINDOW
 
 _INDEX_BITS = 32  # at least so many, that any place in a dimension can be told
 
@@ -322,6 +125,9 @@ def _scatter(local: LocalView, op: ir.Operation) -> None:
         for dim in index_map
     ]
     build = Builder(ir.InsertionPoint(op), op.location)
+    padded = _padding(local, indices, numbers.index_dims(rank_of(indices)))
+    if padded:
+        op.operands[1] = indices = _out_of_reach(local, build, indices, padded)
     if any(shift is not None for shift in shifts):
         wide = _wide(build, indices)
         op.operands[1] = _shifted(build, wide, shifts, numbers.index_vector)
@@ -333,30 +139,77 @@ def _scatter(local: LocalView, op: ir.Operation) -> None:
 
 
 def _dynamic_update_slice(local: LocalView, op: ir.Operation) -> None:
-    """Updates the device's part of the operand."""
+    """Updates the device's part of the operand with a whole update.
+
+    Of what the part has from the nearest place to the start on, as much as the update is long, the
+    elements within the update are overwritten.
+    """
     operand, update, *starts = op.operands
     divided, whole, sizes = local.divided(operand), local.whole_shape(operand), shape_of(update)
-    rows = [d for d, axes in enumerate(divided) if axes and local.divided(update)[d] != axes]
-    if not rows:
+    cut = [d for d, axes in enumerate(divided) if axes and local.divided(update)[d] != axes]
+    if not cut:
         return
     build = Builder(ir.InsertionPoint(op), op.location)
     starts = [_wide(build, start) for start in starts]
     element = element_of(starts[0])
+    taken = [min(n, part) for n, part in zip(sizes, shape_of(operand), strict=True)]
     inside: ir.Value | None = None
-    for dim in rows:
+    shifts: dict[int, ir.Value] = {}
+    for dim in cut:
         part = shape_of(operand)[dim]
-        zero, last, end = (build.splat(n, [], element) for n in (0, whole[dim] - sizes[dim], part))
+        zero, last, end = (
+            build.splat(n, [], element) for n in (0, whole[dim] - sizes[dim], part - taken[dim])
+        )
         clamped = build.op("clamp", [zero, starts[dim], last], last.type)
         offset = _as(build, local.offsets.start(divided[dim], part), element)
-        starts[dim] = build.same("subtract", clamped, offset)
-        low = build.compare("GE", starts[dim], zero)
-        here = build.same("and", low, build.compare("LT", starts[dim], end))
-        inside = here if inside is None else build.same("and", inside, here)
+        begin = build.same("subtract", clamped, offset)
+        starts[dim] = build.op("clamp", [zero, begin, end], begin.type)
+        shifts[dim] = build.same("subtract", starts[dim], begin)
+        within = _rows_within(build, shifts[dim], sizes[dim], (taken, dim))
+        inside = within if inside is None else build.same("and", inside, within)
     assert inside is not None, "there are rows"
-    there = build.dynamic_slice(operand, starts, sizes)
-    op.operands[1] = build.op("select", [inside, update, there], update.type)
+    there = build.dynamic_slice(operand, starts, taken)
+    op.operands[1] = build.op(
+        "select", [inside, _shifted_rows(build, update, taken, shifts), there], there.type
+    )
     for number, start in enumerate(starts):
         op.operands[2 + number] = start
+
+
+def _rows_within(
+    build: Builder, shift: ir.Value, size: int, where: tuple[Sequence[int], int]
+) -> ir.Value:
+    """A mask of the rows that, `shift` further on, are among the first `size`: in the shape of
+    `where`, along its dimension; of one row a scalar."""
+    shape, dim = where
+    element = element_of(shift)
+    rows = shift
+    if shape[dim] > 1:
+        iota = build.op(
+            "iota", [], build.tensor([shape[dim]], element), iota_dimension=build.integer(0)
+        )
+        rows = build.same("add", build.broadcast(shift, [shape[dim]], []), iota)
+    low = build.compare("GE", rows, build.splat(0, shape_of(rows), element))
+    high = build.compare("LT", rows, build.splat(size, shape_of(rows), element))
+    return build.broadcast(build.same("and", low, high), shape, [dim] if shape[dim] > 1 else [])
+
+
+def _shifted_rows(
+    build: Builder, update: ir.Value, taken: Sequence[int], shifts: dict[int, ir.Value]
+) -> ir.Value:
+    """As many rows of an update as `taken`, from `shifts` on; any others where it has none."""
+    zero = build.splat(0, [], element_of(next(iter(shifts.values()))))
+    starts = [zero] * len(taken)
+    edges = [0] * len(taken)
+    for dim, shift in shifts.items():
+        if shape_of(update)[dim] > 1:
+            edges[dim] = taken[dim]
+            starts[dim] = build.same("add", shift, build.splat(taken[dim], [], element_of(shift)))
+    if not any(edges):
+        return update
+    filling = zeros(build, [], element_of(update))
+    wide = build.pad(update, filling, edges, edges, [0] * len(edges))
+    return build.dynamic_slice(wide, starts, taken)
 
 
 def _wide(build: Builder, indices: ir.Value) -> ir.Value:
@@ -477,60 +330,91 @@ def _iota(local: LocalView, op: ir.Operation) -> None:
     local.stand_in(result, shifted)
 
 
-def _slice(local: LocalView, op: ir.Operation) -> None:
-    """Whole along what is divided, or the same element of each of fewer pieces."""
-    result = op.results[0]
-    starts, limits, strides = (
-        list(integers(op, name)) for name in ("start_indices", "limit_indices", "strides")
-    )
-    for dim, axes in enumerate(local.divided(result)):
-        if axes:
-            limits[dim] = starts[dim] + (shape_of(result)[dim] - 1) * strides[dim] + 1
-    op.attributes["limit_indices"] = ir.DenseI64ArrayAttr.get(limits, op.context)
-    for dim, axes in enumerate(local.divided(result)):
-        shortened = shape_of(op.operands[0])[dim] != shape_of(result)[dim]
-        if axes and shortened and strides[dim] == 1:
-            _slice_pieces(local, op, dim)
-            return
-
-
-def _concatenate(local: LocalView, op: ir.Operation) -> None:
-    """Pieces to where they belong, along a dimension that is divided."""
-    dim = ir.IntegerAttr(op.attributes["dimension"]).value
-    if local.divided(op.results[0])[dim]:
-        _concatenate_pieces(local, op, dim)
-
-
-def _pad(local: LocalView, op: ir.Operation) -> None:
-    """Pieces to where they belong, along a dimension that is divided and grows."""
-    result = op.results[0]
-    for dim, axes in enumerate(local.divided(result)):
-        if axes and shape_of(op.operands[0])[dim] != shape_of(result)[dim]:
-            _pad_pieces(local, op, dim)
-            return
-
-
 def _dynamic_slice(local: LocalView, op: ir.Operation) -> None:
     """Whole along what is divided, where every start is clamped to 0."""
     result = op.results[0]
     op.attributes["slice_sizes"] = ir.DenseI64ArrayAttr.get(shape_of(result), op.context)
 
 
+_Padding = list[tuple[int, Axes, int]]  # dimensions, what divides them and their global sizes
+
+
+def _padding(local: LocalView, value: ir.Value, dims: Iterable[int]) -> _Padding:
+    """Those of the dimensions of which some devices hold padding."""
+    divided, whole = local.divided(value), local.whole_shape(value)
+    return [(d, divided[d], whole[d]) for d in dims if whole[d] % local.size(divided[d])]
+
+
+def _valid(local: LocalView, build: Builder, shape: Sequence[int], padding: _Padding) -> ir.Value:
+    """A mask in a shape of what is no padding."""
+    masks: list[ir.Value] = []
+    for dim, axes, size in padding:
+        blocks = Parts.blocks(size, local.size(axes))
+        defined = [blocks.defined(d) for d in range(local.size(axes))]
+        ranges = [0] * len(defined), defined
+        masks.append(within(local.collectives, build, axes, ranges, (shape, dim)))
+    mask = masks[0]
+    for other in masks[1:]:
+        mask = build.same("and", mask, other)
+    return mask
+
+
+def _mask(
+    local: LocalView,
+    op: ir.Operation,
+    number: int,
+    dims: Iterable[int],
+    filling: ir.Value | None = None,
+) -> None:
+    """Puts a scalar, or zeros, in the place of an operand's padding along dimensions."""
+    value = op.operands[number]
+    padding = _padding(local, value, dims)
+    if not padding:
+        return
+    build = Builder(ir.InsertionPoint(op), op.location)
+    shape = shape_of(value)
+    if filling is None:
+        others = zeros(build, shape, element_of(value))
+    else:
+        others = build.broadcast(filling, shape, [])
+    mask = _valid(local, build, shape, padding)
+    op.operands[number] = build.op("select", [mask, value, others], value.type)
+    local.like(op.operands[number], value)
+
+
+def _out_of_reach(
+    local: LocalView, build: Builder, indices: ir.Value, padding: _Padding
+) -> ir.Value:
+    """Indices that point to no element where they are padding."""
+    indices = _wide(build, indices)
+    element, shape = ir.IntegerType(element_of(indices)), shape_of(indices)
+    nowhere = (1 << 31) - 1 if element.is_unsigned else -1
+    mask = _valid(local, build, shape, padding)
+    others = build.splat(nowhere, shape, element)
+    return build.op("select", [mask, indices, others], indices.type)
+
+
+def _dot_general(local: LocalView, op: ir.Operation) -> None:
+    """Sums of what is no padding."""
+    numbers = dot_numbers(op)
+    for number, dims in enumerate((numbers.lhs_contracting, numbers.rhs_contracting)):
+        _mask(local, op, number, dims)
+
+
 def _convolution(local: LocalView, op: ir.Operation) -> None:
-    """As many groups as the device holds."""
+    """Sums of what is no padding, over all that the windows look at."""
     numbers = conv_numbers(op)
-    lhs, kernel, out = (shape_of(value) for value in (*op.operands, *op.results))
-    counts = {
-        "feature_group_count": (lhs[numbers.input_feature] // kernel[numbers.kernel_input_feature]),
-        "batch_group_count": (lhs[numbers.input_batch] // out[numbers.output_batch]),
-    }
-    for name, count in counts.items():
-        op.attributes[name] = ir.IntegerAttr.get(op.attributes[name].type, count)
+    _mask(local, op, 0, [numbers.input_feature])
+    _mask(local, op, 1, [numbers.kernel_input_feature, *numbers.kernel_spatial])
+    moved_ops.convolution(local, op)
 
 
 def _reduce(local: LocalView, op: ir.Operation) -> None:
     """Partial results; where no all_reduce follows, gathered and reduced once more."""
     divided = local.divided(op.operands[0])
+    for number in range(len(op.results)):
+        start = op.operands[len(op.results) + number]
+        _mask(local, op, number, integers(op, "dimensions"), start)
     axes = tuple(axis for dim in integers(op, "dimensions") for axis in divided[dim])
     if not axes or all_reduce_of(op.results[0]) is not None:
         return
@@ -550,11 +434,14 @@ def _reduce(local: LocalView, op: ir.Operation) -> None:
 # The ops that know sizes or places; of all others the types alone are changed.
 REWRITERS: dict[str, Callable[[LocalView, ir.Operation], None]] = {
     IOTA: _iota,
-    SLICE: _slice,
-    PAD: _pad,
-    CONCATENATE: _concatenate,
-    DYNAMIC_SLICE: _dynamic_slice,
+    SLICE: moved_ops.slice_,
+    PAD: moved_ops.pad,
+    CONCATENATE: moved_ops.concatenate,
+    REVERSE: moved_ops.reverse,
+    REDUCE_WINDOW: moved_ops.reduce_window,
     CONVOLUTION: _convolution,
+    DYNAMIC_SLICE: _dynamic_slice,
+    DOT_GENERAL: _dot_general,
     REDUCE: _reduce,
     GATHER: _gather,
     SCATTER: _scatter,

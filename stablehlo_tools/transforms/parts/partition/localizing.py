@@ -24,9 +24,9 @@ from stablehlo_tools.analysis.shardings import (
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
-from stablehlo_tools.dialect.traits import Trait, ops_with_any
+from stablehlo_tools.dialect.traits import Trait, full_names, ops_with_any
 from stablehlo_tools.ir.builder import Builder, shape_of
-from stablehlo_tools.ir.values import CONSTANTS, stand_in
+from stablehlo_tools.ir.values import CONSTANTS, has_uses, producer, stand_in
 from stablehlo_tools.ir.walk import terminator
 from stablehlo_tools.transforms.parts.partition.local_body import (
     WRITTEN,
@@ -34,6 +34,7 @@ from stablehlo_tools.transforms.parts.partition.local_body import (
     DeviceOffsets,
 )
 from stablehlo_tools.transforms.parts.partition.local_ops import REWRITERS, constant
+from stablehlo_tools.transforms.parts.partition.moving import Moved
 
 _WITH_BODIES = ops_with_any(Trait.BRANCH | Trait.LOOP)
 
@@ -46,12 +47,17 @@ class Localizer:
         self.shardings = shardings
         self._axes = shardings.axes
         self._divided: dict[ir.Value, Dims] = {}
+        self._whole: dict[ir.Value, list[int]] = {}  # shapes, where divided
+        self._moved: dict[ir.Value, tuple[int, Axes, Moved]] = {}
         self.offsets = DeviceOffsets(body, shardings.axes, body.owner.location)
         self.collectives = CollectiveWriter(shardings, self.offsets, first_channel)
 
     def run(self) -> None:
         """Localizes the arguments and all ops. Raises a located ToolError."""
         self._block(self._body, [*self._body.operations][1:])
+        dropped: set[ir.Value] = set()
+        for value in reversed(self._moved):
+            _drop_unused(value, dropped)
         self.offsets.finish()
 
     def divided(self, value: ir.Value) -> Dims:
@@ -64,8 +70,18 @@ class Localizer:
 
     def whole_shape(self, value: ir.Value) -> list[int]:
         """The global shape of a value that is local already."""
+        if value in self._whole:
+            return self._whole[value]
         dims = self.divided(value)
         return [n * self._axes.size(axes) for n, axes in zip(shape_of(value), dims, strict=True)]
+
+    def moved(self, value: ir.Value) -> tuple[int, Axes, Moved] | None:
+        """What a local value was put together from along a dimension; None for any other."""
+        return self._moved.get(value)
+
+    def note_moved(self, value: ir.Value, dim: int, axes: Axes, moved: Moved) -> None:
+        """Keeps what a value was put together from, to be dropped where nobody uses it."""
+        self._moved[value] = dim, axes, moved
 
     def _block(self, block: ir.Block, ops: Sequence[ir.Operation | ir.OpView]) -> None:
         for argument in block.arguments:
@@ -100,17 +116,13 @@ class Localizer:
         dims = self.shardings.of(value)
         self._divided[value] = dims
         if any(dims):
+            self._whole[value] = shape_of(value)
             value.set_type(self.part_type(value, dims))
 
     def part_type(self, value: ir.Value, dims: Dims) -> ir.Type:
         """The type of one device's part of a global value."""
         whole = ir.RankedTensorType(value.type)
-        try:
-            shape = self.shardings.local_shape(whole.shape, dims)
-        except ValueError as error:
-            owner = value.owner
-            location = None if isinstance(owner, ir.Block) else owner.operation.location
-            raise ToolError(f"partition needs equal parts: {error}", location) from None
+        shape = self.shardings.local_shape(whole.shape, dims)
         return ir.RankedTensorType.get(shape, whole.element_type, loc=self._body.owner.location)
 
     def replace(self, op: ir.Operation, value: ir.Value) -> None:
@@ -118,18 +130,26 @@ class Localizer:
         is divided, and erases the op."""
         old = op.results[0]
         self._divided[value] = self.shardings.of(old)
+        if any(self._divided[value]):
+            self._whole[value] = shape_of(old)
         old.replace_all_uses_with(value)
         op.erase()
 
     def stand_in(self, old: ir.Value, new: ir.Value) -> None:
         """Lets a value made from another one, divided alike, take its place everywhere else."""
-        self._divided[new] = self._divided[old]
+        self.like(new, old)
         stand_in(old, new)
 
     def adopt(self, old: ir.Value, new: ir.Value) -> None:
         """Puts a value in the place of one that is divided alike."""
-        self._divided[new] = self._divided[old]
+        self.like(new, old)
         old.replace_all_uses_with(new)
+
+    def like(self, new: ir.Value, old: ir.Value) -> None:
+        """Says that a value is a part of a tensor of another one's shape, divided alike."""
+        self._divided[new] = self._divided[old]
+        if old in self._whole:
+            self._whole[new] = self._whole[old]
 
     def _sdy(self, op: ir.Operation) -> None:
         if op.name == "sdy.return":
@@ -156,8 +176,10 @@ class Localizer:
             if view.operation != end:
                 point.insert(view.operation.detach_from_parent())
         for result, dims, returned in zip(op.results, shardings, list(end.operands), strict=True):
-            result.replace_all_uses_with(returned)
             self._divided[returned] = dims
+            if any(dims):
+                self._whole[returned] = shape_of(result)
+            result.replace_all_uses_with(returned)
         op.erase()
 
     def _return_own_values(self, block: ir.Block, end: ir.Operation) -> None:
@@ -168,6 +190,26 @@ class Localizer:
                 build = Builder(ir.InsertionPoint(end), end.location)
                 end.operands[number] = build.reshape(value, shape_of(value))
             seen.add(value)
+
+
+_PURE = full_names(
+    "and broadcast_in_dim collective_permute compare concatenate constant convert dynamic_slice "
+    "iota pad reshape reverse select slice"
+)
+
+
+def _drop_unused(value: ir.Value, dropped: set[ir.Value]) -> None:
+    """Takes out what makes a value, as far as nobody uses it."""
+    if value in dropped or has_uses(value):
+        return
+    maker = producer(value)
+    if maker is None or maker.name not in _PURE:
+        return
+    dropped.add(value)
+    operands = list(dict.fromkeys(maker.operands))
+    maker.erase()
+    for operand in operands:
+        _drop_unused(operand, dropped)
 
 
 def _forget(op: ir.Operation) -> None:

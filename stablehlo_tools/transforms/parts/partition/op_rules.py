@@ -2,31 +2,42 @@
 
 `widen_rules` writes better rules on ops that can run on parts although Shardy's say otherwise:
 
-dynamic_update_slice    along a dimension of which one row is written: each device looks whether
-                        the row is in its part
-slice, windows          along a dimension that is cut into equal pieces, none of which crosses
-                        from one part into the next: x[::2], pooling without overlap
-slice, pad,             along a dimension of a few equal pieces, of which one is taken, put among
-concatenate             others, or joined with others: split(x, 3) and its gradient
-custom_call             along the batch dimensions that jax says it has (`num_batch_dims`)
+slice, pad, concatenate,   along every dimension: each device gets the elements that it lacks from
+reverse, windows           those that have them (`needs`)
+convolution                along spatial dimensions alike; where the kernel is longer than the
+                           result, as of a kernel's gradient, each device sums a part of it
+dynamic_update_slice       along a dimension of which it writes some rows: each device looks which
+                           rows are in its part
+custom_call                along the batch dimensions that jax says it has (`num_batch_dims`)
 
 `undividable` lists the dimensions that must be whole on every device although a rule lets them be
-divided: Shardy passes a dimension through wherever its size stays, also where a pad adds as much as
-it takes away. Some ops (`is_whole_op`) have no rule that can be trusted.
+divided. Some ops (`is_whole_op`) have no rule that can be trusted. `fitting` says how many parts of
+those that a rule allows an op can take, `halo_bytes` what it sends for them.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Literal
 
 from stablehlo_tools import bindings
 from stablehlo_tools.analysis.reducers import starts_idempotent
-from stablehlo_tools.analysis.shardings import RULE, Factors, ShardingRule, rank_of, rule_of
+from stablehlo_tools.analysis.shardings import (
+    RULE,
+    Axes,
+    Dims,
+    Factors,
+    MeshAxes,
+    ShardingRule,
+    rank_of,
+    rule_of,
+)
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimension_numbers import conv_numbers, gather_numbers, scatter_numbers
 from stablehlo_tools.dialect.dimensions import dimensions_of, integers
-from stablehlo_tools.dialect.factors import FactorRole, OpDimensions
+from stablehlo_tools.dialect.factors import FactorRole
 from stablehlo_tools.dialect.names import (
     CONCATENATE,
     CONVOLUTION,
@@ -36,6 +47,7 @@ from stablehlo_tools.dialect.names import (
     GATHER,
     PAD,
     REDUCE,
+    REVERSE,
     SCATTER,
     SLICE,
 )
@@ -43,7 +55,8 @@ from stablehlo_tools.dialect.reducers import identity_of, reducer_kind
 from stablehlo_tools.dialect.traits import full_names
 from stablehlo_tools.ir.builder import element_of, shape_of
 from stablehlo_tools.ir.values import is_identity_of
-from stablehlo_tools.ir.walk import walk
+from stablehlo_tools.ir.walk import ops_named, walk
+from stablehlo_tools.transforms.parts.partition.needs import REDUCE_WINDOW, need_of, reduced_window
 
 # A dimension of a tensor: the tensor's number, operands first and then results, and the dimension.
 TensorDim = tuple[int, int]
@@ -53,10 +66,7 @@ TensorDim = tuple[int, int]
 _WHOLE_OPS = full_names(
     "rng_bit_generator batch_norm_training batch_norm_grad batch_norm_inference"
 )
-_REDUCE_WINDOW = "stablehlo.reduce_window"
 _SELECT_AND_SCATTER = "stablehlo.select_and_scatter"
-_DILATIONS = ("base_dilations", "window_dilations")
-_MOST_PIECES = 4  # the rounds that moving one of them takes, at most
 _BATCH_DIMS = "num_batch_dims"
 # Custom calls that compute each row of the last dimension, or each element, on its own.
 _BATCHED_TARGETS = frozenset({"mhlo.topk", "mhlo.erf", "mhlo.erf_inv", "mhlo.tan"})
@@ -80,56 +90,17 @@ def batch_dims(call: ir.Operation) -> int:
     return count if batched else 0
 
 
-def is_row_update(update: ir.Operation, dim: int) -> bool:
-    """Whether a dynamic_update_slice writes one row of a longer dimension."""
-    return shape_of(update.operands[1])[dim] == 1 < shape_of(update.operands[0])[dim]
-
-
-def moved_dim(op: ir.Operation) -> int | None:
-    """The first dimension of a slice that takes one of several equal pieces, or of a pad that puts
-    such a piece among others; None where there is none."""
-    relation = _relation(op)
-    for factor in relation.factors:
-        if factor.role is not FactorRole.MOVED or not factor.size:
-            continue
-        (taken,), (put,) = factor.operands, factor.results
-        along, whole = (
-            (taken, relation.operands[0]) if op.name == SLICE else (put, relation.results[0])
-        )
-        pieces, rest = divmod(whole[along.dim], factor.size)
-        equal = 1 < pieces <= _MOST_PIECES and not rest and along.step == 1
-        is_cut = op.name == PAD and factor.size < relation.operands[0][taken.dim]
-        if equal and not is_cut and (along.start or 0) % factor.size == 0:
-            return along.dim
-    return None
-
-
-def joins_pieces(concatenate: ir.Operation) -> bool:
-    """Whether a concatenate joins few operands, of one size and a type that has a plain zero."""
-    types = {str(value.type) for value in concatenate.operands}
-    element = element_of(concatenate.results[0])
-    few = len(concatenate.operands) <= _MOST_PIECES
-    return few and len(types) == 1 and isinstance(element, ir.FloatType | ir.IntegerType)
-
-
 def is_piecewise(op: ir.Operation, dim: int) -> bool:
-    """Whether a slice or window takes one element or window of each of the equal, adjacent pieces
-    of a dimension."""
+    """Whether the windows of a select_and_scatter lie side by side, and fill a dimension."""
     whole = shape_of(op.operands[0])[dim]
-    if op.name == SLICE:
-        (factor,) = _relation(op).along_operand(0, dim)
-        taken = factor.operands[0]
-        every = factor.size * taken.step == whole
-        return every and taken.step > 1 and (taken.start or 0) < taken.step
-    # Of a window the relation does not say whether some places of it lie in padding: a window that
-    # reaches past the end is cut off there on a device, too, and needs the next one's zeros.
-    rank = rank_of(op.operands[0])
-    window, stride = (
-        integers(op, name, [1] * rank)[dim] for name in ("window_dimensions", "window_strides")
-    )
-    padded = any(integers(op, "padding", [0] * (2 * rank))[2 * dim : 2 * dim + 2])
-    dilated = any(integers(op, name, [1] * rank)[dim] != 1 for name in _DILATIONS)
-    return window == stride > 1 and whole % stride == 0 and not padded and not dilated
+    window = reduced_window(op, dim, shapes_of(op))
+    alone = window.size == window.stride > 1 and window.apart == window.spread == 1
+    return alone and whole % window.stride == 0 and not (window.low or window.high)
+
+
+def shapes_of(op: ir.Operation) -> list[list[int]]:
+    """The shapes of an op's operands, then of its results."""
+    return [shape_of(value) for value in (*op.operands, *op.results)]
 
 
 def undividable(op: ir.Operation) -> set[TensorDim]:
@@ -138,19 +109,12 @@ def undividable(op: ir.Operation) -> set[TensorDim]:
     return set(find(op)) if find else set()
 
 
-_BY_PLACE = frozenset({FactorRole.MOVED, FactorRole.INDEXED, FactorRole.WINDOWED})
-
-
-def _relation(op: ir.Operation) -> OpDimensions:
-    relation = dimensions_of(op)
-    assert relation is not None, "these ops have static shapes here (P2)"
-    return relation
-
-
 def _moved_along(op: ir.Operation) -> list[int]:
     """The dimensions of the first operand along which elements go elsewhere, or into windows."""
-    relation = _relation(op)
-    along = (f.in_operand(0) for f in relation.factors if f.role in _BY_PLACE)
+    relation = dimensions_of(op)
+    assert relation is not None, "these ops have static shapes here (P2)"
+    by_place = (FactorRole.MOVED, FactorRole.INDEXED, FactorRole.WINDOWED)
+    along = (f.in_operand(0) for f in relation.factors if f.role in by_place)
     return sorted({a.dim for a in along if a is not None})
 
 
@@ -161,41 +125,40 @@ def _of_all_tensors(op: ir.Operation, dims: Iterable[int]) -> Iterable[TensorDim
         yield from ((number, dim) for dim in listed if dim < rank_of(value))
 
 
-def _pad(op: ir.Operation) -> Iterable[TensorDim]:
-    """The dimensions that it grows or cuts, but for one that a few equal pieces make up."""
-    return _of_all_tensors(op, (dim for dim in _moved_along(op) if dim != moved_dim(op)))
-
-
-def _slice(op: ir.Operation) -> Iterable[TensorDim]:
-    """The dimensions that it shortens, but for those cut into equal pieces."""
-    cut = [dim for dim in _moved_along(op) if not is_piecewise(op, dim)]
-    return _of_all_tensors(op, (dim for dim in cut if dim != moved_dim(op)))
-
-
 def _dynamic_slice(op: ir.Operation) -> Iterable[TensorDim]:
     """The dimensions that it shortens."""
     return _of_all_tensors(op, _moved_along(op))
 
 
 def _dynamic_update(op: ir.Operation) -> Iterable[TensorDim]:
-    """The update must be whole where it is shorter; so must all where it is longer than 1."""
-    for dim in _differing(op.operands[0].type, op.operands[1].type):
-        yield (1, dim)
-        if not is_row_update(op, dim):
-            yield from ((0, dim), (len(op.operands), dim))
+    """The update must be whole where it is shorter."""
+    yield from ((1, dim) for dim in _differing(op.operands[0].type, op.operands[1].type))
 
 
 def _window(op: ir.Operation) -> Iterable[TensorDim]:
+    """The dimensions of which each window may see all, as those of a prefix sum do."""
+    shapes = shapes_of(op)
+    every = [(dim, reduced_window(op, dim, shapes)) for dim in _moved_along(op)]
+    long = [dim for dim, window in every if window.size >= shapes[0][dim] or not window.places]
+    return _of_all_tensors(op, long)
+
+
+def _select_and_scatter(op: ir.Operation) -> Iterable[TensorDim]:
     """The dimensions that windows of several elements move along, or past the edges of."""
     return _of_all_tensors(op, (dim for dim in _moved_along(op) if not is_piecewise(op, dim)))
 
 
 def _convolution(op: ir.Operation) -> Iterable[TensorDim]:
-    """The spatial dimensions."""
+    """Of kernel and result the shorter along each spatial dimension."""
     numbers = conv_numbers(op)
-    yield from ((0, dim) for dim in numbers.input_spatial)
-    yield from ((1, dim) for dim in numbers.kernel_spatial)
-    yield from ((2, dim) for dim in numbers.output_spatial)
+    for kernel, result in zip(numbers.kernel_spatial, numbers.output_spatial, strict=True):
+        yield (2, result) if _sums_over_space(op, kernel, result) else (1, kernel)
+
+
+def _sums_over_space(conv: ir.Operation, kernel: int, result: int) -> bool:
+    """Whether the kernel is longer than the result along a spatial dimension: each place of the
+    result is a sum over all of the image, which devices make parts of."""
+    return shape_of(conv.operands[1])[kernel] > shape_of(conv.results[0])[result]
 
 
 def _reduce(op: ir.Operation) -> Iterable[TensorDim]:
@@ -271,12 +234,10 @@ def _differing(one: ir.Type, other: ir.Type) -> list[int]:
 
 
 _FINDERS: dict[str, Callable[[ir.Operation], Iterable[TensorDim]]] = {
-    PAD: _pad,
-    SLICE: _slice,
     DYNAMIC_SLICE: _dynamic_slice,
     DYNAMIC_UPDATE_SLICE: _dynamic_update,
-    _REDUCE_WINDOW: _window,
-    _SELECT_AND_SCATTER: _window,
+    REDUCE_WINDOW: _window,
+    _SELECT_AND_SCATTER: _select_and_scatter,
     CONVOLUTION: _convolution,
     REDUCE: _reduce,
     GATHER: _gather,
@@ -284,7 +245,79 @@ _FINDERS: dict[str, Callable[[ir.Operation], Iterable[TensorDim]]] = {
 }
 
 
-_CUT = frozenset({SLICE, PAD, CONCATENATE, _REDUCE_WINDOW})
+_MOVING = frozenset({SLICE, PAD, CONCATENATE, REVERSE, REDUCE_WINDOW})
+
+
+def halo_bytes(op: ir.Operation, divided: Dims, axes: MeshAxes) -> float:
+    """The bytes that a device sends at most, so that an op can run with its first operand divided
+    like this; 0 for an op to which each device's own elements are enough.
+
+    Ops of one value each may send less in a row, where the second sees through the first.
+    """
+    shapes = shapes_of(op)
+    total = 0.0
+    for dim, over in enumerate(divided):
+        need = need_of(op, dim, axes.size(over), shapes) if over else None
+        if need is not None:
+            rest = [n for d, n in enumerate(shapes[0]) if d != dim]
+            others = [part for d, part in enumerate(divided) if d != dim]
+            held = math.prod(-(-n // axes.size(part)) for n, part in zip(rest, others, strict=True))
+            total += need.plan.sent * held * element_bytes(op.operands[0])
+    return total
+
+
+def element_bytes(value: ir.Value) -> float:
+    """The bytes of an element; of one whose width is not known, as of a complex number, 8."""
+    element = element_of(value)
+    return element.width / 8 if isinstance(element, ir.IntegerType | ir.FloatType) else 8
+
+
+def fitting(
+    op: ir.Operation, rule: ShardingRule, chosen: dict[int, Axes], axes: MeshAxes
+) -> tuple[dict[int, Axes], set[int]]:
+    """Which of the axes on an op's factors it can have, and the factors that it cannot have
+    divided, since more would be sent than if all devices got all of them.
+
+    A dimension that does not divide evenly is padded, where it has no other factors and the op
+    computes nothing of which padding could be asked (a custom call).
+    """
+    shapes = shapes_of(op)
+    kept = dict(chosen)
+    for factor in chosen:
+        places = [
+            (tensor, dim, factors)
+            for tensor, dims in enumerate(rule.tensors)
+            for dim, factors in enumerate(dims)
+            if factor in factors
+        ]
+        alone = all(len(factors) == 1 for _, _, factors in places)
+        sizes = [rule.sizes[factor]] if not alone else [shapes[t][d] for t, d, _ in places]
+        if not alone or op.name == CUSTOM_CALL:
+            while any(size % axes.size(kept[factor]) for size in sizes):
+                kept[factor] = kept[factor][:-1]
+    far: set[int] = set()
+    for dim, factors in enumerate(rule.tensors[0] if rule.operands else ()):
+        over = kept.get(factors[0], ()) if len(factors) == 1 else ()
+        need = need_of(op, dim, axes.size(over), shapes) if over else None
+        if need is not None:
+            gathered = (axes.size(over) - 1) * sum(parts.length for parts in need.parts)
+            far |= {factors[0]} if need.plan.sent > gathered else set()
+    return kept, far
+
+
+def sums_over_space(module: ir.Module) -> bool:
+    """Whether a module has convolutions of which Shardy must know the better rule before it
+    divides values."""
+    return any(
+        _sums_over_space(op, *dims)
+        for op in ops_named(module.operation, {CONVOLUTION})
+        for dims in zip(*_spatial(op), strict=True)
+    )
+
+
+def _spatial(conv: ir.Operation) -> tuple[Sequence[int], Sequence[int]]:
+    numbers = conv_numbers(conv)
+    return numbers.kernel_spatial, numbers.output_spatial
 
 
 def widen_rules(module: ir.Module) -> None:
@@ -293,13 +326,15 @@ def widen_rules(module: ir.Module) -> None:
     def visit(op: ir.Operation) -> ir.WalkResult:
         rule: ShardingRule | None = None
         if op.name == DYNAMIC_UPDATE_SLICE:
-            rule = _row_update(op)
+            rule = _update(op)
         elif op.name == CUSTOM_CALL and batch_dims(op):
             rule = _batched(op, batch_dims(op))
         elif op.name == _SELECT_AND_SCATTER:
             rule = _pooled(op)
-        elif op.name in _CUT:
-            rule = _piecewise(op)
+        elif op.name == CONVOLUTION:
+            rule = _convolved(op)
+        elif op.name in _MOVING:
+            rule = _free(op)
         if rule is not None:
             op.attributes[RULE] = _attribute(rule, op.context)
         return ir.WalkResult.ADVANCE
@@ -307,48 +342,54 @@ def widen_rules(module: ir.Module) -> None:
     walk(module.operation, visit)
 
 
-def _row_update(op: ir.Operation) -> ShardingRule | None:
+def _update(op: ir.Operation) -> ShardingRule | None:
+    """The dimensions of which an update is shorter are its own, and whole."""
     whole, update = shape_of(op.operands[0]), shape_of(op.operands[1])
-    if not any(is_row_update(op, dim) for dim in range(len(whole))):
+    if whole == update:
         return None
     sizes = list(whole)
     operand = tuple((dim,) for dim in range(len(whole)))
     updated: list[Factors] = []
-    needed: set[int] = set()
     for dim, (all_rows, rows) in enumerate(zip(whole, update, strict=True)):
-        if all_rows == rows:
-            updated.append((dim,))
-            continue
-        if is_row_update(op, dim):
-            updated.append((len(sizes),))
+        updated.append((dim if all_rows == rows else len(sizes),))
+        if all_rows != rows:
             sizes.append(rows)
-        else:
-            updated.append((dim,))
-        needed.add(updated[-1][0])
     starts = [()] * (len(op.operands) - 2)
     tensors = (operand, tuple(updated), *starts, operand)
-    return ShardingRule(tensors, len(op.operands), tuple(sizes), frozenset(), frozenset(needed))
+    needed = frozenset(range(len(whole), len(sizes)))
+    return ShardingRule(tensors, len(op.operands), tuple(sizes), frozenset(), needed)
 
 
-def _piecewise(op: ir.Operation) -> ShardingRule | None:
+def _free(op: ir.Operation) -> ShardingRule | None:
+    """An op of which no dimension needs to be whole."""
+    rule = rule_of(op)
+    if rule is None or not rule.whole:
+        return None
+    return replace(rule, whole=frozenset())
+
+
+def _convolved(op: ir.Operation) -> ShardingRule | None:
+    """A convolution whose spatial dimensions are divided."""
     rule = rule_of(op)
     if rule is None:
         return None
-    rank = rank_of(op.operands[0])
-    dims = [d for d in range(rank) if _goes_by_pieces(op, d)]
-    free = {factor for dim in dims for factor in rule.tensors[0][dim]}
-    if not free & rule.whole:
-        return None
-    return ShardingRule(rule.tensors, rule.operands, rule.sizes, rule.reduced, rule.whole - free)
-
-
-def _goes_by_pieces(op: ir.Operation, dim: int) -> bool:
-    """Whether a dimension that is cut, padded or joined can stay divided."""
-    if op.name == CONCATENATE:
-        return joins_pieces(op) and dim == ir.IntegerAttr(op.attributes["dimension"]).value
-    if op.name != _REDUCE_WINDOW and dim == moved_dim(op):
-        return True
-    return op.name != PAD and is_piecewise(op, dim)
+    numbers = conv_numbers(op)
+    image, kernel, result = (list(tensor) for tensor in rule.tensors)
+    reduced, whole = set(rule.reduced), set(rule.whole)
+    spatial = (numbers.input_spatial, numbers.kernel_spatial, numbers.output_spatial)
+    for one, window, other in zip(*spatial, strict=True):
+        if _sums_over_space(op, window, other):
+            image[one] = kernel[window]
+            reduced.update(kernel[window])
+            whole.difference_update(kernel[window])
+            whole.update(result[other])
+        else:
+            image[one] = result[other]
+            whole.difference_update(result[other])
+    tensors = (tuple(image), tuple(kernel), tuple(result))
+    return replace(
+        rule, tensors=tensors, reduced=frozenset(reduced), whole=frozenset(whole - reduced)
+    )
 
 
 def _pooled(op: ir.Operation) -> ShardingRule | None:

@@ -1,0 +1,251 @@
+"""Ops that move elements along a divided dimension, or look at their neighbours there, on parts.
+
+Each device gets what it needs for its block of the result (`needs`), its own elements and those
+that others send; the op is then that of a single device, without the places that it knew.
+
+    %y = stablehlo.convolution %x, %w, pad = [[1, 1]]     // x of 32 over 4 devices
+    ==>
+    %before, %behind = collective_permute of last and first elements, to the next and the previous
+    %near = concatenate %before, %x, %behind              // 10 elements
+    %y = stablehlo.convolution %near, %w, pad = [[0, 0]]
+
+What was put together from pieces is remembered: an op that takes it takes the elements from where
+they were at first, and what nobody needs any more is dropped. So `jnp.roll`, two slices and a
+concatenate, is one collective_permute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from stablehlo_tools.analysis.shardings import Axes, rank_of
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.dimension_numbers import conv_numbers
+from stablehlo_tools.dialect.dimensions import integers
+from stablehlo_tools.dialect.names import BROADCAST
+from stablehlo_tools.ir.builder import Builder, element_of, shape_of
+from stablehlo_tools.ir.values import CONSTANTS, copy_constant, is_splat, producer
+from stablehlo_tools.transforms.parts.partition.local_body import LocalView
+from stablehlo_tools.transforms.parts.partition.moving import (
+    Moved,
+    alike,
+    is_zero,
+    seen_through,
+    write,
+    zeros,
+)
+from stablehlo_tools.transforms.parts.partition.needs import Need, need_of
+
+_Needed = tuple[int, Axes, Need]  # along which dimension, over which axes
+
+
+def slice_(local: LocalView, op: ir.Operation) -> None:
+    """What the device needs along what is divided, and the op's steps."""
+    starts, limits, strides = (
+        list(integers(op, name)) for name in ("start_indices", "limit_indices", "strides")
+    )
+    value = op.operands[0]
+    for dim, axes in enumerate(local.divided(value)):
+        if axes:
+            starts[dim], limits[dim] = 0, shape_of(value)[dim]
+    needs = _needs(local, op)
+    build = Builder(ir.InsertionPoint(op), op.location)
+    sizes = [high - low for low, high in zip(starts, limits, strict=True)]
+    if needs and local.moved(value) is None and sizes != shape_of(value):
+        value = build.slice(value, starts, limits)  # first, so that less is sent
+        starts, limits = [0] * len(sizes), sizes
+    for needed in needs:
+        value = _assembled(local, op, [value], needed)
+        limits[needed[0]] = shape_of(value)[needed[0]]
+    if needs and value.type == op.results[0].type:
+        _become(local, op, value)
+        return
+    op.operands[0] = value
+    numbers = {"start_indices": starts, "limit_indices": limits, "strides": strides}
+    for name, each in numbers.items():
+        op.attributes[name] = ir.DenseI64ArrayAttr.get(each, op.context)
+
+
+def concatenate(local: LocalView, op: ir.Operation) -> None:
+    """Elements to where they belong, along a dimension that is divided; an operand that is one
+    number is put there by each device itself."""
+    for dim, axes, joined in _needs(local, op):
+        build = Builder(ir.InsertionPoint(op), op.location)
+        numbers = [_number(build, operand) for operand in op.operands]
+        filling = next((number for number in numbers if number is not None), None)
+        sent = [
+            piece
+            for piece, number in zip(joined.pieces, numbers, strict=True)
+            if number is None or filling is None or not alike(number, filling)
+        ]
+        fills = 0 < len(sent) < len(numbers)
+        need = replace(joined, pieces=tuple(sent), fills=True) if fills else joined
+        value = _assembled(local, op, list(op.operands), (dim, axes, need), filling)
+        _become(local, op, value)
+
+
+def _number(build: Builder, value: ir.Value) -> ir.Value | None:
+    """The scalar that a tensor has everywhere; None where it is not plain that it has one."""
+    maker = producer(value)
+    if maker is not None and maker.name == BROADCAST and not rank_of(maker.operands[0]):
+        return maker.operands[0]
+    if maker is not None and maker.name in CONSTANTS and is_splat(maker):
+        return copy_constant(maker, build.tensor([], element_of(value)), build.point)
+    return None
+
+
+def pad(local: LocalView, op: ir.Operation) -> None:
+    """Elements to where they belong, along what is divided; as the op has it along the others."""
+    needs = _needs(local, op)
+    if not needs:
+        return
+    value, filling = op.operands
+    value = _padded(op, value, filling, {dim for dim, _, _ in needs})
+    for needed in needs:
+        value = _assembled(local, op, [value], needed, filling)
+    _become(local, op, value)
+
+
+def _padded(op: ir.Operation, value: ir.Value, filling: ir.Value, but: set[int]) -> ir.Value:
+    """A pad along the other dimensions, as the op has it."""
+    names = ("edge_padding_low", "edge_padding_high", "interior_padding")
+    edges = [[0 if d in but else n for d, n in enumerate(integers(op, name))] for name in names]
+    build = Builder(ir.InsertionPoint(op), op.location)
+    return build.pad(value, filling, *edges)
+
+
+def reverse(local: LocalView, op: ir.Operation) -> None:
+    """Each part turned round, and sent to the other end."""
+    needs = _needs(local, op)
+    if not needs:
+        return
+    build = Builder(ir.InsertionPoint(op), op.location)
+    value = op.operands[0]
+    value = build.op("reverse", [value], value.type, dimensions=op.attributes["dimensions"])
+    for needed in needs:
+        value = _assembled(local, op, [value], needed)
+    _become(local, op, value)
+
+
+def reduce_window(local: LocalView, op: ir.Operation) -> None:
+    """The windows of the device's block, on all that they look at."""
+    count, rank = len(op.results), rank_of(op.operands[0])
+    needs = _needs(local, op)
+    for needed in needs:
+        for number in range(count):
+            start = op.operands[count + number]
+            op.operands[number] = _assembled(local, op, [op.operands[number]], needed, start)
+    _complete(op, [dim for dim, _, _ in needs], rank, "base_dilations")
+
+
+def convolution(local: LocalView, op: ir.Operation) -> None:
+    """As many groups as the device holds, and all that its windows look at."""
+    numbers = conv_numbers(op)
+    lhs, kernel, out = (shape_of(value) for value in (*op.operands, *op.results))
+    counts = {
+        "feature_group_count": (lhs[numbers.input_feature] // kernel[numbers.kernel_input_feature]),
+        "batch_group_count": (lhs[numbers.input_batch] // out[numbers.output_batch]),
+    }
+    for name, count in counts.items():
+        op.attributes[name] = ir.IntegerAttr.get(op.attributes[name].type, count)
+    build = Builder(ir.InsertionPoint(op), op.location)
+    needs = _needs(local, op)
+    for needed in needs:
+        nothing = zeros(build, [], element_of(op.operands[0]))
+        op.operands[0] = _assembled(local, op, [op.operands[0]], needed, nothing)
+    dims = [numbers.input_spatial.index(dim) for dim, _, _ in needs]
+    _complete(op, dims, len(numbers.input_spatial), "lhs_dilation")
+
+
+def _complete(op: ir.Operation, dims: Sequence[int], rank: int, dilations: str) -> None:
+    """Takes padding and dilation along dimensions from a window op that looks at both."""
+    if not dims:
+        return
+    edges = list(integers(op, "padding", [0] * (2 * rank)))
+    spread = list(integers(op, dilations, [1] * rank))
+    for dim in dims:
+        edges[2 * dim : 2 * dim + 2] = [0, 0]
+        spread[dim] = 1
+    with op.context:
+        rows = np.asarray(edges, dtype=np.int64).reshape(rank, 2)
+        op.attributes["padding"] = ir.DenseElementsAttr.get(rows)
+    op.attributes[dilations] = ir.DenseI64ArrayAttr.get(spread, op.context)
+
+
+def _needs(local: LocalView, op: ir.Operation) -> list[_Needed]:
+    """What an op needs along the dimensions of its first operand that are divided."""
+    shapes = [local.whole_shape(value) for value in (*op.operands, *op.results)]
+    needs: list[_Needed] = []
+    for dim, axes in enumerate(local.divided(op.operands[0])):
+        need = need_of(op, dim, local.size(axes), shapes) if axes else None
+        if need is not None:
+            needs.append((dim, axes, need))
+    return needs
+
+
+def _assembled(
+    local: LocalView,
+    op: ir.Operation,
+    values: Sequence[ir.Value],
+    needed: _Needed,
+    filling: ir.Value | None = None,
+) -> ir.Value:
+    """What an op needs of values along a dimension, in front of it."""
+    dim, axes, need = needed
+    build = Builder(ir.InsertionPoint(op), op.location)
+    if need.spread > 1:
+        assert filling is not None, "what is spread has something in between"
+        values = [_spread(build, value, filling, dim, need.spread) for value in values]
+    number = filling if need.fills else None
+    moved = Moved(tuple(values), need.parts, need.pieces, need.target, number, is_zero(number))
+    return assembled(local, build, moved, dim, axes)
+
+
+def assembled(local: LocalView, build: Builder, moved: Moved, dim: int, axes: Axes) -> ir.Value:
+    """A target from what its sources were put together from along the dimension; also where that
+    was before they were put together along another one."""
+
+    def known(value: ir.Value) -> Moved | None:
+        found = local.moved(value)
+        return found[2] if found is not None and found[0] == dim else None
+
+    last = local.moved(moved.sources[0])
+    if len(moved.sources) == 1 and last is not None and last[0] != dim:
+        other, other_axes, around = last
+        free = moved.filling is None or around.filling is None
+        if free and any(_was_moved(local, value, dim) for value in around.sources):
+            sources = tuple(
+                assembled(local, build, replace(moved, sources=(value,)), dim, axes)
+                for value in around.sources
+            )
+            return assembled(local, build, replace(around, sources=sources), other, other_axes)
+    moved = seen_through(moved, known)
+    made = write(local.collectives, build, moved, dim, axes)
+    if made in moved.sources:  # which stands for another tensor, of another size perhaps
+        made = build.reshape(made, shape_of(made))
+    local.note_moved(made, dim, axes, moved)
+    return made
+
+
+def _was_moved(local: LocalView, value: ir.Value, dim: int) -> bool:
+    """Whether a value was put together along a dimension, last or before."""
+    found = local.moved(value)
+    if found is None:
+        return False
+    return found[0] == dim or any(_was_moved(local, each, dim) for each in found[2].sources)
+
+
+def _spread(build: Builder, value: ir.Value, filling: ir.Value, dim: int, step: int) -> ir.Value:
+    """Elements `step` apart, with as much of a filling behind the last one."""
+    high = [0] * len(shape_of(value))
+    high[dim] = step - 1
+    return build.pad(value, filling, [0] * len(high), high, high)
+
+
+def _become(local: LocalView, op: ir.Operation, value: ir.Value) -> None:
+    """Lets a value that was put together for an op take the place of its result."""
+    local.adopt(op.results[0], value)
+    op.erase()

@@ -1,0 +1,365 @@
+"""Writes plans of `halo` as ops: slices, collective_permutes and what puts them together.
+
+    %y = slice %x [3:32]                    // x of 32 elements over 4 devices
+    ==>
+    %own = slice %x [3:8]                   // the same on every device
+    %sent = slice %x [0:3]
+    %next = collective_permute %sent        // from each device to the one before
+    %y = concatenate %own, %next
+
+Where devices differ, a table says by their position how: which supply they take, where it starts,
+or which places of it are theirs.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from stablehlo_tools.analysis.shardings import Axes
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.ir.builder import Builder, element_of, shape_of
+from stablehlo_tools.ir.values import splat_of
+from stablehlo_tools.transforms.parts.partition.halo import FILLING, Parts, Piece, Plan, Run, plan
+
+# A device's places are put together from slices where all devices cut them alike, up to so many;
+# else from whole ranges, by masks.
+_MOST_SEGMENTS = 12
+
+
+class Devices(Protocol):
+    """What tells devices apart and lets them send."""
+
+    def by_position(self, axes: Axes, numbers: Sequence[int]) -> ir.Value:
+        """The number that belongs to the device's position along the axes, a scalar of i32."""
+        ...
+
+    def zero(self) -> ir.Value:
+        """The constant 0 of i32."""
+        ...
+
+    def permute(
+        self, build: Builder, value: ir.Value, axes: Axes, pairs: Sequence[tuple[int, int]]
+    ) -> ir.Value:
+        """What each device gets when those at one position along the axes send to another."""
+        ...
+
+
+@dataclass(frozen=True)
+class Moved:
+    """A target that is put together from pieces of sources along one dimension."""
+
+    sources: tuple[ir.Value, ...]
+    parts: tuple[Parts, ...]
+    pieces: tuple[Piece, ...]
+    target: Parts
+    filling: ir.Value | None = None  # a scalar, for the places between the pieces
+    is_zero: bool = False  # the filling, bit for bit: what a device gets to which nobody sends
+
+    @property
+    def plan(self) -> Plan:
+        """Who sends what to whom."""
+        return plan(self.parts, self.pieces, self.target, self.filling is not None)
+
+
+def seen_through(moved: Moved, known: Callable[[ir.Value], Moved | None]) -> Moved:
+    """The same target from what its sources are themselves put together from, as `known` has it,
+    where that is not more to send than both: x[1:] of a padded x takes from x what it needs."""
+    sources: list[tuple[ir.Value, Parts]] = []
+    pieces: list[Piece] = []
+    filling, hidden = moved.filling, 0
+
+    def place(value: ir.Value, parts: Parts) -> int:
+        if (value, parts) not in sources:
+            sources.append((value, parts))
+        return sources.index((value, parts))
+
+    for piece in moved.pieces:
+        value, parts = moved.sources[piece.source], moved.parts[piece.source]
+        inner = known(value)
+        behind = [] if inner is None else list(_behind(piece, inner))
+        gaps = sum(each.size for each in behind) < piece.size
+        usable = inner is not None and inner.target == parts
+        if inner is not None and gaps and inner.filling is not None:
+            usable = usable and (filling is None or alike(filling, inner.filling))
+        if inner is None or not usable:
+            pieces.append(replace(piece, source=place(value, parts)))
+            continue
+        if gaps:
+            filling = filling or inner.filling
+        hidden += inner.plan.sent
+        for each in behind:
+            number = place(inner.sources[each.source], inner.parts[each.source])
+            pieces.append(replace(each, source=number))
+    values, layouts = tuple(v for v, _ in sources), tuple(parts for _, parts in sources)
+    found = Moved(values or moved.sources, layouts or moved.parts, tuple(pieces), moved.target,
+                  filling, moved.is_zero or is_zero(filling))  # fmt: skip
+    return found if found.plan.sent <= moved.plan.sent + hidden else moved
+
+
+def _behind(piece: Piece, inner: Moved) -> Iterator[Piece]:
+    """The pieces that a piece of a value is made of, in the place of that piece."""
+    for each in inner.pieces:
+        begin = max(piece.start, each.place)
+        end = min(piece.start + piece.size, each.place + each.size)
+        if begin < end:
+            start, where = each.start + begin - each.place, piece.place + begin - piece.start
+            yield Piece(each.source, start, where, end - begin)
+
+
+def alike(one: ir.Value, other: ir.Value) -> bool:
+    """Whether two scalars are the same number, to the sign of a zero."""
+    numbers = [splat_of(value) for value in (one, other)]
+    same = None not in numbers and repr(numbers[0]) == repr(numbers[1])
+    return one == other or (same and one.type == other.type)
+
+
+def is_zero(filling: ir.Value | None) -> bool:
+    """Whether a scalar is what a device gets to which nobody sends, bit for bit."""
+    return filling is not None and repr(splat_of(filling)) in ("0", "0.0", "False")
+
+
+def write(devices: Devices, build: Builder, moved: Moved, dim: int, axes: Axes) -> ir.Value:
+    """The device's range of the target along a dimension that the axes divide."""
+    return _Writer(devices, build, moved, dim, axes).write()
+
+
+def zeros(build: Builder, shape: Sequence[int], element: ir.Type) -> ir.Value:
+    """A tensor of zeros, of any element type."""
+    if isinstance(element, ir.FloatType | ir.IntegerType):
+        return build.splat(0, shape, element)
+    real = build.splat(0, shape, ir.F32Type.get(build.context))
+    return build.op("convert", [real], build.tensor(shape, element))
+
+
+def undefined(build: Builder, shape: Sequence[int], element: ir.Type) -> ir.Value:
+    """A tensor of which nobody may ask what is in it."""
+    return zeros(build, shape, element)
+
+
+def resized(build: Builder, value: ir.Value, dim: int, size: int) -> ir.Value:
+    """The value with elements of no meaning behind a dimension, or without its last ones."""
+    now = shape_of(value)[dim]
+    if size <= now:
+        return value if size == now else build.slice_along(value, dim, 0, size)
+    return _padded(build, value, dim, 0, size - now)
+
+
+def _padded(build: Builder, value: ir.Value, dim: int, low: int, high: int) -> ir.Value:
+    if not low and not high:
+        return value
+    edges = [[0] * len(shape_of(value)) for _ in range(3)]
+    edges[0][dim], edges[1][dim] = low, high
+    return build.pad(value, undefined(build, [], element_of(value)), *edges)
+
+
+# What each device has at one stretch of places: a supply and its offset; None where anything does.
+_Taken = tuple[tuple[int, int] | None, ...]
+
+
+class _Writer:
+    def __init__(
+        self, devices: Devices, build: Builder, moved: Moved, dim: int, axes: Axes
+    ) -> None:
+        self._devices = devices
+        self._build = build
+        self._moved = moved
+        self._plan = moved.plan
+        self._dim = dim
+        self._axes = axes
+        self._length = moved.target.length
+        self._supplies = list(moved.sources)
+
+    def write(self) -> ir.Value:
+        for message in self._plan.messages:
+            value = self._sent(message.source, message.size, message.pairs, message.offsets)
+            self._supplies.append(
+                self._devices.permute(self._build, value, self._axes, message.pairs)
+            )
+        segments = self._segments()
+        choices = sum(len(_suppliers(taken)) for _, _, taken in segments)
+        return self._joined(segments) if choices <= _MOST_SEGMENTS else self._layered()
+
+    def _sent(
+        self,
+        source: int,
+        size: int,
+        pairs: Sequence[tuple[int, int]],
+        offsets: Sequence[int],
+    ) -> ir.Value:
+        value = self._supplies[source]
+        if len(set(offsets)) == 1:
+            return self._cut(value, offsets[0], offsets[0] + size)
+        table = [0] * len(self._plan.runs)
+        for (sender, _), offset in zip(pairs, offsets, strict=True):
+            table[sender] = offset
+        return self._cut_at(value, table, size)
+
+    def _segments(self) -> list[tuple[int, int, _Taken]]:
+        """Stretches of places that each device takes from one supply, or from none."""
+        ends = {0, self._length}
+        ends.update(end for runs in self._plan.runs for run in runs for end in (run.low, run.high))
+        cuts = sorted(ends)
+        found: list[tuple[int, int, _Taken]] = []
+        for start, high in itertools.pairwise(cuts):
+            low, taken = start, tuple(_at(runs, start) for runs in self._plan.runs)
+            if found and _agree(found[-1][2], taken):
+                before = found.pop()
+                low, taken = before[0], tuple(a or b for a, b in zip(before[2], taken, strict=True))
+            found.append((low, high, taken))
+        return found
+
+    def _joined(self, segments: Sequence[tuple[int, int, _Taken]]) -> ir.Value:
+        """Slices side by side; of each the one that the device takes."""
+        joined = [self._segment(low, high, taken) for low, high, taken in segments]
+        if not joined:
+            return self._cut(self._supplies[0], 0, 0)
+        return joined[0] if len(joined) == 1 else self._build.concatenate(joined, self._dim)
+
+    def _segment(self, low: int, high: int, taken: _Taken) -> ir.Value:
+        suppliers = _suppliers(taken)
+        if not suppliers:
+            return self._blank(high - low)
+        if self._comes_with_message(taken, suppliers):
+            suppliers.remove((FILLING, 0))
+        first, *others = suppliers
+        value = self._stretch(first, low, high)
+        for other in others:
+            chosen = self._devices.by_position(self._axes, [int(t == other) for t in taken])
+            here = self._build.compare("NE", chosen, self._devices.zero())
+            stretch = self._stretch(other, low, high)
+            value = self._build.op("select", [here, stretch, value], value.type)
+        return value
+
+    def _comes_with_message(self, taken: _Taken, suppliers: Sequence[tuple[int, int]]) -> bool:
+        """Whether the devices that want zeros are those that a message does not reach."""
+        supply = max(number for number, _ in suppliers) - len(self._moved.sources)
+        if not self._moved.is_zero or len(suppliers) != 2 or (FILLING, 0) not in suppliers:
+            return False
+        reached = {to for _, to in self._plan.messages[supply].pairs} if supply >= 0 else None
+        filled = {d for d, each in enumerate(taken) if each == (FILLING, 0)}
+        return reached is not None and not reached & filled
+
+    def _stretch(self, taken: tuple[int, int], low: int, high: int) -> ir.Value:
+        supply, offset = taken
+        if supply == FILLING:
+            return self._filled(high - low)
+        value = self._supplies[supply]
+        size = shape_of(value)[self._dim]
+        begin, end = low + offset, high + offset
+        inside = self._cut(value, max(begin, 0), min(end, size))
+        return _padded(self._build, inside, self._dim, max(-begin, 0), max(end - size, 0))
+
+    def _layered(self) -> ir.Value:
+        """Ranges over each other, by masks of the places that each supply is for."""
+        layers: dict[tuple[int, int], dict[int, Run]] = {}
+        for device, runs in enumerate(self._plan.runs):
+            seen: dict[int, int] = {}
+            for run in runs:
+                number = seen[run.supply] = seen.get(run.supply, -1) + 1
+                if run.supply != FILLING:
+                    layers.setdefault((run.supply, number), {})[device] = run
+        filled = self._moved.filling is not None
+        made = self._filled(self._length) if filled else None
+        for (supply, _), runs in sorted(layers.items()):
+            value = self._aligned(supply, runs)
+            if made is None:
+                made = value
+                continue
+            mask = self._mask(runs, shape_of(value))
+            made = self._build.op("select", [mask, value, made], value.type)
+        return self._blank(self._length) if made is None else made
+
+    def _aligned(self, supply: int, runs: dict[int, Run]) -> ir.Value:
+        """A supply moved to where each device wants it."""
+        value = self._supplies[supply]
+        offsets = [run.offset for run in runs.values()]
+        low = max(0, -min(offsets))
+        high = max(0, max(offsets) + self._length - shape_of(value)[self._dim])
+        value = _padded(self._build, value, self._dim, low, high)
+        table = [runs[d].offset + low if d in runs else 0 for d in range(len(self._plan.runs))]
+        if len(set(offsets)) == 1:
+            return self._cut(value, offsets[0] + low, offsets[0] + low + self._length)
+        return self._cut_at(value, table, self._length)
+
+    def _mask(self, runs: dict[int, Run], shape: Sequence[int]) -> ir.Value:
+        empty = Run(FILLING, 0, 0, 0)
+        each = [runs.get(d, empty) for d in range(len(self._plan.runs))]
+        return within(
+            self._devices,
+            self._build,
+            self._axes,
+            ([run.low for run in each], [run.high for run in each]),
+            (shape, self._dim),
+        )
+
+    def _cut(self, value: ir.Value, low: int, high: int) -> ir.Value:
+        if (low, high) == (0, shape_of(value)[self._dim]):
+            return value
+        return self._build.slice_along(value, self._dim, low, high)
+
+    def _cut_at(self, value: ir.Value, table: Sequence[int], size: int) -> ir.Value:
+        sizes = shape_of(value)
+        sizes[self._dim] = size
+        starts = [self._devices.zero()] * len(sizes)
+        starts[self._dim] = self._devices.by_position(self._axes, table)
+        return self._build.dynamic_slice(value, starts, sizes)
+
+    def _blank(self, size: int) -> ir.Value:
+        return undefined(self._build, self._shape(size), element_of(self._supplies[0]))
+
+    def _filled(self, size: int) -> ir.Value:
+        assert self._moved.filling is not None, "a plan that fills has something to fill with"
+        return self._build.broadcast(self._moved.filling, self._shape(size), [])
+
+    def _shape(self, size: int) -> list[int]:
+        shape = shape_of(self._supplies[0])
+        shape[self._dim] = size
+        return shape
+
+
+def within(
+    devices: Devices,
+    build: Builder,
+    axes: Axes,
+    ranges: tuple[Sequence[int], Sequence[int]],
+    where: tuple[Sequence[int], int],
+) -> ir.Value:
+    """A mask in a shape, true along one dimension where places are in a range: `ranges` has the
+    lows and the highs by position along the axes, `where` the shape and the dimension."""
+    (lows, highs), (shape, dim) = ranges, where
+    i32 = ir.IntegerType.get_signless(32, build.context)
+    places = build.op("iota", [], build.tensor([shape[dim]], i32), iota_dimension=build.integer(0))
+    mask: ir.Value | None = None
+    for direction, numbers in (("GE", lows), ("LT", highs)):
+        if direction == "GE" and not any(numbers):
+            continue
+        limit = build.broadcast(devices.by_position(axes, numbers), [shape[dim]], [])
+        side = build.compare(direction, places, limit)
+        mask = side if mask is None else build.same("and", mask, side)
+    assert mask is not None, "places have an upper limit"
+    return build.broadcast(mask, shape, [dim])
+
+
+def _at(runs: Sequence[Run], place: int) -> tuple[int, int] | None:
+    """The supply and offset of a place."""
+    for run in runs:
+        if run.low <= place < run.high:
+            return run.supply, run.offset
+    return None
+
+
+def _agree(one: _Taken, other: _Taken) -> bool:
+    """Whether no device takes two things of two stretches."""
+    return all(a is None or b is None or a == b for a, b in zip(one, other, strict=True))
+
+
+def _suppliers(taken: _Taken) -> list[tuple[int, int]]:
+    """What devices take, that of the most first."""
+    counts: dict[tuple[int, int], int] = {}
+    for each in taken:
+        if each is not None:
+            counts[each] = counts.get(each, 0) + 1
+    return sorted(counts, key=lambda each: (-counts[each], each))
