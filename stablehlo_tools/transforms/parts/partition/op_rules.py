@@ -342,6 +342,14 @@ def widen_rules(module: ir.Module) -> None:
     walk(module.operation, visit)
 
 
+def rule_batched_calls(module: ir.Module) -> None:
+    """Writes a rule on custom calls with batch dimensions, as jax does where Shardy is to read it:
+    in front of the propagation, which otherwise stops at them."""
+    for op in ops_named(module.operation, {CUSTOM_CALL}):
+        if RULE not in op.attributes and batch_dims(op):
+            op.attributes[RULE] = _attribute(_batched(op, batch_dims(op)), op.context)
+
+
 def _update(op: ir.Operation) -> ShardingRule | None:
     """The dimensions of which an update is shorter are its own, and whole."""
     whole, update = shape_of(op.operands[0]), shape_of(op.operands[1])

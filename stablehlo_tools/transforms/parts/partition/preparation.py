@@ -39,6 +39,7 @@ from stablehlo_tools.ir.walk import (
     terminator,
     walk,
 )
+from stablehlo_tools.transforms.parts.partition.op_rules import rule_batched_calls
 
 MESH = "sdy.mesh"
 WITH_SHARDINGS = (
@@ -288,6 +289,7 @@ def import_shardings(module: ir.Module) -> None:
         restore_shardy(module)
     else:
         import_gspmd(module)
+        rule_batched_calls(module)
     try:
         module.operation.verify()
     except ir.MLIRError as error:
