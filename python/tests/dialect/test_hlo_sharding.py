@@ -68,12 +68,12 @@ def test_tuples_and_what_is_beside_the_tiles() -> None:
             "",
             "{{}}",
             "{devices=[2]<=[2]",
-            "{devices=[2,1]<=[2] last_tile_dims={manual,manual,manual}}",
+            "{devices=[2]<=[2] last_tile_dims={manual,manual}}",
         ),
     ],
 )
 def test_what_is_no_sharding_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="sharding|device|order|last_tile_dims"):
+    with pytest.raises(ValueError, match=r"sharding|device|order|last_tile_dims"):
         parse_hlo_sharding(text.encode())
 
 
