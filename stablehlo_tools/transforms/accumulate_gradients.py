@@ -81,6 +81,7 @@ from stablehlo_tools.transforms.parts.accumulate_gradients.searching import (
     find_division,
     given_division,
 )
+from stablehlo_tools.transforms.parts.partition.preparation import import_shardings
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,7 @@ class AccumulateGradientsPass(Pass):
         of them runs."""
         self._check(module)
         copy = copy_module(module)
+        import_shardings(copy)
         inline_all_calls(copy)
         link_loops(copy)
         fold_reshapes(copy)

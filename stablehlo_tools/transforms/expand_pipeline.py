@@ -78,6 +78,7 @@ from stablehlo_tools.transforms.parts.expand_pipeline.expansion_plan import (
     plan_expansion,
 )
 from stablehlo_tools.transforms.parts.expand_pipeline.stack_orders import StackOrders, orders_of
+from stablehlo_tools.transforms.parts.partition.preparation import import_shardings
 
 
 @dataclass(frozen=True)
@@ -143,6 +144,7 @@ class ExpandPipelinePass(Pass):
         """A copy, in the form that is planned for."""
         self._check(module)
         copy = copy_module(module)
+        import_shardings(copy)
         inline_all_calls(copy)
         link_loops(copy)
         fold_reshapes(copy)

@@ -43,9 +43,9 @@ def _both(exported: Callable[[], Exported]) -> tuple[Exported, Exported]:
     return older, exported()
 
 
-def _text(exported: Exported) -> str:
-    """The partitioned program, but for how meshes, groups and channels are written down."""
-    text = str(from_exported(stablehlo_tools.transform(exported, "partition")).module)
+def _text(exported: Exported, pipeline: str = "partition") -> str:
+    """The program after passes, but for how meshes, groups and channels are written down."""
+    text = str(from_exported(stablehlo_tools.transform(exported, pipeline)).module)
     for written, common in (
         (r"(?m)^  sdy\.mesh.*\n", ""),
         (r"@mesh(_\d+)?\b", "@mesh"),
@@ -112,6 +112,23 @@ def test_shard_maps_are_manual_computations() -> None:
     older, newer = _both(_exported_shard_maps)
     assert b"SPMDFullToShardShape" in older.mlir_module_serialized
     assert _text(older) == _text(newer)
+
+
+def test_passes_in_front_of_partition_read_them_too() -> None:
+    mesh = MESHES["4x2"]()
+
+    def layers(x: Any, w: Any) -> Any:
+        return lax.scan(lambda c, w: (jnp.tanh(c @ w), None), x, w)[0]
+
+    def exported() -> Exported:
+        specs = (P(None, "y", None), P("x", None, None))
+        jitted = jax.jit(layers, in_shardings=tuple(NamedSharding(mesh, spec) for spec in specs))
+        shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((4, 8, 16), (8, 16, 16))]
+        return export.export(jitted)(*shapes)
+
+    older, newer = _both(exported)
+    pipeline = "expand-pipeline{axis=x microbatches=4}"
+    assert _text(older, pipeline) == _text(newer, pipeline)
 
 
 def test_an_export_is_called_as_before_and_keeps_the_names_of_its_mesh() -> None:
