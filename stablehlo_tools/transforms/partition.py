@@ -90,6 +90,7 @@ from stablehlo_tools.transforms.parts.partition.op_rules import (
     sums_over_space,
     widen_rules,
 )
+from stablehlo_tools.transforms.parts.partition.plain_moves import plain_moves
 from stablehlo_tools.transforms.parts.partition.preparation import (
     MESH,
     check,
@@ -147,6 +148,7 @@ class PartitionPass(Pass):
             ir.SymbolTable.set_symbol_name(main, ENTRY)  # the name that Shardy knows
             scans_as_windows(module)
             inline_all_calls(module)
+            plain_moves(module)
             apart = _set_apart(module, main)
             prepare(module, mesh)
             restore_global_view(module, shardings, lambda each: native.run(each, _RULES))

@@ -52,7 +52,8 @@ from stablehlo_tools.transforms.parts.partition.dividing import all_reduce_of
 from stablehlo_tools.transforms.parts.partition.halo import Parts
 from stablehlo_tools.transforms.parts.partition.local_body import LocalView
 from stablehlo_tools.transforms.parts.partition.moving import within, zeros
-from stablehlo_tools.transforms.parts.partition.needs import REDUCE_WINDOW
+from stablehlo_tools.transforms.parts.partition.needs import REDUCE_WINDOW, SELECT_AND_SCATTER
+from stablehlo_tools.transforms.parts.partition.op_rules import starts_known
 
 _INDEX_BITS = 32  # at least so many, that any place in a dimension can be told
 
@@ -139,11 +140,14 @@ def _scatter(local: LocalView, op: ir.Operation) -> None:
 
 
 def _dynamic_update_slice(local: LocalView, op: ir.Operation) -> None:
-    """Updates the device's part of the operand with a whole update.
+    """Updates the device's part of the operand with a whole update, or a known part of one.
 
     Of what the part has from the nearest place to the start on, as much as the update is long, the
     elements within the update are overwritten.
     """
+    if starts_known(op, [local.whole_shape(value) for value in op.operands]):
+        moved_ops.known_update(local, op)
+        return
     operand, update, *starts = op.operands
     divided, whole, sizes = local.divided(operand), local.whole_shape(operand), shape_of(update)
     cut = [d for d, axes in enumerate(divided) if axes and local.divided(update)[d] != axes]
@@ -439,6 +443,7 @@ REWRITERS: dict[str, Callable[[LocalView, ir.Operation], None]] = {
     CONCATENATE: moved_ops.concatenate,
     REVERSE: moved_ops.reverse,
     REDUCE_WINDOW: moved_ops.reduce_window,
+    SELECT_AND_SCATTER: moved_ops.select_and_scatter,
     CONVOLUTION: _convolution,
     DYNAMIC_SLICE: _dynamic_slice,
     DOT_GENERAL: _dot_general,

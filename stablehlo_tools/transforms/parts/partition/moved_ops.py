@@ -26,18 +26,28 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimension_numbers import conv_numbers
 from stablehlo_tools.dialect.dimensions import integers
 from stablehlo_tools.dialect.names import BROADCAST
+from stablehlo_tools.dialect.reducers import identity_of
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.values import CONSTANTS, copy_constant, is_splat, producer
+from stablehlo_tools.transforms.parts.partition.halo import Parts
 from stablehlo_tools.transforms.parts.partition.local_body import LocalView
 from stablehlo_tools.transforms.parts.partition.moving import (
     Moved,
     alike,
     is_zero,
+    placed,
     seen_through,
+    within,
     write,
     zeros,
 )
-from stablehlo_tools.transforms.parts.partition.needs import Need, need_of
+from stablehlo_tools.transforms.parts.partition.needs import (
+    Need,
+    known_start,
+    need_of,
+    pooled_needs,
+    reduced_window,
+)
 
 _Needed = tuple[int, Axes, Need]  # along which dimension, over which axes
 
@@ -130,6 +140,37 @@ def reverse(local: LocalView, op: ir.Operation) -> None:
     _become(local, op, value)
 
 
+def known_update(local: LocalView, op: ir.Operation) -> None:
+    """A dynamic_update_slice of which it is known where it writes: the rows of the update next to
+    those that they overwrite, of which each device has its part."""
+    operand, update = op.operands[0], op.operands[1]
+    needs = {dim: (dim, axes, need) for dim, axes, need in _needs(local, op)}
+    if not needs:
+        return
+    build = Builder(ir.InsertionPoint(op), op.location)
+    whole, written = local.whole_shape(operand), local.whole_shape(update)
+    mask: ir.Value | None = None
+    for dim, size in enumerate(written):
+        if size == whole[dim]:
+            continue
+        start = known_start(op, dim, whole[dim] - size)
+        assert start is not None, "asked before"
+        axes = local.divided(operand)[dim]
+        blocks = Parts.blocks(whole[dim], local.size(axes))
+        if dim in needs:
+            update = _assembled(local, op, [update], needs[dim])
+        else:
+            update = placed(build, update, dim, start, whole[dim])
+        lows = [min(max(start - first, 0), blocks.length) for first in blocks.starts]
+        highs = [min(max(start + size - first, 0), blocks.length) for first in blocks.starts]
+        where = shape_of(operand), dim
+        along = within(local.collectives, build, axes, (lows, highs), where)
+        mask = along if mask is None else build.same("and", mask, along)
+    assert mask is not None, "an update of all rows needs nothing"
+    made = build.op("select", [mask, update, operand], operand.type)
+    _become(local, op, made)
+
+
 def reduce_window(local: LocalView, op: ir.Operation) -> None:
     """The windows of the device's block, on all that they look at."""
     count, rank = len(op.results), rank_of(op.operands[0])
@@ -139,6 +180,39 @@ def reduce_window(local: LocalView, op: ir.Operation) -> None:
             start = op.operands[count + number]
             op.operands[number] = _assembled(local, op, [op.operands[number]], needed, start)
     _complete(op, [dim for dim, _, _ in needs], rank, "base_dilations")
+
+
+def select_and_scatter(local: LocalView, op: ir.Operation) -> None:
+    """All windows that touch the device's block, of which the block is cut; what it adds to its
+    neighbours' elements they add themselves."""
+    operand, source = op.operands[0], op.operands[1]
+    shapes = [local.whole_shape(value) for value in (*op.operands, *op.results)]
+    cuts: list[tuple[int, Axes, list[int]]] = []
+    for dim, axes in enumerate(local.divided(op.results[0])):
+        window = reduced_window(op, dim, shapes)
+        if not axes or window.is_element:
+            continue
+        parts = local.size(axes)
+        looked, added = pooled_needs(window, shapes[0][dim], parts)
+        build = Builder(ir.InsertionPoint(op), op.location)
+        element = element_of(source)
+        number = identity_of("add", element)
+        nothing = zeros(build, [], element) if number is None else build.splat(number, [], element)
+        operand = _assembled(local, op, [operand], (dim, axes, looked))
+        source = _assembled(local, op, [source], (dim, axes, added), nothing)
+        piece, block = looked.pieces[0], Parts.blocks(shapes[0][dim], parts)
+        starts = zip(block.starts, looked.target.starts, strict=True)
+        cuts.append((dim, axes, [piece.place + mine - first for mine, first in starts]))
+    if not cuts:
+        return
+    op.operands[0], op.operands[1] = operand, source
+    result, sizes = op.results[0], shape_of(op.results[0])
+    result.set_type(operand.type)
+    build = Builder(ir.InsertionPoint.after(op), op.location)
+    places = [local.collectives.zero()] * len(sizes)
+    for dim, axes, table in cuts:
+        places[dim] = local.collectives.by_position(axes, table)
+    local.stand_in(result, build.dynamic_slice(result, places, sizes))
 
 
 def convolution(local: LocalView, op: ir.Operation) -> None:

@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+import numpy as np
+
 from stablehlo_tools.analysis.shardings import Axes
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
@@ -147,12 +149,26 @@ def resized(build: Builder, value: ir.Value, dim: int, size: int) -> ir.Value:
     return _padded(build, value, dim, 0, size - now)
 
 
-def _padded(build: Builder, value: ir.Value, dim: int, low: int, high: int) -> ir.Value:
+def placed(build: Builder, value: ir.Value, dim: int, start: int, size: int) -> ir.Value:
+    """The value from a place of a dimension of a size on; elements of no meaning around it."""
+    return _padded(build, value, dim, start, size - start - shape_of(value)[dim])
+
+
+def _padded(
+    build: Builder,
+    value: ir.Value,
+    dim: int,
+    low: int,
+    high: int,
+    filling: ir.Value | None = None,
+) -> ir.Value:
     if not low and not high:
         return value
     edges = [[0] * len(shape_of(value)) for _ in range(3)]
     edges[0][dim], edges[1][dim] = low, high
-    return build.pad(value, undefined(build, [], element_of(value)), *edges)
+    if filling is None:
+        filling = undefined(build, [], element_of(value))
+    return build.pad(value, filling, *edges)
 
 
 # What each device has at one stretch of places: a supply and its offset; None where anything does.
@@ -250,7 +266,11 @@ class _Writer:
         size = shape_of(value)[self._dim]
         begin, end = low + offset, high + offset
         inside = self._cut(value, max(begin, 0), min(end, size))
-        return _padded(self._build, inside, self._dim, max(-begin, 0), max(end - size, 0))
+        edges = max(-begin, 0), max(end - size, 0)
+        if self._moved.is_zero:  # beside a message, devices that it does not reach want zeros
+            nothing = zeros(self._build, [], element_of(value))
+            return _padded(self._build, inside, self._dim, *edges, nothing)
+        return _padded(self._build, inside, self._dim, *edges)
 
     def _layered(self) -> ir.Value:
         """Ranges over each other, by masks of the places that each supply is for."""
@@ -330,6 +350,10 @@ def within(
     """A mask in a shape, true along one dimension where places are in a range: `ranges` has the
     lows and the highs by position along the axes, `where` the shape and the dimension."""
     (lows, highs), (shape, dim) = ranges, where
+    if not axes:
+        by_place = np.arange(shape[dim])
+        alone = build.constant((lows[0] <= by_place) & (by_place < highs[0]))
+        return build.broadcast(alone, shape, [dim])
     i32 = ir.IntegerType.get_signless(32, build.context)
     places = build.op("iota", [], build.tensor([shape[dim]], i32), iota_dimension=build.integer(0))
     mask: ir.Value | None = None

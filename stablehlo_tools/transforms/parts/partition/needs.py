@@ -2,6 +2,8 @@
 
     slice, pad, concatenate      the elements that are in its block of the result
     reverse                      those at the other end, turned round
+    dynamic_update_slice         from a start that is known, the rows of the update that are in its
+                                 block
     reduce_window, convolution   those that the windows of its block of the result look at; of a
                                  convolution whose kernel is longer than its result (the gradient
                                  of a kernel), those that its block of the kernel looks at
@@ -18,10 +20,19 @@ from dataclasses import dataclass
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimension_numbers import conv_numbers
 from stablehlo_tools.dialect.dimensions import integer, integers
-from stablehlo_tools.dialect.names import CONCATENATE, CONVOLUTION, PAD, REVERSE, SLICE
+from stablehlo_tools.dialect.names import (
+    CONCATENATE,
+    CONVOLUTION,
+    DYNAMIC_UPDATE_SLICE,
+    PAD,
+    REVERSE,
+    SLICE,
+)
+from stablehlo_tools.ir.values import splat_of
 from stablehlo_tools.transforms.parts.partition.halo import Parts, Piece, Plan, plan
 
 REDUCE_WINDOW = "stablehlo.reduce_window"
+SELECT_AND_SCATTER = "stablehlo.select_and_scatter"
 Shapes = Sequence[Sequence[int]]  # of operands, then of results
 
 
@@ -82,6 +93,9 @@ def need_of(op: ir.Operation, dim: int, parts: int, shapes: Shapes) -> Need | No
     if op.name == REVERSE and dim in integers(op, "dimensions"):
         turned = Parts.blocks(size, parts).reversed()
         return Need((turned,), (Piece(0, 0, 0, size),), Parts.blocks(size, parts))
+    if op.name == DYNAMIC_UPDATE_SLICE and shapes[1][dim] < size:
+        start = known_start(op, dim, size - shapes[1][dim])
+        return None if start is None else _update(shapes[1][dim], start, parts, size)
     if op.name == SLICE:
         need = _slice(op, dim, parts, shapes[-1][dim], size)
     elif op.name == PAD:
@@ -90,6 +104,43 @@ def need_of(op: ir.Operation, dim: int, parts: int, shapes: Shapes) -> Need | No
         return None
     stays = need.target == need.parts[0] and need.pieces == (Piece(0, 0, 0, size),)
     return None if stays and need.spread == 1 else need
+
+
+def needs_of(op: ir.Operation, dim: int, parts: int, shapes: Shapes) -> list[Need]:
+    """All that a device needs along a dimension that is divided."""
+    if op.name == SELECT_AND_SCATTER:
+        window = reduced_window(op, dim, shapes)
+        return [] if window.is_element else list(pooled_needs(window, shapes[0][dim], parts))
+    need = need_of(op, dim, parts, shapes)
+    return [] if need is None else [need]
+
+
+def pooled_needs(window: Window, size: int, parts: int) -> tuple[Need, Need]:
+    """Of a select_and_scatter whose windows are all inside: what the windows look at that touch a
+    device's block of the result, and their places in the source.
+
+    All devices have as many windows; those of no place in the source count for nothing.
+    """
+    blocks = Parts.blocks(size, parts)
+    reach = window.size - 1
+    first = [-(-(start - reach) // window.stride) for start in blocks.starts]
+    if any(one * window.stride > start for one, start in zip(first, blocks.starts, strict=True)):
+        first = [(start - reach) // window.stride for start in blocks.starts]
+    ends = [start + blocks.length for start in blocks.starts]
+    count = max(  # so many that they reach to the block's end, too
+        max((end - 1) // window.stride + 1, -(-(end - window.size) // window.stride) + 1) - one
+        for one, end in zip(first, ends, strict=True)
+    )
+    low = max(0, -min(first))  # places are counted from 0 on
+    length = (count - 1) * window.stride + window.size
+    starts = tuple((one + low) * window.stride for one in first)
+    looked = Parts(low * window.stride + size, length, starts)
+    added = Parts(max(first) + low + count, count, tuple(one + low for one in first))
+    held = Parts.blocks(window.places, parts)
+    return (
+        Need((blocks,), (Piece(0, 0, low * window.stride, size),), looked),
+        Need((held,), (Piece(0, 0, low, window.places),), added, True),
+    )
 
 
 def _slice(op: ir.Operation, dim: int, parts: int, taken: int, size: int) -> Need:
@@ -106,6 +157,20 @@ def _pad(op: ir.Operation, dim: int, parts: int, padded: int, size: int) -> Need
     held = Parts.blocks(size, parts).spread(inner + 1)
     pieces = _placed(held.size, low, padded)
     return Need((held,), pieces, Parts.blocks(padded, parts), True, inner + 1)
+
+
+def known_start(update: ir.Operation, dim: int, last: int) -> int | None:
+    """Where a dynamic_update_slice writes along a dimension, at `last` at most; None where only the
+    running program knows."""
+    starts = [splat_of(start) for start in list(update.operands)[2:]]
+    start = starts[dim]
+    return max(0, min(start, last)) if isinstance(start, int) else None
+
+
+def _update(size: int, start: int, parts: int, whole: int) -> Need:
+    """The rows of an update, where the rows are that they overwrite."""
+    pieces = (Piece(0, 0, start, size),)
+    return Need((Parts.blocks(size, parts),), pieces, Parts.blocks(whole, parts))
 
 
 def joined(sizes: Sequence[int], parts: int) -> Need:

@@ -56,7 +56,14 @@ from stablehlo_tools.dialect.traits import full_names
 from stablehlo_tools.ir.builder import element_of, shape_of
 from stablehlo_tools.ir.values import is_identity_of
 from stablehlo_tools.ir.walk import ops_named, walk
-from stablehlo_tools.transforms.parts.partition.needs import REDUCE_WINDOW, need_of, reduced_window
+from stablehlo_tools.transforms.parts.partition.needs import (
+    REDUCE_WINDOW,
+    SELECT_AND_SCATTER,
+    Shapes,
+    known_start,
+    needs_of,
+    reduced_window,
+)
 
 # A dimension of a tensor: the tensor's number, operands first and then results, and the dimension.
 TensorDim = tuple[int, int]
@@ -66,7 +73,6 @@ TensorDim = tuple[int, int]
 _WHOLE_OPS = full_names(
     "rng_bit_generator batch_norm_training batch_norm_grad batch_norm_inference"
 )
-_SELECT_AND_SCATTER = "stablehlo.select_and_scatter"
 _BATCH_DIMS = "num_batch_dims"
 # Custom calls that compute each row of the last dimension, or each element, on its own.
 _BATCHED_TARGETS = frozenset({"mhlo.topk", "mhlo.erf", "mhlo.erf_inv", "mhlo.tan"})
@@ -88,14 +94,6 @@ def batch_dims(call: ir.Operation) -> int:
     count = int(ir.StringAttr(frontend[_BATCH_DIMS]).value)
     batched = all(rank_of(value) >= count for value in (*call.operands, *call.results))
     return count if batched else 0
-
-
-def is_piecewise(op: ir.Operation, dim: int) -> bool:
-    """Whether the windows of a select_and_scatter lie side by side, and fill a dimension."""
-    whole = shape_of(op.operands[0])[dim]
-    window = reduced_window(op, dim, shapes_of(op))
-    alone = window.size == window.stride > 1 and window.apart == window.spread == 1
-    return alone and whole % window.stride == 0 and not (window.low or window.high)
 
 
 def shapes_of(op: ir.Operation) -> list[list[int]]:
@@ -131,8 +129,10 @@ def _dynamic_slice(op: ir.Operation) -> Iterable[TensorDim]:
 
 
 def _dynamic_update(op: ir.Operation) -> Iterable[TensorDim]:
-    """The update must be whole where it is shorter."""
-    yield from ((1, dim) for dim in _differing(op.operands[0].type, op.operands[1].type))
+    """The update must be whole where it is shorter, unless it is known where it goes."""
+    shapes = shapes_of(op)
+    known = starts_known(op, shapes)
+    yield from ((1, dim) for dim in differing(shapes) if not known)
 
 
 def _window(op: ir.Operation) -> Iterable[TensorDim]:
@@ -144,8 +144,15 @@ def _window(op: ir.Operation) -> Iterable[TensorDim]:
 
 
 def _select_and_scatter(op: ir.Operation) -> Iterable[TensorDim]:
-    """The dimensions that windows of several elements move along, or past the edges of."""
-    return _of_all_tensors(op, (dim for dim in _moved_along(op) if not is_piecewise(op, dim)))
+    """The dimensions past whose edges a window may reach, where nothing is to be selected."""
+    return _of_all_tensors(op, (dim for dim in _moved_along(op) if not _stays_inside(op, dim)))
+
+
+def _stays_inside(op: ir.Operation, dim: int) -> bool:
+    """Whether all windows of a select_and_scatter that adds up are within its operand."""
+    window = reduced_window(op, dim, shapes_of(op))
+    adds = reducer_kind(op.regions[1].blocks[0]) == "add"
+    return adds and not (window.low or window.high) and window.places > 0
 
 
 def _convolution(op: ir.Operation) -> Iterable[TensorDim]:
@@ -228,16 +235,21 @@ def _all_dims(op: ir.Operation) -> Iterable[TensorDim]:
         yield from ((number, dim) for dim in range(rank_of(value)))
 
 
-def _differing(one: ir.Type, other: ir.Type) -> list[int]:
-    shapes = ir.RankedTensorType(one).shape, ir.RankedTensorType(other).shape
-    return [dim for dim, (a, b) in enumerate(zip(*shapes, strict=True)) if a != b]
+def differing(shapes: Shapes) -> list[int]:
+    """The dimensions along which a dynamic_update_slice writes some of the rows."""
+    return [dim for dim, (all_, some) in enumerate(zip(*shapes[:2], strict=True)) if all_ != some]
+
+
+def starts_known(update: ir.Operation, shapes: Shapes) -> bool:
+    """Whether it is known where a dynamic_update_slice writes, along all that it writes some of."""
+    return all(known_start(update, dim, 0) is not None for dim in differing(shapes))
 
 
 _FINDERS: dict[str, Callable[[ir.Operation], Iterable[TensorDim]]] = {
     DYNAMIC_SLICE: _dynamic_slice,
     DYNAMIC_UPDATE_SLICE: _dynamic_update,
     REDUCE_WINDOW: _window,
-    _SELECT_AND_SCATTER: _select_and_scatter,
+    SELECT_AND_SCATTER: _select_and_scatter,
     CONVOLUTION: _convolution,
     REDUCE: _reduce,
     GATHER: _gather,
@@ -257,8 +269,7 @@ def halo_bytes(op: ir.Operation, divided: Dims, axes: MeshAxes) -> float:
     shapes = shapes_of(op)
     total = 0.0
     for dim, over in enumerate(divided):
-        need = need_of(op, dim, axes.size(over), shapes) if over else None
-        if need is not None:
+        for need in needs_of(op, dim, axes.size(over), shapes) if over else ():
             rest = [n for d, n in enumerate(shapes[0]) if d != dim]
             others = [part for d, part in enumerate(divided) if d != dim]
             held = math.prod(-(-n // axes.size(part)) for n, part in zip(rest, others, strict=True))
@@ -298,10 +309,10 @@ def fitting(
     far: set[int] = set()
     for dim, factors in enumerate(rule.tensors[0] if rule.operands else ()):
         over = kept.get(factors[0], ()) if len(factors) == 1 else ()
-        need = need_of(op, dim, axes.size(over), shapes) if over else None
-        if need is not None:
-            gathered = (axes.size(over) - 1) * sum(parts.length for parts in need.parts)
-            far |= {factors[0]} if need.plan.sent > gathered else set()
+        needs = needs_of(op, dim, axes.size(over), shapes) if over else []
+        gathered = sum(parts.length for need in needs for parts in need.parts)
+        if sum(need.plan.sent for need in needs) > (axes.size(over) - 1) * gathered:
+            far.add(factors[0])
     return kept, far
 
 
@@ -329,7 +340,7 @@ def widen_rules(module: ir.Module) -> None:
             rule = _update(op)
         elif op.name == CUSTOM_CALL and batch_dims(op):
             rule = _batched(op, batch_dims(op))
-        elif op.name == _SELECT_AND_SCATTER:
+        elif op.name == SELECT_AND_SCATTER:
             rule = _pooled(op)
         elif op.name == CONVOLUTION:
             rule = _convolved(op)
@@ -351,12 +362,16 @@ def rule_batched_calls(module: ir.Module) -> None:
 
 
 def _update(op: ir.Operation) -> ShardingRule | None:
-    """The dimensions of which an update is shorter are its own, and whole."""
+    """The dimensions of which an update is shorter are its own, and whole, unless it is known where
+    it goes."""
     whole, update = shape_of(op.operands[0]), shape_of(op.operands[1])
     if whole == update:
         return None
     sizes = list(whole)
     operand = tuple((dim,) for dim in range(len(whole)))
+    if starts_known(op, shapes_of(op)):
+        tensors = (operand, operand, *([()] * len(whole)), operand)
+        return ShardingRule(tensors, len(op.operands), tuple(sizes), frozenset(), frozenset())
     updated: list[Factors] = []
     for dim, (all_rows, rows) in enumerate(zip(whole, update, strict=True)):
         updated.append((dim if all_rows == rows else len(sizes),))
@@ -395,18 +410,19 @@ def _convolved(op: ir.Operation) -> ShardingRule | None:
             image[one] = result[other]
             whole.difference_update(result[other])
     tensors = (tuple(image), tuple(kernel), tuple(result))
-    return replace(
-        rule, tensors=tensors, reduced=frozenset(reduced), whole=frozenset(whole - reduced)
+    return _renumbered(
+        replace(rule, tensors=tensors, reduced=frozenset(reduced), whole=frozenset(whole - reduced))
     )
 
 
 def _pooled(op: ir.Operation) -> ShardingRule | None:
-    """A select_and_scatter, whose source has an element for each piece."""
+    """A select_and_scatter, whose source has an element for each window."""
     rule = rule_of(op)
     if rule is None:
         return None
     operand, source, init, result = rule.tensors
-    free = [dim for dim in range(len(operand)) if is_piecewise(op, dim)]
+    moved = _moved_along(op)
+    free = [dim for dim in moved if _stays_inside(op, dim)]
     joined = tuple(operand[dim] if dim in free else source[dim] for dim in range(len(source)))
     return _renumbered(
         ShardingRule(
