@@ -267,7 +267,7 @@ class _Writer:
         begin, end = low + offset, high + offset
         inside = self._cut(value, max(begin, 0), min(end, size))
         edges = max(-begin, 0), max(end - size, 0)
-        if self._moved.is_zero:  # beside a message, devices that it does not reach want zeros
+        if any(edges) and self._moved.is_zero:  # what a message does not bring is zeros, too
             nothing = zeros(self._build, [], element_of(value))
             return _padded(self._build, inside, self._dim, *edges, nothing)
         return _padded(self._build, inside, self._dim, *edges)
