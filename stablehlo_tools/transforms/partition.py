@@ -36,10 +36,11 @@ Guarantees: signature, shapes, shardings and calling convention of `main` stay, 
 through jax.export as before; manual computations (shard_map) become part of the one body; without
 shardings, or partitioned already, nothing changes.
 
-An op that cannot run on parts along a dimension (a sort, a window, a slice that moves elements
-between devices) gets its operand divided along another dimension, or whole, with a warning that
-names it. Calls and composites are inlined, and prefix sums become windows. Those of floats are
-re-associated, as are float sums over a divided dimension.
+An op that looks at neighbours along a divided dimension (a shift, a window, a convolution) gets
+what it lacks by collective_permutes; dimensions that do not divide are padded inside. One that
+cannot run on parts (a sort, a prefix sum) gets its operand divided along another dimension, or
+whole, with a warning that names it. Calls and composites are inlined, and prefix sums become
+windows. Those of floats are re-associated, as are float sums over a divided dimension.
 """
 
 from __future__ import annotations
