@@ -95,6 +95,25 @@ module attributes {mhlo.frontend_attributes = {xla.sdy.meshes = "{mesh = #sdy.me
 
 // -----
 
+// In that form, and without its mesh.
+module attributes {mhlo.num_partitions = 4 : i32} {
+  // expected-error@+1 {{a sharding of Shardy's in XLA's frontend attributes that cannot be read: the module lacks xla.sdy.meshes, or the op is not known here (P1)}}
+  func.func @round_trip_without_mesh_p1(%x: tensor<8x4xf32> {mhlo.frontend_attributes = {xla.sdy.sharding = "#sdy.sharding<@mesh, [{}, {}]>"}}) -> tensor<8x4xf32> {
+    return %x : tensor<8x4xf32>
+  }
+}
+
+// -----
+
+// A call that marks nothing.
+func.func @mark_of_nothing_p1(%x: tensor<8x4xf32> {mhlo.sharding = "{devices=[4,1]<=[4]}"}) -> tensor<8x4xf32> {
+  // expected-error@+1 {{a custom call of GSPMD's takes one value, and gives one (P1)}}
+  %0 = stablehlo.custom_call @Sharding() {mhlo.sharding = "{devices=[4,1]<=[4]}"} : () -> tensor<8x4xf32>
+  return %0 : tensor<8x4xf32>
+}
+
+// -----
+
 // P3: all shardings name one mesh. These tiles are those of no mesh.
 // expected-error@+1 {{the tiles [2, 3] over devices 0, 1, 2, 3, 4, 5, together with those of the shardings before, are not made of the axes of one mesh (P3)}}
 func.func @no_mesh_of_gspmd_p3(%x: tensor<6x6xf32> {mhlo.sharding = "{devices=[3,2]<=[6]}"}, %y: tensor<6x6xf32> {mhlo.sharding = "{devices=[2,3]<=[6]}"}) -> tensor<6x6xf32> {

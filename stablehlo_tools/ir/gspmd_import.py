@@ -23,6 +23,7 @@ from stablehlo_tools.dialect.gspmd import (
     OF_OUTPUT,
     OF_PARAMETERS,
     begins_shard_map,
+    is_gspmd_call,
     is_sharding_call,
     unspecified_dims,
 )
@@ -60,6 +61,11 @@ def import_gspmd(module: ir.Module) -> None:
     Raises a located ToolError for what is no sharding, for tilings that no one mesh has, for values
     on a single device, and for manual computations that cannot be told apart.
     """
+    for op in ops_where(module.operation, is_gspmd_call):
+        if len(op.operands) != 1 or len(op.results) != 1:
+            raise ToolError(
+                "a custom call of GSPMD's takes one value, and gives one (P1)", op.location
+            )
     _spread(module)
     _drop_repeated(module)
     stated = _stated(module)
@@ -291,6 +297,9 @@ class _Importer:
                 self._restate_call(op, _of_results(op)[0])
             else:
                 self._restate_results(op, _of_results(op))
+        for op in ops_where(self.module.operation, is_sharding_call):  # those that say nothing
+            op.results[0].replace_all_uses_with(op.operands[0])
+            op.erase()
 
     def border(self, op: ir.Operation) -> ManualBorder:
         """What one of the calls at the two ends of a manual computation says."""

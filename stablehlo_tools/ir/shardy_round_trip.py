@@ -41,6 +41,7 @@ _ENTER, _LEAVE = "xla.sdy.GlobalToLocalShape", "xla.sdy.LocalToGlobalShape"
 _GROUP, _BARRIER = "xla.sdy.ShardingGroup", "xla.sdy.PropagationBarrier"
 # What an op carries under other names.
 _OF_OPS = {_CARRIED_SHARDING: _SHARDING, "xla.sdy.sharding_rule": "sdy.sharding_rule"}
+_REPEATED = "xla.sdy.has_unreduced_axes"  # the sharding beside it says along which
 _ESCAPED = re.compile(r"\\(.)")
 
 
@@ -137,11 +138,13 @@ def _restore_signature(function: ir.Operation, side: str) -> None:
 
 def _frontend_of(strings: dict[str, str], context: ir.Context) -> dict[str, ir.Attribute]:
     """Frontend attributes as an op's; nothing where there are none."""
-    if not strings:
-        return {}
     named: dict[str, ir.Attribute] = {
-        name: ir.StringAttr.get(text, context) for name, text in strings.items()
+        name: ir.StringAttr.get(text, context)
+        for name, text in strings.items()
+        if name != _REPEATED
     }
+    if not named:
+        return {}
     return {_FRONTEND: ir.DictAttr.get(named, context)}
 
 
@@ -281,6 +284,8 @@ def _number(op: ir.Operation) -> ir.Attribute:
 
 def _replace_call(op: ir.Operation, name: str, attributes: dict[str, ir.Attribute]) -> None:
     """Puts an op of Shardy's in the place of a custom call."""
+    if len(op.operands) != 1:
+        raise ToolError(f"@{_target(op)} takes one value, and here {len(op.operands)}", op.location)
     is_value = name != "sdy.sharding_group"
     new = ir.Operation.create(
         name,
@@ -297,6 +302,8 @@ def _replace_call(op: ir.Operation, name: str, attributes: dict[str, ir.Attribut
 
 def _restore_result(op: ir.Operation, carried: dict[str, str]) -> None:
     """The sharding of a result of the function, from the custom call that hands it on."""
+    if _CARRIED_SHARDING not in carried or len(op.operands) != 1:
+        raise ToolError(f"@{_target(op)} does not say the sharding of one value", op.location)
     sharding = _first_sharding(carried[_CARRIED_SHARDING], op)
     uses = [(use.owner.operation, use.operand_number) for use in op.results[0].uses]
     op.results[0].replace_all_uses_with(op.operands[0])

@@ -287,6 +287,13 @@ def import_shardings(module: ir.Module) -> None:
         return
     if first[0] is Annotation.ROUND_TRIP:
         restore_shardy(module)
+        rest = first_annotation(module)
+        if rest is not None and rest[0] is Annotation.ROUND_TRIP:
+            raise ToolError(
+                "a sharding of Shardy's in XLA's frontend attributes that cannot be read: the "
+                "module lacks xla.sdy.meshes, or the op is not known here (P1)",
+                rest[1].location,
+            )
     else:
         import_gspmd(module)
         rule_batched_calls(module)
