@@ -258,6 +258,7 @@ _FINDERS: dict[str, Callable[[ir.Operation], Iterable[TensorDim]]] = {
 
 
 _MOVING = frozenset({SLICE, PAD, CONCATENATE, REVERSE, REDUCE_WINDOW})
+_EXCHANGING = _MOVING | {CONVOLUTION, DYNAMIC_UPDATE_SLICE, SELECT_AND_SCATTER}
 
 
 def halo_bytes(op: ir.Operation, divided: Dims, axes: MeshAxes) -> float:
@@ -292,22 +293,24 @@ def fitting(
     A dimension that does not divide evenly is padded, where it has no other factors and the op
     computes nothing of which padding could be asked (a custom call).
     """
-    shapes = shapes_of(op)
-    kept = dict(chosen)
-    for factor in chosen:
-        places = [
-            (tensor, dim, factors)
-            for tensor, dims in enumerate(rule.tensors)
-            for dim, factors in enumerate(dims)
-            if factor in factors
-        ]
-        alone = all(len(factors) == 1 for _, _, factors in places)
-        sizes = [rule.sizes[factor]] if not alone else [shapes[t][d] for t, d, _ in places]
-        if not alone or op.name == CUSTOM_CALL:
-            while any(size % axes.size(kept[factor]) for size in sizes):
-                kept[factor] = kept[factor][:-1]
+    divided = {factor for factor, over in chosen.items() if over}
+    if not divided:
+        return chosen, set()
+    shapes, kept = shapes_of(op), dict(chosen)
+    sizes = {factor: [rule.sizes[factor]] for factor in divided}
+    joined: set[int] = set()  # factors that share a dimension
+    for dims, shape in zip(rule.tensors, shapes, strict=True):
+        for factors, size in zip(dims, shape, strict=True):
+            if len(factors) > 1:
+                joined.update(factors)
+            for factor in divided.intersection(factors):
+                sizes[factor].append(size)
+    for factor in divided & joined if op.name != CUSTOM_CALL else divided:
+        each = sizes[factor][:1] if factor in joined else sizes[factor][1:]
+        while any(size % axes.size(kept[factor]) for size in each):
+            kept[factor] = kept[factor][:-1]
     far: set[int] = set()
-    for dim, factors in enumerate(rule.tensors[0] if rule.operands else ()):
+    for dim, factors in enumerate(rule.tensors[0] if op.name in _EXCHANGING else ()):
         over = kept.get(factors[0], ()) if len(factors) == 1 else ()
         needs = needs_of(op, dim, axes.size(over), shapes) if over else []
         gathered = sum(parts.length for need in needs for parts in need.parts)
