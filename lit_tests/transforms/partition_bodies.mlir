@@ -1,4 +1,4 @@
-// RUN: stablehlo-tools opt %s -p partition --split-input-file | filecheck %s --enable-var-scope
+// RUN: stablehlo-tools opt %s -p 'partition{choices=shardy}' --split-input-file | filecheck %s --enable-var-scope
 
 // Calls and composites are inlined, each with the shardings of its own place.
 sdy.mesh @mesh = <["x"=4, "y"=2]>

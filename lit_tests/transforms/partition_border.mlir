@@ -1,5 +1,5 @@
-// RUN: stablehlo-tools opt %s -p partition --split-input-file --verify-diagnostics
-// RUN: stablehlo-tools opt %s -p partition --split-input-file 2> %t.warnings | filecheck %s --enable-var-scope
+// RUN: stablehlo-tools opt %s -p 'partition{choices=shardy}' --split-input-file --verify-diagnostics
+// RUN: stablehlo-tools opt %s -p 'partition{choices=shardy}' --split-input-file 2> %t.warnings | filecheck %s --enable-var-scope
 
 // An axis, or what of it does not divide a dimension, is taken from it, as XLA does.
 sdy.mesh @mesh = <["x"=4, "y"=2]>

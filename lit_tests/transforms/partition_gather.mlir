@@ -1,4 +1,4 @@
-// RUN: stablehlo-tools opt %s -p partition --split-input-file --verify-diagnostics | filecheck %s --enable-var-scope
+// RUN: stablehlo-tools opt %s -p 'partition{choices=shardy}' --split-input-file --verify-diagnostics | filecheck %s --enable-var-scope
 
 // Rows of a divided table, as of an embedding: indices are clamped as on the whole table and shifted
 // by the start of the part; where one is another device's, -0.0 stands for it, which leaves every

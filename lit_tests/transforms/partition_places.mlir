@@ -1,4 +1,4 @@
-// RUN: stablehlo-tools opt %s -p partition --split-input-file --verify-diagnostics | filecheck %s --enable-var-scope
+// RUN: stablehlo-tools opt %s -p 'partition{choices=shardy}' --split-input-file --verify-diagnostics | filecheck %s --enable-var-scope
 
 // A constant of one number is made in the local shape.
 sdy.mesh @mesh = <["x"=4, "y"=2]>

@@ -1,4 +1,4 @@
-// RUN: stablehlo-tools opt %s -p partition --split-input-file --verify-diagnostics | filecheck %s --enable-var-scope
+// RUN: stablehlo-tools opt %s -p 'partition{choices=shardy}' --split-input-file --verify-diagnostics | filecheck %s --enable-var-scope
 
 // Into a divided dimension each device scatters what falls into its part: the others' indices are
 // out of bounds there, and scatter drops them.

@@ -24,14 +24,13 @@ from stablehlo_tools.dialect.integer_arithmetic import MIRRORED
 from stablehlo_tools.dialect.names import (
     BARRIER,
     COMPARE,
-    CONSTANT,
     DYNAMIC_UPDATE_SLICE,
     GATHER,
     SHARDING_CONSTRAINT,
 )
 from stablehlo_tools.dialect.reducers import integer_bounds
 from stablehlo_tools.dialect.traits import Trait, ops_with, ops_with_any
-from stablehlo_tools.ir.values import key_of, producer, unconstrained
+from stablehlo_tools.ir.values import CONSTANTS, key_of, producer, unconstrained
 from stablehlo_tools.ir.walk import terminator, walk
 from stablehlo_tools.ir.while_loop import WhileLoop, is_invariant
 
@@ -131,7 +130,7 @@ def counter_of(loop: ir.Operation) -> Counter | str:
 def constant_integer(value: ir.Value) -> int | None:
     """The integer that a constant of one element holds."""
     maker = producer(unconstrained(value))
-    if maker is None or maker.name != CONSTANT or not is_integer_scalar(value.type):
+    if maker is None or maker.name not in CONSTANTS or not is_integer_scalar(value.type):
         return None
     return int(np.array(ir.DenseElementsAttr(maker.attributes["value"])).ravel()[0])
 

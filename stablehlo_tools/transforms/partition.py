@@ -46,11 +46,12 @@ windows. Those of floats are re-associated, as are float sums over a divided dim
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from stablehlo_tools.analysis.collectives import next_channel
-from stablehlo_tools.analysis.shardings import MeshAxes, ValueShardings
+from stablehlo_tools.analysis.shardings import Axes, MeshAxes, ValueShardings
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostics, ToolError
 from stablehlo_tools.ir.inline import inline_all_calls
@@ -75,9 +76,9 @@ from stablehlo_tools.transforms.parts.partition.border import (
     sum_everywhere,
     warn_of_uneven,
 )
+from stablehlo_tools.transforms.parts.partition.choosing import choose
 from stablehlo_tools.transforms.parts.partition.dividing import (
     Divider,
-    choose_divisions,
     fold_reshards,
     make_even,
 )
@@ -119,6 +120,11 @@ _COLLECTIVES = "sdy-reshard-to-collectives"  # last: reshards that were added be
 class PartitionPass(Pass):
     """One program for one device, with explicit collectives, inside the artifact as it was.
 
+    `choices`: who says how each op is divided where values are divided otherwise: `cost` takes what
+    takes least time on `hardware`, a profile's name or file, constraints of the program kept;
+    `shardy` what Shardy's reshards make of it. Without hardware, bytes are weighed by the kinds of
+    links of an H100, and small programs are divided like large ones. `explain`: a note for each
+    value that is resharded, with bytes, time, and the constraint that would remove that.
     `partitioner`: whose reshards and collectives; `xla` takes what XLA:CPU's partitioner makes of
     the program (slow, locations are lost), `shardy-or-xla` does so where Shardy's way is refused.
     """
@@ -126,6 +132,9 @@ class PartitionPass(Pass):
     name: ClassVar[str] = "partition"
     milestone: ClassVar[Milestone | None] = Milestone(Stage.PARTITION, slow=("partitioner=xla",))
     partitioner: Literal["shardy", "xla", "shardy-or-xla"] = "shardy"
+    choices: Literal["cost", "shardy"] = "cost"
+    hardware: str = ""
+    explain: bool = False
 
     def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:
         """Partitions the module in place. Raises a located ToolError, and warns of what it gathers
@@ -169,7 +178,8 @@ class PartitionPass(Pass):
                 make_border_even(_main_of(propagated), shardings)
             drop_barriers(propagated)
             border = Border.of(_main_of(propagated), shardings, unreduced)
-            shardy = _Shardy(native, shardings, channel, diagnostics)
+            left = [parts.axes for parts in unreduced.results]
+            shardy = _Shardy(native, shardings, channel, diagnostics, self, left)
             local = self._local(module, propagated, shardy)
         _replace(module, local)
         for op in apart:
@@ -193,18 +203,27 @@ class PartitionPass(Pass):
 
 @dataclass(frozen=True)
 class _Shardy:
-    """The way by Shardy's reshards and collectives; new channel handles start at `channel`."""
+    """The way by Shardy's reshards and collectives; new channel handles start at `channel`.
+
+    `left`: for each result of `main` the axes along which devices keep parts of a sum.
+    """
 
     native: NativePasses
     shardings: ValueShardings
     channel: int
     diagnostics: Diagnostics
+    options: PartitionPass
+    left: Sequence[Axes]
 
     def local(self, propagated: ir.Module) -> ir.Module:
         """The module that one device runs, from one whose values all say how they are divided."""
         make_even(propagated, self.shardings)
         widen_rules(propagated)
-        choose_divisions(propagated, self.shardings)
+        if self.options.choices == "cost":
+            hardware, explain = self.options.hardware, self.options.explain
+            choose(
+                propagated, self.shardings, self.left, hardware, self.diagnostics, explain=explain
+            )
         divided = self.native.run(propagated, _RESHARDS)
         make_even(divided, self.shardings)
         Divider(self.shardings, self.diagnostics).run(_main_of(divided))

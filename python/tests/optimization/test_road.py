@@ -20,7 +20,7 @@ from stablehlo_tools.passes.road import Milestone, Stage
 def test_choices_parse_and_say_what_they_are_compiled_for():
     choices = road(Circumstances("tpu-v5e", memory_limit=12.0))
     assert choices[Stage.ORDER][0] == "schedule-overlap{hardware=tpu-v5e memory-limit=12.0}"
-    assert choices[Stage.PARTITION][0] == "partition"
+    assert choices[Stage.PARTITION][0] == "partition{hardware=tpu-v5e}"
     for texts in choices.values():
         for text in texts:
             assert str(Pipeline.parse(text)) == text

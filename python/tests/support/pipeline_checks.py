@@ -140,7 +140,9 @@ class Sent(NamedTuple):
     depth: int
 
 
-def collectives_after_partition(exported: Exported, pipeline: str = "partition") -> list[Sent]:
+def collectives_after_partition(
+    exported: Exported, pipeline: str = "partition{choices=shardy}"
+) -> list[Sent]:
     """Every collective, in program order, once each device's part of the program is explicit."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -111,7 +111,7 @@ def test_gradients_are_summed_over_devices_once(name: str):
     exported = ZOO[name].build()
     assert isinstance(exported, Exported)
     inner = [s for s in collectives_after_partition(exported) if s.depth == 0]
-    after = collectives_after_partition(exported, "partition,accumulate-gradients")
+    after = collectives_after_partition(exported, "partition{choices=shardy},accumulate-gradients")
     outside = [sent for sent in after if sent.depth == 0]
     assert 0 < len(outside) < len(inner)
     assert len(after) <= len(collectives_after_partition(exported))

@@ -18,9 +18,9 @@ PROGRAMS: list[tuple[Callable[[], Case], bool]] = [
     (held_out_training.gpt2_step, False),
     (held_out_training.masked_language_step, False),
     (held_out_others.diffusion_step, False),
-    (held_out_others.recommender_step, True),
-    (held_out_others.sampler, True),
-    (held_out_others.sequence_split_sampler, True),
+    (held_out_others.recommender_step, False),
+    (held_out_others.sampler, False),
+    (held_out_others.sequence_split_sampler, False),
 ]
 
 

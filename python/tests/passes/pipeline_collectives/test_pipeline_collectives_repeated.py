@@ -40,7 +40,7 @@ def partitioned() -> Exported:
     """A training step whose layers are a scan, in both passes, with explicit collectives."""
     program = ZOO[MODEL].build(**OPTIONS)
     assert isinstance(program, Exported)
-    return stablehlo_tools.transform(program, "partition,create-reduce-scatter")
+    return stablehlo_tools.transform(program, "partition{choices=shardy},create-reduce-scatter")
 
 
 def executed(program: Exported) -> Counter[tuple[str, int | None]]:

@@ -4,8 +4,6 @@ In the order in which they run:
 
 `make_even`         Shardy lets a dimension of 31 be divided by 2, which is padded here; what manual
                     computations take and give must divide evenly, so the last axes are dropped.
-`choose_divisions`  which of two dimensions an axis divides, where a gather or scatter can have it
-                    on one only; before Shardy inserts reshards.
 `Divider`           what Shardy leaves, which inserts reshards until each op fits its sharding rule:
                     dimensions that must be whole though a rule divides them, ops without a rule,
                     and sums of parts that no all_reduce follows. Where the axes fit on another
@@ -15,8 +13,7 @@ In the order in which they run:
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from stablehlo_tools.analysis.replica_groups import AxisRef
@@ -41,15 +38,12 @@ from stablehlo_tools.diagnostics import Diagnostics
 from stablehlo_tools.dialect.names import (
     BARRIER,
     BROADCAST,
-    GATHER,
     IOTA,
     MANUAL_COMPUTATION,
     RESHARD,
-    SCATTER,
     WHILE,
 )
 from stablehlo_tools.dialect.traits import BRANCHES, TERMINATORS, Trait, ops_with
-from stablehlo_tools.ir.builder import element_of, shape_of
 from stablehlo_tools.ir.values import producer, stand_in
 from stablehlo_tools.ir.walk import FUNCTION, ops_named
 from stablehlo_tools.transforms.parts.partition.op_rules import (
@@ -63,14 +57,10 @@ ALL_REDUCE = "sdy.all_reduce"  # makes a partial result whole
 # Ops that Shardy inserts, and where they say how their result is divided.
 _STATING = {RESHARD: "sharding", ALL_REDUCE: "out_sharding"}
 _MADE_ANYWHERE = ops_with(Trait.CONSTANT) | {IOTA}
-_INDEXED = frozenset({GATHER, SCATTER})
-_MOST_CONFLICTS = 4
 # Ops that carry each value on as it is divided.
 _CARRIERS = frozenset({WHILE, BARRIER})
 # Nothing to fit: each device makes its part of the result by itself.
 _SKIPPED = _MADE_ANYWHERE | {RESHARD}
-
-Choice = dict[int, Axes]  # the axes of each factor
 
 
 def make_even(module: ir.Module, shardings: ValueShardings) -> None:
@@ -191,118 +181,6 @@ def is_made_anywhere(op: ir.Operation) -> bool:
     if op.name in _MADE_ANYWHERE:
         return True
     return op.name == BROADCAST and rank_of(op.operands[0]) == 0
-
-
-def choose_divisions(module: ir.Module, shardings: ValueShardings) -> None:
-    """Puts reshards around the gathers and scatters whose operands ask for one axis twice.
-
-        rows = gather(table {…, "fsdp"}, tokens {"fsdp", …})      // both its operands are divided
-
-    Shardy lets the batch win: it gathers the whole table, and sums the gradient's. With a large
-    table it is far cheaper to gather the indices, look up a part of each row, and exchange parts of
-    rows for whole rows afterwards. Here the way that moves fewest bytes is chosen; Shardy then
-    finds an op that fits its rule and leaves it alone.
-    """
-    for op in ops_named(module.operation, _INDEXED):
-        rule = rule_of(op) if len(op.results) == 1 else None
-        if rule is not None:
-            _choose(op, rule, shardings)
-
-
-def _choose(op: ir.Operation, rule: ShardingRule, shardings: ValueShardings) -> None:
-    values = [*op.operands, *op.results]
-    now = [shardings.of(value) for value in values]
-    asked = _asked(rule, now, shardings)
-    if asked is None:
-        return
-    whole = set(rule.whole)
-    for tensor, dim in undividable(op):
-        whole.update(rule.tensors[tensor][dim])
-    asked = {factor: axes for factor, axes in asked.items() if factor not in whole}
-    conflicts = [
-        (one, other)
-        for one, other in itertools.combinations(sorted(asked), 2)
-        if shardings.axes.overlap(asked[one], asked[other])
-    ]
-    if not 0 < len(conflicts) <= _MOST_CONFLICTS:
-        return
-    best = min(
-        _choices(asked, conflicts),
-        key=lambda choice: _cost(rule, values, now, choice, shardings),
-    )
-    resharder = Resharder(shardings)
-    wanted = [assemble(rule, t, best, shardings.axes) for t in range(len(values))]
-    for number in range(len(op.operands)):
-        resharder.operand(op, number, wanted[number])
-    resharder.result(op, 0, wanted[-1])
-
-
-def _asked(rule: ShardingRule, now: list[Dims], shardings: ValueShardings) -> Choice | None:
-    """The axes that each factor has on the tensor that divides it most."""
-    asked: Choice = {}
-    for tensor, dims in enumerate(now):
-        parts = project(rule, tensor, dims, shardings.axes)
-        if parts is None:
-            return None
-        for factor, axes in parts.items():
-            if shardings.axes.size(axes) > shardings.axes.size(asked.get(factor, ())):
-                asked[factor] = axes
-    return asked
-
-
-def _choices(asked: Choice, conflicts: list[tuple[int, int]]) -> Iterator[Choice]:
-    """Every way to let one of two factors in conflict give up its axes."""
-    for losers in itertools.product(*conflicts):
-        yield {factor: axes for factor, axes in asked.items() if factor not in losers}
-
-
-def _cost(
-    rule: ShardingRule,
-    values: list[ir.Value],
-    now: list[Dims],
-    choice: Choice,
-    shardings: ValueShardings,
-) -> float:
-    """Bytes that a device receives for the reshards and the sum that a choice asks for."""
-    wanted = [assemble(rule, t, choice, shardings.axes) for t in range(len(values))]
-    total = 0.0
-    for number, value in enumerate(values):
-        maker = producer(value) if number < rule.operands else None
-        if rank_of(value) and (maker is None or not is_made_anywhere(maker)):
-            total += _reshard_bytes(value, now[number], wanted[number], shardings)
-    summed = [axis for factor in rule.reduced for axis in choice.get(factor, ())]
-    members = shardings.axes.size(summed)
-    held = _bytes(values[-1]) / _parts(wanted[-1], shardings)
-    return total + 2 * held * (1 - 1 / members)
-
-
-def _reshard_bytes(value: ir.Value, now: Dims, wanted: Dims, shardings: ValueShardings) -> float:
-    """What a device receives: what moves to another dimension, then what is gathered."""
-    axes = shardings.axes
-    before, after = ([a for dim in dims for a in dim] for dims in (now, wanted))
-    gone = [axis for axis in before if not axes.overlap([axis], after)]
-    moved = [
-        axis
-        for old, new in zip(now, wanted, strict=True)
-        for axis in old
-        if axes.overlap([axis], after) and not axes.overlap([axis], new)
-    ]
-    held = _bytes(value) / _parts(now, shardings)
-    gathered = held * axes.size(gone)
-    return held * (1 - 1 / axes.size(moved)) + gathered * (1 - 1 / axes.size(gone))
-
-
-def _parts(dims: Dims, shardings: ValueShardings) -> int:
-    return shardings.axes.size(axis for dim in dims for axis in dim)
-
-
-def _bytes(value: ir.Value) -> float:
-    total = 1.0
-    for size in shape_of(value):
-        total *= size
-    element = element_of(value)
-    width = element.width if isinstance(element, ir.IntegerType | ir.FloatType) else 64
-    return total * width / 8
 
 
 @dataclass

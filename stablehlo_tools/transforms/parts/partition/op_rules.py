@@ -257,8 +257,9 @@ _FINDERS: dict[str, Callable[[ir.Operation], Iterable[TensorDim]]] = {
 }
 
 
-_MOVING = frozenset({SLICE, PAD, CONCATENATE, REVERSE, REDUCE_WINDOW})
-_EXCHANGING = _MOVING | {CONVOLUTION, DYNAMIC_UPDATE_SLICE, SELECT_AND_SCATTER}
+_ALONG = frozenset({SLICE, PAD, CONCATENATE, REVERSE, REDUCE_WINDOW})
+# Ops that may need elements of other parts.
+MOVING = _ALONG | {CONVOLUTION, DYNAMIC_UPDATE_SLICE, SELECT_AND_SCATTER}
 
 
 def halo_bytes(op: ir.Operation, divided: Dims, axes: MeshAxes) -> float:
@@ -310,7 +311,7 @@ def fitting(
         while any(size % axes.size(kept[factor]) for size in each):
             kept[factor] = kept[factor][:-1]
     far: set[int] = set()
-    for dim, factors in enumerate(rule.tensors[0] if op.name in _EXCHANGING else ()):
+    for dim, factors in enumerate(rule.tensors[0] if op.name in MOVING else ()):
         over = kept.get(factors[0], ()) if len(factors) == 1 else ()
         needs = needs_of(op, dim, axes.size(over), shapes) if over else []
         gathered = sum(parts.length for need in needs for parts in need.parts)
@@ -347,7 +348,7 @@ def widen_rules(module: ir.Module) -> None:
             rule = _pooled(op)
         elif op.name == CONVOLUTION:
             rule = _convolved(op)
-        elif op.name in _MOVING:
+        elif op.name in _ALONG:
             rule = _free(op)
         if rule is not None:
             op.attributes[RULE] = _attribute(rule, op.context)

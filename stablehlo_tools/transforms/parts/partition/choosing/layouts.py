@@ -1,0 +1,247 @@
+"""How values and ops can be divided, in numbers that are quick to compare.
+
+A mesh axis is taken apart into *atoms* wherever a sharding of the program names a part of it, so
+that two atoms never overlap. A *layout* lists the atoms that divide each dimension of a value,
+major first; a *strategy* those on each factor of an op.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+from stablehlo_tools.analysis.replica_groups import AxisRef
+from stablehlo_tools.analysis.shardings import Axes, Dims, MeshAxes, ShardingRule
+
+_MOST_PADDED = 2.0  # times the elements that there are
+
+AtomList = tuple[int, ...]
+Layout = tuple[AtomList, ...]
+Strategy = tuple[AtomList, ...]
+
+
+class Atoms:
+    """The atoms of a mesh; axes of one device have none."""
+
+    def __init__(self, axes: MeshAxes, used: Iterable[AxisRef]) -> None:
+        self.axes = axes
+        cuts = {name: {1, size} for name, size in axes.mesh.axes}
+        for axis in used:
+            if axis.size is not None:
+                cuts[axis.name] |= {axis.pre_size, axis.pre_size * axis.size}
+        self.refs: list[AxisRef] = []
+        self._of_axis: dict[str, list[int]] = {}
+        self._starts: list[int] = []
+        for name, size in axes.mesh.axes:
+            ends = sorted(cuts[name])
+            numbers = self._of_axis.setdefault(name, [])
+            for start, end in pairwise(ends):
+                numbers.append(len(self.refs))
+                whole = start == 1 and end == size
+                self.refs.append(AxisRef(name) if whole else AxisRef(name, start, end // start))
+                self._starts.append(start)
+        self.sizes = [axes.size([ref]) for ref in self.refs]
+        self.layouts: list[Layout] = []
+        self.held_parts: list[int] = []  # into how many parts each layout divides
+        self._numbers: dict[Layout, int] = {}
+
+    def number(self, layout: Layout) -> int:
+        """The number by which a layout goes: its place in `layouts`."""
+        number = self._numbers.get(layout)
+        if number is None:
+            number = self._numbers[layout] = len(self.layouts)
+            self.layouts.append(layout)
+            self.held_parts.append(self.parts(layout))
+        return number
+
+    @property
+    def movable(self) -> list[AtomList]:
+        """What is moved at once: each axis, and each atom of those that are in parts."""
+        whole = [tuple(atoms) for atoms in self._of_axis.values() if atoms]
+        return whole + [(atom,) for atoms in whole if len(atoms) > 1 for atom in atoms]
+
+    def size(self, atoms: Iterable[int]) -> int:
+        """Into how many parts they divide."""
+        return math.prod(self.sizes[atom] for atom in atoms)
+
+    def parts(self, layout: Layout) -> int:
+        """Into how many parts a layout divides a value."""
+        return math.prod(self.sizes[atom] for atoms in layout for atom in atoms)
+
+    def layout(self, dims: Dims) -> Layout:
+        """The atoms of a sharding."""
+        return tuple(tuple(n for axis in axes for n in self._in(axis)) for axes in dims)
+
+    def axes_of(self, atoms: Iterable[int]) -> Axes:
+        """The axes that atoms make."""
+        return self.axes.canonical(self.refs[atom] for atom in atoms)
+
+    def dims(self, layout: Layout) -> Dims:
+        """The sharding that a layout stands for."""
+        return tuple(self.axes_of(atoms) for atoms in layout)
+
+    def _in(self, axis: AxisRef) -> list[int]:
+        atoms = self._of_axis[axis.name]
+        if axis.size is None:
+            return atoms
+        first, end = axis.pre_size, axis.pre_size * axis.size
+        return [n for n in atoms if first <= self._starts[n] < end]
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """A strategy that an op can run by, and what follows from it.
+
+    `layouts` are the numbers of its tensors' layouts, operands first, `partial` the atoms along
+    which each device holds a part of the results only.
+    """
+
+    strategy: Strategy
+    layouts: tuple[int, ...]
+    partial: AtomList
+    parts: int  # into which the work is divided
+
+
+class Form:
+    """A sharding rule as strategies see it, of all ops with the same rule.
+
+    `fixed` are the factors that nothing may divide; `pads`: others may be divided unevenly.
+    """
+
+    def __init__(
+        self, rule: ShardingRule, fixed: frozenset[int], atoms: Atoms, *, pads: bool
+    ) -> None:
+        self.rule = rule
+        self.fixed = fixed
+        self._pads = pads
+        self.atoms = atoms
+        self._choices: dict[Strategy, Choice | None] = {}
+        self._agreed: dict[tuple[tuple[tuple[int, AtomList], ...], ...], Choice] = {}
+        self._moved: dict[tuple[Strategy, AtomList, int], Choice | None] = {}
+
+    def choice(self, strategy: Strategy) -> Choice | None:
+        """What follows from a strategy; None for one that the op cannot run by."""
+        if strategy not in self._choices:
+            self._choices[strategy] = self._checked(strategy)
+        return self._choices[strategy]
+
+    def _checked(self, strategy: Strategy) -> Choice | None:
+        layouts = self._assembled(strategy)
+        if layouts is None:
+            return None
+        return Choice(
+            strategy,
+            tuple(map(self.atoms.number, layouts)),
+            tuple(a for f in sorted(self.rule.reduced) for a in strategy[f]),
+            self.atoms.parts(strategy),
+        )
+
+    def _assembled(self, strategy: Strategy) -> list[Layout] | None:
+        size, sizes = self.atoms.size, self.rule.sizes
+        used = [atom for atoms in strategy for atom in atoms]
+        if len(set(used)) != len(used):
+            return None
+        for factor, atoms in enumerate(strategy):
+            if atoms and (factor in self.fixed or not self._divides(factor, size(atoms))):
+                return None
+        layouts: list[Layout] = []
+        for tensor in self.rule.tensors:
+            layout: list[AtomList] = []
+            for factors in tensor:
+                joined: AtomList = ()
+                is_open = True  # all factors so far are divided into single elements
+                for factor in factors:
+                    if strategy[factor] and not is_open:
+                        return None
+                    joined += strategy[factor]
+                    is_open = is_open and size(strategy[factor]) == sizes[factor]
+                layout.append(joined)
+            layouts.append(tuple(layout))
+        return layouts
+
+    def _divides(self, factor: int, parts: int) -> bool:
+        """Whether a factor can be divided so: evenly, or where it may be padded into few more
+        elements than there are."""
+        size = self.rule.sizes[factor]
+        if size % parts == 0:
+            return True
+        return factor in self._padded and -(-size // parts) * parts < _MOST_PADDED * size
+
+    @cached_property
+    def _padded(self) -> set[int]:
+        """The factors that are dimensions by themselves wherever they are."""
+        joined = {
+            factor
+            for tensor in self.rule.tensors
+            for factors in tensor
+            if len(factors) > 1
+            for factor in factors
+        }
+        return set(range(len(self.rule.sizes))) - joined if self._pads else set()
+
+    def moved(self, strategy: Strategy, atoms: AtomList, factor: int) -> Choice | None:
+        """The strategy with these atoms on a factor, behind what it has, or alone."""
+        key = (strategy, atoms, factor)
+        if key not in self._moved:
+            rest = [tuple(a for a in each if a not in atoms) for each in strategy]
+            found = None
+            for taken in ((*rest[factor], *atoms), atoms):
+                found = found or self.choice((*rest[:factor], taken, *rest[factor + 1 :]))
+            self._moved[key] = found
+        return self._moved[key]
+
+    def fitted(self, tensor: int, layout: Layout) -> dict[int, AtomList]:
+        """The factors that a tensor's layout divides; what does not fit is left out."""
+        fitted: dict[int, AtomList] = {}
+        for factors, atoms in zip(self.rule.tensors[tensor], layout, strict=True):
+            rest = atoms
+            for factor in factors:
+                room, taken = self.rule.sizes[factor], 0
+                while taken < len(rest) and (
+                    factor in self._padded or room % self.atoms.sizes[rest[taken]] == 0
+                ):
+                    room //= self.atoms.sizes[rest[taken]]
+                    taken += 1
+                if taken and factor not in self.fixed:
+                    fitted[factor] = rest[:taken]
+                rest = rest[taken:]
+                if room > 1:
+                    break
+        return fitted
+
+    def agreed(self, wishes: Sequence[dict[int, AtomList]]) -> Choice:
+        """What gives each wish what those before it leave."""
+        key = tuple(tuple(wish.items()) for wish in wishes)
+        if key not in self._agreed:
+            self._agreed[key] = self._agree(wishes)
+        return self._agreed[key]
+
+    def _agree(self, wishes: Sequence[dict[int, AtomList]]) -> Choice:
+        strategy: list[AtomList] = [()] * len(self.rule.sizes)
+        used: set[int] = set()
+        for wish in wishes:
+            for factor, atoms in wish.items():
+                if strategy[factor] or used.intersection(atoms):
+                    continue
+                trial = [*strategy]
+                trial[factor] = atoms
+                if self.choice(tuple(trial)) is not None:
+                    strategy = trial
+                    used.update(atoms)
+        choice = self.choice(tuple(strategy))
+        assert choice is not None, "each step was checked"
+        return choice
+
+    @cached_property
+    def first_dims(self) -> list[list[tuple[int, int]]]:
+        """For each factor the dimensions, as (tensor, dimension), that it is the first of."""
+        found: list[list[tuple[int, int]]] = [[] for _ in self.rule.sizes]
+        for number, tensor in enumerate(self.rule.tensors):
+            for dim, factors in enumerate(tensor):
+                real = [f for f in factors if self.rule.sizes[f] > 1]
+                if real and real[0] not in self.fixed:
+                    found[real[0]].append((number, dim))
+        return found

@@ -1,0 +1,144 @@
+"""What it costs to bring a value from one layout into others: ns on one kind of hardware."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from dataclasses import dataclass
+
+from stablehlo_tools.cost.collectives import transfer_time
+from stablehlo_tools.cost.hardware import Hardware
+from stablehlo_tools.cost.transfers import Transfer
+from stablehlo_tools.transforms.parts.partition.choosing.layouts import AtomList, Atoms, Layout
+
+
+@dataclass(frozen=True)
+class Step:
+    """One collective on the way from one layout to another; `size` as `Transfer` counts it."""
+
+    kind: str
+    atoms: AtomList
+    size: float
+
+
+class Prices:
+    """Prices of resharding and of sums, of values that all devices of a mesh hold parts of.
+
+    Latencies count by `latency_share`: all of them, or the part that a small program stands for.
+    """
+
+    def __init__(self, atoms: Atoms, hardware: Hardware, latency_share: float = 1.0) -> None:
+        self.atoms = atoms
+        self.hardware = hardware
+        self._no_latency = 1.0 - latency_share
+        self._steps: dict[Step, float] = {}
+        self._values: dict[tuple[float, int, AtomList, frozenset[int]], float] = {}
+        self._single: dict[tuple[float, int, AtomList, int], float] = {}
+
+    def value(self, size: float, made: int, partial: AtomList, wanted: frozenset[int]) -> float:
+        """ns to give a value of `size` bytes, made divided so and in parts of a sum, to its users,
+        each of whom wants one of these layouts, by their numbers."""
+        key = (size, made, partial, wanted)
+        price = self._values.get(key)
+        if price is None:
+            layouts = self.atoms.layouts
+            steps = self.steps_to(size, layouts[made], partial, {layouts[n] for n in wanted})
+            price = self._values[key] = sum(map(self.step, steps))
+        return price
+
+    def to_one(self, size: float, made: int, partial: AtomList, wanted: int) -> float:
+        """`value`, for one user."""
+        if made == wanted and not partial:
+            return 0.0
+        key = (size, made, partial, wanted)
+        price = self._single.get(key)
+        if price is None:
+            price = self._single[key] = self.value(size, made, partial, frozenset((wanted,)))
+        return price
+
+    def steps_to(
+        self, size: float, made: Layout, partial: AtomList, wanted: Set[Layout]
+    ) -> list[Step]:
+        """The collectives of `value`."""
+        steps: list[Step] = []
+        if partial:
+            held = size / self.atoms.parts(made)
+            scattered = scattered_layout(made, partial, wanted)
+            into = tuple(atom for atom in partial if _has(scattered, atom))
+            rest = tuple(atom for atom in partial if atom not in into)
+            if into:
+                steps.append(Step("reduce_scatter", into, held))
+            if rest:
+                steps.append(Step("all_reduce", rest, held / self.atoms.size(into)))
+            made = scattered
+        for layout in sorted(wanted):
+            steps += self.reshard_steps(size, made, layout)
+        return steps
+
+    def reshard_steps(self, size: float, made: Layout, wanted: Layout) -> list[Step]:
+        """The collectives from one layout to another; slices of what a device holds cost none."""
+        if made == wanted:
+            return []
+        place_before = {atom: dim for dim, atoms in enumerate(made) for atom in atoms}
+        place_after = {atom: dim for dim, atoms in enumerate(wanted) for atom in atoms}
+        held = size / self.atoms.parts(made)
+        sliced = [atom for atom in place_after if atom not in place_before]
+        gone = tuple(atom for atom in place_before if atom not in place_after)
+        moved = tuple(
+            atom for atom, dim in place_before.items() if place_after.get(atom, dim) != dim
+        )
+        steps: list[Step] = []
+        if self._is_permuted(made, wanted, moved, gone):
+            steps.append(Step("collective_permute", (*place_before,), held))
+        held /= self.atoms.size(sliced)
+        for dim in sorted({place_after[atom] for atom in moved}):
+            steps.append(Step("all_to_all", tuple(a for a in moved if place_after[a] == dim), held))
+        if gone:
+            steps.append(Step("all_gather", gone, held * self.atoms.size(gone)))
+        return steps
+
+    def _is_permuted(self, made: Layout, wanted: Layout, moved: AtomList, gone: AtomList) -> bool:
+        """Whether what stays in its dimension stands in another order, or behind what goes."""
+        for before, after in zip(made, wanted, strict=True):
+            stays = [atom for atom in before if atom in after]
+            if [atom for atom in after if atom in before] != stays:
+                return True
+            if stays and list(before[: len(stays)]) != stays:
+                return True
+            if stays and list(after[: len(stays)]) != stays:
+                return True
+        return False
+
+    def step(self, step: Step) -> float:
+        """ns of one collective."""
+        price = self._steps.get(step)
+        if price is None:
+            price = self._steps[step] = self._timed(step)
+        return price
+
+    def _timed(self, step: Step) -> float:
+        mesh = self.atoms.axes
+        groups = mesh.groups(mesh.canonical(self.atoms.refs[a] for a in sorted(step.atoms)))
+        rows = tuple(tuple(group) for group in groups)
+        if step.kind == "collective_permute":
+            rows = tuple(
+                (a, b) for row in rows for a, b in zip(row, (*row[1:], row[0]), strict=True)
+            )
+        transfer = Transfer(step.kind, step.size, rows)
+        time = transfer_time(transfer, self.hardware, mesh.mesh.size)
+        return time.ns - self._no_latency * time.latency_ns
+
+
+def scattered_layout(made: Layout, partial: AtomList, wanted: Set[Layout]) -> Layout:
+    """The layout in which a sum over `partial` is left by reduce_scatters over those of its atoms
+    that divide it for all who want it; `made` where none does."""
+    shared = [atom for atom in partial if all(_has(layout, atom) for layout in wanted)]
+    if not wanted or not shared:
+        return made
+    return tuple(
+        before + tuple(atom for atom in after if atom in shared)
+        for before, after in zip(made, min(wanted), strict=True)
+    )
+
+
+def _has(layout: Layout, atom: int) -> bool:
+    return any(atom in atoms for atoms in layout)

@@ -1,0 +1,477 @@
+"""A propagated program as a graph of ops that each choose how they are divided.
+
+A *node* is what divides its operands and results by one strategy: an op, a value that a loop
+carries, a result of a branch, a constraint. A *link* is a value between the node that makes it and
+those that use it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+
+from stablehlo_tools.analysis.loops import constant_trips
+from stablehlo_tools.analysis.replica_groups import AxisRef
+from stablehlo_tools.analysis.shardings import (
+    Axes,
+    Dims,
+    ShardingRule,
+    ValueShardings,
+    function_sharding,
+    rank_of,
+    result_sharding,
+    rule_of,
+    sharding_per_value,
+)
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.cost.hardware import Hardware
+from stablehlo_tools.cost.kernels import Matmul, Work, WorkKind
+from stablehlo_tools.dialect.names import (
+    BARRIER,
+    CUSTOM_CALL,
+    DOT_GENERAL,
+    MANUAL_COMPUTATION,
+    REDUCE,
+    RESHARD,
+    WHILE,
+)
+from stablehlo_tools.dialect.traits import BRANCHES, ELEMENTWISE, TERMINATORS, full_names
+from stablehlo_tools.ir.builder import element_of, shape_of
+from stablehlo_tools.ir.walk import FUNCTION, terminator, walk
+from stablehlo_tools.transforms.parts.partition.choosing.layouts import (
+    AtomList,
+    Atoms,
+    Choice,
+    Form,
+    Layout,
+)
+from stablehlo_tools.transforms.parts.partition.dividing import is_made_anywhere
+from stablehlo_tools.transforms.parts.partition.op_rules import is_whole_op, undividable
+
+# Of the bytes that an op writes, as many go to memory where it becomes part of a kernel.
+_FUSED = 0.5
+_FUSED_INTO = ELEMENTWISE | full_names("broadcast_in_dim reshape transpose slice pad concatenate")
+_UNKNOWN_TRIPS = 8  # of a loop that does not say how often it runs
+_WORD = 8
+
+
+@dataclass(eq=False, slots=True)
+class Extent:
+    """From where to where a loop stands in the order of the text."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """An operand: where a node takes a tensor.
+
+    `order` is that of the text; `loops` are those around, outermost first.
+    """
+
+    op: ir.Operation
+    operand: int
+    order: int
+    loops: tuple[Extent, ...]
+
+
+@dataclass(eq=False, slots=True)
+class Use:
+    """A node's use of a value as its tensor."""
+
+    node: Node
+    tensor: int
+    place: Place
+    until: int = 0  # the order of the text until which the value is needed for it
+
+
+@dataclass(eq=False)
+class Link:
+    """A value; `size` is that of the whole, in bytes.
+
+    `stated` is the number of the layout that propagation gave it, `left` are the atoms along which
+    the program wants it in parts of a sum.
+    """
+
+    value: ir.Value
+    number: int
+    size: float
+    stated: int
+    times: int  # how often the value is made in a run
+    maker: Node | None = None  # None: every device can make any part of it
+    made_as: int = 0  # the maker's tensor
+    born: int = 0  # the order of the op that makes it
+    left: AtomList = ()
+    is_fused: bool = False  # whether no kernel writes it: part of the one that uses it
+    at_peak: bool = False  # whether it is held where the program, as propagated, holds most
+    uses: list[Use] = field(default_factory=list["Use"])
+
+
+@dataclass(eq=False)
+class Node:
+    """What divides its tensors, operands first, by one strategy, which a pinned node keeps.
+
+    `op` makes the outputs, or of what a loop or branch carries the one of number `carry`. `lost`
+    are the atoms that propagation put on factors which the op cannot have divided.
+    """
+
+    form: Form
+    op: ir.Operation | None
+    inputs: list[Link | None]
+    outputs: list[Link | None]
+    times: int
+    choice: Choice
+    pinned: bool = False
+    carry: int | None = None
+    carried: Link | None = None  # through a loop
+    work: Work | None = None
+    lost: dict[int, AtomList] = field(default_factory=dict[int, "AtomList"])
+    number: int = 0
+
+    @property
+    def links(self) -> Iterable[Link]:
+        """Those of its tensors."""
+        return (link for link in (*self.inputs, *self.outputs) if link is not None)
+
+    def layout(self, tensor: int) -> Layout:
+        """A tensor's layout."""
+        return self.form.atoms.layouts[self.choice.layouts[tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """An operand; its link, where there is one."""
+
+    value: ir.Value
+    link: Link | None
+    place: Place
+
+
+class Problem:
+    """The nodes and links of a function without calls.
+
+    `left`: for each of its results the axes along which devices keep parts of a sum.
+    """
+
+    def __init__(self, main: ir.Operation, shardings: ValueShardings, left: Sequence[Axes]) -> None:
+        self.shardings = shardings
+        self.atoms = Atoms(shardings.axes, _axes_used(main, shardings))
+        self.nodes: list[Node] = []
+        self.links: list[Link] = []
+        self._of_value: dict[ir.Value, Link] = {}
+        self._forms: dict[tuple[ShardingRule, frozenset[int], bool], Form] = {}
+        self._order = 0
+        self._loops: tuple[Extent, ...] = ()
+        block = main.regions[0].blocks[0]
+        for argument in block.arguments:
+            self._pinned(None, [], [self._link(argument, 1)])
+        self._block(block, 1)
+        for taken in self._taken(terminator(block)):
+            attribute = function_sharding(main, "res_attrs", taken.place.operand)
+            rank = rank_of(taken.value)
+            dims = ((),) * rank if attribute is None else shardings.read(attribute)
+            self._pinned(None, [taken], [], dims)
+            if taken.link is not None and len(taken.link.uses) == 1:
+                (taken.link.left,) = self.atoms.layout((left[taken.place.operand],))
+        for link in self.links:
+            link.is_fused = _is_fused(link)
+            for use in link.uses:
+                around = (loop for loop in use.place.loops if loop.start > link.born)
+                use.until = next((loop.end for loop in around), use.place.order)
+        self.peak = int(np.argmax(self.held()))
+        for link in self.links:
+            last = max((use.until for use in link.uses), default=link.born)
+            link.at_peak = link.born <= self.peak <= last and not link.is_fused
+
+    def held(self) -> np.ndarray:
+        """The bytes that a device holds at each place of the text."""
+        held = np.zeros(self._order + 2)
+        for link in self.links:
+            if link.maker is None or not link.uses:
+                continue
+            made = link.maker.choice.layouts[link.made_as]
+            held_from: dict[int, int] = {made: link.born}
+            held_until: dict[int, int] = {made: max(use.until for use in link.uses)}
+            for use in link.uses:
+                wanted = use.node.choice.layouts[use.tensor]
+                if wanted != made:
+                    held_from[wanted] = min(held_from.get(wanted, use.until), use.place.order)
+                    held_until[wanted] = max(held_until.get(wanted, 0), use.until)
+            for number, first in held_from.items():
+                if number != made or not link.is_fused:
+                    size = link.size / self.atoms.held_parts[number]
+                    held[first] += size
+                    held[held_until[number] + 1] -= size
+        return np.cumsum(held)
+
+    def _block(self, block: ir.Block, times: int) -> None:
+        for view in block.operations:
+            op = view.operation
+            self._order += 1
+            if op.name in TERMINATORS:
+                continue
+            outputs = [self._link(result, times) for result in op.results]
+            if op.name == WHILE:
+                self._loop(op, outputs, times)
+            elif op.name in BRANCHES:
+                self._branches(op, outputs, times)
+            elif op.name == BARRIER:
+                for number, taken in enumerate(self._taken(op)):
+                    self._carried(op, number, [taken], [outputs[number]], times)
+            elif op.name == RESHARD:
+                self._pinned(op, self._taken(op), outputs)
+            elif op.name == MANUAL_COMPUTATION:
+                self._manual(op, outputs)
+            elif not is_made_anywhere(op):
+                self._op(op, outputs, times)
+
+    def _taken(self, op: ir.Operation) -> list[_Taken]:
+        """The operands of an op."""
+        return [
+            _Taken(value, self._of_value.get(value), Place(op, number, self._order, self._loops))
+            for number, value in enumerate(op.operands)
+        ]
+
+    def _op(self, op: ir.Operation, outputs: list[Link | None], times: int) -> None:
+        rule = None if is_whole_op(op) else rule_of(op)
+        if rule is None:
+            values = [*op.operands, *op.results]
+            rule, fixed = _whole_rule(tuple(tuple(_shape(v)) for v in values), len(op.operands))
+            uncut = set(fixed)
+        else:
+            uncut = {f for tensor, dim in undividable(op) for f in rule.tensors[tensor][dim]}
+            fixed = rule.whole | uncut
+        form = self._form(rule, frozenset(fixed), pads=op.name != CUSTOM_CALL)
+        taken = self._taken(op)
+        choice = self._initial(form, taken, outputs)
+        node = self._node(form, op, taken, outputs, times, choice)
+        node.work, node.lost = _work(op), self._lost(node, uncut)
+
+    def _loop(self, op: ir.Operation, outputs: list[Link | None], times: int) -> None:
+        taken = self._taken(op)
+        trips = constant_trips(op)
+        inner = times * (_UNKNOWN_TRIPS if trips is None else max(trips, 1))
+        condition, body = (region.blocks[0] for region in op.regions)
+        around, extent = self._loops, Extent(self._order, self._order)
+        self._loops = (*around, extent)
+        arguments = [[self._link(a, inner) for a in block.arguments] for block in (condition, body)]
+        self._block(condition, inner)
+        self._block(body, inner)
+        ends = self._taken(terminator(body))
+        self._loops, extent.end = around, self._order
+        for made in outputs:
+            if made is not None:
+                made.born = self._order
+        for number, made in enumerate(outputs):
+            tensors = [made, *(listed[number] for listed in arguments)]
+            self._carried(op, number, [taken[number], ends[number]], tensors, times)
+
+    def _branches(self, op: ir.Operation, outputs: list[Link | None], times: int) -> None:
+        returned: list[list[_Taken]] = []
+        for region in op.regions:
+            self._block(region.blocks[0], times)
+            returned.append(self._taken(terminator(region.blocks[0])))
+        for number, made in enumerate(outputs):
+            self._carried(op, number, [each[number] for each in returned], [made], times)
+
+    def _manual(self, op: ir.Operation, outputs: list[Link | None]) -> None:
+        """A manual computation takes and gives what it says, and is divided inside as it was."""
+        stated = sharding_per_value(op.attributes["in_shardings"])
+        for number, taken in enumerate(self._taken(op)):
+            if isinstance(taken.value.type, ir.RankedTensorType):
+                self._pinned(op, [taken], [], self.shardings.read(stated[number]))
+        for link in outputs:
+            self._pinned(op, [], [link])
+
+    def _carried(
+        self,
+        op: ir.Operation,
+        number: int,
+        taken: Sequence[_Taken],
+        outputs: Sequence[Link | None],
+        times: int,
+    ) -> None:
+        """A value that goes in and comes out divided alike."""
+        made = outputs[0]
+        if made is None:
+            return
+        form = self._form(_same_rule(tuple(_shape(made.value)), len(taken), len(outputs)))
+        choice = form.agreed([form.fitted(0, self.atoms.layouts[made.stated])])
+        node = self._node(form, op, taken, outputs, times, choice)
+        node.carry = number
+        node.carried = made if op.name == WHILE else None
+
+    def _pinned(
+        self,
+        op: ir.Operation | None,
+        taken: Sequence[_Taken],
+        outputs: Sequence[Link | None],
+        dims: Dims | None = None,
+    ) -> None:
+        """A node that takes or makes one value divided as the program says."""
+        value = taken[0].value if taken else outputs[0].value if outputs[0] else None
+        if value is None:
+            return
+        form = self._form(_same_rule(tuple(_shape(value)), len(taken), len(outputs)))
+        if dims is None:
+            assert outputs[0] is not None, "what is taken has its layout told"
+            dims = self.shardings.of(outputs[0].value)
+        choice = form.agreed([form.fitted(0, self.atoms.layout(dims))])
+        self._node(form, op, taken, outputs, 1, choice).pinned = True
+
+    def _node(
+        self,
+        form: Form,
+        op: ir.Operation | None,
+        taken: Sequence[_Taken],
+        outputs: Sequence[Link | None],
+        times: int,
+        choice: Choice,
+    ) -> Node:
+        inputs = [each.link for each in taken]
+        node = Node(form, op, inputs, list(outputs), times, choice, number=len(self.nodes))
+        self.nodes.append(node)
+        for number, each in enumerate(taken):
+            if each.link is not None:
+                each.link.uses.append(Use(node, number, each.place))
+        for number, link in enumerate(outputs):
+            if link is not None:
+                link.maker, link.made_as = node, len(inputs) + number
+        return node
+
+    def _initial(self, form: Form, taken: Sequence[_Taken], made: list[Link | None]) -> Choice:
+        """What propagation gave: the results' axes first, then those of the largest operands."""
+        operands = sorted(
+            (-each.link.size, n, each.link) for n, each in enumerate(taken) if each.link is not None
+        )
+        order = [(len(taken) + n, link) for n, link in enumerate(made) if link is not None]
+        order += [(n, link) for _, n, link in operands]
+        return form.agreed([form.fitted(n, self.atoms.layouts[link.stated]) for n, link in order])
+
+    def _lost(self, node: Node, uncut: set[int]) -> dict[int, AtomList]:
+        """What propagation put on factors that no rule of Shardy's keeps whole, though it must."""
+        lost: dict[int, AtomList] = {}
+        for number, link in enumerate((*node.inputs, *node.outputs) if uncut else ()):
+            if link is not None:
+                for atoms, factors in zip(
+                    self.atoms.layouts[link.stated], node.form.rule.tensors[number], strict=True
+                ):
+                    if atoms and factors and factors[0] in uncut:
+                        lost.setdefault(factors[0], atoms)
+        return lost
+
+    def _form(
+        self, rule: ShardingRule, fixed: frozenset[int] = frozenset(), *, pads: bool = True
+    ) -> Form:
+        key = (rule, fixed, pads)
+        if key not in self._forms:
+            self._forms[key] = Form(rule, fixed, self.atoms, pads=pads)
+        return self._forms[key]
+
+    def _link(self, value: ir.Value, times: int) -> Link | None:
+        if not isinstance(value.type, ir.RankedTensorType):
+            return None
+        stated = self.atoms.number(self.atoms.layout(self.shardings.of(value)))
+        number = len(self.links)
+        link = Link(value, number, _bytes(value), stated, times, born=self._order)
+        self._of_value[value] = link
+        self.links.append(link)
+        return link
+
+
+def _is_fused(link: Link) -> bool:
+    """Whether a value is computed where it is used: elementwise, and used elementwise."""
+    maker = link.maker
+    if maker is None or maker.op is None or maker.op.name not in _FUSED_INTO:
+        return False
+    users = [use.node.op for use in link.uses]
+    return all(op is not None and op.name in (*_FUSED_INTO, REDUCE) for op in users)
+
+
+def compute_ns(node: Node, choice: Choice, hardware: Hardware) -> float:
+    """ns of all runs of a node on one device."""
+    if node.work is None:
+        return 0.0
+    if node.work.kind is WorkKind.MATMUL:
+        matrix = node.work.matmuls[0].flops / choice.parts
+        peak = hardware.peak(node.work.dtype) * hardware.matmul_model.efficiency
+        return node.times * matrix / peak
+    return node.times * _FUSED * node.work.bytes / choice.parts / hardware.memory_rate
+
+
+def _work(op: ir.Operation) -> Work | None:
+    written = sum(map(_bytes, op.results))
+    if op.name != DOT_GENERAL:
+        return Work(WorkKind.ELEMENTWISE, bytes=written)
+    rule = rule_of(op)
+    if rule is None:
+        return None
+    volume = 1
+    for size in rule.sizes:
+        volume *= size
+    dtype = str(element_of(op.operands[0]))
+    return Work(WorkKind.MATMUL, bytes=written, matmuls=(Matmul(1, volume, 1, 1),), dtype=dtype)
+
+
+@lru_cache(maxsize=4096)
+def _same_rule(shape: tuple[int, ...], operands: int, results: int) -> ShardingRule:
+    tensor = tuple((dim,) for dim in range(len(shape)))
+    tensors = (tensor,) * (operands + results)
+    return ShardingRule(tensors, operands, shape, frozenset(), frozenset())
+
+
+def _whole_rule(
+    shapes: tuple[tuple[int, ...], ...], operands: int
+) -> tuple[ShardingRule, frozenset[int]]:
+    sizes = tuple(size for shape in shapes for size in shape)
+    tensors: list[tuple[tuple[int, ...], ...]] = []
+    for shape in shapes:
+        first = sum(map(len, tensors))
+        tensors.append(tuple((first + dim,) for dim in range(len(shape))))
+    every = frozenset(range(len(sizes)))
+    return ShardingRule(tuple(tensors), operands, sizes, frozenset(), frozenset()), every
+
+
+def _axes_used(main: ir.Operation, shardings: ValueShardings) -> set[AxisRef]:
+    """The axes, and parts of them, that shardings of a function name."""
+    seen: set[ir.Attribute] = set()
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        for number in range(len(op.results)):
+            attribute = result_sharding(op, number)
+            if attribute is not None:
+                seen.add(attribute)
+        if op.name == FUNCTION:
+            block = op.regions[0].blocks[0]
+            sides = (
+                ("arg_attrs", len(block.arguments)),
+                ("res_attrs", len(terminator(block).operands)),
+            )
+            for name, count in sides:
+                listed = (function_sharding(op, name, number) for number in range(count))
+                seen.update(each for each in listed if each is not None)
+        if op.name == MANUAL_COMPUTATION:
+            seen.update(sharding_per_value(op.attributes["in_shardings"]))
+        return ir.WalkResult.ADVANCE
+
+    walk(main, visit)
+    return {axis for each in seen for axes in shardings.read(each) for axis in axes}
+
+
+def _shape(value: ir.Value) -> list[int]:
+    return shape_of(value) if isinstance(value.type, ir.RankedTensorType) else []
+
+
+def _bytes(value: ir.Value) -> float:
+    if not isinstance(value.type, ir.RankedTensorType):
+        return 0.0
+    total = 1.0
+    for size in shape_of(value):
+        total *= size
+    element = element_of(value)
+    width = element.width if isinstance(element, ir.IntegerType | ir.FloatType) else 64
+    return total * width / _WORD

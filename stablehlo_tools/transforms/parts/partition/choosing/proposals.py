@@ -1,0 +1,151 @@
+"""What to try: each mesh axis on each dimension of the program, wherever it has that dimension.
+
+Dimensions that ops hand on are one *dimension of the program*: the batch, the positions, the heads
+of a layer. Those that never meet in an op are tried at once.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import connected_components
+
+from stablehlo_tools.transforms.parts.partition.choosing.layouts import AtomList, Choice
+from stablehlo_tools.transforms.parts.partition.choosing.moves import Moves
+from stablehlo_tools.transforms.parts.partition.choosing.problem import Link, Node, Problem
+
+_MOST_SWEEPS = 4
+_RANKS = 64  # more than a value has dimensions
+_MOST_ALIKE = 4  # nodes that want a value alike and are tried one by one
+_WORTH_ANOTHER = 1e-3  # of the cost, that a sweep has to gain
+
+
+def improve(moves: Moves) -> None:
+    """Gives every node of a problem the choice that was found best. Deterministic."""
+    dimensions = _Dimensions(moves.problem)
+    for _ in range(_MOST_SWEEPS):
+        gained = 0.0
+        for atoms in moves.problem.atoms.movable:
+            for proposal in dimensions.proposals(atoms):
+                gained += moves.take(proposal)
+        gained += sum(_settle(moves, link) for link in moves.problem.links)
+        if gained <= _WORTH_ANOTHER * moves.cost():
+            return
+
+
+def _settle(moves: Moves, link: Link) -> float:
+    """Lets the nodes at the ends of a value that is resharded divide it as others of them do."""
+    maker = link.maker
+    if maker is None or not link.uses:
+        return 0.0
+    ends: dict[int, list[tuple[Node, int]]] = {maker.choice.layouts[link.made_as]: []}
+    for use in link.uses:
+        ends.setdefault(use.node.choice.layouts[use.tensor], []).append((use.node, use.tensor))
+    if len(ends) == 1:
+        return 0.0
+    ends[maker.choice.layouts[link.made_as]].append((maker, link.made_as))
+    gained = 0.0
+    for now, nodes in ends.items():
+        if len(nodes) > _MOST_ALIKE:
+            continue
+        for node, tensor in nodes:
+            for other in ends:
+                if other != now and not node.pinned:
+                    gained += sum(map(moves.take, adopting(node, tensor, other)))
+    return gained
+
+
+def adopting(node: Node, tensor: int, layout: int) -> Iterator[dict[Node, Choice]]:
+    """A node with a tensor divided so, and the rest as it is, or free."""
+    form = node.form
+    wish = form.fitted(tensor, form.atoms.layouts[layout])
+    own = {factor: atoms for factor, atoms in enumerate(node.choice.strategy) if atoms}
+    yield {node: form.agreed([wish, own])}
+    yield {node: form.agreed([wish])}
+
+
+class _Dimensions:
+    """The dimensions of a program, in colours: those of a colour never meet in an op."""
+
+    def __init__(self, problem: Problem) -> None:
+        places = [self._places(node) for node in problem.nodes]
+        labels = _joined(len(problem.links) * _RANKS, places)
+        weights = [0.0] * (max(labels, default=-1) + 1)
+        self._of_node: dict[Node, list[int]] = {}
+        for node, listed in zip(problem.nodes, places, strict=True):
+            self._of_node[node] = [labels[each[0]] if each else -1 for each in listed]
+            for each in listed:
+                if each:
+                    size = problem.links[each[0] // _RANKS].size
+                    weights[labels[each[0]]] += size * node.times
+        colours = self._coloured(weights)
+        self._placed: list[list[tuple[Node, list[int]]]] = []
+        for colour in range(max(colours, default=-1) + 1):
+            placed: list[tuple[Node, list[int]]] = []
+            for node, listed in self._of_node.items():
+                factors = [f for f, n in enumerate(listed) if n >= 0 and colours[n] == colour]
+                if factors and not node.pinned:
+                    placed.append((node, factors))
+            self._placed.append(placed)
+
+    @staticmethod
+    def _places(node: Node) -> list[list[int]]:
+        """For each factor the dimensions of values that it is the first of, as numbers."""
+        tensors = (*node.inputs, *node.outputs)
+        return [
+            [link.number * _RANKS + dim for t, dim in each if (link := tensors[t]) is not None]
+            for each in node.form.first_dims
+        ]
+
+    def proposals(self, atoms: AtomList) -> Iterator[dict[Node, Choice]]:
+        """The atoms onto the dimensions of each colour; from them; where an op has several of
+        them, onto the first or the last."""
+        for placed in self._placed:
+            onto: list[dict[Node, Choice]] = [{}, {}]
+            off: dict[Node, Choice] = {}
+            for node, factors in placed:
+                form, strategy = node.form, node.choice.strategy
+                for proposal, factor in ((onto[0], factors[0]), (onto[1], factors[-1])):
+                    choice = form.moved(strategy, atoms, factor)
+                    if choice is not None:
+                        proposal[node] = choice
+                if any(atom in strategy[f] for f in factors for atom in atoms):
+                    cleared = tuple(
+                        tuple(a for a in each if f not in factors or a not in atoms)
+                        for f, each in enumerate(strategy)
+                    )
+                    choice = form.choice(cleared)
+                    if choice is not None:
+                        off[node] = choice
+            yield onto[0]
+            if onto[1] != onto[0]:
+                yield onto[1]
+            yield off
+
+    def _coloured(self, weights: list[float]) -> list[int]:
+        meets: dict[int, set[int]] = {}
+        for listed in self._of_node.values():
+            here = {n for n in listed if n >= 0}
+            for number in here:
+                meets.setdefault(number, set()).update(here)
+        colours = [-1] * len(weights)
+        for number in sorted(meets, key=lambda n: (-weights[n], n)):
+            taken = {colours[other] for other in meets[number] if other != number}
+            colours[number] = next(c for c in itertools.count() if c not in taken)
+        return colours
+
+
+def _joined(count: int, places: Iterable[Iterable[Sequence[int]]]) -> list[int]:
+    """A label for each of `count` numbers; those that are listed together share it."""
+    pairs = [
+        (one, other)
+        for listed in places
+        for each in listed
+        for one, other in itertools.pairwise(each)
+    ]
+    heads, tails = zip(*pairs, strict=True) if pairs else ((), ())
+    graph = csr_array((np.ones(len(pairs)), (heads, tails)), shape=(count, count))
+    return connected_components(graph, directed=False)[1].tolist()

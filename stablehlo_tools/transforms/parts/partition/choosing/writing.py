@@ -1,0 +1,70 @@
+"""Writes what was chosen: each result's sharding, and reshards where users want another one."""
+
+from __future__ import annotations
+
+from stablehlo_tools.analysis.shardings import SHARDING, rank_of
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import RESHARD
+from stablehlo_tools.ir.values import producer
+from stablehlo_tools.transforms.parts.partition.choosing.layouts import Layout
+from stablehlo_tools.transforms.parts.partition.choosing.prices import scattered_layout
+from stablehlo_tools.transforms.parts.partition.choosing.problem import Link, Node, Problem, Use
+
+
+def write(problem: Problem) -> None:
+    """Writes the strategies of a problem into its module."""
+    for node in problem.nodes:
+        if node.op is not None and not node.pinned:
+            _state(node, node.op, problem)
+    for link in problem.links:
+        if link.maker is not None and rank_of(link.value):
+            _reshard_users(link, link.maker, problem)
+
+
+def _state(node: Node, op: ir.Operation, problem: Problem) -> None:
+    """Says on an op how its results are divided."""
+    first, every = len(node.inputs), [problem.shardings.of(result) for result in op.results]
+    before = list(every)
+    if node.carry is None:
+        every = [problem.atoms.dims(node.layout(first + n)) for n in range(len(every))]
+    else:
+        every[node.carry] = problem.atoms.dims(node.layout(first))
+    if every != before:
+        op.attributes[SHARDING] = problem.shardings.per_value(every, op.context)
+
+
+def _reshard_users(link: Link, maker: Node, problem: Problem) -> None:
+    """Puts a reshard for each layout that users want in front of the first of them."""
+    made, partial = maker.layout(link.made_as), maker.choice.partial
+    wanted: dict[Layout, list[Use]] = {}
+    for use in link.uses:
+        wanted.setdefault(use.node.layout(use.tensor), []).append(use)
+    value = link.value
+    if partial and len(wanted) > 1:
+        scattered = scattered_layout(made, partial, wanted.keys())
+        if scattered != made:
+            value, made = _reshard(value, link.uses, scattered, problem), scattered
+    for layout, uses in wanted.items():
+        resharded = value if layout == made else _reshard(value, uses, layout, problem)
+        for use in uses:
+            if resharded != link.value:
+                use.place.op.operands[use.place.operand] = resharded
+
+
+def _reshard(value: ir.Value, uses: list[Use], layout: Layout, problem: Problem) -> ir.Value:
+    """A reshard in the block of the value, or that of a reshard before it."""
+    op = producer(value)
+    owner = ir.BlockArgument(value).owner.owner.operation if op is None else op.parent
+    before = min(uses, key=lambda use: use.place.order).place.op
+    while before.parent != owner:
+        assert before.parent is not None, "uses stand in the value's block or deeper"
+        before = before.parent
+    attribute = problem.shardings.attribute(problem.atoms.dims(layout), value.type.context)
+    return ir.Operation.create(
+        RESHARD,
+        results=[value.type],
+        operands=[value],
+        attributes={"sharding": attribute},
+        loc=before.location,
+        ip=ir.InsertionPoint(before),
+    ).results[0]
