@@ -1,6 +1,6 @@
 // The interpreter runs neither what is to be divided yet nor manual computations: XLA:CPU runs the
 // program before, divided by its own partitioner, and after. Integers, so that sums are exact.
-// RUN: stablehlo-tools opt %s -p partition -o %t.after.mlir 2> %t.warnings
+// RUN: stablehlo-tools opt %s -p 'partition{choices=shardy}' -o %t.after.mlir 2> %t.warnings
 // RUN: filecheck %s --check-prefix=PARTITIONED --input-file %t.after.mlir
 // RUN: stablehlo-tools verify %s %t.after.mlir --trials 2 | filecheck %s
 

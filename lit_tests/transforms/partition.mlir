@@ -1,4 +1,4 @@
-// RUN: stablehlo-tools opt %s -p partition --split-input-file | filecheck %s --enable-var-scope
+// RUN: stablehlo-tools opt %s -p 'partition{choices=shardy}' --split-input-file | filecheck %s --enable-var-scope
 
 // A contraction over a divided dimension leaves sums of parts: an all_reduce over that axis alone,
 // one group for each place along the other.

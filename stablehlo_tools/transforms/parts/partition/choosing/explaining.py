@@ -90,7 +90,7 @@ def _told(remedy: _Remedy | None, atoms: Atoms) -> str:
     if remedy is None:
         return "; no constraint on one value removes it"
     place = to_place(remedy.link.value.location)
-    where = f" at {place.file}:{place.line}" if place.line else ""
+    where = f" at {place.file}:{place.line}" if place.file else ""
     op = producer(remedy.link.value)
     is_argument = op is None and isinstance(remedy.link.value, ir.BlockArgument)
     what = (

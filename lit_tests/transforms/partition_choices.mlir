@@ -1,0 +1,80 @@
+// RUN: stablehlo-tools opt %s -p 'partition{hardware=h100}' --split-input-file | filecheck %s --enable-var-scope
+// RUN: stablehlo-tools opt %s -p 'partition{hardware=h100 explain=true}' --split-input-file 2>&1 >%t.mlir | filecheck %s --check-prefix=EXPLAIN
+// RUN: not stablehlo-tools opt %s -p 'partition{hardware=h1000}' --split-input-file 2>&1 | filecheck %s --check-prefix=UNKNOWN
+// RUN: not stablehlo-tools opt %s -p 'partition{choices=cheap}' --split-input-file 2>&1 | filecheck %s --check-prefix=INVALID
+
+// UNKNOWN: error: {{.*}}h1000
+// INVALID: error: {{.*}}choices
+
+// Batch and weights ask for one axis: the smaller of the two moves. Here the weights.
+sdy.mesh @mesh = <["data"=8]>
+// CHECK-LABEL: func.func @large_batch
+// CHECK: manual_axes={"data"} (%[[X:.+]]: tensor<4096x1024xbf16>, %[[W:.+]]: tensor<128x1024xbf16>) {
+// CHECK-NEXT: %[[GATHER:.+]] = "stablehlo.all_gather"(%[[W]]) {{.*}} -> tensor<1024x1024xbf16>
+// CHECK-NEXT: %[[DOT:.+]] = stablehlo.dot_general %[[X]], %[[GATHER]]
+// CHECK-NEXT: sdy.return %[[DOT]]
+// EXPLAIN: note: partition: 1 value resharded or summed, in
+// EXPLAIN-NEXT: all_gather over {"data"} of 2.00 MiB: {{.*}}; tensor<1024x1024xbf16> is made as P('data') and wanted as P(); dividing the argument as P() saves
+func.func @large_batch(
+    %x: tensor<32768x1024xbf16> {sdy.sharding = #sdy.sharding<@mesh, [{"data"}, {}]>},
+    %w: tensor<1024x1024xbf16> {sdy.sharding = #sdy.sharding<@mesh, [{"data"}, {}]>}
+) -> (tensor<32768x1024xbf16> {sdy.sharding = #sdy.sharding<@mesh, [{"data"}, {}]>}) {
+  %0 = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : (tensor<32768x1024xbf16>, tensor<1024x1024xbf16>) -> tensor<32768x1024xbf16>
+  return %0 : tensor<32768x1024xbf16>
+}
+
+// -----
+
+// Here the batch, to the dimension that is contracted; what is left are parts of a sum.
+sdy.mesh @mesh = <["data"=8]>
+// CHECK-LABEL: func.func @large_weights
+// CHECK: manual_axes={"data"} (%[[X:.+]]: tensor<1x16384xbf16>, %[[W:.+]]: tensor<2048x16384xbf16>) {
+// CHECK-NOT: tensor<16384x16384xbf16>
+// CHECK: "stablehlo.all_to_all"(%[[X]]) {{.*}} -> tensor<8x2048xbf16>
+// CHECK: stablehlo.dot_general {{.*}}, %[[W]]
+// CHECK-NEXT: "stablehlo.all_reduce"
+// CHECK: sdy.return
+func.func @large_weights(
+    %x: tensor<8x16384xbf16> {sdy.sharding = #sdy.sharding<@mesh, [{"data"}, {}]>},
+    %w: tensor<16384x16384xbf16> {sdy.sharding = #sdy.sharding<@mesh, [{"data"}, {}]>}
+) -> (tensor<8x16384xbf16> {sdy.sharding = #sdy.sharding<@mesh, [{"data"}, {}]>}) {
+  %0 = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : (tensor<8x16384xbf16>, tensor<16384x16384xbf16>) -> tensor<8x16384xbf16>
+  return %0 : tensor<8x16384xbf16>
+}
+
+// -----
+
+// A loop over layers: the batch stays divided through the loop, and each layer's weights are
+// gathered in it, not all of them before it.
+sdy.mesh @mesh = <["data"=8]>
+// CHECK-LABEL: func.func @layers
+// CHECK: manual_axes={"data"} (%[[X:.+]]: tensor<8192x1024xbf16>, %[[W:.+]]: tensor<16x128x1024xbf16>) {
+// CHECK-NOT: stablehlo.all_gather
+// CHECK: stablehlo.while({{.*}} = %[[X]]
+// CHECK: } do {
+// CHECK: "stablehlo.all_gather"({{.*}}) {{.*}} -> tensor<{{(1x)?}}1024x1024xbf16>
+// CHECK: stablehlo.dot_general {{.*}} -> tensor<8192x1024xbf16>
+// CHECK-NOT: stablehlo.all_gather
+// CHECK: sdy.return
+// EXPLAIN: all_gather over {"data"} of 2.00 MiB, 16 times
+func.func @layers(
+    %x: tensor<65536x1024xbf16> {sdy.sharding = #sdy.sharding<@mesh, [{"data"}, {}]>},
+    %w: tensor<16x1024x1024xbf16> {sdy.sharding = #sdy.sharding<@mesh, [{}, {"data"}, {}]>}
+) -> tensor<65536x1024xbf16> {
+  %zero = stablehlo.constant dense<0> : tensor<i32>
+  %one = stablehlo.constant dense<1> : tensor<i32>
+  %count = stablehlo.constant dense<16> : tensor<i32>
+  %0:3 = stablehlo.while(%i = %zero, %h = %x, %v = %w) : tensor<i32>, tensor<65536x1024xbf16>, tensor<16x1024x1024xbf16>
+  cond {
+    %1 = stablehlo.compare LT, %i, %count : (tensor<i32>, tensor<i32>) -> tensor<i1>
+    stablehlo.return %1 : tensor<i1>
+  } do {
+    %1 = stablehlo.dynamic_slice %v, %i, %zero, %zero, sizes = [1, 1024, 1024] : (tensor<16x1024x1024xbf16>, tensor<i32>, tensor<i32>, tensor<i32>) -> tensor<1x1024x1024xbf16>
+    %2 = stablehlo.reshape %1 : (tensor<1x1024x1024xbf16>) -> tensor<1024x1024xbf16>
+    %3 = stablehlo.dot_general %h, %2, contracting_dims = [1] x [0] : (tensor<65536x1024xbf16>, tensor<1024x1024xbf16>) -> tensor<65536x1024xbf16>
+    %4 = stablehlo.tanh %3 : tensor<65536x1024xbf16>
+    %5 = stablehlo.add %i, %one : tensor<i32>
+    stablehlo.return %5, %4, %v : tensor<i32>, tensor<65536x1024xbf16>, tensor<16x1024x1024xbf16>
+  }
+  return %0#1 : tensor<65536x1024xbf16>
+}
