@@ -1,5 +1,5 @@
 // XLA's own GSPMD divides the program before; what partition made of it runs after.
-// RUN: stablehlo-tools opt %s -p partition -o %t.after.mlir
+// RUN: stablehlo-tools opt %s -p 'partition{choices=shardy}' -o %t.after.mlir
 // RUN: filecheck %s --check-prefix=PARTITIONED --input-file %t.after.mlir
 // RUN: stablehlo-tools verify %s %t.after.mlir --trials 2 | filecheck %s
 
@@ -10,7 +10,7 @@
 
 // Axes that are taken for one another are seen.
 // RUN: sed 's/devices=\[2,2\]<=\[2,2\]T(1,0)/devices=[2,2]<=[4]/' %s > %t.swapped.mlir
-// RUN: stablehlo-tools opt %t.swapped.mlir -p partition -o %t.changed.mlir
+// RUN: stablehlo-tools opt %t.swapped.mlir -p 'partition{choices=shardy}' -o %t.changed.mlir
 // RUN: not stablehlo-tools verify %s %t.changed.mlir --trials 1
 module @program attributes {mhlo.num_partitions = 4 : i32, mhlo.num_replicas = 1 : i32} {
   func.func public @main(

@@ -1,6 +1,6 @@
 // Borders that devices send each other, and uneven parts: XLA:CPU runs the program before, divided by
 // its own partitioner, and after. Integers, so that sums are exact.
-// RUN: stablehlo-tools opt %s -p partition -o %t.after.mlir
+// RUN: stablehlo-tools opt %s -p 'partition{choices=shardy}' -o %t.after.mlir
 // RUN: filecheck %s --check-prefix=PARTITIONED --input-file %t.after.mlir
 // RUN: stablehlo-tools verify %s %t.after.mlir --trials 2 | filecheck %s
 

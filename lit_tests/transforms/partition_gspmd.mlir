@@ -1,4 +1,4 @@
-// RUN: stablehlo-tools opt %s -p partition --split-input-file | filecheck %s
+// RUN: stablehlo-tools opt %s -p 'partition{choices=shardy}' --split-input-file | filecheck %s
 
 // GSPMD's shardings of arguments and results: the mesh is made of their tiles, by lists of devices,
 // arrays of them and transposed arrays.

@@ -1,4 +1,4 @@
-// RUN: stablehlo-tools opt %s -p partition | filecheck %s
+// RUN: stablehlo-tools opt %s -p 'partition{choices=shardy}' | filecheck %s
 // Made by: stablehlo-tools make-test pieces.mlir -p partition --full
 // After a wanted change: stablehlo-tools make-test --update lit_tests/transforms/partition_pieces.mlir
 

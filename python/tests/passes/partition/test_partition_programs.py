@@ -111,16 +111,6 @@ def test_symbolic_shapes_are_refused() -> None:
             stablehlo_tools.transform(exported, "partition")
 
 
-def test_shardings_of_gspmd_are_refused() -> None:
-    jax.config.update("jax_use_shardy_partitioner", False)
-    try:
-        exported = _GATHER.exported()
-    finally:
-        jax.config.update("jax_use_shardy_partitioner", True)
-    with pytest.raises(ToolError, match=r"\(P1\)"):
-        stablehlo_tools.transform(exported, "partition")
-
-
 def test_what_shardys_way_refuses_goes_by_xla(monkeypatch: pytest.MonkeyPatch) -> None:
     text = """
         sdy.mesh @mesh = <["x"=2]>
