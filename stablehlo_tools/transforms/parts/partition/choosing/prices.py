@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Set
 from dataclasses import dataclass
+from itertools import pairwise
 
 from stablehlo_tools.cost.collectives import transfer_time
 from stablehlo_tools.cost.hardware import Hardware
@@ -87,7 +88,7 @@ class Prices:
             atom for atom, dim in place_before.items() if place_after.get(atom, dim) != dim
         )
         steps: list[Step] = []
-        if self._is_permuted(made, wanted, moved, gone):
+        if _is_permuted(made, wanted):
             steps.append(Step("collective_permute", (*place_before,), held))
         held /= self.atoms.size(sliced)
         for dim in sorted({place_after[atom] for atom in moved}):
@@ -95,18 +96,6 @@ class Prices:
         if gone:
             steps.append(Step("all_gather", gone, held * self.atoms.size(gone)))
         return steps
-
-    def _is_permuted(self, made: Layout, wanted: Layout, moved: AtomList, gone: AtomList) -> bool:
-        """Whether what stays in its dimension stands in another order, or behind what goes."""
-        for before, after in zip(made, wanted, strict=True):
-            stays = [atom for atom in before if atom in after]
-            if [atom for atom in after if atom in before] != stays:
-                return True
-            if stays and list(before[: len(stays)]) != stays:
-                return True
-            if stays and list(after[: len(stays)]) != stays:
-                return True
-        return False
 
     def step(self, step: Step) -> float:
         """ns of one collective."""
@@ -120,9 +109,7 @@ class Prices:
         groups = mesh.groups(mesh.canonical(self.atoms.refs[a] for a in sorted(step.atoms)))
         rows = tuple(tuple(group) for group in groups)
         if step.kind == "collective_permute":
-            rows = tuple(
-                (a, b) for row in rows for a, b in zip(row, (*row[1:], row[0]), strict=True)
-            )
+            rows = tuple(pair for row in rows for pair in pairwise((*row, row[0])))
         transfer = Transfer(step.kind, step.size, rows)
         time = transfer_time(transfer, self.hardware, mesh.mesh.size)
         return time.ns - self._no_latency * time.latency_ns
@@ -142,3 +129,12 @@ def scattered_layout(made: Layout, partial: AtomList, wanted: Set[Layout]) -> La
 
 def _has(layout: Layout, atom: int) -> bool:
     return any(atom in atoms for atoms in layout)
+
+
+def _is_permuted(made: Layout, wanted: Layout) -> bool:
+    """Whether what stays in its dimension stands in another order, or behind what comes or goes."""
+    for before, after in zip(made, wanted, strict=True):
+        stays = tuple(atom for atom in before if atom in after)
+        if stays not in (before[: len(stays)], ()) or stays != after[: len(stays)]:
+            return True
+    return False
