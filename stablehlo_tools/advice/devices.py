@@ -10,17 +10,14 @@ from stablehlo_tools.advice.collective_uses import argument_behind
 from stablehlo_tools.advice.program import Program
 from stablehlo_tools.analysis.entry import is_per_device
 from stablehlo_tools.analysis.replica_groups import AxisRef, DeviceMesh, mesh_axes_groups
-from stablehlo_tools.analysis.shardings import SHARDING, MeshAxes, ValueShardings
 from stablehlo_tools.analysis.tasks.graph import TracedGraph
 from stablehlo_tools.analysis.tasks.op_work import bytes_of, op_work, short_name
 from stablehlo_tools.analysis.uniformity import Uniformity
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.kernels import Matmul, Work, WorkKind
 from stablehlo_tools.diagnostics import duration
-from stablehlo_tools.dialect.names import SHARDING_CONSTRAINT
 from stablehlo_tools.dialect.traits import Trait, ops_with
-from stablehlo_tools.ir.builder import shape_of
-from stablehlo_tools.ir.walk import entry_function, ops_where
+from stablehlo_tools.ir.walk import entry_function
 from stablehlo_tools.overlap.bounds import iterations
 from stablehlo_tools.report.document import Advice
 
@@ -96,16 +93,6 @@ def _repeated(
         f"{len(alike)} matrix products, {duration(sum(each.ns for each in alike))} in all, are "
         f"computed alike on all {devices} devices of {axis}"
     )
-    uneven = _uneven(program, axis)
-    if uneven is not None:
-        op, dim, size = uneven
-        cause += (
-            f": {axis} is to divide dimension {dim}, of {size}, which {devices} does not divide"
-        )
-        whole = -(-size // devices) * devices
-        return program.advice(
-            "does-not-divide", gain, cause, program.place(op), f"pad it to {whole}"
-        )
     return program.advice(
         "computed-alike",
         gain,
@@ -114,25 +101,6 @@ def _repeated(
         f"divide the batch or these weights over {axis} as well (a batch of a multiple of all the "
         "devices it is divided over), or give its devices to another axis",
     )
-
-
-def _uneven(program: Program, axis: str) -> tuple[ir.Operation, int, int] | None:
-    """What is sharded over an axis that does not divide it: the op, the dimension and its size."""
-    module = program.given.module
-    named = [(n, m) for n, m in program.facts.meshes.items() if axis in dict(m.axes)]
-    shardings = ValueShardings(MeshAxes(named[0][1]), named[0][0])
-    sharded = ops_where(
-        module.operation, lambda op: op.name == SHARDING_CONSTRAINT or SHARDING in op.attributes
-    )
-    for op in sharded:
-        for value in op.results:
-            if not isinstance(value.type, ir.RankedTensorType):
-                continue
-            for dim, axes in enumerate(shardings.of(value)):
-                size = shape_of(value)[dim]
-                if size % shardings.axes.size(axes) and axis in {each.name for each in axes}:
-                    return op, dim, size
-    return None
 
 
 def small_kernels(program: Program) -> Iterator[Advice]:

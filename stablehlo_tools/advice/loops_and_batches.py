@@ -144,8 +144,6 @@ def _gained(
     gain = min(program.total_ns - after.total_ns, most)
     if program.is_worth(gain) and after.peak_bytes <= max(program.capacity, program.peak_bytes):
         place, pipeline = program.place(first.op), program.pipeline(steps)
-        if pipeline is None:
-            remedy += f": export with Shardy's shardings and run {steps}"
         yield program.advice(cause_id, gain, cause, place, remedy, pipeline=pipeline)
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from advice_programs import (
     gathered_weight,
-    heads,
     layer_scan,
     microbatches,
     optimizer,
@@ -121,12 +120,6 @@ CAUSES: dict[str, tuple[Detector, Build, Build, str]] = {
         repeated_compute,
         partial(product, rows=4096, spec=P("data")),
         partial(product, rows=4096, spec=P(("data", "model"))),
-        "h100",
-    ),
-    "does-not-divide": (
-        repeated_compute,
-        partial(heads, count=12),
-        partial(heads, count=16),
         "h100",
     ),
     "small-batch": (

@@ -150,7 +150,7 @@ def test_a_collective_between_custom_calls_is_not_of_a_program_for_one_device() 
 def test_older_shardings_are_partitioned_to_be_timed(text: str, kinds: list[str]) -> None:
     explicit, (note,) = explicit_collectives(_loaded(text))
     assert [c.kind for c in find_collectives(explicit.module)] == kinds
-    assert "it was partitioned (partition,create-reduce-scatter)" in note
+    assert "it was partitioned (partition{choices=shardy},create-reduce-scatter)" in note
     assert left_to_the_partitioner(explicit.module) is None
 
 

@@ -168,20 +168,6 @@ def product(*, rows: int, spec: P) -> Artifact:
     return exported(lambda x, w: jnp.tanh(x) @ w, *shapes, out=spec, data=4, model=2)
 
 
-def heads(*, count: int) -> Artifact:
-    """A product with weights of so many heads, that are to be divided over eight devices."""
-
-    def step(x: jax.Array, w: jax.Array) -> jax.Array:
-        w = lax.with_sharding_constraint(w, P(None, "model", None))
-        return jnp.einsum("bd,dhe->bhe", x, w)
-
-    shapes = (
-        ((BATCH * LENGTH, WIDTH), jnp.bfloat16, P()),
-        ((WIDTH, count, 128), jnp.bfloat16, P()),
-    )
-    return exported(step, *shapes, model=8)
-
-
 def weights_gathered(*, again: bool) -> Artifact:
     """Weights that are divided, gathered for a forward, and for its backward where there is one."""
 
