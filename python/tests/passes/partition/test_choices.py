@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,6 +13,7 @@ import pytest
 from jax import export
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from models.zoo import ZOO
+from soaking import first
 
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.diagnostics import Diagnostics
@@ -74,12 +75,8 @@ SPECS = [
 ]
 
 
-def soaked(values: Iterable[Any]) -> list[Any]:
-    return [pytest.param(value, marks=pytest.mark.soak) for value in values]
-
-
-@pytest.mark.parametrize("specs", [SPECS[0], *soaked(SPECS[1:])], ids=str)
-@pytest.mark.parametrize("function", [mlp, *soaked([scores])])
+@pytest.mark.parametrize("specs", first(1, SPECS), ids=str)
+@pytest.mark.parametrize("function", first(1, [mlp, scores]))
 def test_of_a_small_program_no_way_is_much_cheaper(
     function: Callable[..., Any], specs: tuple[PartitionSpec, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,7 +112,7 @@ def ways(node: Node) -> list[Choice]:
     return list(found.values())
 
 
-@pytest.mark.parametrize("name", [*soaked(["decoder-2d-scan-step"]), "mamba-forward"])
+@pytest.mark.parametrize("name", first(1, ["mamba-forward", "decoder-2d-scan-step"]))
 def test_the_search_costs_no_more_than_propagation_and_is_the_same_each_time(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,5 +123,5 @@ def test_the_search_costs_no_more_than_propagation_and_is_the_same_each_time(
         assert moves.cost() <= before
         return [node.choice.strategy for node in moves.problem.nodes]
 
-    first, second = (search(program, monkeypatch, strategies) for _ in range(2))
-    assert first == second
+    one, again = (search(program, monkeypatch, strategies) for _ in range(2))
+    assert one == again

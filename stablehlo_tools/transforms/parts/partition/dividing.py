@@ -25,7 +25,7 @@ from stablehlo_tools.analysis.shardings import (
     ValueShardings,
     assemble,
     axes_in,
-    axis_text,
+    axes_text,
     function_sharding,
     project,
     rank_of,
@@ -183,6 +183,30 @@ def is_made_anywhere(op: ir.Operation) -> bool:
     return op.name == BROADCAST and rank_of(op.operands[0]) == 0
 
 
+def warn_of_whole(op: ir.Operation, diagnostics: Diagnostics) -> None:
+    """Warns that an op does not run on parts at all."""
+    what = "only runs on whole tensors: every device computes all of it"
+    diagnostics.warn(f"{op.name} {what}", op.location)
+
+
+def warn_of_undivided(
+    op: ir.Operation,
+    rule: ShardingRule,
+    factor: int,
+    axes: Axes,
+    moved: bool,
+    diagnostics: Diagnostics,
+) -> None:
+    """Warns that an op's dimension does not stay divided as Shardy divides it."""
+    tensor = next(t for t in range(len(rule.tensors)) if factor in rule.factors_of(t))
+    dim = next(d for d, factors in enumerate(rule.tensors[tensor]) if factor in factors)
+    what = "another dimension is divided instead" if moved else "it is gathered"
+    diagnostics.warn(
+        f"{op.name} cannot run on parts of dimension {dim}, divided over {axes_text(axes)}: {what}",
+        op.location,
+    )
+
+
 @dataclass
 class Divider:
     """Walks a function whose calls are inlined, once, in text order.
@@ -259,7 +283,7 @@ class Divider:
         rule = None if is_whole_op(op) else rule_of(op)
         if rule is None:
             wanted = [((),) * len(dims) for dims in now]
-            self._warn(op, "only runs on whole tensors: every device computes all of it")
+            warn_of_whole(op, self.diagnostics)
         else:
             wanted = self._wanted(op, rule, now)
         if wanted == now:
@@ -290,7 +314,7 @@ class Divider:
                 moved = factor not in rule.reduced and self._move(
                     rule, chosen, whole, factor, loose
                 )
-                self._tell(op, rule, factor, loose, moved)
+                warn_of_undivided(op, rule, factor, loose, moved, self.diagnostics)
         if summed & whole or regathered:
             left = [] if regathered else [a for f in sorted(summed - whole) for a in chosen[f]]
             self._reduce_over(op, left)
@@ -333,22 +357,6 @@ class Divider:
                 return True
         return False
 
-    def _tell(
-        self, op: ir.Operation, rule: ShardingRule, factor: int, loose: Axes, moved: bool
-    ) -> None:
-        """Warns that an op's dimension does not stay divided as Shardy divides it."""
-        tensor = next(t for t in range(len(rule.tensors)) if factor in rule.factors_of(t))
-        dim = next(d for d, factors in enumerate(rule.tensors[tensor]) if factor in factors)
-        named = ", ".join(map(axis_text, loose))
-        self._warn(
-            op,
-            f"cannot run on parts of dimension {dim}, divided over {{{named}}}: "
-            + ("another dimension is divided instead" if moved else "it is gathered"),
-        )
-
-    def _warn(self, op: ir.Operation, what: str) -> None:
-        self.diagnostics.warn(f"{op.name} {what}", op.location)
-
     def _is_reduced(self, op: ir.Operation, summed: Sequence[AxisRef]) -> bool:
         """Whether an all_reduce over just these axes takes each result, and nothing else does."""
         if not summed:
@@ -367,13 +375,12 @@ class Divider:
 
     def _reduce_over(self, op: ir.Operation, axes: Sequence[AxisRef]) -> None:
         """Lets the all_reduces of an op's results sum over these axes alone, or not at all."""
-        listed = ", ".join(map(axis_text, axes))
         for result in op.results:
             all_reduce = all_reduce_of(result)
             if all_reduce is None:
                 continue
             if axes:
-                attribute = ir.Attribute.parse(f"#sdy<axis_ref_list{{{listed}}}>", op.context)
+                attribute = ir.Attribute.parse(f"#sdy<axis_ref_list{axes_text(axes)}>", op.context)
                 all_reduce.attributes["reduction_axes"] = attribute
             else:
                 all_reduce.results[0].replace_all_uses_with(result)

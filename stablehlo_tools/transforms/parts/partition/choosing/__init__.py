@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from stablehlo_tools.analysis.shardings import Axes, ValueShardings, axes_text, rule_of
+from stablehlo_tools.analysis.shardings import Axes, ValueShardings, rule_of
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.diagnostics import Diagnostics
@@ -12,6 +12,7 @@ from stablehlo_tools.transforms.parts.partition.choosing.moves import Moves
 from stablehlo_tools.transforms.parts.partition.choosing.problem import Node, Problem
 from stablehlo_tools.transforms.parts.partition.choosing.proposals import improve
 from stablehlo_tools.transforms.parts.partition.choosing.writing import write
+from stablehlo_tools.transforms.parts.partition.dividing import warn_of_undivided, warn_of_whole
 from stablehlo_tools.transforms.parts.partition.op_rules import is_whole_op
 
 _ANY = "h100"  # whose figures stand for hardware that is not told
@@ -51,16 +52,9 @@ def _warn(node: Node, problem: Problem, diagnostics: Diagnostics) -> None:
     op, rule = node.op, node.form.rule
     assert op is not None, "only ops lose axes"
     if rule_of(op) is None or is_whole_op(op):
-        what = "only runs on whole tensors: every device computes all of it"
-        diagnostics.warn(f"{op.name} {what}", op.location)
+        warn_of_whole(op, diagnostics)
         return
     for factor, atoms in sorted(node.lost.items()):
-        tensor = next(t for t in range(len(rule.tensors)) if factor in rule.factors_of(t))
-        dim = next(d for d, factors in enumerate(rule.tensors[tensor]) if factor in factors)
-        named = axes_text(problem.atoms.axes_of(atoms))
         moved = any(atom in atoms for each in node.choice.strategy for atom in each)
-        what = "another dimension is divided instead" if moved else "it is gathered"
-        diagnostics.warn(
-            f"{op.name} cannot run on parts of dimension {dim}, divided over {named}: {what}",
-            op.location,
-        )
+        axes = problem.atoms.axes_of(atoms)
+        warn_of_undivided(op, rule, factor, axes, moved, diagnostics)

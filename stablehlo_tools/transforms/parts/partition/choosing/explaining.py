@@ -33,7 +33,8 @@ def explained(moves: Moves) -> list[Diagnostic]:
         price = link.times * sum(map(moves.prices.step, steps))
         if steps:
             dear.append((-price, link.number, steps))
-    notes = [_explained(moves, moves.problem.links[n], steps) for _, n, steps in sorted(dear)]
+    links = moves.problem.links
+    notes = [_explained(moves, links[n], steps, -price) for price, n, steps in sorted(dear)]
     total = sum(-price for price, _, _ in dear)
     count = f"{len(dear)} value{'s' if len(dear) != 1 else ''}"
     return [
@@ -42,14 +43,13 @@ def explained(moves: Moves) -> list[Diagnostic]:
     ]
 
 
-def _explained(moves: Moves, link: Link, steps: list[Step]) -> Diagnostic:
+def _explained(moves: Moves, link: Link, steps: list[Step], price: float) -> Diagnostic:
     atoms, maker = moves.problem.atoms, link.maker
     assert maker is not None, "what every device can make is not resharded"
     listed = ", ".join(
         f"{step.kind} over {axes_text(atoms.axes_of(step.atoms))} of {size(step.size)}"
         for step in steps
     )
-    price = link.times * sum(map(moves.prices.step, steps))
     times = f", {link.times} times" if link.times > 1 else ""
     made = maker.layout(link.made_as)
     wanted = dict.fromkeys(use.node.layout(use.tensor) for use in link.uses)

@@ -7,6 +7,7 @@ those that use it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -28,7 +29,7 @@ from stablehlo_tools.analysis.shardings import (
 )
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.hardware import Hardware
-from stablehlo_tools.cost.kernels import Matmul, Work, WorkKind
+from stablehlo_tools.cost.kernels import Work, WorkKind
 from stablehlo_tools.dialect.names import (
     BARRIER,
     CUSTOM_CALL,
@@ -49,13 +50,16 @@ from stablehlo_tools.transforms.parts.partition.choosing.layouts import (
     Layout,
 )
 from stablehlo_tools.transforms.parts.partition.dividing import is_made_anywhere
-from stablehlo_tools.transforms.parts.partition.op_rules import is_whole_op, undividable
+from stablehlo_tools.transforms.parts.partition.op_rules import (
+    element_bytes,
+    is_whole_op,
+    undividable,
+)
 
 # Of the bytes that an op writes, as many go to memory where it becomes part of a kernel.
 _FUSED = 0.5
 _FUSED_INTO = ELEMENTWISE | full_names("broadcast_in_dim reshape transpose slice pad concatenate")
 _UNKNOWN_TRIPS = 8  # of a loop that does not say how often it runs
-_WORD = 8
 
 
 @dataclass(eq=False, slots=True)
@@ -130,7 +134,6 @@ class Node:
     carried: Link | None = None  # through a loop
     work: Work | None = None
     lost: dict[int, AtomList] = field(default_factory=dict[int, "AtomList"])
-    number: int = 0
 
     @property
     def links(self) -> Iterable[Link]:
@@ -333,7 +336,7 @@ class Problem:
         choice: Choice,
     ) -> Node:
         inputs = [each.link for each in taken]
-        node = Node(form, op, inputs, list(outputs), times, choice, number=len(self.nodes))
+        node = Node(form, op, inputs, list(outputs), times, choice)
         self.nodes.append(node)
         for number, each in enumerate(taken):
             if each.link is not None:
@@ -397,7 +400,7 @@ def compute_ns(node: Node, choice: Choice, hardware: Hardware) -> float:
     if node.work is None:
         return 0.0
     if node.work.kind is WorkKind.MATMUL:
-        matrix = node.work.matmuls[0].flops / choice.parts
+        matrix = node.work.matrix_flops / choice.parts
         peak = hardware.peak(node.work.dtype) * hardware.matmul_model.efficiency
         return node.times * matrix / peak
     return node.times * _FUSED * node.work.bytes / choice.parts / hardware.memory_rate
@@ -410,11 +413,9 @@ def _work(op: ir.Operation) -> Work | None:
     rule = rule_of(op)
     if rule is None:
         return None
-    volume = 1
-    for size in rule.sizes:
-        volume *= size
     dtype = str(element_of(op.operands[0]))
-    return Work(WorkKind.MATMUL, bytes=written, matmuls=(Matmul(1, volume, 1, 1),), dtype=dtype)
+    flops = 2.0 * math.prod(rule.sizes)
+    return Work(WorkKind.MATMUL, bytes=written, dtype=dtype, matrix_flops=flops)
 
 
 @lru_cache(maxsize=4096)
@@ -469,9 +470,4 @@ def _shape(value: ir.Value) -> list[int]:
 def _bytes(value: ir.Value) -> float:
     if not isinstance(value.type, ir.RankedTensorType):
         return 0.0
-    total = 1.0
-    for size in shape_of(value):
-        total *= size
-    element = element_of(value)
-    width = element.width if isinstance(element, ir.IntegerType | ir.FloatType) else 64
-    return total * width / _WORD
+    return math.prod(shape_of(value)) * element_bytes(value)

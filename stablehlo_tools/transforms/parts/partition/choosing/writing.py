@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import groupby
+
 from stablehlo_tools.analysis.shardings import SHARDING, rank_of
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import RESHARD
@@ -13,22 +16,25 @@ from stablehlo_tools.transforms.parts.partition.choosing.problem import Link, No
 
 def write(problem: Problem) -> None:
     """Writes the strategies of a problem into its module."""
-    for node in problem.nodes:
-        if node.op is not None and not node.pinned:
-            _state(node, node.op, problem)
+    stating = (node for node in problem.nodes if node.op is not None and not node.pinned)
+    for op, nodes in groupby(stating, key=lambda node: node.op):
+        assert op is not None, "these have one"
+        _state(op, nodes, problem)
     for link in problem.links:
         if link.maker is not None and rank_of(link.value):
             _reshard_users(link, link.maker, problem)
 
 
-def _state(node: Node, op: ir.Operation, problem: Problem) -> None:
-    """Says on an op how its results are divided."""
-    first, every = len(node.inputs), [problem.shardings.of(result) for result in op.results]
+def _state(op: ir.Operation, nodes: Iterable[Node], problem: Problem) -> None:
+    """Says on an op how its results are divided: by its node, or one for each it carries."""
+    every = [problem.shardings.of(result) for result in op.results]
     before = list(every)
-    if node.carry is None:
-        every = [problem.atoms.dims(node.layout(first + n)) for n in range(len(every))]
-    else:
-        every[node.carry] = problem.atoms.dims(node.layout(first))
+    for node in nodes:
+        first = len(node.inputs)
+        if node.carry is None:
+            every = [problem.atoms.dims(node.layout(first + n)) for n in range(len(every))]
+        else:
+            every[node.carry] = problem.atoms.dims(node.layout(first))
     if every != before:
         op.attributes[SHARDING] = problem.shardings.per_value(every, op.context)
 
