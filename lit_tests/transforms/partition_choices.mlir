@@ -78,3 +78,20 @@ func.func @layers(
   }
   return %0#1 : tensor<65536x1024xbf16>
 }
+
+// -----
+
+// Both dimensions are gathered, the one that is divided over slow links first, while it is small:
+// of 16 H100 the axis "data" joins two nodes.
+sdy.mesh @mesh = <["data"=2, "model"=8]>
+// CHECK-LABEL: func.func @slow_links_first
+// CHECK: %[[SLOW:.+]] = "stablehlo.all_gather"(%{{.+}}) <{all_gather_dim = 1 : i64, {{.*}}[0, 8]
+// CHECK-SAME: (tensor<256x2048xf32>) -> tensor<256x4096xf32>
+// CHECK-NEXT: "stablehlo.all_gather"(%[[SLOW]]) <{all_gather_dim = 0 : i64
+// CHECK-SAME: (tensor<256x4096xf32>) -> tensor<2048x4096xf32>
+func.func @slow_links_first(
+    %x: tensor<2048x4096xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"model"}, {"data"}]>}
+) -> (tensor<2048x4096xf32> {sdy.sharding = #sdy.sharding<@mesh, [{}, {}]>}) {
+  %0 = stablehlo.negate %x : tensor<2048x4096xf32>
+  return %0 : tensor<2048x4096xf32>
+}

@@ -53,6 +53,7 @@ from typing import ClassVar, Literal
 from stablehlo_tools.analysis.collectives import next_channel
 from stablehlo_tools.analysis.shardings import Axes, MeshAxes, ValueShardings
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.diagnostics import Diagnostics, ToolError
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.walk import (
@@ -76,7 +77,9 @@ from stablehlo_tools.transforms.parts.partition.border import (
     sum_everywhere,
     warn_of_uneven,
 )
-from stablehlo_tools.transforms.parts.partition.choosing import choose
+from stablehlo_tools.transforms.parts.partition.choosing import choose, warn_of_lost
+from stablehlo_tools.transforms.parts.partition.choosing.explaining import explained
+from stablehlo_tools.transforms.parts.partition.choosing.writing import write
 from stablehlo_tools.transforms.parts.partition.dividing import (
     Divider,
     fold_reshards,
@@ -114,6 +117,8 @@ _PROPAGATION = (
 )
 _RESHARDS = "sdy-insert-explicit-reshards{enable-full-version=true}"  # makes each op fit its rule
 _COLLECTIVES = "sdy-reshard-to-collectives"  # last: reshards that were added become collectives too
+
+_ANY = "h100"  # whose figures stand for hardware that is not told
 
 
 @dataclass(frozen=True)
@@ -219,18 +224,21 @@ class _Shardy:
         """The module that one device runs, from one whose values all say how they are divided."""
         make_even(propagated, self.shardings)
         widen_rules(propagated)
+        hardware = load_hardware(self.options.hardware or _ANY)
         if self.options.choices == "cost":
-            hardware, explain = self.options.hardware, self.options.explain
-            choose(
-                propagated, self.shardings, self.left, hardware, self.diagnostics, explain=explain
-            )
+            is_told = bool(self.options.hardware)
+            moves = choose(propagated, self.shardings, self.left, hardware, is_model=not is_told)
+            if self.options.explain:
+                self.diagnostics.collected += explained(moves)
+            write(moves.problem)
+            warn_of_lost(moves.problem, self.diagnostics)
         divided = self.native.run(propagated, _RESHARDS)
         make_even(divided, self.shardings)
         Divider(self.shardings, self.diagnostics).run(_main_of(divided))
         fold_reshards(divided, self.shardings)
         local = self.native.run(divided, _COLLECTIVES)
         body = _main_of(local).regions[0].blocks[0]
-        Localizer(body, self.shardings, self.channel).run()
+        Localizer(body, self.shardings, self.channel, hardware).run()
         return local
 
 

@@ -52,14 +52,22 @@ def test_devices_of_one_chunk_are_summed_over_last():
     assert plan.traffic() == Fraction(1, 2) + Fraction(1, 2)
 
 
-def test_the_largest_cut_comes_first():
-    whole = (tuple(range(8)),)
-    rows = Chunks(0, 2, (0, 0, 0, 0, 1, 1, 1, 1))
-    columns = Chunks(1, 4, (0, 1, 2, 3, 0, 1, 2, 3))
-    plan = plan_scatter(whole, [rows, columns], 8)
+@pytest.mark.parametrize(
+    ("rows", "columns", "far"),
+    [
+        ((0, 0, 0, 0, 1, 1, 1, 1), (0, 1, 2, 3, 0, 1, 2, 3), ((0, 4), (1, 5), (2, 6), (3, 7))),
+        ((0, 0, 1, 1, 2, 2, 3, 3), (0, 1, 0, 1, 0, 1, 0, 1), ((0, 2, 4, 6), (1, 3, 5, 7))),
+    ],
+)
+def test_close_devices_come_first_and_far_ones_carry_less(
+    rows: tuple[int, ...], columns: tuple[int, ...], far: tuple[tuple[int, ...], ...]
+):
+    cuts = [Chunks(0, max(rows) + 1, rows), Chunks(1, max(columns) + 1, columns)]
+    plan = plan_scatter((tuple(range(8)),), cuts, 8)
     assert plan is not None
     assert [scatter.dimension for scatter in plan.scatters] == [1, 0]
-    assert plan.scatters[1].groups == ((0, 4), (1, 5), (2, 6), (3, 7))
+    assert plan.scatters[1].groups == far
+    assert plan.traffic() == Fraction(7, 8)
 
 
 @pytest.mark.parametrize(

@@ -90,13 +90,14 @@ def plan_scatter(
 ) -> ScatterPlan | None:
     """The collectives for an all_reduce over `groups` of which each device takes its chunks.
 
-    None unless every chunk is taken by equally many members of each group. The largest cut comes
-    first, so that least is sent.
+    None unless every chunk is taken by equally many members of each group. In any order as many
+    bytes are sent: first among devices with close numbers, which have the faster links, so that
+    the slower ones carry what is left.
     """
     if not chunks or not _divide_all(groups, devices):
         return None
     scatters: list[Scatter] = []
-    for part in sorted(chunks, key=lambda part: (-part.count, part.dimension)):
+    for part in sorted(chunks, key=lambda part: (_reach(groups, part), part.dimension)):
         takers = [_takers(group, part) for group in groups]
         if any(len({len(members) for members in table}) != 1 for table in takers):
             return None
@@ -132,6 +133,12 @@ def plan_gather(
 def _takers(group: Sequence[int], part: Chunks) -> list[tuple[int, ...]]:
     """The members of a group that take each chunk."""
     return [tuple(d for d in group if part.taken[d] == chunk) for chunk in range(part.count)]
+
+
+def _reach(groups: ProcessGroups, part: Chunks) -> int:
+    """How far apart in number devices are that take different chunks."""
+    rows = (row for group in groups for row in zip(*_takers(group, part), strict=False))
+    return max((max(row) - min(row) for row in rows), default=0)
 
 
 def _divide_all(groups: ProcessGroups, devices: int) -> bool:

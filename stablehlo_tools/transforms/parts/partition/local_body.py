@@ -13,17 +13,23 @@ Blocks for fewer parts start elsewhere then: what a collective moves is cut anew
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
+from itertools import permutations
 from typing import Protocol
 
 import numpy as np
 
 from stablehlo_tools import bindings
+from stablehlo_tools.analysis.collectives import element_bits
 from stablehlo_tools.analysis.reducers import captured, own_constants
 from stablehlo_tools.analysis.replica_groups import ProcessGroups
 from stablehlo_tools.analysis.shardings import Axes, Dims, MeshAxes, ValueShardings, axes_in
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.cost.collectives import transfer_time
+from stablehlo_tools.cost.hardware import Hardware
+from stablehlo_tools.cost.transfers import Transfer
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.traits import Trait, ops_with
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of, write_reducer
@@ -89,6 +95,7 @@ class DeviceOffsets:
 
 _LISTS = re.compile(r"\{([^{}]*)\}")
 _EXCHANGES = re.compile(r"\{([^{}]*)\}\s*:\s*(\d+)\s*->\s*(\d+)")
+_WORTH = 0.99  # of the time of one order, at which another one is taken
 _SUM = 0  # as sdy.all_reduce says that it sums
 
 
@@ -102,11 +109,17 @@ WRITTEN = ops_with(Trait.RESHARDING) - {
 
 
 class CollectiveWriter:
-    """Writes the collectives of one module; channel handles count up from `first_channel`."""
+    """Writes the collectives of one module, as is quickest on hardware; channel handles count up
+    from `first_channel`."""
 
     def __init__(
-        self, shardings: ValueShardings, offsets: DeviceOffsets, first_channel: int
+        self,
+        shardings: ValueShardings,
+        offsets: DeviceOffsets,
+        first_channel: int,
+        hardware: Hardware,
     ) -> None:
+        self._hardware = hardware
         self._shardings = shardings
         self._axes: MeshAxes = shardings.axes
         self._offsets = offsets
@@ -136,10 +149,8 @@ class CollectiveWriter:
 
     def all_gather(self, build: Builder, value: ir.Value, lists: Sequence[Axes]) -> ir.Value:
         """A value made whole along the axes of each dimension."""
-        for dim, axes in enumerate(lists):
-            shape = shape_of(value)
-            if not axes or not shape[dim]:
-                continue
+        for dim in self._quickest_order(value, lists):
+            axes, shape = lists[dim], shape_of(value)
             shape[dim] *= self._axes.size(axes)
             value = build.op(
                 "all_gather",
@@ -149,6 +160,26 @@ class CollectiveWriter:
                 **self._grouped(build, axes, flattened=True),
             )
         return value
+
+    def _quickest_order(self, value: ir.Value, lists: Sequence[Axes]) -> Sequence[int]:
+        """The dimensions to gather, one after the other: what goes over slow links first, while
+        the parts are small."""
+        shape = shape_of(value)
+        dims = [dim for dim, axes in enumerate(lists) if axes and shape[dim]]
+        held = math.prod(shape) * element_bits(element_of(value)) / 8
+
+        def time(order: Sequence[int]) -> float:
+            size, total = held, 0.0
+            for dim in order:
+                size *= self._axes.size(lists[dim])
+                groups = tuple(map(tuple, self._axes.groups(lists[dim])))
+                transfer = Transfer("all_gather", size, groups)
+                total += transfer_time(transfer, self._hardware, self._axes.mesh.size).ns
+            return total
+
+        times = {order: time(order) for order in permutations(dims)} if len(dims) > 1 else {}
+        best = min(times, key=times.__getitem__, default=dims)
+        return best if times and times[tuple(best)] < _WORTH * times[tuple(dims)] else dims
 
     def all_slice(
         self,

@@ -22,6 +22,7 @@ from stablehlo_tools.analysis.shardings import (
     rank_of,
 )
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.cost.hardware import Hardware
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.dialect.traits import Trait, full_names, ops_with_any
@@ -42,7 +43,9 @@ _WITH_BODIES = ops_with_any(Trait.BRANCH | Trait.LOOP)
 class Localizer:
     """Localizes the body of one function, whose values are divided as `shardings` says."""
 
-    def __init__(self, body: ir.Block, shardings: ValueShardings, first_channel: int) -> None:
+    def __init__(
+        self, body: ir.Block, shardings: ValueShardings, first_channel: int, hardware: Hardware
+    ) -> None:
         self._body = body
         self.shardings = shardings
         self._axes = shardings.axes
@@ -50,7 +53,7 @@ class Localizer:
         self._whole: dict[ir.Value, list[int]] = {}  # shapes, where divided
         self._moved: dict[ir.Value, tuple[int, Axes, Moved]] = {}
         self.offsets = DeviceOffsets(body, shardings.axes, body.owner.location)
-        self.collectives = CollectiveWriter(shardings, self.offsets, first_channel)
+        self.collectives = CollectiveWriter(shardings, self.offsets, first_channel, hardware)
 
     def run(self) -> None:
         """Localizes the arguments and all ops. Raises a located ToolError."""
