@@ -3,8 +3,8 @@ VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 PIP := $(PY) -m pip --disable-pip-version-check --quiet
-# One more than cores, for tests also wait for processes; a few, for each takes a GiB or two.
-WORKERS := $(shell cores=$$(nproc); echo $$((cores < 3 ? cores + 1 : 4)))
+# More than cores, for tests also wait for processes; a few, for each takes a GiB or two.
+WORKERS := $(shell cores=$$(nproc); echo $$((cores < 3 ? cores + 2 : 4)))
 
 # Proves that an interpreter runs, is new enough and can make an environment with pip.
 USABLE := import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 12))
@@ -75,7 +75,8 @@ lit: setup ## the lit tests; LIT_ARGS are passed on
 
 pytest: setup ## the pytest tests; PYTEST_ARGS are passed on
 	@echo '--- pytest'
-	@$(PY) -m pytest --numprocesses $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+	@$(PY) -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder \
+		$(PYTEST_ARGS)
 
 soak: setup ## the long randomised tests
 	@$(PY) -m pytest -m soak $(PYTEST_ARGS)

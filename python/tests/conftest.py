@@ -36,4 +36,27 @@ def compiled_quickly() -> None:
         jax.config.update("jax_disable_most_optimizations", True)
 
 
+# The files that take longest, for which a worker is never found too late.
+_LONGEST = (
+    "test_verify.py",
+    "test_expand_pipeline.py",
+    "test_compile.py",
+    "test_expand_mpmd.py",
+    "test_optimizing.py",
+    "test_align_order.py",
+    "test_partition_models.py",
+    "test_hlo_input.py",
+    "test_two_workers.py",
+    "test_verify_inputs.py",
+    "test_mpmd_mutations.py",
+    "test_run_mpmd.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files first; workers take whole files in this order."""
+    rank = {name: number for number, name in enumerate(_LONGEST)}
+    items.sort(key=lambda item: rank.get(item.path.name, len(rank)))
+
+
 pytest_plugins = ["report_browser"]  # the browser that the pages of `report` are opened in
