@@ -133,7 +133,7 @@ DEAD = main(
 USED = DEAD.replace(
     "return %s, %z", "%u = stablehlo.multiply %r, %s : tensor<4xf32>\nreturn %u, %z"
 )
-# What is written in another way than the others: a float of 8 bits, a boolean, a pair.
+# What is written in another way than the others: a boolean, a pair.
 KINDS = [
     pytest.param(kind, marks=() if kind in ("i1", "complex<f32>") else pytest.mark.soak)
     for kind in ("f32", "f64", "bf16", "f8E4M3FN", "i32", "i4", "ui8", "i1", "complex<f32>")

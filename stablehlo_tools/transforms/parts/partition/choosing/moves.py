@@ -11,7 +11,8 @@ Lempitsky et al., "Fusion Moves for Markov Random Field Optimization", 2010.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 from scipy.sparse import csr_array
@@ -51,6 +52,7 @@ class Moves:
         self.problem = problem
         self.hardware = hardware
         self._compute: dict[tuple[Node, Choice], float] = {}
+        self._four: dict[tuple[object, ...], tuple[float, float, float, float]] = {}
         kernels = sum(compute_ns(node, node.choice, hardware) for node in problem.nodes)
         share = min(1.0, kernels / _LARGE) if is_model else 1.0
         self.prices = Prices(problem.atoms, hardware, share)
@@ -178,55 +180,71 @@ class Moves:
         maker = link.maker
         if maker is None:
             return
-        size, times, to_one = link.size, link.times, self.prices.to_one
         one, other = maker.choice, proposal.get(maker)
-        made, partial = one.layouts[link.made_as], _to_be_summed(link, one)
-        if link.at_peak and other is not None:
-            change = self._more_held(link, other.layouts[link.made_as])
-            change -= self._more_held(link, made)
+        new = one if other is None else other
+        made, made_new = one.layouts[link.made_as], new.layouts[link.made_as]
+        partial, partial_new = _to_be_summed(link, one), _to_be_summed(link, new)
+        if link.at_peak and made != made_new:
+            change = self._more_held(link, made_new) - self._more_held(link, made)
             cut.alone(number[maker], change)
-        if not link.uses:
-            if other is not None and (partial or other.partial):
-                none, whole = frozenset[int](), _to_be_summed(link, other)
-                change = self.prices.value(size, other.layouts[link.made_as], whole, none)
-                change -= self.prices.value(size, made, partial, none)
-                cut.alone(number[maker], times * change)
-            return
-        wishes: list[tuple[Node, int, int | None]] = []
-        before: dict[int, int] = {}
-        after: dict[int, int] = {}
-        for use in link.uses:
-            node, tensor = use.node, use.tensor
-            wish = node.choice.layouts[tensor]
-            before[wish] = before.get(wish, 0) + 1
-            new = proposal.get(node)
-            if new is None:
-                after[wish] = after.get(wish, 0) + 1
-                wishes.append((node, wish, None))
-            else:
-                wished = new.layouts[tensor]
-                after[wished] = after.get(wished, 0) + 1
-                wishes.append((node, wish, wished))
-        for node, wish, wished in wishes:
-            kept = times * to_one(size, made, partial, wish) / before[wish]
+        if not link.uses and (partial or partial_new):
+            none = frozenset[int]()
+            change = self.prices.value(link.size, made_new, partial_new, none)
+            change -= self.prices.value(link.size, made, partial, none)
+            cut.alone(number[maker], link.times * change)
+        for node, wish, wished, before, after in _wishes(link, proposal):
+            key = (link.size, made, partial, made_new, partial_new, wish, wished)
+            four = self._four.get(key)
+            if four is None:
+                four = self._four[key] = self._prices_of(*key)
+            if not any(four):
+                continue
+            kept, moved = four[0] * link.times / before, four[2] * link.times
+            alone, both = four[1] * link.times / after, four[3] * link.times / after
             if other is None:
-                if wished is not None:
-                    new = times * to_one(size, made, partial, wished) / after[wished]
-                    cut.alone(number[node], new - kept)
-                continue
-            made_new, partial_new = other.layouts[link.made_as], _to_be_summed(link, other)
-            share = before[wish] if wished is not None else after[wish]
-            moved = times * to_one(size, made_new, partial_new, wish) / share
-            if wished is None:
-                cut.alone(number[maker], moved - kept)
-                continue
-            both = times * to_one(size, made_new, partial_new, wished) / after[wished]
-            if node is maker:
+                if node in proposal:
+                    cut.alone(number[node], alone - kept)
+            elif node not in proposal:
+                cut.alone(number[maker], moved / after - kept)
+            elif node is maker:
                 cut.alone(number[maker], both - kept)
-                continue
-            alone = times * to_one(size, made, partial, wished) / after[wished]
-            if kept or alone or moved or both:
-                cut.pair(number[maker], number[node], kept, alone, moved, both)
+            else:
+                cut.pair(number[maker], number[node], kept, alone, moved / before, both)
+
+    def _prices_of(
+        self,
+        size: float,
+        made: int,
+        partial: AtomList,
+        made_new: int,
+        partial_new: AtomList,
+        wish: int,
+        wished: int,
+    ) -> tuple[float, float, float, float]:
+        """What a value costs that is made as before or anew: each for a user as before and anew."""
+        price = self.prices.to_one
+        return (
+            price(size, made, partial, wish),
+            price(size, made, partial, wished),
+            price(size, made_new, partial_new, wish),
+            price(size, made_new, partial_new, wished),
+        )
+
+
+def _wishes(link: Link, proposal: Proposal) -> Iterator[tuple[Node, int, int, int, int]]:
+    """For each use the node, the layout that it wants and the one proposed, and how many want
+    these: what is resharded once for several users is paid by each in part."""
+    uses: list[tuple[Node, int, int]] = []
+    for use in link.uses:
+        wish = use.node.choice.layouts[use.tensor]
+        new = proposal.get(use.node)
+        uses.append((use.node, wish, wish if new is None else new.layouts[use.tensor]))
+    if len(uses) == 1:
+        yield *uses[0], 1, 1
+        return
+    before, after = Counter(wish for _, wish, _ in uses), Counter(new for _, _, new in uses)
+    for node, wish, wished in uses:
+        yield node, wish, wished, before[wish], after[wished]
 
 
 class _Cut:
