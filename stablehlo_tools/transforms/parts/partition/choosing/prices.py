@@ -11,7 +11,7 @@ from stablehlo_tools.cost.hardware import Hardware
 from stablehlo_tools.cost.transfers import Transfer
 from stablehlo_tools.transforms.parts.partition.choosing.layouts import AtomList, Atoms, Layout
 
-# Bytes up to which a collective goes along with others: compilers combine those of the norms of
+# Bytes up to which an all_reduce goes along with others: compilers combine those of the norms of
 # all weights into one.
 _SCALAR = 16
 
@@ -29,7 +29,7 @@ class Prices:
     """Prices of resharding and of sums, of values that all devices of a mesh hold parts of.
 
     Latencies count by `latency_share`: all of them, or the part that a small program stands for;
-    those of scalars do not.
+    those of sums of scalars do not.
     """
 
     def __init__(self, atoms: Atoms, hardware: Hardware, latency_share: float = 1.0) -> None:
@@ -117,7 +117,8 @@ class Prices:
             rows = tuple(pair for row in rows for pair in pairwise((*row, row[0])))
         transfer = Transfer(step.kind, step.size, rows)
         time = transfer_time(transfer, self.hardware, mesh.mesh.size)
-        free = 1.0 if step.size <= _SCALAR else self._no_latency
+        is_scalar = step.kind == "all_reduce" and step.size <= _SCALAR
+        free = 1.0 if is_scalar else self._no_latency
         return time.ns - free * time.latency_ns
 
 
