@@ -95,3 +95,18 @@ func.func @slow_links_first(
   %0 = stablehlo.negate %x : tensor<2048x4096xf32>
   return %0 : tensor<2048x4096xf32>
 }
+
+// -----
+
+// What has no elements is sent nowhere.
+sdy.mesh @mesh = <["data"=4]>
+// CHECK-LABEL: func.func @no_elements
+// CHECK-NOT: all_gather
+// CHECK: stablehlo.reshape {{.*}} -> tensor<8x0xcomplex<f32>>
+// CHECK-NOT: all_gather
+func.func @no_elements(
+    %x: tensor<8x0xcomplex<f32>> {sdy.sharding = #sdy.sharding<@mesh, [{"data"}, {}]>}
+) -> (tensor<8x0xcomplex<f32>> {sdy.sharding = #sdy.sharding<@mesh, [{}, {}]>}) {
+  %0 = stablehlo.negate %x : tensor<8x0xcomplex<f32>>
+  return %0 : tensor<8x0xcomplex<f32>>
+}

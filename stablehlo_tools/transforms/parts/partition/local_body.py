@@ -132,6 +132,8 @@ class CollectiveWriter:
         value, after = op.operands[0], self._shardings.of(op.results[0])
         whole = ir.RankedTensorType(op.results[0].type).shape if before else []
         name = op.name.removeprefix("sdy.")
+        if 0 in whole:
+            return build.reshape(value, self._shardings.local_shape(whole, after))
         if name == "all_gather":
             value = self.all_gather(build, value, _axis_lists(op, "gathering_axes"))
             return self._cut_anew(build, value, whole, after)
