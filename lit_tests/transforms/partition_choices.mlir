@@ -110,3 +110,22 @@ func.func @no_elements(
   %0 = stablehlo.negate %x : tensor<8x0xcomplex<f32>>
   return %0 : tensor<8x0xcomplex<f32>>
 }
+
+// -----
+
+// Experts stay where they are: tokens go to them, within a node, and back. To divide the weights over
+// "data" in the place of "expert" would be no slice, but an exchange of all of them.
+sdy.mesh @mesh = <["data"=8, "expert"=8]>
+// CHECK-LABEL: func.func @experts
+// CHECK-NOT: collective_permute
+// CHECK: "stablehlo.all_to_all"{{.*}}dense<{{.}}[0, 1, 2, 3, 4, 5, 6, 7]{{.*}} (tensor<8x1x256x1024xbf16>) -> tensor<1x8x256x1024xbf16>
+// CHECK-NEXT: stablehlo.dot_general {{.*}} (tensor<1x8x256x1024xbf16>, tensor<1x1024x4096xbf16>)
+// CHECK: "stablehlo.all_to_all"{{.*}}dense<{{.}}[0, 1, 2, 3, 4, 5, 6, 7]
+// CHECK-NOT: collective_permute
+func.func @experts(
+    %x: tensor<8x64x256x1024xbf16> {sdy.sharding = #sdy.sharding<@mesh, [{}, {"data", "expert"}, {}, {}]>},
+    %w: tensor<8x1024x4096xbf16> {sdy.sharding = #sdy.sharding<@mesh, [{"expert"}, {}, {}]>}
+) -> (tensor<8x64x256x4096xbf16> {sdy.sharding = #sdy.sharding<@mesh, [{}, {"data", "expert"}, {}, {}]>}) {
+  %0 = stablehlo.dot_general %x, %w, batching_dims = [0] x [0], contracting_dims = [3] x [1] : (tensor<8x64x256x1024xbf16>, tensor<8x1024x4096xbf16>) -> tensor<8x64x256x4096xbf16>
+  return %0 : tensor<8x64x256x4096xbf16>
+}

@@ -37,6 +37,8 @@ _LARGEST = 2**30  # of a cut's capacities, which are integers of 32 bits
 _HOLDING = 0.5
 _CARRYING = 20.0  # times as much where a loop carries more than propagation said
 _LARGE = 5e7  # ns of kernels, from which on a program stands for itself
+# Images of a convolution that a TPU keeps side by side, also where there are fewer.
+_TILE = 8
 _TOO_FAR = 4.0  # times what it costs to gather an operand
 _LEAST_GAIN = 1e-6  # of what a region costs; less is rounding
 
@@ -44,8 +46,8 @@ _LEAST_GAIN = 1e-6  # of what a region costs; less is rounding
 class Moves:
     """Takes proposals for one problem; the nodes' choices change in place.
 
-    Where `is_model`, the program may be a small one that stands for a large one: latencies count as
-    they would in that, where its kernels took `_LARGE` ns.
+    Where `is_model`, the hardware stands for any, and the program may be a small one that stands
+    for a large one: latencies count as they would in that, where its kernels took `_LARGE` ns.
     """
 
     def __init__(self, problem: Problem, hardware: Hardware, *, is_model: bool) -> None:
@@ -54,6 +56,8 @@ class Moves:
         self._compute: dict[tuple[Node, Choice], float] = {}
         self._four: dict[tuple[object, ...], tuple[float, float, float, float]] = {}
         kernels = sum(compute_ns(node, node.choice, hardware) for node in problem.nodes)
+        is_tpu = hardware.networks[0].kind == "torus"
+        self._tile = _TILE if is_model or is_tpu else 1
         share = min(1.0, kernels / _LARGE) if is_model else 1.0
         self.prices = Prices(problem.atoms, hardware, share)
         held = float(problem.held().max())
@@ -68,7 +72,7 @@ class Moves:
         """ns of a node itself."""
         key = (node, choice)
         if key not in self._compute:
-            price = compute_ns(node, choice, self.hardware)
+            price = compute_ns(node, choice, self.hardware, self._tile)
             if node.carried is not None:
                 price += _CARRYING * self._more_held(node.carried, choice.layouts[0])
             if node.op is not None and node.op.name in MOVING:

@@ -86,20 +86,31 @@ class Prices:
             return []
         place_before = {atom: dim for dim, atoms in enumerate(made) for atom in atoms}
         place_after = {atom: dim for dim, atoms in enumerate(wanted) for atom in atoms}
+        size_of = self.atoms.size
         held = size / self.atoms.parts(made)
         sliced = [atom for atom in place_after if atom not in place_before]
-        gone = tuple(atom for atom in place_before if atom not in place_after)
+        gone = [atom for atom in place_before if atom not in place_after]
         moved = tuple(
             atom for atom, dim in place_before.items() if place_after.get(atom, dim) != dim
         )
         steps: list[Step] = []
-        if _is_permuted(made, wanted):
-            steps.append(Step("collective_permute", (*place_before,), held))
-        held /= self.atoms.size(sliced)
+        whole = size / self.atoms.parts(wanted)
+        permuted = list(place_before) if _is_permuted(made, wanted) else []
+        for before, after in zip(made, wanted, strict=True):
+            # Other atoms take the place of some: other parts, which other devices hold.
+            lost = [atom for atom in before if atom in gone]
+            new = [atom for atom in after if atom in sliced]
+            if lost and new:
+                permuted += lost + new
+                if size_of(lost) <= size_of(new):
+                    gone = [atom for atom in gone if atom not in lost]
+        if permuted:
+            steps.append(Step("collective_permute", tuple(dict.fromkeys(permuted)), held))
+        held = min(held, whole / size_of(gone))
         for dim in sorted({place_after[atom] for atom in moved}):
             steps.append(Step("all_to_all", tuple(a for a in moved if place_after[a] == dim), held))
         if gone:
-            steps.append(Step("all_gather", gone, held * self.atoms.size(gone)))
+            steps.append(Step("all_gather", tuple(gone), whole))
         return steps
 
     def step(self, step: Step) -> float:

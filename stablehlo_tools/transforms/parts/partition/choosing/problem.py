@@ -27,11 +27,14 @@ from stablehlo_tools.analysis.shardings import (
     rule_of,
     sharding_per_value,
 )
+from stablehlo_tools.analysis.tasks.op_work import op_work, short_name
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.hardware import Hardware
 from stablehlo_tools.cost.kernels import Work, WorkKind
+from stablehlo_tools.dialect.dimension_numbers import conv_numbers
 from stablehlo_tools.dialect.names import (
     BARRIER,
+    CONVOLUTION,
     CUSTOM_CALL,
     DOT_GENERAL,
     MANUAL_COMPUTATION,
@@ -133,6 +136,7 @@ class Node:
     carry: int | None = None
     carried: Link | None = None  # through a loop
     work: Work | None = None
+    tiled: tuple[tuple[int, int], ...] = ()  # of the first operand: what lies in tiles, its size
     lost: dict[int, AtomList] = field(default_factory=dict[int, "AtomList"])
 
     @property
@@ -252,7 +256,7 @@ class Problem:
         taken = self._taken(op)
         choice = self._initial(form, taken, outputs)
         node = self._node(form, op, taken, outputs, times, choice)
-        node.work, node.lost = _work(op), self._lost(node, uncut)
+        node.work, node.tiled, node.lost = _work(op), _tiled(op), self._lost(node, uncut)
 
     def _loop(self, op: ir.Operation, outputs: list[Link | None], times: int) -> None:
         taken = self._taken(op)
@@ -395,27 +399,44 @@ def _is_fused(link: Link) -> bool:
     return all(op is not None and op.name in (*_FUSED_INTO, REDUCE) for op in users)
 
 
-def compute_ns(node: Node, choice: Choice, hardware: Hardware) -> float:
-    """ns of all runs of a node on one device."""
-    if node.work is None:
+def compute_ns(node: Node, choice: Choice, hardware: Hardware, tile: int = 1) -> float:
+    """ns of all runs of a node on one device, which pads the batch of a convolution to `tile`."""
+    work = node.work
+    if work is None:
         return 0.0
-    if node.work.kind is WorkKind.MATMUL:
-        matrix = node.work.matrix_flops / choice.parts
-        peak = hardware.peak(node.work.dtype) * hardware.matmul_model.efficiency
-        return node.times * matrix / peak
-    return node.times * _FUSED * node.work.bytes / choice.parts / hardware.memory_rate
+    written = _FUSED * work.bytes / choice.parts / hardware.memory_rate
+    if not work.matrix_flops:
+        return node.times * written
+    peak = hardware.peak(work.dtype) * hardware.matmul_model.efficiency
+    multiplied = work.matrix_flops / choice.parts / peak
+    if work.kind is WorkKind.MATMUL:
+        return node.times * multiplied
+    image = node.form.atoms.layouts[choice.layouts[0]]
+    for dim, size in node.tiled:
+        held = -(-size // node.form.atoms.size(image[dim]))
+        multiplied *= -(-held // tile) * tile / held
+    return node.times * max(written, multiplied)
 
 
 def _work(op: ir.Operation) -> Work | None:
     written = sum(map(_bytes, op.results))
-    if op.name != DOT_GENERAL:
+    if op.name not in (DOT_GENERAL, CONVOLUTION):
         return Work(WorkKind.ELEMENTWISE, bytes=written)
-    rule = rule_of(op)
-    if rule is None:
+    product = op_work(op, short_name(op)).matmul
+    if product is None:
         return None
+    kind = WorkKind.MATMUL if op.name == DOT_GENERAL else WorkKind.CONVOLUTION
     dtype = str(element_of(op.operands[0]))
-    flops = 2.0 * math.prod(rule.sizes)
-    return Work(WorkKind.MATMUL, bytes=written, dtype=dtype, matrix_flops=flops)
+    return Work(kind, bytes=written, dtype=dtype, matrix_flops=product.flops)
+
+
+def _tiled(op: ir.Operation) -> tuple[tuple[int, int], ...]:
+    """The dimensions of an image that lie in tiles, with their sizes: its batch, and what is the
+    batch where the gradient of a kernel is a convolution."""
+    if op.name != CONVOLUTION:
+        return ()
+    numbers, shape = conv_numbers(op), shape_of(op.operands[0])
+    return tuple((dim, shape[dim]) for dim in (numbers.input_batch, numbers.input_feature))
 
 
 @lru_cache(maxsize=4096)
