@@ -103,6 +103,7 @@ class Choice:
     layouts: tuple[int, ...]
     partial: AtomList
     parts: int  # into which the work is divided
+    is_even: bool  # whether no part is padded
 
 
 class Form:
@@ -137,6 +138,10 @@ class Form:
             tuple(map(self.atoms.number, layouts)),
             tuple(a for f in sorted(self.rule.reduced) for a in strategy[f]),
             self.atoms.parts(strategy),
+            all(
+                size % self.atoms.size(atoms) == 0
+                for size, atoms in zip(self.rule.sizes, strategy, strict=True)
+            ),
         )
 
     def _assembled(self, strategy: Strategy) -> list[Layout] | None:
