@@ -43,7 +43,7 @@ from stablehlo_tools.dialect.names import (
     RESHARD,
     WHILE,
 )
-from stablehlo_tools.dialect.traits import BRANCHES, TERMINATORS, Trait, ops_with
+from stablehlo_tools.dialect.traits import BRANCHES, ELEMENTWISE, TERMINATORS, Trait, ops_with
 from stablehlo_tools.ir.values import producer, stand_in
 from stablehlo_tools.ir.walk import FUNCTION, ops_named
 from stablehlo_tools.transforms.parts.partition.op_rules import (
@@ -279,6 +279,8 @@ class Divider:
         values = [*op.operands, *op.results]
         now = [self.shardings.of(value) for value in values]
         if not any(axes for dims in now for axes in dims):
+            return
+        if op.name in ELEMENTWISE and now.count(now[0]) == len(now):
             return
         rule = None if is_whole_op(op) else rule_of(op)
         if rule is None:

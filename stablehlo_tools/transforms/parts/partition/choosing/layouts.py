@@ -47,6 +47,9 @@ class Atoms:
         self.layouts: list[Layout] = []
         self.held_parts: list[int] = []  # into how many parts each layout divides
         self._numbers: dict[Layout, int] = {}
+        self.sums: list[AtomList] = []  # the atoms along which choices leave parts of a sum
+        self._sum_numbers: dict[AtomList, int] = {}
+        self.tensor_layouts: list[int] = []  # of all choices one behind the other
 
     def number(self, layout: Layout) -> int:
         """The number by which a layout goes: its place in `layouts`."""
@@ -55,6 +58,13 @@ class Atoms:
             number = self._numbers[layout] = len(self.layouts)
             self.layouts.append(layout)
             self.held_parts.append(self.parts(layout))
+        return number
+
+    def sum_number(self, partial: AtomList) -> int:
+        """The number by which atoms to be summed over go: their place in `sums`."""
+        number = self._sum_numbers.setdefault(partial, len(self.sums))
+        if number == len(self.sums):
+            self.sums.append(partial)
         return number
 
     @property
@@ -95,13 +105,16 @@ class Atoms:
 class Choice:
     """A strategy that an op can run by, and what follows from it.
 
-    `layouts` are the numbers of its tensors' layouts, operands first, `partial` the atoms along
-    which each device holds a part of the results only.
+    `layouts` are the numbers of its tensors' layouts, operands first, which begin at `first_tensor`
+    of `Atoms.tensor_layouts`; `partial` are the atoms along which each device holds a part of the
+    results only, by their number `sum_number`.
     """
 
     strategy: Strategy
     layouts: tuple[int, ...]
+    first_tensor: int
     partial: AtomList
+    sum_number: int
     parts: int  # into which the work is divided
     is_even: bool  # whether no part is padded
 
@@ -133,10 +146,16 @@ class Form:
         layouts = self._assembled(strategy)
         if layouts is None:
             return None
+        numbers = tuple(map(self.atoms.number, layouts))
+        first_tensor = len(self.atoms.tensor_layouts)
+        self.atoms.tensor_layouts += numbers
+        partial = tuple(a for f in sorted(self.rule.reduced) for a in strategy[f])
         return Choice(
             strategy,
-            tuple(map(self.atoms.number, layouts)),
-            tuple(a for f in sorted(self.rule.reduced) for a in strategy[f]),
+            numbers,
+            first_tensor,
+            partial,
+            self.atoms.sum_number(partial),
             self.atoms.parts(strategy),
             all(
                 size % self.atoms.size(atoms) == 0

@@ -4,22 +4,15 @@ A *proposal* gives many nodes a new strategy at once ("this axis goes to the bat
 wherever there is one"). Which of them take it is a minimum cut: a node keeps its strategy or takes
 the proposed one, a link costs what its value's layouts then cost. What the cut chooses falls into
 connected regions, and each region is taken if its exact cost falls.
-
-Source: Boykov, Veksler and Zabih, "Fast Approximate Energy Minimization via Graph Cuts", 2001;
-Lempitsky et al., "Fusion Moves for Markov Random Field Optimization", 2010.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-
-import numpy as np
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+from collections.abc import Iterable
 
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.hardware import Hardware
+from stablehlo_tools.transforms.parts.partition.choosing.cutting import Cutter, Proposal
 from stablehlo_tools.transforms.parts.partition.choosing.layouts import AtomList, Choice
 from stablehlo_tools.transforms.parts.partition.choosing.prices import Prices, Step
 from stablehlo_tools.transforms.parts.partition.choosing.problem import (
@@ -30,9 +23,6 @@ from stablehlo_tools.transforms.parts.partition.choosing.problem import (
 )
 from stablehlo_tools.transforms.parts.partition.op_rules import MOVING, fitting, halo_bytes
 
-Proposal = Mapping[Node, Choice]
-
-_LARGEST = 2**30  # of a cut's capacities, which are integers of 32 bits
 # What all bytes cost that are kept where the program holds most, in times of all its kernels.
 _HOLDING = 0.5
 _CARRYING = 20.0  # times as much where a loop carries more than propagation said
@@ -54,7 +44,6 @@ class Moves:
         self.problem = problem
         self.hardware = hardware
         self._compute: dict[tuple[Node, Choice], float] = {}
-        self._four: dict[tuple[object, ...], tuple[float, float, float, float]] = {}
         kernels = sum(compute_ns(node, node.choice, hardware) for node in problem.nodes)
         is_tpu = hardware.networks[0].kind == "torus"
         self._tile = _TILE if is_model or is_tpu else 1
@@ -62,6 +51,7 @@ class Moves:
         self.prices = Prices(problem.atoms, hardware, share)
         held = float(problem.held().max())
         self._byte_price = _HOLDING * kernels / held if held else 0.0
+        self._cutter = Cutter(problem, self.prices, self._byte_price)
 
     def cost(self) -> float:
         """ns of all that the choices decide."""
@@ -71,14 +61,15 @@ class Moves:
     def compute(self, node: Node, choice: Choice) -> float:
         """ns of a node itself."""
         key = (node, choice)
-        if key not in self._compute:
+        price = self._compute.get(key)
+        if price is None:
             price = compute_ns(node, choice, self.hardware, self._tile)
             if node.carried is not None:
                 price += _CARRYING * self._more_held(node.carried, choice.layouts[0])
             if node.op is not None and node.op.name in MOVING:
                 price += node.times * self._halo(node.op, node, choice)
             self._compute[key] = price
-        return self._compute[key]
+        return price
 
     def _halo(self, op: ir.Operation, node: Node, choice: Choice) -> float:
         """ns of the borders that an op needs of its neighbours' parts; where they are more than all
@@ -147,7 +138,10 @@ class Moves:
         if not proposal:
             return 0.0
         gained = 0.0
-        regions = [proposal] if len(proposal) == 1 else _regions(self._cut(proposal))
+        regions = [proposal]
+        if len(proposal) > 1:
+            changes = [self.compute(n, c) - self.compute(n, n.choice) for n, c in proposal.items()]
+            regions = _regions(self._cutter.taken(proposal, changes))
         for region in regions:
             gain = self.gain(region)
             if gain > 0:
@@ -165,150 +159,6 @@ class Moves:
             before += self.compute(node, node.choice)
             after += self.compute(node, choice)
         return before - after if abs(before - after) > _LEAST_GAIN * before else 0.0
-
-    def _cut(self, proposal: Proposal) -> Proposal:
-        """The nodes that take the proposal, where each link is shared out among its users."""
-        nodes = list(proposal)
-        number = {node: n for n, node in enumerate(nodes)}
-        cut = _Cut(len(nodes))
-        for node, choice in proposal.items():
-            change = self.compute(node, choice) - self.compute(node, node.choice)
-            cut.alone(number[node], change)
-        for link in _links_of(proposal):
-            self._add_link(cut, number, link, proposal)
-        return {nodes[n]: proposal[nodes[n]] for n in cut.taken()}
-
-    def _add_link(
-        self, cut: _Cut, number: Mapping[Node, int], link: Link, proposal: Proposal
-    ) -> None:
-        maker = link.maker
-        if maker is None:
-            return
-        one, other = maker.choice, proposal.get(maker)
-        new = one if other is None else other
-        made, made_new = one.layouts[link.made_as], new.layouts[link.made_as]
-        partial, partial_new = _to_be_summed(link, one), _to_be_summed(link, new)
-        if link.at_peak and made != made_new:
-            change = self._more_held(link, made_new) - self._more_held(link, made)
-            cut.alone(number[maker], change)
-        if not link.uses and (partial or partial_new):
-            none = frozenset[int]()
-            change = self.prices.value(link.size, made_new, partial_new, none)
-            change -= self.prices.value(link.size, made, partial, none)
-            cut.alone(number[maker], link.times * change)
-        for node, wish, wished, before, after in _wishes(link, proposal):
-            key = (link.size, made, partial, made_new, partial_new, wish, wished)
-            four = self._four.get(key)
-            if four is None:
-                four = self._four[key] = self._prices_of(*key)
-            if not any(four):
-                continue
-            kept, moved = four[0] * link.times / before, four[2] * link.times
-            alone, both = four[1] * link.times / after, four[3] * link.times / after
-            if other is None:
-                if node in proposal:
-                    cut.alone(number[node], alone - kept)
-            elif node not in proposal:
-                cut.alone(number[maker], moved / after - kept)
-            elif node is maker:
-                cut.alone(number[maker], both - kept)
-            else:
-                cut.pair(number[maker], number[node], kept, alone, moved / before, both)
-
-    def _prices_of(
-        self,
-        size: float,
-        made: int,
-        partial: AtomList,
-        made_new: int,
-        partial_new: AtomList,
-        wish: int,
-        wished: int,
-    ) -> tuple[float, float, float, float]:
-        """What a value costs that is made as before or anew: each for a user as before and anew."""
-        price = self.prices.to_one
-        return (
-            price(size, made, partial, wish),
-            price(size, made, partial, wished),
-            price(size, made_new, partial_new, wish),
-            price(size, made_new, partial_new, wished),
-        )
-
-
-def _wishes(link: Link, proposal: Proposal) -> Iterator[tuple[Node, int, int, int, int]]:
-    """For each use the node, the layout that it wants and the one proposed, and how many want
-    these: what is resharded once for several users is paid by each in part."""
-    uses: list[tuple[Node, int, int]] = []
-    for use in link.uses:
-        wish = use.node.choice.layouts[use.tensor]
-        new = proposal.get(use.node)
-        uses.append((use.node, wish, wish if new is None else new.layouts[use.tensor]))
-    if len(uses) == 1:
-        yield *uses[0], 1, 1
-        return
-    before, after = Counter(wish for _, wish, _ in uses), Counter(new for _, _, new in uses)
-    for node, wish, wished in uses:
-        yield node, wish, wished, before[wish], after[wished]
-
-
-class _Cut:
-    """A sum of costs of yes-or-no choices, to be made least."""
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-        self._alone = [0.0] * count
-        self._pairs: dict[tuple[int, int], float] = {}
-
-    def alone(self, one: int, change: float) -> None:
-        """What it costs more that `one` says yes."""
-        self._alone[one] += change
-
-    def pair(
-        self, one: int, other: int, both_no: float, no_yes: float, yes_no: float, both_yes: float
-    ) -> None:
-        """What two choices cost together; a mixture costs no less than the mean of the others."""
-        lack = both_no + both_yes - no_yes - yes_no
-        if lack > 0:
-            no_yes += lack / 2
-            yes_no += lack / 2
-        self._alone[one] += yes_no - both_no
-        self._alone[other] += both_yes - yes_no
-        mixed = no_yes + yes_no - both_no - both_yes
-        if mixed > 0:
-            key = (one, other)
-            self._pairs[key] = self._pairs.get(key, 0.0) + mixed
-
-    def taken(self) -> list[int]:
-        """Who says yes; of equals as few as can be."""
-        if min(self._alone) >= 0:
-            return []
-        source, sink = self._count, self._count + 1
-        edges: list[tuple[int, int, float]] = []
-        for one, change in enumerate(self._alone):
-            # An edge that is cut: from the yes side (the source's) to the no side.
-            if change < 0:
-                edges.append((source, one, -change))
-            elif change > 0:
-                edges.append((one, sink, change))
-        for (one, other), mixed in self._pairs.items():
-            # `mixed` is paid where `one` says no and `other` yes.
-            edges.append((other, one, mixed))
-        total = sum(-change for change in self._alone if change < 0)
-        scale = _LARGEST / max(total, 1e-9)
-        heads, tails, sizes = zip(*edges, strict=True)
-        capacities = np.minimum(np.rint(np.array(sizes) * scale), _LARGEST).astype(np.int32)
-        shape = (self._count + 2, self._count + 2)
-        graph = csr_array((capacities, (heads, tails)), shape=shape)
-        graph.eliminate_zeros()
-        flow = maximum_flow(graph, source, sink).flow
-        residual = csr_array(graph - flow)
-        residual.data[residual.data < 0] = 0
-        residual.eliminate_zeros()
-        # As few as can be: those that reach the sink say no.
-        back = csr_array(residual.T)
-        no = set(breadth_first_order(back, sink, return_predecessors=False).tolist())
-        reached = set(breadth_first_order(residual, source, return_predecessors=False).tolist())
-        return sorted(n for n in range(self._count) if n in reached and n not in no)
 
 
 def _to_be_summed(link: Link, choice: Choice) -> AtomList:

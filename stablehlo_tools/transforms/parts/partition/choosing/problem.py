@@ -8,9 +8,9 @@ those that use it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -128,6 +128,7 @@ class Node:
     are the atoms that propagation put on factors which the op cannot have divided.
     """
 
+    number: int
     form: Form
     op: ir.Operation | None
     inputs: list[Link | None]
@@ -141,10 +142,10 @@ class Node:
     tiled: tuple[tuple[int, int], ...] = ()  # of the first operand: what lies in tiles, its size
     lost: dict[int, AtomList] = field(default_factory=dict[int, "AtomList"])
 
-    @property
-    def links(self) -> Iterable[Link]:
+    @cached_property
+    def links(self) -> list[Link]:
         """Those of its tensors."""
-        return (link for link in (*self.inputs, *self.outputs) if link is not None)
+        return [link for link in (*self.inputs, *self.outputs) if link is not None]
 
     def layout(self, tensor: int) -> Layout:
         """A tensor's layout."""
@@ -342,7 +343,7 @@ class Problem:
         choice: Choice,
     ) -> Node:
         inputs = [each.link for each in taken]
-        node = Node(form, op, inputs, list(outputs), times, choice)
+        node = Node(len(self.nodes), form, op, inputs, list(outputs), times, choice)
         self.nodes.append(node)
         for number, each in enumerate(taken):
             if each.link is not None:

@@ -7,33 +7,45 @@ of a layer. Those that never meet in an op are tried at once.
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 
-from stablehlo_tools.transforms.parts.partition.choosing.layouts import AtomList, Choice
+from stablehlo_tools.transforms.parts.partition.choosing.layouts import (
+    AtomList,
+    Choice,
+    Form,
+    Strategy,
+)
 from stablehlo_tools.transforms.parts.partition.choosing.moves import Moves
 from stablehlo_tools.transforms.parts.partition.choosing.problem import Link, Node, Problem
 
 _MOST_SWEEPS = 4
 _RANKS = 64  # more than a value has dimensions
 _MOST_ALIKE = 4  # nodes that want a value alike and are tried one by one
-_WORTH_ANOTHER = 1e-3  # of the cost, that a sweep has to gain
+_WORTH_ANOTHER = 1e-3  # of the cost, that the last proposals have to gain, as many as a sweep has
 
 
 def improve(moves: Moves) -> None:
     """Gives every node of a problem the choice that was found best. Deterministic."""
     dimensions = _Dimensions(moves.problem)
+    recent = deque[float](maxlen=dimensions.most_proposals + 1)  # what a sweep up to now gained
     for _ in range(_MOST_SWEEPS):
-        gained = 0.0
-        for atoms in moves.problem.atoms.movable:
-            for proposal in dimensions.proposals(atoms):
-                gained += moves.take(proposal)
-        gained += sum(_settle(moves, link) for link in moves.problem.links)
-        if gained <= _WORTH_ANOTHER * moves.cost():
-            return
+        enough = _WORTH_ANOTHER * moves.cost()
+        for gained in _sweep(moves, dimensions):
+            recent.append(gained)
+            if len(recent) == recent.maxlen and sum(recent) <= enough:
+                return
+
+
+def _sweep(moves: Moves, dimensions: _Dimensions) -> Iterator[float]:
+    """Tries everything once; the ns gained by each."""
+    for atoms in moves.problem.atoms.movable:
+        yield from map(moves.take, dimensions.proposals(atoms))
+    yield sum(_settle(moves, link) for link in moves.problem.links)
 
 
 def _settle(moves: Moves, link: Link) -> float:
@@ -71,6 +83,7 @@ class _Dimensions:
     """The dimensions of a program, in colours: those of a colour never meet in an op."""
 
     def __init__(self, problem: Problem) -> None:
+        self._problem = problem
         places = [self._places(node) for node in problem.nodes]
         labels = _joined(len(problem.links) * _RANKS, places)
         weights = [0.0] * (max(labels, default=-1) + 1)
@@ -82,11 +95,11 @@ class _Dimensions:
                     size = problem.links[each[0] // _RANKS].size
                     weights[labels[each[0]]] += size * node.times
         colours = self._coloured(weights)
-        self._placed: list[list[tuple[Node, list[int]]]] = []
+        self._placed: list[list[tuple[Node, tuple[int, ...]]]] = []
         for colour in range(max(colours, default=-1) + 1):
-            placed: list[tuple[Node, list[int]]] = []
+            placed: list[tuple[Node, tuple[int, ...]]] = []
             for node, listed in self._of_node.items():
-                factors = [f for f, n in enumerate(listed) if n >= 0 and colours[n] == colour]
+                factors = tuple(f for f, n in enumerate(listed) if n >= 0 and colours[n] == colour)
                 if factors and not node.pinned:
                     placed.append((node, factors))
             self._placed.append(placed)
@@ -100,29 +113,28 @@ class _Dimensions:
             for each in node.form.first_dims
         ]
 
+    @property
+    def most_proposals(self) -> int:
+        """Of a sweep."""
+        return 3 * len(self._placed) * len(self._problem.atoms.movable)
+
     def proposals(self, atoms: AtomList) -> Iterator[dict[Node, Choice]]:
         """The atoms onto the dimensions of each colour; from them; where an op has several of
         them, onto the first or the last."""
         for placed in self._placed:
-            onto: list[dict[Node, Choice]] = [{}, {}]
-            off: dict[Node, Choice] = {}
+            three: list[dict[Node, Choice]] = [{}, {}, {}]
+            known: dict[tuple[Choice, tuple[int, ...]], list[Choice | None]] = {}
             for node, factors in placed:
-                form, strategy = node.form, node.choice.strategy
-                for proposal, factor in ((onto[0], factors[0]), (onto[1], factors[-1])):
-                    choice = form.moved(strategy, atoms, factor)
+                key = (node.choice, factors)
+                choices = known.get(key)
+                if choices is None:
+                    choices = known[key] = _moved(node.form, node.choice.strategy, atoms, factors)
+                for proposal, choice in zip(three, choices, strict=True):
                     if choice is not None:
                         proposal[node] = choice
-                if any(atom in strategy[f] for f in factors for atom in atoms):
-                    cleared = tuple(
-                        tuple(a for a in each if f not in factors or a not in atoms)
-                        for f, each in enumerate(strategy)
-                    )
-                    choice = form.choice(cleared)
-                    if choice is not None:
-                        off[node] = choice
-            yield onto[0]
-            if onto[1] != onto[0]:
-                yield onto[1]
+            first, last, off = three
+            yield first
+            yield last if last != first else {}
             yield off
 
     def _coloured(self, weights: list[float]) -> list[int]:
@@ -136,6 +148,20 @@ class _Dimensions:
             taken = {colours[other] for other in meets[number] if other != number}
             colours[number] = next(c for c in itertools.count() if c not in taken)
         return colours
+
+
+def _moved(
+    form: Form, strategy: Strategy, atoms: AtomList, factors: Sequence[int]
+) -> list[Choice | None]:
+    """The choices with the atoms on the first of some factors, on the last, and on none."""
+    off = None
+    if any(atom in strategy[f] for f in factors for atom in atoms):
+        cleared = (
+            tuple(a for a in each if f not in factors or a not in atoms)
+            for f, each in enumerate(strategy)
+        )
+        off = form.choice(tuple(cleared))
+    return [form.moved(strategy, atoms, factors[n]) for n in (0, -1)] + [off]
 
 
 def _joined(count: int, places: Iterable[Iterable[Sequence[int]]]) -> list[int]:

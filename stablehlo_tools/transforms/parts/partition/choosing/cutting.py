@@ -1,0 +1,221 @@
+"""Which nodes of a proposal take it: a minimum cut.
+
+A node keeps its choice (no) or takes the proposed one (yes), and a link costs what the layouts of
+its value then cost; one user's share where several want it alike. All links of a program are
+priced at once, in arrays, for most are alike.
+
+Source: Boykov, Veksler and Zabih, "Fast Approximate Energy Minimization via Graph Cuts", 2001;
+Lempitsky et al., "Fusion Moves for Markov Random Field Optimization", 2010.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+
+from stablehlo_tools.transforms.parts.partition.choosing.layouts import Choice
+from stablehlo_tools.transforms.parts.partition.choosing.prices import Prices
+from stablehlo_tools.transforms.parts.partition.choosing.problem import Link, Node, Problem
+
+Proposal = Mapping[Node, Choice]
+
+_LARGEST = 2**30  # of a cut's capacities, which are integers of 32 bits
+
+
+class Cutter:
+    """Cuts proposals for one problem; `byte_price`: ns that a byte more is worth where the program
+    holds most."""
+
+    def __init__(self, problem: Problem, prices: Prices, byte_price: float) -> None:
+        self._problem = problem
+        self._prices = prices
+        self._byte_price = byte_price
+        self._four: dict[tuple[int, ...], tuple[float, float, float, float]] = {}
+        self._links = [link for link in problem.links if link.maker is not None]
+        self._maker = _integers(link.maker.number for link in self._links if link.maker)
+        self._made_as = _integers(link.made_as for link in self._links)
+        self._times = np.array([link.times for link in self._links], dtype=np.float64)
+        self._sizes, size_of = np.unique([link.size for link in self._links], return_inverse=True)
+        self._size_of = size_of
+        uses = [(n, use) for n, link in enumerate(self._links) for use in link.uses]
+        self._link = _integers(n for n, _ in uses)
+        self._user = _integers(use.node.number for _, use in uses)
+        self._tensor = _integers(use.tensor for _, use in uses)
+        self._left = [n for n, link in enumerate(self._links) if link.left]
+        self._at_peak = _integers(n for n, link in enumerate(self._links) if link.at_peak)
+        self._unused = [n for n, link in enumerate(self._links) if not link.uses]
+
+    def taken(self, proposal: Proposal, changes: Sequence[float]) -> dict[Node, Choice]:
+        """What is taken of a proposal; `changes`: what each of its nodes alone then costs more."""
+        numbers = _integers(node.number for node in proposal)
+        count = len(self._problem.nodes)
+        member = np.zeros(count, dtype=bool)
+        member[numbers] = True
+        now = [node.choice for node in self._problem.nodes]
+        new = now.copy()
+        for node, choice in proposal.items():
+            new[node.number] = choice
+        made, partial, wish, before = self._layouts(now)
+        made_new, partial_new, wished, after = self._layouts(new)
+
+        maker = self._maker[self._link]
+        alike = ((made == made_new) & (partial == partial_new))[self._link]
+        alike &= (wish == wished) & (before == after)
+        at = np.flatnonzero((member[self._user] | member[maker]) & ~alike)
+        link, user, maker, before, after = (
+            self._link[at],
+            self._user[at],
+            maker[at],
+            before[at],
+            after[at],
+        )
+        columns = [x[link] for x in (self._size_of, made, partial, made_new, partial_new)]
+        four = self._priced([*columns, wish[at], wished[at]]) * self._times[link]
+        kept, alone, moved, both = four[0] / before, four[1] / after, four[2], four[3] / after
+
+        cost = np.zeros(count)
+        cost[numbers] = changes
+        self._hold(cost, member, made, made_new)
+        self._sum_unused(cost, member, (made, partial), (made_new, partial_new))
+        is_moved, is_used = member[maker], member[user]
+        for where, node, change in (
+            (~is_moved, user, alone - kept),
+            (~is_used, maker, moved / after - kept),
+            (user == maker, maker, both - kept),
+        ):
+            cost += np.bincount(node[where], change[where], count)
+        # What two choices cost together; a mixture costs no less than the mean of the others.
+        pair = np.flatnonzero(is_moved & is_used & (user != maker))
+        kept, alone, moved, both = kept[pair], alone[pair], (moved / before)[pair], both[pair]
+        lack = np.maximum(kept + both - alone - moved, 0.0) / 2
+        alone, moved = alone + lack, moved + lack
+        cost += np.bincount(maker[pair], moved - kept, count)
+        cost += np.bincount(user[pair], both - moved, count)
+        place = np.zeros(count, dtype=np.int64)
+        place[numbers] = np.arange(len(numbers))
+        mixed = alone + moved - kept - both
+        takers = _least(cost[numbers], place[maker[pair]], place[user[pair]], mixed)
+        items = list(proposal.items())
+        return dict(items[n] for n in takers)
+
+    def _layouts(self, choices: Sequence[Choice]) -> tuple[np.ndarray, ...]:
+        """Where nodes choose so: of each link the layout as made and the atoms to be summed over,
+        of each use the layout wanted and how many want it; as numbers."""
+        atoms = self._problem.atoms
+        flat = np.array(atoms.tensor_layouts)
+        first = _integers(choice.first_tensor for choice in choices)
+        partial = _integers(choice.sum_number for choice in choices)[self._maker]
+        for n in self._left:
+            left = self._links[n].left
+            rest = tuple(atom for atom in atoms.sums[partial[n]] if atom not in left)
+            partial[n] = atoms.sum_number(rest)
+        wanted = flat[first[self._user] + self._tensor]
+        _, alike, counts = np.unique(
+            self._link * len(atoms.layouts) + wanted, return_inverse=True, return_counts=True
+        )
+        return flat[first[self._maker] + self._made_as], partial, wanted, counts[alike]
+
+    def _priced(self, columns: Sequence[np.ndarray]) -> np.ndarray:
+        """4 x uses: what a value costs that is made as before or anew, each for a user as before
+        and anew."""
+        first, alike = _unique(columns)
+        keys = np.stack([column[first] for column in columns], axis=1).tolist()
+        prices = [self._prices_of(*key) for key in keys]
+        return np.array(prices, dtype=np.float64).reshape(-1, 4).T[:, alike]
+
+    def _prices_of(
+        self, size: int, made: int, partial: int, made_new: int, partial_new: int, *wishes: int
+    ) -> tuple[float, float, float, float]:
+        key = (size, made, partial, made_new, partial_new, *wishes)
+        four = self._four.get(key)
+        if four is None:
+            wish, wished = wishes
+            price, whole = self._prices.to_one, float(self._sizes[size])
+            sums = self._problem.atoms.sums
+            four = self._four[key] = (
+                price(whole, made, sums[partial], wish),
+                price(whole, made, sums[partial], wished),
+                price(whole, made_new, sums[partial_new], wish),
+                price(whole, made_new, sums[partial_new], wished),
+            )
+        return four
+
+    def _hold(
+        self, cost: np.ndarray, member: np.ndarray, made: np.ndarray, made_new: np.ndarray
+    ) -> None:
+        """Adds what it costs to hold more than propagation said, where the program holds most."""
+        links = self._at_peak[member[self._maker[self._at_peak]]]
+        parts = np.array(self._problem.atoms.held_parts, dtype=np.float64)
+        stated = parts[_integers(self._links[n].stated for n in links)]
+        size = self._byte_price * self._sizes[self._size_of[links]]
+        more = [
+            np.maximum(size / parts[layout[links]] - size / stated, 0.0)
+            for layout in (made, made_new)
+        ]
+        cost += np.bincount(self._maker[links], more[1] - more[0], len(cost))
+
+    def _sum_unused(
+        self,
+        cost: np.ndarray,
+        member: np.ndarray,
+        before: tuple[np.ndarray, np.ndarray],
+        after: tuple[np.ndarray, np.ndarray],
+    ) -> None:
+        """Adds what the sums of values cost that nothing uses."""
+        for n in self._unused:
+            if member[self._maker[n]]:
+                link = self._links[n]
+                old, new = (self._sum_of(link, int(m[n]), int(p[n])) for m, p in (before, after))
+                cost[self._maker[n]] += link.times * (new - old)
+
+    def _sum_of(self, link: Link, made: int, partial: int) -> float:
+        atoms = self._problem.atoms.sums[partial]
+        return self._prices.value(link.size, made, atoms, frozenset()) if atoms else 0.0
+
+
+def _integers(numbers: Iterable[int]) -> np.ndarray:
+    return np.fromiter(numbers, dtype=np.int64)
+
+
+def _unique(columns: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Of rows given as columns the first of each kind, and for each row its kind."""
+    first = code = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        code = code * (column.max(initial=0) + 1) + column
+        _, first, code = np.unique(code, return_index=True, return_inverse=True)
+    return first, code
+
+
+def _least(
+    change: np.ndarray, makers: np.ndarray, users: np.ndarray, mixed: np.ndarray
+) -> list[int]:
+    """Who says yes where that costs least; of equals as few as can be.
+
+    `change`: what each yes costs more; `mixed` is paid where a maker says no and its user yes.
+    """
+    if change.min() >= 0:
+        return []
+    count = len(change)
+    source, sink = count, count + 1
+    # An edge that is cut goes from the yes side (the source's) to the no side.
+    gains, costs = np.flatnonzero(change < 0), np.flatnonzero(change > 0)
+    heads = np.concatenate([np.full(len(gains), source), costs, users])
+    tails = np.concatenate([gains, np.full(len(costs), sink), makers])
+    sizes = np.concatenate([-change[gains], change[costs], np.maximum(mixed, 0.0)])
+    graph = csr_array((sizes, (heads, tails)), shape=(count + 2, count + 2))
+    graph.sum_duplicates()
+    scale = _LARGEST / max(-change[gains].sum(), 1e-9)
+    graph.data = np.minimum(np.rint(graph.data * scale), _LARGEST).astype(np.int32)
+    graph.eliminate_zeros()
+    flow = maximum_flow(graph, source, sink).flow
+    residual = csr_array(graph - flow)
+    residual.data[residual.data < 0] = 0
+    residual.eliminate_zeros()
+    # As few as can be: those that reach the sink say no.
+    back = csr_array(residual.T)
+    no = set(breadth_first_order(back, sink, return_predecessors=False).tolist())
+    reached = set(breadth_first_order(residual, source, return_predecessors=False).tolist())
+    return [n for n in range(count) if n in reached and n not in no]
