@@ -7,6 +7,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import export, lax
@@ -87,6 +88,48 @@ def test_every_collective_says_where_it_comes_from(share: int) -> None:
         assert collectives or "makes" in name, name
         for collective in collectives:
             assert to_place(collective.op.location) != Place(), (name, str(collective.op))
+
+
+def _right(program: ShardedProgram) -> None:
+    """Asks for the values of one device; XLA's own partitioner may have others."""
+    got = program.run(stablehlo_tools.transform(program.exported(), "partition"))
+    for one, other in zip(got, program.expected(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_starts_without_a_sign() -> None:
+    def run(_: Constrain, x: Any, starts: Any) -> Any:
+        return [lax.dynamic_update_slice(x, x[:3] * 2, (start, start)) for start in starts]
+
+    starts = np.array([0, 6, 13, 30, 2**32 - 1], np.uint32)
+    _right(ShardedProgram("unsigned starts", run, (_ROWS, starts), (P("x"), P())))
+
+
+@pytest.mark.parametrize("kind", [jnp.bfloat16, jnp.float16])
+def test_counting_beyond_what_a_float_counts_exactly(kind: Any) -> None:
+    def run(constrain: Constrain, x: Any) -> Any:
+        return constrain(lax.iota(kind, 6000) + x, P("x"))
+
+    _right(ShardedProgram("iota", run, (np.zeros(6000, kind),), (P("x"),), "8"))
+
+
+def test_what_moved_in_a_manual_computation_is_moved_on() -> None:
+    def run(_: Constrain, x: Any, filling: Any) -> Any:
+        def moved(v: Any, filling: Any) -> Any:
+            return jnp.roll(v, 1, 1), lax.pad(v, filling, ((0, 0, 0), (2, 0, 0)))
+
+        inside = jax.shard_map(
+            moved,
+            mesh=MESHES["4x2"](),
+            in_specs=(P("x"), P()),
+            out_specs=P("x"),
+            axis_names={"x"},
+            check_vma=False,
+        )
+        rolled, padded = inside(x, filling)
+        return rolled[:, 2:], jnp.roll(rolled, -1, 1), padded[:, 1:]
+
+    _right(ShardedProgram("moves", run, (_ROWS, np.float32(3)), (P("x", "y"), P())))
 
 
 def _over_two_meshes(constrain: Constrain, x: Any) -> Any:

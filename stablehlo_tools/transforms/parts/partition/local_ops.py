@@ -55,6 +55,8 @@ from stablehlo_tools.transforms.parts.partition.moving import within, zeros
 from stablehlo_tools.transforms.parts.partition.needs import REDUCE_WINDOW, SELECT_AND_SCATTER
 from stablehlo_tools.transforms.parts.partition.op_rules import starts_known
 
+# Up to where floats of a type are all whole numbers, where that may be within a dimension.
+_EXACT = {"f16": 1 << 11, "bf16": 1 << 8, "f32": 1 << 24, "complex<f32>": 1 << 24}
 _INDEX_BITS = 32  # at least so many, that any place in a dimension can be told
 
 
@@ -154,16 +156,15 @@ def _dynamic_update_slice(local: LocalView, op: ir.Operation) -> None:
     if not cut:
         return
     build = Builder(ir.InsertionPoint(op), op.location)
-    starts = [_wide(build, start) for start in starts]
+    room = [full - size for full, size in zip(whole, sizes, strict=True)]
+    starts = [_signed(build, *each) for each in zip(starts, room, strict=True)]
     element = element_of(starts[0])
     taken = [min(n, part) for n, part in zip(sizes, shape_of(operand), strict=True)]
     inside: ir.Value | None = None
     shifts: dict[int, ir.Value] = {}
     for dim in cut:
         part = shape_of(operand)[dim]
-        zero, last, end = (
-            build.splat(n, [], element) for n in (0, whole[dim] - sizes[dim], part - taken[dim])
-        )
+        zero, last, end = (build.splat(n, [], element) for n in (0, room[dim], part - taken[dim]))
         clamped = build.op("clamp", [zero, starts[dim], last], last.type)
         offset = _as(build, local.offsets.start(divided[dim], part), element)
         begin = build.same("subtract", clamped, offset)
@@ -222,6 +223,17 @@ def _wide(build: Builder, indices: ir.Value) -> ir.Value:
     if isinstance(element, ir.IntegerType) and element.width < _INDEX_BITS:
         return _as(build, indices, ir.IntegerType.get_signless(_INDEX_BITS, build.context))
     return indices
+
+
+def _signed(build: Builder, start: ir.Value, last: int) -> ir.Value:
+    """A start of which other starts may be taken, clamped to `last` where its type has no sign."""
+    start = _wide(build, start)
+    element = ir.IntegerType(element_of(start))
+    if not element.is_unsigned:
+        return start
+    limits = [build.splat(n, [], element) for n in (0, last)]
+    start = build.op("clamp", [limits[0], start, limits[1]], start.type)
+    return _as(build, start, ir.IntegerType.get_signless(element.width, build.context))
 
 
 def _as(build: Builder, value: ir.Value, element: ir.Type) -> ir.Value:
@@ -327,11 +339,18 @@ def _iota(local: LocalView, op: ir.Operation) -> None:
         return
     build = Builder(ir.InsertionPoint.after(op), op.location)
     start = local.offsets.start(axes, shape_of(result)[dim])
-    type_ = build.tensor([], element_of(result))
-    if start.type != type_:
-        start = build.op("convert", [start], type_)
-    shifted = build.same("add", build.broadcast(start, shape_of(result), []), result)
-    local.stand_in(result, shifted)
+    shape, element = shape_of(result), element_of(result)
+    counted = result
+    if local.whole_shape(result)[dim] > _EXACT.get(str(element), local.whole_shape(result)[dim]):
+        type_ = build.tensor(shape, start.type.element_type)
+        counted = build.op("iota", [], type_, iota_dimension=op.attributes["iota_dimension"])
+    start = _as(build, start, element_of(counted))
+    shifted = build.same("add", build.broadcast(start, shape, []), counted)
+    if counted == result:
+        local.stand_in(result, shifted)
+    else:
+        local.adopt(result, _as(build, shifted, element))
+        op.erase()
 
 
 def _dynamic_slice(local: LocalView, op: ir.Operation) -> None:

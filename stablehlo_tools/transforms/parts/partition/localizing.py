@@ -12,6 +12,7 @@ dissolve, since the whole body is manual now.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
 from stablehlo_tools.analysis.shardings import (
     RULE,
@@ -169,11 +170,16 @@ class Localizer:
         block = op.regions[0].blocks[0]
         ops = [view.operation for view in block.operations]
         end = terminator(block)
+        known = len(self._moved)
         self._block(block, ops)
         shardings = [self.shardings.of(result) for result in op.results]
         self._return_own_values(block, end)
         for argument, operand in zip(block.arguments, op.operands, strict=True):
             argument.replace_all_uses_with(operand)
+        outside = dict(zip(block.arguments, op.operands, strict=True))
+        for value in list(islice(self._moved, known, None)):
+            dim, axes, moved = self._moved[value]
+            self._moved[value] = dim, axes, moved.renamed(outside)
         point = ir.InsertionPoint(op)
         for view in list(block.operations):
             if view.operation != end:

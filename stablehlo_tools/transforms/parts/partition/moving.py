@@ -14,7 +14,7 @@ or which places of it are theirs.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -64,6 +64,12 @@ class Moved:
     def plan(self) -> Plan:
         """Who sends what to whom."""
         return plan(self.parts, self.pieces, self.target, self.filling is not None)
+
+    def renamed(self, names: Mapping[ir.Value, ir.Value]) -> Moved:
+        """The same of values by other names, where those of a body become those around it."""
+        sources = tuple(names.get(source, source) for source in self.sources)
+        filling = None if self.filling is None else names.get(self.filling, self.filling)
+        return replace(self, sources=sources, filling=filling)
 
 
 def seen_through(moved: Moved, known: Callable[[ir.Value], Moved | None]) -> Moved:
