@@ -74,9 +74,9 @@ class Localizer:
 
     def whole_shape(self, value: ir.Value) -> list[int]:
         """The global shape of a value that is local already."""
-        if value in self._whole:
-            return self._whole[value]
         dims = self.divided(value)
+        if any(dims) and value in self._whole:  # which may be left of one that is gone
+            return self._whole[value]
         return [n * self._axes.size(axes) for n, axes in zip(shape_of(value), dims, strict=True)]
 
     def moved(self, value: ir.Value) -> tuple[int, Axes, Moved] | None:
@@ -152,7 +152,7 @@ class Localizer:
     def like(self, new: ir.Value, old: ir.Value) -> None:
         """Says that a value is a part of a tensor of another one's shape, divided alike."""
         self._divided[new] = self._divided[old]
-        if old in self._whole:
+        if any(self._divided[old]):
             self._whole[new] = self._whole[old]
 
     def _sdy(self, op: ir.Operation) -> None:
