@@ -132,6 +132,20 @@ def test_what_moved_in_a_manual_computation_is_moved_on() -> None:
     _right(ShardedProgram("moves", run, (_ROWS, np.float32(3)), (P("x", "y"), P())))
 
 
+def test_one_element_over_several_devices_is_spread_from_the_one_that_has_it() -> None:
+    def run(constrain: Constrain, x: Any, count: Any) -> Any:
+        def step(_: Any, carried: Any) -> Any:
+            one, other = carried
+            return constrain(one + other[:, :1], P("x")), other + one.sum(0)
+
+        return lax.fori_loop(0, count, step, (constrain(x[:29], P("x")), x[:29]))
+
+    program = ShardedProgram("spread", run, (_ROWS, np.int32(2)), (P("x", "y"), P()))
+    got = program.run(stablehlo_tools.transform(program.exported(), "partition{choices=shardy}"))
+    for one, other in zip(got, program.expected(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def _over_two_meshes(constrain: Constrain, x: Any) -> Any:
     other = Mesh(np.array(jax.devices()).reshape(2, 4), ("x", "y"))
     return lax.with_sharding_constraint(constrain(x, P("x")), NamedSharding(other, P("y")))

@@ -39,6 +39,7 @@ from stablehlo_tools.dialect.dimension_numbers import conv_numbers, gather_numbe
 from stablehlo_tools.dialect.dimensions import dimensions_of, integers
 from stablehlo_tools.dialect.factors import FactorRole
 from stablehlo_tools.dialect.names import (
+    BROADCAST,
     CONCATENATE,
     CONVOLUTION,
     CUSTOM_CALL,
@@ -245,7 +246,17 @@ def starts_known(update: ir.Operation, shapes: Shapes) -> bool:
     return all(known_start(update, dim, 0) is not None for dim in differing(shapes))
 
 
+def _broadcast(op: ir.Operation) -> Iterable[TensorDim]:
+    """Dimensions of one element that are spread: of parts, all but one hold nothing."""
+    result = shape_of(op.results[0])
+    places = integers(op, "broadcast_dimensions")
+    for dim, (size, place) in enumerate(zip(shape_of(op.operands[0]), places, strict=True)):
+        if size != result[place]:
+            yield (0, dim)
+
+
 _FINDERS: dict[str, Callable[[ir.Operation], Iterable[TensorDim]]] = {
+    BROADCAST: _broadcast,
     DYNAMIC_SLICE: _dynamic_slice,
     DYNAMIC_UPDATE_SLICE: _dynamic_update,
     REDUCE_WINDOW: _window,
