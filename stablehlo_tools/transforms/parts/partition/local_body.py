@@ -423,6 +423,10 @@ class LocalView(Protocol):
         """Lets a value made from another one, divided alike, take its place everywhere else."""
         ...
 
+    def erase(self, op: ir.Operation) -> None:
+        """Erases an op, and what is known of its values."""
+        ...
+
     def adopt(self, old: ir.Value, new: ir.Value) -> None:
         """Puts a value in the place of one that is divided alike."""
         ...

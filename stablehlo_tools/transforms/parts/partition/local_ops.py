@@ -350,7 +350,7 @@ def _iota(local: LocalView, op: ir.Operation) -> None:
         local.stand_in(result, shifted)
     else:
         local.adopt(result, _as(build, shifted, element))
-        op.erase()
+        local.erase(op)
 
 
 def _dynamic_slice(local: LocalView, op: ir.Operation) -> None:

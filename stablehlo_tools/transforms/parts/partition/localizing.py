@@ -74,9 +74,9 @@ class Localizer:
 
     def whole_shape(self, value: ir.Value) -> list[int]:
         """The global shape of a value that is local already."""
-        dims = self.divided(value)
-        if any(dims) and value in self._whole:  # which may be left of one that is gone
+        if value in self._whole:
             return self._whole[value]
+        dims = self.divided(value)
         return [n * self._axes.size(axes) for n, axes in zip(shape_of(value), dims, strict=True)]
 
     def moved(self, value: ir.Value) -> tuple[int, Axes, Moved] | None:
@@ -137,7 +137,7 @@ class Localizer:
         if any(self._divided[value]):
             self._whole[value] = shape_of(old)
         old.replace_all_uses_with(value)
-        op.erase()
+        self.erase(op)
 
     def stand_in(self, old: ir.Value, new: ir.Value) -> None:
         """Lets a value made from another one, divided alike, take its place everywhere else."""
@@ -152,8 +152,20 @@ class Localizer:
     def like(self, new: ir.Value, old: ir.Value) -> None:
         """Says that a value is a part of a tensor of another one's shape, divided alike."""
         self._divided[new] = self._divided[old]
-        if any(self._divided[old]):
+        if old in self._whole:
             self._whole[new] = self._whole[old]
+
+    def erase(self, op: ir.Operation) -> None:
+        """Erases an op, and what is known of its values: others will lie where they lay, and
+        values are told apart by that."""
+        block_arguments = (
+            a for region in op.regions for block in region.blocks for a in block.arguments
+        )
+        for value in (*op.results, *block_arguments):
+            self._divided.pop(value, None)
+            self._whole.pop(value, None)
+            self._moved.pop(value, None)
+        op.erase()
 
     def _sdy(self, op: ir.Operation) -> None:
         if op.name == "sdy.return":
@@ -189,7 +201,7 @@ class Localizer:
             if any(dims):
                 self._whole[returned] = shape_of(result)
             result.replace_all_uses_with(returned)
-        op.erase()
+        self.erase(op)
 
     def _return_own_values(self, block: ir.Block, end: ir.Operation) -> None:
         """Gives each result a value of its own, since each is divided in its own way outside."""

@@ -322,4 +322,4 @@ def _spread(build: Builder, value: ir.Value, filling: ir.Value, dim: int, step: 
 def _become(local: LocalView, op: ir.Operation, value: ir.Value) -> None:
     """Lets a value that was put together for an op take the place of its result."""
     local.adopt(op.results[0], value)
-    op.erase()
+    local.erase(op)
