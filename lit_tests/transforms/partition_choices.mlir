@@ -129,3 +129,67 @@ func.func @experts(
   %0 = stablehlo.dot_general %x, %w, batching_dims = [0] x [0], contracting_dims = [3] x [1] : (tensor<8x64x256x1024xbf16>, tensor<8x1024x4096xbf16>) -> tensor<8x64x256x4096xbf16>
   return %0 : tensor<8x64x256x4096xbf16>
 }
+
+// -----
+
+// A loop that only adds up gradients: compilers take the all_reduce out of it, and run it once. In
+// parts it would be a reduce_scatter of each microbatch.
+sdy.mesh @mesh = <["data"=16]>
+// CHECK-LABEL: func.func @accumulated
+// CHECK: stablehlo.while
+// CHECK: stablehlo.dot_general {{.*}} -> tensor<4096x4096xf32>
+// CHECK-NEXT: "stablehlo.all_reduce"
+// CHECK: stablehlo.add {{.*}} : tensor<4096x4096xf32>
+// CHECK-NOT: all_gather
+func.func @accumulated(
+    %x: tensor<32x65536x4096xf32> {sdy.sharding = #sdy.sharding<@mesh, [{}, {"data"}, {}]>}
+) -> (tensor<4096x4096xf32> {sdy.sharding = #sdy.sharding<@mesh, [{}, {}]>}) {
+  %zero = stablehlo.constant dense<0> : tensor<i32>
+  %one = stablehlo.constant dense<1> : tensor<i32>
+  %steps = stablehlo.constant dense<32> : tensor<i32>
+  %none = stablehlo.constant dense<0.0> : tensor<4096x4096xf32>
+  %0:3 = stablehlo.while(%i = %zero, %sum = %none, %v = %x) : tensor<i32>, tensor<4096x4096xf32>, tensor<32x65536x4096xf32>
+  cond {
+    %1 = stablehlo.compare LT, %i, %steps : (tensor<i32>, tensor<i32>) -> tensor<i1>
+    stablehlo.return %1 : tensor<i1>
+  } do {
+    %1 = stablehlo.dynamic_slice %v, %i, %zero, %zero, sizes = [1, 65536, 4096] : (tensor<32x65536x4096xf32>, tensor<i32>, tensor<i32>, tensor<i32>) -> tensor<1x65536x4096xf32>
+    %2 = stablehlo.reshape %1 : (tensor<1x65536x4096xf32>) -> tensor<65536x4096xf32>
+    %3 = stablehlo.dot_general %2, %2, contracting_dims = [0] x [0] : (tensor<65536x4096xf32>, tensor<65536x4096xf32>) -> tensor<4096x4096xf32>
+    %4 = stablehlo.add %sum, %3 : tensor<4096x4096xf32>
+    %5 = stablehlo.add %i, %one : tensor<i32>
+    stablehlo.return %5, %4, %v : tensor<i32>, tensor<4096x4096xf32>, tensor<32x65536x4096xf32>
+  }
+  return %0#1 : tensor<4096x4096xf32>
+}
+
+// -----
+
+// Weights are gathered beside the layers before their own. To divide activations in their place takes
+// fewer bytes, but each layer would wait for them.
+sdy.mesh @mesh = <["data"=8]>
+// CHECK-LABEL: func.func @hidden
+// CHECK-COUNT-8: "stablehlo.all_gather"({{.*}} (tensor<4096x32768xbf16>) -> tensor<32768x32768xbf16>
+// CHECK-NOT: stablehlo.all_to_all
+// CHECK-NOT: stablehlo.reduce_scatter
+func.func @hidden(
+    %x: tensor<24576x32768xbf16> {sdy.sharding = #sdy.sharding<@mesh, [{"data"}, {}]>},
+    %a: tensor<32768x32768xbf16> {sdy.sharding = #sdy.sharding<@mesh, [{"data"}, {}]>},
+    %b: tensor<32768x32768xbf16> {sdy.sharding = #sdy.sharding<@mesh, [{"data"}, {}]>},
+    %c: tensor<32768x32768xbf16> {sdy.sharding = #sdy.sharding<@mesh, [{"data"}, {}]>},
+    %d: tensor<32768x32768xbf16> {sdy.sharding = #sdy.sharding<@mesh, [{"data"}, {}]>},
+    %e: tensor<32768x32768xbf16> {sdy.sharding = #sdy.sharding<@mesh, [{"data"}, {}]>},
+    %f: tensor<32768x32768xbf16> {sdy.sharding = #sdy.sharding<@mesh, [{"data"}, {}]>},
+    %g: tensor<32768x32768xbf16> {sdy.sharding = #sdy.sharding<@mesh, [{"data"}, {}]>},
+    %h: tensor<32768x32768xbf16> {sdy.sharding = #sdy.sharding<@mesh, [{"data"}, {}]>}
+) -> (tensor<24576x32768xbf16> {sdy.sharding = #sdy.sharding<@mesh, [{"data"}, {}]>}) {
+  %0 = stablehlo.dot_general %x, %a, contracting_dims = [1] x [0] : (tensor<24576x32768xbf16>, tensor<32768x32768xbf16>) -> tensor<24576x32768xbf16>
+  %1 = stablehlo.dot_general %0, %b, contracting_dims = [1] x [0] : (tensor<24576x32768xbf16>, tensor<32768x32768xbf16>) -> tensor<24576x32768xbf16>
+  %2 = stablehlo.dot_general %1, %c, contracting_dims = [1] x [0] : (tensor<24576x32768xbf16>, tensor<32768x32768xbf16>) -> tensor<24576x32768xbf16>
+  %3 = stablehlo.dot_general %2, %d, contracting_dims = [1] x [0] : (tensor<24576x32768xbf16>, tensor<32768x32768xbf16>) -> tensor<24576x32768xbf16>
+  %4 = stablehlo.dot_general %3, %e, contracting_dims = [1] x [0] : (tensor<24576x32768xbf16>, tensor<32768x32768xbf16>) -> tensor<24576x32768xbf16>
+  %5 = stablehlo.dot_general %4, %f, contracting_dims = [1] x [0] : (tensor<24576x32768xbf16>, tensor<32768x32768xbf16>) -> tensor<24576x32768xbf16>
+  %6 = stablehlo.dot_general %5, %g, contracting_dims = [1] x [0] : (tensor<24576x32768xbf16>, tensor<32768x32768xbf16>) -> tensor<24576x32768xbf16>
+  %7 = stablehlo.dot_general %6, %h, contracting_dims = [1] x [0] : (tensor<24576x32768xbf16>, tensor<32768x32768xbf16>) -> tensor<24576x32768xbf16>
+  return %7 : tensor<24576x32768xbf16>
+}

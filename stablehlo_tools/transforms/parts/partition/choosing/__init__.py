@@ -37,7 +37,7 @@ def choose(
 def warn_of_lost(problem: Problem, diagnostics: Diagnostics) -> None:
     """Warns of ops that run on whole dimensions which propagation has divided."""
     for node in problem.nodes:
-        if node.lost:
+        if node.lost and any(link.size for link in node.links):
             _warn(node, problem, diagnostics)
 
 

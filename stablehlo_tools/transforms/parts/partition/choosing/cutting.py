@@ -46,6 +46,7 @@ class Cutter:
         self._tensor = _integers(use.tensor for _, use in uses)
         self._left = [n for n, link in enumerate(self._links) if link.left]
         self._at_peak = _integers(n for n, link in enumerate(self._links) if link.at_peak)
+        self._totals = [n for n, link in enumerate(self._links) if link.total]
         self._unused = [n for n, link in enumerate(self._links) if not link.uses]
 
     def taken(self, proposal: Proposal, changes: Sequence[float]) -> dict[Node, Choice]:
@@ -64,6 +65,7 @@ class Cutter:
         maker = self._maker[self._link]
         alike = ((made == made_new) & (partial == partial_new))[self._link]
         alike &= (wish == wished) & (before == after)
+        alike[np.isin(self._link, self._totals)] = False
         at = np.flatnonzero((member[self._user] | member[maker]) & ~alike)
         link, user, maker, before, after = (
             self._link[at],
@@ -74,6 +76,7 @@ class Cutter:
         )
         columns = [x[link] for x in (self._size_of, made, partial, made_new, partial_new)]
         four = self._priced([*columns, wish[at], wished[at]]) * self._times[link]
+        four *= self._shares(link, [*columns, wish[at], wished[at]], new)
         kept, alone, moved, both = four[0] / before, four[1] / after, four[2], four[3] / after
 
         cost = np.zeros(count)
@@ -142,6 +145,29 @@ class Cutter:
                 price(whole, made_new, sums[partial_new], wished),
             )
         return four
+
+    def _shares(
+        self, link: np.ndarray, columns: Sequence[np.ndarray], new: Sequence[Choice]
+    ) -> np.ndarray:
+        """4 x uses: of the times that a value is made those that parts of it are summed."""
+        shares = np.ones((4, len(link)))
+        for use in np.flatnonzero(np.isin(link, self._totals)):
+            value = self._links[link[use]]
+            assert value.total is not None, "only of those"
+            carry, share = value.total.carry, value.total.times / value.times
+            _, made, partial, made_new, partial_new, wish, wished = (c[use] for c in columns)
+            for row, (layout, number, user, choice) in enumerate(
+                (
+                    (made, partial, wish, carry.choice),
+                    (made, partial, wished, new[carry.number]),
+                    (made_new, partial_new, wish, carry.choice),
+                    (made_new, partial_new, wished, new[carry.number]),
+                )
+            ):
+                atoms = self._problem.atoms.sums[number]
+                if atoms and layout == user and value.total.without(choice, atoms):
+                    shares[row, use] = share
+        return shares
 
     def _hold(
         self, cost: np.ndarray, member: np.ndarray, made: np.ndarray, made_new: np.ndarray

@@ -27,15 +27,17 @@ class _Remedy:
 
 def explained(moves: Moves) -> list[Diagnostic]:
     """A note for each value that is resharded or summed, the dearest first."""
-    dear: list[tuple[float, int, list[Step]]] = []
+    dear: list[tuple[float, int, list[Step], int]] = []
     for link in moves.problem.links:
-        steps = moves.steps(link)
-        price = link.times * sum(map(moves.prices.step, steps))
+        steps, times = moves.steps(link)
+        price = times * sum(map(moves.prices.step, steps))
         if steps:
-            dear.append((-price, link.number, steps))
+            dear.append((-price, link.number, steps, times))
     links = moves.problem.links
-    notes = [_explained(moves, links[n], steps, -price) for price, n, steps in sorted(dear)]
-    total = sum(-price for price, _, _ in dear)
+    notes = [
+        _explained(moves, links[n], steps, times, -price) for price, n, steps, times in sorted(dear)
+    ]
+    total = sum(-price for price, *_ in dear)
     count = f"{len(dear)} value{'s' if len(dear) != 1 else ''}"
     return [
         note(f"partition: {count} resharded or summed, in {duration(total)} of collectives"),
@@ -43,14 +45,14 @@ def explained(moves: Moves) -> list[Diagnostic]:
     ]
 
 
-def _explained(moves: Moves, link: Link, steps: list[Step], price: float) -> Diagnostic:
+def _explained(moves: Moves, link: Link, steps: list[Step], runs: int, price: float) -> Diagnostic:
     atoms, maker = moves.problem.atoms, link.maker
     assert maker is not None, "what every device can make is not resharded"
     listed = ", ".join(
         f"{step.kind} over {axes_text(atoms.axes_of(step.atoms))} of {size(step.size)}"
         for step in steps
     )
-    times = f", {link.times} times" if link.times > 1 else ""
+    times = f", {runs} times" if runs > 1 else ""
     made = maker.layout(link.made_as)
     wanted = dict.fromkeys(use.node.layout(use.tensor) for use in link.uses)
     as_wanted = " and ".join(spec(atoms, layout) for layout in wanted if layout != made)

@@ -8,7 +8,7 @@ connected regions, and each region is taken if its exact cost falls.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.hardware import Hardware
@@ -108,7 +108,21 @@ class Moves:
             ]
             if min(u.place.order for u in uses) <= self.problem.peak <= max(u.until for u in uses):
                 kept += self._held(link, layout)
-        return kept + link.times * self.prices.value(link.size, made, partial, wanted)
+        times = _times(link, partial, copies, changed)
+        return kept + times * self.prices.value(link.size, made, partial, wanted)
+
+    def resharding(self, link: Link) -> float:
+        """ns of a value's collectives, each time that it is made."""
+        maker = link.maker
+        if maker is None:
+            return 0.0
+        made = maker.choice.layouts[link.made_as]
+        wanted = frozenset(use.node.choice.layouts[use.tensor] for use in link.uses)
+        partial = _to_be_summed(link, maker.choice)
+        if not partial and not wanted - {made}:
+            return 0.0
+        share = _times(link, partial, wanted - {made}, {}) / link.times
+        return share * self.prices.value(link.size, made, partial, wanted)
 
     def _held(self, link: Link, layout: int) -> float:
         """ns that it is worth not to hold a value where the program holds most."""
@@ -118,15 +132,17 @@ class Moves:
         """ns that it is worth to hold no more of a value than propagation said."""
         return max(0.0, self._held(link, layout) - self._held(link, link.stated))
 
-    def steps(self, link: Link) -> list[Step]:
-        """The collectives that give a value to its users."""
+    def steps(self, link: Link) -> tuple[list[Step], int]:
+        """The collectives that give a value to its users, and how often they run."""
         maker, layouts = link.maker, self.problem.atoms.layouts
         if maker is None:
-            return []
+            return [], 0
         partial = _to_be_summed(link, maker.choice)
-        wanted = {use.node.layout(use.tensor) for use in link.uses}
-        made = layouts[maker.choice.layouts[link.made_as]]
-        return self.prices.steps_to(link.size, made, partial, wanted)
+        wanted = {use.node.choice.layouts[use.tensor] for use in link.uses}
+        made = maker.choice.layouts[link.made_as]
+        times = _times(link, partial, wanted - {made}, {})
+        wishes = {layouts[number] for number in wanted}
+        return self.prices.steps_to(link.size, layouts[made], partial, wishes), times
 
     def take(self, proposal: Proposal) -> float:
         """Takes what pays of a proposal; the ns gained."""
@@ -140,8 +156,7 @@ class Moves:
         gained = 0.0
         regions = [proposal]
         if len(proposal) > 1:
-            changes = [self.compute(n, c) - self.compute(n, n.choice) for n, c in proposal.items()]
-            regions = _regions(self._cutter.taken(proposal, changes))
+            regions = _regions(self._cutter.taken(proposal, self._changes(proposal)))
         for region in regions:
             gain = self.gain(region)
             if gain > 0:
@@ -149,6 +164,15 @@ class Moves:
                 for node, choice in region.items():
                     node.choice = choice
         return gained
+
+    def _changes(self, proposal: Proposal) -> list[float]:
+        """ns that each node of a proposal then takes longer itself."""
+        known, changes = self._compute, list[float]()
+        for node, choice in proposal.items():
+            new, now = known.get((node, choice)), known.get((node, node.choice))
+            new = self.compute(node, choice) if new is None else new
+            changes.append(new - (self.compute(node, node.choice) if now is None else now))
+        return changes
 
     def gain(self, region: Proposal) -> float:
         """ns that less is paid where nodes make these choices; below 0, more."""
@@ -159,6 +183,16 @@ class Moves:
             before += self.compute(node, node.choice)
             after += self.compute(node, choice)
         return before - after if abs(before - after) > _LEAST_GAIN * before else 0.0
+
+
+def _times(link: Link, partial: AtomList, copies: Set[int], changed: Proposal) -> int:
+    """How often a value's collectives run: those of a sum that a loop only adds up, once behind
+    it."""
+    if link.total is None or copies or not partial:
+        return link.times
+    carry = link.total.carry
+    is_once = link.total.without(changed.get(carry, carry.choice), partial)
+    return link.total.times if is_once else link.times
 
 
 def _to_be_summed(link: Link, choice: Choice) -> AtomList:

@@ -7,6 +7,7 @@ those that use it.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -33,6 +34,7 @@ from stablehlo_tools.cost.hardware import Hardware
 from stablehlo_tools.cost.kernels import Work, WorkKind
 from stablehlo_tools.dialect.dimension_numbers import conv_numbers
 from stablehlo_tools.dialect.names import (
+    ADD,
     BARRIER,
     CONVOLUTION,
     CUSTOM_CALL,
@@ -44,6 +46,7 @@ from stablehlo_tools.dialect.names import (
 )
 from stablehlo_tools.dialect.traits import BRANCHES, ELEMENTWISE, TERMINATORS, full_names
 from stablehlo_tools.ir.builder import element_of, shape_of
+from stablehlo_tools.ir.values import producer
 from stablehlo_tools.ir.walk import FUNCTION, terminator, walk
 from stablehlo_tools.transforms.parts.partition.choosing.layouts import (
     AtomList,
@@ -64,6 +67,8 @@ _FUSED = 0.5
 # Times as long take kernels on padded parts: masks, sizes that fit no tile (17 % of a ViT's step).
 _PADDED = 1.15
 _FUSED_INTO = ELEMENTWISE | full_names("broadcast_in_dim reshape transpose slice pad concatenate")
+# Through which compilers take a sum, out of a loop that adds up what they give.
+_LINEAR = full_names("convert reshape transpose")
 _UNKNOWN_TRIPS = 8  # of a loop that does not say how often it runs
 
 
@@ -98,6 +103,21 @@ class Use:
     until: int = 0  # the order of the text until which the value is needed for it
 
 
+@dataclass(frozen=True, slots=True)
+class Total:
+    """What a loop adds values up to and does nothing else with: the node that carries it, and how
+    often it is made. Of what it adds compilers sum the parts once, behind the loop, where they
+    would be all_reduced."""
+
+    carry: Node
+    times: int
+
+    def without(self, choice: Choice, partial: AtomList) -> bool:
+        """Whether the carry, by this choice, is not divided over the atoms of a sum."""
+        layout = self.carry.form.atoms.layouts[choice.layouts[0]]
+        return not any(atom in partial for atoms in layout for atom in atoms)
+
+
 @dataclass(eq=False)
 class Link:
     """A value; `size` is that of the whole, in bytes.
@@ -114,10 +134,12 @@ class Link:
     maker: Node | None = None  # None: every device can make any part of it
     made_as: int = 0  # the maker's tensor
     born: int = 0  # the order of the op that makes it
+    around: int = 0  # the order where the loop around it begins
     left: AtomList = ()
     is_fused: bool = False  # whether no kernel writes it: part of the one that uses it
     at_peak: bool = False  # whether it is held where the program, as propagated, holds most
     uses: list[Use] = field(default_factory=list["Use"])
+    total: Total | None = None  # what it is added to
 
 
 @dataclass(eq=False)
@@ -141,11 +163,13 @@ class Node:
     work: Work | None = None
     tiled: tuple[tuple[int, int], ...] = ()  # of the first operand: what lies in tiles, its size
     lost: dict[int, AtomList] = field(default_factory=dict[int, "AtomList"])
+    added: list[Link] = field(default_factory=list["Link"])  # to a total that it carries
 
     @cached_property
     def links(self) -> list[Link]:
-        """Those of its tensors."""
-        return [link for link in (*self.inputs, *self.outputs) if link is not None]
+        """Those whose price its choice changes."""
+        own = [link for link in (*self.inputs, *self.outputs) if link is not None]
+        return own + self.added
 
     def layout(self, tensor: int) -> Layout:
         """A tensor's layout."""
@@ -192,6 +216,7 @@ class Problem:
             for use in link.uses:
                 around = (loop for loop in use.place.loops if loop.start > link.born)
                 use.until = next((loop.end for loop in around), use.place.order)
+        self.end = self._order
         self.peak = int(np.argmax(self.held()))
         for link in self.links:
             last = max((use.until for use in link.uses), default=link.born)
@@ -279,6 +304,23 @@ class Problem:
         for number, made in enumerate(outputs):
             tensors = [made, *(listed[number] for listed in arguments)]
             self._carried(op, number, [taken[number], ends[number]], tensors, times)
+        for argument, end in zip(body.arguments, ends, strict=True):
+            self._add_up(argument, end.value, times)
+
+    def _add_up(self, argument: ir.Value, end: ir.Value, times: int) -> None:
+        """Notes what a loop adds to a value that it carries."""
+        op = producer(end)
+        if op is None or op.name != ADD or not (_is_used_once(argument) and _is_used_once(end)):
+            return
+        added = next((value for value in op.operands if value != argument), None)
+        carried = self._of_value.get(argument)
+        if argument not in op.operands or carried is None or carried.maker is None:
+            return
+        while added is not None and _is_used_once(added) and added in self._of_value:
+            link, maker = self._of_value[added], producer(added)
+            link.total = Total(carried.maker, times)
+            carried.maker.added.append(link)
+            added = maker.operands[0] if maker is not None and maker.name in _LINEAR else None
 
     def _branches(self, op: ir.Operation, outputs: list[Link | None], times: int) -> None:
         returned: list[list[_Taken]] = []
@@ -387,10 +429,15 @@ class Problem:
             return None
         stated = self.atoms.number(self.atoms.layout(self.shardings.of(value)))
         number = len(self.links)
-        link = Link(value, number, _bytes(value), stated, times, born=self._order)
+        around = self._loops[-1].start if self._loops else 0
+        link = Link(value, number, _bytes(value), stated, times, born=self._order, around=around)
         self._of_value[value] = link
         self.links.append(link)
         return link
+
+
+def _is_used_once(value: ir.Value) -> bool:
+    return len(list(itertools.islice(value.uses, 2))) == 1
 
 
 def _is_fused(link: Link) -> bool:

@@ -14,6 +14,7 @@ import numpy as np
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 
+from stablehlo_tools.transforms.parts.partition.choosing.hiding import Hiding
 from stablehlo_tools.transforms.parts.partition.choosing.layouts import (
     AtomList,
     Choice,
@@ -26,11 +27,24 @@ from stablehlo_tools.transforms.parts.partition.choosing.problem import Link, No
 _MOST_SWEEPS = 4
 _RANKS = 64  # more than a value has dimensions
 _MOST_ALIKE = 4  # nodes that want a value alike and are tried one by one
-_WORTH_ANOTHER = 1e-3  # of the cost, that the last proposals have to gain, as many as a sweep has
+_WORTH_ANOTHER = 1e-4  # of the cost, that the last proposals have to gain, as many as a sweep has
 
 
 def improve(moves: Moves) -> None:
-    """Gives every node of a problem the choice that was found best. Deterministic."""
+    """Gives every node of a problem the choice that was found best. Deterministic.
+
+    What was propagated stays where it costs less once compilers hide what they can.
+    """
+    nodes = moves.problem.nodes
+    hiding = Hiding(moves)
+    propagated, cost = [node.choice for node in nodes], hiding.cost()
+    _search(moves)
+    if hiding.cost() > cost:
+        for node, choice in zip(nodes, propagated, strict=True):
+            node.choice = choice
+
+
+def _search(moves: Moves) -> None:
     dimensions = _Dimensions(moves.problem)
     recent = deque[float](maxlen=dimensions.most_proposals + 1)  # what a sweep up to now gained
     for _ in range(_MOST_SWEEPS):
