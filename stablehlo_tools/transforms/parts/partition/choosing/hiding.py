@@ -39,12 +39,12 @@ class Hiding:
         can_hide = 0.0
         everywhere = tuple(range(len(problem.atoms.sizes)))
         for link, first in self._first.items():
-            price = moves.resharding(link)
+            price = moves.collectives(link)
             if price:
-                beside = (done[max(first, self._last[link])] - done[first]) / link.times
-                whole = moves.prices.step(Step("all_gather", everywhere, link.size))
+                beside = done[max(first, self._last[link])] - done[first]
+                whole = link.times * moves.prices.step(Step("all_gather", everywhere, link.size))
                 if beside > _ROOM * max(price, whole):
-                    can_hide += link.times * price
+                    can_hide += price
         return moves.cost() - _HIDDEN * min(can_hide, _BESIDE * float(done[-1]))
 
 

@@ -8,7 +8,7 @@ connected regions, and each region is taken if its exact cost falls.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable
 
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.hardware import Hardware
@@ -88,16 +88,11 @@ class Moves:
 
     def link(self, link: Link, changed: Proposal) -> float:
         """ns to give a value to its users, with some nodes' choices changed."""
-        maker = link.maker
-        if maker is None:
+        if link.maker is None:
             return 0.0
-        choice = changed.get(maker, maker.choice)
-        made = choice.layouts[link.made_as]
-        wanted = frozenset(
-            changed.get(use.node, use.node.choice).layouts[use.tensor] for use in link.uses
-        )
+        made, partial, wanted, times = _sent(link, link.maker, changed)
         kept = self._more_held(link, made) if link.at_peak else 0.0
-        copies, partial = wanted - {made}, _to_be_summed(link, choice)
+        copies = wanted - {made}
         if not partial and not copies:
             return kept
         for layout in copies:
@@ -108,21 +103,16 @@ class Moves:
             ]
             if min(u.place.order for u in uses) <= self.problem.peak <= max(u.until for u in uses):
                 kept += self._held(link, layout)
-        times = _times(link, partial, copies, changed)
         return kept + times * self.prices.value(link.size, made, partial, wanted)
 
-    def resharding(self, link: Link) -> float:
-        """ns of a value's collectives, each time that it is made."""
-        maker = link.maker
-        if maker is None:
+    def collectives(self, link: Link) -> float:
+        """ns of a value's collectives in a run."""
+        if link.maker is None:
             return 0.0
-        made = maker.choice.layouts[link.made_as]
-        wanted = frozenset(use.node.choice.layouts[use.tensor] for use in link.uses)
-        partial = _to_be_summed(link, maker.choice)
-        if not partial and not wanted - {made}:
+        made, partial, wanted, times = _sent(link, link.maker, {})
+        if not partial and wanted <= {made}:
             return 0.0
-        share = _times(link, partial, wanted - {made}, {}) / link.times
-        return share * self.prices.value(link.size, made, partial, wanted)
+        return times * self.prices.value(link.size, made, partial, wanted)
 
     def _held(self, link: Link, layout: int) -> float:
         """ns that it is worth not to hold a value where the program holds most."""
@@ -134,13 +124,10 @@ class Moves:
 
     def steps(self, link: Link) -> tuple[list[Step], int]:
         """The collectives that give a value to its users, and how often they run."""
-        maker, layouts = link.maker, self.problem.atoms.layouts
-        if maker is None:
+        if link.maker is None:
             return [], 0
-        partial = _to_be_summed(link, maker.choice)
-        wanted = {use.node.choice.layouts[use.tensor] for use in link.uses}
-        made = maker.choice.layouts[link.made_as]
-        times = _times(link, partial, wanted - {made}, {})
+        made, partial, wanted, times = _sent(link, link.maker, {})
+        layouts = self.problem.atoms.layouts
         wishes = {layouts[number] for number in wanted}
         return self.prices.steps_to(link.size, layouts[made], partial, wishes), times
 
@@ -185,14 +172,21 @@ class Moves:
         return before - after if abs(before - after) > _LEAST_GAIN * before else 0.0
 
 
-def _times(link: Link, partial: AtomList, copies: Set[int], changed: Proposal) -> int:
-    """How often a value's collectives run: those of a sum that a loop only adds up, once behind
-    it."""
-    if link.total is None or copies or not partial:
-        return link.times
-    carry = link.total.carry
-    is_once = link.total.without(changed.get(carry, carry.choice), partial)
-    return link.total.times if is_once else link.times
+def _sent(link: Link, maker: Node, changed: Proposal) -> tuple[int, AtomList, frozenset[int], int]:
+    """How a value is made and the layouts it is wanted in, by their numbers, with the atoms along
+    which parts of it are summed in between; and how often: a sum that a loop only adds up, once
+    behind it."""
+    choice = changed.get(maker, maker.choice)
+    made, partial = choice.layouts[link.made_as], _to_be_summed(link, choice)
+    wanted = frozenset(
+        changed.get(use.node, use.node.choice).layouts[use.tensor] for use in link.uses
+    )
+    times = link.times
+    if link.total is not None and partial and wanted <= {made}:
+        carry = link.total.carry
+        if link.total.without(changed.get(carry, carry.choice), partial):
+            times = link.total.times
+    return made, partial, wanted, times
 
 
 def _to_be_summed(link: Link, choice: Choice) -> AtomList:
