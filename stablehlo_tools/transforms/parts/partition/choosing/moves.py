@@ -27,8 +27,6 @@ from stablehlo_tools.transforms.parts.partition.op_rules import MOVING, fitting,
 _HOLDING = 0.5
 _CARRYING = 20.0  # times as much where a loop carries more than propagation said
 _LARGE = 5e7  # ns of kernels, from which on a program stands for itself
-# Images of a convolution that a TPU keeps side by side, also where there are fewer.
-_TILE = 8
 _TOO_FAR = 4.0  # times what it costs to gather an operand
 _LEAST_GAIN = 1e-6  # of what a region costs; less is rounding
 
@@ -45,8 +43,7 @@ class Moves:
         self.hardware = hardware
         self._compute: dict[tuple[Node, Choice], float] = {}
         kernels = sum(compute_ns(node, node.choice, hardware) for node in problem.nodes)
-        is_tpu = hardware.networks[0].kind == "torus"
-        self._tile = _TILE if is_model or is_tpu else 1
+        self._as_tpu = is_model or hardware.networks[0].kind == "torus"
         share = min(1.0, kernels / _LARGE) if is_model else 1.0
         self.prices = Prices(problem.atoms, hardware, share)
         held = float(problem.held().max())
@@ -63,7 +60,7 @@ class Moves:
         key = (node, choice)
         price = self._compute.get(key)
         if price is None:
-            price = compute_ns(node, choice, self.hardware, self._tile)
+            price = compute_ns(node, choice, self.hardware, as_tpu=self._as_tpu)
             if node.carried is not None:
                 price += _CARRYING * self._more_held(node.carried, choice.layouts[0])
             if node.op is not None and node.op.name in MOVING:

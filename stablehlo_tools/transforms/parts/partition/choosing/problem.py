@@ -32,7 +32,7 @@ from stablehlo_tools.analysis.tasks.op_work import op_work, short_name
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.hardware import Hardware
 from stablehlo_tools.cost.kernels import Work, WorkKind
-from stablehlo_tools.dialect.dimension_numbers import conv_numbers
+from stablehlo_tools.dialect.dimension_numbers import conv_numbers, scatter_numbers
 from stablehlo_tools.dialect.names import (
     ADD,
     BARRIER,
@@ -42,6 +42,7 @@ from stablehlo_tools.dialect.names import (
     MANUAL_COMPUTATION,
     REDUCE,
     RESHARD,
+    SCATTER,
     WHILE,
 )
 from stablehlo_tools.dialect.traits import BRANCHES, ELEMENTWISE, TERMINATORS, full_names
@@ -66,6 +67,10 @@ from stablehlo_tools.transforms.parts.partition.op_rules import (
 _FUSED = 0.5
 # Times as long take kernels on padded parts: masks, sizes that fit no tile (17 % of a ViT's step).
 _PADDED = 1.15
+# Images of a convolution that a TPU keeps side by side, also where there are fewer.
+_TILE = 8
+# ns of a row of a scatter, where XLA:TPU runs the rows one after the other: a loop of five kernels.
+_ROW_NS = 5e3
 _FUSED_INTO = ELEMENTWISE | full_names("broadcast_in_dim reshape transpose slice pad concatenate")
 # Through which compilers take a sum, out of a loop that adds up what they give.
 _LINEAR = full_names("convert reshape transpose")
@@ -162,6 +167,7 @@ class Node:
     carried: Link | None = None  # through a loop
     work: Work | None = None
     tiled: tuple[tuple[int, int], ...] = ()  # of the first operand: what lies in tiles, its size
+    rows: tuple[tuple[int, int], ...] = ()  # of the last operand: what a scatter counts, its size
     lost: dict[int, AtomList] = field(default_factory=dict[int, "AtomList"])
     added: list[Link] = field(default_factory=list["Link"])  # to a total that it carries
 
@@ -284,7 +290,8 @@ class Problem:
         taken = self._taken(op)
         choice = self._initial(form, taken, outputs)
         node = self._node(form, op, taken, outputs, times, choice)
-        node.work, node.tiled, node.lost = _work(op), _tiled(op), self._lost(node, uncut)
+        node.work, node.lost = _work(op), self._lost(node, uncut)
+        node.tiled, node.rows = _tiled(op), _rows(op)
 
     def _loop(self, op: ir.Operation, outputs: list[Link | None], times: int) -> None:
         taken = self._taken(op)
@@ -449,13 +456,17 @@ def _is_fused(link: Link) -> bool:
     return all(op is not None and op.name in (*_FUSED_INTO, REDUCE) for op in users)
 
 
-def compute_ns(node: Node, choice: Choice, hardware: Hardware, tile: int = 1) -> float:
-    """ns of all runs of a node on one device, which pads the batch of a convolution to `tile`."""
+def compute_ns(node: Node, choice: Choice, hardware: Hardware, *, as_tpu: bool = False) -> float:
+    """ns of all runs of a node on one device; `as_tpu`: where XLA:TPU would take longer, so long."""
     work = node.work
     if work is None:
         return 0.0
     times = node.times if choice.is_even else _PADDED * node.times
     written = _FUSED * work.bytes / choice.parts / hardware.memory_rate
+    if node.rows and as_tpu:
+        layout = node.form.atoms.layouts[choice.layouts[len(node.inputs) - 1]]
+        held = (-(-size // node.form.atoms.size(layout[dim])) for dim, size in node.rows)
+        written = max(written, _ROW_NS * math.prod(held))
     if not work.matrix_flops:
         return times * written
     peak = hardware.peak(work.dtype) * hardware.matmul_model.efficiency
@@ -463,9 +474,9 @@ def compute_ns(node: Node, choice: Choice, hardware: Hardware, tile: int = 1) ->
     if work.kind is WorkKind.MATMUL:
         return times * multiplied
     image = node.form.atoms.layouts[choice.layouts[0]]
-    for dim, size in node.tiled:
+    for dim, size in node.tiled if as_tpu else ():
         held = -(-size // node.form.atoms.size(image[dim]))
-        multiplied *= -(-held // tile) * tile / held
+        multiplied *= -(-held // _TILE) * _TILE / held
     return times * max(written, multiplied)
 
 
@@ -488,6 +499,14 @@ def _tiled(op: ir.Operation) -> tuple[tuple[int, int], ...]:
         return ()
     numbers, shape = conv_numbers(op), shape_of(op.operands[0])
     return tuple((dim, shape[dim]) for dim in (numbers.input_batch, numbers.input_feature))
+
+
+def _rows(op: ir.Operation) -> tuple[tuple[int, int], ...]:
+    """The dimensions of a scatter's updates that count its windows, with their sizes."""
+    if op.name != SCATTER:
+        return ()
+    shape = shape_of(op.operands[len(op.operands) - 1])
+    return tuple((dim, shape[dim]) for dim in scatter_numbers(op).batch_dims(len(shape)))
 
 
 @lru_cache(maxsize=4096)
