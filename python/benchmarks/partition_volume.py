@@ -116,7 +116,7 @@ def full(names: Sequence[str], targets: Sequence[str], markdown: bool) -> None:
             try:
                 before, after = (Run.of(each, target) for each in _both(name))
             except ToolError as error:
-                print(form.format(Path(name).stem, target, *[""] * 7, error), flush=True)
+                print(form.format(Path(name).stem, target, *[""] * 7, str(error)), flush=True)
                 continue
             ratios[target].append(after.total / before.total)
             cells = (*before.cells(), *after.cells(before))

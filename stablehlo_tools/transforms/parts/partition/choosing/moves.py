@@ -14,19 +14,15 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.hardware import Hardware
 from stablehlo_tools.transforms.parts.partition.choosing.cutting import Cutter, Proposal
 from stablehlo_tools.transforms.parts.partition.choosing.layouts import AtomList, Choice
+from stablehlo_tools.transforms.parts.partition.choosing.op_times import Machine
 from stablehlo_tools.transforms.parts.partition.choosing.prices import Prices, Step
-from stablehlo_tools.transforms.parts.partition.choosing.problem import (
-    Link,
-    Node,
-    Problem,
-    compute_ns,
-)
+from stablehlo_tools.transforms.parts.partition.choosing.problem import Link, Node, Problem
 from stablehlo_tools.transforms.parts.partition.op_rules import MOVING, fitting, halo_bytes
 
 # What all bytes cost that are kept where the program holds most, in times of all its kernels.
 _HOLDING = 0.5
 _CARRYING = 20.0  # times as much where a loop carries more than propagation said
-_LARGE = 5e7  # ns of kernels, from which on a program stands for itself
+_LARGE = 5e6  # ns of kernels, from which on a program stands for itself
 _TOO_FAR = 4.0  # times what it costs to gather an operand
 _LEAST_GAIN = 1e-6  # of what a region costs; less is rounding
 
@@ -42,8 +38,8 @@ class Moves:
         self.problem = problem
         self.hardware = hardware
         self._compute: dict[tuple[Node, Choice], float] = {}
-        kernels = sum(compute_ns(node, node.choice, hardware) for node in problem.nodes)
-        self._as_tpu = is_model or hardware.networks[0].kind == "torus"
+        self._machine = Machine.of(hardware, is_any=is_model)
+        kernels = sum(self._kernels(node, node.choice) for node in problem.nodes)
         share = min(1.0, kernels / _LARGE) if is_model else 1.0
         self.prices = Prices(problem.atoms, hardware, share)
         held = float(problem.held().max())
@@ -60,13 +56,19 @@ class Moves:
         key = (node, choice)
         price = self._compute.get(key)
         if price is None:
-            price = compute_ns(node, choice, self.hardware, as_tpu=self._as_tpu)
+            price = self._kernels(node, choice)
             if node.carried is not None:
                 price += _CARRYING * self._more_held(node.carried, choice.layouts[0])
             if node.op is not None and node.op.name in MOVING:
                 price += node.times * self._halo(node.op, node, choice)
             self._compute[key] = price
         return price
+
+    def _kernels(self, node: Node, choice: Choice) -> float:
+        """ns of all runs of a node's kernels."""
+        if node.time is None:
+            return 0.0
+        return node.times * node.time.ns(choice, self.problem.atoms, self._machine)
 
     def _halo(self, op: ir.Operation, node: Node, choice: Choice) -> float:
         """ns of the borders that an op needs of its neighbours' parts; where they are more than all

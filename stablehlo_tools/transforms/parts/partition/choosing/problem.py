@@ -8,7 +8,6 @@ those that use it.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -28,25 +27,18 @@ from stablehlo_tools.analysis.shardings import (
     rule_of,
     sharding_per_value,
 )
-from stablehlo_tools.analysis.tasks.op_work import op_work, short_name
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.cost.hardware import Hardware
-from stablehlo_tools.cost.kernels import Work, WorkKind
-from stablehlo_tools.dialect.dimension_numbers import conv_numbers, scatter_numbers
 from stablehlo_tools.dialect.names import (
     ADD,
     BARRIER,
-    CONVOLUTION,
     CUSTOM_CALL,
-    DOT_GENERAL,
     MANUAL_COMPUTATION,
     REDUCE,
     RESHARD,
-    SCATTER,
     WHILE,
 )
 from stablehlo_tools.dialect.traits import BRANCHES, ELEMENTWISE, TERMINATORS, full_names
-from stablehlo_tools.ir.builder import element_of, shape_of
+from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.values import producer
 from stablehlo_tools.ir.walk import FUNCTION, terminator, walk
 from stablehlo_tools.transforms.parts.partition.choosing.layouts import (
@@ -56,21 +48,10 @@ from stablehlo_tools.transforms.parts.partition.choosing.layouts import (
     Form,
     Layout,
 )
+from stablehlo_tools.transforms.parts.partition.choosing.op_times import OpTime, bytes_of
 from stablehlo_tools.transforms.parts.partition.dividing import is_made_anywhere
-from stablehlo_tools.transforms.parts.partition.op_rules import (
-    element_bytes,
-    is_whole_op,
-    undividable,
-)
+from stablehlo_tools.transforms.parts.partition.op_rules import is_whole_op, undividable
 
-# Of the bytes that an op writes, as many go to memory where it becomes part of a kernel.
-_FUSED = 0.5
-# Times as long take kernels on padded parts: masks, sizes that fit no tile (17 % of a ViT's step).
-_PADDED = 1.15
-# Images of a convolution that a TPU keeps side by side, also where there are fewer.
-_TILE = 8
-# ns of a row of a scatter, where XLA:TPU runs the rows one after the other: a loop of five kernels.
-_ROW_NS = 5e3
 _FUSED_INTO = ELEMENTWISE | full_names("broadcast_in_dim reshape transpose slice pad concatenate")
 # Through which compilers take a sum, out of a loop that adds up what they give.
 _LINEAR = full_names("convert reshape transpose")
@@ -165,9 +146,7 @@ class Node:
     pinned: bool = False
     carry: int | None = None
     carried: Link | None = None  # through a loop
-    work: Work | None = None
-    tiled: tuple[tuple[int, int], ...] = ()  # of the first operand: what lies in tiles, its size
-    rows: tuple[tuple[int, int], ...] = ()  # of the last operand: what a scatter counts, its size
+    time: OpTime | None = None
     lost: dict[int, AtomList] = field(default_factory=dict[int, "AtomList"])
     added: list[Link] = field(default_factory=list["Link"])  # to a total that it carries
 
@@ -290,8 +269,7 @@ class Problem:
         taken = self._taken(op)
         choice = self._initial(form, taken, outputs)
         node = self._node(form, op, taken, outputs, times, choice)
-        node.work, node.lost = _work(op), self._lost(node, uncut)
-        node.tiled, node.rows = _tiled(op), _rows(op)
+        node.time, node.lost = OpTime.of(op), self._lost(node, uncut)
 
     def _loop(self, op: ir.Operation, outputs: list[Link | None], times: int) -> None:
         taken = self._taken(op)
@@ -437,7 +415,7 @@ class Problem:
         stated = self.atoms.number(self.atoms.layout(self.shardings.of(value)))
         number = len(self.links)
         around = self._loops[-1].start if self._loops else 0
-        link = Link(value, number, _bytes(value), stated, times, born=self._order, around=around)
+        link = Link(value, number, bytes_of(value), stated, times, born=self._order, around=around)
         self._of_value[value] = link
         self.links.append(link)
         return link
@@ -454,59 +432,6 @@ def _is_fused(link: Link) -> bool:
         return False
     users = [use.node.op for use in link.uses]
     return all(op is not None and op.name in (*_FUSED_INTO, REDUCE) for op in users)
-
-
-def compute_ns(node: Node, choice: Choice, hardware: Hardware, *, as_tpu: bool = False) -> float:
-    """ns of all runs of a node on one device; `as_tpu`: where XLA:TPU would take longer, so long."""
-    work = node.work
-    if work is None:
-        return 0.0
-    times = node.times if choice.is_even else _PADDED * node.times
-    written = _FUSED * work.bytes / choice.parts / hardware.memory_rate
-    if node.rows and as_tpu:
-        layout = node.form.atoms.layouts[choice.layouts[len(node.inputs) - 1]]
-        held = (-(-size // node.form.atoms.size(layout[dim])) for dim, size in node.rows)
-        written = max(written, _ROW_NS * math.prod(held))
-    if not work.matrix_flops:
-        return times * written
-    peak = hardware.peak(work.dtype) * hardware.matmul_model.efficiency
-    multiplied = work.matrix_flops / choice.parts / peak
-    if work.kind is WorkKind.MATMUL:
-        return times * multiplied
-    image = node.form.atoms.layouts[choice.layouts[0]]
-    for dim, size in node.tiled if as_tpu else ():
-        held = -(-size // node.form.atoms.size(image[dim]))
-        multiplied *= -(-held // _TILE) * _TILE / held
-    return times * max(written, multiplied)
-
-
-def _work(op: ir.Operation) -> Work | None:
-    written = sum(map(_bytes, op.results))
-    if op.name not in (DOT_GENERAL, CONVOLUTION):
-        return Work(WorkKind.ELEMENTWISE, bytes=written)
-    product = op_work(op, short_name(op)).matmul
-    if product is None:
-        return None
-    kind = WorkKind.MATMUL if op.name == DOT_GENERAL else WorkKind.CONVOLUTION
-    dtype = str(element_of(op.operands[0]))
-    return Work(kind, bytes=written, dtype=dtype, matrix_flops=product.flops)
-
-
-def _tiled(op: ir.Operation) -> tuple[tuple[int, int], ...]:
-    """The dimensions of an image that lie in tiles, with their sizes: its batch, and what is the
-    batch where the gradient of a kernel is a convolution."""
-    if op.name != CONVOLUTION:
-        return ()
-    numbers, shape = conv_numbers(op), shape_of(op.operands[0])
-    return tuple((dim, shape[dim]) for dim in (numbers.input_batch, numbers.input_feature))
-
-
-def _rows(op: ir.Operation) -> tuple[tuple[int, int], ...]:
-    """The dimensions of a scatter's updates that count its windows, with their sizes."""
-    if op.name != SCATTER:
-        return ()
-    shape = shape_of(op.operands[len(op.operands) - 1])
-    return tuple((dim, shape[dim]) for dim in scatter_numbers(op).batch_dims(len(shape)))
 
 
 @lru_cache(maxsize=4096)
@@ -556,9 +481,3 @@ def _axes_used(main: ir.Operation, shardings: ValueShardings) -> set[AxisRef]:
 
 def _shape(value: ir.Value) -> list[int]:
     return shape_of(value) if isinstance(value.type, ir.RankedTensorType) else []
-
-
-def _bytes(value: ir.Value) -> float:
-    if not isinstance(value.type, ir.RankedTensorType):
-        return 0.0
-    return math.prod(shape_of(value)) * element_bytes(value)
