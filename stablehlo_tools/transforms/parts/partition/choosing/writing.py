@@ -21,8 +21,8 @@ def write(problem: Problem) -> None:
         assert op is not None, "these have one"
         _state(op, nodes, problem)
     for link in problem.links:
-        if link.maker is not None and rank_of(link.value):
-            _reshard_users(link, link.maker, problem)
+        if rank_of(link.value):
+            _reshard_users(link, problem)
 
 
 def _state(op: ir.Operation, nodes: Iterable[Node], problem: Problem) -> None:
@@ -39,9 +39,15 @@ def _state(op: ir.Operation, nodes: Iterable[Node], problem: Problem) -> None:
         op.attributes[SHARDING] = problem.shardings.per_value(every, op.context)
 
 
-def _reshard_users(link: Link, maker: Node, problem: Problem) -> None:
-    """Puts a reshard for each layout that users want in front of the first of them."""
-    made, partial = maker.layout(link.made_as), maker.choice.partial
+def _reshard_users(link: Link, problem: Problem) -> None:
+    """Puts a reshard for each layout that users want in front of the first of them.
+
+    Of what devices make by themselves, too (nothing is sent for it): the op that takes it would
+    else be divided as that is.
+    """
+    made, partial = problem.atoms.layouts[link.stated], ()
+    if link.maker is not None:
+        made, partial = link.maker.layout(link.made_as), link.maker.choice.partial
     wanted: dict[Layout, list[Use]] = {}
     for use in link.uses:
         wanted.setdefault(use.node.layout(use.tensor), []).append(use)
