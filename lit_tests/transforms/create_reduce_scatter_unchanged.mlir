@@ -795,3 +795,23 @@ func.func @padded_used(%x: tensor<2x3xf32>, %v: tensor<f32>) -> (tensor<12x3xf32
   return %y, %p : tensor<12x3xf32>, tensor<48x3xf32>
 }
 }
+
+// -----
+
+// XLA:TPU refuses a reduce_scatter of complex numbers.
+module attributes {mhlo.num_partitions = 4 : i32} {
+func.func @complex(%x: tensor<32x64xcomplex<f32>>) -> (tensor<8x64xcomplex<f32>>) {
+  %r = "stablehlo.all_reduce"(%x) ({
+  ^bb0(%a: tensor<complex<f32>>, %b: tensor<complex<f32>>):
+    %e = stablehlo.add %a, %b : tensor<complex<f32>>
+    stablehlo.return %e : tensor<complex<f32>>
+  }) {channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, replica_groups = dense<[[0, 1, 2, 3]]> : tensor<1x4xi64>, use_global_device_ids} : (tensor<32x64xcomplex<f32>>) -> tensor<32x64xcomplex<f32>>
+  %t = stablehlo.constant dense<[0, 8, 16, 24]> : tensor<4xi32>
+  %d = stablehlo.partition_id : tensor<ui32>
+  %q = stablehlo.dynamic_slice %t, %d, sizes = [1] : (tensor<4xi32>, tensor<ui32>) -> tensor<1xi32>
+  %s = stablehlo.reshape %q : (tensor<1xi32>) -> tensor<i32>
+  %z = stablehlo.constant dense<0> : tensor<i32>
+  %y = stablehlo.dynamic_slice %r, %s, %z, sizes = [8, 64] : (tensor<32x64xcomplex<f32>>, tensor<i32>, tensor<i32>) -> tensor<8x64xcomplex<f32>>
+  return %y : tensor<8x64xcomplex<f32>>
+}
+}

@@ -39,12 +39,13 @@ changes nothing. Values bitwise as before, but for sums and products of floats: 
 may add in another order than the all_reduce did, and a device's part of a sum over two axes is
 summed over one of them first.
 
-Left as they are: a slice in another block than its collective; a result that is also used
-otherwise (of an all_reduce); groups that are not equally large or leave a device out; parts that
-are no equal chunks or are taken by some devices more often than by others; static slices and
-masks; offsets that depend on data or on a loop's counter; a barrier or token in between; groups
-that the collective's channel and mode cannot express, or of several replicas and several
-partitions, whose order the specification and XLA do not agree on.
+Left as they are: a slice in another block than its collective; a result that is also used otherwise
+(of an all_reduce); sums of complex numbers, which XLA:TPU cannot scatter; groups that are not
+equally large or leave a device out; parts that are no equal chunks or are taken by some devices
+more often than by others; static slices and masks; offsets that depend on data or on a loop's
+counter; a barrier or token in between; groups that the collective's channel and mode cannot
+express, or of several replicas and several partitions, whose order the specification and XLA do not
+agree on.
 """
 
 from __future__ import annotations

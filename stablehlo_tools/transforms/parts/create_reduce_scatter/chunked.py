@@ -232,7 +232,8 @@ class _Planner:
 
     def scattered(self, by_window: dict[Window, list[Slice]]) -> list[Part] | None:
         """Reduce_scatters for every window, unless they send more than the one all_reduce."""
-        if not _reduces(self.collective.op, self.position):
+        op = self.collective.op
+        if not _reduces(op, self.position) or _is_complex(op.results[self.position]):
             return None
         parts: list[Part] = []
         sent = Fraction(0)
@@ -308,6 +309,12 @@ def is_of_unsure_order(collective: Collective, forms: GroupForms) -> bool:
 def chunks_of(window: Window) -> list[Chunks]:
     """The dimensions that are cut."""
     return [Chunks(d, cut.count, cut.taken) for d, cut in enumerate(window) if cut is not None]
+
+
+def _is_complex(value: ir.Value) -> bool:
+    """Whether it has complex elements, which XLA:TPU takes in an all_reduce, and in no
+    reduce_scatter ("this rewriting is not implemented")."""
+    return isinstance(ir.ShapedType(value.type).element_type, ir.ComplexType)
 
 
 def _reduces(op: ir.Operation, position: int) -> bool:
