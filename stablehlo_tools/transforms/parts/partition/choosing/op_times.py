@@ -25,7 +25,7 @@ _FUSED = 0.5
 _PADDED = 1.15
 # Images of a convolution that a TPU keeps side by side, also where there are fewer.
 _TILE = 8
-# ns of a row of a scatter where XLA:TPU runs the rows one after the other, in a loop of five kernels.
+# ns of a row of a scatter where XLA:TPU runs the rows one by one, in a loop of five kernels.
 _ROW_NS = 5e3
 # Of that, what counts where hardware is not told: a GPU's kernel takes no longer for many rows.
 _ROW_SHARE = 0.1

@@ -95,7 +95,8 @@ class Prices:
         )
         steps: list[Step] = []
         whole = size / self.atoms.parts(wanted)
-        permuted = list(place_before) if _is_permuted(made, wanted) else []
+        is_permuted = _is_permuted(made, wanted) or _changes_order(made, wanted)
+        permuted = list(place_before) if is_permuted else []
         for before, after in zip(made, wanted, strict=True):
             # Other atoms take the place of some: other parts, which other devices hold.
             lost = [atom for atom in before if atom in gone]
@@ -147,6 +148,16 @@ def scattered_layout(made: Layout, partial: AtomList, wanted: Set[Layout]) -> La
 
 def _has(layout: Layout, atom: int) -> bool:
     return any(atom in atoms for atoms in layout)
+
+
+def _changes_order(made: Layout, wanted: Layout) -> bool:
+    """Whether atoms that go from one dimension to another together stand there in another order."""
+    for before in made:
+        for after in wanted:
+            together = [atom for atom in before if atom in after]
+            if len(together) > 1 and together != [atom for atom in after if atom in before]:
+                return True
+    return False
 
 
 def _is_permuted(made: Layout, wanted: Layout) -> bool:
