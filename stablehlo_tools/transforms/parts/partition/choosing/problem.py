@@ -234,6 +234,11 @@ class Problem:
             self._order += 1
             if op.name in TERMINATORS:
                 continue
+            if op.name == RESHARD:  # said where propagation begins: nothing is sent for it by itself
+                link = self._of_value.get(op.operands[0])
+                if link is not None:
+                    self._of_value[op.results[0]] = link
+                continue
             outputs = [self._link(result, times) for result in op.results]
             if op.name == WHILE:
                 self._loop(op, outputs, times)
@@ -242,8 +247,6 @@ class Problem:
             elif op.name == BARRIER:
                 for number, taken in enumerate(self._taken(op)):
                     self._carried(op, number, [taken], [outputs[number]], times)
-            elif op.name == RESHARD:
-                self._pinned(op, self._taken(op), outputs)
             elif op.name == MANUAL_COMPUTATION:
                 self._manual(op, outputs)
             elif not is_made_anywhere(op):

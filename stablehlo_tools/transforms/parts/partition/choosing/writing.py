@@ -59,7 +59,7 @@ def _reshard_users(link: Link, problem: Problem) -> None:
     for layout, uses in wanted.items():
         resharded = value if layout == made else _reshard(value, uses, layout, problem)
         for use in uses:
-            if resharded != link.value:
+            if use.place.op.operands[use.place.operand] != resharded:  # a constraint's result, too
                 use.place.op.operands[use.place.operand] = resharded
 
 
