@@ -93,8 +93,8 @@ func.func @barrier_forward(%x: tensor<8xf32> {sdy.sharding = #sdy.sharding<@mesh
 sdy.mesh @mesh = <["x"=4, "y"=2]>
 // CHECK-LABEL: func.func @moves
 // CHECK: manual_axes={{.+}} (%[[X:.+]]: tensor<2x8xf32>) {
-// CHECK: stablehlo.abs %{{.+}} : tensor<4x4xf32>
-// CHECK: "stablehlo.collective_permute"
+// CHECK-NEXT: %[[ABS:.+]] = stablehlo.abs %[[X]] : tensor<2x8xf32>
+// CHECK-NEXT: "stablehlo.all_to_all"(%[[ABS]])
 // CHECK-NOT: sdy.all
 // CHECK: sdy.return %{{.+}} : tensor<8x2xf32>
 func.func @moves(%x: tensor<8x8xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>})

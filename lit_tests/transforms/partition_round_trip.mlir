@@ -10,7 +10,7 @@
 // CHECK-NEXT: sdy.manual_computation
 // CHECK-SAME: out_shardings=[<@mesh, [{}, {}]>, <@mesh, [{"data"}, {"model"}]>]
 // CHECK-NOT: custom_call
-// CHECK: stablehlo.add {{.+}} : tensor<2x2xf32>
+// CHECK: stablehlo.add {{.+}} : tensor<2x4xf32>
 // CHECK: all_gather
 // CHECK-NOT: xla.sdy
 module attributes {mhlo.frontend_attributes = {xla.sdy.meshes = "{mesh = #sdy.mesh<[\\\22data\\\22=4, \\\22model\\\22=2]>}"}, mhlo.num_partitions = 8 : i32} {

@@ -16,7 +16,7 @@
 // RUN: stablehlo-tools opt %t.once -p thread-tokens --split-input-file > %t.threaded
 // RUN: filecheck %s --input-file %t.threaded --check-prefix=THREADED
 // RUN: stablehlo-tools opt %t.threaded -p partition --split-input-file | diff -u %t.threaded -
-// THREADED-COUNT-26: sdy.manual_computation({{.*}}!stablehlo.token
+// THREADED-COUNT-25: sdy.manual_computation({{.*}}!stablehlo.token
 
 // No mesh.
 func.func @no_mesh(%x: tensor<8x4xf32>) -> tensor<8x4xf32> {

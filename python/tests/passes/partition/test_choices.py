@@ -15,7 +15,10 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from models.zoo import ZOO
 from soaking import first
 
+from stablehlo_tools.analysis.collectives import find_collectives
+from stablehlo_tools.api.transforming import transform
 from stablehlo_tools.artifacts import artifact
+from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.diagnostics import Diagnostics
 from stablehlo_tools.transforms import partition
 from stablehlo_tools.transforms.parts.partition import choosing
@@ -26,6 +29,7 @@ from stablehlo_tools.transforms.parts.partition.choosing.proposals import improv
 
 P = PartitionSpec
 ROWS, INNER = 512, 256
+PLAIN = [name for name, model in ZOO.items() if model.partitioned_by == "jit"]
 FAR = 1.25  # how far the search, which moves one axis at a time, may be from the best
 
 
@@ -125,3 +129,40 @@ def test_the_search_costs_no_more_than_propagation_and_is_the_same_each_time(
 
     one, again = (search(program, monkeypatch, strategies) for _ in range(2))
     assert one == again
+
+
+@pytest.mark.parametrize("name", first(6, PLAIN))
+def test_what_is_planned_is_what_is_sent(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes, but for borders; what goes over two axes may go in two collectives."""
+    program = ZOO[name].build()
+    assert not isinstance(program, str)
+
+    def planned(moves: Moves, _: float) -> float:
+        links = moves.problem.links
+        return sum(step.size for link in links for step in moves.steps(link)[0])
+
+    expected = search(program, monkeypatch, planned)
+    monkeypatch.undo()
+    after = transform(artifact.from_exported(program), "partition,create-reduce-scatter")
+    collectives = [c for c in find_collectives(after.module) if c.kind != "collective_permute"]
+    sent = sum(max(c.bytes_in or 0, c.bytes_out or 0) for c in collectives)
+    assert expected <= 1.05 * sent
+    assert sent <= 1.3 * expected
+
+
+def test_a_product_of_few_rows_takes_as_long_as_its_weights_are_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mesh = AbstractMesh((2, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
+    x = jax.ShapeDtypeStruct((8, 4096), np.float32, sharding=NamedSharding(mesh, P()))
+    w = jax.ShapeDtypeStruct((4096, 4096), np.float32, sharding=NamedSharding(mesh, P(None, "a")))
+    h100 = load_hardware("h100")
+
+    def taken(moves: Moves, _: float) -> float:
+        (time,) = (moves.compute(n, n.choice) for n in moves.problem.nodes if n.time)
+        return time
+
+    time = search(export.export(jax.jit(jnp.dot))(x, w), monkeypatch, taken)
+    weights = 4096 * 4096 * 4 / 2
+    assert weights < time * h100.memory_rate < 1.02 * weights
+    assert 2 * 8 * 4096 * 4096 / 2 / h100.peak("f32") < time / 2

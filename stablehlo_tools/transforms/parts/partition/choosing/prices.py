@@ -48,8 +48,18 @@ class Prices:
         if price is None:
             layouts = self.atoms.layouts
             steps = self.steps_to(size, layouts[made], partial, {layouts[n] for n in wanted})
-            price = self._values[key] = sum(map(self.step, steps))
+            price = sum(map(self.step, steps))
+            price += sum(self._slice(size, made, number) for number in wanted)
+            self._values[key] = price
         return price
+
+    def _slice(self, size: float, made: int, wanted: int) -> float:
+        """ns in which a device copies its part of what it holds: half of them become part of the
+        kernels that take them."""
+        before, after = self.atoms.layouts[made], self.atoms.layouts[wanted]
+        if not any(not _has(before, atom) for atoms in after for atom in atoms):
+            return 0.0
+        return size / self.atoms.held_parts[wanted] / self.hardware.memory_rate
 
     def to_one(self, size: float, made: int, partial: AtomList, wanted: int) -> float:
         """`value`, for one user."""
