@@ -79,6 +79,7 @@ from stablehlo_tools.transforms.parts.partition.border import (
 )
 from stablehlo_tools.transforms.parts.partition.choosing import choose, warn_of_lost
 from stablehlo_tools.transforms.parts.partition.choosing.explaining import explained
+from stablehlo_tools.transforms.parts.partition.choosing.op_times import Machine
 from stablehlo_tools.transforms.parts.partition.choosing.writing import write
 from stablehlo_tools.transforms.parts.partition.dividing import (
     Divider,
@@ -126,10 +127,10 @@ class PartitionPass(Pass):
     """One program for one device, with explicit collectives, inside the artifact as it was.
 
     `choices`: who says how each op is divided where values are divided otherwise: `cost` takes what
-    takes least time on `hardware`, a profile's name or file, constraints of the program kept;
-    `shardy` what Shardy's reshards make of it. Without hardware, bytes are weighed by the kinds of
-    links of an H100, and small programs are divided like large ones. `explain`: a note for each
-    value that is resharded, with bytes, time, and the constraint that would remove that.
+    takes least time on `hardware`, a profile's name or file, from what the program's constraints
+    and propagation say; `shardy` what Shardy's reshards make of it. Without hardware, figures are
+    those of an H100, with an eye on what XLA:TPU is slow at. `explain`: a note for each value that
+    is resharded, with bytes, time, and the constraint that would remove that.
     `partitioner`: whose reshards and collectives; `xla` takes what XLA:CPU's partitioner makes of
     the program (slow, locations are lost), `shardy-or-xla` does so where Shardy's way is refused.
     """
@@ -226,8 +227,8 @@ class _Shardy:
         widen_rules(propagated)
         hardware = load_hardware(self.options.hardware or _ANY)
         if self.options.choices == "cost":
-            is_told = bool(self.options.hardware)
-            moves = choose(propagated, self.shardings, self.left, hardware, is_model=not is_told)
+            machine = Machine.of(hardware, is_any=not self.options.hardware)
+            moves = choose(propagated, self.shardings, self.left, machine)
             if self.options.explain:
                 self.diagnostics.collected += explained(moves)
             write(moves.problem)

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from stablehlo_tools.analysis.shardings import Axes, ValueShardings, rule_of
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.cost.hardware import Hardware
 from stablehlo_tools.diagnostics import Diagnostics
 from stablehlo_tools.ir.walk import main_function
 from stablehlo_tools.transforms.parts.partition.choosing.moves import Moves
+from stablehlo_tools.transforms.parts.partition.choosing.op_times import Machine
 from stablehlo_tools.transforms.parts.partition.choosing.problem import Node, Problem
 from stablehlo_tools.transforms.parts.partition.choosing.proposals import improve
 from stablehlo_tools.transforms.parts.partition.dividing import warn_of_undivided, warn_of_whole
@@ -18,18 +18,15 @@ def choose(
     module: ir.Module,
     shardings: ValueShardings,
     left: Sequence[Axes],
-    hardware: Hardware,
-    *,
-    is_model: bool,
+    machine: Machine,
 ) -> Moves:
-    """How every op of a module's main function costs least time on hardware.
+    """How every op of a module's main function costs least time on a machine.
 
-    `left`: for each result the axes along which devices keep parts of a sum. `is_model`: small
-    programs, whose collectives are all latency, are divided like large ones.
+    `left`: for each result the axes along which devices keep parts of a sum.
     """
     main = main_function(module)
     assert main is not None, "Shardy keeps the entry function"
-    moves = Moves(Problem(main, shardings, left), hardware, is_model=is_model)
+    moves = Moves(Problem(main, shardings, left), machine)
     improve(moves)
     return moves
 
