@@ -128,9 +128,10 @@ class PartitionPass(Pass):
 
     `choices`: who says how each op is divided where values are divided otherwise: `cost` takes what
     takes least time on `hardware`, a profile's name or file, from what the program's constraints
-    and propagation say; `shardy` what Shardy's reshards make of it. Without hardware, figures are
-    those of an H100, with an eye on what XLA:TPU is slow at. `explain`: a note for each value that
-    is resharded, with bytes, time, and the constraint that would remove that.
+    and propagation say; `shardy` what Shardy's reshards make of it. Without hardware, bytes are
+    weighed by the kinds of links of an H100, with an eye on what XLA:TPU is slow at, and small
+    programs are divided like large ones. `explain`: a note for each value that is resharded, with
+    bytes, time, and the constraint that would remove that.
     `partitioner`: whose reshards and collectives; `xla` takes what XLA:CPU's partitioner makes of
     the program (slow, locations are lost), `shardy-or-xla` does so where Shardy's way is refused.
     """

@@ -21,19 +21,25 @@ from stablehlo_tools.transforms.parts.partition.op_rules import MOVING, fitting,
 # What all bytes cost that are kept where the program holds most, in times of all its kernels.
 _HOLDING = 0.5
 _CARRYING = 20.0  # times as much where a loop carries more than propagation said
+_LARGE = 5e6  # ns of kernels, from which on a program stands for itself
 _TOO_FAR = 4.0  # times what it costs to gather an operand
 _LEAST_GAIN = 1e-6  # of what a region costs; less is rounding
 
 
 class Moves:
-    """Takes proposals for one problem; the nodes' choices change in place."""
+    """Takes proposals for one problem; the nodes' choices change in place.
+
+    Where the machine stands for any, the program may be a small one that stands for a large one:
+    latencies count as they would in that, where its kernels took `_LARGE` ns.
+    """
 
     def __init__(self, problem: Problem, machine: Machine) -> None:
         self.problem = problem
         self._machine = machine
         self._compute: dict[tuple[Node, Choice], float] = {}
         kernels = sum(self._kernels(node, node.choice) for node in problem.nodes)
-        self.prices = Prices(problem.atoms, machine.hardware)
+        share = min(1.0, kernels / _LARGE) if machine.is_any else 1.0
+        self.prices = Prices(problem.atoms, machine.hardware, share)
         held = float(problem.held().max())
         self._byte_price = _HOLDING * kernels / held if held else 0.0
         self._cutter = Cutter(problem, self.prices, self._byte_price)

@@ -36,18 +36,21 @@ _Sizes = tuple[tuple[int, int], ...]  # dimensions, with how long they are
 @dataclass(frozen=True, slots=True)
 class Machine:
     """Hardware, and what its compiler makes of some ops: the images of a convolution are filled up
-    to `tile`, and each row of a scatter takes `row_ns`."""
+    to `tile`, and each row of a scatter takes `row_ns`. `is_any`: it stands for all kinds."""
 
     hardware: Hardware
+    is_any: bool
     tile: int
     row_ns: float
 
     @classmethod
     def of(cls, hardware: Hardware, *, is_any: bool) -> Self:
-        """`is_any`: the hardware stands for all kinds."""
+        """What is known of XLA for this hardware; of any, what XLA:TPU is slow at counts, too."""
         if hardware.networks[0].kind == "torus":
-            return cls(hardware, _TILE, _ROW_NS)
-        return cls(hardware, _TILE, _ROW_SHARE * _ROW_NS) if is_any else cls(hardware, 1, 0.0)
+            return cls(hardware, is_any, _TILE, _ROW_NS)
+        if is_any:
+            return cls(hardware, is_any, _TILE, _ROW_SHARE * _ROW_NS)
+        return cls(hardware, is_any, 1, 0.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from stablehlo_tools.transforms.parts.partition.choosing.layouts import AtomList
 # Bytes up to which an all_reduce goes along with others: compilers combine those of the norms of
 # all weights into one, for a kernel each that makes what is summed.
 _SCALAR = 16
-# What compilers combine of other small values, and the share of latency that is left for each: of 88
+# What compilers combine of other small values, and the share of latency that each keeps: of 88
 # sums of a ResNet's statistics XLA:GPU makes 26 all_reduces.
 _COMBINED = frozenset({"all_gather", "all_reduce", "reduce_scatter"})
 _SMALL = 2**20  # bytes
@@ -33,12 +33,14 @@ class Step:
 class Prices:
     """Prices of resharding and of sums, of values that all devices of a mesh hold parts of.
 
-    Of sums of scalars no latency counts, but the launch of a kernel.
+    Latencies count by `latency_share`: all of them, or the part that a small program stands for;
+    of sums of scalars the launch of a kernel.
     """
 
-    def __init__(self, atoms: Atoms, hardware: Hardware) -> None:
+    def __init__(self, atoms: Atoms, hardware: Hardware, latency_share: float = 1.0) -> None:
         self.atoms = atoms
         self.hardware = hardware
+        self._latency_share = latency_share
         self._steps: dict[Step, float] = {}
         self._values: dict[tuple[float, int, AtomList, frozenset[int]], float] = {}
         self._single: dict[tuple[float, int, AtomList, int], float] = {}
@@ -143,10 +145,12 @@ class Prices:
         transfer = Transfer(step.kind, step.size, rows)
         time = transfer_time(transfer, self.hardware, mesh.mesh.size)
         if step.kind == "all_reduce" and step.size <= _SCALAR:
-            return time.ns - time.latency_ns + self.hardware.launch_ns
-        if step.kind in _COMBINED and step.size <= _SMALL:
-            return time.ns - (1.0 - _OWN_LATENCY) * time.latency_ns
-        return time.ns
+            latency = self.hardware.launch_ns
+        elif step.kind in _COMBINED and step.size <= _SMALL:
+            latency = _OWN_LATENCY * time.latency_ns
+        else:
+            latency = time.latency_ns
+        return time.ns - time.latency_ns + self._latency_share * latency
 
 
 def scattered_layout(made: Layout, partial: AtomList, wanted: Set[Layout]) -> Layout:
