@@ -19,7 +19,7 @@ from stablehlo_tools.api import transforming
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.passes.pipeline import Pipeline
 
-PIPELINE = "partition,create-reduce-scatter,thread-tokens"
+PIPELINE = "partition{choices=shardy},create-reduce-scatter,thread-tokens"
 LINK = "stablehlo_tools.token_link"
 Call = Callable[..., Any]
 MESH = Mesh(
