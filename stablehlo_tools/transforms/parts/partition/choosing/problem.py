@@ -234,9 +234,9 @@ class Problem:
             self._order += 1
             if op.name in TERMINATORS:
                 continue
-            if (
-                op.name == RESHARD
-            ):  # said where propagation begins: nothing is sent for it by itself
+            if op.name == RESHARD:
+                # A constraint has had its say in propagation; by itself nothing is sent for it, so
+                # those who use its result use the value that it takes.
                 link = self._of_value.get(op.operands[0])
                 if link is not None:
                     self._of_value[op.results[0]] = link
