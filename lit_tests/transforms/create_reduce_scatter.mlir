@@ -690,3 +690,31 @@ func.func @padded_for_one(%x: tensor<2x3xf32>, %v: tensor<f32>) -> (tensor<12x3x
   return %y : tensor<12x3xf32>
 }
 }
+
+// -----
+
+// A sum whose parts are not even: what is summed is padded first, with what sums to itself.
+// CHECK-LABEL: func.func @padded_sum
+// CHECK-SAME: (%[[X:.+]]: tensor<7x3xf32>)
+// CHECK-NEXT: %[[ZERO:.+]] = stablehlo.constant dense<0.000000e+00> : tensor<f32>
+// CHECK-NEXT: %[[PADDED:.+]] = stablehlo.pad %[[X]], %[[ZERO]], low = [0, 0], high = [1, 0], interior = [0, 0]
+// CHECK-NEXT: %[[PART:.+]] = "stablehlo.reduce_scatter"(%[[PADDED]])
+// CHECK-SAME: scatter_dimension = 0
+// CHECK: (tensor<8x3xf32>) -> tensor<2x3xf32>
+// CHECK-NEXT: return %[[PART]]
+func.func @padded_sum(%x: tensor<7x3xf32>) -> tensor<2x3xf32> {
+  %0 = "stablehlo.all_reduce"(%x) ({
+  ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+    %c = stablehlo.add %a, %b : tensor<f32>
+    stablehlo.return %c : tensor<f32>
+  }) {channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, replica_groups = dense<[[0, 1, 2, 3]]> : tensor<1x4xi64>, use_global_device_ids} : (tensor<7x3xf32>) -> tensor<7x3xf32>
+  %nothing = stablehlo.constant dense<0.000000e+00> : tensor<f32>
+  %padded = stablehlo.pad %0, %nothing, low = [0, 0], high = [1, 0], interior = [0, 0] : (tensor<7x3xf32>, tensor<f32>) -> tensor<8x3xf32>
+  %table_start = stablehlo.constant dense<[0, 2, 4, 6]> : tensor<4xi32>
+  %device_start = stablehlo.partition_id : tensor<ui32>
+  %row_start = stablehlo.dynamic_slice %table_start, %device_start, sizes = [1] : (tensor<4xi32>, tensor<ui32>) -> tensor<1xi32>
+  %start = stablehlo.reshape %row_start : (tensor<1xi32>) -> tensor<i32>
+  %zero = stablehlo.constant dense<0> : tensor<i32>
+  %1 = stablehlo.dynamic_slice %padded, %start, %zero, sizes = [2, 3] : (tensor<8x3xf32>, tensor<i32>, tensor<i32>) -> tensor<2x3xf32>
+  return %1 : tensor<2x3xf32>
+}

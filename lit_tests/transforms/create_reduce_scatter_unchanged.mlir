@@ -815,3 +815,25 @@ func.func @complex(%x: tensor<32x64xcomplex<f32>>) -> (tensor<8x64xcomplex<f32>>
   return %y : tensor<8x64xcomplex<f32>>
 }
 }
+
+// -----
+
+// Padding of ones, of which four devices would make fours.
+module attributes {mhlo.num_partitions = 4 : i32} {
+func.func @padded_by_ones(%x: tensor<7x3xf32>) -> (tensor<2x3xf32>) {
+  %r = "stablehlo.all_reduce"(%x) ({
+  ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+    %e = stablehlo.add %a, %b : tensor<f32>
+    stablehlo.return %e : tensor<f32>
+  }) {channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, replica_groups = dense<[[0, 1, 2, 3]]> : tensor<1x4xi64>, use_global_device_ids} : (tensor<7x3xf32>) -> tensor<7x3xf32>
+  %n = stablehlo.constant dense<1.000000e+00> : tensor<f32>
+  %p = stablehlo.pad %r, %n, low = [0, 0], high = [1, 0], interior = [0, 0] : (tensor<7x3xf32>, tensor<f32>) -> tensor<8x3xf32>
+  %t = stablehlo.constant dense<[0, 2, 4, 6]> : tensor<4xi32>
+  %d = stablehlo.partition_id : tensor<ui32>
+  %q = stablehlo.dynamic_slice %t, %d, sizes = [1] : (tensor<4xi32>, tensor<ui32>) -> tensor<1xi32>
+  %s = stablehlo.reshape %q : (tensor<1xi32>) -> tensor<i32>
+  %z = stablehlo.constant dense<0> : tensor<i32>
+  %y = stablehlo.dynamic_slice %p, %s, %z, sizes = [2, 3] : (tensor<8x3xf32>, tensor<i32>, tensor<i32>) -> tensor<2x3xf32>
+  return %y : tensor<2x3xf32>
+}
+}

@@ -217,10 +217,9 @@ def test_what_is_no_collective_sends_nothing_but_a_send():
     """) == {"send": 256}
 
 
-UNEVEN = "17 positions on 2 devices: the choices take a padded sum for a reduce_scatter"
 SENT = [
     "decoder-tp-forward",
-    pytest.param("vit-forward", marks=pytest.mark.xfail(reason=UNEVEN)),
+    "vit-forward",
     pytest.param("moe-forward", marks=pytest.mark.soak),
 ]
 

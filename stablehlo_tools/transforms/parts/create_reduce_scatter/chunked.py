@@ -2,11 +2,14 @@
 just that, and the rewrite.
 
 An all_reduce is replaced only where every use of a result ends in such a slice, else it would be
-computed as well. An all_gather goes where its slices take what each device holds already.
+computed as well; one that is padded first, with what sums to itself, is the sum of padded operands:
+so a dimension that does not divide is scattered. An all_gather goes where its slices take what each
+device holds already.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -15,7 +18,11 @@ from stablehlo_tools.analysis.collectives import Collective
 from stablehlo_tools.analysis.device_values import DeviceValues
 from stablehlo_tools.analysis.replica_groups import GroupMode, ProcessGroups
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.reducers import REDUCERS
+from stablehlo_tools.dialect.dimensions import integers
+from stablehlo_tools.dialect.names import PAD
+from stablehlo_tools.dialect.reducers import REDUCERS, reducer_kind
+from stablehlo_tools.ir.builder import Builder, element_of
+from stablehlo_tools.ir.values import splat_of
 from stablehlo_tools.transforms.parts.create_reduce_scatter.rewriting import (
     GroupForms,
     collective_like,
@@ -32,6 +39,9 @@ from stablehlo_tools.transforms.parts.create_reduce_scatter.slices import (
 _REDUCTIONS = frozenset(f"stablehlo.{kind}" for kind in REDUCERS)
 _CONSTRAINT = "sdy.sharding_constraint"  # jax puts one into reductions under free axes
 _GROUPS = "replica_groups"
+# What any number of the same element reduce to that element, of any element and of one.
+_IDEMPOTENT = frozenset({"maximum", "minimum", "and", "or"})
+_NEUTRAL = {"add": 0, "multiply": 1, "xor": 0}
 
 
 @dataclass(frozen=True)
@@ -169,17 +179,20 @@ class Part:
 
 @dataclass(frozen=True)
 class Chunked:
-    """The parts that stand for one result of a collective."""
+    """The parts that stand for one result of a collective, of which `pad` makes a larger one
+    first, if given."""
 
     collective: Collective
     position: int
     parts: tuple[Part, ...]
+    pad: ir.Operation | None = None
 
     @property
     def touched(self) -> list[ir.Value]:
         """Values of ops that the rewrite removes or moves."""
         inside = [value for part in self.parts for s in part.slices for value in s.touched]
-        return [self.collective.op.results[self.position], *inside]
+        padded = [] if self.pad is None else [self.pad.results[0]]
+        return [self.collective.op.results[self.position], *padded, *inside]
 
     @property
     def replaced(self) -> list[ir.Operation]:
@@ -189,8 +202,11 @@ class Chunked:
     def apply(self) -> None:
         """Makes the parts; the original stays, unused as far as it was replaced."""
         op = self.collective.op
+        whole = op.operands[self.position]
+        if self.pad is not None:
+            whole = _padded(self.pad, whole, op)
         for part in self.parts:
-            value = op.operands[self.position]
+            value = whole
             location = _fused(op, part.slices[0].op)
             for stage in part.stages:
                 value = _made(stage, op, value, location)
@@ -203,9 +219,11 @@ def plan_chunked(
 ) -> Chunked | None:
     """What stands for one result of an all_reduce or all_gather, if anything does."""
     op = collective.op
-    if shape_of(op.results[position]) is None:
+    result = op.results[position]
+    if shape_of(result) is None:
         return None
-    slices = find_slices(op.results[position], values)
+    pad = _neutral_pad(op, result) if collective.kind == "all_reduce" else None
+    slices = find_slices(result if pad is None else pad.results[0], values)
     groups = forms.groups(collective) if slices.found else None
     if not groups or is_of_unsure_order(collective, forms):
         return None
@@ -214,10 +232,36 @@ def plan_chunked(
         by_window.setdefault(slice_.window, []).append(slice_)
     planner = _Planner(collective, position, groups, forms)
     if collective.kind == "all_reduce":
-        parts = planner.scattered(by_window) if slices.complete else None
+        parts = planner.scattered(by_window, pad) if slices.complete else None
     else:
         parts = planner.gathered(by_window, slices.complete)
-    return Chunked(collective, position, tuple(parts)) if parts else None
+    return Chunked(collective, position, tuple(parts), pad) if parts else None
+
+
+def _neutral_pad(op: ir.Operation, result: ir.Value) -> ir.Operation | None:
+    """The pad that alone uses a result of an all_reduce, with an element that devices which all
+    have it reduce to itself."""
+    users = [use.owner.operation for use in result.uses]
+    if len(users) != 1 or users[0].name != PAD or users[0].block != op.block:
+        return None
+    (pad,) = users
+    number, kind = splat_of(pad.operands[1]), reducer_kind(op.regions[0].blocks[0])
+    if pad.operands[0] != result or number is None:
+        return None
+    return pad if kind in _IDEMPOTENT or number == _NEUTRAL.get(kind or "") else None
+
+
+def _padded(pad: ir.Operation, value: ir.Value, op: ir.Operation) -> ir.Value:
+    """What a pad makes of another value, before an op."""
+    build = Builder(ir.InsertionPoint(op), pad.location)
+    number = splat_of(pad.operands[1])
+    assert isinstance(number, float | int), "asked before"
+    filling = build.splat(number, [], element_of(value))
+    low, high, interior = (
+        integers(pad, f"{name}_padding{edge}")
+        for name, edge in (("edge", "_low"), ("edge", "_high"), ("interior", ""))
+    )
+    return build.pad(value, filling, low, high, interior)
 
 
 class _Planner:
@@ -230,7 +274,9 @@ class _Planner:
         self.forms = forms
         self.devices = forms.facts.grid.size
 
-    def scattered(self, by_window: dict[Window, list[Slice]]) -> list[Part] | None:
+    def scattered(
+        self, by_window: dict[Window, list[Slice]], pad: ir.Operation | None
+    ) -> list[Part] | None:
         """Reduce_scatters for every window, unless they send more than the one all_reduce."""
         op = self.collective.op
         if not _reduces(op, self.position) or _is_complex(op.results[self.position]):
@@ -252,6 +298,9 @@ class _Planner:
                 return None
             sent += plan.traffic()
             parts.append(Part(tuple(made), tuple(slices)))
+        if pad is not None:
+            whole, summed = shape_of(pad.results[0]) or (), shape_of(pad.operands[0]) or ()
+            sent *= Fraction(math.prod(whole), max(1, math.prod(summed)))
         return parts if sent <= all_reduce_traffic(self.groups) else None
 
     def gathered(self, by_window: dict[Window, list[Slice]], complete: bool) -> list[Part]:
