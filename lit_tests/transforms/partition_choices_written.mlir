@@ -65,25 +65,25 @@ func.func @few_rows(
 
 // -----
 
-// The rows of a scatter whose windows have an indexed dimension: XLA:TPU runs them one by one, so
+// The rows of a scatter whose windows have an indexed dimension of 2: XLA:TPU runs them one by one, so
 // each device takes its own, and the sums are added up. On a GPU the updates are gathered.
 sdy.mesh @mesh = <["data"=8]>
 // CHECK-LABEL: func.func @rows
 // GPU: "stablehlo.scatter"
-// GPU: (tensor<8192x1024xf32>, tensor<4096x2xi32>, tensor<4096x1x1024xf32>)
+// GPU: (tensor<8192x1024xf32>, tensor<4096x2xi32>, tensor<4096x2x1024xf32>)
 // TPU: "stablehlo.scatter"
-// TPU: (tensor<8192x1024xf32>, tensor<512x2xi32>, tensor<512x1x1024xf32>)
+// TPU: (tensor<8192x1024xf32>, tensor<512x2xi32>, tensor<512x2x1024xf32>)
 // ANY: "stablehlo.scatter"
-// ANY: (tensor<8192x1024xf32>, tensor<512x2xi32>, tensor<512x1x1024xf32>)
+// ANY: (tensor<8192x1024xf32>, tensor<512x2xi32>, tensor<512x2x1024xf32>)
 func.func @rows(
     %table: tensor<8192x1024xf32>,
     %ids: tensor<4096x2xi32>,
-    %updates: tensor<4096x1x1024xf32>
+    %updates: tensor<4096x2x1024xf32>
 ) -> tensor<8192x1024xf32> {
   %0 = "stablehlo.scatter"(%table, %ids, %updates) <{scatter_dimension_numbers = #stablehlo.scatter<update_window_dims = [1, 2], scatter_dims_to_operand_dims = [0, 1], index_vector_dim = 1>}> ({
   ^bb0(%a: tensor<f32>, %b: tensor<f32>):
     %1 = stablehlo.add %a, %b : tensor<f32>
     stablehlo.return %1 : tensor<f32>
-  }) : (tensor<8192x1024xf32>, tensor<4096x2xi32>, tensor<4096x1x1024xf32>) -> tensor<8192x1024xf32>
+  }) : (tensor<8192x1024xf32>, tensor<4096x2xi32>, tensor<4096x2x1024xf32>) -> tensor<8192x1024xf32>
   return %0 : tensor<8192x1024xf32>
 }

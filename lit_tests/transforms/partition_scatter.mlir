@@ -188,3 +188,52 @@ func.func @update_of_several_rows(
   %0 = stablehlo.dynamic_update_slice %t, %u, %n, %zero : (tensor<8x4xf32>, tensor<3x4xf32>, tensor<i32>, tensor<i32>) -> tensor<8x4xf32>
   return %0 : tensor<8x4xf32>
 }
+
+// -----
+
+// Whole rows by two indices, as jax.vmap writes an embedding's gradient: the second has to be 0, and
+// the row is an inserted dimension.
+sdy.mesh @mesh = <["x"=4]>
+// CHECK-LABEL: func.func @rows_by_two_indices
+// CHECK-SAME: (%[[ARG0:.+]]: tensor<8x6xf32>
+// CHECK: manual_axes={"x"} (%[[T:.+]]: tensor<8x6xf32>, %[[I:.+]]: tensor<5x2xi32>, %[[U:.+]]: tensor<5x1x6xf32>)
+// CHECK: %[[ROW:.+]] = stablehlo.slice %[[I]] [0:5, 0:1]
+// CHECK-NEXT: %[[COLUMN:.+]] = stablehlo.slice %[[I]] [0:5, 1:2]
+// CHECK: %[[STARTS:.+]] = stablehlo.compare EQ, %[[COLUMN]], %
+// CHECK: %[[OUTSIDE:.+]] = stablehlo.constant dense<-1> : tensor<5x1xi32>
+// CHECK-NEXT: %[[ROWS:.+]] = stablehlo.select %[[STARTS]], %[[ROW]], %[[OUTSIDE]]
+// CHECK-NEXT: %[[UPDATES:.+]] = stablehlo.reshape %[[U]] : (tensor<5x1x6xf32>) -> tensor<5x6xf32>
+// CHECK: "stablehlo.scatter"(%[[T]], %[[ROWS]], %[[UPDATES]])
+// CHECK-SAME: indices_are_sorted = false, scatter_dimension_numbers = #stablehlo.scatter<update_window_dims = [1], inserted_window_dims = [0], scatter_dims_to_operand_dims = [0], index_vector_dim = 1>
+func.func @rows_by_two_indices(
+    %t: tensor<8x6xf32> {sdy.sharding = #sdy.sharding<@mesh, [{}, {}]>}, %i: tensor<5x2xi32>, %u: tensor<5x1x6xf32>
+) -> (tensor<8x6xf32> {sdy.sharding = #sdy.sharding<@mesh, [{}, {}]>}) {
+  %0 = "stablehlo.scatter"(%t, %i, %u) ({
+  ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+    %1 = stablehlo.add %a, %b : tensor<f32>
+    stablehlo.return %1 : tensor<f32>
+  }) {
+    indices_are_sorted = true,
+    scatter_dimension_numbers = #stablehlo.scatter<update_window_dims = [1, 2], scatter_dims_to_operand_dims = [0, 1], index_vector_dim = 1>
+  } : (tensor<8x6xf32>, tensor<5x2xi32>, tensor<5x1x6xf32>) -> tensor<8x6xf32>
+  return %0 : tensor<8x6xf32>
+}
+
+// -----
+
+// Windows over two of eight rows stay what they are.
+sdy.mesh @mesh = <["x"=4]>
+// CHECK-LABEL: func.func @two_rows
+// CHECK: scatter_dimension_numbers = #stablehlo.scatter<update_window_dims = [1, 2], scatter_dims_to_operand_dims = [0, 1], index_vector_dim = 1>
+func.func @two_rows(
+    %t: tensor<8x6xf32> {sdy.sharding = #sdy.sharding<@mesh, [{}, {}]>}, %i: tensor<5x2xi32>, %u: tensor<5x2x6xf32>
+) -> (tensor<8x6xf32> {sdy.sharding = #sdy.sharding<@mesh, [{}, {}]>}) {
+  %0 = "stablehlo.scatter"(%t, %i, %u) ({
+  ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+    %1 = stablehlo.add %a, %b : tensor<f32>
+    stablehlo.return %1 : tensor<f32>
+  }) {
+    scatter_dimension_numbers = #stablehlo.scatter<update_window_dims = [1, 2], scatter_dims_to_operand_dims = [0, 1], index_vector_dim = 1>
+  } : (tensor<8x6xf32>, tensor<5x2xi32>, tensor<5x2x6xf32>) -> tensor<8x6xf32>
+  return %0 : tensor<8x6xf32>
+}

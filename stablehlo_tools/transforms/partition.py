@@ -107,6 +107,7 @@ from stablehlo_tools.transforms.parts.partition.preparation import (
     prepare,
     rename_meshes,
 )
+from stablehlo_tools.transforms.parts.partition.row_scatters import insert_indexed_dims
 from stablehlo_tools.transforms.parts.partition.scans import scans_as_windows
 
 # Shardy's passes, and why each stands where it does.
@@ -166,6 +167,7 @@ class PartitionPass(Pass):
             scans_as_windows(module)
             inline_all_calls(module)
             plain_moves(module)
+            insert_indexed_dims(module)
             apart = _set_apart(module, main)
             prepare(module, mesh)
             restore_global_view(module, shardings, lambda each: native.run(each, _RULES))
