@@ -51,20 +51,21 @@ class Prices:
         key = (size, made, partial, wanted)
         price = self._values.get(key)
         if price is None:
-            layouts = self.atoms.layouts
-            steps = self.steps_to(size, layouts[made], partial, {layouts[n] for n in wanted})
+            before = self.atoms.layouts[made]
+            layouts = {self.atoms.layouts[number] for number in wanted}
+            steps = self.steps_to(size, before, partial, layouts)
             price = sum(map(self.step, steps))
-            price += sum(self._slice(size, made, number) for number in wanted)
+            summed = scattered_layout(before, partial, layouts)
+            price += sum(self._slice(size, summed, layout) for layout in sorted(layouts))
             self._values[key] = price
         return price
 
-    def _slice(self, size: float, made: int, wanted: int) -> float:
+    def _slice(self, size: float, before: Layout, after: Layout) -> float:
         """ns in which a device copies its part of what it holds: half of them become part of the
         kernels that take them."""
-        before, after = self.atoms.layouts[made], self.atoms.layouts[wanted]
-        if not any(not _has(before, atom) for atoms in after for atom in atoms):
+        if all(_has(before, atom) for atoms in after for atom in atoms):
             return 0.0
-        return size / self.atoms.held_parts[wanted] / self.hardware.memory_rate
+        return size / self.atoms.parts(after) / self.hardware.memory_rate
 
     def to_one(self, size: float, made: int, partial: AtomList, wanted: int) -> float:
         """`value`, for one user."""
