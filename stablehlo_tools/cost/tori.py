@@ -17,7 +17,7 @@ import itertools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from stablehlo_tools.cost.hardware import Network
@@ -165,10 +165,38 @@ def groups_on_torus(
 def pairs_on_torus(
     size: float, pairs: Sequence[tuple[int, int]], torus: Torus, network: Network
 ) -> TransferTime:
-    """Each source sends all of its bytes to its target: the busiest link decides."""
+    """Each source sends all of its bytes to its target: the busiest link decides.
+
+    Links carry both ways at once: of an axis along which all go one way, one that goes the other
+    way takes nothing.
+    """
     loads = torus.loads((source, target, size) for source, target in pairs)
     hops = max(torus.distance(source, target) for source, target in pairs)
-    return _time("direct", max(loads.values()), hops, {axis for axis, _, _ in loads}, network)
+    axes = sorted({axis for axis, _, _ in loads})
+    time = _time("direct", max(loads.values()), hops, set(axes), network)
+    links = (
+        name + _way([link for link in loads if link[0] == axis], torus)
+        for axis, name in zip(axes, time.links, strict=True)
+    )
+    return replace(time, links=tuple(links))
+
+
+def _way(links: Sequence[_Link], torus: Torus) -> str:
+    """Which way these links of one axis are taken, as `ways` reads it; "" where one is taken both
+    ways."""
+    taken: dict[Coordinates, int] = {}  # by the lower end of a link
+    for axis, way, start in links:
+        length = torus.shape[axis]
+        low = start if way > 0 else _moved(start, axis, (start[axis] - 1) % length)
+        if taken.setdefault(low, way) != way:
+            return ""
+    if len(set(taken.values())) == 1:
+        return "+" if 1 in taken.values() else "-"
+    return ">" if taken[min(taken)] > 0 else "<"
+
+
+def _moved(corner: Coordinates, axis: int, place: int) -> Coordinates:
+    return (*corner[:axis], place, *corner[axis + 1 :])
 
 
 def _along_axes(kind: str, size: float, spans: tuple[_Span, ...], network: Network) -> TransferTime:

@@ -27,7 +27,7 @@ class TransferTime:
     `latency_ns` of `ns` does not depend on the bytes, and is paid once when collectives are
     bucketed. `links` are the resources that it shares with whatever runs at the same time, those
     of the slowest group first and of each group the outermost: ("InfiniBand", "NVLink"), or
-    ("ICI x", "ICI y") for the axes of a torus.
+    ("ICI x", "ICI y") for the axes of a torus. "ICI x+" is one way of it, see `ways`.
     """
 
     ns: float
@@ -37,6 +37,20 @@ class TransferTime:
 
 
 NOTHING = TransferTime(0.0, 0.0, "none", ())
+
+
+# Of what goes one way along an axis: ahead or back; or, where some links of it are taken ahead and
+# the others back, as by a ring that turns, the one of the two ways round.
+_WAYS = {"+": ("+>", "+<"), "-": ("->", "-<"), ">": ("+>", "->"), "<": ("+<", "-<")}
+
+
+def ways(link: str) -> tuple[str, ...]:
+    """What a transfer takes of a link by its name: "ICI x" both ways, "ICI x+" and "ICI x-" one of
+    them, "ICI x>" and "ICI x<" of each link the one that the other leaves."""
+    taken = _WAYS.get(link[-1])
+    if taken is not None:
+        return tuple(link[:-1] + way for way in taken)
+    return tuple(link + way for both in ("+", "-") for way in _WAYS[both])
 
 
 def slowest(times: Iterable[TransferTime]) -> TransferTime:

@@ -20,6 +20,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from stablehlo_tools.cost.transfers import ways
 from stablehlo_tools.overlap.bounds import iterations
 from stablehlo_tools.overlap.task_graph import Communication, Loop, Task, TaskGraph, TaskKind
 
@@ -43,7 +44,7 @@ class Flight:
     stream: str
     ns: float
     latency_ns: float
-    links: tuple[str, ...] = ()
+    ways: tuple[str, ...] = ()  # of links
     begin: float = _NOT_YET
     end: float = _NOT_YET
     stall: float = 0.0
@@ -188,7 +189,8 @@ class _Device:
         first = _communication(tasks[bucket[0]])
         latency = first.latency_ns
         ns = latency + sum(tasks[i].ns - latency for i in bucket)
-        flight = Flight(bucket, first.stream, ns, latency, first.links)
+        taken = tuple(way for link in first.links for way in ways(link))
+        flight = Flight(bucket, first.stream, ns, latency, taken)
         flights.update(dict.fromkeys(bucket, flight))
         self.streams.issue(flight, self.clock)
 
@@ -300,8 +302,9 @@ def _users_of_links(graph: TaskGraph) -> dict[str, frozenset[str]]:
         for task in inner.tasks:
             if task.communication is not None:
                 for link in task.communication.links:
-                    users.setdefault(link, set()).add(task.communication.stream)
-    return {link: frozenset(streams) for link, streams in users.items()}
+                    for way in ways(link):
+                        users.setdefault(way, set()).add(task.communication.stream)
+    return {way: frozenset(streams) for way, streams in users.items()}
 
 
 def _blame_tail(run: Run, clock: float) -> None:
@@ -445,11 +448,9 @@ class _Streams:
         now = self._now
         heads = list(self._heads.items())
         moving = [head for _, head in heads if head.ready <= now]
-        load = Counter(link for head in moving for link in head.flight.links)
+        load = Counter(way for head in moving for way in head.flight.ways)
         paces = [
-            1.0 / max([1, *(load[link] for link in head.flight.links)])
-            if head.ready <= now
-            else 0.0
+            1.0 / max([1, *(load[way] for way in head.flight.ways)]) if head.ready <= now else 0.0
             for _, head in heads
         ]
         changes = [
