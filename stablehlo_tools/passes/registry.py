@@ -65,6 +65,11 @@ PASSES: dict[str, Entry] = {
         "SplitWeightGradientsPass",
         "a backward loop over layers becomes two: the cotangents first, gradients of weights later",
     ),
+    "collective-matmul": Entry(
+        "stablehlo_tools.transforms.collective_matmul",
+        "CollectiveMatmulPass",
+        "gathers before products, and scatters behind them, become rings beside the products",
+    ),
     "split-batch": Entry(
         "stablehlo_tools.transforms.split_batch",
         "SplitBatchPass",

@@ -164,8 +164,10 @@ def collective_like(
     *,
     dropped: Sequence[str] = (),
     location: ir.Location | None = None,
+    point: ir.InsertionPoint | None = None,
 ) -> ir.Value:
-    """A collective of one operand before `op`, with its attributes but for some, and its region.
+    """A collective of one operand before `op`, or elsewhere, with the attributes of `op` but for
+    some, and its region.
 
     How `op` is sharded is left out: it says nothing true of a part.
     """
@@ -182,7 +184,7 @@ def collective_like(
         attributes={**attributes, **changed},
         regions=1 if with_region else 0,
         loc=location or op.location,
-        ip=ir.InsertionPoint(op),
+        ip=point or ir.InsertionPoint(op),
     )
     if with_region:
         copy = op.clone(ip=ir.InsertionPoint(op))

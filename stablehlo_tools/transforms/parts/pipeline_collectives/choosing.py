@@ -31,8 +31,6 @@ from stablehlo_tools.transforms.parts.pipeline_collectives.holding import is_wor
 from stablehlo_tools.transforms.parts.pipeline_collectives.moves import LoopSurvey, Move
 from stablehlo_tools.transforms.parts.pipeline_collectives.stages import Choice
 
-_LIMITS = Limits(at_once=1, buckets=False)
-
 
 @dataclass(frozen=True)
 class Prediction:
@@ -44,14 +42,17 @@ class Prediction:
     holds: bool
 
 
-def predict(module: ir.Module, hardware: Hardware, held: str | None) -> Prediction:
+def predict(
+    module: ir.Module, hardware: Hardware, held: str | None, *, at_once: int | None = 1
+) -> Prediction:
     """Predicts a run; `held` is the attribute of the loops that are held, None if all are.
+    `at_once`: how many collectives are in flight at most, None for any number.
 
     Raises ToolError for a program that cannot be timed.
     """
     clock = Clock(hardware, ModuleFacts.of(module).grid.size)
     traced = traced_task_graph(module, clock, "")
-    timing = _Timing(held)
+    timing = _Timing(held, Limits(at_once=at_once, buckets=False))
     ns = timing.nanoseconds(traced, in_loop=False, scheduled=held is None)
     return Prediction(ns, memory_profile(traced.graph).peak_bytes, timing.holds)
 
@@ -59,8 +60,9 @@ def predict(module: ir.Module, hardware: Hardware, held: str | None) -> Predicti
 class _Timing:
     """Times a program, inner loops first."""
 
-    def __init__(self, held: str | None) -> None:
+    def __init__(self, held: str | None, limits: Limits) -> None:
         self._held = held
+        self._limits = limits
         self.holds = True
 
     def nanoseconds(self, traced: TracedGraph, *, in_loop: bool, scheduled: bool) -> float:
@@ -76,7 +78,7 @@ class _Timing:
         flat = TaskGraph(tasks, traced.graph.storages)
         if not scheduled:
             return simulate(flat).total_ns
-        plan = schedule(flat, _LIMITS, in_loop=in_loop)
+        plan = schedule(flat, self._limits, in_loop=in_loop)
         if self._held and not is_worth_holding(flat, plan):
             self.holds = False
         return plan.total_ns

@@ -1,0 +1,299 @@
+"""collective-matmul on exported programs: values in float64, what becomes a ring, what stays."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import export, lax
+from jax.export import Exported
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+from models.zoo import MODELS
+
+import stablehlo_tools
+from stablehlo_tools.artifacts import artifact
+from stablehlo_tools.cost.hardware import load_hardware
+from stablehlo_tools.transforms.parts.collective_matmul.choosing import Compiler
+from stablehlo_tools.transforms.parts.collective_matmul.rings import Part, Ring, Way, cycles
+from stablehlo_tools.verify.comparison import Rule
+from stablehlo_tools.verify.verification import Options, verify_artifacts
+
+type Program = tuple[Callable[..., object], object, object, tuple[tuple[int, ...], ...]]
+
+T = "t"
+
+
+def gathered(x: jax.Array, dim: int = 0, axes: str | tuple[str, ...] = T) -> jax.Array:
+    """An all_gather along a dimension."""
+    return lax.all_gather(x, axes, axis=dim, tiled=True)
+
+
+def scattered(x: jax.Array, dim: int = 0, axes: str = T) -> jax.Array:
+    """A reduce_scatter along a dimension."""
+    return lax.psum_scatter(x, axes, scatter_dimension=dim, tiled=True)
+
+
+def mlp(x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
+    return scattered(jax.nn.gelu(gathered(x) @ w) @ v)
+
+
+def sequences(x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
+    hidden = jnp.tanh(jnp.einsum("bsd,df->bsf", gathered(x, 1), w))
+    return scattered(jnp.einsum("bsf,fd->bsd", hidden, v), 1)
+
+
+def attention(
+    x: jax.Array, wq: jax.Array, wk: jax.Array, wv: jax.Array, wo: jax.Array
+) -> jax.Array:
+    whole = gathered(x, 1)
+    q, k, v = ((whole @ w).reshape(2, 16, 2, 3) for w in (wq, wk, wv))
+    shares = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k))
+    out = jnp.einsum("bhqk,bkhd->bqhd", shares, v).reshape(2, 16, 6)
+    return scattered(out @ wo, 1) + x
+
+
+def gradients(x: jax.Array, w: jax.Array, v: jax.Array, dy: jax.Array) -> tuple[jax.Array, ...]:
+    whole, rows = gathered(x), gathered(dy)
+    hidden = whole @ w
+    back = (rows @ v.T) * jnp.cos(hidden)
+    return scattered(back @ w.T), jax.nn.gelu(hidden).T @ rows, whole.T @ back
+
+
+def normed(x: jax.Array, scale: jax.Array, w: jax.Array, rest: jax.Array) -> tuple[jax.Array, ...]:
+    whole = gathered(x)
+    whole = whole / jnp.sqrt(jnp.mean(whole * whole, -1, keepdims=True) + 1e-5) * scale
+    return (whole + rest) @ w, gathered(x) * 3
+
+
+def merged(x: jax.Array, w: jax.Array) -> jax.Array:
+    return scattered((gathered(x, 1).reshape(32, 6) @ w).reshape(2, 16, 4), 1)
+
+
+def layers(x: jax.Array, ws: jax.Array, vs: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def layer(h: jax.Array, weights: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        w, v = weights
+        return h + scattered(jnp.tanh(gathered(h) @ w) @ v), jnp.sum(h)
+
+    return lax.scan(layer, x, (ws, vs))
+
+
+def crossed(x: jax.Array, w: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Rows over one axis and columns over the other, each taken by products of the other's."""
+    rows, columns = gathered(x, 0, "a"), gathered(w, 1, "b")
+    first = jnp.tanh(x @ columns)
+    second = scattered(rows @ v, 0, "a")
+    return scattered(gathered(first, 0, "a") @ columns.T, 0, "a") + second @ v.T, first
+
+
+def transposed(a: jax.Array, w: jax.Array) -> jax.Array:
+    return scattered((a @ w).T.reshape(2, 8, 5), 1)
+
+
+PROGRAMS: dict[str, Program] = {
+    "mlp": (mlp, (P(T), P(None, T), P(T)), P(T), ((16, 6), (6, 24), (24, 6))),
+    "sequences": (
+        sequences,
+        (P(None, T), P(None, T), P(T)),
+        P(None, T),
+        ((3, 16, 6), (6, 24), (24, 6)),
+    ),
+    "attention": (
+        attention,
+        (P(None, T), P(), P(), P(), P()),
+        P(None, T),
+        ((2, 16, 6), (6, 6), (6, 6), (6, 6), (6, 6)),
+    ),
+    "gradients": (
+        gradients,
+        (P(T), P(None, T), P(T), P(T)),
+        (P(T), P(T), P(None, T)),
+        ((16, 6), (6, 24), (24, 6), (16, 6)),
+    ),
+    "normed": (normed, (P(T), P(), P(), P()), (P(), P()), ((16, 6), (6,), (6, 4), (16, 6))),
+    "merged": (merged, (P(None, T), P()), P(None, T), ((2, 16, 6), (6, 4))),
+    "layers": (
+        layers,
+        (P(T), P(None, None, T), P(None, T)),
+        (P(T), P()),
+        ((16, 6), (3, 6, 24), (3, 24, 6)),
+    ),
+    "transposed": (transposed, (P(None, T), P(T)), P(None, T), ((5, 24), (24, 16))),
+    "contracted": (lambda x, w: x @ gathered(w), (P(), P(T)), P(), ((5, 16), (16, 6))),
+    "free": (lambda x, w: x @ gathered(w, 1), (P(), P(None, T)), P(), ((5, 7), (7, 16))),
+    "batch": (
+        lambda x, w: jnp.einsum("bij,bjk->bik", gathered(x), w),
+        (P(T), P()),
+        P(),
+        ((16, 3, 4), (16, 4, 5)),
+    ),
+}
+GROUPED: dict[str, tuple[Program, tuple[tuple[int, ...], tuple[str, ...]]]] = {
+    "two": (PROGRAMS["mlp"], ((2,), (T,))),
+    "three": ((mlp, (P(T), P(None, T), P(T)), P(T), ((9, 6), (6, 6), (6, 6))), ((3,), (T,))),
+    "one-of-two-axes": (
+        (
+            lambda x, w, v: scattered(jnp.tanh(gathered(x, 0, "b") @ w) @ v, 0, "b"),
+            (P(("b", "a")), P(None, "b"), P("b")),
+            P(("b", "a")),
+            ((16, 6), (6, 24), (24, 6)),
+        ),
+        ((2, 4), ("a", "b")),
+    ),
+    "crossed": (
+        (crossed, (P("a"), P(None, "b"), P()), (P("a"), P("a")), ((8, 6), (6, 24), (6, 6))),
+        ((2, 4), ("a", "b")),
+    ),
+    "both-axes": (
+        (lambda x, w: gathered(x, 0, ("a", "b")) @ w, (P(("a", "b")), P()), P(), ((16, 6), (6, 4))),
+        ((2, 4), ("a", "b")),
+    ),
+}
+
+
+def exported(program: Program, axes: tuple[tuple[int, ...], tuple[str, ...]]) -> Exported:
+    """A program over a mesh, in float64."""
+    function, inputs, outputs, shapes = program
+    sizes, names = axes
+    with jax.enable_x64(True):
+        mesh = jax.make_mesh(sizes, names, axis_types=(AxisType.Auto,) * len(sizes))
+        step = jax.shard_map(
+            function, mesh=mesh, in_specs=inputs, out_specs=outputs, check_vma=False
+        )
+        arguments = [jax.ShapeDtypeStruct(shape, jnp.float64) for shape in shapes]
+        return export.export(jax.jit(step))(*arguments)
+
+
+def assert_same(before: Exported, after: Exported, bound: float = 1e-11) -> None:
+    """Values within a relative and absolute bound, on random arguments."""
+    given, made = artifact.from_exported(before), artifact.from_exported(after)
+    report = verify_artifacts(given, made, Options(rule=Rule(rtol=bound, atol=bound), trials=1))
+    assert report.same, report
+
+
+def ringed(before: Exported, directions: str, hardware: str) -> Exported:
+    """A program with all rings that there can be."""
+    options = f"rings=all directions={directions} hardware={hardware}"
+    return stablehlo_tools.transform(before, f"collective-matmul{{{options}}}")
+
+
+def text(program: Exported) -> str:
+    """Its StableHLO."""
+    return str(artifact.from_exported(program, "program").module)
+
+
+@pytest.mark.parametrize("hardware", ["h100", "tpu-v5e"])
+@pytest.mark.parametrize("directions", ["one", "both"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_values_are_kept(name: str, directions: str, hardware: str):
+    before = exported(PROGRAMS[name], ((8,), (T,)))
+    after = ringed(before, directions, hardware)
+    assert "collective_permute" in text(after)
+    assert "reduce_scatter" not in text(after)
+    assert_same(before, after)
+
+
+@pytest.mark.parametrize("directions", ["one", "both"])
+@pytest.mark.parametrize("name", GROUPED)
+def test_values_are_kept_over_any_groups(name: str, directions: str):
+    before = exported(*GROUPED[name])
+    after = ringed(before, directions, "tpu-v5e")
+    assert "collective_permute" in text(after)
+    assert_same(before, after)
+
+
+def test_a_second_run_changes_nothing():
+    once = ringed(exported(PROGRAMS["mlp"], ((8,), (T,))), "one", "h100")
+    assert text(ringed(once, "one", "h100")) == text(once)
+
+
+@pytest.mark.parametrize("name", ["decoder-tp-forward", "encoder-decoder-forward"])
+def test_values_of_partitioned_models_are_kept(name: str):
+    model = MODELS[name].build()
+    assert not isinstance(model, str)
+    partitioned = stablehlo_tools.transform(model, "partition,create-reduce-scatter")
+    after = ringed(partitioned, "both", "tpu-v5e")
+    assert text(after).count("collective_permute") > text(partitioned).count("collective_permute")
+    assert_same(partitioned, after, 1e-4)
+
+
+def _large(function: Callable[..., object], *shapes: tuple[int, ...]) -> Exported:
+    mesh = jax.make_mesh((8,), (T,), axis_types=(AxisType.Auto,))
+    specs = (P(T, None), P(None, T), P(T, None))[: len(shapes)]
+    step = jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=P(T), check_vma=False)
+    arguments = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
+    return export.export(jax.jit(step), platforms=["tpu"])(*arguments)
+
+
+def said(program: Exported, hardware: str) -> list[str]:
+    """What the pass says that it did with each region."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        stablehlo_tools.transform(program, f"collective-matmul{{hardware={hardware} explain}}")
+    notes = [re.search(r"collective-matmul: (.*)", str(each.message)) for each in caught]
+    return [note.group(1) for note in notes if note is not None]
+
+
+@pytest.mark.parametrize(
+    ("hardware", "way"),
+    [("tpu-v5e", "both directions by halves"), ("h100", "both directions")],
+)
+def test_a_tensor_parallel_mlp_becomes_a_ring(hardware: str, way: str):
+    program = _large(mlp, (8192, 8192), (8192, 28672), (28672, 8192))
+    assert said(program, hardware) == [
+        f"all_gather and reduce_scatter became a ring of 8, in {way}, beside 2 products"
+    ]
+
+
+def test_a_gather_that_an_order_hides_stays():
+    """Of two layers' weights the second is gathered beside the first layer's products."""
+
+    def two_layers(x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
+        hidden = x @ w[:, :64]
+        for _ in range(8):
+            hidden = jnp.tanh(hidden @ hidden[:64].T @ hidden[:64])
+        return hidden @ gathered(v)[:64]
+
+    program = _large(two_layers, (65536, 8192), (8192, 512), (512, 4096))
+    assert all("no time is saved" in each for each in said(program, "tpu-v5e"))
+
+
+def test_small_products_become_no_ring():
+    program = _large(mlp, (64, 64), (64, 128), (128, 64))
+    assert said(program, "tpu-v5e") == [
+        "all_gather and reduce_scatter beside 2 products: no time is saved by a ring"
+    ]
+
+
+@pytest.mark.parametrize("way", Way)
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 8, 16])
+def test_every_block_comes_round_once(size: int, way: Way):
+    group = tuple(range(size))
+    for cycle in cycles(size):
+        assert sorted(cycle) == list(group)
+        ring = Ring((group,), cycle, way)
+        assert sorted(ring.arriving, key=_key) == sorted(ring.summing, key=_key)
+        blocks = {(part.half, part.offset % size) for part in ring.arriving}
+        assert len(blocks) == len(ring.arriving) == size * ring.halves
+        for device in group:
+            places = [ring.places(size, part)[device] for part in ring.arriving]
+            assert sorted(places) == list(range(size * ring.halves))
+        summed = [part for _, parts in ring.sums for part in parts]
+        assert len(summed) == (size - 1) * ring.halves
+
+
+def _key(part: Part) -> tuple[int, int]:
+    return part.half, part.offset
+
+
+@pytest.mark.parametrize(("devices", "shape"), [(4, (2, 2)), (8, (2, 4)), (16, (4, 4))])
+def test_on_a_torus_neighbours_in_the_ring_are_neighbours(devices: int, shape: tuple[int, int]):
+    compiler = Compiler(load_hardware("tpu-v5e"), hold=False)
+    cycle = compiler.cycle((tuple(range(devices)),), devices)
+    places = [divmod(device, shape[1]) for device in cycle]
+    for one, other in zip(places, (*places[1:], places[0]), strict=True):
+        assert abs(one[0] - other[0]) + abs(one[1] - other[1]) == 1

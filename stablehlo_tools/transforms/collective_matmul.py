@@ -1,0 +1,121 @@
+"""Multiplies block by block, while the blocks of a gather or the sums of a scatter go round a ring.
+
+What is gathered for a product, or summed of one, waits for it and is waited for: no order of the
+program hides it. A ring of permutes does: each step multiplies the block that is there, while the
+next one is on its way.
+
+    %g = "stablehlo.all_gather"(%x)                      // rows, over 4 devices
+    %y = stablehlo.dot_general %g, %w
+  ==>
+    %b1 = "stablehlo.collective_permute"(%x)             // from the device before
+    %y0 = stablehlo.dot_general %x, %w
+    %b2 = "stablehlo.collective_permute"(%b1)
+    %y1 = stablehlo.dot_general %b1, %w
+    …
+    %y = stablehlo.dynamic_update_slice …                // %y0 to the device's own rows, %y1 to
+                                                         // those of the device before, …
+
+    %p = stablehlo.dot_general %a, %w
+    %y = "stablehlo.reduce_scatter"(%p)
+  ==>
+    %s1 = stablehlo.dot_general %a1, %w                  // for the device that is furthest ahead
+    %s2 = "stablehlo.collective_permute"(%s1)
+    %p2 = stablehlo.dot_general %a2, %w                  // for the one before that
+    %s3 = stablehlo.add %s2, %p2
+    …
+
+Rows that are gathered, multiplied, passed through elementwise ops, multiplied again and scattered
+go round once, and are never put together. A gather of the dimension that is multiplied over becomes
+products that are added up, narrow floats in f32. Several products may take one gather.
+
+Preconditions:
+  P1  Every communicating op is of a dialect that is understood; groups name processes that the
+      module has.
+  P2  No op has a token yet: thread-tokens comes after this pass.
+
+Guarantees: the signature as it was. Products, and what is elementwise, are computed by the same ops
+on fewer rows; sums over devices, and over a gathered dimension, are added up in another order. A
+second run finds nothing to do but gathers that the first one has left.
+
+Left as they are: collectives without a product beside them, of several operands, of groups that
+are not equally large, of complex numbers, started asynchronously, or of several replicas and
+several partitions; scatters of anything but sums; and where `rings=auto` sees no time saved. Calls
+are inlined where the pass writes anything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.cost.hardware import load_hardware
+from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, note
+from stablehlo_tools.ir.clone import copy_module, take_over
+from stablehlo_tools.ir.inline import inline_all_calls
+from stablehlo_tools.ir.token_chain import refuse_tokens
+from stablehlo_tools.passes.base import Pass
+from stablehlo_tools.passes.road import Milestone, Stage
+from stablehlo_tools.transforms.parts.collective_matmul.choosing import (
+    Compiler,
+    Survey,
+    best,
+    write,
+)
+from stablehlo_tools.transforms.parts.collective_matmul.regions import Region
+from stablehlo_tools.transforms.parts.collective_matmul.rings import Way
+
+
+@dataclass(frozen=True)
+class CollectiveMatmulPass(Pass):
+    """Gathers before products, and scatters of what they sum, become rings beside the products.
+
+    `hardware`: the name or the file of the profile that times are predicted for. `rings`: those
+    that are predicted to save time (`auto`), or `all` that there can be. `directions`: blocks go
+    round in `one`, or in `both`, whole or by halves; `auto` takes the faster. `hold`: barriers keep
+    XLA:GPU to one hop beside each product; none are written for XLA:TPU. `explain`: a note for
+    each ring, and each that is left.
+    """
+
+    name: ClassVar[str] = "collective-matmul"
+    milestone: ClassVar[Milestone | None] = Milestone(Stage.SPLIT, ("",))
+    hardware: str = "h100"
+    rings: Literal["auto", "all"] = "auto"
+    directions: Literal["auto", "one", "both"] = "auto"
+    hold: bool = True
+    explain: bool = False
+
+    def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:
+        """Rewrites a copy of the module, and takes it over where there is a ring."""
+        hardware = load_hardware(self.hardware)
+        refuse_tokens(module, self.name, "P2")
+        compiler = Compiler(hardware, self.hold and not hardware.is_torus)
+        draft = copy_module(module)
+        inline_all_calls(draft)
+        survey = Survey.of(draft)
+        chosen: dict[int, Way] = {}
+        if survey.regions:
+            chosen = best(draft, compiler, self._asks, at_any_price=self.rings == "all")
+        if self.explain:
+            diagnostics.collected += [
+                _account(region, chosen.get(number)) for number, region in enumerate(survey.regions)
+            ]
+        if chosen:
+            write(draft, chosen, compiler)
+            take_over(module, draft)
+
+    def _asks(self, way: Way) -> bool:
+        """Whether blocks may go round so."""
+        return self.directions == "auto" or (self.directions == "one") == (way is Way.ONE)
+
+
+def _account(region: Region, way: Way | None) -> Diagnostic:
+    ends = [node.op.name.removeprefix("stablehlo.") for node in (*region.gathers, *region.scatters)]
+    count = len(region.products)
+    products = "1 product" if count == 1 else f"{count} products"
+    if way is None:
+        said = f"{' and '.join(ends)} beside {products}: no time is saved by a ring"
+    else:
+        ring = f"a ring of {region.size}, in {way.value}"
+        said = f"{' and '.join(ends)} became {ring}, beside {products}"
+    return note(f"collective-matmul: {said}", region.nodes[0].op.location)

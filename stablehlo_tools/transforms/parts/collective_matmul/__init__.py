@@ -1,0 +1,1 @@
+"""What `collective-matmul` is made of: regions, rings, and their writing."""

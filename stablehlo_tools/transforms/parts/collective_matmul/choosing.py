@@ -1,0 +1,240 @@
+"""Which regions become rings, and in which directions: those that are predicted to save time.
+
+Each choice is written on a copy of the program and timed by the cost model, all collectives where a
+scheduler would issue them: what a ring saves is then what no order hides. Regions that do the same
+at another place are decided together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import compress
+
+from stablehlo_tools.analysis.collectives import (
+    Channels,
+    Collective,
+    ModuleFacts,
+    find_collectives,
+    tensor_bytes,
+)
+from stablehlo_tools.analysis.dimension_propagation.propagation import Graph
+from stablehlo_tools.analysis.loops import constant_trips
+from stablehlo_tools.analysis.replica_groups import ProcessGroups
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.cost.collectives import transfer_time
+from stablehlo_tools.cost.hardware import Hardware
+from stablehlo_tools.cost.transfers import Transfer, ways
+from stablehlo_tools.dialect.names import WHILE
+from stablehlo_tools.ir.cleanup import erase_unused
+from stablehlo_tools.ir.clone import copy_module
+from stablehlo_tools.ir.values import has_uses, maker_of
+from stablehlo_tools.transforms.parts.collective_matmul.regions import (
+    Region,
+    find_regions,
+    in_order,
+)
+from stablehlo_tools.transforms.parts.collective_matmul.rings import (
+    BACKWARDS,
+    FORWARDS,
+    Ring,
+    Way,
+    cycles,
+)
+from stablehlo_tools.transforms.parts.collective_matmul.slack import Slack
+from stablehlo_tools.transforms.parts.collective_matmul.writing import Held, RegionWriter
+from stablehlo_tools.transforms.parts.create_reduce_scatter.rewriting import GroupForms
+from stablehlo_tools.transforms.parts.pipeline_collectives.choosing import predict
+
+_ENDS = frozenset({"all_gather", "reduce_scatter"})
+_BLOCK = 2.0**20  # bytes, to compare hops by
+_TOGETHER = 2.0  # times that bytes put together are written more than the model knows
+_GAIN = 0.03  # of the program's time: the model is no nearer to what compilers make of blocks
+_ROUNDS = 2  # a region can save time once another one leaves it blocks
+
+Ways = Mapping[int, Way]  # of regions by their numbers
+
+
+@dataclass(frozen=True)
+class Survey:
+    """All regions of a module, in the order of the text; the same of a copy of the module."""
+
+    forms: GroupForms
+    blocks: list[ir.Block]
+    regions: list[Region]
+
+    @classmethod
+    def of(cls, module: ir.Module) -> Survey:
+        """Reads the module. Raises a located ToolError for groups that it does not have."""
+        collectives = find_collectives(module)
+        forms = GroupForms(ModuleFacts.of(module, collectives))
+        known = {
+            collective.op.results[0]: (collective, groups)
+            for collective in collectives
+            if (groups := _rings(collective, forms)) is not None
+        }
+        blocks = list(_blocks(known))
+        regions = [region for block in blocks for region in find_regions(block, known)]
+        return cls(forms, blocks, regions)
+
+    def kinds(self) -> list[list[int]]:
+        """The numbers of the regions, those together that do the same."""
+        alike: dict[tuple[object, ...], list[int]] = {}
+        for number, region in enumerate(self.regions):
+            alike.setdefault(region.signature(), []).append(number)
+        return list(alike.values())
+
+
+def write(module: ir.Module, chosen: Ways, compiler: Compiler) -> float:
+    """Rewrites the regions of these numbers; the bytes that are put together of blocks, each time
+    that it is done."""
+    survey = Survey.of(module)
+    channels, held = Channels(module), Held()
+    ways_of = {survey.regions[number]: way for number, way in chosen.items()}
+    by_block: dict[Graph, list[Region]] = {}
+    for number in chosen:
+        region = survey.regions[number]
+        by_block.setdefault(region.graph, []).append(region)
+    with ir.Location.unknown(module.context):
+        for region in (each for regions in by_block.values() for each in in_order(regions)):
+            cycle = compiler.cycle(region.groups, survey.forms.facts.grid.size)
+            ring = Ring(region.groups, cycle, ways_of[region])
+            RegionWriter(region, ring, survey.forms, channels, held, hold=compiler.hold).run()
+        together = sum(map(_bytes_of, filter(has_uses, held.blocks)))
+        for block in survey.blocks:
+            erase_unused(block)
+    return together
+
+
+def _bytes_of(value: ir.Value) -> float:
+    """The bytes of a value, times the runs of the loops that it is made in."""
+    size = float(tensor_bytes(ir.ShapedType(value.type)) or 0)
+    around = maker_of(value).parent
+    while around is not None:
+        if around.name == WHILE:
+            size *= constant_trips(around) or 1
+        around = around.parent
+    return size
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """What rings are written for: `hold` keeps a compiler to the order that is written."""
+
+    hardware: Hardware
+    hold: bool
+
+    def ns(self, module: ir.Module, together: float = 0.0) -> float:
+        """What a program is predicted to take that puts so many bytes together: into zeros, which
+        are written first, and both as kernels of their own more often than the model knows."""
+        at_once = None if self.hardware.is_torus else 1
+        known = predict(module, self.hardware, None, at_once=at_once)
+        return known.ns + _TOGETHER * together / self.hardware.memory_rate
+
+    def cycle(self, groups: ProcessGroups, devices: int) -> tuple[int, ...]:
+        """The way round the devices of a group with the quickest hops."""
+        return min(cycles(len(groups[0])), key=lambda cycle: self._hop_ns(groups, cycle, devices))
+
+    def _hop_ns(self, groups: ProcessGroups, cycle: tuple[int, ...], devices: int) -> float:
+        """A hop in each direction: side by side, where they take different ways of links."""
+        ring = Ring(groups, cycle, Way.BOTH)
+        there, back = (
+            transfer_time(
+                Transfer("collective_permute", _BLOCK, ring.pairs(direction)),
+                self.hardware,
+                devices,
+            )
+            for direction in (FORWARDS, BACKWARDS)
+        )
+        taken = {way for link in there.links for way in ways(link)}
+        is_shared = any(way in taken for link in back.links for way in ways(link))
+        return there.ns + back.ns if is_shared else max(there.ns, back.ns)
+
+    def ways_round(self, region: Region, asked: Callable[[Way], bool]) -> list[Way]:
+        """How blocks may go round, those that are worth a trial; the best first where the model
+        sees no difference.
+
+        Of two devices the one is on either side. Where one collective is in flight at a time, as on
+        XLA:GPU, sums go in both directions, so that one travels while the other gets its term (0.79
+        ms, and 0.89 in one), and what is only gathered goes in one (0.79, and 0.87). On a torus a
+        region with both ends goes by halves: XLA:TPU does not schedule two phases well (6.9 ms, and
+        6.0 by halves). All for products of 8192 x 8192 x 28672 on eight devices.
+        """
+        if region.size == 2:
+            return [Way.ONE]
+        if not self.hardware.is_torus:
+            possible = [Way.BOTH, Way.ONE] if region.scatters else [Way.ONE, Way.BOTH]
+            return [way for way in possible if asked(way)][:1]
+        both = Way.HALVES if region.gathers and region.scatters else Way.BOTH
+        if both is Way.HALVES and not region.can_halve():
+            return [Way.ONE]
+        return [way for way in (both, Way.ONE) if asked(way)]
+
+
+def best(
+    module: ir.Module, compiler: Compiler, asked: Callable[[Way], bool], *, at_any_price: bool
+) -> dict[int, Way]:
+    """The choice that is predicted to be fastest, kind after kind; `at_any_price`: of those in
+    which all are rings. A region that saves nothing is asked once more after the others."""
+    survey = Survey.of(module)
+    chosen: dict[int, Way] = {}
+    now = compiler.ns(module)
+    slacks = _slacks(survey, compiler.hardware)
+    left = survey.kinds()
+    if not at_any_price:
+        middles = [survey.regions[numbers[len(numbers) // 2]] for numbers in left]
+        needed = [slacks[middle.graph].needs_ring(middle) for middle in middles]
+        left = list(compress(left, needed))
+    for _ in range(_ROUNDS):
+        before = dict(chosen)
+        for numbers in [each for each in left if each[0] not in chosen]:
+            trials: list[tuple[float, int, Way]] = []
+            tried = compiler.ways_round(survey.regions[numbers[0]], asked)
+            for place, way in enumerate(tried):
+                draft = copy_module(module)
+                taken = {**chosen, **dict.fromkeys(numbers, way)}
+                together = write(draft, taken, compiler)
+                trials.append((compiler.ns(draft, together), place, way))
+            least, _, way = min(trials)
+            if at_any_price or now - least > _GAIN * now:
+                chosen.update(dict.fromkeys(numbers, way))
+                now = least
+        if chosen == before:
+            break
+    return dict(sorted(chosen.items()))
+
+
+def _slacks(survey: Survey, hardware: Hardware) -> dict[Graph, Slack]:
+    devices = survey.forms.facts.grid.size
+    graphs = dict.fromkeys(region.graph for region in survey.regions)
+    return {graph: Slack(graph, hardware, devices) for graph in graphs}
+
+
+def _rings(collective: Collective, forms: GroupForms) -> ProcessGroups | None:
+    """The groups of a collective that can be rings."""
+    op = collective.op
+    if collective.kind not in _ENDS or collective.is_async or len(op.operands) != 1:
+        return None
+    grid = forms.facts.grid
+    element = ir.ShapedType(op.results[0].type).element_type
+    if min(grid.num_replicas, grid.num_partitions) > 1:
+        return None
+    if not isinstance(element, ir.FloatType | ir.IntegerType):
+        return None
+    groups = forms.groups(collective)
+    if not groups or len({len(group) for group in groups}) != 1 or len(groups[0]) < 2:
+        return None
+    pairs = Ring(groups, tuple(range(len(groups[0]))), Way.ONE).pairs(FORWARDS)
+    return groups if forms.express_pairs(pairs, collective) else None
+
+
+def _blocks(known: Mapping[ir.Value, object]) -> Iterator[ir.Block]:
+    """The blocks that hold collectives."""
+    seen: list[ir.Block] = []
+    for value in known:
+        owner = value.owner
+        assert not isinstance(owner, ir.Block), "a result"
+        block = owner.operation.block
+        if not any(block == each for each in seen):
+            seen.append(block)
+            yield block

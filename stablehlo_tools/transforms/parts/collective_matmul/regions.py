@@ -1,0 +1,464 @@
+"""Where products can run block by block beside the collectives before and after them.
+
+    %g = all_gather %x                       // of rows
+    %h = dot_general %g, %w1
+    %a = tanh %h
+    %p = dot_general %a, %w2
+    %y = reduce_scatter %p                   // of rows
+
+A region is all that works on the rows of a gather, or towards those of a scatter, each block by
+itself: here all five ops. It begins at gathers over the same groups, goes on as long as an op's
+dimensions say that it runs on a block alone, and ends at the first products on each way, or at
+reduce_scatters over these groups. What else uses a value of it gets the blocks put together.
+Without a gather, it goes back from a reduce_scatter to the products that it sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from stablehlo_tools.analysis.collectives import Collective
+from stablehlo_tools.analysis.dataflow import Node
+from stablehlo_tools.analysis.dimension_propagation.propagation import Graph
+from stablehlo_tools.analysis.dimension_propagation.tilings import (
+    DimTiling,
+    OpTiling,
+    Tilings,
+)
+from stablehlo_tools.analysis.replica_groups import ProcessGroups
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import BARRIER, DOT_GENERAL, RESHAPE
+from stablehlo_tools.dialect.reducers import reducer_kind
+from stablehlo_tools.dialect.traits import COLLECTIVES, ELEMENTWISE, full_names
+
+_PASSED = ELEMENTWISE | full_names("broadcast_in_dim reshape transpose")
+_NOT_FOLLOWED = COLLECTIVES | {BARRIER}
+
+
+class Order:
+    """The order in which the ops of a block stand, which regions change as they are written."""
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self._nodes = list(nodes)
+        self._place = {node: place for place, node in enumerate(self._nodes)}
+
+    def sorted(self, nodes: Collection[Node]) -> list[Node]:
+        """These ops in their order."""
+        return sorted(nodes, key=self._place.__getitem__)
+
+    def without(self, nodes: Collection[Node]) -> None:
+        """Forgets ops that are erased."""
+        gone = set(nodes)
+        self._nodes = [node for node in self._nodes if node not in gone]
+        self._place = {node: place for place, node in enumerate(self._nodes)}
+
+    def make_room(self, nodes: Sequence[Node]) -> None:
+        """Moves all that follows from some ops behind the last one of them: they are written there.
+
+        They are in their order, and none of them follows from what is moved.
+        """
+        first, last = self._place[nodes[0]], self._place[nodes[-1]]
+        inside = set(nodes)
+        follows = {number for node in nodes for number in node.results}
+        stays: list[Node] = []
+        moved: list[Node] = []
+        for node in self._nodes[first : last + 1]:
+            if node in inside or follows.isdisjoint(node.inputs):
+                stays.append(node)
+            else:
+                follows.update(node.results)
+                moved.append(node)
+        behind = nodes[-1].op
+        for node in moved:
+            node.op.move_after(behind)
+            behind = node.op
+        self._nodes[first : last + 1] = stays + moved
+        for place in range(first, last + 1):
+            self._place[self._nodes[place]] = place
+
+
+@dataclass(eq=False)
+class Region:
+    """What runs block by block over the rings of some groups.
+
+    `gathers` and `scatters` are the collectives at its ends, by the values that they give and take;
+    `steps` are the ops between, in the order of the text, each with the dimensions that blocks are
+    cut along. `like`: a collective of it, whose mode and channel those written are to have.
+    """
+
+    graph: Graph
+    order: Order
+    groups: ProcessGroups
+    like: Collective
+    gathers: dict[Node, DimTiling] = field(default_factory=dict[Node, DimTiling])
+    scatters: dict[Node, DimTiling] = field(default_factory=dict[Node, DimTiling])
+    steps: dict[Node, OpTiling] = field(default_factory=dict[Node, OpTiling])
+
+    @property
+    def size(self) -> int:
+        """Into how many blocks it is cut."""
+        return len(self.groups[0])
+
+    @property
+    def products(self) -> list[Node]:
+        """Its products, in order."""
+        return [node for node in self.steps if node.name == DOT_GENERAL]
+
+    @property
+    def nodes(self) -> list[Node]:
+        """All its ops, in the order of the text."""
+        return self.order.sorted({*self.gathers, *self.steps, *self.scatters})
+
+    @property
+    def has_both_ends(self) -> bool:
+        """Whether what is gathered is scattered again."""
+        return bool(self.gathers) and bool(self.scatters)
+
+    def summed_products(self) -> set[Node]:
+        """The products right before the scatters, and what stands between the two."""
+        found: set[Node] = set()
+        pending = [number for node in self.scatters for number in node.operands]
+        while pending:
+            node = self.graph.maker.get(pending.pop())
+            if node in self.steps and node not in found:
+                found.add(node)
+                pending += () if node.name == DOT_GENERAL else node.operands
+        return found
+
+    def can_halve(self) -> bool:
+        """Whether all its ops run on halves of blocks, too."""
+        ends = (*self.gathers.items(), *self.scatters.items())
+        parts = 2 * self.size
+        shapes = [
+            (self.graph.shape(n.results[0] if n in self.gathers else n.operands[0]), t)
+            for n, t in ends
+        ]
+        return all(shape is not None and t.fits(shape, parts) for shape, t in shapes) and all(
+            self.graph.tiling(node, step.operands, parts) == step
+            for node, step in self.steps.items()
+        )
+
+    def used_outside(self) -> list[tuple[int, DimTiling]]:
+        """The values that are in blocks, and that other ops, or the end of the block, take."""
+        graph, inside = self.graph, set(self.nodes)
+        made = [(node.results[0], tiling) for node, tiling in self.gathers.items()]
+        for node, step in self.steps.items():
+            pairs = zip(node.results, step.results, strict=True)
+            made += [(number, tiling) for number, tiling in pairs if tiling is not None]
+        return [
+            (number, tiling)
+            for number, tiling in made
+            if number in graph.root.returned
+            or any(user not in inside for user in graph.users.get(number, ()))
+        ]
+
+    def signature(self) -> tuple[object, ...]:
+        """The same for regions that do the same at another place: in another layer."""
+        return (
+            self.groups,
+            tuple(
+                (n.name, *(str(v.type) for v in (*n.op.operands, *n.op.results)))
+                for n in self.nodes
+            ),
+        )
+
+
+def find_regions(
+    block: ir.Block, collectives: Mapping[ir.Value, tuple[Collective, ProcessGroups]]
+) -> list[Region]:
+    """The regions of one block; `collectives` are those of the module that may be taken apart, by
+    their results. Each op is in one of them at most, and all can be written at one place each."""
+    graph = Graph.of(block, opened=())
+    order = Order(graph.root.nodes)
+    known: dict[Node, tuple[Collective, ProcessGroups]] = {}
+    for node in graph.root.nodes:
+        found = collectives.get(node.op.results[0]) if node.results else None
+        if found is not None:
+            known[node] = found
+    regions: list[Region] = []
+    taken: set[Node] = set()
+    for groups in dict.fromkeys(groups for _, groups in known.values()):
+        ends = {node: c for node, (c, theirs) in known.items() if theirs == groups}
+        for region in _Finder(graph, order, groups, ends).regions():
+            nodes = region.nodes
+            if taken.isdisjoint(nodes):
+                taken.update(nodes)
+                regions.append(region)
+    regions.sort(key=lambda region: region.nodes[0].index)
+    while len(placed := in_order(regions)) < len(regions):
+        regions.remove([region for region in regions if region not in placed][-1])
+    return regions
+
+
+def in_order(regions: Sequence[Region]) -> list[Region]:
+    """Regions of one block, each behind those that it follows from: it is written at its last op,
+    and they are there by then. Without those that follow from each other, or from themselves by way
+    of other ops."""
+    follows = _follows(regions)
+    done, listed, left = 0, list[Region](), dict(enumerate(regions))
+    while True:
+        number = next((number for number in left if not follows[number] & ~done), None)
+        if number is None:
+            return listed
+        listed.append(left.pop(number))
+        done |= 1 << number
+
+
+def _follows(regions: Sequence[Region]) -> list[int]:
+    """For each region those that it follows from, as bits, where each stands at one place."""
+    owner = {node: number for number, region in enumerate(regions) for node in region.nodes}
+    follows = [0] * len(regions)
+    is_new = bool(regions)
+    while is_new:
+        is_new = False
+        graph, reached = regions[0].graph, dict[int, int]()
+        for node in graph.root.nodes:
+            number, bits = owner.get(node), 0
+            for value in node.inputs:
+                maker = graph.maker.get(value)
+                given = reached.get(value, 0)
+                if number is not None and maker is not None and owner.get(maker) == number:
+                    given &= ~(1 << number)
+                bits |= given
+            if number is not None:
+                is_new = is_new or bool(bits & ~follows[number])
+                follows[number] |= bits
+                bits = follows[number] | 1 << number
+            if bits:
+                reached.update(dict.fromkeys(node.results, bits))
+    return follows
+
+
+class _Finder:
+    """Finds the regions over the rings of one set of groups."""
+
+    def __init__(
+        self, graph: Graph, order: Order, groups: ProcessGroups, ends: Mapping[Node, Collective]
+    ) -> None:
+        self._graph = graph
+        self._order = order
+        self._groups = groups
+        self._parts = len(groups[0])
+        self._ends = ends
+        self._tilings: dict[int, DimTiling] = {}
+        self._steps: dict[Node, OpTiling] = {}
+        self._scatters: dict[Node, DimTiling] = {}
+        # Sets of gathers, as bits: those that a value is blocks of, or follows from otherwise.
+        self._in_blocks: dict[int, int] = {}
+        self._behind: dict[int, int] = {}
+        self._before: list[int] = []  # of each gather, those that it follows from
+
+    def regions(self) -> list[Region]:
+        """Those that have a product."""
+        for node in self._graph.root.nodes:
+            self._follow(node)
+        kept = self._kept()
+        found = list(self._components(kept))
+        taken = {node for region in found for node in region.steps}
+        for node, collective in self._ends.items():
+            tiling = _scattered(collective)
+            if tiling is None or any(node in region.scatters for region in found):
+                continue
+            region = Region(
+                self._graph, self._order, self._groups, collective, scatters={node: tiling}
+            )
+            if self._go_back(node.operands[0], tiling, region, taken) and region.products:
+                region.steps = dict(sorted(region.steps.items(), key=lambda item: item[0].index))
+                taken |= region.steps.keys()
+                found.append(region)
+        return [region for region in found if region.products]
+
+    def _follow(self, node: Node) -> None:
+        """Takes blocks through an op, as far as it runs on them and needs nothing that follows
+        from the same gathers outside of the region."""
+        collective = self._ends.get(node)
+        if collective is not None and collective.kind == "all_gather":
+            self._start(node)
+            return
+        tilings = self._taken(node)
+        blocks = behind = 0
+        for number, tiling in zip(node.operands, tilings, strict=True):
+            blocks |= self._in_blocks.get(number, 0) if tiling is not None else 0
+        for number in node.inputs:
+            behind |= self._behind.get(number, 0) | self._in_blocks.get(number, 0) & ~blocks
+        if not blocks | behind:
+            return
+        step = None
+        if blocks & behind:
+            pass  # it needs what follows from the region outside
+        elif collective is not None and tilings[0] is not None:
+            if _scattered(collective) == tilings[0]:
+                self._scatters[node] = tilings[0]
+        elif any(tilings):
+            step = self._step(node, tilings)
+        if step is None or step.combine is not None:
+            self._behind.update(dict.fromkeys(node.results, blocks | behind))
+        if step is None:
+            return
+        self._steps[node] = step
+        for number, tiling in zip(node.results, step.results, strict=True):
+            if tiling is not None:
+                self._tilings[number] = tiling
+                self._in_blocks[number] = blocks
+                self._behind[number] = behind
+
+    def _taken(self, node: Node) -> Tilings:
+        """The operands of an op that it can take in blocks: where some follow from a gather that
+        itself follows from the others' (in a backward pass, from the forward's), those alone."""
+        tilings = [self._tilings.get(number) for number in node.operands]
+        of = [self._in_blocks.get(number, 0) for number in node.operands]
+        later = 0
+        for number, bits in enumerate(self._before):
+            if any(each >> number & 1 for each in of):
+                later |= bits
+        return tuple(
+            None if bits & later else tiling for tiling, bits in zip(tilings, of, strict=True)
+        )
+
+    def _start(self, node: Node) -> None:
+        tiling = DimTiling(_integer(node.op, "all_gather_dim"))
+        shape = self._graph.shape(node.results[0])
+        if shape is not None and tiling.fits(shape, self._parts):
+            self._tilings[node.results[0]] = tiling
+            (operand,) = node.operands
+            self._in_blocks[node.results[0]] = 1 << len(self._before)
+            self._before.append(self._in_blocks.get(operand, 0) | self._behind.get(operand, 0))
+
+    def _step(self, node: Node, tilings: Tilings) -> OpTiling | None:
+        """How an op runs on blocks."""
+        if node.name in _NOT_FOLLOWED or any(n in self._tilings for n in node.captures):
+            return None
+        step = self._graph.tiling(node, tilings, self._parts)
+        return step if step is not None and _runs_on_blocks(node, step) else None
+
+    def _kept(self) -> set[Node]:
+        """The ops on the way to the first product, or to a scatter behind one."""
+        to_scatter, to_product = set(self._scatters), set[Node]()
+        behind_product: set[int] = set()  # blocks that follow from a product
+        for node in self._steps:
+            taken = self._blocks_of(node)
+            if node.name == DOT_GENERAL and behind_product.isdisjoint(taken):
+                to_product.add(node)
+            if node.name == DOT_GENERAL or not behind_product.isdisjoint(taken):
+                behind_product.update(node.results)
+        for node in (*self._scatters, *reversed(self._steps)):
+            for number in self._blocks_of(node):
+                maker = self._graph.maker[number]
+                if maker not in self._steps:
+                    continue
+                if node in to_scatter:
+                    to_scatter.add(maker)
+                if node in to_product:
+                    to_product.add(maker)
+        return to_product | to_scatter
+
+    def _blocks_of(self, node: Node) -> list[int]:
+        """The values that an op takes in blocks which are there."""
+        if node in self._scatters:
+            return [node.operands[0]]
+        step = self._steps.get(node)
+        if step is None:
+            return []
+        pairs = zip(node.operands, self._taken(node), step.operands, strict=True)
+        return [number for number, given, taken in pairs if given is not None and taken is not None]
+
+    def _components(self, kept: set[Node]) -> Iterator[Region]:
+        """The kept ops, each set of those that hand blocks to each other as a region."""
+        group_of: dict[Node, list[Node]] = {}
+        gathers = [n for n in self._ends if n.results[0] in self._tilings]
+        for node in self._graph.root.nodes:
+            if node not in kept and node not in gathers:
+                continue
+            own = group_of.setdefault(node, [node])
+            for number in self._blocks_of(node):
+                maker = self._graph.maker[number]
+                other = group_of.get(maker, own)
+                if other is not own:
+                    other += own
+                    group_of.update(dict.fromkeys(own, other))
+                    own = other
+        for group in {id(group): group for group in group_of.values()}.values():
+            ends = [node for node in group if node in self._ends]
+            if not ends:
+                continue
+            region = Region(self._graph, self._order, self._groups, self._ends[ends[0]])
+            for node in sorted(group, key=lambda node: node.index):
+                if node in gathers:
+                    region.gathers[node] = self._tilings[node.results[0]]
+                elif node in self._scatters:
+                    region.scatters[node] = self._scatters[node]
+                else:
+                    region.steps[node] = self._steps[node]
+            yield region
+
+    def _go_back(self, number: int, tiling: DimTiling, region: Region, taken: set[Node]) -> bool:
+        """Adds the ops that make a value, up to products; whether there is one that the value is
+        the blocks of."""
+        node = self._graph.maker.get(number)
+        if node is None or node in taken or node in region.steps:
+            return node in region.steps if node is not None else False
+        inside = {*region.steps, *region.scatters}
+        users = self._graph.users.get(number, ())
+        if number in self._graph.root.returned or any(user not in inside for user in users):
+            return False
+        step = self._backwards(node, tiling)
+        if step is None:
+            return False
+        if node.name == DOT_GENERAL:
+            region.steps[node] = step
+            return True
+        if node.name not in _PASSED or len(node.results) != 1:
+            return False
+        region.steps[node] = step
+        pairs = zip(node.operands, step.operands, strict=True)
+        reached = [self._go_back(n, t, region, taken) for n, t in pairs if t is not None]
+        if not any(reached):
+            del region.steps[node]
+        return any(reached)
+
+    def _backwards(self, node: Node, tiling: DimTiling) -> OpTiling | None:
+        """How an op runs to give its result in blocks."""
+        relation = self._graph.relation(node)
+        shape = self._graph.shape(node.results[0])
+        if relation is None or shape is None or not tiling.fits(shape, self._parts):
+            return None
+        if node.name == RESHAPE:
+            candidates = [
+                (0, DimTiling(dim, outer))
+                for dim in range(len(relation.operands[0]))
+                for outer in dict.fromkeys((1, tiling.outer, *shape))
+            ]
+        else:
+            candidates = [
+                (link.operand.tensor, DimTiling(link.operand.dim, tiling.outer))
+                for link in relation.of_result(0, tiling.dim)
+            ]
+        for position, given in candidates:
+            tilings = tuple(
+                given if place == position else None for place in range(len(node.operands))
+            )
+            step = self._graph.tiling(node, tilings, self._parts)
+            if step is not None and step.combine is None and step.results == (tiling,):
+                return step
+        return None
+
+
+def _runs_on_blocks(node: Node, step: OpTiling) -> bool:
+    """Whether all that an op gives is in blocks, or is a product's sum over them."""
+    if step.combine is not None:
+        return node.name == DOT_GENERAL
+    return not step.chained and None not in step.results
+
+
+def _scattered(collective: Collective) -> DimTiling | None:
+    """The blocks that a reduce_scatter hands out; None for other collectives, and other sums."""
+    if collective.kind != "reduce_scatter":
+        return None
+    if reducer_kind(collective.op.regions[0].blocks[0]) != "add":
+        return None
+    return DimTiling(_integer(collective.op, "scatter_dimension"))
+
+
+def _integer(op: ir.Operation, name: str) -> int:
+    return ir.IntegerAttr(op.attributes[name]).value

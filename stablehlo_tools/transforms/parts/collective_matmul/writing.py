@@ -1,0 +1,391 @@
+"""Writes a region block by block.
+
+    %b1 = collective_permute %x                   // the rows of the device before: on their way
+    %h0 = dot_general %x, %w                      // while the device's own are multiplied
+    %b2 = collective_permute %b1
+    %h1 = dot_general %b1, %w
+    …
+    %y = dynamic_update_slice … %h1 at the rows of the device before, and so on
+
+With `hold`, barriers keep XLA:GPU to that. It would begin hop after hop at once, one in flight, and
+multiply when all are there; and it makes one product of several that share an operand. So a hop
+waits for the product before the one that it runs beside, and each product has its own operands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from stablehlo_tools.analysis.collectives import Channels
+from stablehlo_tools.analysis.dataflow import Node
+from stablehlo_tools.analysis.dimension_propagation.tilings import (
+    DimTiling,
+    OpTiling,
+    part_shape,
+)
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import BARRIER, DOT_GENERAL
+from stablehlo_tools.ir.builder import Builder, element_of, shape_of
+from stablehlo_tools.ir.clone import alike_clone, reshaped_clone
+from stablehlo_tools.ir.values import maker_of
+from stablehlo_tools.transforms.parts.collective_matmul.regions import Region
+from stablehlo_tools.transforms.parts.collective_matmul.rings import Part, Ring, Way
+from stablehlo_tools.transforms.parts.create_reduce_scatter.rewriting import (
+    GroupForms,
+    collective_like,
+)
+from stablehlo_tools.transforms.parts.one_part import apart, part_type, resize_of
+
+_OF_OTHERS = ("replica_groups", "all_gather_dim", "scatter_dimension", "use_global_device_ids")
+
+
+type Blocks = dict[tuple[int, Part], ir.Value]  # of values by number
+
+
+@dataclass
+class Held:
+    """What the regions of a module that are written have left in blocks: of values put together,
+    which another one that goes round alike takes as they are."""
+
+    blocks: dict[ir.Value, tuple[Ring, DimTiling, dict[Part, ir.Value]]] = field(
+        default_factory=dict[ir.Value, tuple[Ring, DimTiling, dict[Part, ir.Value]]]
+    )
+
+    def get(self, value: ir.Value, ring: Ring, tiling: DimTiling, part: Part) -> ir.Value | None:
+        """A part of a value, if it is there."""
+        known = self.blocks.get(value)
+        return known[2][part] if known is not None and known[:2] == (ring, tiling) else None
+
+
+class RegionWriter:
+    """Rewrites one region, in the place of its last op."""
+
+    def __init__(
+        self,
+        region: Region,
+        ring: Ring,
+        forms: GroupForms,
+        channels: Channels,
+        held: Held,
+        *,
+        hold: bool,
+    ) -> None:
+        self._region = region
+        self._ring = ring
+        self._forms = forms
+        self._channels = channels
+        self._hold = hold
+        self._nodes = region.nodes
+        last = self._nodes[-1].op
+        self._build = Builder(ir.InsertionPoint(last), last.location)
+        self._parts = region.size * ring.halves
+        self._held = held
+        self._blocks: Blocks = {}
+        self._cut: dict[tuple[int, DimTiling, Part], ir.Value] = {}
+        self._places: dict[tuple[Part, int], ir.Value] = {}
+        self._start: ir.Value | None = None
+        self._device: ir.Value | None = None
+        self._over_blocks: dict[Node, ir.Value] = {}  # what products have summed so far
+        self._sums = [
+            _Sum(node, direction, order)
+            for node in region.scatters
+            for direction, order in ring.sums
+        ]
+        self._leaving: dict[int, ir.Value] = {}  # what of each sum is to be sent on
+        self._arrived: dict[int, ir.Value] = {}  # what has come in, for the next term
+        self._taken_later: list[int] = []  # values whose blocks are not used up in their turn
+        self._anchor: _Slot | None = None  # what a product of the turn before has made
+
+    def run(self) -> None:
+        """Rewrites it."""
+        region = self._region
+        region.order.make_room(self._nodes)
+        for node, tiling in region.gathers.items():
+            self._own_parts(node, tiling)
+        self._taken_later = self._numbers_taken_later()
+        for part, steps in self._turns():
+            for node in region.gathers:
+                self._hand_on(node, part)
+            for node in steps:
+                self._copy(node, region.steps[node], part)
+            for number in range(len(self._sums)):
+                self._add_term(number)
+            self._anchor = self._anchor_of(part)
+        self._replace_results()
+        for node in reversed(self._nodes):
+            node.op.erase()
+        region.order.without(self._nodes)
+
+    def _numbers_taken_later(self) -> list[int]:
+        """The values of products, or behind them, whose blocks have a use after their turn."""
+        region = self._region
+        numbers = [number for number, _ in region.used_outside()]
+        numbers += [node.operands[0] for node in region.scatters]
+        for node in region.summed_products() if self._ring.way is Way.BOTH else ():
+            numbers += node.operands
+        gathered = {node.results[0] for node in region.gathers}
+        return [number for number in dict.fromkeys(numbers) if number not in gathered]
+
+    def _anchor_of(self, part: Part) -> _Slot | None:
+        """Something that the products of a turn have made, and that is still to be used."""
+        if self._leaving:
+            return self._leaving, next(reversed(self._leaving))
+        for number in reversed(self._taken_later):
+            if (number, part) in self._blocks:
+                return self._blocks, (number, part)
+        if self._over_blocks:
+            return self._over_blocks, next(reversed(self._over_blocks))
+        return None
+
+    def _own_parts(self, node: Node, tiling: DimTiling) -> None:
+        """The device's own block of what is gathered, or its halves."""
+        (operand,), halves = node.op.operands, self._ring.halves
+        size = shape_of(operand)[tiling.dim] // halves
+        for half in range(halves):
+            own = operand
+            if halves > 1:
+                start = half * size
+                own = self._build.slice_along(operand, tiling.dim, start, start + size)
+            self._blocks[node.results[0], Part(half, 0)] = own
+
+    def _turns(self) -> list[tuple[Part, list[Node]]]:
+        """Which ops run on which part, one turn after the other.
+
+        Where the block that arrives last is needed first, what is summed is multiplied when all
+        blocks are there.
+        """
+        region, ring = self._region, self._ring
+        steps = list(region.steps)
+        if not region.gathers:
+            return [(part, steps) for part in ring.summing]
+        if not region.scatters or ring.way is not Way.BOTH:
+            return [(part, steps) for part in ring.arriving]
+        last = region.summed_products()
+        first = [node for node in steps if node not in last]
+        return [
+            *((part, first) for part in ring.arriving),
+            *((part, [node for node in steps if node in last]) for part in ring.summing),
+        ]
+
+    def _replace_results(self) -> None:
+        region = self._region
+        for node, tiling in region.scatters.items():
+            halves = [self._finished(node, Part(half, 0)) for half in range(self._ring.halves)]
+            total = halves[0]
+            if len(halves) > 1:
+                total = self._build.concatenate(halves, tiling.dim)
+            node.op.results[0].replace_all_uses_with(total)
+        for node, summed in self._over_blocks.items():
+            result, total = node.op.results[0], summed
+            if total.type != result.type:
+                total = self._build.op("convert", [total], result.type)
+            result.replace_all_uses_with(total)
+        for number, tiling in region.used_outside():
+            whole = self._together(number, tiling)
+            region.graph.values[number].replace_all_uses_with(whole)
+
+    def _finished(self, node: Node, own: Part) -> ir.Value:
+        """The sum of a part that is the device's own."""
+        total = self._blocks[node.operands[0], own]
+        for number, each in enumerate(self._sums):
+            if each.node is not node or each.order[0].half != own.half:
+                continue
+            self._send(number)
+            while not each.is_complete:
+                self._add_term(number)
+                self._send(number)
+            total = self._build.same("add", self._arrived.pop(number), total)
+        return total
+
+    def _hand_on(self, node: Node, part: Part) -> None:
+        """Begins the hops of a part, to where it is used later."""
+        value = node.results[0]
+        for direction, hops in self._ring.hops(part.half).items():
+            hop = -direction * part.offset + 1  # the number of the one that would be next
+            there = Part(part.half, -direction * hop)
+            if 0 < hop <= hops and (value, there) not in self._blocks:
+                awaited = [] if self._anchor is None else [self._anchor]
+                (block,) = self._fenced([self._blocks[value, part]], awaited)
+                self._blocks[value, there] = self._sent(node.op, block, direction)
+
+    def _copy(self, node: Node, step: OpTiling, part: Part) -> None:
+        """An op on one part; sums begin to travel with the first product."""
+        op, parts = node.op, self._parts
+        operands: Sequence[ir.Value] = [
+            value if tiling is None else self._block(node.operands[place], value, tiling, part)
+            for place, (value, tiling) in enumerate(zip(op.operands, step.operands, strict=True))
+        ]
+        if node.name == DOT_GENERAL:
+            leaving = list(self._leaving)
+            operands = self._fenced(operands, [(self._leaving, number) for number in leaving])
+            for number in leaving:
+                self._send(number)
+        types = [
+            _summed_type(result) if step.combine else part_type(result, tiling, parts)
+            for result, tiling in zip(op.results, step.results, strict=True)
+        ]
+        copy = reshaped_clone(op, operands, types, self._build.point, resize_of(step, parts))
+        made = copy.results[0]
+        if step.combine is None:
+            for number, result in zip(node.results, copy.results, strict=True):
+                self._blocks[number, part] = result
+        elif node in self._over_blocks:
+            self._over_blocks[node] = self._build.same("add", self._over_blocks[node], made)
+        else:
+            self._over_blocks[node] = made
+
+    def _send(self, number: int) -> None:
+        """Sends a sum on that waits for it."""
+        each, total = self._sums[number], self._leaving.pop(number, None)
+        if total is not None:
+            self._arrived[number] = self._sent(each.node.op, total, each.direction)
+
+    def _add_term(self, number: int) -> None:
+        """Adds the device's term to a sum that has come in, where the term is made already."""
+        each = self._sums[number]
+        if each.is_complete or number in self._leaving:
+            return
+        term = self._blocks.get((each.node.operands[0], each.order[each.added]))
+        if term is None:
+            return
+        if each.added:
+            if len(self._sums) == 1:  # no other sum to run beside, so that this term has to
+                (term,) = self._fenced([term], [])
+            term = self._build.same("add", self._arrived.pop(number), term)
+        self._leaving[number] = term
+        each.added += 1
+
+    def _block(self, number: int, value: ir.Value, tiling: DimTiling, part: Part) -> ir.Value:
+        """A block of what an op takes: one that is there, or is cut from all of it."""
+        known = self._blocks.get((number, part))
+        if known is not None:
+            return known
+        key = (number, tiling, part)
+        if key not in self._cut:
+            held = self._held.get(value, self._ring, tiling, part)
+            self._cut[key] = held or self._cut_out(value, tiling, part)
+        return self._cut[key]
+
+    def _cut_out(self, value: ir.Value, tiling: DimTiling, part: Part) -> ir.Value:
+        build, shape = self._build, shape_of(value)
+        sizes = list(part_shape(tuple(shape), tiling, self._parts))
+        type_ = build.tensor(sizes, element_of(value))
+        alike = alike_clone(value, tiling.dim, type_, build.point)
+        if alike is not None:
+            return alike
+        if tiling.outer == 1:
+            return build.dynamic_slice(value, self._at(tiling, part, sizes), sizes)
+        rows = apart(shape, tiling, self._parts)
+        one = [1 if dim == tiling.dim + 1 else size for dim, size in enumerate(rows)]
+        taken = build.dynamic_slice(build.reshape(value, rows), self._at(tiling, part, one), one)
+        return build.reshape(taken, sizes)
+
+    def _together(self, number: int, tiling: DimTiling) -> ir.Value:
+        """All of a value, of its blocks."""
+        build, value = self._build, self._region.graph.values[number]
+        shape = shape_of(value)
+        rows = shape if tiling.outer == 1 else apart(shape, tiling, self._parts)
+        whole = build.splat(0, rows, element_of(value))
+        for part in self._ring.arriving:
+            block = self._blocks[number, part]
+            if tiling.outer > 1:
+                sizes = [1 if dim == tiling.dim + 1 else size for dim, size in enumerate(rows)]
+                block = build.reshape(block, sizes)
+            whole = build.update(whole, block, self._at(tiling, part, shape_of(block)))
+        whole = whole if rows == shape else build.reshape(whole, shape)
+        blocks = {part: self._blocks[number, part] for part in self._ring.arriving}
+        self._held.blocks[whole] = self._ring, tiling, blocks
+        return whole
+
+    def _sent(self, op: ir.Operation, value: ir.Value, direction: int) -> ir.Value:
+        """What comes from a neighbour, when all hand on this value."""
+        pairs = self._forms.express_pairs(self._ring.pairs(direction), self._region.like)
+        assert pairs is not None, "asked when the region was found"
+        sent = collective_like(
+            self._region.like.op,
+            "stablehlo.collective_permute",
+            value,
+            value.type,
+            {"source_target_pairs": pairs},
+            dropped=_OF_OTHERS,
+            location=op.location,
+            point=self._build.point,
+        )
+        self._channels.renew(maker_of(sent))
+        return sent
+
+    def _fenced(self, values: Sequence[ir.Value], awaited: Sequence[_Slot]) -> Sequence[ir.Value]:
+        """The same values, there no sooner than others, which from then on stand for themselves:
+        XLA drops what nobody takes out of a barrier. Not the same values to a compiler."""
+        if not self._hold:
+            return values
+        operands = [*values, *(held[key] for held, key in awaited)]
+        barrier = ir.Operation.create(
+            BARRIER,
+            results=[value.type for value in operands],
+            operands=operands,
+            loc=self._build.location,
+            ip=self._build.point,
+        )
+        results = [*barrier.results]
+        for (held, key), result in zip(awaited, results[len(values) :], strict=True):
+            held[key] = result
+        return results[: len(values)]
+
+    def _at(self, tiling: DimTiling, part: Part, sizes: Sequence[int]) -> list[ir.Value]:
+        """Where a part begins, in a value or in one whose parts stand apart."""
+        if self._start is None:
+            self._start = self._build.i32(0)
+        starts = [self._start] * len(sizes)
+        dim = tiling.dim if tiling.outer == 1 else tiling.dim + 1
+        starts[dim] = self._place(part, sizes[dim])
+        return starts
+
+    def _place(self, part: Part, length: int) -> ir.Value:
+        """Where a part begins, of parts so long: a scalar of i32."""
+        key = (part, length)
+        if key not in self._places:
+            places = self._ring.places(self._forms.facts.grid.size, part)
+            table = self._build.table([length * place for place in places])
+            row = self._build.dynamic_slice(table, [self._id()], [1])
+            self._places[key] = self._build.reshape(row, [])
+        return self._places[key]
+
+    def _id(self) -> ir.Value:
+        """The number of the device."""
+        if self._device is None:
+            by = "replica_id" if self._forms.facts.grid.num_partitions == 1 else "partition_id"
+            type_ = ir.RankedTensorType.get(
+                [], ir.IntegerType.get_unsigned(32, self._build.context), loc=self._build.location
+            )
+            self._device = self._build.op(by, [], type_)
+        return self._device
+
+
+@dataclass
+class _Sum:
+    """A sum on its way in one direction: the next term is that of the part order[added]."""
+
+    node: Node
+    direction: int
+    order: Sequence[Part]
+    added: int = 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all have added to it."""
+        return self.added == len(self.order)
+
+
+type _Slot = tuple[MutableMapping[Any, ir.Value], Any]  # where a value is kept, by its key
+
+
+def _summed_type(result: ir.Value) -> ir.Type:
+    """What products are summed in: of a narrow float f32."""
+    element = element_of(result)
+    if isinstance(element, ir.FloatType) and element.width < 32:
+        element = ir.F32Type.get(result.context)
+    unknown = ir.Location.unknown(result.context)
+    return ir.RankedTensorType.get(shape_of(result), element, loc=unknown)
