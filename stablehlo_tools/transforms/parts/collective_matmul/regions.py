@@ -110,11 +110,6 @@ class Region:
         """All its ops, in the order of the text."""
         return self.order.sorted({*self.gathers, *self.steps, *self.scatters})
 
-    @property
-    def has_both_ends(self) -> bool:
-        """Whether what is gathered is scattered again."""
-        return bool(self.gathers) and bool(self.scatters)
-
     def summed_products(self) -> set[Node]:
         """The products right before the scatters, and what stands between the two."""
         found: set[Node] = set()

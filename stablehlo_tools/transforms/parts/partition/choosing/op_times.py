@@ -46,7 +46,7 @@ class Machine:
     @classmethod
     def of(cls, hardware: Hardware, *, is_any: bool) -> Self:
         """What is known of XLA for this hardware; of any, what XLA:TPU is slow at counts, too."""
-        if hardware.networks[0].kind == "torus":
+        if hardware.is_torus:
             return cls(hardware, is_any, _TILE, _ROW_NS)
         if is_any:
             return cls(hardware, is_any, _TILE, _ROW_SHARE * _ROW_NS)
