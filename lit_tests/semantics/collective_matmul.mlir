@@ -18,8 +18,8 @@ module @program attributes {mhlo.num_partitions = 4 : i32, mhlo.num_replicas = 1
       -> (tensor<2x3xi32>, tensor<8x6xi32>, tensor<5x8xi32>) {
     %g = "stablehlo.all_gather"(%x) {all_gather_dim = 0 : i64, channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, replica_groups = dense<[[0, 1, 2, 3]]> : tensor<1x4xi64>, use_global_device_ids} : (tensor<2x3xi32>) -> tensor<8x3xi32>
     %h = stablehlo.dot_general %g, %w, contracting_dims = [1] x [0] : (tensor<8x3xi32>, tensor<3x6xi32>) -> tensor<8x6xi32>
-    %t = stablehlo.multiply %h, %h : tensor<8x6xi32>
-    %p = stablehlo.dot_general %t, %v, contracting_dims = [1] x [0] : (tensor<8x6xi32>, tensor<6x3xi32>) -> tensor<8x3xi32>
+    %sq = stablehlo.multiply %h, %h : tensor<8x6xi32>
+    %p = stablehlo.dot_general %sq, %v, contracting_dims = [1] x [0] : (tensor<8x6xi32>, tensor<6x3xi32>) -> tensor<8x3xi32>
     %y = "stablehlo.reduce_scatter"(%p) ({
     ^bb0(%l: tensor<i32>, %r: tensor<i32>):
       %s = stablehlo.add %l, %r : tensor<i32>
@@ -29,6 +29,6 @@ module @program attributes {mhlo.num_partitions = 4 : i32, mhlo.num_replicas = 1
     %u = stablehlo.concatenate %k, %k, %k, %k, dim = 1 : (tensor<2x2xi32>, tensor<2x2xi32>, tensor<2x2xi32>, tensor<2x2xi32>) -> tensor<2x8xi32>
     %q = "stablehlo.all_gather"(%u) {all_gather_dim = 0 : i64, channel_handle = #stablehlo.channel_handle<handle = 3, type = 1>, replica_groups = dense<[[0, 1, 2, 3]]> : tensor<1x4xi64>, use_global_device_ids} : (tensor<2x8xi32>) -> tensor<8x8xi32>
     %z = stablehlo.dot_general %a, %q, contracting_dims = [1] x [0] : (tensor<5x8xi32>, tensor<8x8xi32>) -> tensor<5x8xi32>
-    return %y, %t, %z : tensor<2x3xi32>, tensor<8x6xi32>, tensor<5x8xi32>
+    return %y, %sq, %z : tensor<2x3xi32>, tensor<8x6xi32>, tensor<5x8xi32>
   }
 }
