@@ -70,6 +70,11 @@ PASSES: dict[str, Entry] = {
         "CollectiveMatmulPass",
         "gathers before products, and scatters behind them, become rings beside the products",
     ),
+    "hierarchical-collectives": Entry(
+        "stablehlo_tools.transforms.hierarchical_collectives",
+        "HierarchicalCollectivesPass",
+        "collectives over many devices become several over fewer where that is faster",
+    ),
     "split-batch": Entry(
         "stablehlo_tools.transforms.split_batch",
         "SplitBatchPass",

@@ -23,6 +23,7 @@ class Stage(enum.IntEnum):
     CONSTRAINTS = 35  # global view: what a partitioner would have to guess
     PARTITION = 40  # collectives become explicit; all below rewrites them
     SMALLER = 50  # collectives that move less
+    HIERARCHY = 60  # collectives over fewer devices each
     SPLIT = 80  # independent parts: one's compute hides another's collectives
     LOOPS = 90  # collectives in another iteration than their own
     MERGE = 100  # fewer and larger collectives, once their places are known

@@ -1,0 +1,286 @@
+"""A collective over many devices becomes two or three over fewer, one after the other.
+
+The members of a group are taken as a table of rows, in their order: first along the rows, then
+along the columns.
+
+    %g = "stablehlo.all_gather"(%x) {replica_groups = [[0, 1, 2, 3]]}
+  ==>
+    %r = "stablehlo.all_gather"(%x) {replica_groups = [[0, 1], [2, 3]]}
+    %g = "stablehlo.all_gather"(%r) {replica_groups = [[0, 2], [1, 3]]}
+
+A reduce_scatter goes along the columns first, with all of its bytes, and then along the rows. An
+all_reduce becomes a reduce_scatter along the rows, an all_reduce along the columns and an
+all_gather along the rows, where rows divide a dimension of it.
+
+Where it pays depends on the compiler as much as on the links. XLA:TPU gathers over 64 chips or more
+by a sum, up to 16 MiB: that sends twice the bytes and nothing runs beside it. Two gathers over
+fewer chips stay gathers, and other work hides them. Between nodes of GPUs, the slow link then
+carries what is left after the fast one.
+
+Preconditions:
+  P1  Every communicating op is of a dialect that is understood.
+  P2  Replica groups name processes and mesh axes that the module has, none of them twice.
+  P3  No op has a token yet: thread-tokens comes after this pass.
+  P4  `rows` is 0, to choose, or at least 2.
+
+Guarantees: the signature as it was. Gathers are bitwise as before, and so are sums of integers. A
+sum of n floats is taken in another order: it lies within 2 (n - 1) u (|x1| + … + |xn|) of what it
+was, u the unit roundoff of its type, as long as nothing on the way overflows.
+
+Left as they are, with a note of the reason under `explain`: what no table makes faster by the cost
+model (on switches, one whose rows stay within the fast link and whose columns only cross it);
+several operands at once; groups of different sizes, or that the channel of the collective cannot
+express; async pairs; and what a frontend attribute steers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from stablehlo_tools.analysis.collectives import (
+    Channels,
+    Collective,
+    ModuleFacts,
+    find_collectives,
+    tensor_bytes,
+)
+from stablehlo_tools.analysis.replica_groups import ProcessGroups
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.cost.as_compiled import as_compiled
+from stablehlo_tools.cost.collectives import transfer_time
+from stablehlo_tools.cost.hardware import Hardware, load_hardware
+from stablehlo_tools.cost.transfers import Transfer, TransferTime
+from stablehlo_tools.diagnostics import Diagnostics, ToolError, duration, note
+from stablehlo_tools.dialect.frontend_attributes import steering
+from stablehlo_tools.ir.token_chain import refuse_tokens
+from stablehlo_tools.ir.values import maker_of
+from stablehlo_tools.passes.base import Pass
+from stablehlo_tools.passes.road import Milestone, Stage
+from stablehlo_tools.transforms.parts.create_reduce_scatter.rewriting import (
+    GroupForms,
+    collective_like,
+    with_shape,
+)
+
+_DIMENSION = {"all_gather": "all_gather_dim", "reduce_scatter": "scatter_dimension"}
+_KINDS = frozenset({*_DIMENSION, "all_reduce"})
+_PAYS = 0.95  # of the time: the cost model is no nearer than that
+
+
+@dataclass(frozen=True)
+class HierarchicalCollectivesPass(Pass):
+    """Collectives over many devices become several over fewer where that is faster.
+
+    `hardware`: the name or the file of the profile that times are predicted for. `rows`: how many
+    members a row has, for every group that it divides; 0 takes the fastest, if it is faster than
+    the whole. `explain`: a note for each collective of more than two members.
+    """
+
+    name: ClassVar[str] = "hierarchical-collectives"
+    milestone: ClassVar[Milestone | None] = Milestone(Stage.HIERARCHY)
+    hardware: str = "h100"
+    rows: int = 0
+    explain: bool = False
+
+    def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:
+        """Rewrites the module in place."""
+        hardware = load_hardware(self.hardware)
+        if self.rows < 0 or self.rows == 1:
+            raise ToolError(
+                f"{self.name}: {self.rows} members are no row; at least 2, or 0 to choose (P4)",
+                module.operation.location,
+            )
+        refuse_tokens(module, self.name, "P3")
+        collectives = find_collectives(module)
+        facts = ModuleFacts.of(module, collectives)
+        forms, channels = GroupForms(facts), Channels(module)
+        with ir.Location.unknown(module.context):
+            for collective in collectives:
+                groups = forms.groups(collective) if collective.kind in _KINDS else None
+                if groups is None or max(map(len, groups)) < 3:
+                    continue
+                location = collective.op.location
+                said = _why_left(collective, groups)
+                if said is None:
+                    size = tensor_bytes(_moved(collective)) or 0
+                    pricing = _Pricing(collective.kind, size, groups, hardware, facts.grid.size)
+                    plan = pricing.best(_tables(collective, groups, forms, self.rows), self.rows)
+                    said = _text(plan, pricing, self.rows)
+                    if plan is not None:
+                        _write(collective, plan, channels)
+                if self.explain:
+                    name = f"{self.name}: {collective.kind} over {len(groups[0])}"
+                    diagnostics.collected.append(note(f"{name}: {said}", location))
+
+
+def _why_left(collective: Collective, groups: ProcessGroups) -> str | None:
+    """Why a collective cannot be taken apart; None where it may be."""
+    if collective.is_async:
+        return "left as it is, its start and its end are placed already"
+    if len(collective.op.operands) > 1:
+        return "left as it is, it has several operands"
+    if len({len(group) for group in groups}) > 1:
+        return "left as it is, its groups differ in size"
+    if steering(collective.op):
+        return f"left as it is, {steering(collective.op)[0][0]} steers it"
+    if tensor_bytes(_moved(collective)) is None:
+        return "left as it is, its size is not known"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One collective of a plan: what it makes, over which groups, and what of it is sent."""
+
+    kind: str
+    groups: ProcessGroups
+    replica_groups: ir.Attribute
+    result: ir.RankedTensorType
+    sent: ir.RankedTensorType
+    dimension: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """The collectives that a collective becomes, with rows of so many members."""
+
+    rows: int
+    steps: Sequence[_Step]
+
+
+def _tables(
+    collective: Collective, groups: ProcessGroups, forms: GroupForms, rows: int
+) -> Iterator[_Plan]:
+    """All plans of a collective, or those with such rows."""
+    members = len(groups[0])
+    for length in range(2, members):
+        if members % length or (rows and rows != length):
+            continue
+        along = tuple(
+            group[first : first + length] for group in groups for first in range(0, members, length)
+        )
+        across = tuple(group[place::length] for group in groups for place in range(length))
+        formed = [forms.express(table, collective) for table in (along, across)]
+        if formed[0] is None or formed[1] is None:
+            continue
+        steps = _steps(collective, (along, formed[0]), (across, formed[1]), length)
+        if steps is not None:
+            yield _Plan(length, steps)
+
+
+type _Groups = tuple[ProcessGroups, ir.Attribute]
+
+
+def _steps(
+    collective: Collective, along: _Groups, across: _Groups, length: int
+) -> Sequence[_Step] | None:
+    """The collectives in their order; None for an all_reduce without a dimension to divide."""
+    source = ir.RankedTensorType(collective.op.operands[0].type)
+    result = ir.RankedTensorType(collective.op.results[0].type)
+    members = len(along[0][0]) * len(across[0][0])
+    if collective.kind == "all_reduce":
+        dimension = next((d for d, size in enumerate(source.shape) if size % length == 0), None)
+        if dimension is None:
+            return None
+        part = _scaled(source, dimension, 1, length)
+        return (
+            _Step("reduce_scatter", *along, part, source, dimension),
+            _Step("all_reduce", *across, part, part, dimension),
+            _Step("all_gather", *along, source, source, dimension),
+        )
+    dimension = ir.IntegerAttr(collective.op.attributes[_DIMENSION[collective.kind]]).value
+    if collective.kind == "all_gather":
+        middle = _scaled(source, dimension, length, 1)
+        return (
+            _Step("all_gather", *along, middle, middle, dimension),
+            _Step("all_gather", *across, result, result, dimension),
+        )
+    middle = _scaled(source, dimension, length, members)
+    return (
+        _Step("reduce_scatter", *across, middle, source, dimension),
+        _Step("reduce_scatter", *along, result, middle, dimension),
+    )
+
+
+def _scaled(
+    type_: ir.RankedTensorType, dimension: int, times: int, parts: int
+) -> ir.RankedTensorType:
+    shape = list(type_.shape)
+    shape[dimension] = shape[dimension] * times // parts
+    return with_shape(type_, shape)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pricing:
+    """Times a collective and its plans, in ns, by themselves."""
+
+    kind: str
+    size: float
+    groups: ProcessGroups
+    hardware: Hardware
+    devices: int
+
+    def best(self, plans: Iterator[_Plan], rows: int) -> _Plan | None:
+        """The fastest plan, if it is worth it; any, if its rows are asked for."""
+        if rows:
+            return next(plans, None)
+        best = min(filter(self._by_links, plans), key=self.of_plan, default=None)
+        return best if best is not None and self.of_plan(best) <= _PAYS * self.whole else None
+
+    def _by_links(self, plan: _Plan) -> bool:
+        """Whether rows and columns have no kind of link in common, which is all that it can be good
+        for on switches: there the libraries' own algorithms take as few steps."""
+        links = [set(self._time(step.kind, 1.0, step.groups).links) for step in plan.steps[:2]]
+        return self.hardware.is_torus or links[0].isdisjoint(links[1])
+
+    @property
+    def whole(self) -> float:
+        """The collective as it is, or as the compiler makes it."""
+        return self._time(self.kind, self.size, self.groups).ns
+
+    def of_plan(self, plan: _Plan) -> float:
+        """All of its collectives in a row."""
+        return sum(
+            self._time(step.kind, tensor_bytes(step.sent) or 0, step.groups).ns
+            for step in plan.steps
+        )
+
+    def _time(self, kind: str, size: float, groups: ProcessGroups) -> TransferTime:
+        transfer = Transfer(kind, size, groups)
+        compiled = as_compiled(transfer, self.hardware, self.devices)
+        return transfer_time(compiled.transfer, self.hardware, self.devices)
+
+
+def _text(plan: _Plan | None, pricing: _Pricing, rows: int) -> str:
+    before = duration(pricing.whole)
+    if plan is None:
+        return f"left as it is, no rows {f'of {rows}' if rows else f'are faster than {before}'}"
+    counts = " and ".join(str(len(step.groups[0])) for step in plan.steps)
+    return f"over {counts}, {duration(pricing.of_plan(plan))} for {before}"
+
+
+def _moved(collective: Collective) -> ir.ShapedType:
+    """The type whose bytes count: of what is gathered, or of what is reduced."""
+    op = collective.op
+    value = op.results[0] if collective.kind == "all_gather" else op.operands[0]
+    return ir.ShapedType(value.type)
+
+
+def _write(collective: Collective, plan: _Plan, channels: Channels) -> None:
+    """Puts the collectives of a plan in the place of one."""
+    op = collective.op
+    value = op.operands[0]
+    for step in plan.steps:
+        changed: dict[str, ir.Attribute] = {"replica_groups": step.replica_groups}
+        named = _DIMENSION.get(step.kind)
+        if named is not None:
+            integer = ir.IntegerType.get_signless(64, op.context)
+            changed[named] = ir.IntegerAttr.get(integer, step.dimension)
+        kind = f"stablehlo.{step.kind}"
+        dropped = tuple(_DIMENSION.values())
+        value = collective_like(op, kind, value, step.result, changed, dropped=dropped)
+        channels.renew(maker_of(value))
+    op.results[0].replace_all_uses_with(value)
+    op.erase()
