@@ -31,6 +31,8 @@ A block is left as it is, with a note of the reason under `explain`,
 
 - where the plan hides less than three fifths of what could be hidden: what XLA does then, combining
   included, was found to be better than a program that is held to such a plan;
+- where the block with its fences is not expected to be faster, by two in a hundred, than what XLA
+  makes of it by itself (`overlap.compilers`, combining included);
 - for TPUs: XLA:TPU ignores every form that was tried for the collectives that it leaves exposed
   (all_reduce, reduce_scatter and all_to_all are synchronous there).
 
@@ -39,13 +41,15 @@ docs/schedule-overlap.md has what was measured on all compilers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import ClassVar
 
 from stablehlo_tools.analysis.collectives import ModuleFacts
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.partitioner_work import left_to_the_partitioner
+from stablehlo_tools.analysis.tasks.expected import expected_run
 from stablehlo_tools.analysis.tasks.graph import TracedGraph, traced_task_graph
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.clock import Clock
@@ -80,7 +84,8 @@ __all__ = ["PlanLimits", "ScheduleOverlapPass", "ScheduledBlock", "schedule_bloc
 
 _GIB = 2.0**30
 _HEADROOM = _GIB  # bytes that a plan may need more than the program's own order
-_WORTH = 0.6  # of what could be hidden: a plan that hides less is not written
+_HIDES = 0.6  # of what could be hidden: a plan that hides less is not written
+_WORTH = 0.98  # of what XLA makes of a block by itself: fences cost fusions that no model has
 _TRIES = 3  # plans, each with less memory than the one before
 
 
@@ -112,38 +117,68 @@ class ScheduleOverlapPass(Pass):
         if None in draft.left:
             take_over(module, draft.module)
         if self.explain:
-            diagnostics.collected += _explained(draft.blocks, draft.left)
+            diagnostics.collected += _explained(draft)
             diagnostics.collected += explain(_Work.of(module, hardware).traced)
 
     def _draft(self, module: ir.Module, hardware: Hardware) -> _Draft:
-        """What to make of a module, within the memory limit as it is written.
+        """What to make of a module: the blocks that are faster so, within the memory limit."""
+        whole = self._within_limit(module, hardware, None)
+        if None not in whole.left:
+            return whole
+        alone = copy_module(module)
+        _prepare(alone)
+        faster = {
+            number
+            for number, (ns, own) in enumerate(
+                zip(
+                    self._passages(whole.module, hardware),
+                    self._passages(alone, hardware),
+                    strict=True,
+                )
+            )
+            if ns <= _WORTH * own
+        }
+        if all(block.number in faster for block, left in whole.pairs() if left is None):
+            return whole
+        return self._within_limit(module, hardware, faster)
+
+    def _passages(self, module: ir.Module, hardware: Hardware) -> list[float]:
+        """What XLA is expected to make of each block, in ns, inner ones first."""
+        return list(expected_run(module, hardware, streams=self.streams).blocks.values())
+
+    def _within_limit(
+        self, module: ir.Module, hardware: Hardware, chosen: Container[int] | None
+    ) -> _Draft:
+        """What to make of some of a module's blocks within the memory limit as it is written.
 
         Fences keep some tensors longer than the plan does: then the plan gets less.
         """
-        draft, less = self._written(module, hardware, 0.0), 0.0
+        draft, less = self._written(module, hardware, 0.0, chosen), 0.0
         for _ in range(_TRIES):
             over = 0.0 if self.memory_limit is None else draft.peak - self.memory_limit * _GIB
             if over <= 0 or None not in draft.left:
                 return draft
             less += over
             try:
-                draft = self._written(module, hardware, less)
+                draft = self._written(module, hardware, less, chosen)
             except ToolError:
                 break  # there is no such order
         reason = "what the fences keep would exceed the memory limit"
         return replace(draft, left=[known or reason for known in draft.left])
 
-    def _written(self, module: ir.Module, hardware: Hardware, less: float) -> _Draft:
+    def _written(
+        self, module: ir.Module, hardware: Hardware, less: float, chosen: Container[int] | None
+    ) -> _Draft:
         """A copy with its blocks scheduled; `less` bytes than the limit are the plan's."""
         copy = copy_module(module)
         _prepare(copy)
         work = _Work.of(copy, hardware)
         headroom = self._headroom(work) - less
-        blocks = list(self._blocks(work, work.traced, headroom, in_loop=False))
-        left = [_why_left(block, hardware) for block in blocks]
+        blocks = list(self._blocks(work, work.traced, headroom, count()))
+        left = [_why_left(block, hardware, chosen) for block in blocks]
         for block, reason in zip(blocks, left, strict=True):
             if reason is None:
-                write_block(block)
+                write_block(block.scheduled)
         limited = self.memory_limit is not None and None in left
         peak = _Work.of(copy, hardware).peak if limited else work.peak
         return _Draft(copy, blocks, left, peak)
@@ -171,16 +206,31 @@ class ScheduleOverlapPass(Pass):
         return self.memory_limit * _GIB - work.peak
 
     def _blocks(
-        self, work: _Work, traced: TracedGraph, headroom: float, *, in_loop: bool
-    ) -> Iterator[ScheduledBlock]:
+        self,
+        work: _Work,
+        traced: TracedGraph,
+        headroom: float,
+        numbers: Iterator[int],
+        *,
+        depth: int = 0,
+    ) -> Iterator[_Block]:
         """The blocks with collectives, each with its schedule, inner ones first."""
         for body in traced.bodies.values():
-            yield from self._blocks(work, body, max(0.0, headroom), in_loop=True)
+            yield from self._blocks(work, body, max(0.0, headroom), numbers, depth=depth + 1)
+        number, in_loop = next(numbers), depth > 0
         limits = PlanLimits(headroom, self.streams, not self.no_compute_reorder, work.copy_rate)
         own = memory_profile(traced.graph, in_loop=in_loop).peak_bytes
         block = schedule_block(traced, work.effects, limits, own, in_loop=in_loop)
         if block is not None:
-            yield block
+            yield _Block(number, block)
+
+
+@dataclass(frozen=True)
+class _Block:
+    """A scheduled block, and which of the program's blocks it is, inner ones first."""
+
+    number: int
+    scheduled: ScheduledBlock
 
 
 @dataclass(frozen=True)
@@ -188,9 +238,13 @@ class _Draft:
     """A rewritten copy of a module, why each of its blocks is left, and the bytes it needs."""
 
     module: ir.Module
-    blocks: Sequence[ScheduledBlock]
+    blocks: Sequence[_Block]
     left: Sequence[str | None]
     peak: float
+
+    def pairs(self) -> Iterator[tuple[_Block, str | None]]:
+        """Each block with why it is left."""
+        return zip(self.blocks, self.left, strict=True)
 
 
 @dataclass(frozen=True)
@@ -223,29 +277,30 @@ def _prepare(module: ir.Module) -> None:
         PartitionPass().run(module, Diagnostics())
 
 
-def _why_left(block: ScheduledBlock, hardware: Hardware) -> str | None:
+def _why_left(block: _Block, hardware: Hardware, chosen: Container[int] | None) -> str | None:
     """Why a block is left as it is; None where it is written."""
     if hardware.is_torus:
         return "no form was found that XLA:TPU keeps to where it leaves time exposed"
-    if not block.holds:
+    if not block.scheduled.holds:
         return "no collective could begin elsewhere than where it stands"
-    if block.closed < _WORTH:
+    if block.scheduled.closed < _HIDES:
         return (
-            f"the plan hides {block.closed:.0%} of what could be hidden: less than "
-            f"{_WORTH:.0%} is left to the compiler"
+            f"the plan hides {block.scheduled.closed:.0%} of what could be hidden: less than "
+            f"{_HIDES:.0%} is left to the compiler"
         )
+    if chosen is not None and block.number not in chosen:
+        return "XLA is expected to be as fast by itself"
     return None
 
 
-def _explained(
-    blocks: Sequence[ScheduledBlock], left: Sequence[str | None]
-) -> Iterator[Diagnostic]:
+def _explained(draft: _Draft) -> Iterator[Diagnostic]:
     """A note for each block: its times, and why it is left as it is."""
-    for block, reason in zip(blocks, left, strict=True):
-        schedule = block.schedule
+    for block, reason in draft.pairs():
+        schedule = block.scheduled.schedule
         times = (
             f"{duration(schedule.before_ns)} as it stands, {duration(schedule.total_ns)} planned, "
             f"no order below {duration(schedule.floor_ns)}"
         )
         said = "scheduled" if reason is None else f"left as it is: {reason}"
-        yield Diagnostic(Severity.NOTE, f"{times}: {said}", to_place(block.location))
+        location = block.scheduled.location
+        yield Diagnostic(Severity.NOTE, f"{times}: {said}", to_place(location))

@@ -25,7 +25,8 @@ RUN = (0, 3, 4, 8, 9, 11)
 @pytest.fixture(autouse=True)
 def every_plan_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also one that hides too little: it must be right all the same."""
-    monkeypatch.setattr(schedule_overlap, "_WORTH", -1.0)
+    monkeypatch.setattr(schedule_overlap, "_HIDES", -1.0)
+    monkeypatch.setattr(schedule_overlap, "_WORTH", float("inf"))
 
 
 def run(program: Artifact, values: list[list[Any]]) -> list[list[bytes]]:

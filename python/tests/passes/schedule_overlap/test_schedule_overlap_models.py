@@ -117,7 +117,8 @@ def barriers(program: Exported) -> int:
 def test_values_stay(name: str, monkeypatch: pytest.MonkeyPatch):
     from stablehlo_tools.transforms import schedule_overlap
 
-    monkeypatch.setattr(schedule_overlap, "_WORTH", -1.0)
+    monkeypatch.setattr(schedule_overlap, "_HIDES", -1.0)
+    monkeypatch.setattr(schedule_overlap, "_WORTH", float("inf"))
     before = exported(PROGRAMS[name])
     after = stablehlo_tools.transform(before, PASS)
     assert barriers(after) > barriers(before)

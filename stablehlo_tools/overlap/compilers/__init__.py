@@ -1,0 +1,1 @@
+"""What XLA's schedulers make of a task graph by themselves."""

@@ -1,0 +1,168 @@
+"""What a program takes as XLA schedules it, predicted without the compiler.
+
+Of each block, inner loops first: collectives become what XLA makes of them (`cost.as_compiled`) and
+are combined (`combining`), then the block is put in the order of the latency-hiding scheduler
+(`latency_hiding`) and timed. A loop counts as its iterations one after the other, for XLA moves
+nothing from one to another. That XLA:GPU makes all collectives synchronous where a program needs
+more memory than the device has is not modelled.
+
+docs/hardware.md has how far this is from the compilers' own schedules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from stablehlo_tools.cost.as_compiled import as_compiled
+from stablehlo_tools.cost.collectives import transfer_time
+from stablehlo_tools.cost.hardware import Hardware
+from stablehlo_tools.cost.transfers import Transfer, TransferTime
+from stablehlo_tools.overlap.bounds import iterations
+from stablehlo_tools.overlap.compilers.combining import combined
+from stablehlo_tools.overlap.compilers.latency_hiding import latency_hiding_order
+from stablehlo_tools.overlap.memory import memory_profile
+from stablehlo_tools.overlap.scheduling.problem import problem_of
+from stablehlo_tools.overlap.scheduling.timing import time_order
+from stablehlo_tools.overlap.task_graph import Task, TaskGraph, TaskKind
+
+_MIB = 2.0**20
+
+
+@dataclass(frozen=True, slots=True)
+class _Compiler:
+    """How a compiler combines and schedules.
+
+    `combines`: up to how many bytes, by kind. `at_once`: how many collectives may be open. A
+    collective is believed to take `patience` times what the cost model says: fitted, on the forward
+    passes of the zoo, to where XLA:GPU begins its gathers.
+    """
+
+    combines: dict[str, float]
+    at_once: int | None
+    patience: float
+
+
+_GPU = _Compiler(
+    dict.fromkeys(("all_gather", "all_reduce", "reduce_scatter"), 30 * _MIB), 1, patience=2.0
+)
+_TPU = _Compiler({"all_reduce": 128 * _MIB - 1}, None, patience=1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """A run on a device: ns in all and of compute alone, the most bytes alive, and the ns of one
+    passage through each block, by the loops that lead to it (task ids, outermost first)."""
+
+    total_ns: float
+    compute_ns: float
+    peak_bytes: float
+    blocks: dict[tuple[int, ...], float]
+
+    @property
+    def exposed_ns(self) -> float:
+        """How long the device does not compute."""
+        return self.total_ns - self.compute_ns
+
+
+def expected(graph: TaskGraph, hardware: Hardware, devices: int, *, streams: int = 1) -> Expected:
+    """What a graph takes as the compiler for this hardware would schedule it.
+
+    `streams`: how many collectives XLA:GPU is told to have in flight, 0 for any number.
+    """
+    compiler = _TPU if hardware.is_torus else replace(_GPU, at_once=streams or None)
+    return _Blocks(compiler, hardware, devices).expected(graph)
+
+
+@dataclass
+class _Blocks:
+    """Times the blocks of a program."""
+
+    compiler: _Compiler
+    hardware: Hardware
+    devices: int
+    peak: float = 0.0
+    passages: dict[tuple[int, ...], float] = field(default_factory=dict[tuple[int, ...], float])
+
+    def expected(self, graph: TaskGraph) -> Expected:
+        """A run of a program."""
+        total, compute = self.of(graph, ())
+        return Expected(total, compute, self.peak, self.passages)
+
+    def of(self, graph: TaskGraph, path: tuple[int, ...]) -> tuple[float, float]:
+        """The ns of a passage through a graph, and those of its compute."""
+        tasks: list[Task] = []
+        compute = 0.0
+        for task in graph.tasks:
+            if task.loop is None:
+                compute += task.ns if task.communication is None else 0.0
+                tasks.append(task)
+                continue
+            inside, computing = self.of(task.loop.body, (*path, task.id))
+            times = iterations(task.loop)
+            compute += times * computing
+            tasks.append(replace(task, ns=times * inside))
+        graph = _each(TaskGraph(tasks, graph.storages), self._compiled)
+        graph = combined(graph, self.compiler.combines, self._time)
+        total = self._scheduled(_on_compute_stream(graph, self._waits), path)
+        self.passages[path] = total
+        return total, compute
+
+    def _scheduled(self, graph: TaskGraph, path: tuple[int, ...]) -> float:
+        """The ns of a block in the compiler's order, in which each loop takes its own."""
+        problem = problem_of(_each(graph, _as_kernel), in_loop=bool(path))
+        compiler = self.compiler
+        order = latency_hiding_order(problem, compiler.at_once, compiler.patience)
+        if not path:
+            self.peak = memory_profile(graph, order).peak_bytes
+        return time_order(problem, order, ()).total
+
+    def _compiled(self, task: Task) -> Task:
+        """A collective as the compiler makes it."""
+        sent = task.communication
+        if sent is None or not sent.is_collective:
+            return task
+        transfer = Transfer(sent.kind, sent.bytes, sent.groups)
+        made = as_compiled(transfer, self.hardware, self.devices).transfer
+        if made == transfer:
+            return task
+        time = self._time(made)
+        sent = replace(sent, kind=made.kind, latency_ns=time.latency_ns)
+        return replace(task, ns=time.ns, communication=sent)
+
+    def _waits(self, task: Task) -> bool:
+        """Whether compute stands still for a collective."""
+        sent = task.communication
+        if sent is None or not sent.is_collective:
+            return False
+        transfer = Transfer(sent.kind, sent.bytes, sent.groups)
+        return not as_compiled(transfer, self.hardware, self.devices).overlaps
+
+    def _time(self, transfer: Transfer) -> TransferTime:
+        return transfer_time(transfer, self.hardware, self.devices)
+
+
+def _each(graph: TaskGraph, change: Callable[[Task], Task]) -> TaskGraph:
+    return TaskGraph([change(task) for task in graph.tasks], graph.storages)
+
+
+def _as_kernel(task: Task) -> Task:
+    return task if task.loop is None else replace(task, kind=TaskKind.COMPUTE, loop=None)
+
+
+def _on_compute_stream(graph: TaskGraph, waits: Callable[[Task], bool]) -> TaskGraph:
+    """The graph with what compute stands still for as compute."""
+    held = {task.id for task in graph.tasks if waits(task)}
+
+    def change(task: Task) -> Task:
+        if task.id in held:
+            return replace(task, kind=TaskKind.COMPUTE, communication=None)
+        if task.start in held:
+            return replace(task, kind=TaskKind.VIEW, start=None, deps=_with(task.deps, task.start))
+        return task
+
+    return _each(graph, change) if held else graph
+
+
+def _with(deps: Sequence[int], start: int | None) -> tuple[int, ...]:
+    return tuple(deps) if start is None else (start, *deps)

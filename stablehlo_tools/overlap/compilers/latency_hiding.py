@@ -1,0 +1,86 @@
+"""The order that XLA's latency-hiding scheduler gives a graph: a list scheduler from the end.
+
+From what is ready (all that uses it stands behind it already) it takes first the end of a
+collective, if fewer are open than may be; then the start of one that has been open for as long as
+it takes; then compute, the last of the text first; and only then goes back to where an open
+collective has taken long enough. So a collective ends right before its first user, and begins no
+earlier than it has to: but what is left over when all compute is placed begins at the start of the
+program, where nothing hides it.
+
+How long a collective takes is here what the compiler believes, which is `patience` times what the
+cost model says. (xla/service/latency_hiding_scheduler.cc, of which this has what decides on
+machines of one kind of link: no memory limit, no scheduling groups.)
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+
+from stablehlo_tools.overlap.scheduling.problem import COMPUTE, Problem
+
+
+def latency_hiding_order(problem: Problem, at_once: int | None, patience: float) -> list[int]:
+    """All tasks, first to last; at most `at_once` collectives are open, None for any number."""
+    return _Backwards(problem, at_once, patience).order()
+
+
+class _Backwards:
+    """What stands behind already, and what is ready to stand before it."""
+
+    def __init__(self, problem: Problem, at_once: int | None, patience: float) -> None:
+        self._problem = problem
+        self._at_once = at_once
+        self._patience = patience
+        self._left = [len(users) for users in problem.users]
+        self._since = [0.0] * problem.size  # from when on a task may stand, counted from the end
+        self._now = 0.0
+        self._open = 0
+        self._ends: list[int] = []
+        self._compute: list[int] = []
+        self._starts: list[tuple[float, int]] = []
+
+    def order(self) -> list[int]:
+        """All tasks."""
+        for task, left in enumerate(self._left):
+            if not left:
+                self._ready(task)
+        placed: list[int] = []
+        while len(placed) < self._problem.size:
+            task = self._next()
+            placed.append(task)
+            self._place(task)
+        placed.reverse()
+        return placed
+
+    def _ready(self, task: int) -> None:
+        problem = self._problem
+        if problem.starts[task] is not None:
+            heappush(self._ends, -task)
+        elif problem.stream[task] == COMPUTE:
+            heappush(self._compute, -task)
+        else:
+            heappush(self._starts, (self._since[task], -task))
+
+    def _next(self) -> int:
+        if self._ends and (self._at_once is None or self._open < self._at_once):
+            return -heappop(self._ends)
+        if self._starts and (self._starts[0][0] <= self._now or not self._compute):
+            return -heappop(self._starts)[1]
+        return -heappop(self._compute)
+
+    def _place(self, task: int) -> None:
+        problem = self._problem
+        start = problem.starts[task]
+        self._now = max(self._now, self._since[task])
+        if start is not None:
+            self._open += 1
+        elif problem.stream[task] == COMPUTE:
+            self._now += problem.ns[task]
+        else:
+            self._open -= 1
+        for dep in problem.deps[task]:
+            takes = self._patience * problem.ns[dep] if dep == start else 0.0
+            self._since[dep] = max(self._since[dep], self._now + takes)
+            self._left[dep] -= 1
+            if not self._left[dep]:
+                self._ready(dep)
