@@ -1,5 +1,5 @@
-// RUN: stablehlo-tools opt %s -p bucket-collectives --split-input-file | filecheck %s --enable-var-scope
-// RUN: stablehlo-tools opt %s -p 'bucket-collectives{explain}' --split-input-file 2>&1 >%t.mlir | filecheck %s --check-prefix=EXPLAINED
+// RUN: stablehlo-tools opt %s -p 'bucket-collectives{against=text}' --split-input-file | filecheck %s --enable-var-scope
+// RUN: stablehlo-tools opt %s -p 'bucket-collectives{against=text explain}' --split-input-file 2>&1 >%t.mlir | filecheck %s --check-prefix=EXPLAINED
 
 // EXPLAINED: note: 2 times all_reduce became one: saves {{.+}} us of latency for {{.+}} us of copies
 // EXPLAINED-NEXT: note: another of them stands here

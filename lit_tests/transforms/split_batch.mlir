@@ -1,4 +1,4 @@
-// RUN: stablehlo-tools opt %s -p split-batch --split-input-file | filecheck %s
+// RUN: stablehlo-tools opt %s -p 'split-batch{against=text}' --split-input-file | filecheck %s
 // RUN: stablehlo-tools opt %s -p 'split-batch{arguments=0 explain}' --split-input-file -o /dev/null 2>&1 | filecheck %s --check-prefix=EXPLAINED
 
 // A layer of tensor parallelism: each part has its dot and its all_reduce, on channels of their own.

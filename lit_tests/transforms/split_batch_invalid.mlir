@@ -1,4 +1,4 @@
-// RUN: stablehlo-tools opt %s -p split-batch --split-input-file --verify-diagnostics
+// RUN: stablehlo-tools opt %s -p 'split-batch{against=text}' --split-input-file --verify-diagnostics
 // RUN: not stablehlo-tools opt %s -p 'split-batch{parts=1}' --split-input-file 2>&1 | filecheck %s --check-prefix=ONE
 // RUN: not stablehlo-tools opt %s -p 'split-batch{arguments=4}' --split-input-file 2>&1 | filecheck %s --check-prefix=FIFTH
 // RUN: not stablehlo-tools opt %s -p 'split-batch{arguments=0 dimension=2}' --split-input-file 2>&1 | filecheck %s --check-prefix=THIRD

@@ -50,7 +50,7 @@ class Program:
 class Module:
     """A module of a candidate.
 
-    `predicted_ns`, `predicted_bytes`: what the model says of it in a good order, if it has one.
+    `predicted_ns`, `predicted_bytes`: what the model of XLA's schedulers says of it, if it has one.
     `said`: what the passes warned of.
     """
 

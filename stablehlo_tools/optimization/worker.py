@@ -64,18 +64,15 @@ def _rewrite(head: dict[str, Any]) -> Answer:
 
 
 def _predicted(artifact: Artifact, hardware: Hardware) -> dict[str, float | None]:
-    """Time and memory of the program in a good order of its own; None where the model has none.
-
-    Not in the order in which it is written: what is split into parts is to gain by the order that a
-    pass, or the compiler, still has to find.
-    """
+    """Time and memory of the program as XLA is expected to schedule it; None where the model has
+    none."""
     from stablehlo_tools.analysis.partitioner_work import left_to_the_partitioner
-    from stablehlo_tools.transforms.parts.pipeline_collectives.choosing import predict
+    from stablehlo_tools.analysis.tasks.expected import expected_run
 
     try:
         if left_to_the_partitioner(artifact.module) is None:
-            told = predict(artifact.module, hardware, held=None)
-            return {"predicted_ns": told.ns, "predicted_bytes": told.peak_bytes}
+            told = expected_run(artifact.module, hardware)
+            return {"predicted_ns": told.total_ns, "predicted_bytes": told.peak_bytes}
     except ToolError:
         pass
     return {"predicted_ns": None, "predicted_bytes": None}

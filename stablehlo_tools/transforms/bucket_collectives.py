@@ -26,17 +26,20 @@ in another order.
 Left as they are: collectives that differ in more than their shapes (of exchanges, element types
 too); those of which one needs another; those in an async_start or a token chain, without elements
 along their dimension, or with a mesh axis left free around them; those whose data takes longer to
-copy than their latency. `explain` says which rule it was.
+copy than their latency; all, where XLA is expected to be faster with its own combiners. `explain`
+says which rule it was.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
+from stablehlo_tools.analysis.tasks.expected import expected_run
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.cost.hardware import load_hardware
+from stablehlo_tools.cost.hardware import Hardware, load_hardware
 from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, Severity, ToolError, note
+from stablehlo_tools.ir.clone import copy_module, take_over
 from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.passes.road import Milestone, Stage
 from stablehlo_tools.transforms.parts.bucket_collectives.merge import Merger
@@ -58,14 +61,17 @@ class BucketCollectivesPass(Pass):
     """Collectives that are alike become one where that saves more latency than overlap.
 
     `hardware`: the name or the file of the profile to plan for. `memory-limit`: the GiB that the
-    plan may need on a device; without it, one more than the program's own order needs. `explain`:
-    a note for each bucket, and for each collective that is left out of one.
+    plan may need on a device; without it, one more than the program's own order needs. `against`:
+    what the buckets must not be slower than, the program as XLA schedules it, its own combiners
+    included (`xla`), or as it is written (`text`). `explain`: a note for each bucket, and for each
+    collective that is left out of one.
     """
 
     name: ClassVar[str] = "bucket-collectives"
-    milestone: ClassVar[Milestone | None] = Milestone(Stage.MERGE)
+    milestone: ClassVar[Milestone | None] = Milestone(Stage.MERGE, ("against=text",))
     hardware: str = "h100"
     memory_limit: float | None = None
+    against: Literal["xla", "text"] = "xla"
     explain: bool = False
 
     def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:
@@ -76,10 +82,29 @@ class BucketCollectivesPass(Pass):
                 module.operation.location,
             )
         limit = None if self.memory_limit is None else self.memory_limit * _GIB
-        plan = plan_buckets(module, load_hardware(self.hardware), limit)
-        apply_buckets(module, plan.buckets)
+        hardware = load_hardware(self.hardware)
+        plan = plan_buckets(module, hardware, limit)
+        draft = copy_module(module)
+        apply_buckets(draft, plan.buckets)
+        left = bool(plan.buckets) and self._is_slower(draft, module, hardware)
+        if plan.buckets and not left:
+            take_over(module, draft)
         if self.explain:
-            diagnostics.collected += _explained(plan)
+            diagnostics.collected += [_left(plan, module)] if left else _explained(plan)
+
+    def _is_slower(self, draft: ir.Module, module: ir.Module, hardware: Hardware) -> bool:
+        """Whether XLA is expected to make less of a draft than of the module."""
+        if self.against == "text":
+            return False
+        own = expected_run(module, hardware)
+        return expected_run(draft, hardware).total_ns > own.total_ns
+
+
+def _left(plan: Plan, module: ir.Module) -> Diagnostic:
+    return note(
+        f"{len(plan.buckets)} buckets are left to XLA, which is expected to be faster with its own",
+        module.operation.location,
+    )
 
 
 def _explained(plan: Plan) -> list[Diagnostic]:

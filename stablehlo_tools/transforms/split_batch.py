@@ -37,15 +37,16 @@ samples: bitwise as before where the backend computes a row of a dot alike howev
 Sums over the batch are sums of the parts' sums, maxima and the like are exact.
 
 Without `arguments`, every dimension of every argument is tried, and the one is taken that puts the
-most work in parts; where none puts a collective in parts, the program stays as it is, with a
-warning. A second run splits the parts again. Calls are inlined.
+most work in parts; where none puts a collective in parts, or where XLA is expected to be as fast
+with the whole, the program stays as it is, with a warning. A second run splits the parts again.
+Calls are inlined.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from stablehlo_tools.analysis.collectives import Channels
 from stablehlo_tools.analysis.dimension_propagation.propagation import Graph, Meeting
@@ -57,9 +58,11 @@ from stablehlo_tools.analysis.dimension_propagation.seeds import (
 )
 from stablehlo_tools.analysis.dimension_propagation.tilings import DimTiling
 from stablehlo_tools.analysis.entry import argument_name
+from stablehlo_tools.analysis.tasks.expected import expected_run
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, ToolError, note
-from stablehlo_tools.ir.clone import copy_module
+from stablehlo_tools.cost.hardware import load_hardware
+from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, ToolError, duration, note
+from stablehlo_tools.ir.clone import copy_module, take_over
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.token_chain import refuse_tokens
 from stablehlo_tools.ir.walk import entry_function, functions_by_name
@@ -82,34 +85,58 @@ class SplitBatchPass(Pass):
     `parts`: how many, consecutive pieces of equal size. `arguments`: the numbers of the arguments
     that carry the batch, as `main` counts them from 0; without, they are found. `dimension`: which
     dimension of theirs it is. `join-mixed`: where samples are mixed, put the parts together there
-    and go on, instead of refusing; the parts then wait for each other. `explain`: say which
-    arguments carry the batch, what is in parts, and the memory before and after.
+    and go on, instead of refusing; the parts then wait for each other. `hardware`: the name or the
+    file of the profile that times are predicted for. `against`: what the parts have to be faster
+    than, the program as XLA schedules it (`xla`), or nothing (`text`); as where `arguments` are
+    given. `explain`: say which arguments carry the batch, what is in parts, and the memory before
+    and after.
     """
 
     name: ClassVar[str] = "split-batch"
     milestone: ClassVar[Milestone | None] = Milestone(
-        Stage.SPLIT, ("parts=2", "parts=2 join-mixed")
+        Stage.SPLIT, ("parts=2 against=text", "parts=2 join-mixed against=text")
     )
     parts: int = 2
     arguments: tuple[int, ...] = ()
     dimension: int = 0
     join_mixed: bool = False
+    hardware: str = "h100"
+    against: Literal["xla", "text"] = "xla"
     explain: bool = False
 
     def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:
-        """Rewrites the module in place."""
+        """Rewrites the module in place, or a copy of it to be compared with."""
+        hardware = load_hardware(self.hardware)
         self._check(module)
+        if self.against == "text" or self.arguments:
+            self._split(module, diagnostics)
+            return
+        draft = copy_module(module)
+        if not self._split(draft, diagnostics):
+            return
+        own, parts = (expected_run(each, hardware).total_ns for each in (module, draft))
+        if parts < own:
+            take_over(module, draft)
+            return
+        diagnostics.warn(
+            f"split-batch: left whole, for XLA is expected to take {duration(parts)} for the parts "
+            f"and {duration(own)} for the whole; `against=text` splits all the same",
+            entry_function(module).location,
+        )
+
+    def _split(self, module: ir.Module, diagnostics: Diagnostics) -> bool:
+        """Writes the parts; whether there is anything to split."""
         if len(functions_by_name(module)) > 1:
             copy = copy_module(module)
             inline_all_calls(copy)
             if not self._chosen(copy):
                 self._leave(module, diagnostics)
-                return
+                return False
             inline_all_calls(module)
         chosen = self._chosen(module)
         if not chosen:
             self._leave(module, diagnostics)
-            return
+            return False
         before = peak_bytes(module) if self.explain else 0.0
         if self.explain:
             diagnostics.collected += [self._account(c) for c in chosen]
@@ -119,6 +146,7 @@ class SplitBatchPass(Pass):
                 AllPartsWriter(each.trial.dims, channels).run()
         if self.explain:
             diagnostics.collected.append(_memory(before, peak_bytes(module), module))
+        return True
 
     def _check(self, module: ir.Module) -> None:
         if self.parts < 2:

@@ -37,7 +37,7 @@ UNFOLDING = [
     "fold-pipeline",
     "pipeline-collectives",
     "schedule-overlap",
-    "split-batch{parts=2}",
+    "split-batch{parts=2 against=text}",
     "split-layers{counts=1,1}",
     "split-weight-gradients",
 ]

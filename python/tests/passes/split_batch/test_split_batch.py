@@ -74,7 +74,7 @@ def collectives(exported: Exported) -> Counter[str]:
 @pytest.mark.parametrize("name", soaked(OPTIONS))
 def test_models_keep_their_values(name: str):
     before = partitioned(name)
-    after = stablehlo_tools.transform(before, "split-batch")
+    after = stablehlo_tools.transform(before, "split-batch{against=text}")
     assert sum(collectives(after).values()) > sum(collectives(before).values())
     outputs = compared(before, after, ZOO[name].arguments(0, **OPTIONS[name]))
     assert_kept(outputs, bitwise=name in BITWISE)
@@ -83,19 +83,21 @@ def test_models_keep_their_values(name: str):
 @pytest.mark.parametrize("name", soaked(["decoder-tp-step"]))
 def test_more_parts_keep_the_values(name: str):
     before = partitioned(name)
-    after = stablehlo_tools.transform(before, "split-batch{parts=4}")
+    after = stablehlo_tools.transform(before, "split-batch{parts=4 against=text}")
     assert_kept(compared(before, after, ZOO[name].arguments(0, **OPTIONS[name])))
 
 
 @pytest.mark.parametrize("name", soaked(REFUSED))
 def test_models_that_mix_samples_are_refused_by_name(name: str):
     with pytest.raises(ToolError, match=rf"stablehlo.{REFUSED[name]} mixes samples"):
-        stablehlo_tools.transform(partitioned(name), "split-batch")
+        stablehlo_tools.transform(partitioned(name), "split-batch{against=text}")
 
 
 @pytest.mark.parametrize("name", soaked(["decoder-2d-scan-step"]))
 def test_the_same_bytes_come_out_every_time(name: str):
-    after = [stablehlo_tools.transform(partitioned(name), "split-batch") for _ in range(2)]
+    after = [
+        stablehlo_tools.transform(partitioned(name), "split-batch{against=text}") for _ in range(2)
+    ]
     assert after[0].mlir_module_serialized == after[1].mlir_module_serialized
 
 
@@ -125,7 +127,7 @@ def random_arguments(exported: Exported) -> list[Any]:
 
 def split_here(exported: Exported, options: str = "") -> Exported:
     """The program in parts, whose values are compared."""
-    after = stablehlo_tools.transform(exported, f"split-batch{{{options}}}")
+    after = stablehlo_tools.transform(exported, f"split-batch{{{options} against=text}}")
     assert_kept(compared(exported, after, random_arguments(exported)))
     return after
 
@@ -203,7 +205,7 @@ def _centred(up: Any, down: Any, x: Any) -> Any:
 def test_mixing_is_refused_where_it_stands_or_joined():
     before = on_devices(_centred, *MEGATRON)
     with pytest.raises(ToolError, match="mixes samples") as refused:
-        stablehlo_tools.transform(before, "split-batch")
+        stablehlo_tools.transform(before, "split-batch{against=text}")
     assert refused.value.diagnostic.place.function == "_centred"
     assert refused.value.diagnostic.notes[0].message == "it meets samples again here"
     assert collectives(split_here(before, "join-mixed")) == {"all_reduce": 2}
