@@ -153,7 +153,9 @@ def _run_problem(head: Head) -> str | None:
         return None
     if head.word == "RUN" and (head.colon or not LOOKS_LIKE_PROSE.fullmatch(head.body)):
         return "lit reads only 'RUN:'"
-    near = head.word != "RUN" and get_close_matches(head.word.upper(), ["RUN"], cutoff=0.65)
+    near = head.word not in ("RUN", "return") and get_close_matches(
+        head.word.upper(), ["RUN"], cutoff=0.65
+    )
     if near and LOOKS_LIKE_COMMAND.search(head.body):
         return f"'{head.word}' is not a directive; did you mean 'RUN:'?"
     return None
