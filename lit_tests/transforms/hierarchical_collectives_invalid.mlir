@@ -36,3 +36,13 @@ func.func @token_p3(%x: tensor<8xf32>) -> tensor<8xf32> {
   return %0#0 : tensor<8xf32>
 }
 }
+
+// -----
+
+// P4: what the second RUN asks for is refused before anything is read.
+module attributes {mhlo.num_partitions = 4 : i32, mhlo.num_replicas = 1 : i32} {
+func.func @rows_of_one_p4(%x: tensor<8xf32>) -> tensor<32xf32> {
+  %a = "stablehlo.all_gather"(%x) {all_gather_dim = 0 : i64, replica_groups = dense<[[0, 1, 2, 3]]> : tensor<1x4xi64>, channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, use_global_device_ids} : (tensor<8xf32>) -> tensor<32xf32>
+  return %a : tensor<32xf32>
+}
+}
