@@ -30,7 +30,8 @@ was, u the unit roundoff of its type, as long as nothing on the way overflows.
 Left as they are, with a note of the reason under `explain`: what no table makes faster by the cost
 model (on switches, one whose rows stay within the fast link and whose columns only cross it);
 several operands at once; groups of different sizes, or that the channel of the collective cannot
-express; async pairs; and what a frontend attribute steers.
+express; async pairs; what a frontend attribute steers; and all, where XLA is not expected to be
+faster with them (`overlap.compilers`), unless `rows` asks for it.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ from stablehlo_tools.analysis.collectives import (
     tensor_bytes,
 )
 from stablehlo_tools.analysis.replica_groups import ProcessGroups
+from stablehlo_tools.analysis.tasks.expected import expected_run
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.as_compiled import as_compiled
 from stablehlo_tools.cost.collectives import transfer_time
@@ -54,6 +56,7 @@ from stablehlo_tools.cost.hardware import Hardware, load_hardware
 from stablehlo_tools.cost.transfers import Transfer, TransferTime
 from stablehlo_tools.diagnostics import Diagnostics, ToolError, duration, note
 from stablehlo_tools.dialect.frontend_attributes import steering
+from stablehlo_tools.ir.clone import copy_module, take_over
 from stablehlo_tools.ir.token_chain import refuse_tokens
 from stablehlo_tools.ir.values import maker_of
 from stablehlo_tools.passes.base import Pass
@@ -93,9 +96,26 @@ class HierarchicalCollectivesPass(Pass):
                 module.operation.location,
             )
         refuse_tokens(module, self.name, "P3")
+        draft, notes = copy_module(module), Diagnostics()
+        if self._rewrite(draft, hardware, notes):
+            if self.rows or _is_faster(draft, module, hardware):
+                take_over(module, draft)
+            else:
+                notes.collected = [
+                    note(
+                        f"{self.name}: all stay whole: XLA is expected to be as fast by itself",
+                        module.operation.location,
+                    )
+                ]
+        if self.explain:
+            diagnostics.collected += notes.collected
+
+    def _rewrite(self, module: ir.Module, hardware: Hardware, notes: Diagnostics) -> bool:
+        """Rewrites a module in place; whether there was anything to rewrite."""
         collectives = find_collectives(module)
         facts = ModuleFacts.of(module, collectives)
         forms, channels = GroupForms(facts), Channels(module)
+        changed = False
         with ir.Location.unknown(module.context):
             for collective in collectives:
                 groups = forms.groups(collective) if collective.kind in _KINDS else None
@@ -110,9 +130,16 @@ class HierarchicalCollectivesPass(Pass):
                     said = _text(plan, pricing, self.rows)
                     if plan is not None:
                         _write(collective, plan, channels)
-                if self.explain:
-                    name = f"{self.name}: {collective.kind} over {len(groups[0])}"
-                    diagnostics.collected.append(note(f"{name}: {said}", location))
+                        changed = True
+                name = f"{self.name}: {collective.kind} over {len(groups[0])}"
+                notes.collected.append(note(f"{name}: {said}", location))
+        return changed
+
+
+def _is_faster(draft: ir.Module, module: ir.Module, hardware: Hardware) -> bool:
+    """Whether XLA is expected to make more of a draft than of the module."""
+    own = expected_run(module, hardware)
+    return expected_run(draft, hardware).total_ns < own.total_ns
 
 
 def _why_left(collective: Collective, groups: ProcessGroups) -> str | None:
