@@ -24,12 +24,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for `models`
 
-from models.zoo import MODELS, ZOO
+from models.zoo import ZOO
+from optimize import named
 
 from stablehlo_tools.analysis.partitioner_work import left_to_the_partitioner
 from stablehlo_tools.analysis.tasks.expected import expected_run
 from stablehlo_tools.api.transforming import transform
-from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.cost.hardware import Hardware, load_hardware
 from stablehlo_tools.diagnostics import ToolError
@@ -91,7 +91,7 @@ def main() -> None:
 
 def rows(name: str, target: str, pipelines: Sequence[str]) -> Iterator[tuple[str, Run, Run]]:
     """Each pipeline, "" for none, with its run and that of the program without it."""
-    given = named(name)
+    given = named(name, full=True)
     hardware = load_hardware(DEFAULT_HARDWARE[target])
     if left_to_the_partitioner(given.module) is not None:
         steps = f"partition{{hardware={DEFAULT_HARDWARE[target]}}},create-reduce-scatter"
@@ -100,16 +100,6 @@ def rows(name: str, target: str, pipelines: Sequence[str]) -> Iterator[tuple[str
     yield "", before, before
     for pipeline in pipelines:
         yield pipeline, measured(transform(given, pipeline), target, hardware), before
-
-
-def named(name: str) -> Artifact:
-    """A file, or a model of the zoo at full size."""
-    if Path(name).is_file():
-        return artifact.load(name)
-    built = MODELS[name].full()
-    if isinstance(built, str):
-        raise ToolError(f"{name}: {built}")
-    return artifact.from_exported(built, name)
 
 
 def measured(program: Artifact, target: str, hardware: Hardware) -> Run:

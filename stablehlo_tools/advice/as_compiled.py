@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from stablehlo_tools.cost.as_compiled import ON_COMPUTE_STREAM
 from stablehlo_tools.overlap.scheduling.scheduler import Limits, schedule
 from stablehlo_tools.overlap.simulator import Run, Simulation, simulate
 from stablehlo_tools.overlap.task_graph import Loop, Task, TaskGraph, TaskKind
@@ -45,7 +46,6 @@ _TPU = ByItself(
     frozenset({"all_gather", "collective_permute"}),
     frozenset({"all_gather", "all_to_all", "collective_permute"}),
 )
-_HELD_UP_ON_TPU = frozenset({"all_reduce", "reduce_scatter", "all_to_all"})
 
 
 def by_itself(*, is_torus: bool) -> ByItself:
@@ -99,7 +99,7 @@ def _add_exposed(run: Run, times: int, path: Path, sums: dict[Place, float]) -> 
 def _synchronous(graph: TaskGraph) -> TaskGraph:
     """The graph with what XLA:TPU does not overlap as compute."""
     held = {
-        t.id for t in graph.tasks if t.communication and t.communication.kind in _HELD_UP_ON_TPU
+        t.id for t in graph.tasks if t.communication and t.communication.kind in ON_COMPUTE_STREAM
     }
     return _changed(
         graph,

@@ -100,6 +100,11 @@ class Task:
     place: str = ""
     by_bytes: str = ""
 
+    @property
+    def needs(self) -> tuple[int, ...]:
+        """The tasks that it follows: those it reads, and the start that a wait waits for."""
+        return self.deps if self.start is None else (self.start, *self.deps)
+
 
 @dataclass(frozen=True, slots=True)
 class TaskGraph:

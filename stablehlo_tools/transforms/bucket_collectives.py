@@ -35,9 +35,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from stablehlo_tools.analysis.tasks.expected import expected_run
+from stablehlo_tools.analysis.tasks.expected import is_faster
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.cost.hardware import Hardware, load_hardware
+from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, Severity, ToolError, note
 from stablehlo_tools.ir.clone import copy_module, take_over
 from stablehlo_tools.passes.base import Pass
@@ -84,20 +84,15 @@ class BucketCollectivesPass(Pass):
         limit = None if self.memory_limit is None else self.memory_limit * _GIB
         hardware = load_hardware(self.hardware)
         plan = plan_buckets(module, hardware, limit)
-        draft = copy_module(module)
-        apply_buckets(draft, plan.buckets)
-        left = bool(plan.buckets) and self._is_slower(draft, module, hardware)
-        if plan.buckets and not left:
-            take_over(module, draft)
+        left = False
+        if plan.buckets:
+            draft = copy_module(module)
+            apply_buckets(draft, plan.buckets)
+            left = self.against == "xla" and is_faster(module, draft, hardware)
+            if not left:
+                take_over(module, draft)
         if self.explain:
             diagnostics.collected += [_left(plan, module)] if left else _explained(plan)
-
-    def _is_slower(self, draft: ir.Module, module: ir.Module, hardware: Hardware) -> bool:
-        """Whether XLA is expected to make less of a draft than of the module."""
-        if self.against == "text":
-            return False
-        own = expected_run(module, hardware)
-        return expected_run(draft, hardware).total_ns > own.total_ns
 
 
 def _left(plan: Plan, module: ir.Module) -> Diagnostic:

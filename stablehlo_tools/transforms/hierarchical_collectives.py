@@ -48,7 +48,7 @@ from stablehlo_tools.analysis.collectives import (
     tensor_bytes,
 )
 from stablehlo_tools.analysis.replica_groups import ProcessGroups
-from stablehlo_tools.analysis.tasks.expected import expected_run
+from stablehlo_tools.analysis.tasks.expected import is_faster
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.as_compiled import as_compiled
 from stablehlo_tools.cost.collectives import transfer_time
@@ -98,7 +98,7 @@ class HierarchicalCollectivesPass(Pass):
         refuse_tokens(module, self.name, "P3")
         draft, notes = copy_module(module), Diagnostics()
         if self._rewrite(draft, hardware, notes):
-            if self.rows or _is_faster(draft, module, hardware):
+            if self.rows or is_faster(draft, module, hardware):
                 take_over(module, draft)
             else:
                 notes.collected = [
@@ -134,12 +134,6 @@ class HierarchicalCollectivesPass(Pass):
                 name = f"{self.name}: {collective.kind} over {len(groups[0])}"
                 notes.collected.append(note(f"{name}: {said}", location))
         return changed
-
-
-def _is_faster(draft: ir.Module, module: ir.Module, hardware: Hardware) -> bool:
-    """Whether XLA is expected to make more of a draft than of the module."""
-    own = expected_run(module, hardware)
-    return expected_run(draft, hardware).total_ns < own.total_ns
 
 
 def _why_left(collective: Collective, groups: ProcessGroups) -> str | None:

@@ -52,9 +52,9 @@ from typing import ClassVar, Literal
 
 from stablehlo_tools.analysis.collectives import find_collectives
 from stablehlo_tools.analysis.partitioner_work import left_to_the_partitioner
-from stablehlo_tools.analysis.tasks.expected import expected_run
+from stablehlo_tools.analysis.tasks.expected import is_faster
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.cost.hardware import Hardware, load_hardware
+from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, ToolError, note
 from stablehlo_tools.ir.cleanup import write_as_values
 from stablehlo_tools.ir.clone import copy_module, take_over
@@ -101,11 +101,12 @@ class PipelineCollectivesPass(Pass):
             draft, Options(self.direction, self.distance, hardware, limit, self.hold)
         )
         work.run()
-        slower = self.direction == "auto" and work.changed and _slower(draft, module, hardware)
-        if work.changed and not slower:
+        asked = self.direction != "auto"
+        left = work.changed and not asked and not is_faster(draft, module, hardware)
+        if work.changed and not left:
             take_over(module, draft)
         if self.explain:
-            diagnostics.collected += [_left(module)] if slower else work.notes
+            diagnostics.collected += [_left(module)] if left else work.notes
 
     def _check(self, module: ir.Module) -> None:
         location = module.operation.location
@@ -123,12 +124,6 @@ class PipelineCollectivesPass(Pass):
                 location,
             )
         refuse_tokens(module, "pipeline-collectives", "P3")
-
-
-def _slower(draft: ir.Module, module: ir.Module, hardware: Hardware) -> bool:
-    """Whether XLA is expected to make as much of a module as of its draft."""
-    own = expected_run(module, hardware)
-    return expected_run(draft, hardware).total_ns >= own.total_ns
 
 
 def _left(module: ir.Module) -> Diagnostic:

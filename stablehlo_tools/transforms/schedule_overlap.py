@@ -49,7 +49,6 @@ from typing import ClassVar
 from stablehlo_tools.analysis.collectives import ModuleFacts
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.partitioner_work import left_to_the_partitioner
-from stablehlo_tools.analysis.tasks.expected import expected_run
 from stablehlo_tools.analysis.tasks.graph import TracedGraph, traced_task_graph
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.clock import Clock
@@ -67,6 +66,7 @@ from stablehlo_tools.ir.clone import copy_module, take_over
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.token_chain import refuse_tokens
 from stablehlo_tools.ir.walk import entry_function, functions_by_name
+from stablehlo_tools.overlap.compilers.expected import expected
 from stablehlo_tools.overlap.memory import memory_profile
 from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.passes.road import Milestone, Stage
@@ -125,26 +125,21 @@ class ScheduleOverlapPass(Pass):
         whole = self._within_limit(module, hardware, None)
         if None not in whole.left:
             return whole
-        alone = copy_module(module)
-        _prepare(alone)
+        written = _Work.of(whole.module, hardware)
+        passages = [self._passages(work, hardware) for work in (written, whole.work)]
         faster = {
             number
-            for number, (ns, own) in enumerate(
-                zip(
-                    self._passages(whole.module, hardware),
-                    self._passages(alone, hardware),
-                    strict=True,
-                )
-            )
+            for number, (ns, own) in enumerate(zip(*passages, strict=True))
             if ns <= _WORTH * own
         }
         if all(block.number in faster for block, left in whole.pairs() if left is None):
             return whole
         return self._within_limit(module, hardware, faster)
 
-    def _passages(self, module: ir.Module, hardware: Hardware) -> list[float]:
+    def _passages(self, work: _Work, hardware: Hardware) -> list[float]:
         """What XLA is expected to make of each block, in ns, inner ones first."""
-        return list(expected_run(module, hardware, streams=self.streams).blocks.values())
+        told = expected(work.traced.graph, hardware, work.devices, streams=self.streams)
+        return list(told.blocks.values())
 
     def _within_limit(
         self, module: ir.Module, hardware: Hardware, chosen: Container[int] | None
@@ -181,7 +176,7 @@ class ScheduleOverlapPass(Pass):
                 write_block(block.scheduled)
         limited = self.memory_limit is not None and None in left
         peak = _Work.of(copy, hardware).peak if limited else work.peak
-        return _Draft(copy, blocks, left, peak)
+        return _Draft(copy, work, blocks, left, peak)
 
     def _check(self, module: ir.Module) -> None:
         location = module.operation.location
@@ -238,6 +233,7 @@ class _Draft:
     """A rewritten copy of a module, why each of its blocks is left, and the bytes it needs."""
 
     module: ir.Module
+    work: _Work  # as it was before it was rewritten
     blocks: Sequence[_Block]
     left: Sequence[str | None]
     peak: float
@@ -255,17 +251,19 @@ class _Work:
     effects: Effects
     copy_rate: float  # bytes a ns
     peak: float  # bytes, of the program's own order
+    devices: int
 
     @staticmethod
     def of(module: ir.Module, hardware: Hardware) -> _Work:
         """Raises ToolError for a program that cannot be timed."""
-        clock = Clock(hardware, ModuleFacts.of(module).grid.size)
-        traced = traced_task_graph(module, clock, "")
+        devices = ModuleFacts.of(module).grid.size
+        traced = traced_task_graph(module, Clock(hardware, devices), "")
         return _Work(
             traced,
             Effects(functions_by_name(module)),
             hardware.memory_rate,
             memory_profile(traced.graph).peak_bytes,
+            devices,
         )
 
 

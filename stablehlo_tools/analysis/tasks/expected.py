@@ -10,12 +10,20 @@ from stablehlo_tools.cost.hardware import Hardware
 from stablehlo_tools.overlap.compilers.expected import Expected, expected
 
 
-def expected_run(module: ir.Module, hardware: Hardware, *, streams: int = 1) -> Expected:
+def expected_run(module: ir.Module, hardware: Hardware) -> Expected:
     """A run of a module whose collectives are explicit, on a device.
 
-    `streams`: how many collectives XLA:GPU is told to have in flight, 0 for any number. Raises
-    ToolError for a program that cannot be timed.
+    Raises ToolError for a program that cannot be timed.
     """
     devices = ModuleFacts.of(module).grid.size
     graph = module_task_graph(module, Clock(hardware, devices), "")
-    return expected(graph, hardware, devices, streams=streams)
+    return expected(graph, hardware, devices)
+
+
+def is_faster(draft: ir.Module, module: ir.Module, hardware: Hardware) -> bool:
+    """Whether XLA is expected to be faster with a draft of a module than with the module.
+
+    Raises ToolError for a program that cannot be timed.
+    """
+    own = expected_run(module, hardware).total_ns
+    return expected_run(draft, hardware).total_ns < own

@@ -25,13 +25,12 @@ def combined(
     return _merged(graph, groups, time) if groups else graph
 
 
-def _key(sent: Communication) -> Hashable:
+type _Key = tuple[str, Hashable, str, str | None]  # the kind first
+
+
+def _key(sent: Communication) -> _Key:
     dtype = "" if sent.kind == "all_gather" else sent.dtype
     return sent.kind, sent.groups, dtype, sent.reduction
-
-
-def _deps(task: Task) -> tuple[int, ...]:
-    return task.deps if task.start is None else (task.start, *task.deps)
 
 
 class _Combiner:
@@ -39,9 +38,9 @@ class _Combiner:
 
     def __init__(self, graph: TaskGraph, limits: Limits) -> None:
         self._bytes: dict[int, float] = {}
-        self._keys: dict[int, Hashable] = {}
+        self._keys: dict[int, _Key] = {}
         self._limits = limits
-        by_key: dict[Hashable, list[int]] = {}
+        by_key: dict[_Key, list[int]] = {}
         for task in graph.tasks:
             sent = task.communication
             if sent is not None and sent.bytes <= limits.get(sent.kind, 0.0):
@@ -50,16 +49,7 @@ class _Combiner:
         for key, starts in by_key.items():
             if len(starts) > 1:
                 self._keys.update(dict.fromkeys(starts, key))
-        self._kinds = {
-            start: task.communication.kind
-            for start in self._keys
-            if (task := graph.tasks[start]).communication is not None
-        }
-        self._deps = [set(_deps(task)) for task in graph.tasks]
-        self._users = [0] * len(self._deps)  # how many nodes use each
-        for deps in self._deps:
-            for dep in deps:
-                self._users[dep] += 1
+        self._deps = [set(task.needs) for task in graph.tasks]
         self._node = list(range(len(self._deps)))  # by task, the node that it is part of
 
     def groups(self) -> list[list[int]]:
@@ -69,16 +59,20 @@ class _Combiner:
         for start in sorted(left, reverse=True):
             if start not in left:
                 continue
-            group = self._collect(self._keys[start], self._limits[self._kinds[start]], left)
+            group = self._collect(self._keys[start], left)
             left.difference_update(group or [start])
             if len(group) > 1:
                 found.append(sorted(group))
                 self._merge(found[-1])
         return found
 
-    def _collect(self, key: Hashable, limit: float, left: set[int]) -> list[int]:
+    def _collect(self, key: _Key, left: set[int]) -> list[int]:
         """Collectives of a key that do not follow from each other, the last ones first."""
-        users = list(self._users)
+        limit = self._limits[key[0]]
+        users = [0] * len(self._deps)  # how many nodes use each
+        for deps in self._deps:
+            for dep in deps:
+                users[dep] += 1
         ready = [-n for n, count in enumerate(users) if not count and self._node[n] == n]
         heapify(ready)
         taken: list[int] = []
@@ -109,10 +103,6 @@ class _Combiner:
             if not gone.isdisjoint(deps):
                 deps.difference_update(gone)
                 deps.add(first)
-        self._users = [0] * len(self._deps)
-        for deps in self._deps:
-            for dep in deps:
-                self._users[dep] += 1
 
 
 def _merged(
@@ -165,10 +155,10 @@ def _holding_all(tasks: Sequence[Task]) -> Task:
 
 def _sorted(tasks: Sequence[Task], storages: Sequence[float]) -> TaskGraph:
     """A graph of tasks that no longer stand in the order of their dependences."""
-    left = [len(_deps(task)) for task in tasks]
+    left = [len(task.needs) for task in tasks]
     users: list[list[int]] = [[] for _ in tasks]
     for task in tasks:
-        for dep in _deps(task):
+        for dep in task.needs:
             users[dep].append(task.id)
     ready = [number for number, count in enumerate(left) if not count]
     heapify(ready)

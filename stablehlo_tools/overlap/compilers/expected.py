@@ -11,10 +11,10 @@ docs/hardware.md has how far this is from the compilers' own schedules.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from stablehlo_tools.cost.as_compiled import as_compiled
+from stablehlo_tools.cost.as_compiled import Compiled, as_compiled
 from stablehlo_tools.cost.collectives import transfer_time
 from stablehlo_tools.cost.hardware import Hardware
 from stablehlo_tools.cost.transfers import Transfer, TransferTime
@@ -119,24 +119,25 @@ class _Blocks:
 
     def _compiled(self, task: Task) -> Task:
         """A collective as the compiler makes it."""
-        sent = task.communication
-        if sent is None or not sent.is_collective:
+        made, sent = self._made(task), task.communication
+        if made is None or sent is None or made.transfer.kind == sent.kind:
             return task
-        transfer = Transfer(sent.kind, sent.bytes, sent.groups)
-        made = as_compiled(transfer, self.hardware, self.devices).transfer
-        if made == transfer:
-            return task
-        time = self._time(made)
-        sent = replace(sent, kind=made.kind, latency_ns=time.latency_ns)
+        time = self._time(made.transfer)
+        sent = replace(sent, kind=made.transfer.kind, latency_ns=time.latency_ns)
         return replace(task, ns=time.ns, communication=sent)
 
     def _waits(self, task: Task) -> bool:
         """Whether compute stands still for a collective."""
+        made = self._made(task)
+        return made is not None and not made.overlaps
+
+    def _made(self, task: Task) -> Compiled | None:
+        """What becomes of a collective; None for any other task."""
         sent = task.communication
         if sent is None or not sent.is_collective:
-            return False
+            return None
         transfer = Transfer(sent.kind, sent.bytes, sent.groups)
-        return not as_compiled(transfer, self.hardware, self.devices).overlaps
+        return as_compiled(transfer, self.hardware, self.devices)
 
     def _time(self, transfer: Transfer) -> TransferTime:
         return transfer_time(transfer, self.hardware, self.devices)
@@ -158,11 +159,7 @@ def _on_compute_stream(graph: TaskGraph, waits: Callable[[Task], bool]) -> TaskG
         if task.id in held:
             return replace(task, kind=TaskKind.COMPUTE, communication=None)
         if task.start in held:
-            return replace(task, kind=TaskKind.VIEW, start=None, deps=_with(task.deps, task.start))
+            return replace(task, kind=TaskKind.VIEW, start=None, deps=task.needs)
         return task
 
     return _each(graph, change) if held else graph
-
-
-def _with(deps: Sequence[int], start: int | None) -> tuple[int, ...]:
-    return tuple(deps) if start is None else (start, *deps)

@@ -54,7 +54,7 @@ def problem_of(graph: TaskGraph, *, in_loop: bool = False, keep_compute: bool = 
     of the program for collectives.
     """
     tasks = graph.tasks
-    deps = [_deps(task) for task in tasks]
+    deps = [task.needs for task in tasks]
     if keep_compute:
         for before, after in pairwise(_main_compute(graph)):
             deps[after] = (*deps[after], before)
@@ -96,10 +96,6 @@ def bucket_key(communication: Communication) -> Hashable:
         communication.reduction,
         communication.latency_ns,
     )
-
-
-def _deps(task: Task) -> tuple[int, ...]:
-    return task.deps if task.start is None else (task.start, *task.deps)
 
 
 def _users(deps: Sequence[tuple[int, ...]]) -> list[list[int]]:
