@@ -3,10 +3,13 @@
 // RUN: not stablehlo-tools opt %s -p 'schedule-overlap{memory-limit=nan}' --split-input-file 2>&1 | filecheck %s --check-prefix=ZERO
 // RUN: not stablehlo-tools opt %s -p 'schedule-overlap{streams=-1}' --split-input-file -o %t.none.mlir 2>&1 | filecheck %s --check-prefix=STREAMS
 // RUN: not ls %t.none.mlir
+// RUN: not stablehlo-tools opt %s -p 'schedule-overlap{compute-overlap-multiplier=0}' --split-input-file 2>&1 | filecheck %s --check-prefix=SCALE
+// RUN: not stablehlo-tools opt %s -p 'schedule-overlap{compute-overlap-multiplier=inf}' --split-input-file 2>&1 | filecheck %s --check-prefix=SCALE
 // RUN: not stablehlo-tools opt %s -p 'schedule-overlap{hardware=abacus}' --split-input-file 2>&1 | filecheck %s --check-prefix=HARDWARE
 
 // ZERO: error: schedule-overlap: memory-limit is a positive number of GiB (P4)
 // STREAMS: error: schedule-overlap: streams is 0 (no limit) or more (P4)
+// SCALE: error: schedule-overlap: compute-overlap-multiplier is a positive number (P4)
 // HARDWARE: error: {{.*}}abacus
 
 // P1: the collectives are explicit.

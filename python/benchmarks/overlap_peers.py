@@ -5,7 +5,8 @@
 Totals are in ms, with a GiB more memory than the graph's own order needs. PyTorch 2.13's figures
 are its best with and without buckets on the same graphs, measured once. `bound` is proven: no order
 and no buckets are faster, even without a memory limit. --exact: random graphs of 10 to 30 tasks, so
-many of each family, against the constraint solver. --held-out: more layers, one sequence a rank.
+many of each family, against the constraint solver. --held-out: 2 to 32 layers, one sequence a
+rank, other links.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "tests"))
+sys.path.insert(0, str(HERE.parent / "tests" / "support"))
 
 from overlap_bound import best_possible  # noqa: E402
-from peers_like import deeper, halved  # noqa: E402
+from peers_like import GRAPHS, deeper, peers  # noqa: E402
 from scheduler_graphs import FAMILIES, drawn, peak_bytes, total_ns  # noqa: E402
 
 from stablehlo_tools.overlap.graph_file import read_graph  # noqa: E402
@@ -30,7 +31,6 @@ from stablehlo_tools.overlap.scheduling.exact import exact_schedule  # noqa: E40
 from stablehlo_tools.overlap.scheduling.scheduler import Limits, Schedule, schedule  # noqa: E402
 from stablehlo_tools.overlap.task_graph import TaskGraph  # noqa: E402
 
-GRAPHS = HERE.parent / "tests" / "fixtures" / "overlap"
 GIB = 2**30
 # Of each graph: ms and, where it is known, seconds of PyTorch's scheduler with bucketing.
 PYTORCH: dict[str, tuple[float, float | None]] = {
@@ -44,6 +44,7 @@ PYTORCH: dict[str, tuple[float, float | None]] = {
 MORE_LAYERS = (0, 24, 72, 152)  # of the joint graph: 2,630 tasks and 312 more for each
 ROOMS = (1.0, 1.15, float("inf"))  # memory limits, times the peak of the graph's own order
 SECONDS = 10.0  # of the solver for a graph
+_SMALL = 3000  # tasks: the bound takes their square
 
 
 def main() -> None:
@@ -95,25 +96,33 @@ def growth() -> None:
 
 
 def held_out() -> None:
-    """Graphs like the peers', of other sizes, with and without a memory limit."""
+    """Graphs like the peers', of other sizes, batches and links; also without a memory limit."""
     print(
-        f"{'graph':16} {'tasks':>7} {'input':>8} {'ours':>8} {'no limit':>8} {'floor':>8} "
-        f"{'seconds':>8}"
+        f"{'graph':32} {'tasks':>7} {'input':>8} {'PyTorch':>8} {'ours':>8} {'ratio':>6} "
+        f"{'no limit':>8} {'bound':>8} {'seconds':>8}"
     )
-    for name in ("fwd", "bwd", "fwdbwd"):
-        graph = read_graph(GRAPHS / f"llama2d_8_{name}.json.gz")
-        deep = deeper(graph, 24)
-        shapes = {"8 half": halved(graph), "32": deep, "32 half": halved(deep)}
-        for shape, held in shapes.items():
-            found, _, seconds = _scheduled(held)
-            free = schedule(held)
-            print(
-                f"{name + ' ' + shape:16} {len(held.tasks):>7,} {found.before_ns / 1e6:>8.2f} "
-                f"{found.total_ns / 1e6:>8.2f} {free.total_ns / 1e6:>8.2f} "
-                f"{found.floor_ns / 1e6:>8.2f} {seconds:>8.2f}",
-                flush=True,
-            )
-    print()
+    ratios: list[float] = []
+    bounds: list[float] = []
+    for peer in peers():
+        graph = peer.graph()
+        found, _, seconds = _scheduled(graph)
+        ratios.append(found.total_ns / 1e6 / peer.pytorch_ms)
+        small = len(graph.tasks) < _SMALL
+        bound = best_possible(graph) if small else 0.0
+        if small:
+            bounds.append(bound / 1e6 / peer.pytorch_ms)
+        free = schedule(graph)
+        print(
+            f"{peer!s:32} {len(graph.tasks):>7,} {found.before_ns / 1e6:>8.2f} "
+            f"{peer.pytorch_ms:>8.2f} {found.total_ns / 1e6:>8.2f} {ratios[-1]:>6.3f} "
+            f"{free.total_ns / 1e6:>8.2f} {f'{bound / 1e6:.2f}' if small else '':>8} "
+            f"{seconds:>8.2f}",
+            flush=True,
+        )
+    print(
+        f"geometric mean {statistics.geometric_mean(ratios):.3f}, largest {max(ratios):.3f}; of "
+        f"those with a bound, the bound {statistics.geometric_mean(bounds):.3f} of PyTorch\n"
+    )
 
 
 def against_the_best(count: int) -> None:

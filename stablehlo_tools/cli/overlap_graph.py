@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from stablehlo_tools.overlap.scheduling.exact import Exact
     from stablehlo_tools.overlap.scheduling.scheduler import Limits, Schedule
+    from stablehlo_tools.overlap.simulator import Flight
     from stablehlo_tools.overlap.task_graph import TaskGraph
 
 _GIB = 2**30
@@ -48,6 +49,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-compute-reorder", action="store_true", help="keep the order of the main compute"
     )
+    parser.add_argument(
+        "--compute-overlap-multiplier",
+        metavar="X",
+        type=_factor,
+        default=1.0,
+        help="how much of the time of compute hides transfers, in the plan; 1 by default",
+    )
     parser.add_argument("--exact", action="store_true", help="look for the best with a solver")
     parser.add_argument(
         "--time-limit", metavar="S", type=_seconds, help="of the solver; 60 s by default"
@@ -64,6 +72,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.time_limit is not None and not arguments.exact:
         raise ToolError("--time-limit is of the solver: give --exact with it")
+    if arguments.exact and arguments.compute_overlap_multiplier != 1.0:
+        raise ToolError("the solver takes the times as they are: no --compute-overlap-multiplier")
     check_writable(arguments.output)
     graph = read_graph(arguments.graph)
     limits = _limits(arguments, graph)
@@ -93,13 +103,16 @@ def _limits(arguments: argparse.Namespace, graph: TaskGraph) -> Limits:
         in_flight=arguments.in_flight,
         buckets=not arguments.no_buckets,
         reorder_compute=not arguments.no_compute_reorder,
+        compute_overlap_multiplier=arguments.compute_overlap_multiplier,
     )
 
 
 def _facts(graph: TaskGraph, schedule: Schedule, limits: Limits, seconds: float) -> dict[str, Any]:
     """What the table shows; times in ms, memory in GiB."""
+    from stablehlo_tools.overlap.bounds import potentially_hidden
     from stablehlo_tools.overlap.simulator import simulate
 
+    potential = potentially_hidden(graph)
     before = simulate(graph)
     timed = simulate(graph, schedule.order, schedule.buckets)
     flights = list(timed.run.all_flights())
@@ -115,6 +128,9 @@ def _facts(graph: TaskGraph, schedule: Schedule, limits: Limits, seconds: float)
         "launched": len(flights),
         "hidden": sum(flight.stall < _HIDDEN_NS for flight in flights),
         "hidden_before": sum(flight.stall < _HIDDEN_NS for flight in earlier),
+        "potentially_hidden": len(potential),
+        "hidden_in_part": len(potential - _exposed_whole(flights)),
+        "hidden_in_part_before": len(potential - _exposed_whole(earlier)),
         "buckets": len(schedule.buckets),
         "bucketed": sum(map(len, schedule.buckets)),
         "peak_gib": schedule.peak_bytes / _GIB,
@@ -122,6 +138,11 @@ def _facts(graph: TaskGraph, schedule: Schedule, limits: Limits, seconds: float)
         "limit_gib": limits.memory / _GIB,
         "seconds": seconds,
     }
+
+
+def _exposed_whole(flights: list[Flight]) -> set[int]:
+    """The collectives that nothing hides, by their starts."""
+    return {s for flight in flights if flight.stall > flight.ns - _HIDDEN_NS for s in flight.starts}
 
 
 def _table(facts: dict[str, Any], asked: float | None) -> str:
@@ -135,6 +156,8 @@ def _table(facts: dict[str, Any], asked: float | None) -> str:
         f"{'collectives':12} {facts['collectives']:>12,} {facts['launched']:>12,}   "
         f"{facts['buckets']} buckets of {facts['bucketed']}",
         f"{'hidden':12} {facts['hidden_before']:>12,} {facts['hidden']:>12,}",
+        f"{'partly':12} {facts['hidden_in_part_before']:>12,} {facts['hidden_in_part']:>12,}   "
+        f"of {facts['potentially_hidden']} that could be, as PyTorch counts",
         f"{'peak':12} {facts['peak_before_gib']:>8.3f} GiB {facts['peak_gib']:>8.3f} GiB   "
         f"limit {facts['limit_gib']:.3f} GiB, {limit}",
         f"{'scheduled in':12} {'':12} {facts['seconds']:>10.2f} s",
@@ -157,6 +180,13 @@ def _seconds(text: str) -> float:
     value = _number(text, "time")
     if not value:
         raise argparse.ArgumentTypeError("the solver needs time")
+    return value
+
+
+def _factor(text: str) -> float:
+    value = _number(text, "factor")
+    if not value:
+        raise argparse.ArgumentTypeError("compute that hides nothing leaves nothing to plan")
     return value
 
 

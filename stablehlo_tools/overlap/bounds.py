@@ -54,6 +54,16 @@ def independence(graph: TaskGraph, loop_ns: Mapping[int, float]) -> dict[int, In
     return by_start
 
 
+def potentially_hidden(graph: TaskGraph) -> set[int]:
+    """The collective starts of a flat graph that some compute does not depend on.
+
+    What PyTorch counts as such (`compute_potential_hidden_collectives` of its FX overlap scheduler,
+    2.13); it includes compute that a collective itself depends on.
+    """
+    around = independence(graph, {})
+    return {start for start, ns in around.items() if ns.before_ns + ns.free_ns > 0}
+
+
 def _compute_ns(task: Task, loop_ns: Mapping[int, float]) -> float:
     if task.kind is TaskKind.COMPUTE:
         return task.ns

@@ -20,7 +20,7 @@ Preconditions:
   P2  Every communicating op is of a dialect that is understood.
   P3  No op has a token yet: thread-tokens comes after this pass.
   P4  `memory-limit` is positive, and some order of the program needs no more; `streams` is not
-      negative.
+      negative, `compute-overlap-multiplier` positive.
 
 Guarantees: the signature as it was; values bitwise, for ops only move and barriers compute nothing;
 the program stays within `memory-limit`, where one is given. Calls are inlined, and several manual
@@ -44,6 +44,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
+from math import inf
 from typing import ClassVar
 
 from stablehlo_tools.analysis.collectives import ModuleFacts
@@ -96,9 +97,10 @@ class ScheduleOverlapPass(Pass):
     `hardware`: the name or the file of the profile to plan for. `memory-limit`: the GiB that the
     plan may need on a device; without it, one more than the program's own order needs. `streams`:
     how many collectives may be in flight at a time, 0 for any number; XLA:GPU allows one unless it
-    is told otherwise. `no-compute-reorder`: compute keeps its order. `explain`: a note for each
-    collective (one for many that are alike), whether it is hidden and why not, and for each block
-    that is left as it is.
+    is told otherwise. `no-compute-reorder`: compute keeps its order. `compute-overlap-multiplier`:
+    how much of the time of compute hides transfers, as the plan has it; 1 by default. `explain`: a
+    note for each collective (one for many that are alike), whether it is hidden and why not, and
+    for each block that is left as it is.
     """
 
     name: ClassVar[str] = "schedule-overlap"
@@ -107,6 +109,7 @@ class ScheduleOverlapPass(Pass):
     memory_limit: float | None = None
     streams: int = 1
     no_compute_reorder: bool = False
+    compute_overlap_multiplier: float = 1.0
     explain: bool = False
 
     def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:
@@ -186,6 +189,10 @@ class ScheduleOverlapPass(Pass):
             )
         if self.streams < 0:
             raise ToolError("schedule-overlap: streams is 0 (no limit) or more (P4)", location)
+        if not 0 < self.compute_overlap_multiplier < inf:
+            raise ToolError(
+                "schedule-overlap: compute-overlap-multiplier is a positive number (P4)", location
+            )
         left = left_to_the_partitioner(module)
         if left is not None:
             raise ToolError(
@@ -213,7 +220,13 @@ class ScheduleOverlapPass(Pass):
         for body in traced.bodies.values():
             yield from self._blocks(work, body, max(0.0, headroom), numbers, depth=depth + 1)
         number, in_loop = next(numbers), depth > 0
-        limits = PlanLimits(headroom, self.streams, not self.no_compute_reorder, work.copy_rate)
+        limits = PlanLimits(
+            headroom,
+            self.streams,
+            not self.no_compute_reorder,
+            work.copy_rate,
+            self.compute_overlap_multiplier,
+        )
         own = memory_profile(traced.graph, in_loop=in_loop).peak_bytes
         block = schedule_block(traced, work.effects, limits, own, in_loop=in_loop)
         if block is not None:

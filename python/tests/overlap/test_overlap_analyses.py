@@ -14,7 +14,7 @@ from soaking import first
 from task_graphs import Graph, random_graph
 
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.overlap.bounds import floor, independence
+from stablehlo_tools.overlap.bounds import floor, independence, potentially_hidden
 from stablehlo_tools.overlap.graph_file import read_graph, to_graph
 from stablehlo_tools.overlap.memory import TaskPlace, memory_profile
 from stablehlo_tools.overlap.task_graph import TaskGraph, TaskKind
@@ -131,6 +131,7 @@ def test_independence_is_the_compute_neither_before_nor_after(seed: int):
         assert got.before_ns == sum(ns[i] for i in before)
         assert got.after_ns == sum(ns[i] for i in after)
         assert got.free_ns == sum(ns) - got.before_ns - got.after_ns
+        assert (task.id in potentially_hidden(done)) == (got.after_ns < sum(ns))
 
 
 def test_the_compute_of_loops_counts_as_independent():

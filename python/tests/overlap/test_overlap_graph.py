@@ -89,6 +89,35 @@ def test_the_options_reach_the_scheduler(tmp_path: Path, capsys: pytest.CaptureF
     assert facts["total_ms"] == facts["bound_ms"] == pytest.approx(100e-6)
 
 
+def test_what_could_be_hidden_is_counted_as_pytorch_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    graph, output = _small(tmp_path / "graph.json"), tmp_path / "schedule.json"
+    assert _run(graph, "-o", output, "--json", "--no-buckets") == 0
+    facts = json.loads(capsys.readouterr().out)
+    names = ("potentially_hidden", "hidden_in_part_before", "hidden_in_part", "hidden")
+    assert [facts[name] for name in names] == [2, 0, 2, 1]
+    assert _run(graph, "-o", output) == 0
+    assert re.search(r"partly +0 +2 +of 2 that could be", capsys.readouterr().out)
+
+
+def test_compute_that_hides_less_in_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    totals: dict[float, float] = {}
+    for factor in (0.5, 1.0, 2.0):
+        output = tmp_path / f"{factor}.json"
+        words = ("--json", "--compute-overlap-multiplier", str(factor))
+        assert _run(FORWARD, "-o", output, *words) == 0
+        facts = json.loads(capsys.readouterr().out)
+        graph = read_graph(FORWARD)
+        order, buckets = read_schedule(output)
+        check(graph, order, buckets)
+        assert facts["total_ms"] == pytest.approx(total_ns(graph, order, buckets) / 1e6)
+        assert facts["total_ms"] <= facts["before_ms"] == pytest.approx(19.392, abs=0.01)
+        totals[factor] = facts["total_ms"]
+    assert totals[1.0] <= min(totals.values()) * 1.001
+    assert len({round(total, 6) for total in totals.values()}) > 1
+
+
 def test_a_proof_stands_in_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert _run(_small(tmp_path / "graph.json"), "-o", tmp_path / "out.json", "--exact") == 0
     assert "the best there is" in capsys.readouterr().out
@@ -136,6 +165,14 @@ def test_without_the_solver(
         (["--in-flight", "0"], "argument --in-flight: 0 is no number of transfers from 1 up"),
         (["--in-flight", "1.5"], "argument --in-flight: 1.5 is no number of transfers from 1 up"),
         (["--time-limit", "5"], "--time-limit is of the solver: give --exact with it"),
+        (
+            ["--compute-overlap-multiplier", "0"],
+            "argument --compute-overlap-multiplier: compute that hides nothing",
+        ),
+        (
+            ["--exact", "--compute-overlap-multiplier", "2"],
+            "the solver takes the times as they are",
+        ),
         (["--exact", "--time-limit", "0"], "argument --time-limit: the solver needs time"),
     ],
 )

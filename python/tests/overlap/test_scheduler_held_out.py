@@ -6,9 +6,8 @@ import time
 
 import pytest
 from overlap_bound import best_possible
-from peers_like import deeper, halved
+from peers_like import GRAPHS, Peer, deeper, halved, peers
 from scheduler_graphs import FAMILIES, check, drawn, peak_bytes, total_ns
-from tree import FIXTURES
 
 from stablehlo_tools.overlap.bounds import floor
 from stablehlo_tools.overlap.graph_file import read_graph
@@ -17,7 +16,6 @@ from stablehlo_tools.overlap.scheduling.scheduler import Limits, schedule
 from stablehlo_tools.overlap.simulator import simulate
 from stablehlo_tools.overlap.task_graph import TaskGraph
 
-GRAPHS = FIXTURES / "overlap"
 GIB = 2**30
 
 SOAKED = pytest.param(32, marks=pytest.mark.soak)
@@ -69,6 +67,24 @@ def test_one_sequence_a_rank(kind: str, least: float, layers: int):
 def test_the_totals_are_close_to_a_bound(kind: str, above: float):
     graph = _llama(kind)
     assert _hidden(graph)[0] <= best_possible(graph) * (1 + above)
+
+
+@pytest.mark.parametrize(
+    "peer",
+    [
+        pytest.param(peer, id=str(peer), marks=[pytest.mark.soak] if peer.layers > 8 else [])
+        for peer in peers()
+    ],
+)
+def test_pytorch_is_not_faster(peer: Peer):
+    assert _hidden(peer.graph())[0] / 1e6 <= peer.pytorch_ms
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("layers", [8, SOAKED])
+def test_memory_costs_joint_graphs_little(layers: int, half: bool):
+    graph = halved(_llama("fwdbwd", layers)) if half else _llama("fwdbwd", layers)
+    assert _hidden(graph)[0] <= 1.015 * schedule(graph).total_ns
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -1,4 +1,4 @@
-"""Graphs like the overlap peers', of other sizes: more layers, and one sequence a rank.
+"""Graphs like the overlap peers', of other sizes: more layers, one sequence a rank, other links.
 
 A program of equal layers is written as runs of equal blocks: the inputs of each layer, its casts,
 its forward part, its backward part. More layers are copies of a block in the middle of every run;
@@ -7,12 +7,17 @@ what a copy reads lies as many blocks away as for the block it is a copy of.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
+from tree import FIXTURES
+
+from stablehlo_tools.overlap.graph_file import read_graph
 from stablehlo_tools.overlap.task_graph import Task, TaskGraph, TaskKind
 
+GRAPHS = FIXTURES / "overlap"
 _COUNTS = (7, 8)  # blocks in a run, of a graph of eight layers
 _SHORTEST = 3  # tasks in a block
 _LONGEST = 400
@@ -55,6 +60,57 @@ def halved(graph: TaskGraph) -> TaskGraph:
             for storage in task.allocs:
                 sizes[storage] /= 2
     return TaskGraph([_halved(task, weights) for task in graph.tasks], sizes)
+
+
+def linked(graph: TaskGraph, *, dp: float = 1, tp: float = 1, latency: float = 1) -> TaskGraph:
+    """The graph with streams so many times as fast, and latencies so many times as long."""
+    faster = {"dp": dp, "tp": tp}
+
+    def change(task: Task) -> Task:
+        sent = task.communication
+        if sent is None:
+            return task
+        waits = sent.latency_ns * latency
+        ns = waits + (task.ns - sent.latency_ns) / faster[sent.stream]
+        return replace(task, ns=ns, communication=replace(sent, latency_ns=waits))
+
+    return TaskGraph([change(task) for task in graph.tasks], graph.storages)
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A graph like the peers', and what PyTorch's scheduler reaches on it, in ms."""
+
+    kind: str
+    layers: int
+    pytorch_ms: float
+    half: bool = False
+    dp: float = 1.0
+    tp: float = 1.0
+    latency: float = 1.0
+
+    def graph(self) -> TaskGraph:
+        """The graph itself."""
+        traced = min(self.layers, 8)
+        graph = read_graph(GRAPHS / f"llama2d_{traced}_{self.kind}.json.gz")
+        graph = deeper(graph, self.layers - traced) if self.layers > traced else graph
+        graph = halved(graph) if self.half else graph
+        return linked(graph, dp=self.dp, tp=self.tp, latency=self.latency)
+
+    def __str__(self) -> str:
+        links = [f"{name} x{getattr(self, name):g}" for name in ("dp", "tp", "latency")]
+        links = [text for text in links if not text.endswith("x1")]
+        return ", ".join([f"{self.kind} {self.layers}", *(["half"] if self.half else []), *links])
+
+
+def peers() -> list[Peer]:
+    """Graphs on which PyTorch's scheduler was run: 2 to 32 layers, two batches, several links.
+
+    PyTorch 2.13, the least total of its FX overlap scheduler with and without bucketing and with
+    FSDP's collectives bucketed before, at several memory settings, under `referee.py`'s rules with
+    the peak within 1 GiB more than that of the graph's own order.
+    """
+    return [Peer(**row) for row in json.loads((GRAPHS / "pytorch_2_13.json").read_text())]
 
 
 def _halved(task: Task, weights: set[int]) -> Task:

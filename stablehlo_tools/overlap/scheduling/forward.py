@@ -42,6 +42,9 @@ class Rules:
     `room`: for how long, from each task on, a slot may be taken before which transfer needs it.
     `compute_first`: no transfer takes the memory of the compute that is to run beside it.
     `look_again`: compute that was chosen stays back for a short transfer that is issued then.
+    `not_before`: the earliest moment of each task's compute, unless nothing else is left to do.
+    `by_use`: how late a bucket makes its members is counted against what needs their results, and
+    against the other kinds of its stream, not against their own place on the stream.
     """
 
     limit: float
@@ -52,6 +55,8 @@ class Rules:
     room: Sequence[tuple[float, int]] | None = None
     compute_first: bool = False
     look_again: bool = False
+    not_before: Sequence[float] | None = None
+    by_use: bool = False
 
 
 @dataclass(slots=True)
@@ -93,6 +98,7 @@ class _Pass:
         self._moment = 0  # after how much compute the last one was
         self._waits: list[tuple[float, int]] = []
         self._compute: list[tuple[float, int]] = []
+        self._held: list[tuple[float, int]] = []  # compute that is ready, and from when on it may
         self._starts: list[dict[Hashable, list[tuple[float, int]]]] = [{} for _ in problem.streams]
         for task, left in enumerate(self._left):
             if not left:
@@ -121,10 +127,26 @@ class _Pass:
         self._ready_after[task] = self._ran
         if start is not None:
             heappush(self._waits, (self._landing[start], task))
+        elif stream == COMPUTE and self._earliest(task) > self.clock:
+            heappush(self._held, (self._earliest(task), task))
         elif stream == COMPUTE:
             heappush(self._compute, entry)
         else:
             heappush(self._starts[stream].setdefault(problem.bucket_keys[task], []), entry)
+
+    def _earliest(self, task: int) -> float:
+        not_before = self.rules.not_before
+        return 0.0 if not_before is None else not_before[task]
+
+    def _release(self) -> None:
+        """Lets the compute go whose moment has come."""
+        while self._held and self._held[0][0] <= self.clock:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        task = heappop(self._held)[1]
+        if not self._done[task]:
+            heappush(self._compute, (-self.tail[task], task))
 
     def _finish(self, task: int) -> None:
         """A task is issued; what depends on compute may be ready, on a transfer not yet."""
@@ -181,6 +203,7 @@ class _Pass:
 
     def _choose(self) -> int | None:
         """The compute to run now; None if it is better to stand still."""
+        self._release()
         heap = self._compute
         refused: list[tuple[float, int]] = []
         chosen = None
@@ -219,6 +242,9 @@ class _Pass:
         self._feed(self.clock, dry=True)
         if self._waits:
             self.clock = max(self.clock, self._waits[0][0])
+            return
+        if self._held:
+            self._let_go()
             return
         if len(self.result.order) == self.problem.size:
             return
@@ -287,6 +313,8 @@ class _Pass:
         bucket = [first]
         if patience is not None:
             latest = max(end, self._needed(first)) + patience
+            if self.rules.by_use:
+                latest = min(latest, max(end, self._stream_needed(stream, others)) + patience)
             while others:
                 task = others[0][1]
                 longer = end + problem.ns[task] - latency
@@ -309,4 +337,17 @@ class _Pass:
 
     def _needed(self, start: int) -> float:
         """When a transfer has to be over for all to end in time."""
+        if self.rules.by_use:
+            waits = self.problem.users[start]
+            return self.horizon - max([self.tail[wait] for wait in waits], default=0.0)
         return self.horizon - self.tail[start] + self.problem.ns[start]
+
+    def _stream_needed(self, stream: int, members: list[tuple[float, int]]) -> float:
+        """When a stream has to be free for the ready transfers of its other kinds."""
+        most = 0.0
+        for heap in self._starts[stream].values():
+            while heap and self._done[heap[0][1]]:
+                heappop(heap)
+            if heap and heap is not members:
+                most = max(most, -heap[0][0])
+        return self.horizon - most

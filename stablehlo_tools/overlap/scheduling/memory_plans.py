@@ -97,7 +97,7 @@ def _is_only_waited_for(problem: Problem, task: int) -> bool:
 
 def _takers_later(problem: Problem, plan: Plan) -> list[int]:
     """Each task that takes more memory than it frees, moved to its first user."""
-    net = _net(problem, plan)
+    net = taken(problem, plan)
     key = list(plan.turn)
     for task in reversed(plan.order):
         users = problem.users[task]
@@ -111,7 +111,7 @@ def _givers_earlier(problem: Problem, plan: Plan, slack: float) -> list[int]:
 
     What frees most often depends on others that take next to nothing.
     """
-    net = _net(problem, plan)
+    net = taken(problem, plan)
     key = list(plan.turn)
     for task in plan.order:
         deps = problem.deps[task]
@@ -120,7 +120,7 @@ def _givers_earlier(problem: Problem, plan: Plan, slack: float) -> list[int]:
     return sorted(plan.order, key=lambda task: (key[task], plan.turn[task]))
 
 
-def _net(problem: Problem, plan: Plan) -> list[float]:
+def taken(problem: Problem, plan: Plan) -> list[float]:
     """What each task takes less what it frees, in bytes."""
     net = [sum(problem.sizes[u] for u in allocs) for allocs in problem.allocs]
     for storage, uses in enumerate(plan.uses):

@@ -46,12 +46,18 @@ class Problem:
         return len(self.ns)
 
 
-def problem_of(graph: TaskGraph, *, in_loop: bool = False, keep_compute: bool = False) -> Problem:
+def problem_of(
+    graph: TaskGraph,
+    *,
+    in_loop: bool = False,
+    keep_compute: bool = False,
+    compute_scale: float = 1.0,
+) -> Problem:
     """The scheduler's form of a graph; a loop becomes one task of the time that it takes alone.
 
     What a loop's body reads from outside takes no memory of its own (`in_loop`). `keep_compute`
     makes each task that computes depend on the one before it, but for what only prepares inputs
-    of the program for collectives.
+    of the program for collectives. `compute_scale`: what the time of compute is multiplied by.
     """
     tasks = graph.tasks
     deps = [task.needs for task in tasks]
@@ -66,7 +72,7 @@ def problem_of(graph: TaskGraph, *, in_loop: bool = False, keep_compute: bool = 
     before = tuple(u for t in tasks if t.kind is TaskKind.INPUT for u in t.allocs)
     return Problem(
         graph=graph,
-        ns=[_time(task) for task in tasks],
+        ns=[_time(t) * (compute_scale if t.communication is None else 1.0) for t in tasks],
         stream=[_stream(task, streams) for task in tasks],
         latency=[0.0 if t.communication is None else t.communication.latency_ns for t in tasks],
         bucket_keys=[

@@ -54,12 +54,14 @@ _END = 0.05  # of the longest chain: what so little hangs on may end last
 @dataclass(frozen=True, slots=True)
 class PlanLimits:
     """What a plan may use: bytes more than the block's own order needs, how many transfers at a
-    time (0: no limit), whether compute may be reordered, and the bytes a ns that memory moves."""
+    time (0: no limit), whether compute may be reordered, the bytes a ns that memory moves, and how
+    much of the time of compute hides transfers."""
 
     headroom: float
     streams: int
     reorder_compute: bool
     copy_rate: float
+    compute_overlap_multiplier: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +163,7 @@ def schedule_block(
         at_once=limits.streams or None,
         buckets=False,
         reorder_compute=limits.reorder_compute,
+        compute_overlap_multiplier=limits.compute_overlap_multiplier,
         moments=Moments(
             before=frozenset(anchor.task for anchor in possible if anchor.operands),
             behind=frozenset(anchor.task for anchor in possible if not anchor.operands),
