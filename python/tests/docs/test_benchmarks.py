@@ -1,0 +1,50 @@
+"""Each benchmark finds what it imports, from the folders that it puts on the path itself."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+from tree import BENCHMARKS
+
+
+@pytest.mark.parametrize("path", sorted(BENCHMARKS.glob("*.py")), ids=lambda path: path.stem)
+def test_imports_are_found(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = ast.parse(path.read_text())
+    clean = [place for place in sys.path if "tests" not in place and Path(place).name != "python"]
+    monkeypatch.setattr(sys, "path", [str(path.parent), *clean])
+    known: dict[str, object] = {"__file__": str(path), "Path": Path, "sys": sys}
+    for node in tree.body:
+        text = ast.unparse(node)
+        if text.startswith(("HERE = ", "sys.path.insert")):
+            exec(compile(text, str(path), "exec"), known)
+    imported = [
+        name
+        for node in ast.walk(tree)
+        for name in (
+            [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else []
+        )
+    ]
+    missing = [
+        name
+        for name in {name.partition(".")[0] for name in imported}
+        if name not in sys.builtin_module_names and _place(name) is None
+    ]
+    assert not missing
+
+
+def _place(name: str) -> object:
+    """Where a module would be loaded from now, whatever is loaded already."""
+    loaded = sys.modules.pop(name, None)
+    try:
+        return importlib.util.find_spec(name)
+    finally:
+        if loaded is not None:
+            sys.modules[name] = loaded
