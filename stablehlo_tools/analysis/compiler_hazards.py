@@ -62,6 +62,12 @@ class Surroundings:
             hazards.append("used only by what is folded away")
         return ", ".join(dict.fromkeys(part for part in hazards if part))
 
+    def is_of_what_all_have(self, collective: Collective) -> bool:
+        """Whether each participant has what the others send: a constant, or what is made of one."""
+        sent = collective.op.operands
+        tensors = [v for v in sent if isinstance(v.type, ir.RankedTensorType)]
+        return all(self._is_alike(value, None) for value in tensors)
+
     def _before(self, collective: Collective, value: ir.Value) -> str:
         kind, maker = collective.kind, producer(value)
         if maker is None:

@@ -12,13 +12,17 @@ from collections.abc import Sequence
 from stablehlo_tools.bindings import ir
 
 FRONTEND_ATTRIBUTES = "mhlo.frontend_attributes"
+# XLA:GPU gives the collectives of this domain a slot of its scheduler and a stream for themselves.
+SCALE_UP_FABRIC = "scale_up_fabric"
+
+_DOMAIN = "collective_communication_domain"
 # How XLA's converter from HLO writes down layouts; of another shape they would be wrong.
 LAYOUTS = frozenset({"operand_layout", "result_layout", "xla_shape"})
 
 _XLA_OWN = "_"  # what names begin with that XLA keeps for itself: _scheduling_group_id, _xla_…
 _STEERING = frozenset(
     {"async_collective_config", "collective_group_key", "combiner_key", "latency_metadata"}
-    | {"sync_collective"}
+    | {"sync_collective", _DOMAIN}
 )
 
 
@@ -29,6 +33,18 @@ def steering(op: ir.Operation) -> tuple[tuple[str, str], ...]:
         for name, value in sorted(_entries(op).items())
         if name.startswith(_XLA_OWN) or name in _STEERING
     )
+
+
+def communication_domain(op: ir.Operation) -> str:
+    """The communication domain of a collective; "" where none is given."""
+    value = _entries(op).get(_DOMAIN)
+    return value.value if isinstance(value, ir.StringAttr) else ""
+
+
+def set_communication_domain(op: ir.Operation, domain: str) -> None:
+    """Puts a collective into a communication domain."""
+    entries = _entries(op) | {_DOMAIN: ir.StringAttr.get(domain, op.context)}
+    op.attributes[FRONTEND_ATTRIBUTES] = ir.DictAttr.get(entries, op.context)
 
 
 def shared(ops: Sequence[ir.Operation]) -> dict[str, ir.Attribute]:

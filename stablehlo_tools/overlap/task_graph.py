@@ -37,7 +37,8 @@ class Communication:
 
     `stream` is the queue that it is issued to: collectives of one stream run one after the other.
     `links` are what carries it; transfers in flight on a common link share its bandwidth. Of `ns`
-    on the task, `latency_ns` is paid once by a bucket and does not occupy the links.
+    on the task, `latency_ns` is paid once by a bucket and does not occupy the links. `domain` is
+    the communication domain: a compiler's scheduler counts what is in flight of each by itself.
     """
 
     kind: str
@@ -50,6 +51,7 @@ class Communication:
     dtype: str = ""
     reduction: str | None = None
     algorithm: str = ""
+    domain: str = ""
 
     @property
     def is_collective(self) -> bool:

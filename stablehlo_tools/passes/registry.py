@@ -75,6 +75,11 @@ PASSES: dict[str, Entry] = {
         "HierarchicalCollectivesPass",
         "collectives over many devices become several over fewer where that is faster",
     ),
+    "assign-communication-domains": Entry(
+        "stablehlo_tools.transforms.assign_communication_domains",
+        "AssignCommunicationDomainsPass",
+        "collectives over NVLink and over InfiniBand in flight together on XLA:GPU",
+    ),
     "split-batch": Entry(
         "stablehlo_tools.transforms.split_batch",
         "SplitBatchPass",

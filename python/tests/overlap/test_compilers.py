@@ -45,9 +45,19 @@ class Build:
     def compute(self, ns: float, *deps: int) -> int:
         return self._add(Task(len(self.tasks), TaskKind.COMPUTE, ns=ns, deps=deps))
 
-    def collective(self, ns: float, *deps: int, kind: str = "all_gather", mib: float = 1.0) -> int:
+    def collective(
+        self,
+        ns: float,
+        *deps: int,
+        kind: str = "all_gather",
+        mib: float = 1.0,
+        link: str = "NVLink",
+        domain: str = "",
+    ) -> int:
         """The number of its wait."""
-        sent = Communication(kind, "NVLink", mib * MIB, 0.0, ("NVLink",), EIGHT, dtype="bf16")
+        sent = Communication(
+            kind, link, mib * MIB, 0.0, (link,), EIGHT, dtype="bf16", domain=domain
+        )
         start = Task(
             len(self.tasks), TaskKind.COLLECTIVE_START, ns=ns, deps=deps, communication=sent
         )
@@ -147,6 +157,43 @@ def test_one_at_a_time_or_any_number() -> None:
     build.compute(10.0, y, one, other)
     assert orders(build)[1] == 70.0  # one of them is in flight with y, and one with x
     assert orders(build, at_once=None)[1] == 80.0  # both begin with y, and share a stream
+
+
+def test_each_domain_has_a_slot() -> None:
+    def total(domain: str) -> float:
+        build = Build()
+        x = build.compute(10.0)
+        near = build.collective(30.0, x, domain=domain)
+        far = build.collective(30.0, x, link="InfiniBand")
+        build.compute(10.0, build.compute(40.0, x), near, far)
+        return orders(build)[1]
+
+    assert total("") == 90.0  # one beside the product, one alone
+    assert total("scale_up_fabric") == 60.0
+
+
+def test_what_leads_to_more_collectives_comes_first() -> None:
+    """Of two that end at the same place the one behind a chain of others is taken first, so that
+    the compute of the chain is there to hide the other."""
+    build = Build()
+    first = build.compute(40.0, build.collective(20.0))
+    second = build.collective(20.0, first)
+    weight = build.collective(20.0)
+    build.compute(10.0, second, weight)
+    assert orders(build)[1] == 90.0
+
+
+def test_collectives_that_nothing_computes_beside_do_not_run_beside_each_other() -> None:
+    def total(compute: float) -> float:
+        build = Build()
+        x = build.compute(10.0)
+        near = build.collective(30.0, x, kind="all_to_all", domain="scale_up_fabric")
+        far = build.collective(30.0, x, link="InfiniBand", kind="all_to_all")
+        build.compute(10.0, build.compute(compute, x), near, far)
+        return expected(build.graph(), load_hardware("h100"), 8).total_ns
+
+    assert total(0.0) == 80.0
+    assert total(5.0) == 50.0
 
 
 def test_a_patient_compiler_leaves_gathers_over() -> None:

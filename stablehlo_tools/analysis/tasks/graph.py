@@ -29,6 +29,7 @@ from stablehlo_tools.cost.kernels import Work, WorkKind
 from stablehlo_tools.cost.transfers import Transfer
 from stablehlo_tools.diagnostics import Place, to_place
 from stablehlo_tools.dialect.custom_calls import kernel_name, target_of
+from stablehlo_tools.dialect.frontend_attributes import communication_domain
 from stablehlo_tools.dialect.names import CUSTOM_CALL
 from stablehlo_tools.overlap.task_graph import (
     COLLECTIVES,
@@ -308,6 +309,7 @@ class _BodyTasks:
                 dtype=", ".join(collective.element_types),
                 reduction=collective.reduction,
                 algorithm=time.algorithm,
+                domain=communication_domain(collective.op),
             ),
         )
         self._pending[task] = frozenset({task})

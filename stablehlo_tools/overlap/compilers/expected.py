@@ -11,7 +11,7 @@ docs/hardware.md has how far this is from the compilers' own schedules.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from stablehlo_tools.cost.as_compiled import Compiled, as_compiled
@@ -22,7 +22,7 @@ from stablehlo_tools.overlap.bounds import iterations
 from stablehlo_tools.overlap.compilers.combining import combined
 from stablehlo_tools.overlap.compilers.latency_hiding import latency_hiding_order
 from stablehlo_tools.overlap.memory import memory_profile
-from stablehlo_tools.overlap.scheduling.problem import problem_of
+from stablehlo_tools.overlap.scheduling.problem import COMPUTE, Problem, problem_of
 from stablehlo_tools.overlap.scheduling.timing import time_order
 from stablehlo_tools.overlap.task_graph import Task, TaskGraph, TaskKind
 
@@ -35,18 +35,23 @@ class _Compiler:
 
     `combines`: up to how many bytes, by kind. `at_once`: how many collectives may be open. A
     collective is believed to take `patience` times what the cost model says: fitted, on the forward
-    passes of the zoo, to where XLA:GPU begins its gathers.
+    passes of the zoo, to where XLA:GPU begins its gathers. `synchronous`: one that nothing computes
+    beside becomes a synchronous one, and others no longer run beside it.
     """
 
     combines: dict[str, float]
     at_once: int | None
     patience: float
+    synchronous: bool
 
 
 _GPU = _Compiler(
-    dict.fromkeys(("all_gather", "all_reduce", "reduce_scatter"), 30 * _MIB), 1, patience=2.0
+    dict.fromkeys(("all_gather", "all_reduce", "reduce_scatter"), 30 * _MIB),
+    1,
+    patience=2.0,
+    synchronous=True,
 )
-_TPU = _Compiler({"all_reduce": 128 * _MIB - 1}, None, patience=1.0)
+_TPU = _Compiler({"all_reduce": 128 * _MIB - 1}, None, patience=1.0, synchronous=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +118,8 @@ class _Blocks:
         problem = problem_of(_each(graph, _as_kernel), in_loop=bool(path))
         compiler = self.compiler
         order = latency_hiding_order(problem, compiler.at_once, compiler.patience)
+        if compiler.synchronous:
+            order = _without_idle_flights(problem, order)
         if not path:
             self.peak = memory_profile(graph, order).peak_bytes
         return time_order(problem, order, ()).total
@@ -141,6 +148,34 @@ class _Blocks:
 
     def _time(self, transfer: Transfer) -> TransferTime:
         return transfer_time(transfer, self.hardware, self.devices)
+
+
+def _without_idle_flights(problem: Problem, order: Sequence[int]) -> list[int]:
+    """The order with what nothing computes beside begun where it is waited for.
+
+    Their kernels stand in the compute stream then, so that none of them runs beside another.
+    (xla/service/gpu/gpu_convert_async_collectives_to_sync.cc)
+    """
+    open_: set[int] = set()
+    idle: set[int] = set()
+    for task in order:
+        start = problem.starts[task]
+        if start is not None:
+            if start in open_:
+                idle.add(start)
+        elif problem.stream[task] != COMPUTE:
+            open_.add(task)
+        elif problem.ns[task]:
+            open_.clear()
+    result: list[int] = []
+    for task in order:
+        start = problem.starts[task]
+        if start in idle:
+            result.append(start)
+            idle.remove(start)
+        if task not in idle:
+            result.append(task)
+    return result
 
 
 def _each(graph: TaskGraph, change: Callable[[Task], Task]) -> TaskGraph:

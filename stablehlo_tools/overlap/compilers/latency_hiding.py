@@ -1,11 +1,11 @@
 """The order that XLA's latency-hiding scheduler gives a graph: a list scheduler from the end.
 
 From what is ready (all that uses it stands behind it already) it takes first the end of a
-collective, if fewer are open than may be; then the start of one that has been open for as long as
-it takes; then compute, the last of the text first; and only then goes back to where an open
-collective has taken long enough. So a collective ends right before its first user, and begins no
-earlier than it has to: but what is left over when all compute is placed begins at the start of the
-program, where nothing hides it.
+collective, if fewer of its communication domain are open than may be; then the start of one that
+has been open for as long as it takes; then compute, the last of the text first; and only then goes
+back to where an open collective has taken long enough. So a collective ends right before its first
+user, and begins no earlier than it has to: but what is left over when all compute is placed begins
+at the start of the program, where nothing hides it.
 
 How long a collective takes is here what the compiler believes, which is `patience` times what the
 cost model says. (xla/service/latency_hiding_scheduler.cc, of which this has what decides on
@@ -20,7 +20,8 @@ from stablehlo_tools.overlap.scheduling.problem import COMPUTE, Problem
 
 
 def latency_hiding_order(problem: Problem, at_once: int | None, patience: float) -> list[int]:
-    """All tasks, first to last; at most `at_once` collectives are open, None for any number."""
+    """All tasks, first to last; at most `at_once` collectives of a communication domain are open,
+    None for any number."""
     return _Backwards(problem, at_once, patience).order()
 
 
@@ -34,8 +35,10 @@ class _Backwards:
         self._left = [len(users) for users in problem.users]
         self._since = [0.0] * problem.size  # from when on a task may stand, counted from the end
         self._now = 0.0
-        self._open = 0
-        self._ends: list[int] = []
+        domains = 1 + max(problem.domain, default=0)
+        self._open = [0] * domains
+        self._ends: list[list[tuple[float, int]]] = [[] for _ in range(domains)]
+        self._depth = _async_depths(problem, patience)
         self._compute: list[int] = []
         self._starts: list[tuple[float, int]] = []
 
@@ -54,16 +57,22 @@ class _Backwards:
 
     def _ready(self, task: int) -> None:
         problem = self._problem
-        if problem.starts[task] is not None:
-            heappush(self._ends, -task)
+        start = problem.starts[task]
+        if start is not None:
+            heappush(self._ends[problem.domain[start]], (-self._depth[task], -task))
         elif problem.stream[task] == COMPUTE:
             heappush(self._compute, -task)
         else:
             heappush(self._starts, (self._since[task], -task))
 
     def _next(self) -> int:
-        if self._ends and (self._at_once is None or self._open < self._at_once):
-            return -heappop(self._ends)
+        free = [
+            ends
+            for ends, open_ in zip(self._ends, self._open, strict=True)
+            if ends and (self._at_once is None or open_ < self._at_once)
+        ]
+        if free:
+            return -heappop(min(free))[1]
         if self._starts and (self._starts[0][0] <= self._now or not self._compute):
             return -heappop(self._starts)[1]
         return -heappop(self._compute)
@@ -73,14 +82,25 @@ class _Backwards:
         start = problem.starts[task]
         self._now = max(self._now, self._since[task])
         if start is not None:
-            self._open += 1
+            self._open[problem.domain[start]] += 1
         elif problem.stream[task] == COMPUTE:
             self._now += problem.ns[task]
         else:
-            self._open -= 1
+            self._open[problem.domain[task]] -= 1
         for dep in problem.deps[task]:
             takes = self._patience * problem.ns[dep] if dep == start else 0.0
             self._since[dep] = max(self._since[dep], self._now + takes)
             self._left[dep] -= 1
             if not self._left[dep]:
                 self._ready(dep)
+
+
+def _async_depths(problem: Problem, patience: float) -> list[float]:
+    """The longest that collectives in a chain take that leads to each task."""
+    depth = [0.0] * problem.size
+    for task, deps in enumerate(problem.deps):
+        start = problem.starts[task]
+        depth[task] = max((depth[dep] for dep in deps), default=0.0)
+        if start is not None:
+            depth[task] += patience * problem.ns[start]
+    return depth

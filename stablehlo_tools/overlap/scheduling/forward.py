@@ -36,15 +36,15 @@ class Moments:
 class Rules:
     """How a pass decides.
 
-    `limit` is in bytes. `in_flight` transfers of a stream, `at_once` of all, may be issued and not
-    yet waited for; a bucket is one. `patience` is how much later than needed a bucket may make one
-    of its members, in ns; None is no buckets. `moments`: if transfers cannot be issued anywhere.
-    `room`: for how long, from each task on, a slot may be taken before which transfer needs it.
-    `compute_first`: no transfer takes the memory of the compute that is to run beside it.
-    `look_again`: compute that was chosen stays back for a short transfer that is issued then.
-    `not_before`: the earliest moment of each task's compute, unless nothing else is left to do.
-    `by_use`: how late a bucket makes its members is counted against what needs their results, and
-    against the other kinds of its stream, not against their own place on the stream.
+    `limit` is in bytes. `in_flight` transfers of a stream, `at_once` of a communication domain, may
+    be issued and not yet waited for; a bucket is one. `patience` is how much later than needed a
+    bucket may make one of its members, in ns; None is no buckets. `moments`: if transfers cannot be
+    issued anywhere. `room`: for how long, from each task on, a slot may be taken before which
+    transfer needs it. `compute_first`: no transfer takes the memory of the compute that is to run
+    beside it. `look_again`: compute that was chosen stays back for a short transfer that is issued
+    then. `not_before`: the earliest moment of each task's compute, unless nothing else is left to
+    do. `by_use`: how late a bucket makes its members is counted against what needs their results,
+    and against the other kinds of its stream, not against their own place on the stream.
     """
 
     limit: float
@@ -89,6 +89,7 @@ class _Pass:
         self._left = [len(deps) for deps in problem.deps]
         self._done = bytearray(problem.size)
         self._in_flight = [0] * len(problem.streams)
+        self._open = [0] * (1 + max(problem.domain, default=0))  # in flight, by domain
         self._flying: set[int] = set()  # the first starts of what is in flight
         self._landing = [0.0] * problem.size  # when transfers end, by start
         self._room = (_ANY, -1)
@@ -173,6 +174,7 @@ class _Pass:
         if start in self._flying:
             self._flying.remove(start)
             self._in_flight[self.problem.stream[start]] -= 1
+            self._open[self.problem.domain[start]] -= 1
         self.result.ends[task] = self.clock
         self._finish(task)
 
@@ -275,8 +277,6 @@ class _Pass:
         rules = self.rules
         if rules.in_flight is not None and self._in_flight[stream] >= rules.in_flight:
             return False
-        if rules.at_once is not None and sum(self._in_flight) >= rules.at_once:
-            return False
         return self.free[stream] < until or (dry and self.free[stream] <= self.clock)
 
     def _issue_if_fits(self, stream: int, key: Hashable, *, dry: bool) -> bool:
@@ -284,13 +284,21 @@ class _Pass:
         heap = self._starts[stream][key]
         task = heap[0][1]
         if not self._done[task]:
-            if self._is_early(task, dry=dry) or not self.reserve.fits(task, self._beside):
+            if (
+                self._has_no_slot(task)
+                or self._is_early(task, dry=dry)
+                or not self.reserve.fits(task, self._beside)
+            ):
                 return False
             heappop(heap)
             self._issue(task, heap)
             return True
         heappop(heap)
         return True
+
+    def _has_no_slot(self, start: int) -> bool:
+        at_once = self.rules.at_once
+        return at_once is not None and self._open[self.problem.domain[start]] >= at_once
 
     def _is_early(self, start: int, *, dry: bool) -> bool:
         """Whether a transfer has to stay back: for the next moment, or for a more urgent one."""
@@ -329,6 +337,7 @@ class _Pass:
             self.result.buckets.append(bucket)
         self.free[stream] = end
         self._in_flight[stream] += 1
+        self._open[problem.domain[first]] += 1
         self._flying.add(first)
         for task in bucket:
             self._landing[task] = self.result.ends[task] = end

@@ -18,14 +18,15 @@ class Problem:
     """What the scheduler knows of each task, by id.
 
     `ns` is the time on its stream: compute and whole loops on COMPUTE, transfers on that of their
-    number in `stream`. `bucket_keys` are those of collective starts: those of one key can be
-    one collective. `reads` are the storages that a task needs until it is over, `allocs` those it
-    makes. Storages in `kept` never end.
+    number in `stream`, in the communication domain of their number in `domain`. `bucket_keys` are
+    those of collective starts: those of one key can be one collective. `reads` are the storages
+    that a task needs until it is over, `allocs` those it makes. Storages in `kept` never end.
     """
 
     graph: TaskGraph
     ns: Sequence[float]
     stream: Sequence[int]
+    domain: Sequence[int]
     latency: Sequence[float]
     bucket_keys: Sequence[Hashable]
     starts: Sequence[int | None]  # of waits
@@ -69,11 +70,16 @@ def problem_of(
     for task in tasks:
         if task.communication is not None:
             streams.setdefault(task.communication.stream, len(streams))
+    domains: dict[str, int] = {}
+    for task in tasks:
+        if task.communication is not None:
+            domains.setdefault(task.communication.domain, len(domains))
     before = tuple(u for t in tasks if t.kind is TaskKind.INPUT for u in t.allocs)
     return Problem(
         graph=graph,
         ns=[_time(t) * (compute_scale if t.communication is None else 1.0) for t in tasks],
         stream=[_stream(task, streams) for task in tasks],
+        domain=[0 if t.communication is None else domains[t.communication.domain] for t in tasks],
         latency=[0.0 if t.communication is None else t.communication.latency_ns for t in tasks],
         bucket_keys=[
             None if t.communication is None else bucket_key(t.communication) for t in tasks
@@ -101,6 +107,7 @@ def bucket_key(communication: Communication) -> Hashable:
         communication.dtype,
         communication.reduction,
         communication.latency_ns,
+        communication.domain,
     )
 
 

@@ -59,9 +59,9 @@ class Limits:
     """What a schedule must respect.
 
     `memory` is the most bytes alive at any time. At most `in_flight` transfers of one stream, and
-    `at_once` of all, are issued and not yet waited for. `buckets`: whether collectives may be
-    merged. `reorder_compute`: whether compute may run in another order than the graph's.
-    `moments`: when transfers may be issued, if that is not at any time.
+    `at_once` of one communication domain, are issued and not yet waited for. `buckets`: whether
+    collectives may be merged. `reorder_compute`: whether compute may run in another order than the
+    graph's. `moments`: when transfers may be issued, if that is not at any time.
     `compute_overlap_multiplier`: how much of the time of compute hides transfers, as the plan has
     it: below 1 more compute is put beside each than its time asks for, as a plan is too hopeful
     otherwise where both share memory and cores. Totals are those of the graph's own times.

@@ -121,18 +121,21 @@ def bucket_ns(problem: Problem, bucket: Sequence[int]) -> float:
 
 
 def most_in_flight(problem: Problem, order: Sequence[int]) -> tuple[int, int]:
-    """The most transfers that are issued and not yet waited for: of all, and of one stream."""
+    """The most transfers issued and not yet waited for: of one domain, and of one stream."""
     flying = [0] * len(problem.streams)
+    of_domain = [0] * (1 + max(problem.domain, default=0))
     landed: set[int] = set()
     most = each = 0
     for task in order:
         start = problem.starts[task]
         if problem.stream[task] != COMPUTE:
             flying[problem.stream[task]] += 1
+            of_domain[problem.domain[task]] += 1
         elif start is not None and start not in landed:
             landed.add(start)
             flying[problem.stream[start]] -= 1
-        most, each = max(most, sum(flying)), max([each, *flying])
+            of_domain[problem.domain[start]] -= 1
+        most, each = max([most, *of_domain]), max([each, *flying])
     return most, each
 
 

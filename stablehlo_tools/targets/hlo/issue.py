@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -54,6 +55,7 @@ _COPY_STREAM = "dma"
 _KERNEL_STREAM = "async"
 _HOST_STREAM = "host"
 _RECEIVING = "recv"
+_DOMAIN = re.compile(r'"communication_domain":"COLLECTIVE_COMMUNICATION_DOMAIN_(\w+)"')
 
 
 def communication(sent: Issued, time: TransferTime) -> Communication:
@@ -75,7 +77,14 @@ def communication(sent: Issued, time: TransferTime) -> Communication:
         dtype=sent.dtype,
         reduction=sent.reduction,
         algorithm=time.algorithm,
+        domain=_domain(sent.instruction),
     )
+
+
+def _domain(instruction: HloInstruction) -> str:
+    """The communication domain that XLA:GPU has a collective in."""
+    found = _DOMAIN.search(instruction.line)
+    return found[1].lower() if found and found[1] != "UNSPECIFIED" else ""
 
 
 def copied(

@@ -123,13 +123,15 @@ class Anchor:
 class Flight:
     """A collective of the block: when it begins, and how long it takes, in ns.
 
-    One that is `fixed` lies in a region of `op`, and begins where that stands.
+    One that is `fixed` lies in a region of `op`, and begins where that stands. `domain` is its
+    communication domain.
     """
 
     op: ir.Operation
     begin: float
     ns: float
     fixed: bool = False
+    domain: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +205,13 @@ def _flights(
         behind[task] = max(after, default=0.0)
     longest = max((ns + rest for ns, rest in zip(problem.ns, behind, strict=True)), default=0.0)
     return [
-        Flight(op, begin[task], problem.ns[task], fixed=op not in traced.ops[task])
+        Flight(
+            op,
+            begin[task],
+            problem.ns[task],
+            fixed=op not in traced.ops[task],
+            domain=problem.domain[task],
+        )
         for task in order
         if traced.graph.tasks[task].communication is not None
         and (in_loop or behind[task] >= _END * longest)
@@ -394,18 +402,19 @@ def plan_fences(
 ) -> list[Fence]:
     """The fences of a block in order.
 
-    `flights` are in issue order; with `one_slot` one must be over before the next can begin.
+    `flights` are in issue order; with `one_slot` one must be over before the next of its
+    communication domain can begin.
     `moved` are pairs of anchors of which the second must not run before the first.
     """
-    at = _Anchored(plan, anchors)
+    at = _Anchored(plan, anchors, flights)
     fences: dict[Anchor, Fence] = {}
 
     def fence(anchor: Anchor) -> Fence:
         return fences.setdefault(anchor, Fence(anchor))
 
-    before: Flight | None = None
-    since = -1  # the place where it begins
+    last: dict[int, tuple[Flight, int]] = {}  # by domain, the flight before, and its place
     for flight in flights:
+        before, since = last.get(flight.domain, (None, -1))
         anchor = at.begin(flight)
         if one_slot and anchor is not None and anchor.place <= since:
             anchor = None
@@ -415,7 +424,7 @@ def plan_fences(
         where = anchor or at.itself(flight)
         if one_slot and before is not None and where.place > since:
             fence(where).awaits.extend(at.alive_behind(before.op, where.served_from))
-        before, since = flight, where.place
+        last[flight.domain] = flight, where.place
     for first, second in moved:
         if second in fences:
             fence(second).awaits.extend(at.alive_behind(first.op, second.served_from))
@@ -425,8 +434,11 @@ def plan_fences(
 class _Anchored:
     """Where the ops of a block stand, and between which anchors."""
 
-    def __init__(self, plan: BlockPlan, anchors: Sequence[Anchor]) -> None:
+    def __init__(
+        self, plan: BlockPlan, anchors: Sequence[Anchor], flights: Sequence[Flight]
+    ) -> None:
         self._places = {key_of(op): place for place, op in enumerate(plan.order)}
+        self._flights = {key_of(flight.op) for flight in flights}
         self._anchors = anchors
         self._times = [anchor.time for anchor in anchors]
 
@@ -453,7 +465,7 @@ class _Anchored:
         """A tensor that an op makes, or that is made of one, and that is used from a place on.
 
         None is found where all that is made of it is used up before, or not there yet: the future
-        of an async_start stays in flight.
+        of an async_start stays in flight, and what another collective makes of it may come later.
         """
         pending = list(op.results)
         seen = set(pending)
@@ -464,6 +476,8 @@ class _Anchored:
             if len(before) < len(users) and can_wait:
                 return [value]
             for user in before:
+                if key_of(user) in self._flights:
+                    continue
                 fresh = [result for result in user.results if result not in seen]
                 seen.update(fresh)
                 pending += fresh

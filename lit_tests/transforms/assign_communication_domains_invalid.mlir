@@ -1,0 +1,47 @@
+// RUN: stablehlo-tools opt %s -p assign-communication-domains --split-input-file --verify-diagnostics
+// RUN: not stablehlo-tools opt %s -p 'assign-communication-domains{against=all}' --split-input-file -o %t.none.mlir 2>&1 | filecheck %s --check-prefix=AGAINST
+// RUN: test ! -e %t.none.mlir
+
+// P4: what to be held to.
+// AGAINST: assign-communication-domains: against is xla or text (P4)
+
+// P1: every communicating op is of a dialect that is understood.
+func.func @mhlo_collective_p1(%x: tensor<2xf32>) -> tensor<2xf32> {
+  // expected-error@+1 {{mhlo.collective_permute communicates in a dialect that is not rewritten here}}
+  %0 = "mhlo.collective_permute"(%x) {
+    source_target_pairs = dense<[[0, 1]]> : tensor<1x2xi64>
+  } : (tensor<2xf32>) -> tensor<2xf32>
+  return %0 : tensor<2xf32>
+}
+
+// -----
+
+// P2: replica groups name processes that the module has.
+module attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
+func.func @unknown_process_p2(%x: tensor<8xf32>) -> tensor<32xf32> {
+  // expected-error@+1 {{id 2 is outside the 2 flattened_ids processes of the module}}
+  %a = "stablehlo.all_gather"(%x) {all_gather_dim = 0 : i64, channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, replica_groups = dense<[[0, 1, 2, 3]]> : tensor<1x4xi64>, use_global_device_ids} : (tensor<8xf32>) -> tensor<32xf32>
+  return %a : tensor<32xf32>
+}
+}
+
+// -----
+
+// P3: no op has a token.
+module attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
+func.func @token_p3(%x: tensor<8xf32>) -> tensor<8xf32> {
+  // expected-error@+1 {{stablehlo.create_token has a token}}
+  %t = stablehlo.create_token : !stablehlo.token
+  %0:2 = stablehlo.optimization_barrier %x, %t : tensor<8xf32>, !stablehlo.token
+  return %0#0 : tensor<8xf32>
+}
+}
+
+// -----
+
+// P4: what the second RUN asks for is refused before anything is read.
+module attributes {mhlo.num_partitions = 16 : i32, mhlo.num_replicas = 1 : i32} {
+func.func @against_p4(%x: tensor<8xf32>) -> tensor<8xf32> {
+  return %x : tensor<8xf32>
+}
+}
