@@ -1,7 +1,8 @@
 """The order that XLA's latency-hiding scheduler gives a graph: a list scheduler from the end.
 
 From what is ready (all that uses it stands behind it already) it takes first the end of a
-collective, if fewer of its communication domain are open than may be; then the start of one that
+collective, if fewer of its communication domain are open than may be, and of several the one that
+the longest chain of collectives leads to; then the start of one that
 has been open for as long as it takes; then compute, the last of the text first; and only then goes
 back to where an open collective has taken long enough. So a collective ends right before its first
 user, and begins no earlier than it has to: but what is left over when all compute is placed begins
@@ -59,7 +60,7 @@ class _Backwards:
         problem = self._problem
         start = problem.starts[task]
         if start is not None:
-            heappush(self._ends[problem.domain[start]], (-self._depth[task], -task))
+            heappush(self._ends[problem.domain[start]], (-self._depth[start], -task))
         elif problem.stream[task] == COMPUTE:
             heappush(self._compute, -task)
         else:
@@ -96,7 +97,8 @@ class _Backwards:
 
 
 def _async_depths(problem: Problem, patience: float) -> list[float]:
-    """The longest that collectives in a chain take that leads to each task."""
+    """How long the longest chain of collectives takes that leads to each task, itself left out if
+    it is a start."""
     depth = [0.0] * problem.size
     for task, deps in enumerate(problem.deps):
         start = problem.starts[task]
