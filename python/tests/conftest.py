@@ -3,7 +3,9 @@ compiled quickly, and no deadlines.
 """
 
 import os
+import signal
 import sys
+import threading
 
 import pytest
 from unhurried import be_unhurried
@@ -15,6 +17,13 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 _FLAG = "--xla_force_host_platform_device_count=8"
 if _FLAG not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAG}".strip()
+
+# A shell starts what runs in the background with interrupts ignored, and commands inherit that.
+if (
+    threading.current_thread() is threading.main_thread()
+    and signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+):
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 be_unhurried()
 
