@@ -20,6 +20,7 @@ import random
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import isfinite
 
 from stablehlo_tools.diagnostics import ToolError
@@ -156,6 +157,25 @@ class _Candidate:
     total: float
 
 
+@dataclass(frozen=True)
+class _Lead:
+    """When tasks might end, and what a backward schedule led by that says: worked out once."""
+
+    problem: Problem
+    ends: Sequence[float]
+    lateness: Lateness | None
+
+    @cached_property
+    def tail(self) -> Sequence[float]:
+        """How much follows each task."""
+        return tails(self.problem, self.ends)
+
+    @cached_property
+    def not_before(self) -> Sequence[float] | None:
+        """The earliest moment of what takes memory; None where that is not short."""
+        return None if self.lateness is None else self.lateness.not_before(self.tail)
+
+
 class _Search:
     """The best candidate so far, and what all of them have in common."""
 
@@ -189,56 +209,60 @@ class _Search:
 
     def run(self) -> _Candidate:
         """Tries all leads and ways."""
-        leads = dict(_leads(self._problem))
+        leads = {name: self._lead(ends) for name, ends in _leads(self._problem)}
         passes = {name: self._try(lead, self._rules, late=True) for name, lead in leads.items()}
+        leads |= {f"{name} again": self._lead(done.ends) for name, done in passes.items()}
         best = min(passes, key=lambda name: passes[name].total)
-        self._try(passes[best].ends, self._rules)
+        self._try(leads[f"{best} again"], self._rules)
         if self._problem.size <= _FEW:
             self._vary(leads[best])
         if self._limits.at_once is not None:
             self._leave_room(leads[best])
         latency = max(self._problem.latency, default=0.0)
         if self._limits.buckets and latency:
-            leads |= {f"{name} again": done.ends for name, done in passes.items()}
             self._bucket(leads, latency)
         self._delay()
         return self._best
 
-    def _vary(self, lead: Sequence[float]) -> None:
+    def _lead(self, ends: Sequence[float]) -> _Lead:
+        return _Lead(self._problem, ends, self._lateness)
+
+    def _vary(self, lead: _Lead) -> None:
         """Tries rules that are better for some graphs and worse for others."""
         self._try(lead, replace(self._rules, compute_first=True))
         self._try(lead, replace(self._rules, look_again=True))
         longest = forward(self._problem, self._plan, longest_tails(self._problem), self._rules)
         self._keep(_Candidate(tuple(longest.order), _tuples(longest.buckets), longest.total))
         if self._problem.size <= _VERY_FEW:
-            self._shake(lead)
+            self._shake(lead.ends)
 
-    def _shake(self, lead: Sequence[float]) -> None:
+    def _shake(self, ends: Sequence[float]) -> None:
         """Tries leads that differ at random, from seeds that are always the same."""
         scale = max(heads(self._problem), default=0.0)
         for seed in range(_SHAKES):
             chance = random.Random(seed)
-            shaken = [at + chance.uniform(-1, 1) * scale * _STRENGTH for at in lead]
+            shaken = [at + chance.uniform(-1, 1) * scale * _STRENGTH for at in ends]
             rules = replace(self._rules, look_again=seed % 2 > 0, compute_first=seed % 4 > 1)
             plan = Plan(self._problem, self._best.order) if seed % 3 else self._plan
-            self._try(self._try(shaken, rules, plan).ends, rules, plan)
+            first = self._try(self._lead(shaken), rules, plan)
+            self._try(self._lead(first.ends), rules, plan)
 
-    def _leave_room(self, lead: Sequence[float]) -> None:
+    def _leave_room(self, lead: _Lead) -> None:
         """Keeps slots free for what cannot be hidden, as the best schedule so far shows it."""
         for _ in range(_ROUNDS):
             room = room_before(self._problem, self._best.order)
-            lead = self._try(lead, replace(self._rules, room=room)).ends
+            lead = self._lead(self._try(lead, replace(self._rules, room=room)).ends)
 
-    def _bucket(self, leads: dict[str, Sequence[float]], latency: float) -> None:
+    def _bucket(self, leads: dict[str, _Lead], latency: float) -> None:
         for way in _WAYS:
             rules = replace(self._rules, patience=way.patience * latency, by_use=way.by_use)
             ends = self._try(leads[way.lead], rules, late=way.late).ends
             if way.gives:
-                leads[way.gives] = ends
+                leads[way.gives] = self._lead(ends)
 
     def _try(
         self,
-        lead: Sequence[float],
+        lead: _Lead,
         rules: Rules,
         plan: Plan | None = None,
         *,
@@ -248,10 +272,9 @@ class _Search:
 
         `late`: compute that takes memory waits until shortly before it is needed, if that is short.
         """
-        tail = tails(self._problem, lead)
-        if late and self._lateness is not None:
-            rules = replace(rules, not_before=self._lateness.not_before(tail))
-        pass_ = forward(self._problem, plan or self._plan, tail, rules)
+        if late:
+            rules = replace(rules, not_before=lead.not_before)
+        pass_ = forward(self._problem, plan or self._plan, lead.tail, rules)
         self._keep(_Candidate(tuple(pass_.order), _tuples(pass_.buckets), pass_.total))
         return pass_
 
