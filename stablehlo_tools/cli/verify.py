@@ -119,9 +119,9 @@ def run(arguments: argparse.Namespace) -> int:
         twin = None
     if verification.same and not verification.compared:
         raise ToolError(
-            f"nothing was compared: {_number(len(verification.vacuous), 'output')}, NaN or "
-            "infinite everywhere in both programs, in every trial: --set INDEX=VALUE gives an "
-            "input a value that the programs can live with, --seed draws others"
+            f"nothing was compared: {_number(len(verification.vacuous), 'output')}, "
+            f"{_emptiness(verification)} in both programs, in every trial: --set INDEX=VALUE gives "
+            "an input a value that the programs can live with, --seed draws others"
         )
     if arguments.json:
         print(json.dumps(answer.to_json()))
@@ -132,9 +132,9 @@ def run(arguments: argparse.Namespace) -> int:
     if verification.same and verification.vacuous:
         first = _title(verification.outputs[verification.vacuous[0]])
         print(
-            f"warning: {_number(len(verification.vacuous), 'output')}, first {first}, NaN or "
-            "infinite everywhere in every trial: nothing was shown about that; --set gives an "
-            "input a value",
+            f"warning: {_number(len(verification.vacuous), 'output')}, first {first}, "
+            f"{_emptiness(verification)} in every trial: nothing was shown about that; --set gives "
+            "an input a value",
             file=sys.stderr,
         )
     return 0 if verification.same else 1
@@ -145,14 +145,20 @@ def render(verification: Verification) -> str:
     if verification.same:
         compared = f"{len(verification.compared)} of " if verification.vacuous else ""
         elements = sum(output.elements for output in verification.compared)
-        skipped = (
-            f"{len(verification.vacuous)} not compared: NaN or infinite everywhere in every trial"
-        )
+        skipped = rounded = ""
+        if verification.vacuous:
+            count = len(verification.vacuous)
+            skipped = f"{count} not compared: {_emptiness(verification)} in every trial"
+        if verification.rounded:
+            rounded = (
+                f"{len(verification.rounded)} only within what rounding alone moves them: nudged "
+                "inputs move them as far"
+            )
         return (
             f"same: {compared}{_number(len(verification.outputs), 'output')}, "
             f"{_number(elements, 'element')}, {verification.rule}, "
             f"{_number(verification.trials, 'trial')}, {_number(verification.devices, 'device')}"
-        ) + (f"; {skipped}" if verification.vacuous else "")
+        ) + "".join(f"; {each}" for each in (skipped, rounded) if each)
     differing = [output for output in verification.outputs if output.differing]
     lines = [line for output in differing[:SHOWN_OUTPUTS] for line in _difference(output)]
     if len(differing) > SHOWN_OUTPUTS:
@@ -164,6 +170,13 @@ def render(verification: Verification) -> str:
         lines.append("BEFORE differs from itself when run again: it is not deterministic")
     lines += [f"hint: {hint}" for hint in verification.steering]
     return "\n".join(lines)
+
+
+def _emptiness(verification: Verification) -> str:
+    """What the outputs were that nothing was shown about."""
+    if any(verification.outputs[i].rounding for i in verification.vacuous):
+        return "NaN, infinite or no more than rounding everywhere"
+    return "NaN or infinite everywhere"
 
 
 def _is_large(before: Artifact, after: Artifact, limit: int) -> bool:

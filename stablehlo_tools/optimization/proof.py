@@ -186,7 +186,7 @@ def _compared(
 def _agreed(verification: Verification) -> Finding:
     compared = len(verification.compared)
     if not compared:
-        return Finding("not proven", "all outputs were NaN or infinite everywhere")
+        return Finding("not proven", "all outputs were NaN, infinite or mere rounding")
     of = "" if compared == len(verification.outputs) else f" of {len(verification.outputs)}"
     return Finding(
         "proven",

@@ -72,6 +72,7 @@ class OutputComparison:
     """How one output compares. `max_abs_difference` is over finite differing pairs, None without.
 
     `finite`: how many elements are finite in both programs; of the others little is shown.
+    `rounding`: the largest difference that was taken for rounding beyond the rule, 0 without.
     """
 
     elements: int
@@ -79,6 +80,7 @@ class OutputComparison:
     max_abs_difference: float | int | None = None
     first: Difference | None = None
     finite: int = 0
+    rounding: float = 0.0
 
     @property
     def shows_nothing(self) -> bool:
@@ -119,6 +121,15 @@ def compare_output(
         first=_first(masks, pairs, differing_pairs, element, rule),
         finite=sum(int(mask.sum()) for mask in finite.values()),
     )
+
+
+def largest_magnitude(element: ElementType, shards: Sequence[Shard]) -> float:
+    """Of the finite elements that the shards hold; 0 where there are none."""
+    largest = 0.0
+    for shard in shards:
+        values = np.abs(_precise(shard.data, element))
+        largest = max(largest, float(values[np.isfinite(values)].max(initial=0.0)))
+    return largest
 
 
 def differs(before: Array, after: Array, element: ElementType, rule: Rule) -> Array:

@@ -66,6 +66,7 @@ class Request:
     specials: bool
     fixed: Mapping[str, float]  # by the number of the input
     as_deployed: bool
+    conditioned: bool = False
 
     @staticmethod
     def of(fields: dict[str, Any]) -> Request:

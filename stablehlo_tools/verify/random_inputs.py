@@ -16,6 +16,7 @@ from stablehlo_tools.verify.element_types import Array, ElementType, Kind, real_
 
 SPECIAL_SHARE = 1 / 8
 _LEAST = 1 / 64  # of what must not be zero
+_NUDGE = 2.0**-50  # of a value
 
 
 class Specials(enum.Enum):
@@ -84,6 +85,14 @@ def styled(values: Array, element: ElementType, style: Style) -> Array:
     if style in (Style.SMALL, Style.SMALL_POSITIVE):
         wide = wide / 16
     return np.asarray(wide).astype(element.dtype)
+
+
+def nudged(values: Array, element: ElementType, key: tuple[int, ...]) -> Array:
+    """Floats and complex numbers, each moved up or down by a few units in its last place."""
+    if element.name not in ("f64", "complex<f64>"):
+        return values
+    signs = np.random.default_rng(key).integers(2, size=values.shape) * 2 - 1
+    return np.asarray(values * (1 + _NUDGE * signs), element.dtype)
 
 
 def put_in_range(values: Array, element: ElementType, sign: Sign, below: int) -> Array:

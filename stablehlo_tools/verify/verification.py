@@ -31,6 +31,8 @@ class Options:
     `fixed` gives inputs, by number, one value in every element instead of random ones.
     `as_deployed` lets XLA:CPU fuse and simplify; rounding then moves with what it makes of them.
     `ranges` are those of the arguments of bare modules, where `before` does not show them itself.
+    `conditioned`: a difference beyond a tolerance counts as rounding where nudging the inputs of
+    `before` by a few units in the last place of f64 moves that output as far.
     """
 
     seed: int = 0
@@ -42,11 +44,13 @@ class Options:
     fixed: Mapping[int, float] = field(default_factory=dict[int, float])
     as_deployed: bool = False
     ranges: tuple[Range, ...] = ()
+    conditioned: bool = False
 
 
 @dataclass(frozen=True)
 class Output:
-    """One output and how it compares; `shape` is that of one replica's or device's value."""
+    """One output and how it compares; `shape` is that of one replica's or device's value, and
+    `rounding` the largest difference beyond the rule that was taken for rounding."""
 
     index: int
     name: str
@@ -57,14 +61,16 @@ class Output:
     max_abs_difference: float | int | None
     first: Difference | None
     finite: int
+    rounding: float = 0.0
 
 
 @dataclass(frozen=True)
 class Verification:
     """The answer. `trials` counts those that were run; the last one differs where not `same`.
 
-    `vacuous` are outputs that were NaN or infinite everywhere in every trial: they were not
-    compared, for agreement shows nothing. `inputs` is the style of the random inputs.
+    `vacuous` are outputs that were NaN, infinite or no more than rounding everywhere in every
+    trial: they were not compared, for agreement shows nothing. `inputs` is the style of the random
+    inputs.
     `before_repeats` is False where `before` did not even agree with itself. `simplified` is True
     where XLA:CPU has no form for the programs without its simplifier, which moves rounding.
     """
@@ -86,6 +92,11 @@ class Verification:
     def compared(self) -> tuple[Output, ...]:
         """The outputs that agreement shows something about."""
         return tuple(o for o in self.outputs if o.index not in self.vacuous)
+
+    @property
+    def rounded(self) -> tuple[Output, ...]:
+        """The outputs that differ beyond the rule, and no further than rounding moves them."""
+        return tuple(output for output in self.outputs if output.rounding)
 
     @property
     def elements(self) -> int:
@@ -136,6 +147,7 @@ def verify_artifacts(
         options.specials,
         {str(index): value for index, value in options.fixed.items()},
         options.as_deployed,
+        options.conditioned,
     )
     with tempfile.TemporaryDirectory(prefix="stablehlo-tools-") as path:
         directory = Path(path)
@@ -200,4 +212,5 @@ def _output(index: int, value: Value, comparison: OutputComparison) -> Output:
         comparison.max_abs_difference,
         comparison.first,
         comparison.finite,
+        comparison.rounding,
     )

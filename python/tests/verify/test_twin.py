@@ -197,3 +197,51 @@ def test_extents_that_are_united_lose_the_same():
     unite(one, other)
     Extents().settle([one])
     assert one.reduced == other.reduced < 512
+
+
+def chaotic(steps: int, *, order: str = "(ab)c", off: float = 0.0) -> Artifact:
+    """A sum of three, then the logistic map: a difference of any size doubles in each step."""
+    sums = {
+        "(ab)c": ("%a, %b", "%s, %c"),
+        "a(bc)": ("%b, %c", "%a, %s"),
+    }
+    first, second = sums[order]
+    each = "\n".join(
+        f"""    %d{i} = stablehlo.subtract %one, %x{i} : tensor<64x64x64xf32>
+    %m{i} = stablehlo.multiply %x{i}, %d{i} : tensor<64x64x64xf32>
+    %x{i + 1} = stablehlo.multiply %m{i}, %four : tensor<64x64x64xf32>"""
+        for i in range(steps)
+    )
+    return program(f"""func.func @main(%a: tensor<64x64x64xf32>, %b: tensor<64x64x64xf32>,
+        %c: tensor<64x64x64xf32>) -> (tensor<64x64x64xf32>, tensor<64x64x64xf32>) {{
+    %one = stablehlo.constant dense<1.0> : tensor<64x64x64xf32>
+    %four = stablehlo.constant dense<4.0> : tensor<64x64x64xf32>
+    %off = stablehlo.constant dense<{off:.12f}> : tensor<64x64x64xf32>
+    %s = stablehlo.add {first} : tensor<64x64x64xf32>
+    %t = stablehlo.add {second} : tensor<64x64x64xf32>
+    %u = stablehlo.add %t, %off : tensor<64x64x64xf32>
+    %x0 = stablehlo.logistic %u : tensor<64x64x64xf32>
+{each}
+    return %t, %x{steps} : tensor<64x64x64xf32>, tensor<64x64x64xf32>
+  }}""")
+
+
+def test_what_rounding_moves_as_far_is_no_difference():
+    limit = 2**16
+    answer = verify_twins(chaotic(32), chaotic(32, order="a(bc)"), ONCE, limit).verification
+    assert answer.same
+    assert [output.index for output in answer.rounded] == [1]
+    assert answer.rounded[0].rounding > 1e-9
+    assert len(answer.compared) == 2
+
+
+def test_a_mistake_in_what_rounding_moves_far_is_one():
+    limit = 2**16
+    assert not verify_twins(chaotic(32), chaotic(32, off=1e-9), ONCE, limit).verification.same
+    assert not verify_twins(chaotic(4), chaotic(4, off=1e-4), ONCE, limit).verification.same
+
+
+def test_of_an_output_that_is_all_rounding_nothing_is_shown():
+    answer = verify_twins(chaotic(64), chaotic(64, order="a(bc)"), ONCE, 2**16).verification
+    assert answer.same
+    assert answer.vacuous == (1,)

@@ -43,7 +43,9 @@ def verify_twins(
     """Runs the twin of two programs on random inputs and compares what the two compute.
 
     Where rounding may differ (a rule with a tolerance), both compute in f64 and are held to
-    `WIDE`: a mistake that a clipped gradient makes small still shows.
+    `WIDE`: a mistake that a clipped gradient makes small still shows. What a deep model makes of
+    random weights can be so sensitive that rounding in f64 moves it further: see
+    `Options.conditioned`.
 
     Raises ToolError as `twins` and `verify_artifacts` do. Where they differ in f64, too, BEFORE is
     also compared with what `partition` makes of it: if that differs as well, the twin may be at
@@ -53,7 +55,7 @@ def verify_twins(
     twin = twins(before, after, bytes_limit, wide=wide)
     options = replace(options, fixed=_by_argument(before, options))
     if wide:
-        options = replace(options, rule=WIDE, as_deployed=True)
+        options = replace(options, rule=WIDE, as_deployed=True, conditioned=True)
     answer = TwinVerification(twin, _compared(twin, options))
     if wide and not answer.verification.same:  # else it may be no more than rounding
         _check_trusted(before, options, bytes_limit)
