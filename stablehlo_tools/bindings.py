@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import jaxlib._jax as _jax
@@ -436,24 +437,33 @@ def described_devices(platform: str, name: str, config: str = "") -> list[Any]:
 
 
 def compile_ahead_of_time(
-    module: ir.Module, replicas: int, partitions: int, devices: list[Any], *, tuple_arguments: bool
+    module: ir.Module,
+    replicas: int,
+    partitions: int,
+    devices: list[Any],
+    *,
+    tuple_arguments: bool,
+    options: Mapping[str, Any] = MappingProxyType({}),
 ) -> tuple[str, dict[str, int]]:
     """Compiles for present or described devices: the scheduled HLO text and the bytes per device.
 
     `tuple_arguments` passes main's arguments as one tuple, as jax does for long lists on TPU.
+    `options` are XLA's, by name.
     Raises an exception of XLA's choosing, or ends the process.
     """
     import numpy as np
     from jax._src.compiler import get_compile_options
 
     assignment = np.array([device.id for device in devices]).reshape(replicas, partitions)
-    options = get_compile_options(replicas, partitions, assignment)
-    _let_gspmd_divide_its_own(options, write_bytecode(module))
-    options.parameter_is_tupled_arguments = tuple_arguments
+    settings = get_compile_options(
+        replicas, partitions, assignment, env_options_overrides=dict(options)
+    )
+    _let_gspmd_divide_its_own(settings, write_bytecode(module))
+    settings.parameter_is_tupled_arguments = tuple_arguments
     client = devices[0].client
     described = isinstance(client, _jax.CompileOnlyPyClient)
     compiler = client.compile if described else client.compile_and_load
-    executable = compiler(module, _jax.DeviceList(tuple(devices)), options)
+    executable = compiler(module, _jax.DeviceList(tuple(devices)), settings)
     stats = executable.get_compiled_memory_stats()
     memory = {
         "argument_bytes": stats.argument_size_in_bytes,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, overload
@@ -11,6 +12,7 @@ from stablehlo_tools.optimization import report
 from stablehlo_tools.optimization.figures import Figures
 from stablehlo_tools.optimization.optimizing import Optimum, Request
 from stablehlo_tools.optimization.optimizing import optimize as find_optimum
+from stablehlo_tools.targets.compiler_options import CompilerOptions, Value
 
 if TYPE_CHECKING:
     from jax.export import Exported
@@ -60,6 +62,7 @@ def optimize(
     budget: float | None = None,
     candidates: int | None = None,
     pipeline_axis: str | None = None,
+    compiler_options: Mapping[str, Value] | None = None,
 ) -> Optimized[Exported]: ...
 @overload
 def optimize(
@@ -70,6 +73,7 @@ def optimize(
     budget: float | None = None,
     candidates: int | None = None,
     pipeline_axis: str | None = None,
+    compiler_options: Mapping[str, Value] | None = None,
 ) -> Optimized[Artifact]: ...
 def optimize(
     exported: Exported | Artifact,
@@ -79,6 +83,7 @@ def optimize(
     budget: float | None = None,
     candidates: int | None = None,
     pipeline_axis: str | None = None,
+    compiler_options: Mapping[str, Value] | None = None,
 ) -> Optimized[Exported] | Optimized[Artifact]:
     """Searches for the pipeline that makes a program fastest; the given one stays as it is.
 
@@ -86,7 +91,9 @@ def optimize(
     the file of a profile, by default the target's usual one. `memory_limit`: GiB of a device, by
     default all that it has. `budget`: seconds of search, 600 by default; `candidates`: instead of
     it, how many to compile, for the same answer on any machine. `pipeline_axis`: a mesh axis that a
-    pipeline over layers may take. What was found out is kept, so that a second run is instant.
+    pipeline over layers may take. `compiler_options`: what the compiler is given for the export and
+    all candidates, as jax.jit takes it. What was found out is kept, so that a second run is
+    instant.
     Raises ToolError where the compiler is missing or refuses the program as it is.
     """
     request = Request(
@@ -96,6 +103,7 @@ def optimize(
         budget=budget,
         candidates=candidates,
         pipeline_axis=pipeline_axis,
+        options=CompilerOptions.of(compiler_options or {}),
     )
     if isinstance(exported, Artifact):
         optimum = find_optimum(exported, request)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from stablehlo_tools.cli.shared_arguments import seconds
+from stablehlo_tools.cli.shared_arguments import add_compiler_options, compiler_options, seconds
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=600.0,
         help="stop the compiler after so many seconds (default: 600)",
     )
+    add_compiler_options(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -47,7 +48,13 @@ def run(arguments: argparse.Namespace) -> int:
 
     hardware = load_hardware(arguments.hardware) if arguments.hardware is not None else None
     loaded = artifact.load(arguments.input)
-    compilation = compile_artifact(loaded, arguments.target, arguments.timeout, hardware=hardware)
+    compilation = compile_artifact(
+        loaded,
+        arguments.target,
+        arguments.timeout,
+        hardware=hardware,
+        options=compiler_options(arguments),
+    )
     if arguments.json:
         print(json.dumps(report.to_json(compilation, loaded.name), indent=2))
     else:

@@ -17,7 +17,13 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from stablehlo_tools.cli.progress import ProgressLine
-from stablehlo_tools.cli.shared_arguments import positive, seconds, tool_version
+from stablehlo_tools.cli.shared_arguments import (
+    add_compiler_options,
+    compiler_options,
+    positive,
+    seconds,
+    tool_version,
+)
 from stablehlo_tools.diagnostics import duration
 from stablehlo_tools.processes import activity
 
@@ -59,6 +65,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--pipeline-axis", metavar="AXIS", help="a mesh axis that a pipeline over layers may take"
     )
     parser.add_argument("--jobs", metavar="N", type=positive, help="candidates at a time")
+    add_compiler_options(parser)
+    parser.add_argument(
+        "--no-option-trials",
+        action="store_true",
+        help="do not try other compiler options beside the answer, which takes up to a quarter of "
+        "the budget on top",
+    )
     parser.add_argument("--no-cache", action="store_true", help="find everything out anew")
 
 
@@ -120,6 +133,8 @@ def _request(arguments: argparse.Namespace) -> Request:
         pipeline_axis=arguments.pipeline_axis,
         workers=arguments.jobs,
         cache=not arguments.no_cache,
+        options=compiler_options(arguments),
+        try_options=not arguments.no_option_trials,
     )
 
 

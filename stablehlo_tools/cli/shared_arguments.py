@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from stablehlo_tools.artifacts.artifact import Artifact
     from stablehlo_tools.report.exposure import Question
+    from stablehlo_tools.targets.compiler_options import CompilerOptions
 _TARGETS = ("as-written", "gpu", "tpu")
 
 
@@ -40,13 +41,37 @@ def add_timing_arguments(parser: argparse.ArgumentParser, otherwise: str) -> Non
         default=600.0,
         help="stop a compiler after so many seconds (default: 600)",
     )
+    add_compiler_options(parser)
+
+
+def add_compiler_options(parser: argparse.ArgumentParser) -> None:
+    """`--compiler-option NAME=VALUE`, as often as one likes."""
+    parser.add_argument(
+        "--compiler-option",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        help="an option of the compiler, as jax.jit takes it in compiler_options; may be given "
+        "more than once",
+    )
+
+
+def compiler_options(arguments: argparse.Namespace) -> CompilerOptions:
+    """What `add_compiler_options` read. Raises ToolError for what is no option."""
+    from stablehlo_tools.targets.compiler_options import CompilerOptions
+
+    return CompilerOptions.parse(arguments.compiler_option)
 
 
 def question(arguments: argparse.Namespace, artifact: Artifact, *, timeline: bool) -> Question:
     """What the arguments ask of an artifact. Raises ToolError."""
     from stablehlo_tools.cost.clock import MeasuredProfile
+    from stablehlo_tools.diagnostics import ToolError
     from stablehlo_tools.report.exposure import AS_WRITTEN, Question, hardware_for
 
+    options = compiler_options(arguments)
+    if options.values and set(arguments.target or [AS_WRITTEN]) == {AS_WRITTEN}:
+        raise ToolError("--compiler-option needs a compiler: --target gpu or tpu")
     return Question(
         hardware=hardware_for(artifact, arguments.hardware, arguments.target or ()),
         targets=tuple(dict.fromkeys(arguments.target or (AS_WRITTEN,))),
@@ -54,6 +79,7 @@ def question(arguments: argparse.Namespace, artifact: Artifact, *, timeline: boo
         if arguments.measured is not None
         else None,
         timeout=arguments.timeout,
+        options=options,
         with_timeline=timeline,
         by_default=arguments.hardware is None,
     )

@@ -23,6 +23,7 @@ from stablehlo_tools.optimization.store import Store
 from stablehlo_tools.optimization.worker import EVALUATE, MODULE, PROVE, REWRITE
 from stablehlo_tools.processes.child import Conversation, decoded_error
 from stablehlo_tools.processes.forks import REFUSED
+from stablehlo_tools.targets.compiler_options import NO_OPTIONS, CompilerOptions
 
 _LEAST_SECONDS = 1.0
 _FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
@@ -30,12 +31,16 @@ _FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 
 @dataclass(frozen=True)
 class Machine:
-    """What is compiled for: `hardware` is a name or a file, `profile` what is read there."""
+    """What is compiled for: `hardware` is a name or a file, `profile` what is read there.
+
+    `options` are the compiler's, as `CompilerOptions.texts` has them.
+    """
 
     target: str
     hardware: str
     profile: str
     compiler: str
+    options: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -100,18 +105,21 @@ class Crew:
             tuple(answer["said"]),
         )
 
-    def evaluate(self, module: Module | None) -> Figures:
-        """What the compiler makes of a module, or of the program as it came.
+    def evaluate(self, module: Module | None, more: CompilerOptions = NO_OPTIONS) -> Figures:
+        """What the compiler makes of a module, or of the program as it came, with `more` options
+        than the machine's.
 
         Raises ToolError where the compiler refuses it or dies, OutOfTimeError.
         """
         machine = self._machine
+        options = CompilerOptions.parse(machine.options) | more
         answer = self._remembered(
             {
                 "job": EVALUATE,
                 "module": None if module is None else module.digest,
                 "hardware": machine.hardware,
                 "target": machine.target,
+                "options": options.texts(),
             },
             [machine.profile, machine.compiler, *(os.environ.get(flag) for flag in _FLAGS)],
             doing="compiling",

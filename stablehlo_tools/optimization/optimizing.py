@@ -26,6 +26,7 @@ from stablehlo_tools.cost.hardware import Hardware, load_hardware
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.optimization.crew import Crew, Machine, OutOfTimeError, Program
 from stablehlo_tools.optimization.figures import Figures
+from stablehlo_tools.optimization.option_trials import OptionTrial, deadline, try_options
 from stablehlo_tools.optimization.proof import Proof, memory_finding
 from stablehlo_tools.optimization.road import Circumstances, road, slow_choices
 from stablehlo_tools.optimization.searching import (
@@ -36,6 +37,7 @@ from stablehlo_tools.optimization.searching import (
 )
 from stablehlo_tools.optimization.store import Store, default_directory, is_writable
 from stablehlo_tools.targets.chips import DEFAULT_HARDWARE, Target, chip_for
+from stablehlo_tools.targets.compiler_options import NO_OPTIONS, CompilerOptions
 from stablehlo_tools.targets.topologies import check_installed, compiler_version
 
 DEFAULT_BUDGET = 600.0  # seconds
@@ -57,7 +59,9 @@ class Request:
     what the device has. `budget`: seconds of search. `candidates`: compile so many beside the
     export, whatever time that takes, which gives the same answer on any machine. `pipeline_axis`: a
     mesh axis that is free for a pipeline over layers. `workers`: how many candidates at once;
-    without it, one for each core. `cache`: where answers are kept; False: nowhere.
+    without it, one for each core. `cache`: where answers are kept; False: nowhere. `options`: what
+    the compiler is given for the export and for all candidates; `try_options`: whether others are
+    tried beside the answer.
     """
 
     target: str = "gpu"
@@ -68,6 +72,8 @@ class Request:
     pipeline_axis: str | None = None
     workers: int | None = None
     cache: Path | bool = True
+    options: CompilerOptions = NO_OPTIONS
+    try_options: bool = True
 
     def machine(self) -> tuple[Machine, Hardware]:
         """The machine. Raises ToolError for one that nothing is known of, or not installed."""
@@ -79,7 +85,10 @@ class Request:
         name = self.hardware or DEFAULT_HARDWARE[self.target]
         profile = load_hardware(name)
         chip_for(target, profile)  # raises where they do not go together
-        return Machine(self.target, name, repr(profile), compiler_version(target)), profile
+        machine = Machine(
+            self.target, name, repr(profile), compiler_version(target), self.options.texts()
+        )
+        return machine, profile
 
     @property
     def seconds(self) -> float:
@@ -94,7 +103,8 @@ class Optimum:
     """What came out. `pipeline` is "" where the export stays as it is.
 
     `trials`: what was compiled, the export first. `refused`: why passes could not be taken, by
-    their text. `remarks`: what a user should know. `seconds`: of the whole.
+    their text. `remarks`: what a user should know. `seconds`: of the whole. `given`: the compiler
+    options of all figures; `options`: what others would give, beside.
     """
 
     artifact: Artifact
@@ -111,6 +121,8 @@ class Optimum:
     seconds: float
     schedules: tuple[str, str]  # scheduled HLO, before and after
     remarks: tuple[str, ...] = ()
+    given: CompilerOptions = NO_OPTIONS
+    options: tuple[OptionTrial, ...] = ()
 
     @property
     def changed(self) -> bool:
@@ -279,6 +291,7 @@ class _Optimizer:
         base = search.outcome.trials[0]
         assert base.figures is not None
         assert best.figures is not None
+        options = self._options(search, best, base)
         said = best.module.said if best.module is not None else ()
         return Optimum(
             artifact=artifact,
@@ -295,7 +308,31 @@ class _Optimizer:
             seconds=time.monotonic() - self._began,
             schedules=(self._schedule(base.figures), self._schedule(best.figures)),
             remarks=tuple(filter(None, (base.figures.stand_in, *remarks, *said))),
+            given=self._request.options,
+            options=options,
         )
+
+    def _options(self, search: Search, best: Trial, base: Trial) -> tuple[OptionTrial, ...]:
+        """What compiler options give, where there is anything that they may be about."""
+        assert best.figures is not None
+        wanted = self._request.try_options and not self._stop.is_set()
+        if not wanted or not best.figures.collectives or not best.figures.runs:
+            return ()
+        tried = len(search.outcome.trials) - 1
+        self._watch(Progress("trying compiler options beside the answer", tried, best))
+        until = deadline(self._request.seconds, all_of_them=self._request.candidates is not None)
+        crew = self._crew(self._workers, until)
+        try:
+            return try_options(
+                crew,
+                Target(self._machine.target),
+                self._request.options,
+                None if best is base else best.module,
+                self._workers,
+                self._stop.is_set,
+            )
+        finally:
+            crew.end()
 
     def _schedule(self, figures: Figures) -> str:
         data = self._store.blob(figures.schedule)

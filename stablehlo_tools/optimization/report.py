@@ -9,6 +9,7 @@ from typing import Any
 from stablehlo_tools.diagnostics import duration, size
 from stablehlo_tools.optimization.figures import NEVER, Figures
 from stablehlo_tools.optimization.optimizing import Optimum
+from stablehlo_tools.optimization.option_trials import OptionTrial, gaining
 from stablehlo_tools.optimization.searching import Trial
 from stablehlo_tools.overlap.collective_times import CollectiveRow
 from stablehlo_tools.report.document import Document, ProgramReport, Section
@@ -50,6 +51,8 @@ def to_json(optimum: Optimum) -> dict[str, Any]:
             }
             for row in _exposed(optimum)
         ],
+        "compiler_options": dict(optimum.given.values),
+        "options": [each.to_json(optimum.before, optimum.after) for each in optimum.options],
         "ended": optimum.ended,
         "remarks": list(optimum.remarks),
         "seconds": optimum.seconds,
@@ -99,6 +102,34 @@ def _lines(optimum: Optimum) -> Iterator[str]:
     for row in exposed:
         why = f": {row.why}" if row.why else ""
         yield f"  {duration(row.exposed_ns):>10}  {row.kind} at {short_place(row.place)}{why}"
+    yield from _options(optimum)
+
+
+def _options(optimum: Optimum) -> Iterator[str]:
+    """What compiler options give beside the answer."""
+    tried = [trial for trial in optimum.options if trial.after is not None]
+    if not optimum.options:
+        return
+    yield ""
+    gains = gaining(optimum.options, optimum.after, optimum.memory_limit)
+    if not gains:
+        count = "none" if not tried else f"none of {len(tried)}"
+        yield f"  compiler options beside it: {count} that had the time to be tried gives 0.1 %"
+        return
+    yield "  compiler options beside it, each alone (jax.jit takes them in compiler_options):"
+    for ratio, trial in gains:
+        assert trial.after is not None
+        yield f"  {duration(trial.after.total_ns):>10} {ratio:.3f}  {trial.proposal.options}"
+        yield f"{'':19} {trial.proposal.does}{_of_export(trial, optimum)}"
+
+
+def _of_export(trial: OptionTrial, optimum: Optimum) -> str:
+    """What the options give where the program stays as it was."""
+    if not optimum.changed or trial.before is None:
+        return ""
+    ratio = trial.before.ratio_to(optimum.before)
+    told = "" if ratio is None else f", {ratio:.3f}"
+    return f"; the export with it {duration(trial.before.total_ns)}{told}"
 
 
 def _figures(when: str, figures: Figures, optimum: Optimum) -> str:
@@ -148,7 +179,12 @@ def _exposed(optimum: Optimum) -> list[CollectiveRow]:
 def _report(optimum: Optimum, when: str, *, with_timeline: bool) -> ProgramReport:
     is_after = when == "after"
     figures = optimum.after if is_after else optimum.before
-    graph = hlo_task_graph(optimum.schedules[is_after], optimum.hardware, figures.devices)
+    graph = hlo_task_graph(
+        optimum.schedules[is_after],
+        optimum.hardware,
+        figures.devices,
+        one_stream=optimum.given.one_stream,
+    )
     return program_report(
         graph,
         optimum.hardware,
@@ -192,10 +228,29 @@ def _sections(optimum: Optimum) -> Iterator[Section]:
         ("time", "of the export's", "peak", "expected", "pipeline"),
         tuple((*_columns(trial, optimum), _named(trial)) for trial in _ranked(optimum)),
     )
+    if optimum.options:
+        yield Section(
+            "Compiler options beside it",
+            "Each alone, on the answer and on the export; no time above counts any of them.",
+            ("after", "of it", "export", "of it", "options"),
+            tuple(_option_row(trial, optimum) for trial in optimum.options),
+        )
     if optimum.refused:
         yield Section(
             "What could not be taken", "", ("pass", "why"), tuple(optimum.refused.items())
         )
+
+
+def _option_row(trial: OptionTrial, optimum: Optimum) -> tuple[str, ...]:
+    sides = ((trial.after, optimum.after), (trial.before, optimum.before))
+    told: list[str] = []
+    for figures, without in sides:
+        ratio = None if figures is None else figures.ratio_to(without)
+        told += ["", ""] if figures is None else [duration(figures.total_ns), ""]
+        if ratio is not None:
+            told[-1] = f"{ratio:.3f}"
+    said = f"{trial.proposal.options}: {trial.proposal.does}"
+    return (*told, f"{said}: {trial.refused}" if trial.refused else said)
 
 
 def _named(trial: Trial) -> str:

@@ -81,10 +81,14 @@ def _predicted(artifact: Artifact, hardware: Hardware) -> dict[str, float | None
 def _evaluate(head: dict[str, Any]) -> Answer:
     """The schedule that the compiler makes, compressed, and its figures."""
     from stablehlo_tools.targets.compilation import bytes_refused, compile_artifact
+    from stablehlo_tools.targets.compiler_options import CompilerOptions
 
     artifact, hardware = _load(head), _hardware(head)
+    options = CompilerOptions.parse(head["options"])
     try:
-        compiled = compile_artifact(artifact, head["target"], head["seconds"], hardware=hardware)
+        compiled = compile_artifact(
+            artifact, head["target"], head["seconds"], hardware=hardware, options=options
+        )
     except ToolError as error:
         needed = bytes_refused(error)
         if needed is None:
@@ -113,7 +117,12 @@ def _figures(compiled: Compilation, hardware: Hardware) -> dict[str, Any]:
     from stablehlo_tools.overlap.simulator import simulate
     from stablehlo_tools.targets.hlo.tasks import hlo_task_graph
 
-    graph = hlo_task_graph(compiled.text, hardware, compiled.topology.devices)
+    graph = hlo_task_graph(
+        compiled.text,
+        hardware,
+        compiled.topology.devices,
+        one_stream=compiled.options.one_stream,
+    )
     simulation = simulate(graph)
     return {
         "total_ns": simulation.total_ns,

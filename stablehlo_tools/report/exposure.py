@@ -31,6 +31,7 @@ from stablehlo_tools.report.document import Advised, Alive, Event, KernelRow, Lo
 from stablehlo_tools.report.pipeline_report import PipelineReport
 from stablehlo_tools.report.pipeline_rows import pipeline_report, pipeline_times
 from stablehlo_tools.targets.chips import DEFAULT_HARDWARE, target_of
+from stablehlo_tools.targets.compiler_options import NO_OPTIONS, CompilerOptions
 from stablehlo_tools.targets.xla_partitioner import partition_with_xla
 
 _MOST_ALIVE = 25
@@ -150,6 +151,7 @@ class Question:
     targets: tuple[str, ...] = (AS_WRITTEN,)
     measured: MeasuredProfile | None = None
     timeout: float = 600.0  # seconds for each compiler
+    options: CompilerOptions = NO_OPTIONS  # of each compiler
     with_timeline: bool = True
     by_default: bool = False
 
@@ -287,10 +289,24 @@ def _compiled(
     from stablehlo_tools.targets.hlo.tasks import hlo_task_graph
 
     question = question.of_target(target)
-    compilation = compile_artifact(artifact, target, question.timeout, hardware=question.hardware)
+    compilation = compile_artifact(
+        artifact,
+        target,
+        question.timeout,
+        hardware=question.hardware,
+        options=question.options,
+    )
     devices = compilation.topology.devices
-    graph = hlo_task_graph(compilation.text, question.hardware, devices, question.measured)
+    graph = hlo_task_graph(
+        compilation.text,
+        question.hardware,
+        devices,
+        question.measured,
+        one_stream=question.options.one_stream,
+    )
     notes = [f"scheduled by {compilation.compiler} for {compilation.topology.describe()}"]
+    if question.options.values:
+        notes.append(f"compiled with {question.options}")
     if compilation.stand_in:
         notes.append(f"{compilation.stand_in}, which the schedule is timed on")
     title = compilation.topology.target.title

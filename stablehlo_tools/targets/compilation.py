@@ -20,6 +20,7 @@ from stablehlo_tools.processes import child
 from stablehlo_tools.processes.ending import shortened
 from stablehlo_tools.targets import compiler_process
 from stablehlo_tools.targets.chips import Chip, Target, chip_for
+from stablehlo_tools.targets.compiler_options import NO_OPTIONS, CompilerOptions
 from stablehlo_tools.targets.order import OrderReport, compare_order
 from stablehlo_tools.targets.preparation import PreparedModule, prepare
 from stablehlo_tools.targets.scheduled_hlo import Schedule, parse_schedule
@@ -66,6 +67,7 @@ class Compilation:
     memory: Memory
     seconds: float  # of compiling
     text: str  # the scheduled HLO
+    options: CompilerOptions = NO_OPTIONS
     stand_in: str = ""  # in words, where another chip than the hardware's was compiled for
 
 
@@ -75,31 +77,38 @@ def compile_artifact(
     timeout: float = DEFAULT_TIMEOUT,
     *,
     hardware: Hardware | None = None,
+    options: CompilerOptions = NO_OPTIONS,
 ) -> Compilation:
     """Compiles an artifact for as many devices as it runs on and reads its schedule back.
 
-    `timeout` is in seconds. The chip is the hardware's, or the one that stands in for it; without a
-    hardware H100 or TPU v5e. Raises ToolError for an artifact that cannot be compiled, hardware of
-    another target, a compiler that is not installed, refuses the program, dies or takes longer.
+    `timeout` is in seconds, `options` are the compiler's. The chip is the hardware's, or the one
+    that stands in for it; without a hardware H100 or TPU v5e. Raises ToolError for an artifact that
+    cannot be compiled, hardware of another target, an option that the compiler does not have, a
+    compiler that is not installed, refuses the program, dies or takes longer.
     """
     target = Target(target)
     chip, stand_in = chip_for(target, hardware)
     try:
-        return _compile(artifact, target, timeout, chip, stand_in)
+        return _compile(artifact, target, timeout, chip, stand_in, options)
     except ToolError as error:
         error.input_name = error.input_name or artifact.name
         raise
 
 
 def _compile(
-    artifact: Artifact, target: Target, timeout: float, chip: Chip | None, stand_in: str
+    artifact: Artifact,
+    target: Target,
+    timeout: float,
+    chip: Chip | None,
+    stand_in: str,
+    options: CompilerOptions,
 ) -> Compilation:
     check_installed(target)
     prepared = prepare(artifact, target)
     machine = topology(target, prepared.grid.size, chip)
     with tempfile.TemporaryDirectory(prefix="stablehlo-tools-") as name:
         directory = Path(name)
-        answer = _run_compiler(directory, prepared, machine, timeout)
+        answer = _run_compiler(directory, prepared, machine, timeout, options)
         text = (directory / compiler_process.SCHEDULE).read_text()
         recovered = read_combined(directory / "dump")
     recovered |= read_host_transfers(text, {op.id: op.kind for op in prepared.tagged})
@@ -118,12 +127,17 @@ def _compile(
         memory=Memory(**memory),
         seconds=answer["seconds"],
         text=text,
+        options=options,
         stand_in=stand_in,
     )
 
 
 def _run_compiler(
-    directory: Path, prepared: PreparedModule, machine: Topology, timeout: float
+    directory: Path,
+    prepared: PreparedModule,
+    machine: Topology,
+    timeout: float,
+    options: CompilerOptions,
 ) -> dict[str, Any]:
     """The answer of the compiler's process. Raises ToolError for any that is none."""
     target = machine.target
@@ -133,6 +147,7 @@ def _run_compiler(
         "config": machine.config,
         "replicas": prepared.grid.num_replicas,
         "partitions": prepared.grid.num_partitions,
+        "options": dict(options.values),
         "tuple_arguments": target is Target.TPU and prepared.arguments > _TUPLED_ARGUMENTS,
     }
     (directory / compiler_process.MODULE).write_bytes(prepared.bytecode)
@@ -144,11 +159,22 @@ def _run_compiler(
     if outcome.in_time(overdue) or outcome.answer is None:
         raise outcome.death(f"the compiler {target.title}", "compiling")
     if outcome.error:
+        _refuse_unknown(outcome.error, options, target)
         message = f"{target.title} refused the program: {shortened(outcome.error)}"
         raise ToolError(message, notes=_foreign(prepared, target))
     return outcome.answer
 
 
+def _refuse_unknown(error: str, options: CompilerOptions, target: Target) -> None:
+    """Raises ToolError where a compiler takes exception to one of its options."""
+    for name, value in options.values:
+        if f"'{name}'" in error and "No such compile option" in error:
+            raise ToolError(f"{target.title} has no compiler option {name}")
+        if name in error and _NO_VALUE.search(error):
+            raise ToolError(f"{target.title} takes no {name}={value}: {shortened(error)}")
+
+
+_NO_VALUE = re.compile(r"While setting option|Failed to parse|is not valid|[Ee]xpected")
 _OUT_OF_MEMORY = re.compile(r"RESOURCE_EXHAUSTED.*?\b([\d.]+)([KMGT])", re.DOTALL)
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 

@@ -36,7 +36,12 @@ def compile_module(directory: Path, request: dict[str, Any]) -> dict[str, Any]:
     module = bindings.parse_module((directory / MODULE).read_bytes(), context)
     started = time.perf_counter()
     text, memory = bindings.compile_ahead_of_time(
-        module, replicas, partitions, devices, tuple_arguments=request["tuple_arguments"]
+        module,
+        replicas,
+        partitions,
+        devices,
+        tuple_arguments=request["tuple_arguments"],
+        options=request["options"],
     )
     seconds = time.perf_counter() - started
     (directory / SCHEDULE).write_text(text)

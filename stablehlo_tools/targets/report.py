@@ -54,6 +54,7 @@ def to_json(compilation: Compilation, input_name: str) -> dict[str, Any]:
         "stand_in": c.stand_in or None,
         "devices": c.topology.devices,
         "compiler": c.compiler,
+        "compiler_options": dict(c.options.values),
         "compile_seconds": round(c.seconds, 3),
         "same_order": c.order.same_order,
         "undecided": c.order.undecided,

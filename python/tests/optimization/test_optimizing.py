@@ -23,10 +23,12 @@ from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.optimization.crew import Crew, Module
 from stablehlo_tools.optimization.figures import Figures
 from stablehlo_tools.optimization.optimizing import Optimum, Request, optimize
+from stablehlo_tools.optimization.option_trials import PROPOSALS
 from stablehlo_tools.optimization.proof import Proof, prove, tolerance_of
 from stablehlo_tools.optimization.report import page, to_json, to_text
 from stablehlo_tools.optimization.worker import PROVE
 from stablehlo_tools.targets.chips import Target
+from stablehlo_tools.targets.compiler_options import NO_OPTIONS, CompilerOptions
 
 GPU = next(each for each in TARGETS if each.values == (Target.GPU,))
 ON_GPU = pytest.mark.parametrize("target", [GPU])
@@ -72,8 +74,8 @@ def all_are_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the compiler made of a candidate takes half the time, so that one is best."""
     evaluate = Crew.evaluate
 
-    def halved(crew: Crew, module: Module | None) -> Figures:
-        figures = evaluate(crew, module)
+    def halved(crew: Crew, module: Module | None, more: CompilerOptions = NO_OPTIONS) -> Figures:
+        figures = evaluate(crew, module, more)
         return figures if module is None else replace(figures, total_ns=figures.total_ns / 2)
 
     monkeypatch.setattr(Crew, "evaluate", halved)
@@ -103,6 +105,40 @@ def test_the_report_has_both_sides_and_every_trial(target: Target, kept: Path):
     for trial in optimum.trials[1:]:
         assert str(trial.candidate).split("{")[0] in drawn
         assert str(trial.candidate) in text
+
+
+@ON_GPU
+def test_compiler_options_are_tried_beside_the_answer_and_no_part_of_it(target: Target, kept: Path):
+    optimum = optimized(kept)
+    without = optimized(kept, try_options=False)
+    assert without.options == ()
+    assert (without.pipeline, without.after) == (optimum.pipeline, optimum.after)
+    told = to_json(optimum)["options"]
+    assert [each["options"] for each in told] == [
+        dict(proposal.options.values) for proposal in PROPOSALS[target]
+    ]
+    for each in told:
+        assert each["after"]["ratio"] == each["after"]["total_ns"] / optimum.after.total_ns
+        assert each["before"]["ratio"] == each["before"]["total_ns"] / optimum.before.total_ns
+    assert "compiler options beside it" in to_text(optimum)
+    assert "Compiler options beside it" in page(optimum, "0")
+
+
+@ON_GPU
+def test_what_a_user_gives_the_compiler_is_in_all_figures(target: Target, kept: Path):
+    given = CompilerOptions.parse(["xla_gpu_all_gather_combine_threshold_bytes=0"])
+    optimum = optimized(kept, options=given, candidates=1)
+    assert to_json(optimum)["compiler_options"] == dict(given.values)
+    tried = {name for trial in optimum.options for name, _ in trial.proposal.options.values}
+    assert tried
+    assert not tried & {name for name, _ in given.values}
+
+
+@ON_GPU
+def test_an_option_that_the_compiler_does_not_have_ends_the_command(target: Target, kept: Path):
+    given = CompilerOptions.parse(["xla_gpu_nonsense=1"])
+    with pytest.raises(ToolError, match="XLA:GPU has no compiler option xla_gpu_nonsense"):
+        optimized(kept, options=given)
 
 
 @ON_GPU

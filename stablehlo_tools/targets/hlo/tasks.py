@@ -18,7 +18,7 @@ from dataclasses import replace
 from stablehlo_tools.cost.clock import Clock, Measured
 from stablehlo_tools.cost.hardware import Hardware
 from stablehlo_tools.cost.kernels import Work, WorkKind
-from stablehlo_tools.overlap.task_graph import Loop, TaskGraph, TaskKind
+from stablehlo_tools.overlap.task_graph import Loop, Task, TaskGraph, TaskKind
 from stablehlo_tools.targets.hlo.collectives import ISSUED, Fused, communicates
 from stablehlo_tools.targets.hlo.graph import (
     Given,
@@ -254,11 +254,18 @@ _OPENED = frozenset({"call", "conditional", "constant"})
 
 
 def hlo_task_graph(
-    text: str, hardware: Hardware, devices: int, measured: Measured | None = None
+    text: str,
+    hardware: Hardware,
+    devices: int,
+    measured: Measured | None = None,
+    *,
+    one_stream: bool = False,
 ) -> TaskGraph:
     """The task graph of a scheduled module on one of `devices` devices.
 
     `measured` times go before the model's; it is asked for an instruction's name and its op_name.
+    `one_stream`: collectives of a communication domain run one after the other, over whatever
+    links, as `CompilerOptions.one_stream` says of a compilation.
     Raises ToolError, naming the instruction, for text that is no scheduled module and for what no
     time is known for.
     """
@@ -271,7 +278,23 @@ def hlo_task_graph(
     placed = homes(entry, places, module)
     result = ScheduleReader(module, clock, builder, entry, arguments, placed).read()
     builder.add(TaskKind.OUTPUT, None, deps=tasks_of(result), name="output", op="output")
-    return builder.graph()
+    graph = builder.graph()
+    return _on_one_stream(graph) if one_stream else graph
+
+
+def _on_one_stream(graph: TaskGraph) -> TaskGraph:
+    """The graph with all collectives of a domain on one stream."""
+
+    def placed(task: Task) -> Task:
+        if task.loop is not None:
+            return replace(task, loop=replace(task.loop, body=_on_one_stream(task.loop.body)))
+        sent = task.communication
+        if sent is None or not sent.links:
+            return task
+        stream = f"collectives {sent.domain}".rstrip()
+        return replace(task, communication=replace(sent, stream=stream))
+
+    return replace(graph, tasks=tuple(map(placed, graph.tasks)))
 
 
 def _arguments(module: HloModule, builder: GraphBuilder) -> list[Value]:

@@ -1,0 +1,155 @@
+"""Compiler options that are worth trying beside an artifact, and what each gives by itself.
+
+An option belongs to a compilation and not to a program, so none is ever part of an answer's time:
+each is tried alone, on the export and on the answer, and what it gives is said beside.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import Any
+
+from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.optimization.crew import Crew, Module, OutOfTimeError
+from stablehlo_tools.optimization.figures import Figures
+from stablehlo_tools.targets.chips import Target
+from stablehlo_tools.targets.compiler_options import CompilerOptions
+
+_WORTH = 0.999  # of the time without: less is no gain
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Options that belong together, and what they do."""
+
+    options: CompilerOptions
+    does: str
+
+
+@dataclass(frozen=True)
+class OptionTrial:
+    """What a proposal makes of the answer (`after`) and of the export (`before`).
+
+    None where it was not tried; `refused` says why.
+    """
+
+    proposal: Proposal
+    before: Figures | None
+    after: Figures | None
+    refused: str = ""
+
+    def to_json(self, before: Figures, after: Figures) -> dict[str, Any]:
+        """Plain data; ratios are to the time of the same program without the options."""
+        return {
+            "options": dict(self.proposal.options.values),
+            "does": self.proposal.does,
+            "after": _json(self.after, after),
+            "before": _json(self.before, before),
+            "refused": self.refused or None,
+        }
+
+
+def _json(figures: Figures | None, without: Figures) -> dict[str, Any] | None:
+    if figures is None:
+        return None
+    shown = figures.to_json()
+    return {
+        **{name: shown[name] for name in ("total_ns", "exposed_ns", "peak_bytes")},
+        "ratio": figures.ratio_to(without),
+    }
+
+
+def gaining(
+    trials: Sequence[OptionTrial], after: Figures, limit: float
+) -> list[tuple[float, OptionTrial]]:
+    """The trials that make the answer faster and keep within `limit` bytes, the best first, with
+    the ratio of the times."""
+    found: list[tuple[float, OptionTrial]] = []
+    for trial in trials:
+        ratio = None if trial.after is None else trial.after.ratio_to(after)
+        fits = trial.after is not None and (
+            trial.after.needed_bytes <= max(limit, after.needed_bytes)
+        )
+        if ratio is not None and ratio < _WORTH and fits:
+            found.append((ratio, trial))
+    return sorted(found, key=lambda each: each[0])
+
+
+def try_options(
+    crew: Crew,
+    target: Target,
+    given: CompilerOptions,
+    answer: Module | None,
+    workers: int,
+    stopped: Callable[[], bool],
+) -> tuple[OptionTrial, ...]:
+    """Tries each proposal on the answer, then on the export; `answer` is None where the answer is
+    the export. What a user gave already is not tried again. What the crew's deadline leaves no
+    time for, or `stopped` ends, was not tried."""
+    names = {name for name, _ in given.values}
+    worth = [p for p in PROPOSALS[target] if not names & {name for name, _ in p.options.values}]
+
+    def tried(proposal: Proposal) -> OptionTrial:
+        try:
+            if stopped():
+                raise OutOfTimeError
+            after = crew.evaluate(answer, proposal.options)
+            before = after if answer is None else crew.evaluate(None, proposal.options)
+        except OutOfTimeError:
+            return OptionTrial(proposal, None, None, "no time was left for it")
+        except ToolError as error:
+            return OptionTrial(proposal, None, None, error.diagnostic.message)
+        return OptionTrial(proposal, before, after)
+
+    with ThreadPoolExecutor(workers) as pool:
+        asked = [pool.submit(tried, proposal) for proposal in worth]
+        while wait(asked, timeout=_LISTENING).not_done:
+            if stopped():
+                crew.end()  # whatever is being compiled
+                break
+        return tuple(each.result() for each in asked)
+
+
+def deadline(seconds: float, *, all_of_them: bool) -> float:
+    """Of `time.monotonic`: when the options have had their share of a search's seconds."""
+    return time.monotonic() + (seconds if all_of_them else _SHARE * seconds)
+
+
+_SHARE = 0.25
+_LISTENING = 0.2  # seconds between two looks at whether somebody stopped it
+
+
+def _proposal(does: str, *texts: str) -> Proposal:
+    return Proposal(CompilerOptions.parse(texts), does)
+
+
+_THRESHOLDS = (
+    "xla_gpu_all_gather_combine_threshold_bytes",
+    "xla_gpu_reduce_scatter_combine_threshold_bytes",
+    "xla_gpu_all_reduce_combine_threshold_bytes",
+)
+
+# Each was seen to change the schedule of a program at full size, and to gain on one.
+PROPOSALS = {
+    Target.GPU: (
+        _proposal(
+            "two collectives in the scheduler's flight, on one stream",
+            "xla_gpu_experimental_parallel_collective_overlap_limit=2",
+        ),
+        _proposal(
+            "what stays within a node in a slot and on a stream of its own",
+            "xla_gpu_collective_domain_assignment=scale_up_fabric",
+        ),
+        _proposal("collectives are not combined", *(f"{name}=0" for name in _THRESHOLDS)),
+        _proposal(
+            "collectives are combined up to 256 MiB", *(f"{name}={2**28}" for name in _THRESHOLDS)
+        ),
+        _proposal(
+            "loops run two iterations at a time", "xla_gpu_enable_while_loop_double_buffering=true"
+        ),
+    ),
+    Target.TPU: (),
+}
