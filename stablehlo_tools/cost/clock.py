@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from stablehlo_tools.cost.collectives import transfer_time
+from stablehlo_tools.cost.contention import Contention, contention
 from stablehlo_tools.cost.hardware import Hardware
-from stablehlo_tools.cost.kernels import Work, kernel_ns
+from stablehlo_tools.cost.kernels import Work, kernel_ns, kernel_time
 from stablehlo_tools.cost.transfers import Transfer, TransferTime
 from stablehlo_tools.diagnostics import ToolError, naming
 from stablehlo_tools.files.json_text import read_json
@@ -125,6 +126,14 @@ class Clock:
         """Nanoseconds of a kernel that is known by these names."""
         known = self.measured.ns(names) if self.measured is not None else None
         return kernel_ns(work, self.hardware) if known is None else known
+
+    def shares(self, work: Work) -> tuple[float, float]:
+        """Of a kernel's time: what its operations would take alone, and its memory."""
+        return kernel_time(work, self.hardware).shares
+
+    def contention(self, transfer: Transfer, time: TransferTime) -> Contention:
+        """What a collective of this time takes of compute beside it."""
+        return contention(transfer, time, self.hardware)
 
     def collective(self, transfer: Transfer, names: Sequence[str]) -> TransferTime:
         """The time of a collective that is known by these names. Raises ToolError."""

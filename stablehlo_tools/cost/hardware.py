@@ -38,6 +38,13 @@ A profile is a file of `profiles/`, or one that the user names. Every figure is 
     pair_bandwidth = { value = 320, source = "…" }        # optional, of a switch: GB/s that one
                                                   # device sends to one other, before efficiency
     dimensions = { value = 2, source = "…" }      # of a torus, up to 3
+    traffic   = { value = 3, source = "…" }       # optional, of what collectives take of compute
+                                                  # beside them (`contention`): bytes of memory
+                                                  # that each byte sent moves
+    channels  = { value = 24, source = "…" }      # and compute units that a large one holds; of
+    pair_channels = { value = 32, source = "…" }  # an all_to_all or a permute, and of an
+    in_network_channels = { value = 16, source = "…" }    # all_reduce by the switch, where others
+    channel_bytes = { value = 32768, source = "…" }       # sent at least by each of them
     wraps_from = { value = 16, source = "…" }     # of a torus: an axis so long is a ring; of three
                                                   # dimensions, all have to be multiples of it
 
@@ -106,6 +113,11 @@ class Network:
     in_network_reduction: float | None = None
     dimensions: int = 0
     wraps_from: int = 0
+    traffic: float = 0.0
+    channels: float | None = None
+    pair_channels: float | None = None
+    in_network_channels: float | None = None
+    channel_bytes: float | None = None
 
 
 @dataclass(frozen=True)
@@ -239,7 +251,14 @@ _NETWORK = {
     "latency": _Allowed.DURATION,
     "start": _Allowed.DURATION,
 }
-_EVERY_NETWORK = {**_NETWORK, "devices": _Allowed.COUNT}
+_CONTENTION = {
+    "traffic": _Allowed.DURATION,
+    "channels": _Allowed.COUNT,
+    "pair_channels": _Allowed.COUNT,
+    "in_network_channels": _Allowed.COUNT,
+    "channel_bytes": _Allowed.POSITIVE,
+}
+_EVERY_NETWORK = {**_NETWORK, **_CONTENTION, "devices": _Allowed.COUNT}
 _SWITCH = {"pair_bandwidth": _Allowed.POSITIVE, "in_network_reduction": _Allowed.SPEED_UP}
 _TORUS = {"dimensions": _Allowed.DIMENSIONS, "wraps_from": _Allowed.COUNT}
 
@@ -310,8 +329,10 @@ def _network(entry: _Table, position: int) -> tuple[Network, dict[str, str]]:
     kind = _text(entry, "kind", f"{name}.")
     if kind not in ("switch", "torus"):
         raise ToolError(f"{name}.kind is {kind!r}, and must be 'switch' or 'torus'")
-    torus = _EVERY_NETWORK | _TORUS
-    allowed, required = (torus, torus) if kind == "torus" else (_EVERY_NETWORK | _SWITCH, _NETWORK)
+    if kind == "torus":
+        allowed, required = _EVERY_NETWORK | _TORUS, {**_NETWORK, **_TORUS, "devices": 0}
+    else:
+        allowed, required = _EVERY_NETWORK | _SWITCH, _NETWORK
     figures, sources = _read_figures(entry, f"{name}.", allowed, required, beside=("name", "kind"))
     network = Network(
         name=name,
@@ -325,6 +346,11 @@ def _network(entry: _Table, position: int) -> tuple[Network, dict[str, str]]:
         in_network_reduction=figures.get("in_network_reduction"),
         dimensions=int(figures.get("dimensions", 0)),
         wraps_from=int(figures.get("wraps_from", 0)),
+        traffic=figures.get("traffic", 0.0),
+        channels=figures.get("channels"),
+        pair_channels=figures.get("pair_channels"),
+        in_network_channels=figures.get("in_network_channels"),
+        channel_bytes=figures.get("channel_bytes"),
     )
     return network, sources
 

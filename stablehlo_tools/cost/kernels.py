@@ -93,10 +93,29 @@ _HIDING_WAVES = 25.0  # after so many more, half of what a tile's ends cost is h
 _LEAST_DEPTH = 6  # half depths: what fits cuBLAS, whose shortest parts reach six sevenths
 
 
+@dataclass(frozen=True, slots=True)
+class KernelTime:
+    """Nanoseconds of a kernel, and what its operations and its memory would take alone."""
+
+    ns: float
+    operations_ns: float
+    memory_ns: float
+
+    @property
+    def shares(self) -> tuple[float, float]:
+        """Of the time: what the operations take, and the memory."""
+        return (self.operations_ns / self.ns, self.memory_ns / self.ns) if self.ns else (0.0, 0.0)
+
+
 def kernel_ns(work: Work, hardware: Hardware) -> float:
     """Nanoseconds of one kernel on one device; none for a view."""
+    return kernel_time(work, hardware).ns
+
+
+def kernel_time(work: Work, hardware: Hardware) -> KernelTime:
+    """The time of one kernel on one device; none for a view."""
     if work.kind is WorkKind.FREE:
-        return 0.0
+        return KernelTime(0.0, 0.0, 0.0)
     memory = work.bytes / (hardware.memory_rate * _SHARE.get(work.kind, 1.0))
     vector = work.vector_flops / hardware.vector_flops
     matrix = 0.0
@@ -107,7 +126,8 @@ def kernel_ns(work: Work, hardware: Hardware) -> float:
             matrix += min(
                 _matmul_ns(product, hardware, peak), product.flops / hardware.vector_flops
             )
-    return max(memory, matrix, vector, hardware.launch_ns)
+    operations = max(matrix, vector)
+    return KernelTime(max(memory, operations, hardware.launch_ns), operations, memory)
 
 
 def _matmul_ns(product: Matmul, hardware: Hardware, peak: float) -> float:

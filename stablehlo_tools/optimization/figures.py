@@ -15,14 +15,17 @@ class Figures:
     All times are NEVER where the compiler refuses the program for lack of memory; then the sizes
     are what it says that it needs.
 
-    `work_ns`: of `compute_ns`, what is not the launch of kernels. `floor_ns`: no order of the same
-    kernels and collectives is faster. `peak_bytes`: the most alive at any time in the schedule, as
-    `inspect --target` counts it. `compiler_bytes`: what the compiler says it sets aside, arguments
-    and results included. `collectives`: how many the schedule issues. `same_order`: whether it
-    issues those of the program in the program's order.
+    `contended_ns`: of a run in which collectives take compute units and memory bandwidth of the
+    kernels beside them: what is decided by. `work_ns`: of `compute_ns`, what is not the
+    launch of kernels. `floor_ns`: no order of the same kernels and collectives is faster.
+    `peak_bytes`: the most alive at any time in the schedule, as `inspect --target` counts it.
+    `compiler_bytes`: what the compiler says it sets aside, arguments and results included.
+    `collectives`: how many the schedule issues. `same_order`: whether it issues those of the
+    program in the program's order.
     """
 
     total_ns: float
+    contended_ns: float
     exposed_ns: float
     compute_ns: float
     work_ns: float

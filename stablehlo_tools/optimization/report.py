@@ -141,7 +141,7 @@ def _figures(when: str, figures: Figures, optimum: Optimum) -> str:
     told = f"; {optimum.ratio:.3f} of the time" if when == "after" and optimum.ratio else ""
     return (
         f"  {when:7} {duration(figures.total_ns):>10}  exposed {duration(figures.exposed_ns)}, "
-        f"{memory}{fits}{told}"
+        f"contended {duration(figures.contended_ns)}, {memory}{fits}{told}"
     )
 
 
@@ -214,6 +214,7 @@ def _sections(optimum: Optimum) -> Iterator[Section]:
         ("pipeline", taken),
         ("time", _change(optimum, "total_ns", duration)),
         ("exposed", _change(optimum, "exposed_ns", duration)),
+        ("contended", _change(optimum, "contended_ns", duration)),
         ("peak", _change(optimum, "peak_bytes", size)),
         *(tuple(line.split(": ", 1)) for line in optimum.proof.lines()),
         *(("note", remark) for remark in optimum.remarks),

@@ -84,7 +84,7 @@ class Outcome:
 def rank(figures: Figures, memory: float) -> tuple[float, float]:
     """What comes first is better: what fits, then what is faster; else what needs less memory."""
     excess = max(0.0, figures.needed_bytes - memory)
-    return (excess, figures.total_ns)
+    return (excess, figures.contended_ns)
 
 
 class Search:
@@ -188,13 +188,21 @@ class Search:
         Where nothing fits, less memory is only better if it takes no longer.
         """
         base = self.outcome.trials[0]
-        best = min(self._compiled(), key=self._rank)
         assert base.figures is not None
+        allowed = [t for t in self._compiled() if self._is_allowed(t.figures, base.figures)]
+        best = min(allowed, key=self._rank)
         assert best.figures is not None
         if best.figures.needed_bytes > self._limits.memory:
-            most = base.figures.total_ns
-            best = min((t for t in self._compiled() if _time_of(t) <= most), key=self._rank)
+            most = base.figures.contended_ns
+            best = min((t for t in allowed if _time_of(t) <= most), key=self._rank)
         return best if self._gains(best, base) else base
+
+    def _is_allowed(self, figures: Figures | None, base: Figures) -> bool:
+        """Whether a candidate is no slower than the export without contention; any is where the
+        export does not fit the memory."""
+        assert figures is not None
+        too_large = base.needed_bytes > self._limits.memory
+        return too_large or figures.total_ns <= base.total_ns
 
     def _rounds(self, road: Road, pool: ThreadPoolExecutor) -> None:
         while True:
@@ -317,7 +325,7 @@ class Search:
         best = self.best.figures
         assert best is not None
         fits = best.needed_bytes <= self._limits.memory
-        return _HOPELESS * best.total_ns if fits else float("inf")
+        return _HOPELESS * best.contended_ns if fits else float("inf")
 
     def _compile(self, chosen: Sequence[Trial], pool: ThreadPoolExecutor) -> bool:
         """Compiles these; whether the search goes on."""
@@ -412,7 +420,7 @@ class _Experience:
                 continue
             self._tried[trial.change.stage] += 1
             if trial.figures is not None and trial.figures.runs and trial.expected_ns:
-                ratio = math.log(trial.figures.total_ns / trial.expected_ns)
+                ratio = math.log(trial.figures.contended_ns / trial.expected_ns)
                 logs.setdefault(trial.change, []).append(ratio)
         self._off = {change: sum(each) / (1 + len(each)) for change, each in logs.items()}
 
@@ -438,7 +446,7 @@ class _Experience:
 def _time_of(trial: Trial) -> float:
     """The compiler's time of a candidate; what was expected of it where the compiler has none."""
     if trial.figures is not None:
-        return trial.figures.total_ns
+        return trial.figures.contended_ns
     return trial.expected_ns or 0.0
 
 

@@ -72,7 +72,7 @@ def _predicted(artifact: Artifact, hardware: Hardware) -> dict[str, float | None
     try:
         if left_to_the_partitioner(artifact.module) is None:
             told = expected_run(artifact.module, hardware)
-            return {"predicted_ns": told.total_ns, "predicted_bytes": told.peak_bytes}
+            return {"predicted_ns": told.contended_ns, "predicted_bytes": told.peak_bytes}
     except ToolError:
         pass
     return {"predicted_ns": None, "predicted_bytes": None}
@@ -126,6 +126,7 @@ def _figures(compiled: Compilation, hardware: Hardware) -> dict[str, Any]:
     simulation = simulate(graph)
     return {
         "total_ns": simulation.total_ns,
+        "contended_ns": simulate(graph, contended=True).total_ns,
         "exposed_ns": simulation.exposed_ns,
         "compute_ns": simulation.compute_ns,
         "work_ns": _work_ns(graph, hardware.launch_ns),
@@ -152,7 +153,9 @@ def _unfitting(
     chip, stand_in = chip_for(Target(target), hardware)
     described = topology(Target(target), devices, chip).describe()
     return {
-        **dict.fromkeys(("total_ns", "exposed_ns", "compute_ns", "work_ns", "floor_ns"), NEVER),
+        **dict.fromkeys(
+            ("total_ns", "contended_ns", "exposed_ns", "compute_ns", "work_ns", "floor_ns"), NEVER
+        ),
         "peak_bytes": needed,
         "compiler_bytes": int(needed),
         "collectives": 0,

@@ -193,6 +193,25 @@ def floor(graph: TaskGraph) -> Floor:
     return _Bounds().of(graph)
 
 
+def floor_of_slots(graph: TaskGraph, slots: int) -> float:
+    """Nanoseconds that no order beats in which at most so many collectives of a communication
+    domain are in flight at once, as a scheduler with slots has them."""
+    totals = _domain_totals(graph)
+    return max(floor(graph).ns, max(totals.values(), default=0.0) / slots)
+
+
+def _domain_totals(graph: TaskGraph) -> dict[str, float]:
+    """Nanoseconds of the collectives of each communication domain, loops as often as they run."""
+    totals: dict[str, float] = defaultdict(float)
+    for task in graph.tasks:
+        if task.loop is not None:
+            for domain, ns in _domain_totals(task.loop.body).items():
+                totals[domain] += ns * iterations(task.loop)
+        elif task.communication is not None and task.communication.is_collective:
+            totals[task.communication.domain] += task.ns
+    return totals
+
+
 def stream_totals(graph: TaskGraph) -> dict[str, float]:
     """Nanoseconds of work on each stream, loops as often as they run."""
     totals: dict[str, float] = defaultdict(float, {COMPUTE_STREAM: 0.0})

@@ -11,6 +11,9 @@ A stream runs its transfers one after the other in issue order. A link carries t
 head of several streams at once: each gets an equal share of it, and a transfer that crosses several
 links moves at the pace of its slowest. The latency of a transfer occupies no link.
 
+`contended`: what is in flight takes compute units and memory bandwidth of the kernels beside it
+(`cost.contention`), which then take longer, for as long as both run.
+
 On flat graphs this is the model of the referee for overlap schedules: same figures, exactly.
 """
 
@@ -20,6 +23,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from stablehlo_tools.cost.contention import NONE, Contention, slowdown, together
 from stablehlo_tools.cost.transfers import ways
 from stablehlo_tools.overlap.bounds import iterations
 from stablehlo_tools.overlap.task_graph import Communication, Loop, Task, TaskGraph, TaskKind
@@ -45,6 +49,7 @@ class Flight:
     ns: float
     latency_ns: float
     ways: tuple[str, ...] = ()  # of links
+    contention: Contention = NONE
     begin: float = _NOT_YET
     end: float = _NOT_YET
     stall: float = 0.0
@@ -119,8 +124,11 @@ def simulate(
     graph: TaskGraph,
     order: Sequence[int] | None = None,
     buckets: Sequence[Sequence[int]] = (),
+    *,
+    contended: bool = False,
 ) -> Simulation:
-    """Times a graph in an order that respects its dependences.
+    """Times a graph in an order that respects its dependences; `contended`: with what collectives
+    take of compute beside them.
 
     `order` holds every task id once, the graph's own by default; `buckets` are lists of collective
     starts that stand together in it. Loop bodies run in the order, and with the buckets, of their
@@ -129,7 +137,7 @@ def simulate(
     issue = range(len(graph.tasks)) if order is None else order
     if order is not None and sorted(order) != list(range(len(graph.tasks))):
         raise ValueError("the order must hold every task exactly once")
-    device = _Device(_Streams(_users_of_links(graph)))
+    device = _Device(_Streams(_users_of_links(graph)), contended)
     run = device.passage(graph, issue, _bucket_of(buckets), {})
     done = device.streams.drain()
     total = max(device.clock, done)
@@ -145,8 +153,9 @@ def _bucket_of(buckets: Sequence[Sequence[int]]) -> dict[int, tuple[int, ...]]:
 class _Device:
     """The compute stream's clock, and the communication streams."""
 
-    def __init__(self, streams: _Streams) -> None:
+    def __init__(self, streams: _Streams, contended: bool) -> None:
         self.streams = streams
+        self._contended = contended
         self.clock = 0.0
         self.busy = 0.0
 
@@ -178,10 +187,21 @@ class _Device:
         return run
 
     def _compute(self, task: Task) -> None:
-        begin = self.clock
-        self.clock += task.ns
-        self.busy += task.ns
+        begin, ns = self.clock, self._beside(task) if self._contended else task.ns
+        self.clock += ns
+        self.busy += ns
         self.streams.hide(task.name or task.op, begin, self.clock)
+
+    def _beside(self, task: Task) -> float:
+        """How long a kernel takes beside what is in flight meanwhile."""
+        left, now = task.ns, self.clock
+        while True:
+            taken, change = self.streams.taken(now)
+            slower = slowdown(*task.shares, taken)
+            if left * slower <= change - now:
+                return now + left * slower - self.clock
+            left -= (change - now) / slower
+            now = change
 
     def _issue(
         self, tasks: Sequence[Task], bucket: tuple[int, ...], flights: dict[int, Flight]
@@ -190,7 +210,7 @@ class _Device:
         latency = first.latency_ns
         ns = latency + sum(tasks[i].ns - latency for i in bucket)
         taken = tuple(way for link in first.links for way in ways(link))
-        flight = Flight(bucket, first.stream, ns, latency, taken)
+        flight = Flight(bucket, first.stream, ns, latency, taken, first.contention)
         flights.update(dict.fromkeys(bucket, flight))
         self.streams.issue(flight, self.clock)
 
@@ -393,6 +413,22 @@ class _Streams:
                     flight.hidden[name] = flight.hidden.get(name, 0.0) + overlap
         return exposed
 
+    def taken(self, clock: float) -> tuple[Contention, float]:
+        """What the transfers in flight take of the device, and until when that stays so."""
+        change = _NOT_YET
+        if self._contended:
+            self._advance(clock)
+            change = min((then for _, then in self._changes()), default=_NOT_YET)
+        flying: list[Contention] = []
+        for queue in self._open.values():
+            for flight in queue:
+                if flight.begin <= clock < flight.end:
+                    flying.append(flight.contention)
+                for then in (flight.begin, flight.end):
+                    if clock < then < change:
+                        change = then
+        return (together(flying) if flying else NONE), change
+
     def drain(self) -> float:
         """Lets everything end; when the last transfer does."""
         while self._heads:
@@ -447,23 +483,29 @@ class _Streams:
         """Goes on to the next change of any head, or to the limit."""
         now = self._now
         heads = list(self._heads.items())
-        moving = [head for _, head in heads if head.ready <= now]
-        load = Counter(way for head in moving for way in head.flight.ways)
-        paces = [
-            1.0 / max([1, *(load[way] for way in head.flight.ways)]) if head.ready <= now else 0.0
-            for _, head in heads
-        ]
-        changes = [
-            now + head.left / pace if pace else head.ready
-            for (_, head), pace in zip(heads, paces, strict=True)
-        ]
-        then = self._now = min(limit, *changes)
-        for (stream, head), pace, change in zip(heads, paces, changes, strict=True):
+        changes = self._changes()
+        then = self._now = min(limit, *(change for _, change in changes))
+        for (stream, head), (pace, change) in zip(heads, changes, strict=True):
             if pace and change <= then:
                 head.flight.end = self._free[stream] = then
                 self._next(stream)
             elif pace:
                 head.left -= (then - now) * pace
+
+    def _changes(self) -> list[tuple[float, float]]:
+        """Of each head its pace, 0 while its latency lasts, and when that changes."""
+        now = self._now
+        heads = self._heads.values()
+        moving = [head for head in heads if head.ready <= now]
+        load = Counter(way for head in moving for way in head.flight.ways)
+        paces = [
+            1.0 / max([1, *(load[way] for way in head.flight.ways)]) if head.ready <= now else 0.0
+            for head in heads
+        ]
+        return [
+            (pace, now + head.left / pace if pace else head.ready)
+            for head, pace in zip(heads, paces, strict=True)
+        ]
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ import enum
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from stablehlo_tools.cost.contention import NONE, Contention
 from stablehlo_tools.dialect.collectives import MEETINGS
 
 COMPUTE_STREAM = "compute"
@@ -52,6 +53,7 @@ class Communication:
     reduction: str | None = None
     algorithm: str = ""
     domain: str = ""
+    contention: Contention = NONE
 
     @property
     def is_collective(self) -> bool:
@@ -84,7 +86,8 @@ class Task:
     `deps` are the tasks whose results it reads, `storages` the storages that its result lies in,
     `allocs` those of them that it allocates (indices into the graph's storages). `start` is what a
     wait waits for. `persistent` inputs are kept to the end. `by_bytes` names what is timed by its
-    bytes alone, for what it computes is not known.
+    bytes alone, for what it computes is not known. `shares` of its time are what the operations of
+    a kernel would take alone, and its memory.
     """
 
     id: int
@@ -101,6 +104,7 @@ class Task:
     op: str = ""
     place: str = ""
     by_bytes: str = ""
+    shares: tuple[float, float] = (0.0, 0.0)
 
     @property
     def needs(self) -> tuple[int, ...]:

@@ -111,8 +111,10 @@ class ProgramReport:
     compute_ns: float
     communication_ns: float
     exposed_ns: float
+    contended_ns: float  # in all, with what collectives take of compute beside them
     floor_ns: float
     floor_is: str  # "compute stream", "stream NVLink dp", "critical path"
+    slot_floor_ns: float | None  # with one collective of a domain in flight, as XLA:GPU has them
     critical_path_ns: float
     peak_bytes: float
     capacity_bytes: float

@@ -21,7 +21,7 @@ from stablehlo_tools.cost.clock import Clock, MeasuredProfile
 from stablehlo_tools.cost.hardware import Hardware, load_hardware
 from stablehlo_tools.diagnostics import Diagnostic, ToolError, naming
 from stablehlo_tools.hlo_input.text import HloText
-from stablehlo_tools.overlap.bounds import floor, iterations, stream_totals
+from stablehlo_tools.overlap.bounds import floor, floor_of_slots, iterations, stream_totals
 from stablehlo_tools.overlap.collective_times import Path as LoopPath
 from stablehlo_tools.overlap.collective_times import collective_numbers, collective_rows, graphs_of
 from stablehlo_tools.overlap.memory import MemoryProfile, TaskPlace, memory_profile
@@ -71,10 +71,12 @@ def program_report(
         compute_ns=simulation.compute_ns,
         communication_ns=sum(totals[stream] for stream in _network_streams(graph)),
         exposed_ns=simulation.exposed_ns,
+        contended_ns=simulate(graph, contended=True).total_ns,
         floor_ns=bound.ns,
         floor_is=(
             "critical path" if bound.critical_path_ns >= by_streams else f"stream {bound.busiest}"
         ),
+        slot_floor_ns=None if hardware.is_torus else floor_of_slots(graph, 1),
         critical_path_ns=bound.critical_path_ns,
         peak_bytes=memory.peak_bytes,
         capacity_bytes=hardware.memory_bytes,

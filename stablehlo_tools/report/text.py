@@ -11,6 +11,7 @@ from stablehlo_tools.report.pipeline_report import pipeline_lines
 
 _MOST_ALIVE = 8
 _MOST_KERNELS = 8
+_CONTENDED = 1.001  # times the total: less is not worth a line
 _HEADINGS = (
     "#", "kind", "groups", "axes", "type", "bytes", "times", "time", "exposed", "hidden by",
     "hideable", "place",
@@ -35,10 +36,20 @@ def _program(program: ProgramReport) -> Iterator[str]:
         f"  exposed    {duration(program.exposed_ns):>9}   "
         f"{share(program.exposed_ns, program.total_ns)} of the total"
     )
+    if program.contended_ns > _CONTENDED * program.total_ns:
+        yield (
+            f"  contended  {duration(program.contended_ns):>9}   the total with what collectives "
+            "take of compute units and memory beside them"
+        )
     yield (
         f"  floor      {duration(program.floor_ns):>9}   {program.floor_is}: no order of these "
         f"tasks is faster; {_above(program)}"
     )
+    if program.slot_floor_ns is not None and program.slot_floor_ns > program.floor_ns:
+        yield (
+            f"  one slot   {duration(program.slot_floor_ns):>9}   no order is faster with one "
+            "collective in flight at a time, as XLA:GPU has them"
+        )
     yield (
         f"  peak       {size(program.peak_bytes):>9}   "
         f"{share(program.peak_bytes, program.capacity_bytes)} of {size(program.capacity_bytes)}"

@@ -114,7 +114,7 @@ class SplitBatchPass(Pass):
         draft = copy_module(module)
         if not self._split(draft, diagnostics):
             return
-        own, parts = (expected_run(each, hardware).total_ns for each in (module, draft))
+        own, parts = (expected_run(each, hardware).contended_ns for each in (module, draft))
         if parts < own:
             take_over(module, draft)
             return

@@ -17,6 +17,7 @@ from stablehlo_tools.passes.road import Stage
 
 FIGURES = Figures(
     total_ns=100.0,
+    contended_ns=100.0,
     exposed_ns=10.0,
     compute_ns=90.0,
     work_ns=80.0,
@@ -71,7 +72,13 @@ class Table:
             self.stop.set()
         peak = self.peaks.get(applied, 100.0)
         total = self.time_of(",".join(applied))
-        return replace(FIGURES, total_ns=total, peak_bytes=peak, compiler_bytes=self.smallest)
+        return replace(
+            FIGURES,
+            total_ns=total,
+            contended_ns=total,
+            peak_bytes=peak,
+            compiler_bytes=self.smallest,
+        )
 
     def time_of(self, digest: str) -> float:
         return self.gains.get(frozenset(filter(None, digest.split(","))), 100.0)
@@ -224,3 +231,24 @@ def test_neighbours_differ_in_one_stage_and_keep_the_order_of_the_road():
         "divide,quarter,order",
         "order",
     ]
+
+
+def test_what_contention_makes_of_a_time_decides_but_no_time_gets_worse():
+    table = Table({set_of("divide"): 60.0, set_of("halve"): 50.0})
+    search = searched(table)
+    trials = search.outcome.trials
+    contended = {"divide": 80.0, "halve": 90.0}
+    search.outcome.trials = [
+        replace(trial, figures=replace(trial.figures, contended_ns=ns))
+        if trial.figures and (ns := contended.get(str(trial.candidate)))
+        else trial
+        for trial in trials
+    ]
+    assert str(search.best.candidate) == "divide"
+    search.outcome.trials = [
+        replace(trial, figures=replace(trial.figures, total_ns=101.0))
+        if trial.figures and str(trial.candidate) == "divide"
+        else trial
+        for trial in search.outcome.trials
+    ]
+    assert str(search.best.candidate) == "halve"

@@ -14,7 +14,12 @@ from soaking import first
 from task_graphs import Graph, random_graph
 
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.overlap.bounds import floor, independence, potentially_hidden
+from stablehlo_tools.overlap.bounds import (
+    floor,
+    floor_of_slots,
+    independence,
+    potentially_hidden,
+)
 from stablehlo_tools.overlap.graph_file import read_graph, to_graph
 from stablehlo_tools.overlap.memory import TaskPlace, memory_profile
 from stablehlo_tools.overlap.task_graph import TaskGraph, TaskKind
@@ -68,6 +73,26 @@ def test_a_loop_counts_with_the_peak_of_its_body():
 def test_the_peak_is_what_is_alive_then(seed: int):
     profile = memory_profile(random_graph(random.Random(seed)))
     assert sum(holding.bytes for holding in profile.alive) == pytest.approx(profile.peak_bytes)
+
+
+def test_the_floor_of_slots_counts_all_links_together_and_domains_apart():
+    graph = Graph()
+    graph.compute(250)
+    body = Graph()
+    body.start(30, stream="NVLink")
+    body.start(50, stream="InfiniBand")
+    graph.loop(body.done(), trips=4)
+    assert floor(graph.done()).ns == 250
+    assert floor_of_slots(graph.done(), 1) == 4 * (30 + 50)
+    assert floor_of_slots(graph.done(), 2) == 250
+    loop = graph.tasks[1].loop
+    assert loop is not None
+    near, far = loop.body.tasks
+    assert near.communication is not None
+    within = replace(near, communication=replace(near.communication, domain="scale_up"))
+    split = replace(loop, body=TaskGraph([within, far]))
+    apart = TaskGraph([graph.tasks[0], replace(graph.tasks[1], loop=split)])
+    assert floor_of_slots(apart, 1) == 250
 
 
 def test_the_floor_is_the_busiest_stream_or_the_longest_chain():

@@ -21,9 +21,10 @@ def expected_run(module: ir.Module, hardware: Hardware) -> Expected:
 
 
 def is_faster(draft: ir.Module, module: ir.Module, hardware: Hardware) -> bool:
-    """Whether XLA is expected to be faster with a draft of a module than with the module.
+    """Whether XLA is expected to be faster with a draft of a module than with the module, with what
+    collectives take of compute beside them.
 
     Raises ToolError for a program that cannot be timed.
     """
-    own = expected_run(module, hardware).total_ns
-    return expected_run(draft, hardware).total_ns < own
+    own = expected_run(module, hardware).contended_ns
+    return expected_run(draft, hardware).contended_ns < own

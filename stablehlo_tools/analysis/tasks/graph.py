@@ -276,7 +276,8 @@ class _BodyTasks:
         names = self._names(kernel)
         ns = self._clock.kernel(work, names)
         label = _label(members, self._builder.place(kernel[-1]))
-        self._add(TaskKind.COMPUTE, kernel, deps, ns=ns, label=label)
+        shares = self._clock.shares(work)
+        self._add(TaskKind.COMPUTE, kernel, deps, ns=ns, shares=shares, label=label)
 
     def _leaves(self, node: Node, inside: set[int]) -> bool:
         """Whether another kernel reads a node's result from memory."""
@@ -310,6 +311,7 @@ class _BodyTasks:
                 reduction=collective.reduction,
                 algorithm=time.algorithm,
                 domain=communication_domain(collective.op),
+                contention=self._clock.contention(transfer, time),
             ),
         )
         self._pending[task] = frozenset({task})
@@ -343,9 +345,15 @@ class _BodyTasks:
     def _copy(self, root: Node, deps: Sequence[int]) -> int:
         """Copies what a loop writes into and others still read."""
         work = Work(WorkKind.COPY, bytes=2 * root.copied)
-        ns = self._clock.kernel(work, ())
         return self._add(
-            TaskKind.COMPUTE, [root], deps, ns=ns, storages=(), places=False, label="copy for while"
+            TaskKind.COMPUTE,
+            [root],
+            deps,
+            ns=self._clock.kernel(work, ()),
+            shares=self._clock.shares(work),
+            storages=(),
+            places=False,
+            label="copy for while",
         )
 
     def _own_storages(self, node: Node) -> None:
@@ -420,6 +428,7 @@ class _BodyTasks:
         deps: Sequence[int],
         *,
         ns: float = 0.0,
+        shares: tuple[float, float] = (0.0, 0.0),
         storages: Sequence[int] | None = None,
         places: bool = True,
         label: str = "",
@@ -443,6 +452,7 @@ class _BodyTasks:
                 id=number,
                 kind=kind,
                 ns=ns,
+                shares=shares,
                 deps=tuple(deps),
                 storages=held,
                 allocs=tuple(s for s in held if kind is not TaskKind.VIEW and s not in before),

@@ -11,11 +11,12 @@ docs/hardware.md has how far this is from the compilers' own schedules.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from stablehlo_tools.cost.as_compiled import Compiled, as_compiled
 from stablehlo_tools.cost.collectives import transfer_time
+from stablehlo_tools.cost.contention import contention
 from stablehlo_tools.cost.hardware import Hardware
 from stablehlo_tools.cost.transfers import Transfer, TransferTime
 from stablehlo_tools.overlap.bounds import iterations
@@ -24,6 +25,7 @@ from stablehlo_tools.overlap.compilers.latency_hiding import latency_hiding_orde
 from stablehlo_tools.overlap.memory import memory_profile
 from stablehlo_tools.overlap.scheduling.problem import COMPUTE, Problem, problem_of
 from stablehlo_tools.overlap.scheduling.timing import time_order
+from stablehlo_tools.overlap.simulator import simulate
 from stablehlo_tools.overlap.task_graph import Task, TaskGraph, TaskKind
 
 _MIB = 2.0**20
@@ -57,10 +59,13 @@ _TPU = _Compiler({"all_reduce": 128 * _MIB - 1}, None, patience=1.0, synchronous
 @dataclass(frozen=True, slots=True)
 class Expected:
     """A run on a device: ns in all and of compute alone, the most bytes alive, and the ns of one
-    passage through each block, by the loops that lead to it (task ids, outermost first)."""
+    passage through each block, by the loops that lead to it (task ids, outermost first).
+
+    `contended_ns`, and the passages, are with what collectives take of compute beside them."""
 
     total_ns: float
     compute_ns: float
+    contended_ns: float
     peak_bytes: float
     blocks: dict[tuple[int, ...], float]
 
@@ -91,30 +96,35 @@ class _Blocks:
 
     def expected(self, graph: TaskGraph) -> Expected:
         """A run of a program."""
-        total, compute = self.of(graph, ())
-        return Expected(total, compute, self.peak, self.passages)
+        total, compute, contended = self.of(graph, ())
+        return Expected(total, compute, contended, self.peak, self.passages)
 
-    def of(self, graph: TaskGraph, path: tuple[int, ...]) -> tuple[float, float]:
-        """The ns of a passage through a graph, and those of its compute."""
+    def of(self, graph: TaskGraph, path: tuple[int, ...]) -> tuple[float, float, float]:
+        """The ns of a passage through a graph, those of its compute, and of a contended passage."""
         tasks: list[Task] = []
         compute = 0.0
+        longer: dict[int, float] = {}  # contended, by the identity of the loop
         for task in graph.tasks:
             if task.loop is None:
                 compute += task.ns if task.communication is None else 0.0
                 tasks.append(task)
                 continue
-            inside, computing = self.of(task.loop.body, (*path, task.id))
+            inside, computing, contended = self.of(task.loop.body, (*path, task.id))
             times = iterations(task.loop)
             compute += times * computing
+            longer[id(task.loop)] = times * contended
             tasks.append(replace(task, ns=times * inside))
         graph = _each(TaskGraph(tasks, graph.storages), self._compiled)
         graph = combined(graph, self.compiler.combines, self._time)
-        total = self._scheduled(_on_compute_stream(graph, self._waits), path)
-        self.passages[path] = total
-        return total, compute
+        total, contended = self._scheduled(_on_compute_stream(graph, self._waits), longer, path)
+        self.passages[path] = contended
+        return total, compute, contended
 
-    def _scheduled(self, graph: TaskGraph, path: tuple[int, ...]) -> float:
-        """The ns of a block in the compiler's order, in which each loop takes its own."""
+    def _scheduled(
+        self, graph: TaskGraph, longer: Mapping[int, float], path: tuple[int, ...]
+    ) -> tuple[float, float]:
+        """The ns of a block in the compiler's order, in which each loop takes its own, and of the
+        same contended, in which some loops take `longer`."""
         problem = problem_of(_each(graph, _as_kernel), in_loop=bool(path))
         compiler = self.compiler
         order = latency_hiding_order(problem, compiler.at_once, compiler.patience)
@@ -122,7 +132,9 @@ class _Blocks:
             order = _without_idle_flights(problem, order)
         if not path:
             self.peak = memory_profile(graph, order).peak_bytes
-        return time_order(problem, order, ()).total
+        stretched = _each(graph, lambda task: replace(task, ns=longer.get(id(task.loop), task.ns)))
+        contended = simulate(_each(stretched, _as_kernel), order, contended=True).total_ns
+        return time_order(problem, order, ()).total, contended
 
     def _compiled(self, task: Task) -> Task:
         """A collective as the compiler makes it."""
@@ -130,7 +142,8 @@ class _Blocks:
         if made is None or sent is None or made.transfer.kind == sent.kind:
             return task
         time = self._time(made.transfer)
-        sent = replace(sent, kind=made.transfer.kind, latency_ns=time.latency_ns)
+        taken = contention(made.transfer, time, self.hardware)
+        sent = replace(sent, kind=made.transfer.kind, latency_ns=time.latency_ns, contention=taken)
         return replace(task, ns=time.ns, communication=sent)
 
     def _waits(self, task: Task) -> bool:

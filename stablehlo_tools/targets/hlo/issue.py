@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from stablehlo_tools.cost.clock import Clock
+from stablehlo_tools.cost.contention import NONE
 from stablehlo_tools.cost.kernels import Work, WorkKind
 from stablehlo_tools.cost.transfers import TransferTime
 from stablehlo_tools.overlap.task_graph import Communication, TaskKind
@@ -58,7 +59,7 @@ _RECEIVING = "recv"
 _DOMAIN = re.compile(r'"communication_domain":"COLLECTIVE_COMMUNICATION_DOMAIN_(\w+)"')
 
 
-def communication(sent: Issued, time: TransferTime) -> Communication:
+def communication(sent: Issued, time: TransferTime, clock: Clock) -> Communication:
     """A collective on the stream of its links.
 
     A recv is the other side of a send: it takes as long, on a stream of its own and no link, for a
@@ -78,6 +79,7 @@ def communication(sent: Issued, time: TransferTime) -> Communication:
         reduction=sent.reduction,
         algorithm=time.algorithm,
         domain=_domain(sent.instruction),
+        contention=NONE if receives else clock.contention(sent.transfer, time),
     )
 
 
@@ -312,7 +314,9 @@ class Issuer:
         given: Given,
     ) -> Value:
         time = self.clock.collective(sent.transfer, self._names(instruction, sent.instruction))
-        return self.issue(instruction, communication(sent, time), time.ns, shape, operands, given)
+        return self.issue(
+            instruction, communication(sent, time, self.clock), time.ns, shape, operands, given
+        )
 
 
 def _whole(start: HloInstruction, result: Value) -> Value:

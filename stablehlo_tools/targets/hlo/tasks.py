@@ -137,6 +137,7 @@ class ScheduleReader:
             instruction.result,
             given,
             ns=self._kernel_ns(done, instruction),
+            shares=self._clock.shares(done),
             deps=tasks_of(*operands) + after,
             by_bytes=called(instruction) if done.kind is WorkKind.OTHER else "",
         )
