@@ -134,3 +134,43 @@ func.func @contracted(%a: tensor<5x4xbf16>, %w: tensor<2x3xbf16>) -> tensor<5x3x
   return %y : tensor<5x3xbf16>
 }
 }
+
+// -----
+
+// Tokens go straight to their experts, and what is made of them straight back: a near device's
+// first, the device's own last, when nothing is left on its way.
+// SAID: note: collective-matmul: all_to_all and all_to_all became a ring of 4, in one direction, beside 2 products
+// CHECK-LABEL: func.func @experts
+// CHECK-SAME: (%[[X:.+]]: tensor<4x2x3xf32>, %[[W:.+]]: tensor<1x3x5xf32>, %[[V:.+]]: tensor<1x5x3xf32>)
+// CHECK-NOT: stablehlo.all_to_all
+// ONE: stablehlo.constant dense<[0, 1, 2, 3]>
+// ONE: %[[OWN:.+]] = stablehlo.dynamic_slice %[[X]]
+// ONE: stablehlo.constant dense<[1, 2, 3, 0]>
+// ONE: %[[X1:.+]] = stablehlo.dynamic_slice %[[X]], %{{.+}}, sizes = [1, 2, 3]
+// ONE-NEXT: %[[T1:.+]] = "stablehlo.collective_permute"(%[[X1]])
+// ONE-SAME: source_target_pairs = dense<{{\[\[}}0, 1], [1, 2], [2, 3], [3, 0]]>
+// ONE: stablehlo.constant dense<[3, 0, 1, 2]>
+// ONE: %[[T3:.+]] = "stablehlo.collective_permute"
+// ONE-SAME: source_target_pairs = dense<{{\[\[}}0, 3], [1, 0], [2, 1], [3, 2]]>
+// ONE-NEXT: %[[H1:.+]] = stablehlo.dot_general %[[T1]], %[[W]]
+// ONE-NEXT: %[[A1:.+]] = stablehlo.tanh %[[H1]] : tensor<1x2x5xf32>
+// ONE-NEXT: %[[P1:.+]] = stablehlo.dot_general %[[A1]], %[[V]]
+// ONE-NEXT: %[[R1:.+]] = "stablehlo.collective_permute"(%[[P1]])
+// ONE-SAME: source_target_pairs = dense<{{\[\[}}0, 3], [1, 0], [2, 1], [3, 2]]>
+// ONE: stablehlo.dot_general %[[T3]], %[[W]]
+// ONE: %[[HOWN:.+]] = stablehlo.dot_general %[[OWN]], %[[W]]
+// ONE: %[[POWN:.+]] = stablehlo.dot_general %{{.+}}, %[[V]]
+// ONE-COUNT-4: stablehlo.dynamic_update_slice
+// BOTH-COUNT-6: stablehlo.collective_permute
+// BOTH-COUNT-4: stablehlo.dynamic_update_slice
+// CHECK: return %{{.+}} : tensor<4x2x3xf32>
+module attributes {mhlo.num_partitions = 4 : i32, mhlo.num_replicas = 1 : i32} {
+func.func @experts(%x: tensor<4x2x3xf32>, %w: tensor<1x3x5xf32>, %v: tensor<1x5x3xf32>) -> tensor<4x2x3xf32> {
+  %t = "stablehlo.all_to_all"(%x) {split_dimension = 0 : i64, concat_dimension = 1 : i64, split_count = 4 : i64, channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, replica_groups = dense<[[0, 1, 2, 3]]> : tensor<1x4xi64>} : (tensor<4x2x3xf32>) -> tensor<1x8x3xf32>
+  %h = stablehlo.dot_general %t, %w, batching_dims = [0] x [0], contracting_dims = [2] x [1] : (tensor<1x8x3xf32>, tensor<1x3x5xf32>) -> tensor<1x8x5xf32>
+  %a = stablehlo.tanh %h : tensor<1x8x5xf32>
+  %p = stablehlo.dot_general %a, %v, batching_dims = [0] x [0], contracting_dims = [2] x [1] : (tensor<1x8x5xf32>, tensor<1x5x3xf32>) -> tensor<1x8x3xf32>
+  %y = "stablehlo.all_to_all"(%p) {split_dimension = 1 : i64, concat_dimension = 0 : i64, split_count = 4 : i64, channel_handle = #stablehlo.channel_handle<handle = 2, type = 1>, replica_groups = dense<[[0, 1, 2, 3]]> : tensor<1x4xi64>} : (tensor<1x8x3xf32>) -> tensor<4x2x3xf32>
+  return %y : tensor<4x2x3xf32>
+}
+}

@@ -61,3 +61,26 @@ func.func @replicas(%x: tensor<2x3xf32>, %w: tensor<3x5xf32>) -> tensor<4x5xf32>
   return %y : tensor<4x5xf32>
 }
 }
+
+// -----
+
+// Nothing to multiply between the two.
+module attributes {mhlo.num_partitions = 4 : i32, mhlo.num_replicas = 1 : i32} {
+func.func @nothing_between(%x: tensor<4x2x3xf32>) -> tensor<4x2x3xf32> {
+  %t = "stablehlo.all_to_all"(%x) {split_dimension = 0 : i64, concat_dimension = 1 : i64, split_count = 4 : i64, channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, replica_groups = dense<[[0, 1, 2, 3]]> : tensor<1x4xi64>} : (tensor<4x2x3xf32>) -> tensor<1x8x3xf32>
+  %a = stablehlo.tanh %t : tensor<1x8x3xf32>
+  %y = "stablehlo.all_to_all"(%a) {split_dimension = 1 : i64, concat_dimension = 0 : i64, split_count = 4 : i64, channel_handle = #stablehlo.channel_handle<handle = 2, type = 1>, replica_groups = dense<[[0, 1, 2, 3]]> : tensor<1x4xi64>} : (tensor<1x8x3xf32>) -> tensor<4x2x3xf32>
+  return %y : tensor<4x2x3xf32>
+}
+}
+
+// -----
+
+// Complex numbers.
+module attributes {mhlo.num_partitions = 4 : i32, mhlo.num_replicas = 1 : i32} {
+func.func @complex_tokens(%x: tensor<4x2xcomplex<f32>>, %w: tensor<8x3xcomplex<f32>>) -> tensor<1x3xcomplex<f32>> {
+  %t = "stablehlo.all_to_all"(%x) {split_dimension = 0 : i64, concat_dimension = 1 : i64, split_count = 4 : i64, channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, replica_groups = dense<[[0, 1, 2, 3]]> : tensor<1x4xi64>} : (tensor<4x2xcomplex<f32>>) -> tensor<1x8xcomplex<f32>>
+  %y = stablehlo.dot_general %t, %w, contracting_dims = [1] x [0] : (tensor<1x8xcomplex<f32>>, tensor<8x3xcomplex<f32>>) -> tensor<1x3xcomplex<f32>>
+  return %y : tensor<1x3xcomplex<f32>>
+}
+}

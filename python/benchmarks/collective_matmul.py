@@ -3,8 +3,8 @@
     python python/benchmarks/collective_matmul.py [--target gpu tpu] [--devices 8]
 
 An MLP of 8192 x 8192 x 28672 and its two halves, the same left to the compiler (which has windowed
-einsums of its own on a TPU), and Llama layers with sequence parallelism, forwards and as a training
-step, unrolled and as a scan with remat. Each is compiled for the target as exported and after the
+einsums of its own on a TPU), experts between two all_to_alls, and Llama layers with sequence
+parallelism, forwards and as a training step, unrolled and as a scan with remat. Each is compiled for the target as exported and after the
 pass, and timed as the compiler scheduled it. No device is needed; it takes some minutes.
 """
 
@@ -18,6 +18,7 @@ from typing import Any
 PLATFORM = {"gpu": "cuda", "tpu": "tpu"}
 BATCH, LENGTH, WIDTH, HEADS, HEAD, HIDDEN = 2, 4096, 4096, 32, 128, 14336
 LAYERS, STACKED = 4, 8
+CAPACITY = 1280  # tokens of a device for each expert
 AXIS = "model"
 
 
@@ -111,6 +112,26 @@ def programs(devices: int, platform: str) -> Iterator[tuple[str, Any]]:
     put = [NamedSharding(mesh, spec) for spec in (rows, columns, rows)]
     plain = jax.jit(lambda x, w, v: jax.nn.gelu(x @ w) @ v, in_shardings=put, out_shardings=put[0])
     yield "MLP left to XLA", export.export(plain, platforms=[platform])(*large)
+
+    def exchanged(x: jax.Array, split: int, concat: int) -> jax.Array:
+        return lax.all_to_all(x, AXIS, split_axis=split, concat_axis=concat, tiled=True)
+
+    def experts(x: jax.Array, w: jax.Array, u: jax.Array, v: jax.Array) -> jax.Array:
+        tokens = exchanged(x, 0, 1)
+        gate, up = (jnp.einsum("ecd,edf->ecf", tokens, each) for each in (w, u))
+        return exchanged(jnp.einsum("ecf,efd->ecd", jax.nn.silu(gate) * up, v), 1, 0)
+
+    def experts_step(x: jax.Array, *ws: jax.Array) -> Any:
+        def loss(weights: Any) -> jax.Array:
+            return jnp.sum(experts(x, *weights).astype(jnp.float32) ** 2)
+
+        return jax.tree.map(lambda w, d: w - d.astype(w.dtype) / 128, ws, jax.grad(loss)(ws))
+
+    inward, outward = bf16(devices, WIDTH, HIDDEN), bf16(devices, HIDDEN, WIDTH)
+    tokens = bf16(devices, devices * CAPACITY, WIDTH)
+    given, own = (P(None, AXIS), P(AXIS), P(AXIS), P(AXIS)), (P(AXIS),) * 3
+    yield "experts", manual(experts, given, P(None, AXIS), tokens, inward, inward, outward)
+    yield "experts, step", manual(experts_step, given, own, tokens, inward, inward, outward)
 
     def norm(x: jax.Array, scale: jax.Array) -> jax.Array:
         wide = x.astype(jnp.float32)

@@ -45,6 +45,9 @@ A profile is a file of `profiles/`, or one that the user names. Every figure is 
     pair_channels = { value = 32, source = "…" }  # an all_to_all or a permute, and of an
     in_network_channels = { value = 16, source = "…" }    # all_reduce by the switch, where others
     channel_bytes = { value = 32768, source = "…" }       # sent at least by each of them
+    any_permute_to = { value = 16, source = "…" } # optional, of a torus: the most chips of a slice
+                                                  # in which compute can run beside any permute;
+                                                  # without it, of any number (`as_compiled`)
     wraps_from = { value = 16, source = "…" }     # of a torus: an axis so long is a ring; of three
                                                   # dimensions, all have to be multiples of it
 
@@ -113,6 +116,7 @@ class Network:
     in_network_reduction: float | None = None
     dimensions: int = 0
     wraps_from: int = 0
+    any_permute_to: int | None = None
     traffic: float = 0.0
     channels: float | None = None
     pair_channels: float | None = None
@@ -261,6 +265,7 @@ _CONTENTION = {
 _EVERY_NETWORK = {**_NETWORK, **_CONTENTION, "devices": _Allowed.COUNT}
 _SWITCH = {"pair_bandwidth": _Allowed.POSITIVE, "in_network_reduction": _Allowed.SPEED_UP}
 _TORUS = {"dimensions": _Allowed.DIMENSIONS, "wraps_from": _Allowed.COUNT}
+_LIMITED_TORUS = {**_TORUS, "any_permute_to": _Allowed.COUNT}
 
 
 def _hardware(table: _Table) -> Hardware:
@@ -330,7 +335,7 @@ def _network(entry: _Table, position: int) -> tuple[Network, dict[str, str]]:
     if kind not in ("switch", "torus"):
         raise ToolError(f"{name}.kind is {kind!r}, and must be 'switch' or 'torus'")
     if kind == "torus":
-        allowed, required = _EVERY_NETWORK | _TORUS, {**_NETWORK, **_TORUS, "devices": 0}
+        allowed, required = _EVERY_NETWORK | _LIMITED_TORUS, {**_NETWORK, **_TORUS, "devices": 0}
     else:
         allowed, required = _EVERY_NETWORK | _SWITCH, _NETWORK
     figures, sources = _read_figures(entry, f"{name}.", allowed, required, beside=("name", "kind"))
@@ -346,6 +351,7 @@ def _network(entry: _Table, position: int) -> tuple[Network, dict[str, str]]:
         in_network_reduction=figures.get("in_network_reduction"),
         dimensions=int(figures.get("dimensions", 0)),
         wraps_from=int(figures.get("wraps_from", 0)),
+        any_permute_to=int(figures["any_permute_to"]) if "any_permute_to" in figures else None,
         traffic=figures.get("traffic", 0.0),
         channels=figures.get("channels"),
         pair_channels=figures.get("pair_channels"),

@@ -28,6 +28,17 @@ Rows that are gathered, multiplied, passed through elementwise ops, multiplied a
 go round once, and are never put together. A gather of the dimension that is multiplied over becomes
 products that are added up, narrow floats in f32. Several products may take one gather.
 
+    %t = "stablehlo.all_to_all"(%x)                      // tokens to their experts
+    %y = stablehlo.dot_general %t, %w
+    %r = "stablehlo.all_to_all"(%y)                      // and back
+  ==>
+    %t0 = stablehlo.dynamic_slice %x …                   // the device's own tokens
+    %t1 = "stablehlo.collective_permute"(%x1)            // those of the next device, straight here
+    %y0 = stablehlo.dot_general %t0, %w
+    %y1 = stablehlo.dot_general %t1, %w
+    %r1 = "stablehlo.collective_permute"(%y1)            // straight back
+    …
+
 Preconditions:
   P1  Every communicating op is of a dialect that is understood; groups name processes that the
       module has.
@@ -110,7 +121,8 @@ class CollectiveMatmulPass(Pass):
 
 
 def _account(region: Region, way: Way | None) -> Diagnostic:
-    ends = [node.op.name.removeprefix("stablehlo.") for node in (*region.gathers, *region.scatters)]
+    collectives = (*region.gathers, *region.scatters, *region.exchanges)
+    ends = [node.op.name.removeprefix("stablehlo.") for node in collectives]
     count = len(region.products)
     products = "1 product" if count == 1 else f"{count} products"
     if way is None:

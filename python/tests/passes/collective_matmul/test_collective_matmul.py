@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +18,16 @@ from models.zoo import MODELS
 import stablehlo_tools
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.cost.hardware import load_hardware
+from stablehlo_tools.transforms.parts.collective_matmul import choosing
 from stablehlo_tools.transforms.parts.collective_matmul.choosing import Compiler
-from stablehlo_tools.transforms.parts.collective_matmul.rings import Part, Ring, Way, cycles
+from stablehlo_tools.transforms.parts.collective_matmul.rings import (
+    Cube,
+    Direct,
+    Part,
+    Ring,
+    Way,
+    cycles,
+)
 from stablehlo_tools.verify.comparison import Rule
 from stablehlo_tools.verify.verification import Options, verify_artifacts
 
@@ -94,7 +102,71 @@ def transposed(a: jax.Array, w: jax.Array) -> jax.Array:
     return scattered((a @ w).T.reshape(2, 8, 5), 1)
 
 
+def exchanged(x: jax.Array, split: int, concat: int, axes: str = T) -> jax.Array:
+    """An all_to_all from one dimension to another."""
+    return lax.all_to_all(x, axes, split_axis=split, concat_axis=concat, tiled=True)
+
+
+def experts(x: jax.Array, w: jax.Array, v: jax.Array, axes: str = T) -> jax.Array:
+    hidden = jax.nn.gelu(jnp.einsum("ecd,edf->ecf", exchanged(x, 0, 1, axes), w))
+    return exchanged(jnp.einsum("ecf,efd->ecd", hidden, v), 1, 0, axes)
+
+
+def expert_gradients(
+    x: jax.Array, w: jax.Array, v: jax.Array, dy: jax.Array
+) -> tuple[jax.Array, ...]:
+    y, back = jax.vjp(experts, x, w, v)
+    return y, *back(dy)
+
+
+def expert_layers(x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
+    for _ in range(2):
+        x = x + jnp.tanh(experts(x, w, v))
+    return x
+
+
+def tokens_kept(x: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
+    tokens = exchanged(x, 0, 1)
+    return jnp.einsum("ecd,edf->ecf", tokens, w), tokens
+
+
 PROGRAMS: dict[str, Program] = {
+    "experts": (
+        experts,
+        (P(None, T), P(T), P(T)),
+        P(None, T),
+        ((8, 16, 6), (8, 6, 10), (8, 10, 6)),
+    ),
+    "expert-gradients": (
+        expert_gradients,
+        (P(None, T), P(T), P(T), P(None, T)),
+        (P(None, T), P(None, T), P(T), P(T)),
+        ((8, 16, 6), (8, 6, 10), (8, 10, 6), (8, 16, 6)),
+    ),
+    "expert-layers": (
+        expert_layers,
+        (P(None, T), P(T), P(T)),
+        P(None, T),
+        ((8, 16, 6), (8, 6, 10), (8, 10, 6)),
+    ),
+    "tokens-kept": (
+        tokens_kept,
+        (P(None, T), P(T)),
+        (P(T), P(T)),
+        ((16, 16, 6), (16, 6, 10)),
+    ),
+    "exchanged-behind": (
+        lambda a, w: exchanged(jnp.einsum("cd,df->cf", a, w), 0, 1),
+        (P(T), P()),
+        P(None, T),
+        ((128, 6), (6, 10)),
+    ),
+    "same-dimension": (
+        lambda x, w: exchanged(x, 0, 0) @ w,
+        (P(T), P()),
+        P(T),
+        ((128, 6), (6, 10)),
+    ),
     "mlp": (mlp, (P(T), P(None, T), P(T)), P(T), ((16, 6), (6, 24), (24, 6))),
     "sequences": (
         sequences,
@@ -148,6 +220,19 @@ GROUPED: dict[str, tuple[Program, tuple[tuple[int, ...], tuple[str, ...]]]] = {
         (crossed, (P("a"), P(None, "b"), P()), (P("a"), P("a")), ((8, 6), (6, 24), (6, 6))),
         ((2, 4), ("a", "b")),
     ),
+    "experts-of-one-axis": (
+        (
+            lambda x, w, v: experts(x, w, v, "b"),
+            (P("a", "b"), P("b"), P("b")),
+            P("a", "b"),
+            ((8, 16, 6), (4, 6, 10), (4, 10, 6)),
+        ),
+        ((2, 4), ("a", "b")),
+    ),
+    "experts-of-three": (
+        (experts, (P(None, T), P(T), P(T)), P(None, T), ((3, 9, 6), (3, 6, 10), (3, 10, 6))),
+        ((3,), (T,)),
+    ),
     "both-axes": (
         (lambda x, w: gathered(x, 0, ("a", "b")) @ w, (P(("a", "b")), P()), P(), ((16, 6), (6, 4))),
         ((2, 4), ("a", "b")),
@@ -193,7 +278,30 @@ def test_values_are_kept(name: str, directions: str, hardware: str):
     before = exported(PROGRAMS[name], ((8,), (T,)))
     after = ringed(before, directions, hardware)
     assert "collective_permute" in text(after)
-    assert "reduce_scatter" not in text(after)
+    assert "stablehlo.reduce_scatter" not in text(after)
+    assert "stablehlo.all_to_all" not in text(after)
+    assert_same(before, after)
+
+
+@pytest.mark.parametrize("name", ["experts", "expert-layers", "same-dimension"])
+def test_values_that_go_straight_to_their_device_are_kept_bitwise(name: str):
+    before = exported(PROGRAMS[name], ((8,), (T,)))
+    given, made = (artifact.from_exported(each) for each in (before, ringed(before, "one", "h100")))
+    assert verify_artifacts(given, made, Options(trials=1)).same
+
+
+@pytest.mark.parametrize("name", ["experts", "expert-gradients", "tokens-kept", "mlp"])
+def test_values_are_kept_where_all_hops_change_one_bit(name: str, monkeypatch: pytest.MonkeyPatch):
+    """As on a slice of more chips than the tests have devices."""
+
+    def on_a_large_slice(pairs: Sequence[Sequence[int]], *_: object) -> bool:
+        return all((source ^ target).bit_count() <= 1 for source, target in pairs)
+
+    monkeypatch.setattr(choosing, "permute_overlaps", on_a_large_slice)
+    before = exported(PROGRAMS[name], ((8,), (T,)))
+    after = ringed(before, "one", "tpu-v5e")
+    assert "stablehlo.all_to_all" not in text(after)
+    assert "collective_permute" in text(after)
     assert_same(before, after)
 
 
@@ -209,6 +317,47 @@ def test_values_are_kept_over_any_groups(name: str, directions: str):
 def test_a_second_run_changes_nothing():
     once = ringed(exported(PROGRAMS["mlp"], ((8,), (T,))), "one", "h100")
     assert text(ringed(once, "one", "h100")) == text(once)
+
+
+@pytest.mark.parametrize("groups", ["rows", "columns"])
+def test_on_a_large_slice_hops_are_those_that_compute_can_run_beside(groups: str):
+    numbers = [tuple(range(8 * group, 8 * group + 8)) for group in range(8)]
+    if groups == "columns":
+        numbers = list(zip(*numbers, strict=True))
+    v5e, v6e = (Compiler(load_hardware(name), False) for name in ("tpu-v5e", "tpu-v6e"))
+    gray = v5e.cycle(tuple(numbers), 64)
+    assert gray == (0, 1, 3, 2, 6, 7, 5, 4)
+    assert v6e.cycle(tuple(numbers), 64) != gray
+    pairs = Ring(tuple(numbers), gray, Way.ONE).pairs(1)
+    assert choosing.permute_overlaps(pairs, load_hardware("tpu-v5e"), 64)
+
+
+@pytest.mark.parametrize("returns", [True, False])
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_what_goes_straight_gets_there(size: int, returns: bool):
+    group = tuple(range(size))
+    for ring in (
+        Direct((group,), group, Way.BOTH, returns),
+        Direct((group,), group, Way.ONE, returns),
+        Cube((group,), group, Way.ONE, returns),
+    ):
+        assert sorted(ring.summing, key=_key) == sorted(ring.arriving, key=_key)
+        assert ring.arriving[-1 if returns else 0].offset == 0
+        for device in group:
+            places = [ring.places(size, part)[device] for part in ring.arriving]
+            assert sorted(places) == list(group)
+        for part in ring.arriving:
+            at = {device: device for device in group}  # where is what each device sends
+            for pairs in ring.straight(part) if part.offset else []:
+                hop = dict(pairs)
+                at = {device: hop[place] for device, place in at.items()}
+            assert at == {device: ring.places(size, part)[device] for device in group}
+            assert ring.opposite(ring.opposite(part)) == part
+            back = ring.places(size, ring.opposite(part))
+            assert all(back[at[device]] == device for device in group)
+    assert not Cube(((0, 1, 2),), (0, 1, 2), Way.ONE).exists
+    assert not Cube(((1, 2),), (0, 1), Way.ONE).exists
+    assert Cube(((0, 2, 4, 6),), (0, 1, 2, 3), Way.ONE).exists
 
 
 @pytest.mark.parametrize("name", ["decoder-tp-forward", "encoder-decoder-forward"])
@@ -246,6 +395,24 @@ def test_a_tensor_parallel_mlp_becomes_a_ring(hardware: str, way: str):
     program = _large(mlp, (8192, 8192), (8192, 28672), (28672, 8192))
     assert said(program, hardware) == [
         f"all_gather and reduce_scatter became a ring of 8, in {way}, beside 2 products"
+    ]
+
+
+def test_tokens_of_experts_become_a_ring_where_all_to_all_waits():
+    """XLA:TPU runs all_to_alls on the compute stream."""
+    mesh = jax.make_mesh((8,), (T,), axis_types=(AxisType.Auto,))
+    step = jax.shard_map(
+        experts,
+        mesh=mesh,
+        in_specs=(P(None, T), P(T), P(T)),
+        out_specs=P(None, T),
+        check_vma=False,
+    )
+    shapes = ((8, 10240, 4096), (8, 4096, 1792), (8, 1792, 4096))
+    arguments = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
+    program = export.export(jax.jit(step), platforms=["tpu"])(*arguments)
+    assert said(program, "tpu-v5e") == [
+        "all_to_all and all_to_all became a ring of 8, in both directions, beside 2 products"
     ]
 
 

@@ -22,6 +22,7 @@ from stablehlo_tools.analysis.dimension_propagation.propagation import Graph
 from stablehlo_tools.analysis.loops import constant_trips
 from stablehlo_tools.analysis.replica_groups import ProcessGroups
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.cost.as_compiled import permute_overlaps
 from stablehlo_tools.cost.collectives import transfer_time
 from stablehlo_tools.cost.hardware import Hardware
 from stablehlo_tools.cost.transfers import Transfer, ways
@@ -37,6 +38,8 @@ from stablehlo_tools.transforms.parts.collective_matmul.regions import (
 from stablehlo_tools.transforms.parts.collective_matmul.rings import (
     BACKWARDS,
     FORWARDS,
+    Cube,
+    Direct,
     Ring,
     Way,
     cycles,
@@ -46,7 +49,7 @@ from stablehlo_tools.transforms.parts.collective_matmul.writing import Held, Reg
 from stablehlo_tools.transforms.parts.create_reduce_scatter.rewriting import GroupForms
 from stablehlo_tools.transforms.parts.pipeline_collectives.choosing import predict
 
-_ENDS = frozenset({"all_gather", "reduce_scatter"})
+_ENDS = frozenset({"all_gather", "all_to_all", "reduce_scatter"})
 _BLOCK = 2.0**20  # bytes, to compare hops by
 _TOGETHER = 2.0  # times that bytes put together are written more than the model knows
 _GAIN = 0.03  # of the program's time: the model is no nearer to what compilers make of blocks
@@ -97,8 +100,7 @@ def write(module: ir.Module, chosen: Ways, compiler: Compiler) -> float:
         by_block.setdefault(region.graph, []).append(region)
     with ir.Location.unknown(module.context):
         for region in (each for regions in by_block.values() for each in in_order(regions)):
-            cycle = compiler.cycle(region.groups, survey.forms.facts.grid.size)
-            ring = Ring(region.groups, cycle, ways_of[region])
+            ring = compiler.ring(region, ways_of[region], survey.forms.facts.grid.size)
             RegionWriter(region, ring, survey.forms, channels, held, hold=compiler.hold).run()
         together = sum(map(_bytes_of, filter(has_uses, held.blocks)))
         for block in survey.blocks:
@@ -131,13 +133,31 @@ class Compiler:
         known = predict(module, self.hardware, None, at_once=at_once)
         return known.ns + _TOGETHER * together / self.hardware.memory_rate
 
-    def cycle(self, groups: ProcessGroups, devices: int) -> tuple[int, ...]:
-        """The way round the devices of a group with the quickest hops."""
-        return min(cycles(len(groups[0])), key=lambda cycle: self._hop_ns(groups, cycle, devices))
+    def ring(self, region: Region, way: Way, devices: int) -> Ring:
+        """The ring that the blocks of a region go round."""
+        if not region.goes_straight:
+            return Ring(region.groups, self.cycle(region.groups, devices), way)
+        order, returns = tuple(range(region.size)), bool(region.gathers and region.exchanges)
+        direct = Direct(region.groups, order, way, returns)
+        cube = Cube(region.groups, order, way, returns)
+        return direct if self._overlaps(direct, devices) or not cube.exists else cube
 
-    def _hop_ns(self, groups: ProcessGroups, cycle: tuple[int, ...], devices: int) -> float:
+    def cycle(self, groups: ProcessGroups, devices: int) -> tuple[int, ...]:
+        """The way round the devices of a group with the quickest hops, of those that compute can
+        run beside, if there are any."""
+
+        def price(cycle: tuple[int, ...]) -> tuple[bool, float]:
+            ring = Ring(groups, cycle, Way.BOTH)
+            return not self._overlaps(ring, devices), self._hop_ns(ring, devices)
+
+        return min(cycles(len(groups[0])), key=price)
+
+    def _overlaps(self, ring: Ring, devices: int) -> bool:
+        """Whether compute can run beside a hop."""
+        return permute_overlaps(ring.pairs(FORWARDS), self.hardware, devices)
+
+    def _hop_ns(self, ring: Ring, devices: int) -> float:
         """A hop in each direction: side by side, where they take different ways of links."""
-        ring = Ring(groups, cycle, Way.BOTH)
         there, back = (
             transfer_time(
                 Transfer("collective_permute", _BLOCK, ring.pairs(direction)),
@@ -158,10 +178,13 @@ class Compiler:
         XLA:GPU, sums go in both directions, so that one travels while the other gets its term (0.79
         ms, and 0.89 in one), and what is only gathered goes in one (0.79, and 0.87). On a torus a
         region with both ends goes by halves: XLA:TPU does not schedule two phases well (6.9 ms, and
-        6.0 by halves). All for products of 8192 x 8192 x 28672 on eight devices.
+        6.0 by halves). All for products of 8192 x 8192 x 28672 on eight devices. What goes straight
+        to its device has no way round: both directions are those of the nearest first.
         """
         if region.size == 2:
             return [Way.ONE]
+        if region.has_exchanges:
+            return [way for way in (Way.BOTH, Way.ONE) if asked(way)][:1]
         if not self.hardware.is_torus:
             possible = [Way.BOTH, Way.ONE] if region.scatters else [Way.ONE, Way.BOTH]
             return [way for way in possible if asked(way)][:1]

@@ -11,6 +11,10 @@ itself: here all five ops. It begins at gathers over the same groups, goes on as
 dimensions say that it runs on a block alone, and ends at the first products on each way, or at
 reduce_scatters over these groups. What else uses a value of it gets the blocks put together.
 Without a gather, it goes back from a reduce_scatter to the products that it sums.
+
+An all_to_all that gives the blocks of all devices begins a region as a gather does, and one that
+takes the blocks of all, to give each back to the device it is of, ends it as a scatter does: the
+tokens of experts. What they send goes straight from device to device.
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ from stablehlo_tools.analysis.dimension_propagation.tilings import (
 )
 from stablehlo_tools.analysis.replica_groups import ProcessGroups
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.names import BARRIER, DOT_GENERAL, RESHAPE
+from stablehlo_tools.dialect.names import ALL_TO_ALL, BARRIER, DOT_GENERAL, RESHAPE
 from stablehlo_tools.dialect.reducers import reducer_kind
 from stablehlo_tools.dialect.traits import COLLECTIVES, ELEMENTWISE, full_names
 
@@ -82,9 +86,10 @@ class Order:
 class Region:
     """What runs block by block over the rings of some groups.
 
-    `gathers` and `scatters` are the collectives at its ends, by the values that they give and take;
-    `steps` are the ops between, in the order of the text, each with the dimensions that blocks are
-    cut along. `like`: a collective of it, whose mode and channel those written are to have.
+    `gathers` and `scatters` are the collectives at its ends, by the values that they give and take,
+    all_to_alls at its beginning among the `gathers`, and those at its end the `exchanges`; `steps`
+    are the ops between, in the order of the text, each with the dimensions that blocks are cut
+    along. `like`: a collective of it, whose mode and channel those written are to have.
     """
 
     graph: Graph
@@ -93,6 +98,7 @@ class Region:
     like: Collective
     gathers: dict[Node, DimTiling] = field(default_factory=dict[Node, DimTiling])
     scatters: dict[Node, DimTiling] = field(default_factory=dict[Node, DimTiling])
+    exchanges: dict[Node, DimTiling] = field(default_factory=dict[Node, DimTiling])
     steps: dict[Node, OpTiling] = field(default_factory=dict[Node, OpTiling])
 
     @property
@@ -108,7 +114,22 @@ class Region:
     @property
     def nodes(self) -> list[Node]:
         """All its ops, in the order of the text."""
-        return self.order.sorted({*self.gathers, *self.steps, *self.scatters})
+        return self.order.sorted({*self.gathers, *self.steps, *self.scatters, *self.exchanges})
+
+    @property
+    def has_exchanges(self) -> bool:
+        """Whether blocks go straight from device to device at one of its ends."""
+        return bool(self.exchanges) or any(node.name == ALL_TO_ALL for node in self.gathers)
+
+    @property
+    def goes_straight(self) -> bool:
+        """Whether all its blocks go straight from device to device."""
+        return not self.scatters and all(node.name == ALL_TO_ALL for node in self.gathers)
+
+    def end(self, node: Node, tiling: DimTiling) -> None:
+        """Takes a collective as one at its end."""
+        ends = self.exchanges if node.name == ALL_TO_ALL else self.scatters
+        ends[node] = tiling
 
     def summed_products(self) -> set[Node]:
         """The products right before the scatters, and what stands between the two."""
@@ -123,6 +144,8 @@ class Region:
 
     def can_halve(self) -> bool:
         """Whether all its ops run on halves of blocks, too."""
+        if self.has_exchanges:
+            return False
         ends = (*self.gathers.items(), *self.scatters.items())
         parts = 2 * self.size
         shapes = [
@@ -171,15 +194,19 @@ def find_regions(
         found = collectives.get(node.op.results[0]) if node.results else None
         if found is not None:
             known[node] = found
-    regions: list[Region] = []
-    taken: set[Node] = set()
+    candidates: list[Region] = []
     for groups in dict.fromkeys(groups for _, groups in known.values()):
         ends = {node: c for node, (c, theirs) in known.items() if theirs == groups}
-        for region in _Finder(graph, order, groups, ends).regions():
-            nodes = region.nodes
-            if taken.isdisjoint(nodes):
-                taken.update(nodes)
-                regions.append(region)
+        candidates += _Finder(graph, order, groups, ends).regions()
+    # An order hides a gather of weights beside the same products, and no all_to_all of tokens.
+    candidates.sort(key=lambda region: not region.has_exchanges)
+    regions: list[Region] = []
+    taken: set[Node] = set()
+    for region in candidates:
+        nodes = region.nodes
+        if taken.isdisjoint(nodes):
+            taken.update(nodes)
+            regions.append(region)
     regions.sort(key=lambda region: region.nodes[0].index)
     while len(placed := in_order(regions)) < len(regions):
         regions.remove([region for region in regions if region not in placed][-1])
@@ -238,7 +265,7 @@ class _Finder:
         self._ends = ends
         self._tilings: dict[int, DimTiling] = {}
         self._steps: dict[Node, OpTiling] = {}
-        self._scatters: dict[Node, DimTiling] = {}
+        self._scatters: dict[Node, DimTiling] = {}  # and all_to_alls at the end
         # Sets of gathers, as bits: those that a value is blocks of, or follows from otherwise.
         self._in_blocks: dict[int, int] = {}
         self._behind: dict[int, int] = {}
@@ -249,27 +276,26 @@ class _Finder:
         for node in self._graph.root.nodes:
             self._follow(node)
         kept = self._kept()
-        found = list(self._components(kept))
+        found = [region for region in self._components(kept) if region.products]
         taken = {node for region in found for node in region.steps}
         for node, collective in self._ends.items():
             tiling = _scattered(collective)
-            if tiling is None or any(node in region.scatters for region in found):
+            if tiling is None or any(node in region.nodes for region in found):
                 continue
-            region = Region(
-                self._graph, self._order, self._groups, collective, scatters={node: tiling}
-            )
+            region = Region(self._graph, self._order, self._groups, collective)
+            region.end(node, tiling)
             if self._go_back(node.operands[0], tiling, region, taken) and region.products:
                 region.steps = dict(sorted(region.steps.items(), key=lambda item: item[0].index))
                 taken |= region.steps.keys()
                 found.append(region)
-        return [region for region in found if region.products]
+        return found
 
     def _follow(self, node: Node) -> None:
         """Takes blocks through an op, as far as it runs on them and needs nothing that follows
         from the same gathers outside of the region."""
         collective = self._ends.get(node)
         if collective is not None and collective.kind == "all_gather":
-            self._start(node)
+            self._start(node, "all_gather_dim")
             return
         tilings = self._taken(node)
         blocks = behind = 0
@@ -277,6 +303,9 @@ class _Finder:
             blocks |= self._in_blocks.get(number, 0) if tiling is not None else 0
         for number in node.inputs:
             behind |= self._behind.get(number, 0) | self._in_blocks.get(number, 0) & ~blocks
+        if not blocks and collective is not None and node.name == ALL_TO_ALL:
+            self._start(node, "concat_dimension")
+            return
         if not blocks | behind:
             return
         step = None
@@ -311,8 +340,8 @@ class _Finder:
             None if bits & later else tiling for tiling, bits in zip(tilings, of, strict=True)
         )
 
-    def _start(self, node: Node) -> None:
-        tiling = DimTiling(_integer(node.op, "all_gather_dim"))
+    def _start(self, node: Node, along: str) -> None:
+        tiling = DimTiling(_integer(node.op, along))
         shape = self._graph.shape(node.results[0])
         if shape is not None and tiling.fits(shape, self._parts):
             self._tilings[node.results[0]] = tiling
@@ -382,7 +411,7 @@ class _Finder:
                 if node in gathers:
                     region.gathers[node] = self._tilings[node.results[0]]
                 elif node in self._scatters:
-                    region.scatters[node] = self._scatters[node]
+                    region.end(node, self._scatters[node])
                 else:
                     region.steps[node] = self._steps[node]
             yield region
@@ -393,7 +422,7 @@ class _Finder:
         node = self._graph.maker.get(number)
         if node is None or node in taken or node in region.steps:
             return node in region.steps if node is not None else False
-        inside = {*region.steps, *region.scatters}
+        inside = {*region.steps, *region.scatters, *region.exchanges}
         users = self._graph.users.get(number, ())
         if number in self._graph.root.returned or any(user not in inside for user in users):
             return False
@@ -447,7 +476,10 @@ def _runs_on_blocks(node: Node, step: OpTiling) -> bool:
 
 
 def _scattered(collective: Collective) -> DimTiling | None:
-    """The blocks that a reduce_scatter hands out; None for other collectives, and other sums."""
+    """The blocks that a reduce_scatter or an all_to_all hands out; None for other collectives, and
+    other sums."""
+    if collective.kind == "all_to_all":
+        return DimTiling(_integer(collective.op, "split_dimension"))
     if collective.kind != "reduce_scatter":
         return None
     if reducer_kind(collective.op.regions[0].blocks[0]) != "add":

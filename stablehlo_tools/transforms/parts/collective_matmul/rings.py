@@ -75,6 +75,9 @@ class Ring:
     @cached_property
     def arriving(self) -> tuple[Part, ...]:
         """All parts, in the order in which they arrive."""
+        return self._nearest_first()
+
+    def _nearest_first(self) -> tuple[Part, ...]:
         return tuple(
             Part(half, -direction * hop)
             for hop in range(self.size)
@@ -99,6 +102,19 @@ class Ring:
         turns = zip_longest(*(parts for _, parts in self.sums))
         own = (Part(half, 0) for half in range(self.halves))
         return (*(part for turn in turns for part in turn if part is not None), *own)
+
+    def straight(self, part: Part) -> list[ProcessGroups]:
+        """From whom to whom what is of a part goes, to the device that it is of, in one hop or
+        more."""
+        return [self.pairs(part.offset)]
+
+    def opposite(self, part: Part) -> Part:
+        """The part of this device that has it as another's."""
+        return self.part(-part.offset)
+
+    def part(self, offset: int) -> Part:
+        """The whole block at an offset, as `arriving` has it."""
+        return self._part(0, offset)
 
     def _part(self, half: int, offset: int) -> Part:
         """A part as `arriving` has it."""
@@ -127,11 +143,86 @@ class Ring:
         return table
 
 
+@dataclass(frozen=True)
+class Direct(Ring):
+    """Groups in which each block goes straight to the device that it is of, and what is made of it
+    straight back if it `returns`: then a near one comes first and another near one late, and the
+    device's own last, so that nothing is left on its way when all is made."""
+
+    returns: bool = False
+
+    @cached_property
+    def arriving(self) -> tuple[Part, ...]:
+        """All parts, in the order in which they are taken."""
+        own, *others = self._nearest_first()
+        if not self.returns:
+            return (own, *others)
+        return (*others[:1], *others[2:], *others[1:2], own)
+
+    @cached_property
+    def summing(self) -> tuple[Part, ...]:
+        """All parts, in the order in which they are given."""
+        return self._nearest_first()[::-1]
+
+
+@dataclass(frozen=True)
+class Cube(Direct):
+    """Groups of 2, 4, 8 … devices, each a hypercube: block o is that of the device whose position
+    differs in the bits of o, and goes there bit by bit.
+
+    Where compute can only run beside hops to numbers that differ in one bit (`cost.as_compiled`).
+    """
+
+    @property
+    def exists(self) -> bool:
+        """Whether the positions in a group have bits, and neighbours numbers that differ in one."""
+        bits = self.size.bit_length() - 1
+        return 1 << bits == self.size and all(
+            (source ^ target).bit_count() == 1
+            for bit in range(bits)
+            for source, target in self._flipped(1 << bit)
+        )
+
+    def _nearest_first(self) -> tuple[Part, ...]:
+        return tuple(Part(0, bits) for bits in sorted(range(self.size), key=int.bit_count))
+
+    def part(self, offset: int) -> Part:
+        """The block of these bits."""
+        return Part(0, offset)
+
+    def straight(self, part: Part) -> list[ProcessGroups]:
+        """A hop for each bit."""
+        bits = (1 << bit for bit in range(self.size.bit_length()))
+        return [self._flipped(bit) for bit in bits if part.offset & bit]
+
+    def opposite(self, part: Part) -> Part:
+        """The same: the other's bits differ in the same places."""
+        return part
+
+    def _flipped(self, bits: int) -> ProcessGroups:
+        return tuple(
+            (group[place], group[place ^ bits])
+            for group in self.groups
+            for place in range(self.size)
+        )
+
+    def places(self, devices: int, part: Part) -> list[int]:
+        """For each device the place of a part among all that a dimension is cut into; 0 for a
+        device in no group."""
+        table = [0] * devices
+        for group in self.groups:
+            for place, device in enumerate(group):
+                table[device] = place ^ part.offset
+        return table
+
+
 def cycles(size: int) -> Iterator[tuple[int, ...]]:
-    """Ways round a group: in its order; and if it is a grid of rows that a compiler numbers one
-    after the other, down along all rows and back along the first column, so that neighbours are
-    neighbours."""
+    """Ways round a group: in its order; in that of a Gray code, from one number to the next of
+    which one bit changes; and if it is a grid of rows that a compiler numbers one after the other,
+    down along all rows and back along the first column, so that neighbours are neighbours."""
     yield tuple(range(size))
+    if size > 2 and not size & (size - 1):
+        yield tuple(number ^ number >> 1 for number in range(size))
     for rows in range(2, size // 2 + 1, 2):
         if size % rows == 0:
             columns = size // rows

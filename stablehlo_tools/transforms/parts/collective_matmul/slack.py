@@ -44,7 +44,7 @@ class Slack:
             for node in region.gathers
         ) or any(
             not self._is_hidden(node, node.operands[0], groups, before=False)
-            for node in region.scatters
+            for node in (*region.scatters, *region.exchanges)
         )
 
     def _is_hidden(self, node: Node, whole: int, groups: ProcessGroups, *, before: bool) -> bool:

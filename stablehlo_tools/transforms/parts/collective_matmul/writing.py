@@ -25,8 +25,9 @@ from stablehlo_tools.analysis.dimension_propagation.tilings import (
     OpTiling,
     part_shape,
 )
+from stablehlo_tools.analysis.replica_groups import ProcessGroups
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.names import BARRIER, DOT_GENERAL
+from stablehlo_tools.dialect.names import ALL_TO_ALL, BARRIER, DOT_GENERAL
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.clone import alike_clone, reshaped_clone
 from stablehlo_tools.ir.values import maker_of
@@ -38,7 +39,15 @@ from stablehlo_tools.transforms.parts.create_reduce_scatter.rewriting import (
 )
 from stablehlo_tools.transforms.parts.one_part import apart, part_type, resize_of
 
-_OF_OTHERS = ("replica_groups", "all_gather_dim", "scatter_dimension", "use_global_device_ids")
+_OF_OTHERS = (
+    "replica_groups",
+    "all_gather_dim",
+    "scatter_dimension",
+    "use_global_device_ids",
+    "split_dimension",
+    "concat_dimension",
+    "split_count",
+)
 
 
 type Blocks = dict[tuple[int, Part], ir.Value]  # of values by number
@@ -112,6 +121,8 @@ class RegionWriter:
                 self._copy(node, region.steps[node], part)
             for number in range(len(self._sums)):
                 self._add_term(number)
+            for node in region.exchanges:
+                self._give_back(node, part)
             self._anchor = self._anchor_of(part)
         self._replace_results()
         for node in reversed(self._nodes):
@@ -132,6 +143,10 @@ class RegionWriter:
         """Something that the products of a turn have made, and that is still to be used."""
         if self._leaving:
             return self._leaving, next(reversed(self._leaving))
+        for node in self._region.exchanges:
+            back = self._back(node, part)
+            if back in self._blocks:
+                return self._blocks, back
         for number in reversed(self._taken_later):
             if (number, part) in self._blocks:
                 return self._blocks, (number, part)
@@ -142,6 +157,12 @@ class RegionWriter:
     def _own_parts(self, node: Node, tiling: DimTiling) -> None:
         """The device's own block of what is gathered, or its halves."""
         (operand,), halves = node.op.operands, self._ring.halves
+        if node.name == ALL_TO_ALL:
+            own = self._ring.part(0)
+            self._blocks[node.results[0], own] = self._cut_out(operand, _split(node), own)
+            if self._ring.arriving[0] != own:
+                self._exchange(node, self._ring.arriving[0])
+            return
         size = shape_of(operand)[tiling.dim] // halves
         for half in range(halves):
             own = operand
@@ -182,6 +203,9 @@ class RegionWriter:
             if total.type != result.type:
                 total = self._build.op("convert", [total], result.type)
             result.replace_all_uses_with(total)
+        for node in region.exchanges:
+            along = DimTiling(_integer(node.op, "concat_dimension"))
+            node.op.results[0].replace_all_uses_with(self._together(node.results[0], along))
         for number, tiling in region.used_outside():
             whole = self._together(number, tiling)
             region.graph.values[number].replace_all_uses_with(whole)
@@ -199,9 +223,45 @@ class RegionWriter:
             total = self._build.same("add", self._arrived.pop(number), total)
         return total
 
+    def _give_back(self, node: Node, part: Part) -> None:
+        """Sends what was made of a part to the device it is of; what comes in, in its place, is
+        what that one's opposite has made of a part of this device."""
+        block = self._blocks.get((node.operands[0], part))
+        back = self._back(node, part)
+        if block is None or back in self._blocks:
+            return
+        self._blocks[back] = self._sent_straight(node, block, part)
+
+    def _back(self, node: Node, part: Part) -> tuple[int, Part]:
+        """The block of what an exchange gives that comes in as a part goes out."""
+        return node.results[0], self._ring.opposite(part)
+
+    def _exchange(self, node: Node, there: Part) -> None:
+        """Begins to send a part straight to where it is taken."""
+        if (node.results[0], there) in self._blocks:
+            return
+        (operand,) = node.op.operands
+        leaving = self._ring.opposite(there)
+        leaves = self._cut_out(operand, _split(node), leaving)
+        awaited = [] if self._anchor is None else [self._anchor]
+        (block,) = self._fenced([leaves], awaited)
+        self._blocks[node.results[0], there] = self._sent_straight(node, block, leaving)
+
+    def _sent_straight(self, node: Node, block: ir.Value, part: Part) -> ir.Value:
+        """What comes in, when all send what is of a part to the device that it is of."""
+        if part.offset:
+            for pairs in self._ring.straight(part):
+                block = self._permuted(node.op, block, pairs)
+        return block
+
     def _hand_on(self, node: Node, part: Part) -> None:
         """Begins the hops of a part, to where it is used later."""
         value = node.results[0]
+        if node.name == ALL_TO_ALL:
+            arriving = self._ring.arriving
+            for following in arriving[arriving.index(part) + 1 :][:1]:
+                self._exchange(node, following)
+            return
         for direction, hops in self._ring.hops(part.half).items():
             hop = -direction * part.offset + 1  # the number of the one that would be next
             there = Part(part.half, -direction * hop)
@@ -301,7 +361,10 @@ class RegionWriter:
 
     def _sent(self, op: ir.Operation, value: ir.Value, direction: int) -> ir.Value:
         """What comes from a neighbour, when all hand on this value."""
-        pairs = self._forms.express_pairs(self._ring.pairs(direction), self._region.like)
+        return self._permuted(op, value, self._ring.pairs(direction))
+
+    def _permuted(self, op: ir.Operation, value: ir.Value, pairs_of: ProcessGroups) -> ir.Value:
+        pairs = self._forms.express_pairs(pairs_of, self._region.like)
         assert pairs is not None, "asked when the region was found"
         sent = collective_like(
             self._region.like.op,
@@ -380,6 +443,15 @@ class _Sum:
 
 
 type _Slot = tuple[MutableMapping[Any, ir.Value], Any]  # where a value is kept, by its key
+
+
+def _split(node: Node) -> DimTiling:
+    """The parts that an all_to_all sends."""
+    return DimTiling(_integer(node.op, "split_dimension"))
+
+
+def _integer(op: ir.Operation, name: str) -> int:
+    return ir.IntegerAttr(op.attributes[name]).value
 
 
 def _summed_type(result: ir.Value) -> ir.Type:
