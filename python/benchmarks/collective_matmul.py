@@ -4,8 +4,9 @@
 
 An MLP of 8192 x 8192 x 28672 and its two halves, the same left to the compiler (which has windowed
 einsums of its own on a TPU), experts between two all_to_alls, and Llama layers with sequence
-parallelism, forwards and as a training step, unrolled and as a scan with remat. Each is compiled for the target as exported and after the
-pass, and timed as the compiler scheduled it. No device is needed; it takes some minutes.
+parallelism, forwards and as a training step, unrolled and as a scan with remat. Each is compiled
+for the target as exported and after the pass, and timed as the compiler scheduled it. No device is
+needed; it takes some minutes.
 """
 
 from __future__ import annotations

@@ -328,6 +328,10 @@ def test_on_a_large_slice_hops_are_those_that_compute_can_run_beside(groups: str
     gray = v5e.cycle(tuple(numbers), 64)
     assert gray == (0, 1, 3, 2, 6, 7, 5, 4)
     assert v6e.cycle(tuple(numbers), 64) != gray
+    odd = (tuple(range(0, 18, 3)), tuple(range(1, 19, 3)))  # no way round changes one bit alone
+    assert not choosing.permute_overlaps(
+        Ring(odd, v5e.cycle(odd, 64), Way.ONE).pairs(1), load_hardware("tpu-v5e"), 64
+    )
     pairs = Ring(tuple(numbers), gray, Way.ONE).pairs(1)
     assert choosing.permute_overlaps(pairs, load_hardware("tpu-v5e"), 64)
 
@@ -349,7 +353,7 @@ def test_what_goes_straight_gets_there(size: int, returns: bool):
         for part in ring.arriving:
             at = {device: device for device in group}  # where is what each device sends
             for pairs in ring.straight(part) if part.offset else []:
-                hop = dict(pairs)
+                hop = {pair[0]: pair[1] for pair in pairs}
                 at = {device: hop[place] for device, place in at.items()}
             assert at == {device: ring.places(size, part)[device] for device in group}
             assert ring.opposite(ring.opposite(part)) == part

@@ -142,6 +142,14 @@ class Compiler:
         cube = Cube(region.groups, order, way, returns)
         return direct if self._overlaps(direct, devices) or not cube.exists else cube
 
+    def hides(self, region: Region, devices: int) -> bool:
+        """Whether compute can run beside what the blocks of a region go by."""
+        ring = self.ring(region, Way.ONE, devices)
+        if not isinstance(ring, Direct):
+            return self._overlaps(ring, devices)
+        hops = (pairs for part in ring.arriving if part.offset for pairs in ring.straight(part))
+        return all(permute_overlaps(pairs, self.hardware, devices) for pairs in hops)
+
     def cycle(self, groups: ProcessGroups, devices: int) -> tuple[int, ...]:
         """The way round the devices of a group with the quickest hops, of those that compute can
         run beside, if there are any."""
@@ -206,7 +214,11 @@ def best(
     left = survey.kinds()
     if not at_any_price:
         middles = [survey.regions[numbers[len(numbers) // 2]] for numbers in left]
-        needed = [slacks[middle.graph].needs_ring(middle) for middle in middles]
+        devices = survey.forms.facts.grid.size
+        needed = [
+            slacks[middle.graph].needs_ring(middle) and compiler.hides(middle, devices)
+            for middle in middles
+        ]
         left = list(compress(left, needed))
     for _ in range(_ROUNDS):
         before = dict(chosen)
