@@ -132,7 +132,8 @@ _THRESHOLDS = (
     "xla_gpu_all_reduce_combine_threshold_bytes",
 )
 
-# Each was seen to change the schedule of a program at full size, and to gain on one.
+# Each gained on a program at full size. Of XLA:TPU's, those that people set (async all_to_all,
+# decomposed einsums, fused async collectives, bounds of vector memory …) gained 0.4 % at most.
 PROPOSALS = {
     Target.GPU: (
         _proposal(
@@ -143,7 +144,6 @@ PROPOSALS = {
             "what stays within a node in a slot and on a stream of its own",
             "xla_gpu_collective_domain_assignment=scale_up_fabric",
         ),
-        _proposal("collectives are not combined", *(f"{name}=0" for name in _THRESHOLDS)),
         _proposal(
             "collectives are combined up to 256 MiB", *(f"{name}={2**28}" for name in _THRESHOLDS)
         ),
