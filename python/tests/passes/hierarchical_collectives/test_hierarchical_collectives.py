@@ -95,7 +95,7 @@ def test_a_tpu_program_has_fewer_sums_and_more_gathers() -> None:
         ("tpu-v5e", "all_gather", 64, 17, "all_gather", True),
         ("tpu-v5e", "all_gather", 32, 1, "all_gather", True),
         ("tpu-v5e", "reduce_scatter", 64, 1, "reduce_scatter", False),
-        ("tpu-v5e", "collective_permute", 64, 1, "collective_permute", True),
+        ("tpu-v6e", "collective_permute", 64, 1, "collective_permute", True),
         ("h100", "all_gather", 64, 1, "all_gather", True),
         ("h100", "all_reduce", 64, 1, "all_reduce", True),
     ],
