@@ -113,8 +113,9 @@ def _options(optimum: Optimum) -> Iterator[str]:
     yield ""
     gains = gaining(optimum.options, optimum.after, optimum.memory_limit)
     if not gains:
-        count = "none" if not tried else f"none of {len(tried)}"
-        yield f"  compiler options beside it: {count} that had the time to be tried gives 0.1 %"
+        said = f"none of {len(tried)} that were tried gives 0.1 %" if tried else "none was tried"
+        why = "" if len(tried) == len(optimum.options) else "; --budget gives them more time"
+        yield f"  compiler options beside it: {said}{why}"
         return
     yield "  compiler options beside it, each alone (jax.jit takes them in compiler_options):"
     for ratio, trial in gains:
