@@ -132,8 +132,8 @@ _THRESHOLDS = (
     "xla_gpu_all_reduce_combine_threshold_bytes",
 )
 
-# Each gained on a program at full size. Of XLA:TPU's, those that people set (async all_to_all,
-# decomposed einsums, fused async collectives, bounds of vector memory …) gained 0.4 % at most.
+# Each gained on a program at full size. Of XLA:TPU's, those that were measured (async all_to_all,
+# decomposed einsums, fused async collectives, compute beside them) gained 0.4 % at most.
 PROPOSALS = {
     Target.GPU: (
         _proposal(
