@@ -193,11 +193,11 @@ def floor(graph: TaskGraph) -> Floor:
     return _Bounds().of(graph)
 
 
-def floor_of_slots(graph: TaskGraph, slots: int) -> float:
+def floor_of_slots(graph: TaskGraph, slots: int, known: Floor | None = None) -> float:
     """Nanoseconds that no order beats in which at most so many collectives of a communication
-    domain are in flight at once, as a scheduler with slots has them."""
+    domain are in flight at once, as a scheduler with slots has them; `known`: the graph's floor."""
     totals = _domain_totals(graph)
-    return max(floor(graph).ns, max(totals.values(), default=0.0) / slots)
+    return max((known or floor(graph)).ns, max(totals.values(), default=0.0) / slots)
 
 
 def _domain_totals(graph: TaskGraph) -> dict[str, float]:

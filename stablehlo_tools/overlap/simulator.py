@@ -155,7 +155,7 @@ class _Device:
 
     def __init__(self, streams: _Streams, contended: bool) -> None:
         self.streams = streams
-        self._contended = contended
+        self._slows = contended  # whether what is in flight slows compute
         self.clock = 0.0
         self.busy = 0.0
 
@@ -187,7 +187,7 @@ class _Device:
         return run
 
     def _compute(self, task: Task) -> None:
-        begin, ns = self.clock, self._beside(task) if self._contended else task.ns
+        begin, ns = self.clock, self._beside(task) if self._slows else task.ns
         self.clock += ns
         self.busy += ns
         self.streams.hide(task.name or task.op, begin, self.clock)

@@ -76,7 +76,7 @@ def program_report(
         floor_is=(
             "critical path" if bound.critical_path_ns >= by_streams else f"stream {bound.busiest}"
         ),
-        slot_floor_ns=None if hardware.is_torus else floor_of_slots(graph, 1),
+        slot_floor_ns=None if hardware.is_torus else floor_of_slots(graph, 1, bound),
         critical_path_ns=bound.critical_path_ns,
         peak_bytes=memory.peak_bytes,
         capacity_bytes=hardware.memory_bytes,

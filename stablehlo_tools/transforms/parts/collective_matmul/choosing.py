@@ -144,11 +144,7 @@ class Compiler:
 
     def hides(self, region: Region, devices: int) -> bool:
         """Whether compute can run beside what the blocks of a region go by."""
-        ring = self.ring(region, Way.ONE, devices)
-        if not isinstance(ring, Direct):
-            return self._overlaps(ring, devices)
-        hops = (pairs for part in ring.arriving if part.offset for pairs in ring.straight(part))
-        return all(permute_overlaps(pairs, self.hardware, devices) for pairs in hops)
+        return self._overlaps(self.ring(region, Way.ONE, devices), devices)
 
     def cycle(self, groups: ProcessGroups, devices: int) -> tuple[int, ...]:
         """The way round the devices of a group with the quickest hops, of those that compute can
@@ -161,8 +157,8 @@ class Compiler:
         return min(cycles(len(groups[0])), key=price)
 
     def _overlaps(self, ring: Ring, devices: int) -> bool:
-        """Whether compute can run beside a hop."""
-        return permute_overlaps(ring.pairs(FORWARDS), self.hardware, devices)
+        """Whether compute can run beside all hops."""
+        return all(permute_overlaps(pairs, self.hardware, devices) for pairs in ring.sends)
 
     def _hop_ns(self, ring: Ring, devices: int) -> float:
         """A hop in each direction: side by side, where they take different ways of links."""

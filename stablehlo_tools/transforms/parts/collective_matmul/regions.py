@@ -341,7 +341,7 @@ class _Finder:
         )
 
     def _start(self, node: Node, along: str) -> None:
-        tiling = DimTiling(_integer(node.op, along))
+        tiling = DimTiling(integer_of(node.op, along))
         shape = self._graph.shape(node.results[0])
         if shape is not None and tiling.fits(shape, self._parts):
             self._tilings[node.results[0]] = tiling
@@ -479,13 +479,14 @@ def _scattered(collective: Collective) -> DimTiling | None:
     """The blocks that a reduce_scatter or an all_to_all hands out; None for other collectives, and
     other sums."""
     if collective.kind == "all_to_all":
-        return DimTiling(_integer(collective.op, "split_dimension"))
+        return DimTiling(integer_of(collective.op, "split_dimension"))
     if collective.kind != "reduce_scatter":
         return None
     if reducer_kind(collective.op.regions[0].blocks[0]) != "add":
         return None
-    return DimTiling(_integer(collective.op, "scatter_dimension"))
+    return DimTiling(integer_of(collective.op, "scatter_dimension"))
 
 
-def _integer(op: ir.Operation, name: str) -> int:
+def integer_of(op: ir.Operation, name: str) -> int:
+    """An integer attribute of an op."""
     return ir.IntegerAttr(op.attributes[name]).value

@@ -138,9 +138,17 @@ class Ring:
         table = [0] * devices
         for group in self.groups:
             for place, position in enumerate(self.cycle):
-                block = self.cycle[(place + part.offset) % self.size]
-                table[group[position]] = block * self.halves + part.half
+                table[group[position]] = self._owner(place, part) * self.halves + part.half
         return table
+
+    def _owner(self, place: int, part: Part) -> int:
+        """The position in its group of whom a part is that is seen from a place of the ring."""
+        return self.cycle[(place + part.offset) % self.size]
+
+    @property
+    def sends(self) -> list[ProcessGroups]:
+        """From whom to whom blocks are sent, one way round."""
+        return [self.pairs(FORWARDS)]
 
 
 @dataclass(frozen=True)
@@ -164,6 +172,11 @@ class Direct(Ring):
         """All parts, in the order in which they are given."""
         return self._nearest_first()[::-1]
 
+    @property
+    def sends(self) -> list[ProcessGroups]:
+        """From whom to whom blocks are sent."""
+        return [pairs for part in self.arriving if part.offset for pairs in self.straight(part)]
+
 
 @dataclass(frozen=True)
 class Cube(Direct):
@@ -186,10 +199,6 @@ class Cube(Direct):
     def _nearest_first(self) -> tuple[Part, ...]:
         return tuple(Part(0, bits) for bits in sorted(range(self.size), key=int.bit_count))
 
-    def part(self, offset: int) -> Part:
-        """The block of these bits."""
-        return Part(0, offset)
-
     def straight(self, part: Part) -> list[ProcessGroups]:
         """A hop for each bit."""
         bits = (1 << bit for bit in range(self.size.bit_length()))
@@ -206,14 +215,9 @@ class Cube(Direct):
             for place in range(self.size)
         )
 
-    def places(self, devices: int, part: Part) -> list[int]:
-        """For each device the place of a part among all that a dimension is cut into; 0 for a
-        device in no group."""
-        table = [0] * devices
-        for group in self.groups:
-            for place, device in enumerate(group):
-                table[device] = place ^ part.offset
-        return table
+    def _owner(self, place: int, part: Part) -> int:
+        """The position that differs in the part's bits."""
+        return place ^ part.offset
 
 
 def cycles(size: int) -> Iterator[tuple[int, ...]]:

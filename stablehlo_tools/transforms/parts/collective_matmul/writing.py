@@ -31,7 +31,7 @@ from stablehlo_tools.dialect.names import ALL_TO_ALL, BARRIER, DOT_GENERAL
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.clone import alike_clone, reshaped_clone
 from stablehlo_tools.ir.values import maker_of
-from stablehlo_tools.transforms.parts.collective_matmul.regions import Region
+from stablehlo_tools.transforms.parts.collective_matmul.regions import Region, integer_of
 from stablehlo_tools.transforms.parts.collective_matmul.rings import Part, Ring, Way
 from stablehlo_tools.transforms.parts.create_reduce_scatter.rewriting import (
     GroupForms,
@@ -204,7 +204,7 @@ class RegionWriter:
                 total = self._build.op("convert", [total], result.type)
             result.replace_all_uses_with(total)
         for node in region.exchanges:
-            along = DimTiling(_integer(node.op, "concat_dimension"))
+            along = DimTiling(integer_of(node.op, "concat_dimension"))
             node.op.results[0].replace_all_uses_with(self._together(node.results[0], along))
         for number, tiling in region.used_outside():
             whole = self._together(number, tiling)
@@ -447,11 +447,7 @@ type _Slot = tuple[MutableMapping[Any, ir.Value], Any]  # where a value is kept,
 
 def _split(node: Node) -> DimTiling:
     """The parts that an all_to_all sends."""
-    return DimTiling(_integer(node.op, "split_dimension"))
-
-
-def _integer(op: ir.Operation, name: str) -> int:
-    return ir.IntegerAttr(op.attributes[name]).value
+    return DimTiling(integer_of(node.op, "split_dimension"))
 
 
 def _summed_type(result: ir.Value) -> ir.Type:
