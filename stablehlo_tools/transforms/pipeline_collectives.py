@@ -25,7 +25,9 @@ sends travels through the carry instead, the last one runs behind the loop. `sin
 behind the loop, where that gives the same: a sum of sums (`%sum + all_reduce(%gradient)`) is one
 all_reduce of the sum, what is written to the rows of a buffer is one collective of all rows, and
 of what is overwritten only the last counts. What sends the same in every iteration runs once before
-the loop (`prefetch` and `auto`). `auto` takes what is predicted to be fastest within memory.
+the loop (`prefetch` and `auto`). `once` does what loops around it would repeat once for all of them:
+weights of layers are gathered, all rows at once, before a loop over microbatches, and their gradients
+reduced behind it. `auto` takes what is predicted to be fastest within memory.
 
 Preconditions:
   P1  Some collectives are explicit: a plain sharded jit export is partitioned first. Those that a
@@ -35,8 +37,9 @@ Preconditions:
   P4  `distance` is at least 1 and `memory-limit`, if given, positive.
 
 Guarantees: the signature as it was. Each collective runs for the same iterations as before, none
-out of range, none in vain. `prefetch` and `delay` keep values bitwise: every op is run on the same
-values. `sink` re-associates the sums of floats that it takes together.
+out of range, none in vain; `once` runs it for all rows that a loop may take. `prefetch` and `delay`
+keep values bitwise: every op is run on the same values. `sink` and `once` re-associate the sums of
+floats that they take together.
 
 A loop is left as it is, with a note of the reason under `explain`, where its trip count is not
 known before the run (it has to be at least one more than the iterations in flight), and a
@@ -62,7 +65,7 @@ from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.token_chain import refuse_tokens
 from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.passes.road import Milestone, Stage
-from stablehlo_tools.transforms.parts.pipeline_collectives.pipelining import LoopPipelining, Options
+from stablehlo_tools.transforms.parts.pipeline_collectives.pipelining import Options, pipelined
 
 _GIB = 2.0**30
 
@@ -71,7 +74,8 @@ _GIB = 2.0**30
 class PipelineCollectivesPass(Pass):
     """Lets collectives of a loop run in another iteration than the one that they are written in.
 
-    `direction`: `prefetch` (ahead), `delay` (late), `sink` (once, behind the loop), or `auto`.
+    `direction`: `prefetch` (ahead), `delay` (late), `sink` (once, behind the loop), `once` (before
+    or behind all loops that repeat it), or `auto`.
     `distance`: how many iterations ahead or late. `hardware`: the name or the file of the profile
     that `auto` predicts times for. `memory-limit`: the GiB that `auto` may need on a device;
     without it, what the device has. `explain`: a note for each collective of a loop, where it runs
@@ -82,7 +86,7 @@ class PipelineCollectivesPass(Pass):
     milestone: ClassVar[Milestone | None] = Milestone(
         Stage.LOOPS, ("", "direction=prefetch", "direction=sink", "direction=prefetch hold=false")
     )
-    direction: Literal["prefetch", "delay", "sink", "auto"] = "auto"
+    direction: Literal["prefetch", "delay", "sink", "once", "auto"] = "auto"
     distance: int = 1
     hardware: str = "h100"
     memory_limit: float | None = None
@@ -97,14 +101,12 @@ class PipelineCollectivesPass(Pass):
         draft = copy_module(module)
         inline_all_calls(draft)
         write_as_values(draft)
-        work = LoopPipelining(
-            draft, Options(self.direction, self.distance, hardware, limit, self.hold)
-        )
-        work.run()
+        options = Options(self.direction, self.distance, hardware, limit, self.hold)
+        work = pipelined(draft, options)
         asked = self.direction != "auto"
-        left = work.changed and not asked and not is_faster(draft, module, hardware)
+        left = work.changed and not asked and not is_faster(work.module, module, hardware)
         if work.changed and not left:
-            take_over(module, draft)
+            take_over(module, work.module)
         if self.explain:
             diagnostics.collected += [_left(module)] if left else work.notes
 

@@ -18,6 +18,7 @@ from functools import cached_property
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts
 from stablehlo_tools.analysis.device_values import DeviceValues
 from stablehlo_tools.analysis.effects import Effects
+from stablehlo_tools.analysis.group_values import Alike, AlikeInGroups
 from stablehlo_tools.analysis.loop_values import LoopIndices, is_monotonic, written_positions
 from stablehlo_tools.analysis.loops import FORMATTING, Counted, LoopBody, counted
 from stablehlo_tools.bindings import ir
@@ -201,7 +202,8 @@ def _with_tensors(collective: Collective, ops: Sequence[ir.Operation]) -> Move:
 class LoopSurvey:
     """A loop as it stands; not valid any more once the module changes.
 
-    `fewest` is how often it runs at least, on any device; `reason` why that is not known.
+    `fewest` is how often it runs at least, on any device; `reason` why that is not known. `alike`
+    tells which values are the same on all devices of a collective's groups.
     """
 
     body: LoopBody
@@ -209,6 +211,7 @@ class LoopSurvey:
     trips: int | None
     fewest: int
     reason: str
+    alike: Alike
 
     @property
     def collectives(self) -> list[Collective]:
@@ -248,6 +251,7 @@ def survey_loop(loop: ir.Operation, module: ir.Module, facts: ModuleFacts) -> Lo
         trips,
         min(count.trips) if isinstance(count, Counted) else 0,
         count if isinstance(count, str) else "",
+        AlikeInGroups(values),
     )
 
 

@@ -20,6 +20,7 @@ from functools import partial
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts, find_collectives
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.loops import Key, LoopBody
+from stablehlo_tools.analysis.tasks.expected import expected_run
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.hardware import Hardware
 from stablehlo_tools.diagnostics import Diagnostic, Severity, note, to_place
@@ -42,7 +43,16 @@ from stablehlo_tools.transforms.parts.pipeline_collectives.moves import (
     loops_of,
     survey_loop,
 )
+from stablehlo_tools.transforms.parts.pipeline_collectives.once import (
+    Lifted,
+    best_lifting,
+    forget_numbers,
+    lift,
+    liftable,
+    number_collectives,
+)
 from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.plan import (
+    SUNK,
     Sinking,
     merge_sunk,
     sinkings,
@@ -83,7 +93,6 @@ class Options:
 
 TO_PIPELINE = "stablehlo_tools.to_pipeline"  # on the loops that are not done yet
 TO_HOLD = "stablehlo_tools.to_hold"  # on the loops that are pipelined
-SUNK = "stablehlo_tools.sunk"  # on the collectives that came out of a loop
 
 
 def mark(op: ir.Operation, name: str) -> None:
@@ -110,9 +119,13 @@ def unmarked(module: ir.Module, name: str) -> list[ir.Operation]:
     return marked
 
 
+_NOT_ONCE = (
+    "it is not shown that a loop around it repeats what it sends or only adds up what it gives"
+)
 _SUNK_ON = {
     "sum": "on the sum of what it sends",
     "last": "on what the last iteration sends, the others are overwritten",
+    "row sum": "on the sums, in rows, of what it sends",
     "batch": "on what all iterations send",
 }
 _SMALL = 1 << 22  # bytes: rows that `auto` lets a loop carry to its end
@@ -192,7 +205,7 @@ class OneLoop:
         if self._options.direction == "sink":
             return frozenset(plan.group for plan in sunk)
         takes_rows = not self._options.holds  # XLA:GPU hides what is small
-        summed = [p for p in sunk if p.way != "batch"]
+        summed = [p for p in sunk if p.way in ("sum", "last")]
         rows = [p for p in sunk if p.way == "batch" and takes_rows and _is_small(p.extra_bytes)]
         for chosen in ([*summed, *rows], summed) if rows else (summed,):
             groups = frozenset(plan.group for plan in chosen)
@@ -226,7 +239,7 @@ class OneLoop:
             return Choice(ahead=whole.ahead)
         if self._options.direction == "delay":
             return Choice(late=whole.late)
-        if self._options.direction == "sink" or not whole:
+        if self._options.direction in ("sink", "once") or not whole:
             return Choice()
         budget = Budget(self._options.limit, self._options.distance, self._options.holds)
         return best_choice(surveyed, self._judge, budget)
@@ -310,13 +323,15 @@ class OneLoop:
             if not isinstance(reason, str):
                 reason = _NO_GAIN
             yield reason if self._options.direction != "auto" else f"{direction}: {reason}"
+        if self._options.direction == "once":
+            yield _NOT_ONCE
         if self._not_sunk:
             reason = self._not_sunk[number]
             yield reason if self._options.direction != "auto" else f"sink: {reason}"
 
 
 def _sinkings(surveyed: LoopSurvey) -> dict[Key, Sinking | str]:
-    return sinkings(surveyed.body, surveyed.indices, surveyed.trips)
+    return sinkings(surveyed.body, surveyed.indices, surveyed.trips, surveyed.alike)
 
 
 def _is_small(extra: int | None) -> bool:
@@ -333,9 +348,7 @@ def _write_sunk(surveyed: LoopSurvey, groups: frozenset[int]) -> None:
     """Sinks groups of collectives, and marks what then stands behind the loop."""
     plans = _sinkings(surveyed).values()
     chosen = [p for p in plans if isinstance(p, Sinking) and p.group in groups]
-    _, behind = write_sinkings(surveyed.body, chosen)
-    for op in behind:
-        mark(op, SUNK)
+    write_sinkings(surveyed.body, chosen)
 
 
 def _unchanging(surveyed: LoopSurvey) -> list[Move]:
@@ -347,6 +360,34 @@ def _hoist_all(surveyed: LoopSurvey) -> None:
     """Hoists whatever sends the same in every iteration."""
     needed = {key_of(op) for move in _unchanging(surveyed) for op in move.ops}
     hoist(surveyed.body, [op for op in surveyed.body.ops if key_of(op) in needed])
+
+
+def pipelined(module: ir.Module, options: Options) -> LoopPipelining:
+    """The loops of a module that has no calls, rewritten, with what was done.
+
+    `auto` does it with and without what could leave several loops at once, and returns that which
+    is expected to be faster.
+    """
+    facts = ModuleFacts.of(module)
+    number_collectives(module)
+    lifted: list[Lifted] = []
+    if options.direction == "once":
+        lifted = liftable(module, facts)
+    elif options.direction == "auto":
+        lifted = best_lifting(module, facts, options.hardware, options.limit)
+    works = [LoopPipelining(module, options)]
+    if lifted:
+        copy = copy_module(module)
+        lift(copy, facts, frozenset(each.number for each in lifted))
+        works.append(LoopPipelining(copy, options, True, [each.note for each in lifted]))
+    if lifted and options.direction == "once":
+        del works[0]
+    for work in works:
+        forget_numbers(work.module)
+        work.run()
+    if len(works) == 1:
+        return works[0]
+    return min(works, key=lambda w: expected_run(w.module, options.hardware).contended_ns)
 
 
 @dataclass
@@ -366,7 +407,7 @@ class LoopPipelining:
         communicating = [loop for loop in loops if LoopBody(loop, effects).communicates(loop)]
         for loop in communicating:
             mark(loop, TO_PIPELINE)
-        if not communicating:
+        if not communicating and not self.notes:
             self.notes.append(_nothing_to_pipeline(self.module, len(loops)))
         while next_loop(self.module) is not None:
             one = OneLoop(self.module, self.options, facts)

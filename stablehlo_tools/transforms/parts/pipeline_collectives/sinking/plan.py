@@ -1,25 +1,27 @@
 """Which collectives of a loop can run once, behind it, and the loop without them.
 
-Three ways are tried, in this order: on the sum that an accumulator makes of what is sent (`sums`),
-on what the last iteration sends (`last_values`), on what all iterations send, stacked (`rows`). The
-first needs least memory and the last most. A collective that the loop's own rewriting has brought
+Four ways are tried, in this order: on the sum that an accumulator makes of what is sent (`sums`),
+on what the last iteration sends (`last_values`), on the sums that it makes in the rows of a buffer
+(`row_sums`), on what all iterations send, stacked (`rows`). The first needs least memory and the
+last most. A collective that the loop's own rewriting has brought
 out is then merged with others that are alike: one message for each kind of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from stablehlo_tools.analysis.collectives import Collective, classify_communication, tensor_bytes
+from stablehlo_tools.analysis.group_values import Alike
 from stablehlo_tools.analysis.loop_carries import Trees, tree_reducer
 from stablehlo_tools.analysis.loop_values import LoopIndices
 from stablehlo_tools.analysis.loops import Key, LoopBody
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.names import DYNAMIC_UPDATE_SLICE
+from stablehlo_tools.dialect.names import ADD, DYNAMIC_SLICE, DYNAMIC_UPDATE_SLICE
 from stablehlo_tools.ir.builder import element_of, shape_of
-from stablehlo_tools.ir.values import in_block_order, key_of
+from stablehlo_tools.ir.values import in_block_order, key_of, producer
 from stablehlo_tools.transforms.bucket_collectives import Merger
 from stablehlo_tools.transforms.parts.pipeline_collectives.moves import why_unsinkable
 from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.last_values import (
@@ -29,6 +31,11 @@ from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.last_values i
     last_value,
 )
 from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.opened import OpenedLoop
+from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.row_sums import (
+    RowSum,
+    RowSumWriter,
+    row_sum,
+)
 from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.rows import (
     RowsWriter,
     Stacked,
@@ -41,9 +48,10 @@ from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.sums import (
     accumulated,
 )
 
+SUNK = "stablehlo_tools.sunk"  # on the collectives that came out of a loop
 _LARGEST = 32 << 20  # bytes of a bucket's operands: beyond, a larger message gains nothing
 
-Plan = Accumulated | LastValue | Stacked
+Plan = Accumulated | LastValue | RowSum | Stacked
 
 
 @dataclass(frozen=True)
@@ -56,25 +64,29 @@ class Sinking:
     """
 
     collective: Collective
-    way: Literal["sum", "last", "batch"]
+    way: Literal["sum", "last", "row sum", "batch"]
     group: int
     plan: Plan
     extra_bytes: int | None
 
 
-def sinkings(body: LoopBody, indices: LoopIndices, trips: int | None) -> dict[Key, Sinking | str]:
+def sinkings(
+    body: LoopBody, indices: LoopIndices, trips: int | None, alike: Alike
+) -> dict[Key, Sinking | str]:
     """How each collective of a loop can run after it, by `key_of`, or why it cannot.
 
     `trips` is how often the loop runs on every device, None where that is not known or differs.
     """
-    outcomes = _Planner(body, indices, trips).outcomes
+    outcomes = _Planner(body, indices, trips, alike).outcomes
     return {key_of(c.op): outcomes[key_of(c.op)] for c in body.collectives}
 
 
 class _Planner:
-    """Tries the three ways for all collectives of one loop."""
+    """Tries the ways for all collectives of one loop."""
 
-    def __init__(self, body: LoopBody, indices: LoopIndices, trips: int | None) -> None:
+    def __init__(
+        self, body: LoopBody, indices: LoopIndices, trips: int | None, alike: Alike
+    ) -> None:
         self._body = body
         self._number = {key_of(c.op): i for i, c in enumerate(body.collectives)}
         self.outcomes: dict[Key, Sinking | str] = {}
@@ -82,24 +94,30 @@ class _Planner:
         self.outcomes.update({key: reason for key, reason in reasons.items() if reason})
         trees = Trees(body)
         self._sums = {key_of(c.op): accumulated(body, c, trees) for c in self._left()}
-        self._note_sums()
+        self._note_chains(self._sums)
         lasts = {key_of(c.op): last_value(body, c, trips) for c in self._left()}
         for group, ops in self._groups(lasts):
             self._note(group, last_of(body, ops, trips))
+        row_sums = {key_of(c.op): row_sum(body, c, alike) for c in self._left()}
+        self._note_chains(row_sums)
         rows = {key_of(c.op): stacked(body, c, indices, trips) for c in self._left()}
         for group, ops in self._groups(rows):
             self._note(group, stacked_from(body, ops, indices, trips))
         for c in self._left():
             key = key_of(c.op)
-            self.outcomes[key] = self._telling(c, self._sums[key], lasts[key], rows[key])
+            self.outcomes[key] = self._telling(
+                c, self._sums[key], lasts[key], row_sums[key], rows[key]
+            )
 
     def _left(self) -> list[Collective]:
         """The collectives that no way was found for yet."""
         return [c for c in self._body.collectives if key_of(c.op) not in self.outcomes]
 
-    def _note_sums(self) -> None:
+    def _note_chains(
+        self, found: Mapping[Key, Accumulated | str] | Mapping[Key, RowSum | str]
+    ) -> None:
         """A chain that begins at an earlier collective takes later ones of it along."""
-        plans = [plan for plan in self._sums.values() if isinstance(plan, Accumulated)]
+        plans = [plan for plan in found.values() if not isinstance(plan, str)]
         for plan in sorted(plans, key=lambda plan: -len(plan.steps)):
             members = [key_of(step.op) for step in plan.steps]
             self._note([m for m in members if m in self._number and m not in self.outcomes], plan)
@@ -132,11 +150,11 @@ class _Planner:
             )
 
     def _telling(self, collective: Collective, *plans: Plan | str) -> str:
-        """Of the reasons against the three ways, that against the one which comes closest."""
+        """Of the reasons against the ways, that against the one which comes closest."""
         against = [plan if isinstance(plan, str) else "" for plan in plans]
         dependents = self._body.depending_on([collective.op], later=False)
         if any(op.name == DYNAMIC_UPDATE_SLICE for op in dependents):
-            return against[2]
+            return against[2] if any(_adds_to_a_slice(op) for op in dependents) else against[3]
         adds = (op for op in dependents if tree_reducer(op) is not None)
         return against[0] if any(self._is_accumulation(op) for op in adds) else against[1]
 
@@ -152,6 +170,13 @@ class _Planner:
         if isinstance(plan, LastValue):
             more = _bytes(value for value in plan.read if not self._body.carries_of(value))
             return _difference(more, _bytes(self._body.arguments[n] for n in set(plan.carries)))
+        if isinstance(plan, RowSum):
+            type_ = ir.RankedTensorType.get(
+                [*plan.rows, *shape_of(plan.local)],
+                element_of(plan.buffer),
+                loc=self._body.loop.location,
+            )
+            return _difference(tensor_bytes(type_), _bytes([plan.buffer]))
         rows = _bytes(plan.read)
         buffers = [self._body.arguments[store.carry] for store in plan.stores]
         less = _bytes(value for value in buffers if shape_of(value)[0] == plan.trips)
@@ -172,9 +197,15 @@ class _Planner:
         return _difference(tensor_bytes(type_), _bytes([accumulator]) if replaces else 0)
 
 
-_WAYS: dict[type, Literal["sum", "last", "batch"]] = {
+def _adds_to_a_slice(op: ir.Operation) -> bool:
+    makers = [producer(value) for value in op.operands] if op.name == ADD else []
+    return any(maker is not None and maker.name == DYNAMIC_SLICE for maker in makers)
+
+
+_WAYS: dict[type, Literal["sum", "last", "row sum", "batch"]] = {
     Accumulated: "sum",
     LastValue: "last",
+    RowSum: "row sum",
     Stacked: "batch",
 }
 
@@ -218,7 +249,8 @@ class SinkWriter(Protocol):
 def write_sinkings(
     body: LoopBody, chosen: Sequence[Sinking]
 ) -> tuple[ir.Operation, list[ir.Operation]]:
-    """Replaces a loop; returns the new one and the collectives that now stand after it, in order.
+    """Replaces a loop; returns the new one and the collectives that now stand after it, in order,
+    marked as sunk.
 
     One of a group stands for all of it. `body` and the plans made of it are not valid any more.
     """
@@ -235,6 +267,8 @@ def write_sinkings(
         collectives += written
     removed: set[Key] = {key_of(op) for writer in writers for op in writer.removed}
     opened.close(removed, results)
+    for op in collectives:
+        op.attributes[SUNK] = ir.UnitAttr.get(op.context)
     return opened.new, in_block_order(collectives)
 
 
@@ -252,6 +286,8 @@ def _writers(body: LoopBody, chosen: Sequence[Sinking]) -> Iterator[SinkWriter]:
         plan = plans[group]
         if isinstance(plan, LastValue):
             yield LastWriter(body, plan)
+        elif isinstance(plan, RowSum):
+            yield RowSumWriter(body, plan)
         elif isinstance(plan, Stacked):
             yield RowsWriter(body, plan)
 

@@ -37,8 +37,8 @@ from stablehlo_tools.dialect.names import (
     SHARDING_CONSTRAINT,
 )
 from stablehlo_tools.dialect.traits import COLLECTIVES, ELEMENTWISE
-from stablehlo_tools.ir.builder import Builder, element_of, shape_of
-from stablehlo_tools.ir.clone import reshaped_clone
+from stablehlo_tools.ir.builder import Builder, element_of, shape_of, write_reducer
+from stablehlo_tools.ir.clone import emptied_clone, reshaped_clone
 from stablehlo_tools.ir.values import key_of, maker_of, named
 from stablehlo_tools.transforms.parts.pipeline_collectives.moves import (
     has_sharding,
@@ -205,7 +205,7 @@ class RowsWriter:
                 opened.hand_on(number, self._with_row(opened, number, value))
             builder = build_at(opened, opened.new.location)
             whole = [trips, *shape_of(value)]
-            known[value] = _reshaped(builder, opened.result(number), whole)
+            known[value] = reshaped(builder, opened.result(number), whole)
         collectives: list[ir.Operation] = []
         for op in self._plan.ops:
             known.update(zip(op.results, self._run(opened, op, known), strict=True))
@@ -220,7 +220,7 @@ class RowsWriter:
     def _stored(self, builder: Builder, store: Store, rows: ir.Value) -> ir.Value:
         """What a store's buffer is behind the loop, with all the rows that it wrote."""
         whole = shape_of(store.op.results[0])
-        written = _reshaped(builder, rows, [self._plan.trips, *whole[1:]])
+        written = reshaped(builder, rows, [self._plan.trips, *whole[1:]])
         if whole[0] == self._plan.trips:
             return written
         index = element_of(store.op.operands[2])
@@ -232,7 +232,7 @@ class RowsWriter:
         """A buffer with the value of this iteration in its place."""
         store = self._plan.stores[0]
         builder = Builder(opened.inside, store.op.location)
-        row = _reshaped(builder, value, _row(value))
+        row = reshaped(builder, value, _row(value))
         first = store.op.operands[2]
         if store.first:
             lowest = builder.splat(store.first, [], element_of(first))
@@ -262,7 +262,8 @@ def _row(value: ir.Value) -> Sequence[int]:
     return shape if shape[:1] == [1] else [1, *shape]
 
 
-def _reshaped(builder: Builder, value: ir.Value, shape: Sequence[int]) -> ir.Value:
+def reshaped(builder: Builder, value: ir.Value, shape: Sequence[int]) -> ir.Value:
+    """A value in a shape, itself if it has that."""
     return value if shape_of(value) == list(shape) else builder.reshape(value, shape)
 
 
@@ -311,10 +312,12 @@ def run_stacked(
     operands: Sequence[tuple[ir.Value, bool]],
     captured: Mapping[ir.Value, ir.Value],
     point: ir.InsertionPoint,
+    element: ir.Type | None = None,
 ) -> list[ir.Value]:
     """Writes an op for all iterations, and returns its results.
 
     `operands` come with whether they are stacked; `captured` is what its region reads from outside.
+    `element`: the type that the operands' elements have now, for a sum that runs in another one.
     """
     builder = Builder(point, op.location)
     fixed = parameters_of(op)
@@ -325,8 +328,14 @@ def run_stacked(
     ]
     if op.name == DYNAMIC_SLICE:
         return [_window(op, given, trips, builder)]
-    types = [builder.tensor([trips, *shape_of(old)], element_of(old)) for old in op.results]
-    copy = reshaped_clone(op, given, types, point, captured=captured)
+    types = [
+        builder.tensor([trips, *shape_of(old)], element or element_of(old)) for old in op.results
+    ]
+    if element is not None and len(op.regions):
+        copy = emptied_clone(op, given, types, point, keep_shardings=True)
+        write_reducer("add", element, copy.regions[0], op.location)
+    else:
+        copy = reshaped_clone(op, given, types, point, captured=captured)
     _count_from_next(copy, trips, builder)
     return list(copy.results)
 

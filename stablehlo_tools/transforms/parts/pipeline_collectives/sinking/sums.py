@@ -38,6 +38,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from stablehlo_tools.analysis.added_rows import only_adds
 from stablehlo_tools.analysis.collectives import Collective, channel_number
 from stablehlo_tools.analysis.loop_carries import Leaf, Tree, Trees, only_user, tree_reducer
 from stablehlo_tools.analysis.loops import LoopBody
@@ -51,12 +52,14 @@ from stablehlo_tools.dialect.names import (
     MULTIPLY,
     NEGATE,
     PAD,
+    RESHAPE,
+    WHILE,
 )
 from stablehlo_tools.dialect.reducers import identity_of, reducer_kind
 from stablehlo_tools.dialect.traits import Trait, ops_with, ops_with_any
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of, write_reducer
 from stablehlo_tools.ir.clone import emptied_clone
-from stablehlo_tools.ir.values import is_identity_of, maker_of, named, splat_of
+from stablehlo_tools.ir.values import is_identity_of, maker_of, named, producer, splat_of
 from stablehlo_tools.transforms.parts.pipeline_collectives.moves import is_static_tensor
 from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.opened import (
     OpenedLoop,
@@ -285,12 +288,35 @@ class SumWriter:
         total = opened.result(carry) if self._staying else self._start
         collectives: list[ir.Operation] = []
         for number, leaves in zip(self._numbers, self._alike.values(), strict=True):
-            parts = [Leaf(inside.convert(p.local, self._element), False) for p in leaves]
-            opened.hand_on(number, self._added(inside, opened.argument(number), parts))
+            if len(leaves) == 1 and self._goes_on(leaves[0].local, opened.argument(number)):
+                opened.hand_on(number, leaves[0].local)
+            else:
+                parts = [Leaf(inside.convert(p.local, self._element), False) for p in leaves]
+                opened.hand_on(number, self._added(inside, opened.argument(number), parts))
             value = self._finished(opened, opened.result(number), leaves[0].steps, collectives)
             sign = leaves[0].leaf.negative
             total = self._added(build_at(opened, where), total, [Leaf(value, sign)])
         return {carry: total}, collectives
+
+    def _goes_on(self, local: ir.Value, total: ir.Value) -> bool:
+        """Whether an inner loop that sums up a local value goes on where the total has come to, in
+        place of zero."""
+        maker = producer(local)
+        source = maker.operands[0] if maker is not None and maker.name == RESHAPE else local
+        loop = producer(source)
+        if loop is None or loop.name != WHILE or self._tree.reducer != "add":
+            return False
+        carry = ir.OpResult(source).result_number
+        start = loop.operands[carry]
+        alone = all(len(list(value.uses)) == 1 for value in {local, source})
+        if not alone or local.type != total.type or not is_identity_of("add", start):
+            return False
+        if not only_adds(LoopBody(loop, self._body.effects), carry):
+            return False
+        builder = Builder(ir.InsertionPoint(loop), loop.location)
+        same = start.type == total.type
+        loop.operands[carry] = total if same else builder.reshape(total, shape_of(start))
+        return True
 
     def _added(self, builder: Builder, total: ir.Value, leaves: Sequence[Leaf]) -> ir.Value:
         for leaf in leaves:

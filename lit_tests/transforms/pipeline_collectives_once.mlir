@@ -1,0 +1,115 @@
+// RUN: stablehlo-tools opt %s -p 'pipeline-collectives{direction=once explain}' --split-input-file >%t.mlir 2>%t.notes
+// RUN: filecheck %s --enable-var-scope --input-file %t.mlir
+// RUN: filecheck %s --check-prefix=EXPLAINED --input-file %t.notes
+// RUN: stablehlo-tools opt %t.mlir -p 'pipeline-collectives{direction=once}' --split-input-file | diff %t.mlir -
+
+// Weights of layers are gathered once for all microbatches, and gradients, added to their rows, are
+// reduced once behind them.
+// EXPLAINED: note: all_gather runs once, before the loop that repeats it, on all rows at once
+// EXPLAINED: note: all_reduce runs once, behind the loop that repeats it, on all rows at once
+// CHECK-LABEL: module @rows attributes
+// CHECK: %[[ALL:.+]] = "stablehlo.all_gather"(%{{.+}}) <{all_gather_dim = 1 : i64
+// CHECK-SAME: (tensor<5x2x4xf32>) -> tensor<5x4x4xf32>
+// CHECK: %[[ZEROS:.+]] = stablehlo.constant dense<-0.000000e+00> : tensor<5x4x4xf32>
+// CHECK: %[[W:.+]]:3 = stablehlo.while({{.+}} = %[[ZEROS]])
+// CHECK: stablehlo.while(%[[I:.+]] = %{{.+}}, %[[H:.+]] = %{{.+}}, %[[SUMS:.+]] = %{{.+}}) : tensor<i32>, tensor<8x4xf32>, tensor<5x4x4xf32>
+// CHECK: } do {
+// CHECK: %[[ROW:.+]] = stablehlo.dynamic_slice %[[ALL]], %[[I]],
+// CHECK-NEXT: %[[WEIGHT:.+]] = stablehlo.reshape %[[ROW]]
+// CHECK-NEXT: %[[D:.+]] = stablehlo.dot_general %[[H]], %[[WEIGHT]]
+// CHECK-NOT: all_reduce
+// CHECK: %[[OLD:.+]] = stablehlo.dynamic_slice %[[SUMS]], %[[I]],
+// CHECK: %[[NEW:.+]] = stablehlo.add %[[OLD]]
+// CHECK-NEXT: stablehlo.dynamic_update_slice %[[SUMS]], %[[NEW]], %[[I]]
+// CHECK: %[[ONCE:.+]] = "stablehlo.all_reduce"(%[[W]]#2)
+module @rows attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
+func.func @main(%x: tensor<8x4xf32>, %w: tensor<5x2x4xf32>) -> (tensor<8x4xf32>, tensor<5x4x4xf32>) {
+  %zero = stablehlo.constant dense<0> : tensor<i32>
+  %one = stablehlo.constant dense<1> : tensor<i32>
+  %two = stablehlo.constant dense<2> : tensor<i32>
+  %five = stablehlo.constant dense<5> : tensor<i32>
+  %none = stablehlo.constant dense<0.0> : tensor<5x4x4xf32>
+  %z:3 = stablehlo.while(%m = %zero, %hidden = %x, %sums = %none) : tensor<i32>, tensor<8x4xf32>, tensor<5x4x4xf32>
+  cond {
+    %more = stablehlo.compare LT, %m, %two : (tensor<i32>, tensor<i32>) -> tensor<i1>
+    stablehlo.return %more : tensor<i1>
+  } do {
+    %y:3 = stablehlo.while(%i = %zero, %h = %hidden, %g = %sums) : tensor<i32>, tensor<8x4xf32>, tensor<5x4x4xf32>
+    cond {
+      %more = stablehlo.compare LT, %i, %five : (tensor<i32>, tensor<i32>) -> tensor<i1>
+      stablehlo.return %more : tensor<i1>
+    } do {
+      %row = stablehlo.dynamic_slice %w, %i, %zero, %zero, sizes = [1, 2, 4] : (tensor<5x2x4xf32>, tensor<i32>, tensor<i32>, tensor<i32>) -> tensor<1x2x4xf32>
+      %part = stablehlo.reshape %row : (tensor<1x2x4xf32>) -> tensor<2x4xf32>
+      %weight = "stablehlo.all_gather"(%part) {all_gather_dim = 0 : i64, replica_groups = dense<[[0, 1]]> : tensor<1x2xi64>, channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, use_global_device_ids} : (tensor<2x4xf32>) -> tensor<4x4xf32>
+      %d = stablehlo.dot_general %h, %weight, contracting_dims = [1] x [0] : (tensor<8x4xf32>, tensor<4x4xf32>) -> tensor<8x4xf32>
+      %next = stablehlo.tanh %d : tensor<8x4xf32>
+      %local = stablehlo.dot_general %h, %next, contracting_dims = [0] x [0] : (tensor<8x4xf32>, tensor<8x4xf32>) -> tensor<4x4xf32>
+      %all = "stablehlo.all_reduce"(%local) ({
+      ^bb0(%l: tensor<f32>, %q: tensor<f32>):
+        %s = stablehlo.add %l, %q : tensor<f32>
+        stablehlo.return %s : tensor<f32>
+      }) {replica_groups = dense<[[0, 1]]> : tensor<1x2xi64>, channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, use_global_device_ids} : (tensor<4x4xf32>) -> tensor<4x4xf32>
+      %term = stablehlo.reshape %all : (tensor<4x4xf32>) -> tensor<1x4x4xf32>
+      %old = stablehlo.dynamic_slice %g, %i, %zero, %zero, sizes = [1, 4, 4] : (tensor<5x4x4xf32>, tensor<i32>, tensor<i32>, tensor<i32>) -> tensor<1x4x4xf32>
+      %new = stablehlo.add %old, %term : tensor<1x4x4xf32>
+      %added = stablehlo.dynamic_update_slice %g, %new, %i, %zero, %zero : (tensor<5x4x4xf32>, tensor<1x4x4xf32>, tensor<i32>, tensor<i32>, tensor<i32>) -> tensor<5x4x4xf32>
+      %n = stablehlo.add %i, %one : tensor<i32>
+      stablehlo.return %n, %next, %added : tensor<i32>, tensor<8x4xf32>, tensor<5x4x4xf32>
+    }
+    %n = stablehlo.add %m, %one : tensor<i32>
+    stablehlo.return %n, %y#1, %y#2 : tensor<i32>, tensor<8x4xf32>, tensor<5x4x4xf32>
+  }
+  return %z#1, %z#2 : tensor<8x4xf32>, tensor<5x4x4xf32>
+}
+}
+
+// A pipeline's rank takes the chunk of a table: two are gathered, not one in each of five ticks. What
+// a chunk adds where it is its turn is the same on both devices of a group.
+// CHECK-LABEL: module @table attributes
+// CHECK: %[[ALL:.+]] = "stablehlo.all_gather"({{.+}}) -> tensor<2x4x4xf32>
+// CHECK: %[[W:.+]]:4 = stablehlo.while
+// CHECK-NOT: all_gather
+// CHECK: stablehlo.select
+// CHECK: %[[ONCE:.+]] = "stablehlo.reduce_scatter"(%[[W]]#3)
+// CHECK-SAME: replica_groups = dense<{{\[\[}}0, 1]]>{{.*}} scatter_dimension = 1
+// -----
+module @table attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
+func.func @main(%x: tensor<8x4xf32>, %w: tensor<2x2x4xf32>, %given: tensor<2x2x4xf32>) -> (tensor<8x4xf32>, tensor<2x2x4xf32>) {
+  %zero = stablehlo.constant dense<0> : tensor<i32>
+  %one = stablehlo.constant dense<1> : tensor<i32>
+  %five = stablehlo.constant dense<5> : tensor<i32>
+  %chunks = stablehlo.constant dense<[1, 0, 1, 1, 0]> : tensor<5xi32>
+  %turns = stablehlo.constant dense<[1, 0, 1, 1, 1]> : tensor<5xi32>
+  %z:3 = stablehlo.while(%i = %zero, %h = %x, %g = %given) : tensor<i32>, tensor<8x4xf32>, tensor<2x2x4xf32>
+  cond {
+    %more = stablehlo.compare LT, %i, %five : (tensor<i32>, tensor<i32>) -> tensor<i1>
+    stablehlo.return %more : tensor<i1>
+  } do {
+    %cell = stablehlo.dynamic_slice %chunks, %i, sizes = [1] : (tensor<5xi32>, tensor<i32>) -> tensor<1xi32>
+    %chunk = stablehlo.reshape %cell : (tensor<1xi32>) -> tensor<i32>
+    %turn = stablehlo.dynamic_slice %turns, %i, sizes = [1] : (tensor<5xi32>, tensor<i32>) -> tensor<1xi32>
+    %mine = stablehlo.reshape %turn : (tensor<1xi32>) -> tensor<i32>
+    %valid = stablehlo.compare EQ, %mine, %one : (tensor<i32>, tensor<i32>) -> tensor<i1>
+    %row = stablehlo.dynamic_slice %w, %chunk, %zero, %zero, sizes = [1, 2, 4] : (tensor<2x2x4xf32>, tensor<i32>, tensor<i32>, tensor<i32>) -> tensor<1x2x4xf32>
+    %part = stablehlo.reshape %row : (tensor<1x2x4xf32>) -> tensor<2x4xf32>
+    %weight = "stablehlo.all_gather"(%part) {all_gather_dim = 0 : i64, replica_groups = dense<[[0, 1]]> : tensor<1x2xi64>, channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, use_global_device_ids} : (tensor<2x4xf32>) -> tensor<4x4xf32>
+    %d = stablehlo.dot_general %h, %weight, contracting_dims = [1] x [0] : (tensor<8x4xf32>, tensor<4x4xf32>) -> tensor<8x4xf32>
+    %next = stablehlo.tanh %d : tensor<8x4xf32>
+    %local = stablehlo.dot_general %h, %next, contracting_dims = [0] x [0] : (tensor<8x4xf32>, tensor<8x4xf32>) -> tensor<4x4xf32>
+    %sum = "stablehlo.reduce_scatter"(%local) ({
+    ^bb0(%l: tensor<f32>, %q: tensor<f32>):
+      %s = stablehlo.add %l, %q : tensor<f32>
+      stablehlo.return %s : tensor<f32>
+    }) {scatter_dimension = 0 : i64, replica_groups = dense<[[0, 1]]> : tensor<1x2xi64>, channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, use_global_device_ids} : (tensor<4x4xf32>) -> tensor<2x4xf32>
+    %term = stablehlo.reshape %sum : (tensor<2x4xf32>) -> tensor<1x2x4xf32>
+    %old = stablehlo.dynamic_slice %g, %chunk, %zero, %zero, sizes = [1, 2, 4] : (tensor<2x2x4xf32>, tensor<i32>, tensor<i32>, tensor<i32>) -> tensor<1x2x4xf32>
+    %new = stablehlo.add %old, %term : tensor<1x2x4xf32>
+    %put = stablehlo.select %valid, %new, %old : tensor<i1>, tensor<1x2x4xf32>
+    %added = stablehlo.dynamic_update_slice %g, %put, %chunk, %zero, %zero : (tensor<2x2x4xf32>, tensor<1x2x4xf32>, tensor<i32>, tensor<i32>, tensor<i32>) -> tensor<2x2x4xf32>
+    %n = stablehlo.add %i, %one : tensor<i32>
+    stablehlo.return %n, %next, %added : tensor<i32>, tensor<8x4xf32>, tensor<2x2x4xf32>
+  }
+  return %z#1, %z#2 : tensor<8x4xf32>, tensor<2x2x4xf32>
+}
+}

@@ -1,0 +1,93 @@
+// RUN: stablehlo-tools opt %s -p 'pipeline-collectives{direction=once explain}' --split-input-file >%t.mlir 2>%t.notes
+// RUN: stablehlo-tools opt %s --split-input-file | diff - %t.mlir
+// RUN: filecheck %s --input-file %t.notes
+
+// As many rows as iterations: to gather all of them ahead would save nothing, and the gradients are
+// read in between.
+// CHECK: note: all_gather stays in its iteration: it is not shown that a loop around it repeats what it sends or only adds up what it gives
+// CHECK: note: reduce_scatter stays in its iteration: it is not shown
+module @as_many attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
+func.func @main(%x: tensor<8x4xf32>, %w: tensor<2x2x4xf32>, %given: tensor<2x2x4xf32>) -> (tensor<8x4xf32>, tensor<2x2x4xf32>) {
+  %zero = stablehlo.constant dense<0> : tensor<i32>
+  %one = stablehlo.constant dense<1> : tensor<i32>
+  %five = stablehlo.constant dense<2> : tensor<i32>
+  %chunks = stablehlo.constant dense<[1, 0, 1, 1, 0]> : tensor<5xi32>
+  %turns = stablehlo.constant dense<[1, 0, 1, 1, 1]> : tensor<5xi32>
+  %z:3 = stablehlo.while(%i = %zero, %h = %x, %g = %given) : tensor<i32>, tensor<8x4xf32>, tensor<2x2x4xf32>
+  cond {
+    %more = stablehlo.compare LT, %i, %five : (tensor<i32>, tensor<i32>) -> tensor<i1>
+    stablehlo.return %more : tensor<i1>
+  } do {
+    %cell = stablehlo.dynamic_slice %chunks, %i, sizes = [1] : (tensor<5xi32>, tensor<i32>) -> tensor<1xi32>
+    %chunk = stablehlo.reshape %cell : (tensor<1xi32>) -> tensor<i32>
+    %turn = stablehlo.dynamic_slice %turns, %i, sizes = [1] : (tensor<5xi32>, tensor<i32>) -> tensor<1xi32>
+    %mine = stablehlo.reshape %turn : (tensor<1xi32>) -> tensor<i32>
+    %valid = stablehlo.compare EQ, %mine, %one : (tensor<i32>, tensor<i32>) -> tensor<i1>
+    %row = stablehlo.dynamic_slice %w, %i, %zero, %zero, sizes = [1, 2, 4] : (tensor<2x2x4xf32>, tensor<i32>, tensor<i32>, tensor<i32>) -> tensor<1x2x4xf32>
+    %part = stablehlo.reshape %row : (tensor<1x2x4xf32>) -> tensor<2x4xf32>
+    %weight = "stablehlo.all_gather"(%part) {all_gather_dim = 0 : i64, replica_groups = dense<[[0, 1]]> : tensor<1x2xi64>, channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, use_global_device_ids} : (tensor<2x4xf32>) -> tensor<4x4xf32>
+    %d = stablehlo.dot_general %h, %weight, contracting_dims = [1] x [0] : (tensor<8x4xf32>, tensor<4x4xf32>) -> tensor<8x4xf32>
+    %next = stablehlo.tanh %d : tensor<8x4xf32>
+    %seen = stablehlo.dynamic_slice %g, %zero, %zero, %zero, sizes = [1, 2, 4] : (tensor<2x2x4xf32>, tensor<i32>, tensor<i32>, tensor<i32>) -> tensor<1x2x4xf32>
+    %local = stablehlo.dot_general %h, %next, contracting_dims = [0] x [0] : (tensor<8x4xf32>, tensor<8x4xf32>) -> tensor<4x4xf32>
+    %sum = "stablehlo.reduce_scatter"(%local) ({
+    ^bb0(%l: tensor<f32>, %q: tensor<f32>):
+      %s = stablehlo.add %l, %q : tensor<f32>
+      stablehlo.return %s : tensor<f32>
+    }) {scatter_dimension = 0 : i64, replica_groups = dense<[[0, 1]]> : tensor<1x2xi64>, channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, use_global_device_ids} : (tensor<4x4xf32>) -> tensor<2x4xf32>
+    %term = stablehlo.reshape %sum : (tensor<2x4xf32>) -> tensor<1x2x4xf32>
+    %old = stablehlo.dynamic_slice %g, %chunk, %zero, %zero, sizes = [1, 2, 4] : (tensor<2x2x4xf32>, tensor<i32>, tensor<i32>, tensor<i32>) -> tensor<1x2x4xf32>
+    %more_of_it = stablehlo.add %term, %seen : tensor<1x2x4xf32>
+    %new = stablehlo.add %old, %more_of_it : tensor<1x2x4xf32>
+    %put = stablehlo.select %valid, %new, %old : tensor<i1>, tensor<1x2x4xf32>
+    %added = stablehlo.dynamic_update_slice %g, %put, %chunk, %zero, %zero : (tensor<2x2x4xf32>, tensor<1x2x4xf32>, tensor<i32>, tensor<i32>, tensor<i32>) -> tensor<2x2x4xf32>
+    %n = stablehlo.add %i, %one : tensor<i32>
+    stablehlo.return %n, %next, %added : tensor<i32>, tensor<8x4xf32>, tensor<2x2x4xf32>
+  }
+  return %z#1, %z#2 : tensor<8x4xf32>, tensor<2x2x4xf32>
+}
+}
+
+// Which row is added to follows from the device: what one of a group adds to row 0, the other adds to
+// row 1.
+// CHECK: note: reduce_scatter stays in its iteration
+// -----
+module @by_device attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
+func.func @main(%x: tensor<8x4xf32>, %w: tensor<2x2x4xf32>, %given: tensor<2x2x4xf32>) -> (tensor<8x4xf32>, tensor<2x2x4xf32>) {
+  %zero = stablehlo.constant dense<0> : tensor<i32>
+  %one = stablehlo.constant dense<1> : tensor<i32>
+  %five = stablehlo.constant dense<2> : tensor<i32>
+  %chunks = stablehlo.constant dense<[1, 0, 1, 1, 0]> : tensor<5xi32>
+  %turns = stablehlo.constant dense<[1, 0, 1, 1, 1]> : tensor<5xi32>
+  %z:3 = stablehlo.while(%i = %zero, %h = %x, %g = %given) : tensor<i32>, tensor<8x4xf32>, tensor<2x2x4xf32>
+  cond {
+    %more = stablehlo.compare LT, %i, %five : (tensor<i32>, tensor<i32>) -> tensor<i1>
+    stablehlo.return %more : tensor<i1>
+  } do {
+    %id = stablehlo.partition_id : tensor<ui32>
+    %chunk = stablehlo.convert %id : (tensor<ui32>) -> tensor<i32>
+    %turn = stablehlo.dynamic_slice %turns, %i, sizes = [1] : (tensor<5xi32>, tensor<i32>) -> tensor<1xi32>
+    %mine = stablehlo.reshape %turn : (tensor<1xi32>) -> tensor<i32>
+    %valid = stablehlo.compare EQ, %mine, %one : (tensor<i32>, tensor<i32>) -> tensor<i1>
+    %row = stablehlo.dynamic_slice %w, %i, %zero, %zero, sizes = [1, 2, 4] : (tensor<2x2x4xf32>, tensor<i32>, tensor<i32>, tensor<i32>) -> tensor<1x2x4xf32>
+    %part = stablehlo.reshape %row : (tensor<1x2x4xf32>) -> tensor<2x4xf32>
+    %weight = "stablehlo.all_gather"(%part) {all_gather_dim = 0 : i64, replica_groups = dense<[[0, 1]]> : tensor<1x2xi64>, channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, use_global_device_ids} : (tensor<2x4xf32>) -> tensor<4x4xf32>
+    %d = stablehlo.dot_general %h, %weight, contracting_dims = [1] x [0] : (tensor<8x4xf32>, tensor<4x4xf32>) -> tensor<8x4xf32>
+    %next = stablehlo.tanh %d : tensor<8x4xf32>
+    %local = stablehlo.dot_general %h, %next, contracting_dims = [0] x [0] : (tensor<8x4xf32>, tensor<8x4xf32>) -> tensor<4x4xf32>
+    %sum = "stablehlo.reduce_scatter"(%local) ({
+    ^bb0(%l: tensor<f32>, %q: tensor<f32>):
+      %s = stablehlo.add %l, %q : tensor<f32>
+      stablehlo.return %s : tensor<f32>
+    }) {scatter_dimension = 0 : i64, replica_groups = dense<[[0, 1]]> : tensor<1x2xi64>, channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, use_global_device_ids} : (tensor<4x4xf32>) -> tensor<2x4xf32>
+    %term = stablehlo.reshape %sum : (tensor<2x4xf32>) -> tensor<1x2x4xf32>
+    %old = stablehlo.dynamic_slice %g, %chunk, %zero, %zero, sizes = [1, 2, 4] : (tensor<2x2x4xf32>, tensor<i32>, tensor<i32>, tensor<i32>) -> tensor<1x2x4xf32>
+    %new = stablehlo.add %old, %term : tensor<1x2x4xf32>
+    %put = stablehlo.select %valid, %new, %old : tensor<i1>, tensor<1x2x4xf32>
+    %added = stablehlo.dynamic_update_slice %g, %put, %chunk, %zero, %zero : (tensor<2x2x4xf32>, tensor<1x2x4xf32>, tensor<i32>, tensor<i32>, tensor<i32>) -> tensor<2x2x4xf32>
+    %n = stablehlo.add %i, %one : tensor<i32>
+    stablehlo.return %n, %next, %added : tensor<i32>, tensor<8x4xf32>, tensor<2x2x4xf32>
+  }
+  return %z#1, %z#2 : tensor<8x4xf32>, tensor<2x2x4xf32>
+}
+}

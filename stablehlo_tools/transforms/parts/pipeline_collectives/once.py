@@ -1,0 +1,465 @@
+"""What a loop over microbatches does alike in each iteration, done once: weights gathered in front
+of it, gradients reduced behind it.
+
+The collectives stand in a loop of their own, over layers, and each of its iterations gathers other
+weights. What all of its iterations gather is the same for every microbatch:
+
+    while (%microbatch) {
+      while (%layer) {
+        %s = stablehlo.dynamic_slice %weights, %layer
+        %g = "stablehlo.all_gather"(%s)
+      }
+    }
+  ==>
+    %all = "stablehlo.all_gather"(%weights)           // the rows of all layers, stacked
+    while (%microbatch) {
+      while (%layer) {
+        %g = stablehlo.dynamic_slice %all, %layer
+      }
+    }
+
+A row of `%all` is what the ops between `%weights` and `%g` make of that row, whatever the index: so
+rows need not come in order, nor all be used, and a pipeline that runs a chunk of its layers every
+now and then has its weights gathered once, too. It pays where there are fewer rows than iterations.
+The other way, a gradient that an iteration reduces and stores is stored as it is, the stack reduced
+behind the inner loop (`sinking.rows`), and the sum that the outer loop makes of these behind that
+one (`sinking.sums`).
+
+Loops are gone through from the inside, and from each goes what can go. Only that which has then
+left a loop that repeats it is worth it: `liftable` tries all on a copy and sees what has become of
+it. So collectives have numbers, as an attribute, which copies of them keep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf, prod
+
+from stablehlo_tools.analysis.added_rows import row_dims
+from stablehlo_tools.analysis.collectives import (
+    Collective,
+    ModuleFacts,
+    channel_number,
+    find_collectives,
+)
+from stablehlo_tools.analysis.loops import LoopBody, constant_trips
+from stablehlo_tools.analysis.tasks.expected import expected_run
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.cost.hardware import Hardware
+from stablehlo_tools.diagnostics import Diagnostic, note
+from stablehlo_tools.dialect.names import BARRIER, DYNAMIC_SLICE, WHILE
+from stablehlo_tools.ir.builder import Builder, element_of, shape_of
+from stablehlo_tools.ir.cleanup import erase_unused
+from stablehlo_tools.ir.clone import copy_module
+from stablehlo_tools.ir.values import key_of, maker_of, producer
+from stablehlo_tools.ir.walk import walk
+from stablehlo_tools.transforms.parts.pipeline_collectives.frame import Frame, is_the_same
+from stablehlo_tools.transforms.parts.pipeline_collectives.moves import (
+    LoopSurvey,
+    has_sharding,
+    is_static_tensor,
+    loops_of,
+    survey_loop,
+)
+from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.plan import (
+    Sinking,
+    sinkings,
+    write_sinkings,
+)
+from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.rows import (
+    captured_by,
+    has_rule,
+    parameters_of,
+    reshaped,
+    run_stacked,
+)
+
+_NUMBER = "stablehlo_tools.number"  # of a collective
+_TO_LIFT = "stablehlo_tools.to_lift"  # on the loops that are not done yet
+_LIFTED = "stablehlo_tools.lifted"  # on what has been written in front of a loop
+_NOT_FULL = 0.9  # of a device: beyond, XLA:GPU gives up overlap for memory
+_LITTLE_MORE = 1.05
+_REPEATED = 2  # a loop that runs who knows how often
+
+
+@dataclass(frozen=True)
+class Lifted:
+    """A collective that can leave loops that repeat it.
+
+    `saved`: bytes that a device sends no more in a run; `kept`: bytes that stay in memory for it,
+    from in front of the loops, or until behind them. `is_ahead`: it runs in front of them.
+    `is_nested`: it leaves more than one loop, or runs on rows that were stacked.
+    """
+
+    number: int
+    saved: float
+    kept: float
+    is_ahead: bool
+    is_nested: bool
+    note: Diagnostic
+
+
+def number_collectives(module: ir.Module) -> None:
+    """Numbers the collectives of loops, so that they are known in copies."""
+    type_ = ir.IntegerType.get_signless(64, module.context)
+    for number, found in enumerate(find_collectives(module)):
+        if _loops_around(found.op):
+            found.op.attributes[_NUMBER] = ir.IntegerAttr.get(type_, number)
+
+
+def forget_numbers(module: ir.Module) -> None:
+    """Removes what `number_collectives` and `lift` have left on ops."""
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        for name in (_NUMBER, _LIFTED):
+            if name in op.attributes:
+                del op.attributes[name]
+        return ir.WalkResult.ADVANCE
+
+    walk(module.operation, visit)
+
+
+def liftable(module: ir.Module, facts: ModuleFacts) -> list[Lifted]:
+    """What `lift` can take out of loops that repeat it, of the collectives that have numbers.
+
+    What saves most for what it keeps comes first.
+    """
+    before, after = _traffic(module), dict[int, _Traffic]()
+    chosen = frozenset(before)
+    while chosen:
+        copy = copy_module(module)
+        lift(copy, facts, chosen)
+        after = _traffic(copy)
+        less = frozenset(n for n in chosen if n in after and after[n].sent < before[n].sent)
+        if less == chosen:
+            break
+        chosen = less
+    found = [_lifted(number, before[number], after[number]) for number in chosen]
+    return sorted(found, key=lambda each: (-each.saved / max(each.kept, 1.0), each.number))
+
+
+def lift(module: ir.Module, facts: ModuleFacts, chosen: frozenset[int]) -> None:
+    """Takes the chosen collectives out of loops, as far out as each can go."""
+    for loop in loops_of(module):
+        loop.attributes[_TO_LIFT] = ir.UnitAttr.get(loop.context)
+    while (loop := _next(module)) is not None:
+        if survey_loop(loop, module, facts).fewest >= 1:
+            _hoist(survey_loop(loop, module, facts), chosen)
+        while _stacked(survey_loop(loop, module, facts), chosen):
+            pass
+        erase_unused(loop.regions[1].blocks[0])
+        loop = _sunk(survey_loop(loop, module, facts), chosen)
+        del loop.attributes[_TO_LIFT]
+    _share(module)
+
+
+def _next(module: ir.Module) -> ir.Operation | None:
+    return next((loop for loop in loops_of(module) if _TO_LIFT in loop.attributes), None)
+
+
+def _number_of(op: ir.Operation) -> int | None:
+    return ir.IntegerAttr(op.attributes[_NUMBER]).value if _NUMBER in op.attributes else None
+
+
+def _loops_around(op: ir.Operation) -> list[ir.Operation]:
+    loops: list[ir.Operation] = []
+    parent = op.parent
+    while parent is not None:
+        if parent.operation.name == WHILE:
+            loops.append(parent.operation)
+        parent = parent.operation.parent
+    return loops
+
+
+@dataclass(frozen=True)
+class _Traffic:
+    """What a collective sends in a run, and takes or gives in one go, whichever is more; bytes of a
+    device. If there are several copies of it, of all of them.
+    """
+
+    collective: Collective
+    loops: int
+    sent: float
+    held: float
+
+
+def _traffic(module: ir.Module) -> dict[int, _Traffic]:
+    """The traffic of the collectives that have numbers."""
+    traffic: dict[int, _Traffic] = {}
+    for found in find_collectives(module):
+        number = _number_of(found.op)
+        if number is None:
+            continue
+        loops = _loops_around(found.op)
+        held = float(max(found.bytes_in or 0, found.bytes_out or 0))
+        sent = held * prod(constant_trips(loop) or _REPEATED for loop in loops)
+        if number in traffic:
+            sent, held = sent + traffic[number].sent, held + traffic[number].held
+        traffic[number] = _Traffic(found, len(loops), sent, held)
+    return traffic
+
+
+def _lifted(number: int, before: _Traffic, after: _Traffic) -> Lifted:
+    is_ahead = _LIFTED in after.collective.op.attributes
+    ranks = [len(shape_of(each.collective.op.operands[0])) for each in (before, after)]
+    is_stacked = ranks[0] < ranks[1]
+    where = "before" if is_ahead else "behind"
+    rows = ", on all rows at once" if is_stacked else ""
+    text = f"{before.collective.kind} runs once, {where} the loop that repeats it{rows}"
+    return Lifted(
+        number,
+        before.sent - after.sent,
+        after.held,
+        is_ahead,
+        before.loops > 1 or is_stacked,
+        note(text, before.collective.op.location),
+    )
+
+
+def _hoist(surveyed: LoopSurvey, chosen: frozenset[int]) -> None:
+    """Runs what is the same in all iterations in front of the loop."""
+    body = surveyed.body
+    moves = [m for m in surveyed.ahead if m.ops and _number_of(m.collective.op) in chosen]
+    needed = {key_of(op) for m in moves if is_the_same(body, m.ops) for op in m.ops}
+    moved = [op for op in body.ops if key_of(op) in needed]
+    frame = _in_front(body)
+    for op in moved:
+        frame.run(op, 0)
+    for op in reversed(moved):
+        for value in op.results:
+            there = frame.get(value, 0)
+            value.replace_all_uses_with(there)
+            _mark(there)
+        op.erase()
+
+
+def _in_front(body: LoopBody) -> Frame:
+    kept = {number: body.loop.operands[number] for number in body.invariant}
+    return Frame(body, ir.InsertionPoint(body.loop), {}, kept)
+
+
+def _mark(value: ir.Value) -> None:
+    """Marks what makes a value as written in front of a loop."""
+    maker = maker_of(value)
+    maker.attributes[_LIFTED] = ir.UnitAttr.get(maker.context)
+
+
+def _sunk(surveyed: LoopSurvey, chosen: frozenset[int]) -> ir.Operation:
+    """Runs what can run behind the loop there; returns the loop.
+
+    What an iteration stores in a row is stacked only in a loop within another one, which may add
+    the stacks up.
+    """
+    body = surveyed.body
+    ways = {"sum", "row sum", "batch"} if _loops_around(body.loop) else {"sum", "row sum"}
+    planned = sinkings(body, surveyed.indices, surveyed.trips, surveyed.alike).values()
+    plans = [plan for plan in planned if isinstance(plan, Sinking)]
+    kept = {plan.group for plan in plans if _number_of(plan.collective.op) not in chosen}
+    taken = [plan for plan in plans if plan.group not in kept and plan.way in ways]
+    return write_sinkings(body, taken)[0] if taken else body.loop
+
+
+def _stacked(surveyed: LoopSurvey, chosen: frozenset[int]) -> bool:
+    """Runs what iterations do with a row on all rows, in front of the loop; of one collective, and
+    whether there is one.
+
+    In a loop that stands in no other one, only with fewer rows than iterations.
+    """
+    body = surveyed.body
+    most = inf if _loops_around(body.loop) else (surveyed.trips or 0) - 1
+    for collective in surveyed.collectives:
+        row = _row_of(body, collective) if _number_of(collective.op) in chosen else None
+        if row is not None and row.count <= most:
+            row.run_on_all(_in_front(body))
+            return True
+    return False
+
+
+@dataclass(frozen=True)
+class _Row:
+    """What an iteration makes of a row: that at `index` in the first dimensions, of `sizes`.
+
+    `ops` lead, in order, to a collective, the last of them. `slices` gives what each slice of a row
+    is taken of, `behind` what a result of a barrier is.
+    """
+
+    body: LoopBody
+    ops: Sequence[ir.Operation]
+    slices: Mapping[ir.Value, ir.Value]
+    behind: Mapping[ir.Value, ir.Value]
+    index: Sequence[ir.Value]
+    sizes: Sequence[int]
+
+    @property
+    def count(self) -> int:
+        """How many rows there are."""
+        return prod(self.sizes)
+
+    def run_on_all(self, frame: Frame) -> None:
+        """Runs the ops on all rows in front of the loop; iterations take one of the result."""
+        loop, collective = self.body.loop, self.ops[-1]
+        point = ir.InsertionPoint(loop)
+        stacked: dict[ir.Value, ir.Value] = {}
+        for value, whole in self.slices.items():
+            builder = Builder(point, maker_of(value).location)
+            shape = [self.count, *shape_of(value)]
+            stacked[value] = builder.reshape(frame.get(whole, 0), shape)
+            _mark(stacked[value])
+        for op in self.ops:
+            sources = [self._source(value) for value in op.operands]
+            given = [
+                (stacked[v], True) if v in stacked else (frame.get(v, 0), False) for v in sources
+            ]
+            captured = {v: frame.get(v, 0) for v in captured_by(self.body, op)}
+            new = run_stacked(op, self.count, given, captured, point)
+            for old, value in zip(op.results, new, strict=True):
+                stacked[old] = value
+                _mark(value)
+        result = collective.results[0]
+        builder = Builder(ir.InsertionPoint(collective), collective.location)
+        shape = shape_of(result)
+        zero = builder.splat(0, [], element_of(self.index[0]))
+        starts = [*self.index, *[zero] * len(shape)]
+        there = Builder(point, collective.location)
+        rows = reshaped(there, stacked[result], [*self.sizes, *shape])
+        _mark(rows)
+        row = builder.dynamic_slice(rows, starts, [*[1] * len(self.sizes), *shape])
+        result.replace_all_uses_with(builder.reshape(row, shape))
+        collective.erase()
+
+    def _source(self, value: ir.Value) -> ir.Value:
+        while value in self.behind:
+            value = self.behind[value]
+        return value
+
+
+def _row_of(body: LoopBody, collective: Collective) -> _Row | None:
+    """How a collective follows from a row that each iteration takes; None where it does not."""
+    ops: dict[int, ir.Operation] = {}
+    slices: dict[ir.Value, ir.Value] = {}
+    behind: dict[ir.Value, ir.Value] = {}
+    indices: set[tuple[ir.Value, ...]] = set()
+    sizes: set[tuple[int, ...]] = set()
+    pending: list[ir.Value] = [collective.op.results[0]]
+    while pending:
+        value = pending.pop()
+        maker = producer(value)
+        if _is_fixed(body, value) or value in slices or value in behind:
+            continue
+        if maker is None or not body.is_inside(value):
+            return None
+        if maker.name == BARRIER:  # it kept apart what becomes one
+            behind[value] = maker.operands[ir.OpResult(value).result_number]
+            pending.append(behind[value])
+        elif dims := _row_dims(body, maker):
+            slices[value] = maker.operands[0]
+            indices.add(tuple(maker.operands[1 + dim] for dim in dims))
+            sizes.add(tuple(shape_of(maker.operands[0])[dim] for dim in dims))
+        elif not _runs_on_rows(body, maker):
+            return None
+        else:
+            ops[body.position_of[key_of(maker)]] = maker
+            pending += maker.operands
+    if len(indices) != 1 or len(sizes) != 1:
+        return None
+    ordered = [ops[place] for place in sorted(ops)]
+    return _Row(body, ordered, slices, behind, indices.pop(), sizes.pop())
+
+
+def _is_fixed(body: LoopBody, value: ir.Value) -> bool:
+    return body.is_indexed(value) and not body.is_moving(value)
+
+
+def _row_dims(body: LoopBody, op: ir.Operation) -> list[int] | None:
+    """The dimensions that a slice of what does not change in the loop is one row of."""
+    if op.name != DYNAMIC_SLICE or has_sharding(op) or not _is_fixed(body, op.operands[0]):
+        return None
+    if not is_static_tensor(op.operands[0].type):
+        return None
+    return row_dims(shape_of(op.operands[0]), shape_of(op.results[0]))
+
+
+def _runs_on_rows(body: LoopBody, op: ir.Operation) -> bool:
+    """Whether it is known how to run an op on all rows at once."""
+    if not has_rule(op) or has_sharding(op) or len(op.results) != 1:
+        return False
+    if body.communicates(op) and len(op.operands) != 1:
+        return False
+    if not all(is_static_tensor(value.type) for value in (*op.operands, *op.results)):
+        return False
+    fixed = [op.operands[i] for i in parameters_of(op)] + captured_by(body, op)
+    return all(_is_fixed(body, value) for value in fixed)
+
+
+def _share(module: ir.Module) -> None:
+    """Lets one of the ops that were written in front of a loop stand for others that do the same:
+    forward and backward gather the same weights."""
+    known: dict[tuple[object, ...], ir.Operation] = {}
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        if _LIFTED not in op.attributes:
+            return ir.WalkResult.ADVANCE
+        first = known.setdefault((op.block, *_described(op)), op)
+        if first is not op:
+            for old, new in zip(op.results, first.results, strict=True):
+                old.replace_all_uses_with(new)
+            unused.append(op)
+        return ir.WalkResult.SKIP
+
+    unused: list[ir.Operation] = []
+    walk(module.operation, visit)
+    for op in reversed(unused):
+        op.erase()
+
+
+def _described(op: ir.Operation) -> tuple[object, ...]:
+    """What ops have in common that do the same; their channels may differ."""
+    ours = (_NUMBER, _LIFTED, "channel_handle")
+    attributes = sorted((n, str(a)) for n, a in op.attributes.items() if n not in ours)
+    has_region = [key_of(op)] if len(op.regions) else []
+    types = tuple(str(value.type) for value in op.results)
+    in_partitions = channel_number(op) > 0
+    return (op.name, tuple(op.operands), types, tuple(attributes), in_partitions, *has_region)
+
+
+def best_lifting(
+    module: ir.Module, facts: ModuleFacts, hardware: Hardware, limit: float | None
+) -> list[Lifted]:
+    """What to lift of what leaves several loops, so that the program is expected to be fastest
+    within `limit` bytes; nothing, where that is as it stands. Without a limit, most of the device,
+    or a little more than the program needs anyway.
+
+    All, only what goes ahead and only what goes behind are tried; of each, what saves least for the
+    memory that it takes stays where it does not fit.
+
+    Raises ToolError for a program that cannot be timed.
+    """
+    found = [each for each in liftable(module, facts) if each.is_nested]
+    if not found:
+        return []
+    own = expected_run(module, hardware)
+    best, least = list[Lifted](), own.contended_ns
+    sensible = max(_NOT_FULL * hardware.memory_bytes, _LITTLE_MORE * own.peak_bytes)
+    most = sensible if limit is None else max(limit, own.peak_bytes)
+    tried: list[list[Lifted]] = []
+    for kinds in ((True, False), (True,), (False,)):
+        chosen = [each for each in found if each.is_ahead in kinds]
+        while chosen and chosen not in tried:
+            tried.append(chosen)
+            copy = copy_module(module)
+            lift(copy, facts, frozenset(each.number for each in chosen))
+            run = expected_run(copy, hardware)
+            if run.peak_bytes > most:
+                chosen = _without(chosen, run.peak_bytes - most)
+            elif run.contended_ns < least:
+                best, least = chosen, run.contended_ns
+    return best
+
+
+def _without(chosen: Sequence[Lifted], excess: float) -> list[Lifted]:
+    """What is left without the last ones that keep so many bytes together, one at least."""
+    left = list(chosen)
+    while left and (excess > 0 or len(left) == len(chosen)):
+        excess -= left.pop().kept
+    return left
