@@ -48,15 +48,16 @@ func.func @main(%x: tensor<8x4xf32>, %w: tensor<2x2x4xf32>, %given: tensor<2x2x4
 }
 }
 
-// Which row is added to follows from the device: what one of a group adds to row 0, the other adds to
-// row 1.
+// Which row is taken and added to follows from the device: what one of a group adds to row 1, the other
+// adds to row 0.
+// CHECK: note: all_gather stays in its iteration
 // CHECK: note: reduce_scatter stays in its iteration
 // -----
 module @by_device attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32} {
 func.func @main(%x: tensor<8x4xf32>, %w: tensor<2x2x4xf32>, %given: tensor<2x2x4xf32>) -> (tensor<8x4xf32>, tensor<2x2x4xf32>) {
   %zero = stablehlo.constant dense<0> : tensor<i32>
   %one = stablehlo.constant dense<1> : tensor<i32>
-  %five = stablehlo.constant dense<2> : tensor<i32>
+  %five = stablehlo.constant dense<5> : tensor<i32>
   %chunks = stablehlo.constant dense<[1, 0, 1, 1, 0]> : tensor<5xi32>
   %turns = stablehlo.constant dense<[1, 0, 1, 1, 1]> : tensor<5xi32>
   %z:3 = stablehlo.while(%i = %zero, %h = %x, %g = %given) : tensor<i32>, tensor<8x4xf32>, tensor<2x2x4xf32>
@@ -65,11 +66,14 @@ func.func @main(%x: tensor<8x4xf32>, %w: tensor<2x2x4xf32>, %given: tensor<2x2x4
     stablehlo.return %more : tensor<i1>
   } do {
     %id = stablehlo.partition_id : tensor<ui32>
-    %chunk = stablehlo.convert %id : (tensor<ui32>) -> tensor<i32>
+    %device = stablehlo.convert %id : (tensor<ui32>) -> tensor<i32>
+    %cell = stablehlo.dynamic_slice %chunks, %i, sizes = [1] : (tensor<5xi32>, tensor<i32>) -> tensor<1xi32>
+    %entry = stablehlo.reshape %cell : (tensor<1xi32>) -> tensor<i32>
+    %chunk = stablehlo.subtract %entry, %device : tensor<i32>
     %turn = stablehlo.dynamic_slice %turns, %i, sizes = [1] : (tensor<5xi32>, tensor<i32>) -> tensor<1xi32>
     %mine = stablehlo.reshape %turn : (tensor<1xi32>) -> tensor<i32>
     %valid = stablehlo.compare EQ, %mine, %one : (tensor<i32>, tensor<i32>) -> tensor<i1>
-    %row = stablehlo.dynamic_slice %w, %i, %zero, %zero, sizes = [1, 2, 4] : (tensor<2x2x4xf32>, tensor<i32>, tensor<i32>, tensor<i32>) -> tensor<1x2x4xf32>
+    %row = stablehlo.dynamic_slice %w, %chunk, %zero, %zero, sizes = [1, 2, 4] : (tensor<2x2x4xf32>, tensor<i32>, tensor<i32>, tensor<i32>) -> tensor<1x2x4xf32>
     %part = stablehlo.reshape %row : (tensor<1x2x4xf32>) -> tensor<2x4xf32>
     %weight = "stablehlo.all_gather"(%part) {all_gather_dim = 0 : i64, replica_groups = dense<[[0, 1]]> : tensor<1x2xi64>, channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, use_global_device_ids} : (tensor<2x4xf32>) -> tensor<4x4xf32>
     %d = stablehlo.dot_general %h, %weight, contracting_dims = [1] x [0] : (tensor<8x4xf32>, tensor<4x4xf32>) -> tensor<8x4xf32>

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts
 from stablehlo_tools.analysis.device_values import COMPUTED, DeviceValues
-from stablehlo_tools.analysis.loops import constant_step
+from stablehlo_tools.analysis.loops import constant_step, counter_of
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import WHILE
 from stablehlo_tools.ir.values import producer
@@ -19,6 +19,12 @@ from stablehlo_tools.ir.while_loop import is_invariant
 
 # Whether a value is the same on all devices of each group of some collectives.
 Alike = Callable[[ir.Value, Sequence[Collective]], bool]
+
+
+def steering(loop: ir.Operation) -> list[ir.Value] | None:
+    """What says how often a loop runs; None where that is not understood."""
+    counter = counter_of(loop)
+    return None if isinstance(counter, str) else [counter.bound, loop.operands[counter.position]]
 
 
 class AlikeInGroups:

@@ -18,12 +18,13 @@ weights. What all of its iterations gather is the same for every microbatch:
       }
     }
 
-A row of `%all` is what the ops between `%weights` and `%g` make of that row, whatever the index: so
-rows need not come in order, nor all be used, and a pipeline that runs a chunk of its layers every
-now and then has its weights gathered once, too. It pays where there are fewer rows than iterations.
-The other way, a gradient that an iteration reduces and stores is stored as it is, the stack reduced
-behind the inner loop (`sinking.rows`), and the sum that the outer loop makes of these behind that
-one (`sinking.sums`).
+A row of `%all` is what the ops between `%weights` and `%g` make of that row, if all devices of a
+group take the same one, whatever the index: so rows need not come in order, nor all be used, and a
+pipeline that runs a chunk of its layers every now and then has its weights gathered once, too. It
+pays where there are fewer rows than iterations. The other way, a gradient that an iteration reduces
+and stores is stored as it is, the stack reduced behind the inner loop (`sinking.rows`), and the sum
+that the outer loop makes of these behind that one (`sinking.sums`); one that is added to a row of
+sums is added as it is (`sinking.row_sums`).
 
 Loops are gone through from the inside, and from each goes what can go. Only that which has then
 left a loop that repeats it is worth it: `liftable` tries all on a copy and sees what has become of
@@ -41,8 +42,10 @@ from stablehlo_tools.analysis.collectives import (
     Collective,
     ModuleFacts,
     channel_number,
+    classify_communication,
     find_collectives,
 )
+from stablehlo_tools.analysis.group_values import Alike, steering
 from stablehlo_tools.analysis.loops import LoopBody, constant_trips
 from stablehlo_tools.analysis.tasks.expected import expected_run
 from stablehlo_tools.bindings import ir
@@ -270,7 +273,7 @@ def _stacked(surveyed: LoopSurvey, chosen: frozenset[int]) -> bool:
     most = inf if _loops_around(body.loop) else (surveyed.trips or 0) - 1
     for collective in surveyed.collectives:
         row = _row_of(body, collective) if _number_of(collective.op) in chosen else None
-        if row is not None and row.count <= most:
+        if row is not None and row.count <= most and row.is_common(surveyed.alike):
             row.run_on_all(_in_front(body))
             return True
     return False
@@ -295,6 +298,14 @@ class _Row:
     def count(self) -> int:
         """How many rows there are."""
         return prod(self.sizes)
+
+    def is_common(self, alike: Alike) -> bool:
+        """Whether all devices of a group take the same row."""
+        classify = classify_communication(self.body.loop.context)
+        collectives = [found for op in self.ops if (found := classify(op)) is not None]
+        loop = steering(self.body.loop)
+        values = [*(loop or ()), *self.index]
+        return loop is not None and all(alike(value, collectives) for value in values)
 
     def run_on_all(self, frame: Frame) -> None:
         """Runs the ops on all rows in front of the loop; iterations take one of the result."""

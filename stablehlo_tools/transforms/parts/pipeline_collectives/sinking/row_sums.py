@@ -32,9 +32,9 @@ from math import prod
 
 from stablehlo_tools.analysis.added_rows import AddedRow, added_row
 from stablehlo_tools.analysis.collectives import Collective, classify_communication
-from stablehlo_tools.analysis.group_values import Alike
+from stablehlo_tools.analysis.group_values import Alike, steering
 from stablehlo_tools.analysis.loop_carries import only_user
-from stablehlo_tools.analysis.loops import LoopBody, counter_of
+from stablehlo_tools.analysis.loops import LoopBody
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import ADD, CONVERT
 from stablehlo_tools.dialect.reducers import identity_of
@@ -104,19 +104,12 @@ def row_sum(body: LoopBody, collective: Collective, alike: Alike) -> RowSum | st
         return f"the {named(unknown)} does not run on stacked values"
     classify = classify_communication(op.context)
     collectives = [found for step in steps if (found := classify(step.op)) is not None]
-    steering = _steering(body, row)
-    if steering is None or not all(alike(value, collectives) for value in steering):
+    loop = steering(body.loop)
+    valid = [] if row.valid is None else [row.valid]
+    values = [*(loop or ()), *row.starts, *valid]
+    if loop is None or not all(alike(value, collectives) for value in values):
         return "it is not shown that all devices of a group add to the same row"
     return RowSum(steps, row, buffer)
-
-
-def _steering(body: LoopBody, row: AddedRow) -> list[ir.Value] | None:
-    """What says how often the loop runs, to which row it adds, and whether."""
-    counter = counter_of(body.loop)
-    if isinstance(counter, str):
-        return None
-    valid = [] if row.valid is None else [row.valid]
-    return [counter.bound, body.loop.operands[counter.position], *row.starts, *valid]
 
 
 class RowSumWriter:
