@@ -61,6 +61,7 @@ from stablehlo_tools.diagnostics import Diagnostics, ToolError
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.ir.cleanup import erase_unused, fold_reshapes, link_loops
 from stablehlo_tools.ir.clone import copy_module, take_over
+from stablehlo_tools.ir.equal_branches import fold_equal_branches
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.token_chain import refuse_tokens
 from stablehlo_tools.ir.walk import entry_function, functions_by_name
@@ -116,6 +117,7 @@ class AccumulateGradientsPass(Pass):
         copy = copy_module(module)
         import_shardings(copy)
         inline_all_calls(copy)
+        fold_equal_branches(copy)
         link_loops(copy)
         fold_reshapes(copy)
         erase_unused(copy.body)

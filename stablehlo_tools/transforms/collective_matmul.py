@@ -63,6 +63,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, note
 from stablehlo_tools.ir.clone import copy_module, take_over
+from stablehlo_tools.ir.equal_branches import fold_equal_branches
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.token_chain import refuse_tokens
 from stablehlo_tools.passes.base import Pass
@@ -103,6 +104,7 @@ class CollectiveMatmulPass(Pass):
         compiler = Compiler(hardware, self.hold and not hardware.is_torus)
         draft = copy_module(module)
         inline_all_calls(draft)
+        fold_equal_branches(draft)
         survey = Survey.of(draft)
         chosen: dict[int, Way] = {}
         if survey.regions:

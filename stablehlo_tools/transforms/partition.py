@@ -55,6 +55,7 @@ from stablehlo_tools.analysis.shardings import Axes, MeshAxes, ValueShardings
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.diagnostics import Diagnostics, ToolError
+from stablehlo_tools.ir.equal_branches import fold_equal_branches
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.walk import (
     ENTRY,
@@ -166,6 +167,7 @@ class PartitionPass(Pass):
             ir.SymbolTable.set_symbol_name(main, ENTRY)  # the name that Shardy knows
             scans_as_windows(module)
             inline_all_calls(module)
+            fold_equal_branches(module)
             plain_moves(module)
             insert_indexed_dims(module)
             apart = _set_apart(module, main)

@@ -61,6 +61,7 @@ from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, ToolError, note
 from stablehlo_tools.ir.cleanup import write_as_values
 from stablehlo_tools.ir.clone import copy_module, take_over
+from stablehlo_tools.ir.equal_branches import fold_equal_branches
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.token_chain import refuse_tokens
 from stablehlo_tools.passes.base import Pass
@@ -100,6 +101,7 @@ class PipelineCollectivesPass(Pass):
         limit = None if self.memory_limit is None else self.memory_limit * _GIB
         draft = copy_module(module)
         inline_all_calls(draft)
+        fold_equal_branches(draft)
         write_as_values(draft)
         options = Options(self.direction, self.distance, hardware, limit, self.hold)
         work = pipelined(draft, options)

@@ -64,6 +64,7 @@ from stablehlo_tools.diagnostics import (
 )
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.ir.clone import copy_module, take_over
+from stablehlo_tools.ir.equal_branches import fold_equal_branches
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.token_chain import refuse_tokens
 from stablehlo_tools.ir.walk import entry_function, functions_by_name
@@ -283,6 +284,7 @@ class _Work:
 def _prepare(module: ir.Module) -> None:
     """Makes one body of a program: calls are inlined, manual computations put together."""
     inline_all_calls(module)
+    fold_equal_branches(module)
     block = entry_function(module).regions[0].blocks[0]
     if sum(op.operation.name == MANUAL_COMPUTATION for op in block.operations) > 1:
         PartitionPass().run(module, Diagnostics())

@@ -17,6 +17,7 @@ from stablehlo_tools.cost.clock import Clock
 from stablehlo_tools.cost.hardware import Hardware
 from stablehlo_tools.diagnostics import Place, to_place
 from stablehlo_tools.ir.clone import copy_module
+from stablehlo_tools.ir.equal_branches import fold_equal_branches
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.values import key_of
 from stablehlo_tools.overlap.memory import memory_profile
@@ -78,6 +79,7 @@ def plan_buckets(module: ir.Module, hardware: Hardware, memory_limit: float | No
     """
     scratch = copy_module(module)
     inline_all_calls(scratch)
+    fold_equal_branches(scratch)
     collectives = find_collectives(scratch)
     places = {key_of(c.op): number for number, c in enumerate(collectives)}
     devices = ModuleFacts.of(scratch, collectives).grid.size
@@ -101,6 +103,7 @@ def apply_buckets(module: ir.Module, buckets: Sequence[Bucket]) -> None:
     if not buckets:
         return
     inline_all_calls(module)
+    fold_equal_branches(module)
     collectives = find_collectives(module)
     merger = Merger(module, collectives)
     for bucket in buckets:
