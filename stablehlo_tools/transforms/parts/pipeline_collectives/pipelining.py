@@ -14,8 +14,9 @@ which `auto` tries what it considers.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from math import inf
 
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts, find_collectives
 from stablehlo_tools.analysis.effects import Effects
@@ -68,13 +69,17 @@ from stablehlo_tools.transforms.parts.pipeline_collectives.stages import (
 
 @dataclass(frozen=True)
 class Options:
-    """The options of the pass; `limit` in bytes, None if none is given."""
+    """The options of the pass; `limit` in bytes, None if none is given.
+
+    `as_compiled`: no fences, and choices are timed as the compiler is expected to schedule them.
+    """
 
     direction: str
     distance: int
     hardware: Hardware
     limit: float | None
     hold: bool
+    as_compiled: bool = False
 
     @property
     def most_bytes(self) -> float:
@@ -84,7 +89,7 @@ class Options:
     @property
     def holds(self) -> bool:
         """Whether fences are written: XLA:TPU keeps to none."""
-        return self.hold and not self.hardware.is_torus
+        return self.hold and not self.hardware.is_torus and not self.as_compiled
 
     def allows(self, direction: str) -> bool:
         """Whether collectives may move in a direction."""
@@ -129,6 +134,7 @@ _SUNK_ON = {
     "batch": "on what all iterations send",
 }
 _SMALL = 1 << 22  # bytes: rows that `auto` lets a loop carry to its end
+_HELD_IS_SAFER = 1.005  # what fences hold is as good with so much more time expected
 _NO_GAIN = "it is predicted to save no time within memory"
 
 
@@ -293,6 +299,9 @@ class OneLoop:
         return self._own
 
     def _predicted(self, module: ir.Module) -> Prediction:
+        if self._options.as_compiled:
+            run = expected_run(module, self._options.hardware)
+            return Prediction(run.contended_ns, run.peak_bytes, holds=True)
         held = TO_HOLD if self._options.holds else None
         return predict(module, self._options.hardware, held)
 
@@ -365,29 +374,40 @@ def _hoist_all(surveyed: LoopSurvey) -> None:
 def pipelined(module: ir.Module, options: Options) -> LoopPipelining:
     """The loops of a module that has no calls, rewritten, with what was done.
 
-    `auto` does it with and without what could leave several loops at once, and returns that which
-    is expected to be faster.
+    `auto` does it with and without what could leave several loops at once, and by plans that fences
+    hold the compiler to or as the compiler is expected to schedule by itself; of these it returns
+    what is expected to be fastest.
     """
     facts = ModuleFacts.of(module)
     number_collectives(module)
-    lifted: list[Lifted] = []
     if options.direction == "once":
-        lifted = liftable(module, facts)
-    elif options.direction == "auto":
-        lifted = best_lifting(module, facts, options.hardware, options.limit)
-    works = [LoopPipelining(module, options)]
+        return _lifted(module, facts, options, liftable(module, facts))
+    if options.direction != "auto":
+        forget_numbers(module)
+        return _run(LoopPipelining(module, options))
+    found = best_lifting(module, facts, options.hardware, options.limit)
+    tried: list[tuple[float, LoopPipelining]] = []
+    for each in (options, replace(options, as_compiled=True)):
+        for lifted in ([], found) if found else ([],):
+            work = _lifted(copy_module(module), facts, each, lifted)
+            ns = expected_run(work.module, options.hardware).contended_ns if work.changed else inf
+            tried.append((ns if each.holds else ns * _HELD_IS_SAFER, work))
+    return min(tried, key=lambda pair: pair[0])[1]
+
+
+def _lifted(
+    module: ir.Module, facts: ModuleFacts, options: Options, lifted: Sequence[Lifted]
+) -> LoopPipelining:
+    """Takes collectives out of loops first."""
     if lifted:
-        copy = copy_module(module)
-        lift(copy, facts, frozenset(each.number for each in lifted))
-        works.append(LoopPipelining(copy, options, True, [each.note for each in lifted]))
-    if lifted and options.direction == "once":
-        del works[0]
-    for work in works:
-        forget_numbers(work.module)
-        work.run()
-    if len(works) == 1:
-        return works[0]
-    return min(works, key=lambda w: expected_run(w.module, options.hardware).contended_ns)
+        lift(module, facts, frozenset(each.number for each in lifted))
+    forget_numbers(module)
+    return _run(LoopPipelining(module, options, bool(lifted), [each.note for each in lifted]))
+
+
+def _run(work: LoopPipelining) -> LoopPipelining:
+    work.run()
+    return work
 
 
 @dataclass
