@@ -37,7 +37,8 @@ class _Compiler:
 
     `combines`: up to how many bytes, by kind. `at_once`: how many collectives may be open. A
     collective is believed to take `patience` times what the cost model says: fitted, on the forward
-    passes of the zoo, to where XLA:GPU begins its gathers. `synchronous`: one that nothing computes
+    passes of the zoo, to where XLA:GPU begins its gathers, and on a mixture of experts to where
+    XLA:TPU begins permutes that share a link. `synchronous`: one that nothing computes
     beside becomes a synchronous one, and others no longer run beside it.
     """
 
@@ -53,7 +54,7 @@ _GPU = _Compiler(
     patience=2.0,
     synchronous=True,
 )
-_TPU = _Compiler({"all_reduce": 128 * _MIB - 1}, None, patience=1.0, synchronous=False)
+_TPU = _Compiler({"all_reduce": 128 * _MIB - 1}, None, patience=2.0, synchronous=False)
 
 
 @dataclass(frozen=True, slots=True)
