@@ -46,7 +46,7 @@ from stablehlo_tools.analysis.collectives import (
     find_collectives,
 )
 from stablehlo_tools.analysis.group_values import Alike, steering
-from stablehlo_tools.analysis.loops import LoopBody, constant_trips
+from stablehlo_tools.analysis.loops import FORMATTING, LoopBody, constant_trips
 from stablehlo_tools.analysis.tasks.expected import expected_run
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.hardware import Hardware
@@ -134,11 +134,11 @@ def liftable(module: ir.Module, facts: ModuleFacts) -> list[Lifted]:
         copy = copy_module(module)
         lift(copy, facts, chosen)
         after = _traffic(copy)
-        less = frozenset(n for n in chosen if n in after and after[n].sent < before[n].sent)
+        less = frozenset(n for n in chosen if n not in after or after[n].sent < before[n].sent)
         if less == chosen:
             break
         chosen = less
-    found = [_lifted(number, before[number], after[number]) for number in chosen]
+    found = [_lifted(number, before[number], after.get(number)) for number in chosen]
     return sorted(found, key=lambda each: (-each.saved / max(each.kept, 1.0), each.number))
 
 
@@ -203,17 +203,18 @@ def _traffic(module: ir.Module) -> dict[int, _Traffic]:
     return traffic
 
 
-def _lifted(number: int, before: _Traffic, after: _Traffic) -> Lifted:
-    is_ahead = _LIFTED in after.collective.op.attributes
-    ranks = [len(shape_of(each.collective.op.operands[0])) for each in (before, after)]
-    is_stacked = ranks[0] < ranks[1]
+def _lifted(number: int, before: _Traffic, after: _Traffic | None) -> Lifted:
+    """What has become of a collective; None where another one stands for it as well."""
+    ranks = [len(shape_of(each.collective.op.operands[0])) for each in (before, after) if each]
+    is_stacked = after is None or ranks[0] < ranks[1]
+    is_ahead = after is None or _LIFTED in after.collective.op.attributes
     where = "before" if is_ahead else "behind"
     rows = ", on all rows at once" if is_stacked else ""
     text = f"{before.collective.kind} runs once, {where} the loop that repeats it{rows}"
     return Lifted(
         number,
-        before.sent - after.sent,
-        after.held,
+        before.sent - (after.sent if after else 0.0),
+        after.held if after else 0.0,
         is_ahead,
         before.loops > 1 or is_stacked,
         note(text, before.collective.op.location),
@@ -431,7 +432,16 @@ def _described(op: ir.Operation) -> tuple[object, ...]:
     has_region = [key_of(op)] if len(op.regions) else []
     types = tuple(str(value.type) for value in op.results)
     in_partitions = channel_number(op) > 0
-    return (op.name, tuple(op.operands), types, tuple(attributes), in_partitions, *has_region)
+    operands = tuple(_origin(value) for value in op.operands)
+    return (op.name, operands, types, tuple(attributes), in_partitions, *has_region)
+
+
+def _origin(value: ir.Value) -> object:
+    """A value, or how it is formatted: two loops may each have a reshape of the same weights."""
+    maker = producer(value)
+    if maker is None or maker.name not in FORMATTING or _LIFTED in maker.attributes:
+        return value
+    return _described(maker)
 
 
 def best_lifting(
