@@ -10,6 +10,7 @@ from stablehlo_tools.advice.loops_and_batches import (
     batch_to_split,
     gathers_to_prefetch,
     reductions_in_every_iteration,
+    repeated_for_microbatches,
     streams_in_flight,
 )
 from stablehlo_tools.advice.memory import does_not_fit, weights_gathered_again
@@ -37,6 +38,7 @@ DETECTORS: tuple[Entry, ...] = (
     Entry(batch_gathered_in_loops),
     Entry(reshards_not_asked_for),
     Entry(reductions_in_every_iteration),
+    Entry(repeated_for_microbatches),
     Entry(wide_collectives),
     Entry(replicated_optimizer),
     Entry(missing_donations),

@@ -43,6 +43,32 @@ def reductions_in_every_iteration(program: Program) -> Iterator[Advice]:
     )
 
 
+def repeated_for_microbatches(program: Program) -> Iterator[Advice]:
+    """What a loop over layers sends anew for each microbatch: weights above all."""
+    repeated = [each for each in _in_loops(program) if len(each.path) > 1]
+    if not program.is_worth(sum(each.exposed_ns for each in repeated)):
+        return
+    steps = "pipeline-collectives{direction=once}"
+    after = program.after(steps)
+    if after is None:
+        return
+    left = {str(each.op.location) for each in after.collectives if len(each.path) > 1}
+    gone = [each for each in repeated if str(each.op.location) not in left] or repeated
+    first = max(gone, key=lambda each: each.ns)
+    yield from _gained(
+        program,
+        after,
+        "repeated-for-microbatches",
+        f"{_counted(gone, 'collective')} of layers, sent anew for each microbatch: "
+        f"{duration(sum(each.ns for each in gone))} together",
+        first,
+        "gather the weights of all layers once before the loop over microbatches, and reduce the "
+        "gradients once behind it",
+        steps,
+        spares=True,
+    )
+
+
 def gathers_to_prefetch(program: Program) -> Iterator[Advice]:
     """Gathers that each iteration of a loop waits for, and could have issued in the one before."""
     ahead = {

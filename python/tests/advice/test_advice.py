@@ -10,6 +10,7 @@ import pytest
 from advice_programs import (
     gathered_weight,
     layer_scan,
+    layers_of_microbatches,
     microbatches,
     optimizer,
     product,
@@ -26,6 +27,7 @@ from stablehlo_tools.advice.loops_and_batches import (
     batch_to_split,
     gathers_to_prefetch,
     reductions_in_every_iteration,
+    repeated_for_microbatches,
     streams_in_flight,
 )
 from stablehlo_tools.advice.memory import does_not_fit, weights_gathered_again
@@ -72,6 +74,12 @@ CAUSES: dict[str, tuple[Detector, Build, Build, str]] = {
         reductions_in_every_iteration,
         partial(microbatches, scaled=True),
         partial(microbatches, scaled=False),  # which XLA:GPU reduces once by itself
+        "h100",
+    ),
+    "repeated-for-microbatches": (
+        repeated_for_microbatches,
+        partial(layers_of_microbatches, times=4),
+        partial(layers_of_microbatches, times=1),
         "h100",
     ),
     "gather-not-hidden": (

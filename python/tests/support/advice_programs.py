@@ -42,6 +42,31 @@ def exported(
         return artifact.from_exported(export.export(jitted, platforms=["cuda"])(*specs))
 
 
+def layers_of_microbatches(*, times: int) -> Artifact:
+    """Layers in a scan, their weights divided over the axis of the batch, in a scan over
+    microbatches."""
+
+    def layer(x: jax.Array, w: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+        x = lax.with_sharding_constraint(x, P("data", None, None))
+        return x + jnp.tanh(x @ w[0]) @ w[1], None
+
+    def step(weights: tuple[jax.Array, jax.Array], batches: jax.Array) -> jax.Array:
+        def micro(total: jax.Array, x: jax.Array) -> tuple[jax.Array, None]:
+            return total + jnp.sum(lax.scan(layer, x, weights)[0].astype(jnp.float32) ** 2), None
+
+        return lax.scan(micro, jnp.float32(0), batches)[0]
+
+    up, down = (LAYERS, WIDTH, HIDDEN), (LAYERS, HIDDEN, WIDTH)
+    spec = P(None, "data", None)
+    return exported(
+        lambda a, b, x: step((a, b), x),
+        (up, jnp.bfloat16, spec),
+        (down, jnp.bfloat16, spec),
+        ((times, 64, 512, WIDTH), jnp.bfloat16, P(None, "data", None, None)),
+        data=8,
+    )
+
+
 def layer_scan(*, constrained: bool, scanned: bool = True) -> Artifact:
     """Layers in a scan, or the first alone, with weights and batch divided over one axis: FSDP as
     people begin with it.
