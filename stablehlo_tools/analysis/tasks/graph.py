@@ -18,6 +18,7 @@ from stablehlo_tools.analysis.tasks.kernels import (
     fuse,
     kernel_work,
     members_of,
+    size_of,
     users_of,
 )
 from stablehlo_tools.analysis.tasks.mesh_axes import axes_of
@@ -197,6 +198,7 @@ class _BodyTasks:
         for kernel in fusion.kernels:
             self._emit(kernel)
         if in_loop:
+            self._copy_what_comes_early()
             for _, result in self._body.carries:
                 for storage in self._storages.get(result, ()):
                     self._sizes[storage] = 0.0
@@ -355,6 +357,34 @@ class _BodyTasks:
             places=False,
             label="copy for while",
         )
+
+    def _copy_what_comes_early(self) -> None:
+        """Copies what a collective hands to the next iteration while this one reads what came from
+        the last: both are alive, and the carry has room for one."""
+        for argument, ref in self._body.carries:
+            source = self._nodes[self._lies_in(ref)[0]]
+            if source.role not in (Role.COLLECTIVE, Role.DONE) or not self._users[argument]:
+                continue
+            work = Work(WorkKind.COPY, bytes=2 * size_of(ref, self._by_index))
+            self._add(
+                TaskKind.COMPUTE,
+                [source],
+                self._ready([self._task_at(ref)]),
+                ns=self._clock.kernel(work, ()),
+                shares=self._clock.shares(work),
+                storages=(),
+                places=False,
+                label="copy for the next iteration",
+            )
+
+    def _lies_in(self, ref: Ref) -> Ref:
+        """What a result is a view of, through barriers and reshapes."""
+        node = self._nodes[ref[0]]
+        while node.role in (Role.VIEW, Role.RESHAPE):
+            passed = node.passes[ref[1]] if ref[1] < len(node.passes) else None
+            ref = passed or node.sources[0]
+            node = self._nodes[ref[0]]
+        return ref
 
     def _own_storages(self, node: Node) -> None:
         """A storage for each result, but for those that lie in an operand's."""
