@@ -55,7 +55,6 @@ from typing import ClassVar, Literal
 
 from stablehlo_tools.analysis.collectives import find_collectives
 from stablehlo_tools.analysis.partitioner_work import left_to_the_partitioner
-from stablehlo_tools.analysis.tasks.expected import is_faster
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, ToolError, note
@@ -66,7 +65,11 @@ from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.token_chain import refuse_tokens
 from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.passes.road import Milestone, Stage
-from stablehlo_tools.transforms.parts.pipeline_collectives.pipelining import Options, pipelined
+from stablehlo_tools.transforms.parts.pipeline_collectives.pipelining import (
+    Options,
+    is_better,
+    pipelined,
+)
 
 _GIB = 2.0**30
 
@@ -106,7 +109,7 @@ class PipelineCollectivesPass(Pass):
         options = Options(self.direction, self.distance, hardware, limit, self.hold)
         work = pipelined(draft, options)
         asked = self.direction != "auto"
-        left = work.changed and not asked and not is_faster(work.module, module, hardware)
+        left = work.changed and not asked and not is_better(work.module, module, hardware)
         if work.changed and not left:
             take_over(module, work.module)
         if self.explain:

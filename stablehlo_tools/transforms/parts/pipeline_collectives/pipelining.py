@@ -29,6 +29,7 @@ from stablehlo_tools.dialect.traits import BRANCHES
 from stablehlo_tools.ir.clone import copy_module
 from stablehlo_tools.ir.values import key_of
 from stablehlo_tools.ir.walk import functions_by_name, walk
+from stablehlo_tools.overlap.compilers.expected import Expected
 from stablehlo_tools.transforms.parts.pipeline_collectives.choosing import (
     Budget,
     Prediction,
@@ -135,6 +136,7 @@ _SUNK_ON = {
 }
 _SMALL = 1 << 22  # bytes: rows that `auto` lets a loop carry to its end
 _HELD_IS_SAFER = 1.005  # what fences hold is as good with so much more time expected
+_UNEXPECTED = 0.2  # of what is exposed: what is more, on the forward passes of the zoo
 _NO_GAIN = "it is predicted to save no time within memory"
 
 
@@ -301,7 +303,7 @@ class OneLoop:
     def _predicted(self, module: ir.Module) -> Prediction:
         if self._options.as_compiled:
             run = expected_run(module, self._options.hardware)
-            return Prediction(run.contended_ns, run.peak_bytes, holds=True)
+            return Prediction(_weighed(run), run.peak_bytes, holds=True)
         held = TO_HOLD if self._options.holds else None
         return predict(module, self._options.hardware, held)
 
@@ -390,9 +392,23 @@ def pipelined(module: ir.Module, options: Options) -> LoopPipelining:
     for each in (options, replace(options, as_compiled=True)):
         for lifted in ([], found) if found else ([],):
             work = _lifted(copy_module(module), facts, each, lifted)
-            ns = expected_run(work.module, options.hardware).contended_ns if work.changed else inf
+            ns = _weighed(expected_run(work.module, options.hardware)) if work.changed else inf
             tried.append((ns if each.holds else ns * _HELD_IS_SAFER, work))
     return min(tried, key=lambda pair: pair[0])[1]
+
+
+def is_better(draft: ir.Module, module: ir.Module, hardware: Hardware) -> bool:
+    """Whether XLA is expected to be faster with a draft of a module than with the module.
+
+    Raises ToolError for a program that cannot be timed.
+    """
+    own = _weighed(expected_run(module, hardware))
+    return _weighed(expected_run(draft, hardware)) < own
+
+
+def _weighed(run: Expected) -> float:
+    """The ns by which runs are compared: XLA leaves more exposed than the model expects."""
+    return run.contended_ns + _UNEXPECTED * run.exposed_ns
 
 
 def _lifted(
