@@ -193,8 +193,7 @@ class _BodyTasks:
     def traced(self, *, in_loop: bool) -> TracedGraph:
         """The graph; results of a loop's body lie in storages of the loop."""
         settle_overwriting(self._by_index, self._users)
-        is_torus = self._clock.hardware.is_torus
-        fusion = fuse(self._by_index, self._users, into_products=is_torus)
+        fusion = fuse(self._by_index, self._users)
         self._anew = fusion.anew
         for kernel in fusion.kernels:
             self._emit(kernel)

@@ -39,7 +39,6 @@ def kernel_work(
     root = members[-1]
     if root.known is not None:
         return root.known
-    product = next((node for node in members if node.matmul is not None), root)
     read = sum(_reads(members, nodes).values())
     wrote = sum(_written_bytes(node, nodes) for node in written)
     return Work(
@@ -47,7 +46,7 @@ def kernel_work(
         bytes=read + wrote,
         vector_flops=sum(node.vector_flops for node in members),
         matmuls=tuple(node.matmul for node in members if node.matmul is not None),
-        dtype=product.dtype,
+        dtype=root.dtype,
     )
 
 
@@ -128,28 +127,18 @@ class _Readers:
 _NONE, _BLOCKED = _Readers(), _Readers(blocked=True)
 
 
-def fuse(
-    nodes: Mapping[int, Node], users: Sequence[Sequence[int]], *, into_products: bool = False
-) -> Fusion:
-    """The kernels of a block's nodes, given in order; `users` as `users_of` gives them.
-
-    `into_products`: a matrix product does with its result what its only reader would, as XLA:TPU
-    has it; one for each kernel.
-    """
+def fuse(nodes: Mapping[int, Node], users: Sequence[Sequence[int]]) -> Fusion:
+    """The kernels of a block's nodes, given in order; `users` as `users_of` gives them."""
     kernel_of: dict[int, int] = {}  # by node, the index of the kernel's last node
-    products: set[int] = set()  # kernels that have one
     readers_of: dict[int, _Readers] = {}  # of what is made anew, what reads it in the end
     for node in reversed(list(nodes.values())):
         readers = _NONE
         for user in users[node.index]:
             readers = readers.and_(_reader(node, nodes[user], kernel_of, readers_of))
         kernel_of[node.index] = node.index
-        product = into_products and node.matmul is not None and not readers.kernels & products
-        joins = product and len(readers.kernels) == 1
-        fits = (node.role in _FUSED or joins) and not readers.blocked and readers.kernels
+        fits = node.role in _FUSED and not readers.blocked and readers.kernels
         if fits and len(readers.kernels) == 1:
             (kernel_of[node.index],) = readers.kernels
-            products |= readers.kernels if joins else frozenset()
         elif _is_made_anew(node, nodes, users, len(readers.kernels) if fits else 0):
             readers_of[node.index] = readers
     kernels: dict[int, list[Node]] = {}
