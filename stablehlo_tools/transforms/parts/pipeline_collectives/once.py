@@ -104,10 +104,10 @@ class Lifted:
 
 
 def number_collectives(module: ir.Module) -> None:
-    """Numbers the collectives of loops, so that they are known in copies."""
+    """Numbers the collectives of loops whose results are used, so that they are known in copies."""
     type_ = ir.IntegerType.get_signless(64, module.context)
     for number, found in enumerate(find_collectives(module)):
-        if _loops_around(found.op):
+        if _loops_around(found.op) and any(list(value.uses) for value in found.op.results):
             found.op.attributes[_NUMBER] = ir.IntegerAttr.get(type_, number)
 
 
@@ -150,8 +150,7 @@ def lift(module: ir.Module, facts: ModuleFacts, chosen: frozenset[int]) -> None:
         if survey_loop(loop, module, facts).fewest >= 1:
             _hoist(survey_loop(loop, module, facts), chosen)
         while _stacked(survey_loop(loop, module, facts), chosen):
-            pass
-        erase_unused(loop.regions[1].blocks[0])
+            erase_unused(loop.regions[1].blocks[0])
         loop = _sunk(survey_loop(loop, module, facts), chosen)
         del loop.attributes[_TO_LIFT]
     _share(module)
