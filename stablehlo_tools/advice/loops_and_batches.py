@@ -23,10 +23,8 @@ def reductions_in_every_iteration(program: Program) -> Iterator[Advice]:
     reduced = [
         each for each in _in_loops(program) if added_up(each.op) and not program.is_sunk(each)
     ]
-    if not program.is_worth(sum(each.exposed_ns for each in reduced)):
-        return
     steps = "pipeline-collectives{direction=sink}"
-    after = program.after(steps)
+    after = _after(program, reduced, steps)
     if after is None:
         return
     first = max(reduced, key=lambda each: each.ns)
@@ -46,10 +44,8 @@ def reductions_in_every_iteration(program: Program) -> Iterator[Advice]:
 def repeated_for_microbatches(program: Program) -> Iterator[Advice]:
     """What a loop over layers sends anew for each microbatch: weights above all."""
     repeated = [each for each in _in_loops(program) if len(each.path) > 1]
-    if not program.is_worth(sum(each.exposed_ns for each in repeated)):
-        return
     steps = "pipeline-collectives{direction=once}"
-    after = program.after(steps)
+    after = _after(program, repeated, steps)
     if after is None:
         return
     left = {str(each.op.location) for each in after.collectives if len(each.path) > 1}
@@ -79,10 +75,8 @@ def gathers_to_prefetch(program: Program) -> Iterator[Advice]:
         for start in could_go_ahead(task.loop)
     }
     waited = [each for each in _in_loops(program) if (each.path, each.task) in ahead]
-    if not program.is_worth(sum(each.exposed_ns for each in waited)):
-        return
     steps = "pipeline-collectives{direction=prefetch}"
-    after = program.after(steps)
+    after = _after(program, waited, steps)
     if after is None:
         return
     first = max(waited, key=lambda each: each.exposed_ns)
@@ -109,10 +103,8 @@ def batch_to_split(program: Program) -> Iterator[Advice]:
         for each in program.collectives
         if free[each.path][each.task].free_ns < _HIDEABLE * each.each_ns
     ]
-    if not program.is_worth(sum(each.exposed_ns for each in stuck)):
-        return
     steps = "split-batch{parts=2}"
-    after = program.after(steps)
+    after = _after(program, stuck, steps)
     if after is None:
         return
     first = max(stuck, key=lambda each: each.exposed_ns)
@@ -145,6 +137,12 @@ def streams_in_flight(program: Program) -> Iterator[Advice]:
         program.place(first.op),
         "XLA_FLAGS=--xla_gpu_experimental_parallel_collective_overlap_limit=2",
     )
+
+
+def _after(program: Program, exposed: Sequence[Collective], steps: str) -> Program | None:
+    """The program after a pass that could hide or spare collectives, if they cost enough."""
+    is_worth = program.is_worth(sum(each.exposed_ns for each in exposed))
+    return program.after(steps) if is_worth else None
 
 
 def _gained(

@@ -6,9 +6,9 @@ device knows of itself before the run is alike for those of a group where that i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
-from stablehlo_tools.analysis.collectives import Collective, ModuleFacts
+from stablehlo_tools.analysis.collectives import classify_communication
 from stablehlo_tools.analysis.device_values import COMPUTED, DeviceValues
 from stablehlo_tools.analysis.loops import constant_step, counter_of
 from stablehlo_tools.bindings import ir
@@ -17,30 +17,29 @@ from stablehlo_tools.ir.values import producer
 from stablehlo_tools.ir.walk import terminator
 from stablehlo_tools.ir.while_loop import is_invariant
 
-# Whether a value is the same on all devices of each group of some collectives.
-Alike = Callable[[ir.Value, Sequence[Collective]], bool]
-
-
-def steering(loop: ir.Operation) -> list[ir.Value] | None:
-    """What says how often a loop runs; None where that is not understood."""
-    counter = counter_of(loop)
-    return None if isinstance(counter, str) else [counter.bound, loop.operands[counter.position]]
-
 
 class AlikeInGroups:
-    """Whether values of loops are the same on all devices of a collective's groups, in each
-    iteration that these run together."""
+    """Whether values of loops are the same on all devices of each group of some collectives."""
 
     def __init__(self, values: DeviceValues) -> None:
-        self._facts: ModuleFacts = values.facts
         self._values = values
 
-    def __call__(self, value: ir.Value, collectives: Sequence[Collective]) -> bool:
-        """Whether a value is the same on all devices of each group."""
-        found = [self._facts.groups(collective) for collective in collectives]
+    def __call__(
+        self, loop: ir.Operation, ops: Sequence[ir.Operation], values: Sequence[ir.Value]
+    ) -> bool:
+        """Whether values in a loop are so in each iteration, for the collectives among its ops; and
+        the devices run it equally often, so that an iteration is the same one for all of them."""
+        counter = counter_of(loop)
+        if isinstance(counter, str):
+            return False
+        classify = classify_communication(loop.context)
+        found = [self._values.facts.groups(c) for op in ops if (c := classify(op)) is not None]
         groups = [list(group) for each in found if each is not None for group in each]
+        steering = [counter.bound, loop.operands[counter.position]]
+        return None not in found and self._are_alike([*steering, *values], groups)
+
+    def _are_alike(self, pending: list[ir.Value], groups: Sequence[list[int]]) -> bool:
         seen: set[ir.Value] = set()
-        pending = [value] if None not in found else []
         while pending:
             value = pending.pop()
             if value in seen:
@@ -56,7 +55,7 @@ class AlikeInGroups:
             if leads is None:
                 return False
             pending += leads
-        return None not in found
+        return True
 
 
 def _leads(value: ir.Value) -> Iterable[ir.Value] | None:

@@ -27,7 +27,7 @@ from stablehlo_tools.ir.cleanup import major_first, reread
 from stablehlo_tools.ir.inline import copy_body, dissolve
 from stablehlo_tools.ir.shardy_round_trip import restore_shardy, set_entry
 from stablehlo_tools.ir.values import CONSTANTS, producer
-from stablehlo_tools.ir.walk import functions_by_name, walk
+from stablehlo_tools.ir.walk import functions_by_name, ops_named, walk
 
 
 def read_hlo(data: bytes, name: str, context: ir.Context) -> tuple[ir.Module, HloText]:
@@ -89,7 +89,9 @@ def _legalize(module: ir.Module, source: HloText) -> None:
         **dict.fromkeys(_HANDED_ON, _hand_on),
         **dict.fromkeys(_IN_CHLO, _rename),
     }
-    for op in reversed(_ops(module, frozenset(rewrites))):  # what is nested in a fusion, first
+    for op in reversed(
+        ops_named(module.operation, frozenset(rewrites))
+    ):  # what is nested in a fusion, first
         rewrites[op.name](op)
     _run_at_start(module)
     restore_shardy(module)
@@ -97,18 +99,6 @@ def _legalize(module: ir.Module, source: HloText) -> None:
     for function in functions_by_name(module).values():
         _pair_tpu_collectives(function)
     _state_facts(module, source)
-
-
-def _ops(module: ir.Module, names: frozenset[str]) -> list[ir.Operation]:
-    named_ops: list[ir.Operation] = []
-
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        if op.name in names:
-            named_ops.append(op)
-        return ir.WalkResult.ADVANCE
-
-    walk(module.operation, visit)
-    return named_ops
 
 
 # Locations and order
@@ -294,7 +284,7 @@ def _with_the_bits_of(op: ir.Operation, given: ir.Value) -> ir.Value:
 
 def tiled_bitcast(module: ir.Module) -> ir.Operation | None:
     """A bitcast that stayed, since its tiles are not known; None: there is none."""
-    return next(iter(_ops(module, frozenset({_BITCAST}))), None)
+    return next(iter(ops_named(module.operation, frozenset({_BITCAST}))), None)
 
 
 def _in_memory(op: ir.Operation, layout: str, shape: Sequence[int]) -> list[int]:
@@ -319,7 +309,7 @@ def _run_at_start(module: ir.Module) -> None:
     collectives, which XLA's converter writes as `stablehlo.async_start`.
     """
     functions = functions_by_name(module)
-    for start in _ops(module, frozenset({_START})):
+    for start in ops_named(module.operation, frozenset({_START})):
         body = functions[ir.FlatSymbolRefAttr(start.attributes["called_computation"]).value]
         block = body.regions[0].blocks[0]
         _, returned = copy_body(block, list(start.operands), ir.InsertionPoint(start))

@@ -18,8 +18,7 @@ from __future__ import annotations
 
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.traits import BRANCHES
-from stablehlo_tools.ir.values import producer
-from stablehlo_tools.ir.walk import terminator, walk
+from stablehlo_tools.ir.walk import ops_named, terminator
 
 _CHANNEL = "channel_handle"  # the platforms' own, for what is one collective of the program
 
@@ -29,23 +28,19 @@ def fold_equal_branches(module: ir.Module) -> bool:
 
     Handles of ops in folded regions stay valid, those of the branches do not.
     """
-    branches: list[ir.Operation] = []
-
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        if op.name in BRANCHES:
-            branches.append(op)
-        return ir.WalkResult.ADVANCE
-
-    walk(module.operation, visit)
-    indices: list[ir.Value] = []
-    for op in reversed(branches):  # inner ones first
+    folded = False
+    asked: set[ir.Value] = set()  # by branches that are folded
+    for op in reversed(ops_named(module.operation, BRANCHES)):  # inner and later ones first
+        if asked.intersection(op.results) and _only_chooses(op):
+            asked.add(op.operands[0])
+            op.erase()
+            continue
         blocks = [region.blocks[0] for region in op.regions]
         if len(blocks) > 1 and all(_equal(blocks[0], other, {}) for other in blocks[1:]):
-            indices.append(op.operands[0])
+            asked.add(op.operands[0])
             _fold(op)
-    for index in dict.fromkeys(indices):
-        _drop_choice(index)
-    return bool(indices)
+            folded = True
+    return folded
 
 
 def _fold(op: ir.Operation) -> None:
@@ -60,13 +55,11 @@ def _fold(op: ir.Operation) -> None:
     op.erase()
 
 
-def _drop_choice(index: ir.Value) -> None:
-    """Erases the choice of a branch among constants, where nothing asks for it any more."""
-    maker = producer(index)
-    if maker is None or maker.name not in BRANCHES or any(list(r.uses) for r in maker.results):
-        return
-    if all(len(list(region.blocks[0].operations)) == 1 for region in maker.regions):
-        maker.erase()
+def _only_chooses(op: ir.Operation) -> bool:
+    """Whether a branch decides among values that are there, and nothing asks for it any more."""
+    if any(list(result.uses) for result in op.results):
+        return False
+    return all(len(list(region.blocks[0].operations)) == 1 for region in op.regions)
 
 
 def _equal(one: ir.Block, other: ir.Block, known: dict[ir.Value, ir.Value]) -> bool:

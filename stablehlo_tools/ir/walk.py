@@ -58,6 +58,18 @@ def ops_where(root: ir.Operation, wanted: Callable[[ir.Operation], bool]) -> lis
     return ops
 
 
+def drop_attributes(root: ir.Operation, names: Collection[str]) -> None:
+    """Removes attributes of these names from the ops in an op, itself among them."""
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        for name in names:
+            if name in op.attributes:
+                del op.attributes[name]
+        return ir.WalkResult.ADVANCE
+
+    walk(root, visit)
+
+
 def ops_named(root: ir.Operation, names: Collection[str]) -> list[ir.Operation]:
     """The ops of these names in an op, itself among them, pre-order."""
     return ops_where(root, lambda op: op.name in names)

@@ -98,6 +98,22 @@ def test_what_one_branch_returns_of_the_outside_is_told_apart():
     assert not folded(both)[0]
 
 
+def test_a_choice_of_a_choice_goes_with_what_asked_for_it():
+    """As jax writes it where two of the platforms have the same lowering."""
+    branch = f"{{\n{SCALED.format(other='%y')}\nstablehlo.return %a : tensor<2xf32>\n}}"
+    same = "{\nstablehlo.return %c : tensor<i32>\n}"
+    text = program(SCALED.format(other="%y"), result="2xf32")
+    start, end = text.index("  %r ="), text.index("  return %r")
+    lines = (
+        "  %c = stablehlo.constant dense<1> : tensor<i32>",
+        f'  %k = "stablehlo.case"(%i) ({same}, {same}) : (tensor<i32>) -> tensor<i32>',
+        f'  %r = "stablehlo.case"(%k) ({branch}, {branch}) : (tensor<i32>) -> tensor<2xf32>\n',
+    )
+    changed, folded_text = folded(text[:start] + "\n".join(lines) + text[end:])
+    assert changed
+    assert "stablehlo.case" not in folded_text
+
+
 def test_a_program_for_two_platforms_has_its_collectives_moved():
     config = llama.LlamaConfig(layers=3, scan_layers=True, platforms=("cpu", "cuda"))
     before = llama.export_train_step(config)

@@ -28,7 +28,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.collectives import TRANSFERS
 from stablehlo_tools.ir.token_chain import CARRIED, LINK
 from stablehlo_tools.ir.values import key_of, maker_of
-from stablehlo_tools.ir.walk import walk
+from stablehlo_tools.ir.walk import drop_attributes
 from stablehlo_tools.transforms.thread_tokens import thread_collectives
 
 _Groups = list[frozenset[int]]
@@ -150,10 +150,4 @@ def _create(
 
 
 def _unmark(module: ir.Module) -> None:
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        for mark in (LINK, CARRIED):
-            if mark in op.attributes:
-                del op.attributes[mark]
-        return ir.WalkResult.ADVANCE
-
-    walk(module.operation, visit)
+    drop_attributes(module.operation, (LINK, CARRIED))

@@ -18,7 +18,7 @@ from functools import cached_property
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts
 from stablehlo_tools.analysis.device_values import DeviceValues
 from stablehlo_tools.analysis.effects import Effects
-from stablehlo_tools.analysis.group_values import Alike, AlikeInGroups
+from stablehlo_tools.analysis.group_values import AlikeInGroups
 from stablehlo_tools.analysis.loop_values import LoopIndices, is_monotonic, written_positions
 from stablehlo_tools.analysis.loops import FORMATTING, Counted, LoopBody, counted
 from stablehlo_tools.bindings import ir
@@ -211,7 +211,7 @@ class LoopSurvey:
     trips: int | None
     fewest: int
     reason: str
-    alike: Alike
+    alike: AlikeInGroups
 
     @property
     def collectives(self) -> list[Collective]:

@@ -42,10 +42,8 @@ from stablehlo_tools.analysis.collectives import (
     Collective,
     ModuleFacts,
     channel_number,
-    classify_communication,
     find_collectives,
 )
-from stablehlo_tools.analysis.group_values import Alike, steering
 from stablehlo_tools.analysis.loops import FORMATTING, LoopBody, constant_trips
 from stablehlo_tools.analysis.tasks.expected import expected_run
 from stablehlo_tools.bindings import ir
@@ -56,7 +54,7 @@ from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.cleanup import erase_unused
 from stablehlo_tools.ir.clone import copy_module
 from stablehlo_tools.ir.values import key_of, maker_of, producer
-from stablehlo_tools.ir.walk import walk
+from stablehlo_tools.ir.walk import drop_attributes, walk
 from stablehlo_tools.transforms.parts.pipeline_collectives.frame import Frame, is_the_same
 from stablehlo_tools.transforms.parts.pipeline_collectives.moves import (
     LoopSurvey,
@@ -113,14 +111,7 @@ def number_collectives(module: ir.Module) -> None:
 
 def forget_numbers(module: ir.Module) -> None:
     """Removes what `number_collectives` and `lift` have left on ops."""
-
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        for name in (_NUMBER, _LIFTED):
-            if name in op.attributes:
-                del op.attributes[name]
-        return ir.WalkResult.ADVANCE
-
-    walk(module.operation, visit)
+    drop_attributes(module.operation, (_NUMBER, _LIFTED))
 
 
 def liftable(module: ir.Module, facts: ModuleFacts) -> list[Lifted]:
@@ -147,8 +138,9 @@ def lift(module: ir.Module, facts: ModuleFacts, chosen: frozenset[int]) -> None:
     for loop in loops_of(module):
         loop.attributes[_TO_LIFT] = ir.UnitAttr.get(loop.context)
     while (loop := _next(module)) is not None:
-        if survey_loop(loop, module, facts).fewest >= 1:
-            _hoist(survey_loop(loop, module, facts), chosen)
+        surveyed = survey_loop(loop, module, facts)
+        if surveyed.fewest >= 1:
+            _hoist(surveyed, chosen)
         while _stacked(survey_loop(loop, module, facts), chosen):
             erase_unused(loop.regions[1].blocks[0])
         loop = _sunk(survey_loop(loop, module, facts), chosen)
@@ -273,7 +265,7 @@ def _stacked(surveyed: LoopSurvey, chosen: frozenset[int]) -> bool:
     most = inf if _loops_around(body.loop) else (surveyed.trips or 0) - 1
     for collective in surveyed.collectives:
         row = _row_of(body, collective) if _number_of(collective.op) in chosen else None
-        if row is not None and row.count <= most and row.is_common(surveyed.alike):
+        if row is not None and row.count <= most and surveyed.alike(body.loop, row.ops, row.index):
             row.run_on_all(_in_front(body))
             return True
     return False
@@ -298,14 +290,6 @@ class _Row:
     def count(self) -> int:
         """How many rows there are."""
         return prod(self.sizes)
-
-    def is_common(self, alike: Alike) -> bool:
-        """Whether all devices of a group take the same row."""
-        classify = classify_communication(self.body.loop.context)
-        collectives = [found for op in self.ops if (found := classify(op)) is not None]
-        loop = steering(self.body.loop)
-        values = [*(loop or ()), *self.index]
-        return loop is not None and all(alike(value, collectives) for value in values)
 
     def run_on_all(self, frame: Frame) -> None:
         """Runs the ops on all rows in front of the loop; iterations take one of the result."""

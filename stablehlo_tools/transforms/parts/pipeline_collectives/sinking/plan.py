@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from stablehlo_tools.analysis.collectives import Collective, classify_communication, tensor_bytes
-from stablehlo_tools.analysis.group_values import Alike
+from stablehlo_tools.analysis.group_values import AlikeInGroups
 from stablehlo_tools.analysis.loop_carries import Trees, tree_reducer
 from stablehlo_tools.analysis.loop_values import LoopIndices
 from stablehlo_tools.analysis.loops import Key, LoopBody
@@ -71,7 +71,7 @@ class Sinking:
 
 
 def sinkings(
-    body: LoopBody, indices: LoopIndices, trips: int | None, alike: Alike
+    body: LoopBody, indices: LoopIndices, trips: int | None, alike: AlikeInGroups
 ) -> dict[Key, Sinking | str]:
     """How each collective of a loop can run after it, by `key_of`, or why it cannot.
 
@@ -85,7 +85,7 @@ class _Planner:
     """Tries the ways for all collectives of one loop."""
 
     def __init__(
-        self, body: LoopBody, indices: LoopIndices, trips: int | None, alike: Alike
+        self, body: LoopBody, indices: LoopIndices, trips: int | None, alike: AlikeInGroups
     ) -> None:
         self._body = body
         self._number = {key_of(c.op): i for i, c in enumerate(body.collectives)}

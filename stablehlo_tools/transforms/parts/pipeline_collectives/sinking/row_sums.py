@@ -31,9 +31,8 @@ from dataclasses import dataclass
 from math import prod
 
 from stablehlo_tools.analysis.added_rows import AddedRow, added_row
-from stablehlo_tools.analysis.collectives import Collective, classify_communication
-from stablehlo_tools.analysis.group_values import Alike, steering
-from stablehlo_tools.analysis.loop_carries import only_user
+from stablehlo_tools.analysis.collectives import Collective
+from stablehlo_tools.analysis.group_values import AlikeInGroups
 from stablehlo_tools.analysis.loops import LoopBody
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import ADD, CONVERT
@@ -52,6 +51,7 @@ from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.rows import (
 )
 from stablehlo_tools.transforms.parts.pipeline_collectives.sinking.sums import (
     ChainOp,
+    chain_from,
     takes_number,
     why_not_linear,
 )
@@ -77,19 +77,12 @@ class RowSum:
         return [shape_of(self.buffer)[dim] for dim in self.row.dims]
 
 
-def row_sum(body: LoopBody, collective: Collective, alike: Alike) -> RowSum | str:
+def row_sum(body: LoopBody, collective: Collective, alike: AlikeInGroups) -> RowSum | str:
     """How a collective can run on the sums of all rows, or why it cannot."""
-    steps: list[ChainOp] = []
-    op, value = collective.op, collective.op.operands[0]
-    while op.name != ADD:
-        if len(op.results) != 1 or list(op.operands).count(value) != 1:
-            return f"the {named(op)} is not linear"
-        steps.append(ChainOp(op, list(op.operands).index(value)))
-        value = op.results[0]
-        following = only_user(body, value)
-        if isinstance(following, str):
-            return following
-        op = following
+    chain = chain_from(body, collective, lambda op: op.name == ADD)
+    if isinstance(chain, str):
+        return chain
+    steps, op, value = chain
     row = added_row(body, op, value)
     if isinstance(row, str):
         return row
@@ -102,12 +95,8 @@ def row_sum(body: LoopBody, collective: Collective, alike: Alike) -> RowSum | st
     unknown = next((step.op for step in steps if not has_rule(step.op)), None)
     if unknown is not None:
         return f"the {named(unknown)} does not run on stacked values"
-    classify = classify_communication(op.context)
-    collectives = [found for step in steps if (found := classify(step.op)) is not None]
-    loop = steering(body.loop)
     valid = [] if row.valid is None else [row.valid]
-    values = [*(loop or ()), *row.starts, *valid]
-    if loop is None or not all(alike(value, collectives) for value in values):
+    if not alike(body.loop, [step.op for step in steps], [*row.starts, *valid]):
         return "it is not shown that all devices of a group add to the same row"
     return RowSum(steps, row, buffer)
 

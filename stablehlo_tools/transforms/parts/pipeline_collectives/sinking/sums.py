@@ -34,7 +34,7 @@ that overflows in one order may not in another.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -226,11 +226,14 @@ class Accumulated:
         return (self.tree.carry, self.leaf.negative, shape, tuple(steps))
 
 
-def accumulated(body: LoopBody, collective: Collective, trees: Trees) -> Accumulated | str:
-    """How a collective can run on an accumulator, or why it cannot."""
+def chain_from(
+    body: LoopBody, collective: Collective, ends: Callable[[ir.Operation], bool]
+) -> tuple[list[ChainOp], ir.Operation, ir.Value] | str:
+    """The ops that lead from a collective, each read by the next alone, to one that ends a chain;
+    that one, and what it reads of the chain. Or why there is none."""
     steps: list[ChainOp] = []
     op, value = collective.op, collective.op.operands[0]
-    while tree_reducer(op) is None:
+    while not ends(op):
         if len(op.results) != 1 or list(op.operands).count(value) != 1:
             return f"the {named(op)} is not linear"
         steps.append(ChainOp(op, list(op.operands).index(value)))
@@ -239,6 +242,15 @@ def accumulated(body: LoopBody, collective: Collective, trees: Trees) -> Accumul
         if isinstance(following, str):
             return following
         op = following
+    return steps, op, value
+
+
+def accumulated(body: LoopBody, collective: Collective, trees: Trees) -> Accumulated | str:
+    """How a collective can run on an accumulator, or why it cannot."""
+    chain = chain_from(body, collective, lambda op: tree_reducer(op) is not None)
+    if isinstance(chain, str):
+        return chain
+    steps, op, value = chain
     tree = trees.over(op)
     if isinstance(tree, str):
         return tree
