@@ -53,15 +53,10 @@ def settle_overwriting(nodes: Mapping[int, Node], users: Sequence[Sequence[int]]
     for node in nodes.values():
         if node.role not in _WRITERS or not node.passes:
             continue
-        kept = tuple(
-            ref
-            if ref is None or not _changes(node, i) or _is_last(node, ref, nodes, users)
-            else None
-            for i, ref in enumerate(node.passes)
-        )
+        kept = _kept_in_place(node, nodes, users)
         if node.role is Role.LOOP:
             node.copied = sum(
-                size
+                size / 2 if nodes[before[0]].role is Role.CHEAP else size  # written, not read
                 for size, before, after in zip(node.result_bytes, node.passes, kept, strict=False)
                 if before is not None and after is None
             )
@@ -69,6 +64,24 @@ def settle_overwriting(nodes: Mapping[int, Node], users: Sequence[Sequence[int]]
             node.passes, node.reads = (), ()
         else:
             node.passes = kept
+
+
+def _kept_in_place(
+    node: Node, nodes: Mapping[int, Node], users: Sequence[Sequence[int]]
+) -> tuple[Ref | None, ...]:
+    """The passes of a writer that can stay; of several results that would write into one value, as
+    carries that start from the same zeros, the first."""
+    kept: list[Ref | None] = []
+    written: set[Ref] = set()
+    for number, ref in enumerate(node.passes):
+        if ref is None or not _changes(node, number):
+            kept.append(ref)
+        elif ref in written or not _is_last(node, ref, nodes, users):
+            kept.append(None)
+        else:
+            written.add(ref)
+            kept.append(ref)
+    return tuple(kept)
 
 
 def _changes(node: Node, result: int) -> bool:

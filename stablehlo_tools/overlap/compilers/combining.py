@@ -50,6 +50,10 @@ class _Combiner:
             if len(starts) > 1:
                 self._keys.update(dict.fromkeys(starts, key))
         self._deps = [set(task.needs) for task in graph.tasks]
+        self._users = [0] * len(self._deps)  # how many nodes use each
+        for deps in self._deps:
+            for dep in deps:
+                self._users[dep] += 1
         self._node = list(range(len(self._deps)))  # by task, the node that it is part of
 
     def groups(self) -> list[list[int]]:
@@ -69,15 +73,13 @@ class _Combiner:
     def _collect(self, key: _Key, left: set[int]) -> list[int]:
         """Collectives of a key that do not follow from each other, the last ones first."""
         limit = self._limits[key[0]]
-        users = [0] * len(self._deps)  # how many nodes use each
-        for deps in self._deps:
-            for dep in deps:
-                users[dep] += 1
+        alike = sum(self._keys[node] == key for node in left)
+        users = list(self._users)
         ready = [-n for n, count in enumerate(users) if not count and self._node[n] == n]
         heapify(ready)
         taken: list[int] = []
         size = 0.0
-        while ready:
+        while ready and len(taken) < alike:
             node = -heappop(ready)
             if node in left and self._keys[node] == key:
                 size += self._bytes[node]
@@ -95,12 +97,20 @@ class _Combiner:
         """Makes one node of a group: the dependences of all, and all of their users."""
         first, *others = group
         gone = set(others)
+        joined = set[int]().union(*(self._deps[member] for member in group))
+        for member in group:
+            for dep in self._deps[member]:
+                self._users[dep] -= 1
         for other in others:
             self._node[other] = first
-            self._deps[first] |= self._deps[other]
             self._deps[other] = set()
+            self._users[other] = 0
+        self._deps[first] = joined
+        for dep in joined:
+            self._users[dep] += 1
         for deps in self._deps:
             if not gone.isdisjoint(deps):
+                self._users[first] += first not in deps
                 deps.difference_update(gone)
                 deps.add(first)
 
