@@ -10,6 +10,7 @@ RMSNorm, rotary positions, grouped key and value heads, SwiGLU, cross-entropy on
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
@@ -29,7 +30,7 @@ class DecoderConfig(Network):
     """Sizes of the model, of the batch and of the mesh. The defaults are tiny and complete.
 
     `scan_layers` runs one stacked layer in a `lax.scan`; `remat` recomputes each in the backward
-    pass.
+    pass, all of it but what `policy` keeps: the name of one of jax.checkpoint_policies.
     """
 
     layers: int = 2
@@ -44,6 +45,7 @@ class DecoderConfig(Network):
     sequence: int = 32
     scan_layers: bool = False
     remat: bool = False
+    policy: str = "nothing_saveable"
     fsdp: int = 4
     model: int = 2
     stage: int = 1
@@ -104,7 +106,7 @@ class DecoderConfig(Network):
         """Logits, (batch, sequence, vocabulary)."""
         weights = self.cast(parameters)
         hidden = self._residual(jnp.take(weights["embedding"], batch["tokens"], axis=0))
-        layer = jax.checkpoint(self._layer) if self.remat else self._layer
+        layer = self._checkpointed() if self.remat else self._layer
         if self.scan_layers:
             hidden, _ = lax.scan(lambda x, w: (layer(x, w), None), hidden, weights["layers"])
         else:
@@ -115,6 +117,9 @@ class DecoderConfig(Network):
 
     def loss(self, parameters: Tree, batch: Tree) -> tuple[jax.Array, Metrics]:
         return layers.next_token_loss(self.forward(parameters, batch), batch["tokens"]), {}
+
+    def _checkpointed(self) -> Callable[[jax.Array, Tree], jax.Array]:
+        return jax.checkpoint(self._layer, policy=getattr(jax.checkpoint_policies, self.policy))
 
     def _layer(self, hidden: jax.Array, weights: Tree) -> jax.Array:
         hidden = self._residual(hidden + self._attention(hidden, weights))

@@ -20,6 +20,7 @@ import numpy as np
 from stablehlo_tools import bindings
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import (
+    BARRIER,
     DYNAMIC_UPDATE_SLICE,
     MANUAL_COMPUTATION,
     RESHAPE,
@@ -28,7 +29,8 @@ from stablehlo_tools.dialect.names import (
 )
 from stablehlo_tools.dialect.traits import Trait, ops_with_any
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
-from stablehlo_tools.ir.values import producer, unconstrained
+from stablehlo_tools.ir.carriers import rebuild
+from stablehlo_tools.ir.values import has_uses, producer, unconstrained
 from stablehlo_tools.ir.walk import ops_where, terminator, walk
 from stablehlo_tools.ir.while_loop import WhileLoop
 
@@ -72,6 +74,115 @@ def erase_unused(block: ir.Block) -> None:
         for region in op.regions:
             for inner in region.blocks:
                 erase_unused(inner)
+
+
+def drop_unused_carries(block: ir.Block) -> None:
+    """Takes from the loops of a block, and of blocks in it, what they carry for nothing: what is
+    read by nothing but its own next value; and erases what is unused then.
+
+    Handles of these loops must not be used afterwards.
+    """
+    for view in reversed(list(block.operations)):
+        op = view.operation
+        for region in op.regions:
+            for inner in region.blocks:
+                drop_unused_carries(inner)
+        if op.name == WHILE and "mhlo.sharding" not in op.attributes:
+            _drop_carries(op, _unused_carries(op))
+    erase_unused(block)
+
+
+def _unused_carries(loop: ir.Operation) -> set[int]:
+    body = WhileLoop(loop)
+    unused = {
+        carry
+        for carry, result in enumerate(loop.results)
+        if not has_uses(result) and not body.is_read_by_condition(carry)
+    }
+    while unused:
+        needed = _needed(body, unused)
+        still = {carry for carry in unused if body.arguments[carry] not in needed}
+        if still == unused:
+            break
+        unused = still
+    return unused
+
+
+def _needed(body: WhileLoop, without: set[int]) -> set[ir.Value]:
+    """What an iteration needs for all that it hands on, without some carries, and does."""
+    ops = [view.operation for view in body.block.operations][:-1]
+    needed = {end for carry, end in enumerate(body.ends) if carry not in without}
+    for op in reversed(ops):
+        plain = len(op.results) and op.name.startswith(_PLAIN) and op.name not in _KEPT
+        if not plain or any(result in needed for result in op.results):
+            needed.update(_values_used(op))
+    return needed
+
+
+def _values_used(op: ir.Operation) -> list[ir.Value]:
+    values: list[ir.Value] = []
+
+    def visit(inner: ir.Operation) -> ir.WalkResult:
+        values.extend(inner.operands)
+        return ir.WalkResult.ADVANCE
+
+    walk(op, visit)
+    return values
+
+
+def _drop_carries(loop: ir.Operation, dropped: set[int]) -> None:
+    if not dropped:
+        return
+    kept = [carry for carry in range(len(loop.operands)) if carry not in dropped]
+    condition, body = (region.blocks[0] for region in loop.regions)
+    end = terminator(body)
+    rebuild(end, [end.operands[carry] for carry in kept], [])
+    erase_unused(body)
+    for block in (condition, body):
+        for carry in sorted(dropped, reverse=True):
+            block.erase_argument(carry)
+    attributes = dict(loop.attributes.items())
+    if "sdy.sharding" in attributes:
+        stated = list(bindings.TensorShardingPerValueAttr(attributes["sdy.sharding"]).shardings)
+        attributes["sdy.sharding"] = bindings.TensorShardingPerValueAttr.get(
+            [stated[carry] for carry in kept], loop.context
+        )
+    new = ir.Operation.create(
+        loop.name,
+        results=[loop.results[carry].type for carry in kept],
+        operands=[loop.operands[carry] for carry in kept],
+        attributes=attributes,
+        regions=2,
+        loc=loop.location,
+        ip=ir.InsertionPoint(loop),
+    )
+    for source, target in zip(loop.regions, new.regions, strict=True):
+        source.blocks[0].append_to(target)
+    for number, carry in enumerate(kept):
+        loop.results[carry].replace_all_uses_with(new.results[number])
+    loop.erase()
+
+
+def trim_barriers(block: ir.Block) -> None:
+    """Takes from the barriers of a block what nothing uses behind them."""
+    for view in list(block.operations):
+        op = view.operation
+        if op.name != BARRIER:
+            continue
+        used = [number for number, result in enumerate(op.results) if has_uses(result)]
+        if not used or len(used) == len(op.results):
+            continue
+        values = [op.operands[number] for number in used]
+        new = ir.Operation.create(
+            op.name,
+            results=[value.type for value in values],
+            operands=values,
+            loc=op.location,
+            ip=ir.InsertionPoint(op),
+        )
+        for number, result in zip(used, new.results, strict=True):
+            op.results[number].replace_all_uses_with(result)
+        op.erase()
 
 
 def fold_reshapes(module: ir.Module) -> None:

@@ -50,6 +50,11 @@ PASSES: dict[str, Entry] = {
         "ExpandPipelinePass",
         "a loop over layers becomes a pipeline over a mesh axis: GPipe, interleaved or 1F1B",
     ),
+    "rematerialize": Entry(
+        "stablehlo_tools.transforms.rematerialize",
+        "RematerializePass",
+        "the backward computes again what is not worth keeping, until the program fits",
+    ),
     "split-layers": Entry(
         "stablehlo_tools.transforms.split_layers",
         "SplitLayersPass",

@@ -22,6 +22,7 @@ class Stage(enum.IntEnum):
     PIPELINE = 30  # global view: layers over a mesh axis, while the loop over them is whole
     CONSTRAINTS = 35  # global view: what a partitioner would have to guess
     PARTITION = 40  # collectives become explicit; all below rewrites them
+    RECOMPUTE = 45  # what the backward keeps, once its times and bytes are those of a device
     SMALLER = 50  # collectives that move less
     HIERARCHY = 60  # collectives over fewer devices each
     SPLIT = 80  # independent parts: one's compute hides another's collectives

@@ -1,0 +1,23 @@
+// RUN: stablehlo-tools opt %s -p "rematerialize{memory-limit=1e-9}" --verify-diagnostics --split-input-file
+// RUN: not stablehlo-tools opt %s -p "rematerialize{memory-limit=-1}" 2>&1 \
+// RUN:   | filecheck %s --check-prefix=NEGATIVE
+
+// P1: a limit is positive.
+// NEGATIVE: error: rematerialize: memory-limit is a positive number of GiB (P1)
+
+// P2: no op has a token yet.
+func.func @token_p2(%x: tensor<4x4xf32>, %token: !stablehlo.token) -> (tensor<4x4xf32>, !stablehlo.token) {
+  // expected-error@+1 {{rematerialize}}
+  %y:2 = stablehlo.optimization_barrier %x, %token : tensor<4x4xf32>, !stablehlo.token
+  return %y#0, %y#1 : tensor<4x4xf32>, !stablehlo.token
+}
+
+// -----
+
+// P3: some choice fits; here there is nothing to choose.
+// expected-error@+1 {{rematerialize: the least memory that was found is}}
+func.func @fits_p3(%x: tensor<4x4xf32>, %w: tensor<4x4xf32>) -> tensor<4x4xf32> {
+  %y = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  %z = stablehlo.tanh %y : tensor<4x4xf32>
+  return %z : tensor<4x4xf32>
+}

@@ -1,0 +1,186 @@
+"""rematerialize on exported training steps: what fits, what is kept, values, and the compilers."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import export, lax
+from models.zoo import ZOO
+from soaking import first
+
+import stablehlo_tools
+from stablehlo_tools.analysis.tasks.expected import expected_run
+from stablehlo_tools.artifacts import artifact
+from stablehlo_tools.artifacts.artifact import Artifact
+from stablehlo_tools.cost.hardware import load_hardware
+from stablehlo_tools.diagnostics import Diagnostics, ToolError
+from stablehlo_tools.targets.compilation import compile_artifact
+from stablehlo_tools.transforms.rematerialize import RematerializePass
+from stablehlo_tools.verify.comparison import Rule
+from stablehlo_tools.verify.verification import Options, verify_artifacts
+
+ROWS, WIDTH, LAYERS = 16_384, 1024, 8
+GIB = 2.0**30
+POLICIES = ("nothing_saveable", "dots_saveable", "dots_with_no_batch_dims_saveable")
+
+
+@cache
+def step(*, scan: bool, policy: str = "", layers: int = LAYERS) -> export.Exported:
+    """Gradients of layers with a few activations each, 64 MiB apiece."""
+
+    def layer(x: jax.Array, weights: tuple[jax.Array, jax.Array]) -> jax.Array:
+        return x + jnp.tanh(jnp.sin(x @ weights[0]) * x) @ weights[1]
+
+    def loss(weights: tuple[jax.Array, jax.Array], x: jax.Array) -> jax.Array:
+        rule = getattr(jax.checkpoint_policies, policy) if policy else None
+        chosen = jax.checkpoint(layer, policy=rule) if policy else layer
+        if scan:
+            x, _ = lax.scan(lambda x, w: (chosen(x, w), None), x, weights)
+        else:
+            for number in range(layers):
+                x = chosen(x, (weights[0][number], weights[1][number]))
+        return jnp.square(x).mean()
+
+    weights = (jax.ShapeDtypeStruct((layers, WIDTH, WIDTH), jnp.float32),) * 2
+    x = jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.float32)
+    return export.export(jax.jit(jax.grad(loss)), platforms=("cpu",))(weights, x)
+
+
+def rematerialized(exported: export.Exported, limit: float | None = None) -> Artifact:
+    """A program behind the pass."""
+    after = artifact.from_exported(exported)
+    RematerializePass(memory_limit=limit).run(after.module, Diagnostics())
+    return after
+
+
+def peak(program: Artifact) -> float:
+    """GiB as expected."""
+    return expected_run(program.module, load_hardware("h100")).peak_bytes / GIB
+
+
+def least(exported: export.Exported) -> float:
+    """The least GiB that are found."""
+    with pytest.raises(ToolError, match=r"\(P3\)") as caught:
+        rematerialized(exported, 1e-3)
+    found = re.search(r"was found is ([\d.e+-]+) GiB", caught.value.diagnostic.message)
+    assert found
+    return float(found.group(1))
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_what_is_found_is_within_the_limit(scan: bool):
+    before = step(scan=scan)
+    smallest, whole = least(before), peak(artifact.from_exported(before))
+    assert smallest < 0.6 * whole
+    for limit in (smallest * 1.06, (smallest + whole) / 2):
+        assert peak(rematerialized(before, limit)) <= limit
+
+
+@pytest.mark.parametrize("scan", [False, True])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_no_policy_of_jax_is_better(scan: bool, policy: str):
+    """In no more memory the artifact is expected to take no longer, whoever chose before."""
+    hardware = load_hardware("h100")
+    theirs = artifact.from_exported(step(scan=scan, policy=policy))
+    bound = expected_run(theirs.module, hardware)
+    for start in ("", policy):
+        ours = rematerialized(step(scan=scan, policy=start), bound.peak_bytes / 0.95 / GIB + 1e-6)
+        run = expected_run(ours.module, hardware)
+        assert run.peak_bytes <= bound.peak_bytes * 1.0001
+        assert run.contended_ns <= bound.contended_ns * 1.02
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_the_choice_is_made_once(scan: bool):
+    once = rematerialized(step(scan=scan), 2.0)
+    text = str(once.module)
+    assert text == str(rematerialized(step(scan=scan), 2.0).module), "the same twice"
+    before = expected_run(once.module, load_hardware("h100"))
+    RematerializePass(memory_limit=2.0).run(once.module, Diagnostics())
+    again = expected_run(once.module, load_hardware("h100"))
+    assert again.contended_ns == pytest.approx(before.contended_ns, rel=0.02)
+
+
+@pytest.mark.parametrize("target", ["cpu", "gpu", "tpu"])
+@pytest.mark.parametrize(("scan", "layers"), [(False, LAYERS), (True, LAYERS), (True, 2)])
+def test_compilers_keep_it(target: str, scan: bool, layers: int):
+    """XLA's own figure falls as expected: nothing was merged, or run early."""
+    before = step(scan=scan, layers=layers)
+    limit = least(before) * 1.07
+    machines = {"gpu": "h100", "tpu": "tpu-v5e"}
+    hardware = load_hardware(machines[target]) if target in machines else None
+    after = rematerialized(before, limit)
+    sizes: list[float] = []
+    for program in (artifact.from_exported(before), after):
+        compiled = compile_artifact(program, target, 600.0, hardware=hardware)
+        assert compiled.memory is not None
+        sizes.append(compiled.memory.total_bytes / GIB)
+    assert sizes[1] < 0.75 * sizes[0]
+    assert sizes[1] < 1.35 * peak(after)
+
+
+SMALL = (
+    ("decoder-2d-scan-step", {}),
+    ("decoder-2d-step", {"remat": True}),
+    ("decoder-2d-scan-step", {"remat": True, "policy": "dots_saveable"}),
+    ("decoder-2d-step", {}),
+    ("decoder-2d-scan-step", {"remat": True}),
+    ("mamba-scan-step", {}),
+    ("moe-step", {}),
+    ("moe-shard-map-step", {}),
+    ("encoder-decoder-step", {}),
+    ("nnx-llama-step", {}),
+    ("vit-step", {}),
+)
+
+
+@pytest.mark.parametrize("partition", ["", "partition,"])
+@pytest.mark.parametrize("case", first(2, SMALL), ids=str)
+def test_values_of_models(case: tuple[str, dict[str, object]], partition: str):
+    """On 8 devices, within what a compiler's fusions round otherwise."""
+    name, options = case
+    before = ZOO[name].build(**options)
+    assert isinstance(before, export.Exported)
+    if partition:
+        before = stablehlo_tools.transform(before, partition.removesuffix(","))
+    after = rematerialized(before)
+    rule = Rule(rtol=1e-5, atol=1e-6)
+    assert verify_artifacts(artifact.from_exported(before), after, Options(rule=rule)).same
+
+
+def test_explains_with_the_policy_of_jax():
+    diagnostics = Diagnostics()
+    program = artifact.from_exported(step(scan=True))
+    limit = least(step(scan=True)) * 1.07
+    RematerializePass(memory_limit=limit, explain=True).run(program.module, diagnostics)
+    texts = [each.message for each in diagnostics.collected]
+    assert "jax.checkpoint" in texts[0]
+    assert any(text.startswith("kept: ") and "of each of 8 layers" in text for text in texts)
+    assert any(text.startswith("again: dot_general") for text in texts)
+
+
+def test_random_numbers_are_not_drawn_anew():
+    """A mask of dropout is the same in both directions: it follows from its key, not from when."""
+
+    def loss(weights: jax.Array, key: jax.Array, x: jax.Array) -> jax.Array:
+        def layer(x: jax.Array, pair: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+            mask = jax.random.bernoulli(pair[1], 0.5, x.shape)
+            return jnp.tanh(x @ pair[0]) * mask, None
+
+        keys = jax.random.split(jax.random.wrap_key_data(key), weights.shape[0])
+        return jnp.square(lax.scan(layer, x, (weights, keys))[0]).sum()
+
+    arguments = (
+        jax.ShapeDtypeStruct((3, 16, 16), jnp.float32),
+        jax.ShapeDtypeStruct((2,), jnp.uint32),
+        jax.ShapeDtypeStruct((8, 16), jnp.float32),
+    )
+    before = export.export(jax.jit(jax.grad(loss)))(*arguments)
+    after = rematerialized(before)
+    assert verify_artifacts(
+        artifact.from_exported(before), after, Options(rule=Rule(rtol=1e-6, atol=1e-7))
+    ).same

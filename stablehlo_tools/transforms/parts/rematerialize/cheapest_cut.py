@@ -1,0 +1,194 @@
+"""What to keep and what to compute again, at a price of memory: a minimum cut.
+
+A value that is needed is kept, at a price, or the op that makes it is repeated, at the time that
+this takes, and then needs its operands. For a linear price of memory the best choice is a closure,
+and so a minimum cut (Picard, "Maximal closure of a graph", 1976); PyTorch's partitioner of joint
+graphs cuts likewise, by bytes alone.
+
+    source --endless--> value that is required
+    value ---keeping---> op that makes it           cut: kept
+    op ----repeating---> sink                       cut: repeated
+    op ----endless-----> values that it reads       repeated ops need them
+
+The plans for all prices are the corners of a convex curve of time against memory, found by halving:
+between two of them, the price at which both are equally good shows the best one in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import inf
+
+import numpy as np
+from scipy.sparse import csr_matrix
+from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+
+_ENDLESS = (1 << 31) - 1  # the most that SciPy's capacities hold
+_LARGEST = 1 << 29  # of a finite one
+_APART = 0.02  # of the price of memory: between values that would change together
+_FAR = 0.02  # of the bytes of the fastest plan: between corners so far apart others are looked for
+_LITTLE = 0.002  # of the bytes of the fastest plan: not worth a plan of its own
+_MOST_LEFT_OUT = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """Something that may be needed again: what it takes to keep it, and the op that makes it.
+
+    `keep_ns` is the traffic of keeping, endless of what cannot be kept, `keep_bytes` what stays in
+    memory; `maker` is None of what no op can make again.
+    """
+
+    keep_ns: float
+    keep_bytes: float
+    maker: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Repeatable:
+    """An op that can be run again: ns that this takes, and the values that it reads."""
+
+    ns: float
+    reads: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which values are kept and which ops run again, with the time and the bytes of it: the best
+    if a byte costs `price` ns and the values `without` may not be kept."""
+
+    price: float
+    without: frozenset[int]
+    kept: frozenset[int]
+    repeated: frozenset[int]
+    ns: float
+    bytes: float
+    weight: float  # the bytes as they count, where equal values shall not change together
+
+
+@dataclass
+class KeepOrRepeat:
+    """The choice for a forward and a backward: `required` are values that the backward reads."""
+
+    values: list[Value] = field(default_factory=list[Value])
+    ops: list[Repeatable] = field(default_factory=list[Repeatable])
+    required: list[int] = field(default_factory=list[int])
+
+    def cheapest(self, ns_per_byte: float, without: frozenset[int] = frozenset()) -> Plan:
+        """What takes least time if each byte that is kept costs so much, give or take a little, so
+        that equal layers, or halves of one, do not change all at once."""
+        count = len(self.values)
+        source, sink = count + len(self.ops), count + len(self.ops) + 1
+        keeping = [
+            v.keep_ns + ns_per_byte * self._weight(number) for number, v in enumerate(self.values)
+        ]
+        for number in without:
+            keeping[number] = inf
+        prices = [*keeping, *(op.ns for op in self.ops)]
+        unit = max([1.0, *(price for price in prices if price < inf)]) / _LARGEST
+        tails: list[int] = []
+        heads: list[int] = []
+        rooms: list[int] = []
+
+        def edge(tail: int, head: int, room: int) -> None:
+            tails.append(tail)
+            heads.append(head)
+            rooms.append(room)
+
+        for value in sorted(set(self.required)):
+            edge(source, value, _ENDLESS)
+        for number, value in enumerate(self.values):
+            head = sink if value.maker is None else count + value.maker
+            edge(number, head, _room(keeping[number], unit))
+        for number, op in enumerate(self.ops):
+            edge(count + number, sink, _room(op.ns, unit))
+            for read in dict.fromkeys(op.reads):
+                edge(count + number, read, _ENDLESS)
+        reached = _source_side(tails, heads, rooms, source, sink)
+        repeated = frozenset(n for n in range(len(self.ops)) if reached[count + n])
+        needed = [n for n in range(count) if reached[n]]
+        kept = frozenset(n for n in needed if self.values[n].maker not in repeated)
+        return self._plan(ns_per_byte, without, kept, repeated)
+
+    def _weight(self, number: int) -> float:
+        """The bytes of keeping a value, somewhat less for the first ones, more for the last."""
+        part = number / len(self.values) - 0.5
+        return self.values[number].keep_bytes * (1.0 + _APART * part)
+
+    def _plan(
+        self,
+        price: float,
+        without: frozenset[int],
+        kept: frozenset[int],
+        repeated: frozenset[int],
+    ) -> Plan:
+        ns = sum(self.values[n].keep_ns for n in kept) + sum(self.ops[n].ns for n in repeated)
+        size = sum(self.values[n].keep_bytes for n in kept)
+        return Plan(price, without, kept, repeated, ns, size, sum(map(self._weight, kept)))
+
+    def curve(self, most: int = 64) -> list[Plan]:
+        """Plans from the fastest to the smallest, at most so many: the corners of the curve, and
+        between two that are far apart some that keep part of what the one keeps and the other does
+        not."""
+        corners = self._corners(most)
+        plans = list(corners)
+        for fast, small in pairwise(corners):
+            if fast.bytes - small.bytes > _FAR * corners[0].bytes:
+                plans += self._between(fast, small)
+        return _undominated(plans)
+
+    def _corners(self, most: int) -> list[Plan]:
+        fastest = self.cheapest(0.0)
+        smallest = self.cheapest(1e6 * max(1.0, fastest.ns) / max(1.0, fastest.bytes))
+        plans = {fastest.bytes: fastest, smallest.bytes: smallest}
+        pending = [(fastest, smallest)]
+        while pending and len(plans) < most:
+            fast, small = pending.pop(0)
+            saved, lost = fast.bytes - small.bytes, small.ns - fast.ns
+            if saved <= _LITTLE * fastest.bytes or lost <= 0:
+                continue
+            price = lost / max(fast.weight - small.weight, _LITTLE * saved)
+            middle = self.cheapest(price)
+            known = plans.get(middle.bytes)
+            if known is not None and known.ns <= middle.ns:
+                continue
+            plans[middle.bytes] = middle
+            pending += [(fast, middle), (middle, small)]
+        return [plans[size] for size in sorted(plans, reverse=True)]
+
+    def _between(self, fast: Plan, small: Plan) -> list[Plan]:
+        """Plans that do not keep one of the values that the faster of two corners keeps beyond the
+        smaller."""
+        more = sorted(fast.kept - small.kept, key=lambda n: (-self.values[n].keep_bytes, n))
+        return [self.cheapest(fast.price, frozenset({value})) for value in more[:_MOST_LEFT_OUT]]
+
+
+def _undominated(plans: Sequence[Plan]) -> list[Plan]:
+    """Those than which no other is both faster and smaller, the fastest first."""
+    left: list[Plan] = []
+    for plan in sorted(plans, key=lambda plan: (plan.bytes, plan.ns)):
+        if not left or plan.ns < left[-1].ns:
+            left.append(plan)
+    return left[::-1]
+
+
+def _room(price: float, unit: float) -> int:
+    return _ENDLESS if price == inf else int(price / unit) + 1
+
+
+def _source_side(
+    tails: Sequence[int], heads: Sequence[int], rooms: Sequence[int], source: int, sink: int
+) -> Sequence[bool]:
+    """The nodes that a maximum flow leaves reachable from the source."""
+    shape = (sink + 1, sink + 1)
+    data = np.asarray(rooms, dtype=np.int32)
+    graph = csr_matrix((data, (tails, heads)), shape=shape)
+    flow = maximum_flow(graph, source, sink).flow
+    left = (graph - flow).tocsr()  # backward edges too: a flow is negative there
+    left.data = np.maximum(left.data, 0)
+    left.eliminate_zeros()
+    reached = np.zeros(sink + 1, dtype=bool)
+    reached[breadth_first_order(left, source, return_predecessors=False)] = True
+    return reached.tolist()

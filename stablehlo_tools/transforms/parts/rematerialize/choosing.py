@@ -1,0 +1,259 @@
+"""At which price of memory a program fits, and is fastest.
+
+Each passage has a plan for each price of memory. Prices are tried on copies of the program, which
+are timed as the compiler is expected to schedule them: the cut knows single ops, not what becomes
+one kernel, or which collective something hides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf
+
+from stablehlo_tools.analysis.effects import Effects
+from stablehlo_tools.analysis.tasks.expected import expected_run
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.cost.hardware import Hardware
+from stablehlo_tools.diagnostics import Diagnostic
+from stablehlo_tools.dialect.names import MANUAL_COMPUTATION, WHILE
+from stablehlo_tools.ir.cleanup import (
+    drop_unused_carries,
+    erase_unused,
+    link_loops,
+    trim_barriers,
+)
+from stablehlo_tools.ir.clone import copy_module
+from stablehlo_tools.ir.equal_branches import fold_equal_branches
+from stablehlo_tools.ir.inline import inline_all_calls
+from stablehlo_tools.ir.walk import entry_function, functions_by_name
+from stablehlo_tools.transforms.parts.rematerialize.cheapest_cut import Plan
+from stablehlo_tools.transforms.parts.rematerialize.explaining import explained
+from stablehlo_tools.transforms.parts.rematerialize.loop_constants import sink_broadcasts
+from stablehlo_tools.transforms.parts.rematerialize.passages import (
+    BlockPassage,
+    LoopPassage,
+    Passage,
+    block_passage,
+    loop_passages,
+)
+from stablehlo_tools.transforms.parts.rematerialize.prices import (
+    Prices,
+    number_ops,
+    origin_of,
+)
+from stablehlo_tools.transforms.parts.rematerialize.problems import Problem, problem_of
+from stablehlo_tools.transforms.parts.rematerialize.writing import write_block, write_loops
+
+_WORTH = 0.002  # of the time: what a rewrite has to save
+_PATIENCE = 4  # settings in a row that are no better
+_STRIDES = (1, 2, 4)
+_LARGE = 1500  # ops that can be repeated: of such programs not every setting is tried, but those
+_NEAR = 0.08  # that keep so much less than another, of what is kept at most
+
+
+@dataclass(frozen=True, order=True)
+class Setting:
+    """What decides all plans: the price of memory in ns per byte, which waists of blocks are kept
+    (`problem_of`), and values, by passage and position, that are not kept."""
+
+    price: float
+    stride: int = 1
+    without: tuple[tuple[int, int], ...] = ()
+
+    def of(self, passage: int) -> frozenset[int]:
+        """What is not kept in a passage."""
+        return frozenset(position for number, position in self.without if number == passage)
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What a program takes with a setting, or as it is, if the compiler schedules it as expected:
+    ns, and the most bytes alive."""
+
+    setting: Setting | None
+    module: ir.Module
+    ns: float
+    peak_bytes: float
+
+
+class Choice:
+    """Tries prices of memory on a program. `local` makes of a copy what one device runs."""
+
+    def __init__(
+        self,
+        module: ir.Module,
+        prices: Prices,
+        hardware: Hardware,
+        local: Callable[[ir.Module], ir.Module],
+    ) -> None:
+        self._module = module
+        self._prices = prices
+        self._hardware = hardware
+        self._local = local
+        self._tried: dict[Setting, Tried] = {}
+
+    def settings(self) -> list[tuple[Setting, float]]:
+        """The settings at which plans change, those that keep most first, and the bytes that each
+        keeps; not those that keep about as much as another."""
+        passages = [each for _, each in _passages(self._module, self._prices)]
+        sizes: dict[Setting, float] = {}
+        for stride in _STRIDES if any(map(_waists, passages)) else _STRIDES[:1]:
+            problems = [problem_of(each, self._prices, stride) for each in passages]
+            for number, problem in enumerate(problems):
+                for plan in problem.choice.curve():
+                    without = tuple((number, position) for position in sorted(plan.without))
+                    setting = Setting(plan.price, stride, without)
+                    sizes[setting] = sum(_plan(p, n, setting).bytes for n, p in enumerate(problems))
+        is_large = sum(len(each.makers) for each in passages) > _LARGE
+        near = _NEAR * max(sizes.values(), default=0.0) if is_large else 0.0
+        apart: list[tuple[Setting, float]] = []
+        for stride in _STRIDES:
+            of_stride = [setting for setting in sizes if setting.stride == stride]
+            last = inf
+            for setting in sorted(of_stride, key=lambda setting: (-sizes[setting], setting)):
+                if sizes[setting] < last - near:
+                    last = sizes[setting]
+                    apart.append((setting, last))
+        return sorted(apart, key=lambda each: (-each[1], each[0]))
+
+    def fastest(self, safe: float, module: ir.Module) -> Tried:
+        """The fastest program of which at most `safe` bytes are expected to be alive, `module`
+        itself if no other is faster; the one that needs least where none is."""
+        best = self._run(None, module)
+        settings = self.settings()
+        waited = 0
+        for setting, _ in settings[self._first_fitting(settings, safe) :]:
+            tried = self.tried(setting)
+            if _is_better(tried, best, safe):
+                best, waited = tried, 0
+            else:
+                waited += 1
+            if waited == _PATIENCE and best.peak_bytes <= safe:
+                break
+        return best
+
+    def _first_fitting(self, settings: Sequence[tuple[Setting, float]], limit: float) -> int:
+        """Where the settings begin to fit: what is alive beside what is kept is seen in those that
+        are tried on the way."""
+        number = 0
+        while number < len(settings) - _PATIENCE:
+            setting, size = settings[number]
+            peak = self.tried(setting).peak_bytes
+            if peak <= limit:
+                break
+            others = peak - size
+            fitting = (n for n, (_, kept) in enumerate(settings) if kept + others <= limit)
+            number = max(number + 1, next(fitting, len(settings)))
+        return max(0, min(number, len(settings) - _PATIENCE))
+
+    def notes(self, setting: Setting) -> list[Diagnostic]:
+        """What is said of the plans of a setting."""
+        notes: list[Diagnostic] = []
+        apply(copy_module(self._module), self._prices, setting, notes)
+        return notes
+
+    def tried(self, setting: Setting) -> Tried:
+        """The program with a setting."""
+        if setting not in self._tried:
+            draft = copy_module(self._module)
+            apply(draft, self._prices, setting)
+            self._tried[setting] = self._run(setting, draft)
+        return self._tried[setting]
+
+    def _run(self, setting: Setting | None, module: ir.Module) -> Tried:
+        run = expected_run(self._local(module), self._hardware)
+        return Tried(setting, module, run.contended_ns, run.peak_bytes)
+
+
+def _is_better(tried: Tried, best: Tried, safe: float) -> bool:
+    """Whether a program is the better one: within bounds and faster, or smaller."""
+    if best.peak_bytes > safe:
+        return tried.peak_bytes < best.peak_bytes
+    return tried.peak_bytes <= safe and tried.ns < (1.0 - _WORTH) * best.ns
+
+
+def prepare(module: ir.Module) -> None:
+    """Brings a program into the form that passages are read from, its ops numbered."""
+    inline_all_calls(module)
+    fold_equal_branches(module)
+    link_loops(module)
+    sink_broadcasts(module)
+    number_ops(module)
+
+
+def _plan(problem: Problem, number: int, setting: Setting) -> Plan:
+    """The plan of a setting for a passage, by its number."""
+    return problem.choice.cheapest(setting.price, setting.of(number))
+
+
+def _waists(passage: Passage) -> bool:
+    return isinstance(passage, BlockPassage) and bool(passage.waists)
+
+
+def apply(
+    module: ir.Module, prices: Prices, setting: Setting, notes: list[Diagnostic] | None = None
+) -> None:
+    """Writes the plans of a setting; `notes` gets what is said of them."""
+    waiting = dict(_passages(module, prices))
+    for number, name in enumerate(list(waiting)):
+        passage = waiting.get(name)
+        if passage is None:
+            continue
+        problem = problem_of(passage, prices, setting.stride)
+        plan = _plan(problem, number, setting)
+        if notes is not None:
+            notes += explained(problem, plan, prices)
+        kept = problem.kept(plan)
+        with ir.Location.unknown(module.context):
+            if isinstance(passage, LoopPassage):
+                write_loops(passage, kept)
+            elif isinstance(passage, BlockPassage):
+                write_block(passage, kept)
+        _clean(module)
+        del waiting[name]
+        if waiting:  # which may have read the ops that have been rewritten
+            waiting = {n: p for n, p in _passages(module, prices) if n in waiting}
+
+
+def _clean(module: ir.Module) -> None:
+    block = entry_function(module).regions[0].blocks[0]
+    erase_unused(block)
+    for inner in _blocks(module):
+        trim_barriers(inner)
+    drop_unused_carries(block)
+
+
+type _Name = tuple[int, int]  # the numbers of two loops; of the op that a block is in, and -1
+
+
+def _passages(module: ir.Module, prices: Prices) -> list[tuple[_Name, Passage]]:
+    """The passages of a program, whose ops have numbers: blocks before the loops in them."""
+    effects = Effects(functions_by_name(module))
+    loops: list[tuple[_Name, Passage]] = []
+    inside: set[ir.Value] = set()
+    blocks = _blocks(module)
+    for block in blocks:
+        for passage in loop_passages(block, effects):
+            ends = [passage.forward.loop, passage.backward.loop]
+            inside.update(loop.results[0] for loop in ends)
+            loops.append(((origin_of(ends[0]), origin_of(ends[1])), passage))
+    found: list[tuple[_Name, Passage]] = []
+    for block in blocks:
+        owner = block.owner.operation
+        if len(owner.results) and owner.results[0] in inside:
+            continue
+        passage = block_passage(block, effects, prices.bytes, inside)
+        if passage is not None:
+            found.append(((origin_of(owner), -1), passage))
+    return found + loops
+
+
+def _blocks(module: ir.Module) -> list[ir.Block]:
+    """The blocks that may hold a forward and its backward, inner ones behind those around them."""
+    blocks = [entry_function(module).regions[0].blocks[0]]
+    for block in blocks:
+        for view in block.operations:
+            if view.operation.name in (WHILE, MANUAL_COMPUTATION):
+                blocks.append(view.operation.regions[-1].blocks[0])
+    return blocks

@@ -1,0 +1,74 @@
+"""Large values that every iteration of a loop is given, though they are made of little.
+
+jax moves what does not depend on the iteration in front of a loop over layers: a causal mask, as
+large as all scores of attention, is in memory for both loops, and read in every iteration.
+
+    %mask = stablehlo.broadcast_in_dim %causal       // 4096 x 4096 -> 32 x 4096 x 4096
+    while (%i, %x, %m = %mask) { … %m … }
+  ==>
+    while (%i, %x) {
+      %m = stablehlo.broadcast_in_dim %causal        // becomes part of the kernel that reads it
+    }
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import BROADCAST, SHARDING_CONSTRAINT, WHILE
+from stablehlo_tools.ir.builder import shape_of
+from stablehlo_tools.ir.cleanup import drop_unused_carries
+from stablehlo_tools.ir.values import CONSTANTS, is_splat, producer
+from stablehlo_tools.ir.walk import ops_named, terminator
+from stablehlo_tools.ir.while_loop import WhileLoop
+
+_IOTA = "stablehlo.iota"
+_TIMES = 4  # as many elements as what it is made of: then it is worth it
+_LEAST = 1 << 16  # elements
+
+
+def sink_broadcasts(module: ir.Module) -> None:
+    """Makes large broadcasts, splats and iotas in the loops that take them.
+
+    Handles of loops must not be used afterwards.
+    """
+    for loop in ops_named(module.operation, {WHILE}):
+        body = WhileLoop(loop)
+        end = terminator(body.block)
+        for carry in sorted(body.invariant):
+            value, argument = loop.operands[carry], body.arguments[carry]
+            if _is_made_of_little(value):
+                first = body.block.operations[0].operation
+                inside = _copied(value, ir.InsertionPoint(first))
+                argument.replace_all_uses_except(inside, [end])
+    drop_unused_carries(module.body)
+
+
+def _is_made_of_little(value: ir.Value) -> bool:
+    op = producer(value)
+    if op is not None and op.name == SHARDING_CONSTRAINT:
+        return _is_made_of_little(op.operands[0])
+    if op is None or not _is_large(value):
+        return False
+    if op.name in CONSTANTS:
+        return is_splat(op)
+    if op.name == BROADCAST:
+        return _TIMES * prod(shape_of(op.operands[0])) <= prod(shape_of(value))
+    return op.name == _IOTA
+
+
+def _is_large(value: ir.Value) -> bool:
+    type_ = value.type
+    if not isinstance(type_, ir.RankedTensorType) or not type_.has_static_shape:
+        return False
+    return prod(type_.shape) >= _LEAST
+
+
+def _copied(value: ir.Value, point: ir.InsertionPoint) -> ir.Value:
+    op = producer(value)
+    assert op is not None, "it is made of little"
+    copy = op.clone(ip=point)
+    if op.name == SHARDING_CONSTRAINT:
+        copy.operands[0] = _copied(op.operands[0], ir.InsertionPoint(copy))
+    return copy.results[0]

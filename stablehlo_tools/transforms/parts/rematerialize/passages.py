@@ -1,0 +1,421 @@
+"""What crosses from a forward to its backward: which values the backward reads of the forward.
+
+Two kinds of passages. A *loop* over layers writes rows of stacks, which another one reads, an
+iteration each, mostly in reverse. And in a *block* of ops, unrolled layers, what comes before a
+border is read behind it.
+
+Whatever the backward computes again already, as jax.checkpoint writes it, is recognised as what the
+forward has computed (`same_values`): the choice is between all that the backward reads of the
+forward, however it comes by it now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, groupby
+from math import inf
+
+from stablehlo_tools.analysis.effects import Effects
+from stablehlo_tools.analysis.loop_carries import LoopCarries, Rows
+from stablehlo_tools.analysis.loops import (
+    Counted,
+    LoopBody,
+    counted,
+    is_integer_scalar,
+    known_integer,
+)
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import BARRIER, RESHAPE, SHARDING_CONSTRAINT, WHILE
+from stablehlo_tools.dialect.traits import Trait, ops_with
+from stablehlo_tools.ir.values import CONSTANTS, producer, unconstrained
+from stablehlo_tools.ir.walk import terminator
+from stablehlo_tools.transforms.parts.rematerialize.same_values import (
+    SameValues,
+    values_used_outside,
+)
+
+_CONTRACTIONS = ops_with(Trait.CONTRACTION)
+_WAIST = 1.05  # times the least bytes: as little
+_EDGE = 6  # of the ops, on either side
+_FEW_WAISTS = 3  # that a value crosses at most, if it is of one of them
+_VIEWS = frozenset({BARRIER, SHARDING_CONSTRAINT, RESHAPE})
+_NEVER_REPEATED = ops_with(Trait.OPAQUE) | ops_with(Trait.EFFECT) | ops_with(Trait.TOKEN)
+
+
+@dataclass
+class Passage:
+    """Values by their numbers: what the forward makes, and what the backward reads of it.
+
+    `makers`: the op that makes each value in the forward; `constraints`: the sharding constraint
+    that it has there. `given`: values that the backward has
+    anyway, or that cost nothing to have: constants, counters, what comes from outside of both.
+    `required`: those that the backward reads, `reads` how: each op with the values that are of the
+    forward. `stacked`: those that are kept now. `trips`: how often forward and backward run.
+    """
+
+    same: SameValues
+    trips: int
+    effects: Effects
+    values: dict[int, ir.Value] = field(default_factory=dict[int, ir.Value])
+    makers: dict[int, ir.Operation] = field(default_factory=dict[int, ir.Operation])
+    given: set[int] = field(default_factory=set[int])
+    required: set[int] = field(default_factory=set[int])
+    reads: list[tuple[ir.Operation, list[ir.Value]]] = field(
+        default_factory=list[tuple[ir.Operation, list[ir.Value]]]
+    )
+    constraints: dict[int, ir.Operation] = field(default_factory=dict[int, ir.Operation])
+
+    def add_forward(self, op: ir.Operation) -> None:
+        """Numbers an op of the forward."""
+        self.same.add(op)
+        for result in op.results:
+            number = self.same[result]
+            self.values.setdefault(number, result)
+            if op.name in CONSTANTS:
+                self.given.add(number)
+            if op.name == SHARDING_CONSTRAINT:
+                self.constraints.setdefault(number, op)
+            elif op.name != BARRIER:
+                self.makers.setdefault(number, op)
+
+    def read_backward(self, ops: Sequence[ir.Operation], ends: Sequence[ir.Value]) -> None:
+        """Notes what the numbered ops of a backward read of the forward, for what it hands on in
+        the end; not those that only do again what the forward has done."""
+        needed = set(ends)
+        for op in reversed(ops):
+            if op.name in (BARRIER, SHARDING_CONSTRAINT):
+                needed.update(
+                    o for o, r in zip(op.operands, op.results, strict=True) if r in needed
+                )
+                continue
+            runs = not len(op.results) or self.effects.has_effect(op)
+            if not runs and not any(result in needed for result in op.results):
+                continue
+            used = list(dict.fromkeys(values_used_outside(op)))
+            read = [value for value in used if self.is_of_forward(value)]
+            needed.update(value for value in used if not self.is_of_forward(value))
+            if read:
+                self.reads.append((op, read))
+                self.required.update(self.same[value] for value in read)
+        self.reads.reverse()
+
+    def is_of_forward(self, value: ir.Value) -> bool:
+        """Whether a value is one that the forward makes, and that is not to be had anyway."""
+        number = self.same[value]
+        return number in self.values and number not in self.given
+
+    def numbers_read(self, op: ir.Operation) -> list[int]:
+        """The numbers of what an op reads, each once."""
+        return list(dict.fromkeys(self.same[value] for value in values_used_outside(op)))
+
+    def can_repeat(self, op: ir.Operation) -> bool:
+        """Whether an op may run again: it computes, and nothing else."""
+        return op.name not in _NEVER_REPEATED and not self.effects.has_effect(op)
+
+
+@dataclass(frozen=True)
+class Stacked:
+    """A value that is kept in rows: the carry of the backward that they are, and which row, of the
+    iteration's own, it is."""
+
+    carry: int
+    written: Rows
+    offset: int
+
+
+@dataclass
+class LoopPassage(Passage):
+    """A loop over layers and the one that reads the rows that it has written.
+
+    `is_mirrored`: the backward takes the last row first. `stacked`: where the backward finds what
+    is kept now.
+    """
+
+    forward: LoopBody = field(kw_only=True)
+    backward: LoopBody = field(kw_only=True)
+    counts: tuple[Counted, Counted] = field(kw_only=True)
+    is_mirrored: bool = field(kw_only=True)
+    stacked: dict[int, Stacked] = field(default_factory=dict[int, "Stacked"])
+
+    @property
+    def place(self) -> ir.Location:
+        """Where the forward is."""
+        return self.forward.loop.location
+
+
+@dataclass
+class BlockPassage(Passage):
+    """The ops of a block before and behind a border, where most is alive.
+
+    `forward` are those before it, `backward` those behind it; `loops`, that write rows for others,
+    are never repeated.
+    `waists`: where least of the forward is read further on, as between layers, the numbers of
+    those values.
+    """
+
+    forward: list[ir.Operation] = field(kw_only=True)
+    backward: list[ir.Operation] = field(kw_only=True)
+    loops: set[ir.Value] = field(kw_only=True)
+    waists: list[frozenset[int]] = field(default_factory=list[frozenset[int]])
+
+    def can_repeat(self, op: ir.Operation) -> bool:
+        return super().can_repeat(op) and op.results[0] not in self.loops
+
+
+def block_passage(
+    block: ir.Block,
+    effects: Effects,
+    size_of: Callable[[ir.Value], float],
+    loops: set[ir.Value],
+) -> BlockPassage | None:
+    """What crosses the border of a block; None where nothing does. `loops` are never repeated."""
+    ops = [view.operation for view in block.operations]
+    border = _border(ops, size_of)
+    forward, backward = ops[:border], ops[border:]
+    if len(backward) < 2:
+        return None  # nothing but the end of the block
+    passage = BlockPassage(
+        SameValues(), 1, effects, forward=forward, backward=backward, loops=loops
+    )
+    for op in forward:
+        passage.add_forward(op)
+    for op in backward[:-1]:
+        passage.same.add(op)
+    passage.read_backward(backward, [])
+    passage.waists = _waists(passage, size_of)
+    return passage if passage.required else None
+
+
+def _waists(passage: BlockPassage, size_of: Callable[[ir.Value], float]) -> list[frozenset[int]]:
+    """Where least crosses from an op of the forward to those behind it, of what it makes itself.
+
+    Looked for between the first and the last contraction. What crosses many of them, as a mask for
+    all layers does, is no part of one, nor what follows from no contraction, as weights that are
+    converted.
+    """
+    same, ops = passage.same, passage.forward
+    made: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for position, op in enumerate(ops):
+        read = [same.root(same[value]) for value in values_used_outside(op)]
+        last.update(dict.fromkeys(read, position))
+        if op.name in _CONTRACTIONS or any(number in made for number in read):
+            for result in op.results:
+                made.setdefault(same.root(same[result]), position)
+    crossing = {
+        n: (first, last[n], size)
+        for n, first in made.items()
+        if last.get(n, first) > first
+        and n in passage.values
+        and n not in passage.given
+        and 0 < (size := size_of(passage.values[n])) < inf
+    }
+    change = [0.0] * (len(ops) + 1)
+    for first, end, size in crossing.values():
+        change[first] += size
+        change[end] -= size
+    alive = list(accumulate(change))
+    work = [position for position, op in enumerate(ops) if op.name in _CONTRACTIONS]
+    if len(work) < 2:
+        return []
+    inner = range(work[0], work[-1])
+    edge = len(inner) // _EDGE  # where arguments, which are not counted, stand for what crosses
+    least = _WAIST * min(alive[position] for position in inner[edge : len(inner) - edge])
+    waists: list[frozenset[int]] = []
+    runs = [[*run] for narrow, run in groupby(inner, lambda at: alive[at] <= least) if narrow]
+    places = [min(run, key=lambda at: alive[at]) for run in runs]
+    for place in places:
+        crossed = [
+            n
+            for n, (first, end, _) in crossing.items()
+            if first <= place < end and sum(first <= at < end for at in places) <= _FEW_WAISTS
+        ]
+        if crossed:
+            waists.append(frozenset(crossed))
+    return waists
+
+
+def _border(ops: Sequence[ir.Operation], size_of: Callable[[ir.Value], float]) -> int:
+    """The number of ops behind which most bytes are alive, of what a block makes."""
+    lies_in: dict[ir.Value, ir.Value] = {}
+    last: dict[ir.Value, int] = {}
+    for position, op in enumerate(ops):
+        for value in values_used_outside(op):
+            last[lies_in.get(value, value)] = position
+        if op.name in _VIEWS and len(op.results) == len(op.operands):
+            for result, operand in zip(op.results, op.operands, strict=True):
+                lies_in[result] = lies_in.get(operand, operand)
+    change = [0.0] * (len(ops) + 1)
+    for position, op in enumerate(ops):
+        for result in op.results:
+            if result not in lies_in and result in last and op.name not in CONSTANTS:
+                size = size_of(result)
+                change[position] += size if size < inf else 0.0
+                change[last[result]] -= size if size < inf else 0.0
+    alive = list(accumulate(change))
+    return max(range(len(ops)), key=alive.__getitem__) + 1 if ops else 0
+
+
+def loop_passages(block: ir.Block, effects: Effects) -> list[LoopPassage]:
+    """The passages between loops of a block, in the order of their backwards."""
+    loops = [view.operation for view in block.operations if view.operation.name == WHILE]
+    readings = [reading for op in loops if (reading := _read(op, effects)) is not None]
+    passages: list[LoopPassage] = []
+    for number, backward in enumerate(readings):
+        for forward in readings[:number]:
+            passage = _passage(forward, backward, effects)
+            if passage is not None and passage.required:
+                passages.append(passage)
+    return passages
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """A loop that counts, and the rows that it reads and writes, by carry."""
+
+    body: LoopBody
+    counted: Counted
+    carries: LoopCarries
+
+    @property
+    def trips(self) -> int:
+        return self.counted.trips[0]
+
+    @property
+    def op(self) -> ir.Operation:
+        return self.body.loop
+
+
+def _read(op: ir.Operation, effects: Effects) -> _Reading | None:
+    count = counted(op, known_integer)
+    if isinstance(count, str) or len(set(count.trips)) != 1 or count.trips[0] < 2:
+        return None
+    if len(set(count.starts)) != 1:
+        return None
+    body = LoopBody(op, effects)
+    return _Reading(body, count, LoopCarries(body, count.trips[0]))
+
+
+def _passage(forward: _Reading, backward: _Reading, effects: Effects) -> LoopPassage | None:
+    if forward.trips != backward.trips:
+        return None
+    links = _links(forward, backward)
+    if not links:
+        return None
+    mirrored = {written.is_reverse != read.is_reverse for written, read in links}
+    if len(mirrored) != 1:
+        return None
+    passage = LoopPassage(
+        SameValues(),
+        forward.trips,
+        effects,
+        forward=forward.body,
+        backward=backward.body,
+        counts=(forward.counted, backward.counted),
+        is_mirrored=mirrored.pop(),
+    )
+    _number_forward(passage, forward)
+    _number_backward(passage, backward, links)
+    return passage
+
+
+def _links(forward: _Reading, backward: _Reading) -> list[tuple[Rows, Rows]]:
+    """The rows that the backward reads of stacks which the forward has written, with those."""
+    links: list[tuple[Rows, Rows]] = []
+    for carry in sorted(backward.body.invariant):
+        source = unconstrained(backward.op.operands[carry])
+        maker = producer(source)
+        if maker is None or maker != forward.op:
+            continue
+        stack = forward.carries.rows_written(ir.OpResult(source).result_number)
+        read = backward.carries.rows_read(carry)
+        if stack is None or read is None or stack.read is not None:
+            continue
+        if (stack.written.first, stack.written.span) == (read.first, read.span):
+            links.append((stack.written, read))
+    return links
+
+
+def _number_forward(passage: LoopPassage, forward: _Reading) -> None:
+    body, same = forward.body, passage.same
+    _number_arguments(passage, forward, passage.given, range(passage.trips))
+    for number, argument in enumerate(body.arguments):
+        if number not in body.invariant and number not in body.steps:
+            passage.values.setdefault(same[argument], argument)
+    for value in dict.fromkeys(value for op in body.ops for value in values_used_outside(op)):
+        if not body.is_inside(value):
+            same.add_leading_to(value)
+    for op in body.ops:
+        _note_integers(passage, forward, op, range(passage.trips))
+        passage.add_forward(op)
+        if op.results and all(body.is_indexed(r) and is_integer_scalar(r.type) for r in op.results):
+            passage.given.update(same[result] for result in op.results)
+
+
+def _number_backward(
+    passage: LoopPassage, backward: _Reading, links: Sequence[tuple[Rows, Rows]]
+) -> None:
+    body, same = backward.body, passage.same
+    order = range(passage.trips)[::-1] if passage.is_mirrored else range(passage.trips)
+    _number_arguments(passage, backward, set(), order)
+    for written, read in links:
+        rows = {(access.offset, access.count): access.op for access in written.accesses}
+        for access in read.accesses:
+            update = rows.get((access.offset, access.count))
+            if update is not None and access.count == 1:
+                same.same(access.op.results[0], update.operands[1])
+                number = same.root(same[update.operands[1]])
+                passage.stacked[number] = Stacked(read.carry, written, access.offset)
+    for op in body.ops:
+        _note_integers(passage, backward, op, order)
+        for value in op.operands:
+            if not body.is_inside(value):
+                same.add_leading_to(value)
+        same.add(op)
+    passage.read_backward([*body.ops, terminator(body.block)], [])
+
+
+def _number_arguments(
+    passage: LoopPassage, reading: _Reading, given: set[int], order: Iterable[int]
+) -> None:
+    """Numbers what every iteration has alike, and what counts, in the order of the iterations of
+    the forward."""
+    body, same = reading.body, passage.same
+    for number, argument in enumerate(body.arguments):
+        if number in body.invariant:
+            outside = _outside(reading.op.operands[number])
+            same.add_leading_to(outside)
+            same.same(argument, outside)
+            given.add(same[argument])
+        elif number in body.steps:
+            _note(passage, reading, argument, order)
+            given.add(same[argument])
+
+
+def _outside(value: ir.Value) -> ir.Value:
+    """A value, or what a loop has handed on as it came."""
+    value = unconstrained(value)
+    maker = producer(value)
+    while maker is not None and maker.name == WHILE:
+        number = ir.OpResult(value).result_number
+        block = maker.regions[1].blocks[0]
+        end = terminator(block)
+        if end.operands[number] != block.arguments[number]:
+            break
+        value = unconstrained(maker.operands[number])
+        maker = producer(value)
+    return value
+
+
+def _note_integers(
+    passage: LoopPassage, reading: _Reading, op: ir.Operation, order: Iterable[int]
+) -> None:
+    if len(op.results) == 1 and is_integer_scalar(op.results[0].type):
+        _note(passage, reading, op.results[0], order)
+
+
+def _note(passage: LoopPassage, reading: _Reading, value: ir.Value, order: Iterable[int]) -> None:
+    integers = reading.carries.indices.of(value)
+    if integers is not None:
+        passage.same.is_integers(value, [integers[i] for i in order])

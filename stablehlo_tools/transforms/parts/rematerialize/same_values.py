@@ -1,0 +1,225 @@
+"""Which values of a backward are values of the forward: equal ops on equal values.
+
+Every value gets a number, and two with the same number are the same. Numbers are given op by op:
+what an op says, and the numbers of what it reads, in its regions too. Seen through are barriers,
+sharding constraints, and reshapes that only add or drop dimensions of size one, as they stand where
+rows of stacks are written and read: a gather in front of one is the gather behind it. A scalar
+integer of a loop is what it is in each iteration, so that indices are the same whatever they are
+computed from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+from stablehlo_tools.analysis.loops import values_used
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    BARRIER,
+    BROADCAST,
+    RESHAPE,
+    SHARDING_CONSTRAINT,
+    WHILE,
+)
+from stablehlo_tools.dialect.traits import ELEMENTWISE, Trait, ops_with
+from stablehlo_tools.ir.builder import element_of, shape_of
+from stablehlo_tools.ir.values import CONSTANTS, producer, value_text
+from stablehlo_tools.ir.walk import walk
+
+_UNSAID = ("sdy.", "stablehlo_tools.")  # how it is divided, and marks
+_UNSAID_NAMES = frozenset({"channel_handle", "mhlo.sharding"})
+_NEVER_EQUAL = ops_with(Trait.EFFECT)
+_ELEMENT_BY_ELEMENT = ELEMENTWISE | {ALL_GATHER, ALL_REDUCE}
+
+
+class SameValues:
+    """The numbers of values, in one program."""
+
+    def __init__(self) -> None:
+        self._number_of: dict[ir.Value, int] = {}
+        self._numbers: dict[Hashable, int] = {}
+        self._units: dict[int, tuple[int, tuple[int, ...]]] = {}  # of which root, in which shape
+        self._shapes: dict[int, tuple[int, ...]] = {}  # the first one, by root
+
+    def __getitem__(self, value: ir.Value) -> int:
+        """The number of a value; a new one, the first time that it is asked of an unknown one."""
+        if value not in self._number_of:
+            self._number_of[value] = self._numbered(("value", len(self._number_of), value))
+        return self._number_of[value]
+
+    def add_leading_to(self, value: ir.Value) -> None:
+        """Numbers the ops that a value is computed by, back to arguments and loops."""
+        pending = [value]
+        while pending:
+            op = producer(pending[-1])
+            if op is None or pending[-1] in self._number_of or op.name == WHILE:
+                pending.pop()
+                continue
+            missing = [v for v in values_used_outside(op) if self._is_unknown(v)]
+            if missing:
+                pending += missing
+                continue
+            self.add(op)
+            pending.pop()
+
+    def _is_unknown(self, value: ir.Value) -> bool:
+        op = producer(value)
+        return value not in self._number_of and op is not None and op.name != WHILE
+
+    def root(self, number: int) -> int:
+        """The number of what a value is but for dimensions of size one."""
+        return self._units.get(number, (number, ()))[0]
+
+    def same(self, value: ir.Value, other: ir.Value) -> None:
+        """Says that a value is another one."""
+        self._number_of[value] = self[other]
+
+    def is_integers(self, value: ir.Value, integers: Sequence[int]) -> None:
+        """Says what a scalar is, in each iteration."""
+        self._number_of[value] = self._numbered(("integers", value.type, tuple(integers)))
+
+    def add(self, op: ir.Operation) -> None:
+        """Numbers the results of an op, whose operands are numbered."""
+        if any(result in self._number_of for result in op.results):
+            return
+        if op.name in (BARRIER, SHARDING_CONSTRAINT):
+            for result, operand in zip(op.results, op.operands, strict=True):
+                self._number_of[result] = self[operand]
+            return
+        if op.name in CONSTANTS:
+            self._number_of[op.results[0]] = self._numbered(("constant", value_text(op)))
+            return
+        if _only_adds_units(op):
+            self._number_of[op.results[0]] = self._reshaped(op.operands[0], op.results[0])
+            return
+        if op.name in _ELEMENT_BY_ELEMENT and _is_one_tensor(op):
+            self._number_of[op.results[0]] = self._by_elements(op)
+            return
+        if op.name in _NEVER_EQUAL or op.name.startswith("func."):
+            for result in op.results:
+                self[result]
+            return
+        key = self._key(op)
+        for position, result in enumerate(op.results):
+            self._number_of[result] = self._numbered((position, key))
+
+    def _key(self, op: ir.Operation) -> Hashable:
+        types = tuple(result.type for result in op.results)
+        reads = tuple(self[value] for value in values_used_outside(op))
+        inside = _text(op) if len(op.regions) else ""
+        return op.name, types, _said(op), reads, inside
+
+    def _by_elements(self, op: ir.Operation) -> int:
+        """The result of an op that does not see dimensions of size one."""
+        said, along = _said(op), 0
+        if op.name == ALL_GATHER:
+            dim = ir.IntegerAttr(op.attributes["all_gather_dim"]).value
+            before = shape_of(op.operands[0])
+            if before[dim] == 1:
+                return self._numbered((0, self._key(op)))
+            said = tuple((name, value) for name, value in said if name != "all_gather_dim")
+            along = sum(size != 1 for size in before[:dim])
+        roots = tuple(self.root(self[value]) for value in op.operands)
+        element = element_of(op.results[0])
+        inside = _text(op) if len(op.regions) else ""
+        key = (op.name, element, said, along, roots, inside)
+        shape = tuple(shape_of(op.results[0]))
+        first = self._numbered(("elements", key))
+        was = self._shapes.setdefault(first, shape)
+        return first if was == shape else self._units_of(first, was, shape)
+
+    def _units_of(self, root: int, was: tuple[int, ...], shape: tuple[int, ...]) -> int:
+        found = self._numbered(("units", root, shape))
+        self._units[found] = (root, was)
+        return found
+
+    def _reshaped(self, value: ir.Value, result: ir.Value) -> int:
+        """A value with dimensions of size one more or fewer: of what it was first."""
+        shape = tuple(shape_of(result))
+        number = self[value]
+        root, was = self._units.get(number, (number, tuple(shape_of(value))))
+        return root if shape == was else self._units_of(root, was, shape)
+
+    def _numbered(self, key: Hashable) -> int:
+        return self._numbers.setdefault(key, len(self._numbers))
+
+
+def values_used_outside(op: ir.Operation) -> list[ir.Value]:
+    """What an op and the ops in its regions read that is not made in them, in order."""
+    if not len(op.regions):
+        return list(op.operands)
+    inside: set[ir.Value] = set()
+
+    def visit(inner: ir.Operation) -> ir.WalkResult:
+        if inner != op:
+            inside.update(inner.results)
+        for region in inner.regions:
+            for block in region.blocks:
+                inside.update(block.arguments)
+        return ir.WalkResult.ADVANCE
+
+    walk(op, visit)
+    return [value for value in values_used(op) if value not in inside]
+
+
+def _text(op: ir.Operation) -> str:
+    """The regions of an op as text, in which what is outside of them has no name."""
+    numbers: dict[ir.Value, int] = {}
+    lines: list[str] = []
+
+    def name(value: ir.Value) -> str:
+        return str(numbers[value]) if value in numbers else "outside"
+
+    def visit(inner: ir.Operation) -> ir.WalkResult:
+        if inner != op:
+            said = [(n, str(v)) for n, v in inner.attributes.items() if _is_said(n)]
+            types = [str(result.type) for result in inner.results]
+            reads = [name(value) for value in inner.operands]
+            lines.append(f"{inner.name} {sorted(said)} {reads} {types}")
+            for result in inner.results:
+                numbers[result] = len(numbers)
+        for region in inner.regions:
+            for block in region.blocks:
+                lines.append(f"^ {[str(argument.type) for argument in block.arguments]}")
+                for argument in block.arguments:
+                    numbers[argument] = len(numbers)
+        return ir.WalkResult.ADVANCE
+
+    walk(op, visit)
+    return "\n".join(lines)
+
+
+def _said(op: ir.Operation) -> tuple[tuple[str, ir.Attribute], ...]:
+    """What an op says of what it computes; MLIR sorts attributes by their names."""
+    return tuple((name, value) for name, value in op.attributes.items() if _is_said(name))
+
+
+def _is_said(name: str) -> bool:
+    return name not in _UNSAID_NAMES and not name.startswith(_UNSAID)
+
+
+def _is_one_tensor(op: ir.Operation) -> bool:
+    values = (*op.operands, *op.results)
+    static = all(
+        isinstance(v.type, ir.RankedTensorType) and v.type.has_static_shape for v in values
+    )
+    return static and len(op.results) == 1
+
+
+def _only_adds_units(op: ir.Operation) -> bool:
+    """Whether an op keeps the order of all elements and the sizes of all dimensions but ones."""
+    if op.name not in (RESHAPE, BROADCAST):
+        return False
+    types = (op.operands[0].type, op.results[0].type)
+    if not all(isinstance(t, ir.RankedTensorType) and t.has_static_shape for t in types):
+        return False
+    before, after = (shape_of(value) for value in (op.operands[0], op.results[0]))
+    if [size for size in before if size != 1] != [size for size in after if size != 1]:
+        return False
+    if op.name == RESHAPE:
+        return True
+    dims = list(ir.DenseI64ArrayAttr(op.attributes["broadcast_dimensions"]))
+    moved = [dim for dim, size in zip(dims, before, strict=True) if size != 1]
+    return moved == sorted(moved)

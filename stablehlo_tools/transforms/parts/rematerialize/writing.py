@@ -1,0 +1,343 @@
+"""Writes a plan: stacks for what is kept, and ops in the backward for what is computed again.
+
+  while (%i, %x, %rows) {                        // the forward
+    %a = stablehlo.dot_general %x, %w[%i]
+    %y = stablehlo.tanh %a
+    %rows' = rows of %y                          // what the backward reads
+  }
+  while (%j, %d) { … %rows[31 - %j] … }
+==>
+  while (%i, %x, %rows) {
+    %rows' = rows of %a                          // what is kept instead
+  }
+  while (%j, %d) {
+    %a = %rows[31 - %j]
+    %y = stablehlo.tanh %a                       // again
+  }
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from heapq import heappop, heappush
+
+from stablehlo_tools.analysis.loops import Counted
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import BARRIER
+from stablehlo_tools.ir.builder import Builder, element_of, shape_of
+from stablehlo_tools.ir.carriers import append, append_arguments, append_to_terminator
+from stablehlo_tools.ir.inline import copy_with
+from stablehlo_tools.ir.values import key_of, producer
+from stablehlo_tools.ir.walk import terminator, walk
+from stablehlo_tools.transforms.parts.rematerialize.passages import (
+    BlockPassage,
+    LoopPassage,
+    Passage,
+    Stacked,
+)
+from stablehlo_tools.transforms.parts.rematerialize.same_values import values_used_outside
+
+_FAR = 400  # ops that are looked at for a gradient
+_LEAST_WIDTH = 32  # bits that count any number of iterations
+
+
+def write_loops(passage: LoopPassage, kept: Sequence[int]) -> None:
+    """Keeps these values of the forward, by their numbers, and computes what else the backward
+    reads of it from them. The passage is not valid any more."""
+    _LoopWriter(passage, kept).run()
+
+
+def write_block(passage: BlockPassage, kept: Sequence[int]) -> None:
+    """The same of a block, where what is kept is there."""
+    _BlockWriter(passage, frozenset(kept)).run()
+
+
+class _Writer:
+    """Copies ops of the forward into the backward."""
+
+    def __init__(self, passage: Passage) -> None:
+        self._passage = passage
+        self._there: dict[int, ir.Value] = {}  # by number: what a value is in the backward
+
+    def value(self, number: int, user: ir.Operation) -> ir.Value:
+        """What a value of the forward is in the backward, computed in front of an op if it is not
+        there yet."""
+        passage = self._passage
+        pending = [number]
+        while pending:
+            if pending[-1] in self._there:
+                pending.pop()
+                continue
+            op = passage.makers[pending[-1]]
+            read = {value: passage.same[value] for value in values_used_outside(op)}
+            missing = [n for v, n in read.items() if n not in self._there and self._is_made(v)]
+            if missing:
+                pending += missing
+                continue
+            there = {value: self._source(value, n, user) for value, n in read.items()}
+            copy = copy_with(op, there, ir.InsertionPoint(user))
+            for old, new in zip(op.results, copy.results, strict=True):
+                self._there.setdefault(passage.same[old], self._constrained(old, new, user))
+        return self._there[number]
+
+    def _constrained(self, old: ir.Value, new: ir.Value, user: ir.Operation) -> ir.Value:
+        """A value with the sharding constraint that it has in the forward."""
+        constraint = self._passage.constraints.get(self._passage.same[old])
+        if constraint is None:
+            return new
+        values = {constraint.operands[0]: new}
+        return copy_with(constraint, values, ir.InsertionPoint(user)).results[0]
+
+    def _is_made(self, value: ir.Value) -> bool:
+        """Whether an op of the forward makes a value."""
+        raise NotImplementedError
+
+    def _source(self, value: ir.Value, number: int, user: ir.Operation) -> ir.Value:
+        """What a copied op reads in the place of a value of the forward."""
+        raise NotImplementedError
+
+
+class _BlockWriter(_Writer):
+    """Ops that run again read, through a barrier, what they start from: so no compiler takes them
+    for those that ran before, nor runs them before the gradient is there that they are needed
+    with."""
+
+    def __init__(self, passage: BlockPassage, kept: Collection[int]) -> None:
+        super().__init__(passage)
+        self._block = passage
+        self._kept = kept
+        self._made = {result for op in passage.forward for result in op.results}
+        self._ops = passage.backward
+        self._position = {key_of(op): number for number, op in enumerate(self._ops)}
+
+    def run(self) -> None:
+        """Lets the backward read what is kept, and ops that run again."""
+        for op, read in self._block.reads:
+            numbers = dict.fromkeys(self._block.same[value] for value in read)
+            again = [n for n in numbers if n not in self._kept and n not in self._there]
+            if again:
+                self._tie(self._leading_to(again), op, set(read))
+            there = {n: self._there_or_kept(n, op) for n in numbers}
+            rename(op, {value: there[self._block.same[value]] for value in read})
+
+    def _there_or_kept(self, number: int, user: ir.Operation) -> ir.Value:
+        return self._block.values[number] if number in self._kept else self.value(number, user)
+
+    def _leading_to(self, numbers: Sequence[int]) -> list[ir.Value]:
+        """What values are computed from that has no stand-in behind a barrier yet."""
+        same, seen = self._block.same, set(numbers)
+        leaves: dict[int, ir.Value] = {}
+        pending = list(numbers)
+        while pending:
+            op = self._block.makers[pending.pop()]
+            for value in values_used_outside(op):
+                number = same[value]
+                if number in seen or number in self._there or number in self._block.given:
+                    continue
+                seen.add(number)
+                if self._is_made(value):
+                    pending.append(number)
+                elif _is_tensor(value):
+                    leaves[number] = self._block.values.get(number, value)
+        return list(leaves.values())
+
+    def _tie(self, leaves: Sequence[ir.Value], user: ir.Operation, read: set[ir.Value]) -> None:
+        """Puts a barrier in front of a user, for what is read again and a gradient."""
+        if not leaves:
+            return
+        late = self._met_by(user, read)
+        values = [*leaves, *([late[1]] if late else [])]
+        barrier = ir.Operation.create(
+            BARRIER,
+            results=[value.type for value in values],
+            operands=values,
+            loc=user.location,
+            ip=ir.InsertionPoint(user),
+        )
+        for value, result in zip(leaves, barrier.results, strict=False):
+            self._there[self._block.same[value]] = result
+        if late:
+            rename(late[0], {late[1]: barrier.results[len(leaves)]})
+
+    def _met_by(
+        self, user: ir.Operation, read: set[ir.Value]
+    ) -> tuple[ir.Operation, ir.Value] | None:
+        """The first op that reads what comes of a user together with a value of the backward that
+        is there before the user is; and that value."""
+        begin = self._position[key_of(user)]
+        pending, seen = [begin], {begin}
+        while pending and len(seen) < _FAR:
+            op = self._ops[heappop(pending)]
+            for value in op.operands:
+                maker = producer(value)
+                known = None if maker is None else self._position.get(key_of(maker))
+                if known is not None and known < begin and value not in read and _is_tensor(value):
+                    return op, value
+            for result in op.results:
+                for use in result.uses:
+                    after = self._position.get(key_of(use.owner.operation))
+                    if after is not None and after not in seen:
+                        seen.add(after)
+                        heappush(pending, after)
+        return None
+
+    def _is_made(self, value: ir.Value) -> bool:
+        return value in self._made and self._block.same[value] not in self._kept
+
+    def _source(self, value: ir.Value, number: int, user: ir.Operation) -> ir.Value:
+        return self._there.get(number, value)
+
+
+class _LoopWriter(_Writer):
+    def __init__(self, passage: LoopPassage, kept: Sequence[int]) -> None:
+        super().__init__(passage)
+        self._loops = passage
+        self._kept = sorted(kept)
+        self._operands = list(passage.forward.loop.operands)
+        self._location = passage.backward.loop.location
+        for carry in sorted(passage.backward.invariant):
+            argument = passage.backward.arguments[carry]
+            self._there[passage.same[argument]] = argument
+
+    def run(self) -> None:
+        """Rewrites both loops."""
+        loops = self._loops
+        stacks = dict(zip(self._new, self._stack(), strict=True))
+        first = loops.backward.block.operations[0].operation
+        build = Builder(ir.InsertionPoint(first), self._location)
+        for number in self._kept:
+            value = loops.values[number]
+            build.location = value.location
+            shape = shape_of(value)
+            if number in stacks:
+                stack, row = stacks[number], self._iteration(build, loops.backward.arguments, 1)
+            else:
+                stacked = loops.stacked[number]
+                stack, row = loops.backward.arguments[stacked.carry], self._old_row(build, stacked)
+            zero = build.splat(0, [], element_of(row))
+            starts = [row, *[zero] * (len(shape_of(stack)) - 1)]
+            read = build.dynamic_slice(stack, starts, [1, *shape_of(stack)[1:]])
+            self._there[number] = self._constrained(value, build.reshape(read, shape), first)
+        for op, read in loops.reads:
+            rename(op, {value: self.value(loops.same[value], op) for value in read})
+
+    @property
+    def _new(self) -> list[int]:
+        """What is kept that has no rows yet."""
+        return [number for number in self._kept if number not in self._loops.stacked]
+
+    def _stack(self) -> list[ir.Value]:
+        """Writes rows of what is newly kept in the forward; the stacks behind it."""
+        loops, body = self._loops, self._loops.forward
+        values = [loops.values[number] for number in self._new]
+        if not values:
+            return []
+        before = Builder(ir.InsertionPoint(body.loop), body.loop.location)
+        rooms = [_room(before, value, loops.trips) for value in values]
+        types = [room.type for room in rooms]
+        loop = append(body.loop, rooms, types)
+        condition, block = (region.blocks[0] for region in loop.regions)
+        append_arguments(condition, types)
+        arguments = append_arguments(block, types)
+        build = Builder(ir.InsertionPoint(terminator(block)), loop.location)
+        stacks: list[ir.Value] = []
+        for value, argument in zip(values, arguments, strict=True):
+            build.location = value.location
+            row = build.reshape(value, [1, *shape_of(value)])
+            iteration = self._iteration(build, list(block.arguments), 0)
+            zero = build.splat(0, [], element_of(iteration))
+            stacks.append(build.update(argument, row, [iteration, *[zero] * len(shape_of(value))]))
+        append_to_terminator(block, stacks)
+        results: list[ir.Value] = list(loop.results)
+        return results[-len(values) :]
+
+    def _iteration(self, build: Builder, arguments: Sequence[ir.Value], which: int) -> ir.Value:
+        """Which iteration of the forward one of the forward, 0, or the backward, 1, belongs to."""
+        counted = self._loops.counts[which]
+        index = _from_zero(build, arguments[counted.counter.position], counted)
+        if not which or not self._loops.is_mirrored:
+            return index
+        last = build.splat(self._loops.trips - 1, [], element_of(index))
+        return build.same("subtract", last, index)
+
+    def _old_row(self, build: Builder, stacked: Stacked) -> ir.Value:
+        """The row of an iteration of the backward in a stack that was there before."""
+        rows, row = stacked.written, self._iteration(build, self._loops.backward.arguments, 1)
+        element = element_of(row)
+        if rows.is_reverse:
+            last = build.splat(self._loops.trips - 1, [], element)
+            row = build.same("subtract", last, row)
+        if rows.span != 1:
+            row = build.same("multiply", row, build.splat(rows.span, [], element))
+        first = rows.first + stacked.offset
+        return build.same("add", row, build.splat(first, [], element)) if first else row
+
+    def _is_made(self, value: ir.Value) -> bool:
+        body = self._loops.forward
+        return body.is_inside(value) and body.argument_number(value) is None
+
+    def _source(self, value: ir.Value, number: int, user: ir.Operation) -> ir.Value:
+        body = self._loops.forward
+        if number in self._there:
+            return self._there[number]
+        carry = body.argument_number(value)
+        if carry is None:
+            return value  # from outside of both
+        if carry in body.invariant:
+            return self._operands[carry]
+        assert carry in body.steps, "an activation is kept"
+        self._there[number] = self._counter(carry, user)
+        return self._there[number]
+
+    def _counter(self, carry: int, user: ir.Operation) -> ir.Value:
+        """What a counter of the forward was in the iteration that the backward is at."""
+        body = self._loops.forward
+        build = Builder(ir.InsertionPoint(user), self._location)
+        iteration = self._iteration(build, self._loops.backward.arguments, 1)
+        element = element_of(body.arguments[carry])
+        step = build.splat(body.steps[carry], [], element)
+        moved = build.same("multiply", build.convert(iteration, element), step)
+        return build.same("add", self._operands[carry], moved)
+
+
+def _is_tensor(value: ir.Value) -> bool:
+    return isinstance(value.type, ir.RankedTensorType)
+
+
+def rename(op: ir.Operation, values: Mapping[ir.Value, ir.Value]) -> None:
+    """Lets an op, and the ops in its regions, read other values."""
+
+    def visit(inner: ir.Operation) -> ir.WalkResult:
+        for position, value in enumerate(inner.operands):
+            if value in values:
+                inner.operands[position] = values[value]
+        return ir.WalkResult.ADVANCE
+
+    walk(op, visit)
+
+
+def _room(build: Builder, value: ir.Value, trips: int) -> ir.Value:
+    """A stack for what every iteration keeps, of zeros."""
+    element = element_of(value)
+    if isinstance(element, ir.ComplexType):
+        part = build.splat(0, [], element.element_type)
+        zero = build.op("convert", [part], build.tensor([], element))
+    else:
+        zero = build.splat(0, [], element)
+    return build.broadcast(zero, [trips, *shape_of(value)], [])
+
+
+def _from_zero(build: Builder, counter: ir.Value, counted: Counted) -> ir.Value:
+    """Which iteration it is, counted from 0, by a counter."""
+    element = ir.IntegerType(element_of(counter))
+    if element.width < _LEAST_WIDTH:
+        element = ir.IntegerType.get_signless(_LEAST_WIDTH, build.context)
+        counter = build.op("convert", [counter], build.tensor([], element))
+    start, step = counted.starts[0], counted.counter.step
+    if step < 0:
+        counter = build.same("subtract", build.splat(start, [], element), counter)
+    elif start:
+        counter = build.same("subtract", counter, build.splat(start, [], element))
+    if abs(step) != 1:
+        counter = build.same("divide", counter, build.splat(abs(step), [], element))
+    return counter

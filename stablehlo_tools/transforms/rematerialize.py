@@ -1,0 +1,145 @@
+"""Chooses what a training step keeps for its backward, and what it computes again, so that it fits.
+
+    while (%i, %x, %rows) {                        // the forward, a layer an iteration
+      %a = stablehlo.dot_general %x, %w[%i]
+      %y = stablehlo.tanh %a
+      %rows' = rows of %a, rows of %y              // what the backward reads
+    }
+    while (%j, %d) { … %rows[31 - %j] … }
+  ==>
+    while (%i, %x, %rows) {
+      %rows' = rows of %a
+    }
+    while (%j, %d) {
+      %y = stablehlo.tanh %rows[31 - %j]           // again
+      …
+    }
+
+What is kept costs memory and the traffic of writing and reading it, what is not costs the time of
+the ops that make it again, and what those need has to be there in its turn. For a price of memory
+the best choice is a minimum cut; the price is the one at which the program, as the compiler is
+expected to schedule it, is fastest within the limit. So a program that fits may become faster, too:
+elementwise results are often quicker to make than to read. jax.checkpoint's choice in a program is
+seen, and made anew: what it repeats may be kept, what it keeps may be repeated.
+
+It works on loops over layers and on unrolled layers, in manual computations and in the global
+view: before `partition`, times and bytes are those of what `partition` makes of each op. Broadcasts
+that are carried into loops are made in them.
+
+Preconditions:
+  P1  `memory-limit`, if given, is positive; `margin` is at least 0 and less than 1.
+  P2  No op has a token yet: thread-tokens comes after this pass.
+  P3  Some choice fits: an error names the least memory that was found.
+
+Guarantees: the signature as it was. All values are bitwise as before where the backend computes an
+op alike wherever it stands: the same ops run on the same values. No op with an effect, no random
+numbers with a state of their own, and no custom call runs twice.
+
+Calls are inlined where the pass writes anything. docs/rematerialize.md has what was measured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from stablehlo_tools.analysis.partitioner_work import left_to_the_partitioner
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.cost.hardware import Hardware, load_hardware
+from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, ToolError, note
+from stablehlo_tools.ir.clone import copy_module, take_over
+from stablehlo_tools.ir.token_chain import refuse_tokens
+from stablehlo_tools.ir.walk import entry_function
+from stablehlo_tools.passes.base import Pass
+from stablehlo_tools.passes.road import Milestone, Stage
+from stablehlo_tools.transforms.partition import PartitionPass
+from stablehlo_tools.transforms.parts.rematerialize.choosing import Choice, Setting, prepare
+from stablehlo_tools.transforms.parts.rematerialize.prices import (
+    Prices,
+    forget_numbers,
+    partitioned_prices,
+)
+
+_GIB = 2.0**30
+
+
+@dataclass(frozen=True)
+class RematerializePass(Pass):
+    """What the backward computes again instead of keeping it, so that the program fits.
+
+    `memory-limit`: the GiB that it may need on a device; without it, what the device has.
+    `margin`: the share of it that is left free where possible, for the most that is alive is only
+    predicted. `hardware`: the name or the file of the profile that times are predicted for.
+    `explain`: what is kept and repeated, what that costs, and how the user's code would say it.
+    """
+
+    name: ClassVar[str] = "rematerialize"
+    milestone: ClassVar[Milestone | None] = Milestone(Stage.RECOMPUTE, ("", "margin=0.2"))
+    memory_limit: float | None = None
+    margin: float = 0.05
+    hardware: str = "h100"
+    explain: bool = False
+
+    def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:
+        """Rewrites a copy of the module, and takes it over where anything has changed."""
+        hardware = load_hardware(self.hardware)
+        if self.memory_limit is not None and not self.memory_limit > 0:
+            raise ToolError(
+                "rematerialize: memory-limit is a positive number of GiB (P1)",
+                module.operation.location,
+            )
+        if not 0.0 <= self.margin < 1.0:
+            raise ToolError(
+                "rematerialize: margin is at least 0 and less than 1 (P1)",
+                module.operation.location,
+            )
+        refuse_tokens(module, "rematerialize", "P2")
+        limit = hardware.memory_bytes if self.memory_limit is None else self.memory_limit * _GIB
+        chosen = self._chosen(module, hardware, limit)
+        if chosen.setting is not None:
+            forget_numbers(chosen.module)
+            take_over(module, chosen.module)
+        if self.explain:
+            diagnostics.collected += chosen.notes
+
+    def _chosen(self, module: ir.Module, hardware: Hardware, limit: float) -> _Chosen:
+        """The fastest program that fits."""
+        draft = copy_module(module)
+        prepare(draft)
+        is_global = left_to_the_partitioner(draft) is not None
+        if is_global:
+            prices: Prices = partitioned_prices(self._partitioned(draft), hardware)
+        else:
+            prices = Prices.of(draft, hardware)
+        choice = Choice(draft, prices, hardware, self._partitioned if is_global else _itself)
+        chosen = choice.fastest((1.0 - self.margin) * limit, module)
+        if chosen.peak_bytes > limit:
+            raise ToolError(
+                f"rematerialize: the least memory that was found is {chosen.peak_bytes / _GIB:.3g} "
+                f"GiB a device, and the limit is {limit / _GIB:.3g} GiB (P3)",
+                entry_function(module).location,
+            )
+        if chosen.setting is None:
+            text = "the program stays as it is: nothing that fits is expected to be faster"
+            said = note(f"rematerialize: {text}", module.operation.location)
+            return _Chosen(None, module, [said])
+        notes = choice.notes(chosen.setting) if self.explain else []
+        return _Chosen(chosen.setting, chosen.module, notes)
+
+    def _partitioned(self, module: ir.Module) -> ir.Module:
+        copy = copy_module(module)
+        PartitionPass(hardware=self.hardware).run(copy, Diagnostics())
+        return copy
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """A program, by which setting, if it is not as it was, and what is said of it."""
+
+    setting: Setting | None
+    module: ir.Module
+    notes: list[Diagnostic]
+
+
+def _itself(module: ir.Module) -> ir.Module:
+    return module
