@@ -18,7 +18,8 @@ _MICROBATCHES = (2, 4, 8)
 
 
 def does_not_fit(program: Program) -> Iterator[Advice]:
-    """More memory than the device has: the number of microbatches with which it fits."""
+    """More memory than the device has: what of the forward is not kept, or else the number of
+    microbatches with which it fits."""
     over = program.peak_bytes - program.capacity
     if over <= 0:
         return
@@ -28,6 +29,21 @@ def does_not_fit(program: Program) -> Iterator[Advice]:
         f"the program needs {size(program.peak_bytes)} of {size(program.capacity)}, "
         f"{size(arguments)} of it for its arguments"
     )
+    recomputed = _recomputed(program)
+    if recomputed is not None:
+        steps, after = recomputed
+        slower = after.total_ns - program.total_ns
+        yield program.advice(
+            "does-not-fit",
+            max(0.0, -slower),
+            cause,
+            program.given.name,
+            f"compute again what is not worth keeping for the backward: {size(after.peak_bytes)}, "
+            f"which fits, and {duration(abs(slower))} {'more' if slower > 0 else 'less'}",
+            pipeline=program.pipeline(steps),
+            gain_bytes=program.peak_bytes - after.peak_bytes,
+        )
+        return
     pipeline, remedy, gained, slower = None, "", 0.0, 0.0
     for count in _MICROBATCHES:
         steps = f"accumulate-gradients{{microbatches={count}}}"
@@ -44,7 +60,7 @@ def does_not_fit(program: Program) -> Iterator[Advice]:
         )
         if fits:
             break
-    remedy += "divide weights and the optimizer's state over more devices (FSDP), or rematerialize"
+    remedy += "divide weights and the optimizer's state over more devices (FSDP, ZeRO-1)"
     yield program.advice(
         "does-not-fit",
         max(0.0, -slower),
@@ -54,6 +70,15 @@ def does_not_fit(program: Program) -> Iterator[Advice]:
         pipeline=pipeline,
         gain_bytes=gained or over,
     )
+
+
+def _recomputed(program: Program) -> tuple[str, Program] | None:
+    """The pass and the program that it makes fit; None where that is not found."""
+    steps = f"rematerialize{{hardware={program.clock.hardware.name}}}"
+    after = program.after(steps)
+    if after is None or after.peak_bytes > program.capacity:
+        return None
+    return steps, after
 
 
 def _accumulated(program: Program, steps: str) -> Program | None:

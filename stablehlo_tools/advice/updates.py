@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from stablehlo_tools.advice.as_compiled import Place
 from stablehlo_tools.advice.program import Collective, Program
 from stablehlo_tools.analysis.entry import path_of
+from stablehlo_tools.analysis.partitioner_work import left_to_the_partitioner
 from stablehlo_tools.analysis.shardings import sharding_axes, sharding_per_value
 from stablehlo_tools.analysis.tasks.graph import TracedGraph
 from stablehlo_tools.analysis.tasks.op_work import bytes_of
@@ -37,7 +38,6 @@ from stablehlo_tools.ir.values import key_of, producer
 from stablehlo_tools.ir.walk import entry_function, terminator
 from stablehlo_tools.overlap.memory import memory_profile
 from stablehlo_tools.overlap.task_graph import TaskGraph, TaskKind
-from stablehlo_tools.passes.registry import PASSES
 from stablehlo_tools.report.document import Advice
 
 _KEEPING = ELEMENTWISE | {CONVERT, RESHAPE, TRANSPOSE, SHARDING_CONSTRAINT}
@@ -244,7 +244,7 @@ def _zero(
     first = max(alike, key=lambda pair: _local_bytes(pair[0]))[0]
     axis = ",".join(axes)
     divided = f'P("{axes[0]}")' if len(axes) == 1 else f"P({axes})"
-    known = "shard-optimizer" in PASSES
+    is_whole = left_to_the_partitioner(program.given.module) is not None and len(axes) == 1
     yield program.advice(
         "replicated-optimizer",
         max(0.0, gain),
@@ -256,7 +256,7 @@ def _zero(
         f"weights are then gathered, {duration(gather_ns)}, "
         + ("which this is after" if gain > 0 else f"and the step takes {duration(-gain)} more"),
         pipeline=program.pipeline(f"shard-optimizer{{axis={axis}}}", before_partition=True)
-        if known
+        if is_whole
         else None,
         gain_bytes=saved,
     )

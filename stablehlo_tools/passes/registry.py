@@ -55,6 +55,11 @@ PASSES: dict[str, Entry] = {
         "RematerializePass",
         "the backward computes again what is not worth keeping, until the program fits",
     ),
+    "shard-optimizer": Entry(
+        "stablehlo_tools.transforms.shard_optimizer",
+        "ShardOptimizerPass",
+        "the state and the update of an optimizer are divided over a mesh axis (ZeRO-1)",
+    ),
     "split-layers": Entry(
         "stablehlo_tools.transforms.split_layers",
         "SplitLayersPass",

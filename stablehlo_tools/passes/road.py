@@ -19,6 +19,7 @@ class Stage(enum.IntEnum):
 
     FOLD = 10  # global view: what is a pipeline already, back to a loop
     MICROBATCHES = 20  # global view: less memory
+    STATE = 25  # global view: where an optimizer's state lies
     PIPELINE = 30  # global view: layers over a mesh axis, while the loop over them is whole
     CONSTRAINTS = 35  # global view: what a partitioner would have to guess
     PARTITION = 40  # collectives become explicit; all below rewrites them

@@ -75,10 +75,18 @@ class KeepOrRepeat:
     values: list[Value] = field(default_factory=list[Value])
     ops: list[Repeatable] = field(default_factory=list[Repeatable])
     required: list[int] = field(default_factory=list[int])
+    _known: dict[tuple[float, frozenset[int]], Plan] = field(
+        default_factory=dict[tuple[float, frozenset[int]], Plan], repr=False
+    )
 
     def cheapest(self, ns_per_byte: float, without: frozenset[int] = frozenset()) -> Plan:
         """What takes least time if each byte that is kept costs so much, give or take a little, so
         that equal layers, or halves of one, do not change all at once."""
+        if (ns_per_byte, without) not in self._known:
+            self._known[ns_per_byte, without] = self._cut(ns_per_byte, without)
+        return self._known[ns_per_byte, without]
+
+    def _cut(self, ns_per_byte: float, without: frozenset[int]) -> Plan:
         count = len(self.values)
         source, sink = count + len(self.ops), count + len(self.ops) + 1
         keeping = [

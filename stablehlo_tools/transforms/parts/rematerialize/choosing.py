@@ -7,9 +7,8 @@ one kernel, or which collective something hides.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from math import inf
 
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.tasks.expected import expected_run
@@ -47,9 +46,11 @@ from stablehlo_tools.transforms.parts.rematerialize.writing import write_block, 
 
 _WORTH = 0.002  # of the time: what a rewrite has to save
 _PATIENCE = 4  # settings in a row that are no better
+_PATIENCE_IF_LARGE = 2
 _STRIDES = (1, 2, 4)
 _LARGE = 1500  # ops that can be repeated: of such programs not every setting is tried, but those
-_NEAR = 0.08  # that keep so much less than another, of what is kept at most
+_NEAR = 0.2  # that keep so much less than another, of what is kept at most
+_CORNERS, _CORNERS_IF_LARGE = 64, 16
 
 
 @dataclass(frozen=True, order=True)
@@ -64,6 +65,14 @@ class Setting:
     def of(self, passage: int) -> frozenset[int]:
         """What is not kept in a passage."""
         return frozenset(position for number, position in self.without if number == passage)
+
+
+@dataclass(frozen=True)
+class Level:
+    """A setting, and the bytes that its plans keep."""
+
+    setting: Setting
+    kept_bytes: float
 
 
 @dataclass(frozen=True)
@@ -92,60 +101,66 @@ class Choice:
         self._hardware = hardware
         self._local = local
         self._tried: dict[Setting, Tried] = {}
+        self._is_large = False
 
-    def settings(self) -> list[tuple[Setting, float]]:
-        """The settings at which plans change, those that keep most first, and the bytes that each
-        keeps; not those that keep about as much as another."""
+    def settings(self) -> Iterator[list[Level]]:
+        """The settings at which plans change, those that keep most first, by which waists are kept;
+        of large programs not those that keep about as much as another."""
         passages = [each for _, each in _passages(self._module, self._prices)]
-        sizes: dict[Setting, float] = {}
-        for stride in _STRIDES if any(map(_waists, passages)) else _STRIDES[:1]:
-            problems = [problem_of(each, self._prices, stride) for each in passages]
-            for number, problem in enumerate(problems):
-                for plan in problem.choice.curve():
-                    without = tuple((number, position) for position in sorted(plan.without))
-                    setting = Setting(plan.price, stride, without)
-                    sizes[setting] = sum(_plan(p, n, setting).bytes for n, p in enumerate(problems))
-        is_large = sum(len(each.makers) for each in passages) > _LARGE
-        near = _NEAR * max(sizes.values(), default=0.0) if is_large else 0.0
-        apart: list[tuple[Setting, float]] = []
-        for stride in _STRIDES:
-            of_stride = [setting for setting in sizes if setting.stride == stride]
-            last = inf
-            for setting in sorted(of_stride, key=lambda setting: (-sizes[setting], setting)):
-                if sizes[setting] < last - near:
-                    last = sizes[setting]
-                    apart.append((setting, last))
-        return sorted(apart, key=lambda each: (-each[1], each[0]))
+        self._is_large = sum(len(each.makers) for each in passages) > _LARGE
+        for stride in _STRIDES if any(map(_has_waists, passages)) else _STRIDES[:1]:
+            yield self._of_stride(passages, stride)
+
+    def _of_stride(self, passages: Sequence[Passage], stride: int) -> list[Level]:
+        problems = [problem_of(each, self._prices, stride) for each in passages]
+        most = _CORNERS_IF_LARGE if self._is_large else _CORNERS
+        found: dict[Setting, float] = {}
+        for number, problem in enumerate(problems):
+            for plan in problem.choice.curve(most):
+                without = tuple((number, position) for position in sorted(plan.without))
+                setting = Setting(plan.price, stride, without)
+                found[setting] = sum(_plan(p, n, setting).bytes for n, p in enumerate(problems))
+        near = _NEAR * max(found.values(), default=0.0) if self._is_large else 0.0
+        apart: list[Level] = []
+        for setting in sorted(found, key=lambda setting: (-found[setting], setting)):
+            if not apart or found[setting] < apart[-1].kept_bytes - near:
+                apart.append(Level(setting, found[setting]))
+        return apart
 
     def fastest(self, safe: float, module: ir.Module) -> Tried:
         """The fastest program of which at most `safe` bytes are expected to be alive, `module`
         itself if no other is faster; the one that needs least where none is."""
         best = self._run(None, module)
-        settings = self.settings()
-        waited = 0
-        for setting, _ in settings[self._first_fitting(settings, safe) :]:
-            tried = self.tried(setting)
+        for levels in self.settings():
+            best = self._fastest_of(levels, safe, best)
+            if self._is_large and best.peak_bytes <= safe:
+                break  # fewer waists are for less memory
+        return best
+
+    def _fastest_of(self, levels: Sequence[Level], safe: float, best: Tried) -> Tried:
+        waited, patience = 0, _PATIENCE_IF_LARGE if self._is_large else _PATIENCE
+        for level in levels[self._first_fitting(levels, safe, patience) :]:
+            tried = self.tried(level.setting)
             if _is_better(tried, best, safe):
                 best, waited = tried, 0
             else:
                 waited += 1
-            if waited == _PATIENCE and best.peak_bytes <= safe:
+            if waited == patience and best.peak_bytes <= safe:
                 break
         return best
 
-    def _first_fitting(self, settings: Sequence[tuple[Setting, float]], limit: float) -> int:
+    def _first_fitting(self, levels: Sequence[Level], limit: float, patience: int) -> int:
         """Where the settings begin to fit: what is alive beside what is kept is seen in those that
         are tried on the way."""
         number = 0
-        while number < len(settings) - _PATIENCE:
-            setting, size = settings[number]
-            peak = self.tried(setting).peak_bytes
+        while number < len(levels) - patience:
+            peak = self.tried(levels[number].setting).peak_bytes
             if peak <= limit:
                 break
-            others = peak - size
-            fitting = (n for n, (_, kept) in enumerate(settings) if kept + others <= limit)
-            number = max(number + 1, next(fitting, len(settings)))
-        return max(0, min(number, len(settings) - _PATIENCE))
+            others = peak - levels[number].kept_bytes
+            fitting = (n for n, level in enumerate(levels) if level.kept_bytes + others <= limit)
+            number = max(number + 1, next(fitting, len(levels)))
+        return max(0, min(number, len(levels) - patience))
 
     def notes(self, setting: Setting) -> list[Diagnostic]:
         """What is said of the plans of a setting."""
@@ -187,7 +202,7 @@ def _plan(problem: Problem, number: int, setting: Setting) -> Plan:
     return problem.choice.cheapest(setting.price, setting.of(number))
 
 
-def _waists(passage: Passage) -> bool:
+def _has_waists(passage: Passage) -> bool:
     return isinstance(passage, BlockPassage) and bool(passage.waists)
 
 
