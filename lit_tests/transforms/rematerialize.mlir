@@ -72,10 +72,9 @@ func.func @loops(%w: tensor<8x256x256xf32>, %x: tensor<256x256xf32>) -> (tensor<
 // Unrolled layers: what runs again starts from what a barrier hands on, together with the gradient
 // that it meets, so that no compiler takes it for what ran before, or runs it early.
 // CHECK-LABEL: func.func @unrolled
-// CHECK:         %[[TIED:.+]]:4 = stablehlo.optimization_barrier %arg5, %{{.+}}, %arg4, %{{.+}} :
-// CHECK-NEXT:    %[[AGAIN:.+]] = stablehlo.dot_general %[[TIED]]#1
-// CHECK-NEXT:    stablehlo.tanh %[[AGAIN]]
-// CHECK:         stablehlo.multiply %[[TIED]]#3
+// CHECK:         %[[TIED:.+]]:2 = stablehlo.optimization_barrier %[[KEPT:.+]], %[[GRADIENT:.+]] :
+// CHECK-NEXT:    %[[AGAIN:.+]] = stablehlo.tanh %[[TIED]]#0
+// CHECK:         stablehlo.multiply %[[TIED]]#1
 func.func @unrolled(%w0: tensor<512x512xf32>, %w1: tensor<512x512xf32>, %w2: tensor<512x512xf32>, %w3: tensor<512x512xf32>, %w4: tensor<512x512xf32>, %w5: tensor<512x512xf32>, %w6: tensor<512x512xf32>, %w7: tensor<512x512xf32>, %x: tensor<512x512xf32>) -> (tensor<512x512xf32>, tensor<512x512xf32>, tensor<512x512xf32>) {
   %a0 = stablehlo.dot_general %x, %w0, contracting_dims = [1] x [0] : (tensor<512x512xf32>, tensor<512x512xf32>) -> tensor<512x512xf32>
   %y0 = stablehlo.tanh %a0 : tensor<512x512xf32>

@@ -83,16 +83,7 @@ class RematerializePass(Pass):
     def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:
         """Rewrites a copy of the module, and takes it over where anything has changed."""
         hardware = load_hardware(self.hardware)
-        if self.memory_limit is not None and not self.memory_limit > 0:
-            raise ToolError(
-                "rematerialize: memory-limit is a positive number of GiB (P1)",
-                module.operation.location,
-            )
-        if not 0.0 <= self.margin < 1.0:
-            raise ToolError(
-                "rematerialize: margin is at least 0 and less than 1 (P1)",
-                module.operation.location,
-            )
+        self._check(module)
         refuse_tokens(module, "rematerialize", "P2")
         limit = hardware.memory_bytes if self.memory_limit is None else self.memory_limit * _GIB
         chosen = self._chosen(module, hardware, limit)
@@ -101,6 +92,15 @@ class RematerializePass(Pass):
             take_over(module, chosen.module)
         if self.explain:
             diagnostics.collected += chosen.notes
+
+    def _check(self, module: ir.Module) -> None:
+        wrong = ""
+        if self.memory_limit is not None and not self.memory_limit > 0:
+            wrong = "memory-limit is a positive number of GiB"
+        elif not 0.0 <= self.margin < 1.0:
+            wrong = "margin is at least 0 and less than 1"
+        if wrong:
+            raise ToolError(f"rematerialize: {wrong} (P1)", entry_function(module).location)
 
     def _chosen(self, module: ir.Module, hardware: Hardware, limit: float) -> _Chosen:
         """The fastest program that fits."""

@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from stablehlo_tools.analysis.effects import Effects
+from stablehlo_tools.analysis.loops import constant_trips
 from stablehlo_tools.analysis.tasks.expected import expected_run
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.hardware import Hardware
 from stablehlo_tools.diagnostics import Diagnostic
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION, WHILE
+from stablehlo_tools.dialect.traits import Trait, ops_with
 from stablehlo_tools.ir.cleanup import (
     drop_unused_carries,
     erase_unused,
@@ -25,7 +27,8 @@ from stablehlo_tools.ir.cleanup import (
 from stablehlo_tools.ir.clone import copy_module
 from stablehlo_tools.ir.equal_branches import fold_equal_branches
 from stablehlo_tools.ir.inline import inline_all_calls
-from stablehlo_tools.ir.walk import entry_function, functions_by_name
+from stablehlo_tools.ir.values import has_uses
+from stablehlo_tools.ir.walk import entry_function, functions_by_name, ops_named
 from stablehlo_tools.transforms.parts.rematerialize.cheapest_cut import Plan
 from stablehlo_tools.transforms.parts.rematerialize.explaining import explained
 from stablehlo_tools.transforms.parts.rematerialize.loop_constants import sink_broadcasts
@@ -44,6 +47,7 @@ from stablehlo_tools.transforms.parts.rematerialize.prices import (
 from stablehlo_tools.transforms.parts.rematerialize.problems import Problem, problem_of
 from stablehlo_tools.transforms.parts.rematerialize.writing import write_block, write_loops
 
+_CONTRACTIONS = ops_with(Trait.CONTRACTION)
 _WORTH = 0.002  # of the time: what a rewrite has to save
 _PATIENCE = 4  # settings in a row that are no better
 _PATIENCE_IF_LARGE = 2
@@ -232,7 +236,13 @@ def apply(
 
 
 def _clean(module: ir.Module) -> None:
+    """Erases what nothing uses any more: ops, loops that surely end, carries, parts of barriers."""
     block = entry_function(module).regions[0].blocks[0]
+    effects = Effects(functions_by_name(module))
+    for loop in reversed(ops_named(block.owner.operation, {WHILE})):
+        is_used = any(has_uses(result) for result in loop.results)
+        if not is_used and constant_trips(loop) is not None and not effects.has_effect(loop):
+            loop.erase()
     erase_unused(block)
     for inner in _blocks(module):
         trim_barriers(inner)
@@ -256,12 +266,18 @@ def _passages(module: ir.Module, prices: Prices) -> list[tuple[_Name, Passage]]:
     found: list[tuple[_Name, Passage]] = []
     for block in blocks:
         owner = block.owner.operation
-        if len(owner.results) and owner.results[0] in inside:
+        is_layer = len(owner.results) > 0 and owner.results[0] in inside
+        if is_layer or not _works(block):
             continue
         passage = block_passage(block, effects, prices.bytes, inside)
         if passage is not None:
             found.append(((origin_of(owner), -1), passage))
     return found + loops
+
+
+def _works(block: ir.Block) -> bool:
+    """Whether a block multiplies matrices, in regions too: what draws random numbers does not."""
+    return any(ops_named(view.operation, _CONTRACTIONS) for view in block.operations)
 
 
 def _blocks(module: ir.Module) -> list[ir.Block]:
