@@ -31,7 +31,7 @@ from stablehlo_tools.dialect.names import (
 from stablehlo_tools.dialect.reducers import integer_bounds
 from stablehlo_tools.dialect.traits import Trait, ops_with, ops_with_any
 from stablehlo_tools.ir.values import CONSTANTS, key_of, producer, unconstrained
-from stablehlo_tools.ir.walk import terminator, walk
+from stablehlo_tools.ir.walk import terminator, values_used, walk
 from stablehlo_tools.ir.while_loop import WhileLoop, is_invariant
 
 _WRAPS = "its counter would wrap around before it meets its bound"
@@ -430,20 +430,6 @@ class LoopBody(WhileLoop):
             if value not in seen and self.is_inside(value):
                 seen.add(value)
                 yield value
-
-
-def values_used(op: ir.Operation) -> list[ir.Value]:
-    """The operands of an op and of all ops in its regions, in order."""
-    if not len(op.regions):
-        return list(op.operands)
-    values: list[ir.Value] = []
-
-    def visit(inner: ir.Operation) -> ir.WalkResult:
-        values.extend(inner.operands)
-        return ir.WalkResult.ADVANCE
-
-    walk(op, visit)
-    return values
 
 
 def _is_cheap(op: ir.Operation) -> bool:

@@ -31,7 +31,7 @@ from stablehlo_tools.dialect.traits import Trait, ops_with_any
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.carriers import rebuild
 from stablehlo_tools.ir.values import has_uses, producer, unconstrained
-from stablehlo_tools.ir.walk import ops_where, terminator, walk
+from stablehlo_tools.ir.walk import ops_where, terminator, values_used, walk
 from stablehlo_tools.ir.while_loop import WhileLoop
 
 # Of these dialects an op has no effect but those below.
@@ -115,19 +115,8 @@ def _needed(body: WhileLoop, without: set[int]) -> set[ir.Value]:
     for op in reversed(ops):
         plain = len(op.results) and op.name.startswith(_PLAIN) and op.name not in _KEPT
         if not plain or any(result in needed for result in op.results):
-            needed.update(_values_used(op))
+            needed.update(values_used(op))
     return needed
-
-
-def _values_used(op: ir.Operation) -> list[ir.Value]:
-    values: list[ir.Value] = []
-
-    def visit(inner: ir.Operation) -> ir.WalkResult:
-        values.extend(inner.operands)
-        return ir.WalkResult.ADVANCE
-
-    walk(op, visit)
-    return values
 
 
 def _drop_carries(loop: ir.Operation, dropped: set[int]) -> None:

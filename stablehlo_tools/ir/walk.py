@@ -75,6 +75,38 @@ def ops_named(root: ir.Operation, names: Collection[str]) -> list[ir.Operation]:
     return ops_where(root, lambda op: op.name in names)
 
 
+def values_used(op: ir.Operation) -> list[ir.Value]:
+    """The operands of an op and of all ops in its regions, in order."""
+    if not len(op.regions):
+        return list(op.operands)
+    values: list[ir.Value] = []
+
+    def visit(inner: ir.Operation) -> ir.WalkResult:
+        values.extend(inner.operands)
+        return ir.WalkResult.ADVANCE
+
+    walk(op, visit)
+    return values
+
+
+def values_used_outside(op: ir.Operation) -> list[ir.Value]:
+    """What an op and the ops in its regions read that is not made in them, in order."""
+    if not len(op.regions):
+        return list(op.operands)
+    inside: set[ir.Value] = set()
+
+    def visit(inner: ir.Operation) -> ir.WalkResult:
+        if inner != op:
+            inside.update(inner.results)
+        for region in inner.regions:
+            for block in region.blocks:
+                inside.update(block.arguments)
+        return ir.WalkResult.ADVANCE
+
+    walk(op, visit)
+    return [value for value in values_used(op) if value not in inside]
+
+
 def terminator(block: ir.Block) -> ir.Operation:
     """The last op of a block."""
     last = ir.InsertionPoint.at_block_terminator(block).ref_operation

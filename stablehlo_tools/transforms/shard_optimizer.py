@@ -58,12 +58,11 @@ from stablehlo_tools.ir.clone import copy_module, take_over
 from stablehlo_tools.ir.equal_branches import fold_equal_branches
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.values import CONSTANTS, is_float, maker_of, producer
-from stablehlo_tools.ir.walk import entry_function, terminator
+from stablehlo_tools.ir.walk import entry_function, terminator, values_used_outside
 from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.passes.road import Milestone, Stage, When
 from stablehlo_tools.transforms.parts.partition.border import state_border
 from stablehlo_tools.transforms.parts.partition.preparation import import_shardings, one_mesh
-from stablehlo_tools.transforms.parts.rematerialize.same_values import values_used_outside
 
 _HEAVY = ops_with_any(Trait.CONTRACTION | Trait.LOOP | Trait.BRANCH | Trait.OPAQUE) | ops_with(
     Trait.INDEXED

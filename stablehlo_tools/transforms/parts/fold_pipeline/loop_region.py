@@ -14,7 +14,6 @@ from stablehlo_tools import bindings
 from stablehlo_tools.analysis.collectives import Collective, ModuleFacts
 from stablehlo_tools.analysis.device_values import DeviceValues, Values
 from stablehlo_tools.analysis.loop_values import ControlValues
-from stablehlo_tools.analysis.loops import values_used
 from stablehlo_tools.analysis.replica_groups import AxisRef, mesh_axes_groups
 from stablehlo_tools.analysis.shardings import sharding_axes, sharding_per_value
 from stablehlo_tools.bindings import ir
@@ -22,7 +21,7 @@ from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.dialect.traits import Trait, full_names, ops_with
 from stablehlo_tools.ir.builder import shape_of
 from stablehlo_tools.ir.values import producer
-from stablehlo_tools.ir.walk import terminator
+from stablehlo_tools.ir.walk import terminator, values_used
 from stablehlo_tools.transforms.parts.fold_pipeline.trace_types import Box
 
 _IDS = ops_with(Trait.DEVICE_ID)

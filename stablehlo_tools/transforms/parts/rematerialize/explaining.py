@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.diagnostics import Diagnostic, note, to_place
+from stablehlo_tools.diagnostics import Diagnostic, duration, note, size, to_place
 from stablehlo_tools.dialect.names import WHILE
 from stablehlo_tools.dialect.traits import Trait, ops_with_any
 from stablehlo_tools.ir.values import producer
@@ -15,7 +15,6 @@ from stablehlo_tools.transforms.parts.rematerialize.prices import Prices
 from stablehlo_tools.transforms.parts.rematerialize.problems import Problem
 
 _SMALL = 0.01  # of what is kept, or of the time that is repeated: too little to be named
-_MIB, _GIB = 2.0**20, 2.0**30
 _WORK = ops_with_any(Trait.CONTRACTION | Trait.COLLECTIVE | Trait.REDUCTION | Trait.LOOP)
 
 
@@ -24,7 +23,7 @@ def explained(problem: Problem, plan: Plan, prices: Prices) -> list[Diagnostic]:
     kept and each op that runs again, but for small ones."""
     passage, choice = problem.passage, problem.choice
     kept = [n for n in sorted(plan.kept) if not _is_loop(passage.values[problem.numbers[n]])]
-    size = sum(choice.values[position].keep_bytes for position in kept)
+    kept_bytes = sum(choice.values[position].keep_bytes for position in kept)
     repeated_ns = sum(choice.ops[number].ns for number in plan.repeated)
     each = f"of each of {passage.trips} layers" if isinstance(passage, LoopPassage) else ""
     if not kept and not plan.repeated:
@@ -36,21 +35,21 @@ def explained(problem: Problem, plan: Plan, prices: Prices) -> list[Diagnostic]:
         place = passage.place
     notes = [
         note(
-            f"rematerialize: keeps {_bytes(size)} for the backward and computes again what "
-            f"takes {_time(repeated_ns)}; in jax: {_policy(passage.values[n] for n in named)}",
+            f"rematerialize: keeps {size(kept_bytes)} for the backward and computes again what "
+            f"takes {duration(repeated_ns)}; in jax: {_policy(passage.values[n] for n in named)}",
             place,
         )
     ]
     for position in sorted(kept, key=lambda n: (-choice.values[n].keep_bytes, n)):
         value = passage.values[problem.numbers[position]]
-        if choice.values[position].keep_bytes > _SMALL * size:
-            what = f"{_bytes(prices.bytes(value))} {each}".strip()
+        if choice.values[position].keep_bytes > _SMALL * kept_bytes:
+            what = f"{size(prices.bytes(value))} {each}".strip()
             notes.append(note(f"kept: {_name(value)}, {what}", value.location))
     for number in sorted(plan.repeated, key=lambda n: (-choice.ops[n].ns, n)):
         ns = choice.ops[number].ns
         op = problem.ops[number]
         if ns > _SMALL * repeated_ns and op.name in _WORK:
-            what = f"{_time(ns / passage.trips)} {each}".strip()
+            what = f"{duration(ns / passage.trips)} {each}".strip()
             notes.append(note(f"again: {_name(op.results[0])}, {what}", op.location))
     return notes
 
@@ -83,11 +82,3 @@ def _checkpoint_name(value: ir.Value) -> str:
 def _name(value: ir.Value) -> str:
     op = producer(value)
     return "what a layer is given" if op is None else op.name.removeprefix("stablehlo.")
-
-
-def _bytes(size: float) -> str:
-    return f"{size / _GIB:.3g} GiB" if size >= _GIB else f"{size / _MIB:.3g} MiB"
-
-
-def _time(ns: float) -> str:
-    return f"{ns / 1e6:.3g} ms" if ns >= 1e6 else f"{ns / 1e3:.3g} us"

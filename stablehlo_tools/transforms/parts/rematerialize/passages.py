@@ -29,11 +29,8 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import BARRIER, RESHAPE, SHARDING_CONSTRAINT, WHILE
 from stablehlo_tools.dialect.traits import Trait, ops_with
 from stablehlo_tools.ir.values import CONSTANTS, producer, unconstrained
-from stablehlo_tools.ir.walk import terminator
-from stablehlo_tools.transforms.parts.rematerialize.same_values import (
-    SameValues,
-    values_used_outside,
-)
+from stablehlo_tools.ir.walk import terminator, values_used_outside
+from stablehlo_tools.transforms.parts.rematerialize.same_values import SameValues
 
 _CONTRACTIONS = ops_with(Trait.CONTRACTION)
 _WAIST = 1.05  # times the least bytes: as little

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
-from stablehlo_tools.analysis.loops import values_used
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import (
     ALL_GATHER,
@@ -26,7 +25,7 @@ from stablehlo_tools.dialect.names import (
 from stablehlo_tools.dialect.traits import ELEMENTWISE, Trait, ops_with
 from stablehlo_tools.ir.builder import element_of, shape_of
 from stablehlo_tools.ir.values import CONSTANTS, producer, value_text
-from stablehlo_tools.ir.walk import walk
+from stablehlo_tools.ir.walk import values_used_outside, walk
 
 _UNSAID = ("sdy.", "stablehlo_tools.")  # how it is divided, and marks
 _UNSAID_NAMES = frozenset({"channel_handle", "mhlo.sharding"})
@@ -144,24 +143,6 @@ class SameValues:
 
     def _numbered(self, key: Hashable) -> int:
         return self._numbers.setdefault(key, len(self._numbers))
-
-
-def values_used_outside(op: ir.Operation) -> list[ir.Value]:
-    """What an op and the ops in its regions read that is not made in them, in order."""
-    if not len(op.regions):
-        return list(op.operands)
-    inside: set[ir.Value] = set()
-
-    def visit(inner: ir.Operation) -> ir.WalkResult:
-        if inner != op:
-            inside.update(inner.results)
-        for region in inner.regions:
-            for block in region.blocks:
-                inside.update(block.arguments)
-        return ir.WalkResult.ADVANCE
-
-    walk(op, visit)
-    return [value for value in values_used(op) if value not in inside]
 
 
 def _text(op: ir.Operation) -> str:

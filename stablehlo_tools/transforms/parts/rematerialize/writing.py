@@ -28,14 +28,13 @@ from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.carriers import append, append_arguments, append_to_terminator
 from stablehlo_tools.ir.inline import copy_with
 from stablehlo_tools.ir.values import key_of, producer
-from stablehlo_tools.ir.walk import terminator, walk
+from stablehlo_tools.ir.walk import terminator, values_used_outside, walk
 from stablehlo_tools.transforms.parts.rematerialize.passages import (
     BlockPassage,
     LoopPassage,
     Passage,
     Stacked,
 )
-from stablehlo_tools.transforms.parts.rematerialize.same_values import values_used_outside
 
 _FAR = 400  # ops that are looked at for a gradient
 _LEAST_WIDTH = 32  # bits that count any number of iterations

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from stablehlo_tools.analysis.loops import LoopBody, values_used
+from stablehlo_tools.analysis.loops import LoopBody
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.clone import emptied_clone
 from stablehlo_tools.ir.inline import copy_with
 from stablehlo_tools.ir.values import key_of, maker_of
-from stablehlo_tools.ir.walk import terminator
+from stablehlo_tools.ir.walk import terminator, values_used
 from stablehlo_tools.transforms.parts.split_weight_gradients.division import (
     Backward,
     Division,

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 
 from stablehlo_tools.analysis.collectives import Collective
 from stablehlo_tools.analysis.loop_values import LoopIndices, is_monotonic
-from stablehlo_tools.analysis.loops import FORMATTING, LoopBody, values_used
+from stablehlo_tools.analysis.loops import FORMATTING, LoopBody
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import (
     DYNAMIC_SLICE,
@@ -40,6 +40,7 @@ from stablehlo_tools.dialect.traits import COLLECTIVES, ELEMENTWISE
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of, write_reducer
 from stablehlo_tools.ir.clone import emptied_clone, reshaped_clone
 from stablehlo_tools.ir.values import key_of, maker_of, named
+from stablehlo_tools.ir.walk import values_used
 from stablehlo_tools.transforms.parts.pipeline_collectives.moves import (
     has_sharding,
     is_static_tensor,
