@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.names import SHARDING_CONSTRAINT
 
 _WITH_REDUCER = frozenset({"all_reduce", "reduce", "reduce_scatter"})
 
@@ -211,3 +212,20 @@ def write_reducer(op_name: str, element: ir.Type, region: ir.Region, location: i
             f"stablehlo.{op_name}", results=[scalar], operands=list(block.arguments), loc=location
         )
         ir.Operation.create("stablehlo.return", operands=list(combined.results), loc=location)
+
+
+def constrained(
+    value: ir.Value,
+    sharding: ir.Attribute,
+    point: ir.InsertionPoint,
+    place: ir.Location | None = None,
+) -> ir.Value:
+    """A value with a sharding constraint on it."""
+    return ir.Operation.create(
+        SHARDING_CONSTRAINT,
+        results=[value.type],
+        operands=[value],
+        attributes={"sharding": sharding},
+        loc=place or value.location,
+        ip=point,
+    ).results[0]

@@ -13,7 +13,7 @@ is a transpose to the order in which the elements lie, a reshape, and a transpos
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -136,20 +136,7 @@ def _drop_carries(loop: ir.Operation, dropped: set[int]) -> None:
         attributes["sdy.sharding"] = bindings.TensorShardingPerValueAttr.get(
             [stated[carry] for carry in kept], loop.context
         )
-    new = ir.Operation.create(
-        loop.name,
-        results=[loop.results[carry].type for carry in kept],
-        operands=[loop.operands[carry] for carry in kept],
-        attributes=attributes,
-        regions=2,
-        loc=loop.location,
-        ip=ir.InsertionPoint(loop),
-    )
-    for source, target in zip(loop.regions, new.regions, strict=True):
-        source.blocks[0].append_to(target)
-    for number, carry in enumerate(kept):
-        loop.results[carry].replace_all_uses_with(new.results[number])
-    loop.erase()
+    keep_results(loop, kept, attributes)
 
 
 def trim_barriers(block: ir.Block) -> None:
@@ -161,17 +148,28 @@ def trim_barriers(block: ir.Block) -> None:
         used = [number for number, result in enumerate(op.results) if has_uses(result)]
         if not used or len(used) == len(op.results):
             continue
-        values = [op.operands[number] for number in used]
-        new = ir.Operation.create(
-            op.name,
-            results=[value.type for value in values],
-            operands=values,
-            loc=op.location,
-            ip=ir.InsertionPoint(op),
-        )
-        for number, result in zip(used, new.results, strict=True):
-            op.results[number].replace_all_uses_with(result)
-        op.erase()
+        keep_results(op, used, {})
+
+
+def keep_results(
+    op: ir.Operation, kept: Sequence[int], attributes: Mapping[str, ir.Attribute]
+) -> None:
+    """Puts an op whose result i is what becomes of operand i, with some of these and with its
+    regions, in its place; nothing uses the other results."""
+    new = ir.Operation.create(
+        op.name,
+        results=[op.results[number].type for number in kept],
+        operands=[op.operands[number] for number in kept],
+        attributes=dict(attributes),
+        regions=len(op.regions),
+        loc=op.location,
+        ip=ir.InsertionPoint(op),
+    )
+    for source, target in zip(op.regions, new.regions, strict=True):
+        source.blocks[0].append_to(target)
+    for number, result in zip(kept, new.results, strict=True):
+        op.results[number].replace_all_uses_with(result)
+    op.erase()
 
 
 def fold_reshapes(module: ir.Module) -> None:

@@ -37,8 +37,8 @@ from stablehlo_tools.dialect.hlo_sharding import (
     parse_hlo_sharding,
     split_hlo_shardings,
 )
-from stablehlo_tools.dialect.names import SHARDING_CONSTRAINT
 from stablehlo_tools.dialect.traits import CALLS
+from stablehlo_tools.ir.builder import constrained
 from stablehlo_tools.ir.manual_regions import ManualBorder, wrap_manual_regions
 from stablehlo_tools.ir.values import producer, stand_in
 from stablehlo_tools.ir.walk import (
@@ -339,10 +339,10 @@ class _Importer:
                     entry[_SHARDING] = attribute
                 elif side == "arg_attrs":
                     point = ir.InsertionPoint.at_block_begin(block)
-                    stand_in(value, _constrained(value, attribute, point))
+                    stand_in(value, constrained(value, attribute, point))
                 else:
                     point = ir.InsertionPoint(terminator(block))
-                    terminator(block).operands[number] = _constrained(value, attribute, point)
+                    terminator(block).operands[number] = constrained(value, attribute, point)
             _set_entries(function, side, entries)
 
     def _restate_call(self, op: ir.Operation, sharding: HloSharding) -> None:
@@ -350,7 +350,7 @@ class _Importer:
         said, value = _Said(sharding, unspecified_dims(op)), op.operands[0]
         attribute = self._attribute(said, value, op.location)
         if not self._says_nothing(said):
-            value = _constrained(value, attribute, ir.InsertionPoint(op), op.location)
+            value = constrained(value, attribute, ir.InsertionPoint(op), op.location)
         op.results[0].replace_all_uses_with(value)
         if sharding.group is not None:
             number = ir.IntegerAttr.get(
@@ -379,10 +379,8 @@ class _Importer:
             return
         for (value, said), attribute in zip(pairs, attributes, strict=True):
             if not self._says_nothing(said):
-                constrained = _constrained(
-                    value, attribute, ir.InsertionPoint.after(op), op.location
-                )
-                stand_in(value, constrained)
+                behind = ir.InsertionPoint.after(op)
+                stand_in(value, constrained(value, attribute, behind, op.location))
 
     def _says_nothing(self, said: _Said) -> bool:
         """Whether all dimensions are open, or the value is divided by hand."""
@@ -441,20 +439,3 @@ class _Importer:
 
     def _every(self) -> frozenset[str]:
         return frozenset(name for name, _ in self.mesh.axes)
-
-
-def _constrained(
-    value: ir.Value,
-    sharding: ir.Attribute,
-    point: ir.InsertionPoint,
-    place: ir.Location | None = None,
-) -> ir.Value:
-    """A value with a constraint on it."""
-    return ir.Operation.create(
-        SHARDING_CONSTRAINT,
-        results=[value.type],
-        operands=[value],
-        attributes={"sharding": sharding},
-        loc=place or value.location,
-        ip=point,
-    ).results[0]

@@ -167,11 +167,11 @@ def copy_with(
 ) -> ir.Operation:
     """A copy of an op that reads, in its regions too, what stands for its operands."""
     copy = op.clone(ip=point)
-    _rename(copy, values)
+    rename(copy, values)
     return copy
 
 
-def _rename(op: ir.Operation, values: Mapping[ir.Value, ir.Value]) -> None:
+def rename(op: ir.Operation, values: Mapping[ir.Value, ir.Value]) -> None:
     """Points the operands of an op, and of ops in its regions, at what stands for them."""
     for position, value in enumerate(op.operands):
         if value in values:
@@ -179,7 +179,7 @@ def _rename(op: ir.Operation, values: Mapping[ir.Value, ir.Value]) -> None:
     for region in op.regions:
         for block in region.blocks:
             for inner in block.operations:
-                _rename(inner.operation, values)
+                rename(inner.operation, values)
 
 
 def wrap_body(

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.ir.builder import Builder
+from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.walk import terminator
 
 
@@ -53,6 +53,36 @@ def is_invariant(loop: ir.Operation, carry: int) -> bool:
     """Whether every iteration of a `while` hands a carry on as it came."""
     body = loop.regions[1].blocks[0]
     return terminator(body).operands[carry] == body.arguments[carry]
+
+
+_LEAST_WIDTH = 32  # bits that count any number of iterations
+
+
+def iteration_of(build: Builder, counter: ir.Value, start: int, step: int) -> ir.Value:
+    """Which iteration it is, counted from 0, by a counter that begins at `start` and grows by
+    `step`; of at least 32 bits."""
+    element = ir.IntegerType(element_of(counter))
+    if element.width < _LEAST_WIDTH:
+        element = ir.IntegerType.get_signless(_LEAST_WIDTH, build.context)
+        counter = build.op("convert", [counter], build.tensor([], element))
+    if step < 0:
+        counter = build.same("subtract", build.splat(start, [], element), counter)
+    elif start:
+        counter = build.same("subtract", counter, build.splat(start, [], element))
+    if abs(step) != 1:
+        counter = build.same("divide", counter, build.splat(abs(step), [], element))
+    return counter
+
+
+def room_for_rows(build: Builder, value: ir.Value, trips: int) -> ir.Value:
+    """A stack for what every iteration stores, of zeros."""
+    element = element_of(value)
+    if isinstance(element, ir.ComplexType):
+        part = build.splat(0, [], element.element_type)
+        zero = build.op("convert", [part], build.tensor([], element))
+    else:
+        zero = build.splat(0, [], element)
+    return build.broadcast(zero, [trips, *shape_of(value)], [])
 
 
 class CountedLoop:

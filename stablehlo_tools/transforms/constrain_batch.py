@@ -38,10 +38,10 @@ from stablehlo_tools.analysis.shardings import Axes, MeshAxes, ValueShardings, a
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, ToolError, note
 from stablehlo_tools.dialect.names import DYNAMIC_UPDATE_SLICE, SHARDING_CONSTRAINT, WHILE
-from stablehlo_tools.ir.builder import shape_of
+from stablehlo_tools.ir.builder import constrained, shape_of
 from stablehlo_tools.ir.clone import copy_module, take_over
 from stablehlo_tools.ir.inline import inline_all_calls
-from stablehlo_tools.ir.values import is_float, producer
+from stablehlo_tools.ir.values import is_float, producer, stand_in
 from stablehlo_tools.ir.walk import entry_function, ops_named
 from stablehlo_tools.ir.while_loop import WhileLoop
 from stablehlo_tools.passes.base import Pass
@@ -167,15 +167,7 @@ def constrain(value: ir.Value, dim: int, batch: Batch, point: ir.InsertionPoint)
     dims = ["{?}"] * len(shape_of(value))
     dims[dim] = axes_text(batch.axes)
     text = f"#sdy.sharding<@{batch.mesh}, [{', '.join(dims)}]>"
-    op = ir.Operation.create(
-        SHARDING_CONSTRAINT,
-        results=[value.type],
-        operands=[value],
-        attributes={"sharding": ir.Attribute.parse(text, value.type.context)},
-        loc=value.location,
-        ip=point,
-    )
-    value.replace_all_uses_except(op.results[0], op)
+    stand_in(value, constrained(value, ir.Attribute.parse(text, value.type.context), point))
 
 
 def _explained(carry: Carry, batch: Batch) -> Diagnostic:

@@ -53,11 +53,11 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, ToolError, note, to_place
 from stablehlo_tools.dialect.names import BROADCAST, SHARDING_CONSTRAINT
 from stablehlo_tools.dialect.traits import ELEMENTWISE, Trait, ops_with, ops_with_any
-from stablehlo_tools.ir.builder import shape_of
+from stablehlo_tools.ir.builder import constrained, shape_of
 from stablehlo_tools.ir.clone import copy_module, take_over
 from stablehlo_tools.ir.equal_branches import fold_equal_branches
 from stablehlo_tools.ir.inline import inline_all_calls
-from stablehlo_tools.ir.values import CONSTANTS, is_float, maker_of, producer
+from stablehlo_tools.ir.values import CONSTANTS, is_float, maker_of, producer, stand_in
 from stablehlo_tools.ir.walk import entry_function, terminator, values_used_outside
 from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.passes.road import Milestone, Stage, When
@@ -136,6 +136,10 @@ class _Step:
         assert mesh is not None, "a partitioner has work to do"
         self._mesh = mesh.mesh
         self._shardings = ValueShardings(MeshAxes(mesh.mesh), mesh.name)
+        self._results_of: dict[ir.Value, list[int]] = {}
+        for number, value in enumerate(self._returned):
+            self._results_of.setdefault(value, []).append(number)
+        self._made: dict[int, list[int]] = {}  # by argument, what is found once
         self._steering = self._before_heavy()
         self._state = dict(self._states())
 
@@ -181,16 +185,16 @@ class _Step:
 
     def write(self, divided: Sequence[State]) -> None:
         """States the shardings, and those of the parameters that come of the state."""
-        context = self._main.context
         stated: dict[tuple[str, int], ir.Attribute] = {}
         for state in divided:
-            attribute = self._shardings.attribute(state.axes, context)
+            attribute = self._attribute(state.axes)
             stated["arg_attrs", state.argument] = attribute
             stated["res_attrs", state.result] = attribute
+        parameters = self._parameters()
         for number, axes in self._updated(divided).items():
-            argument = self._parameter_of(number)
+            argument = parameters.get(number)
             dims = ((),) * len(axes) if argument is None else self._of(self._arguments[argument])
-            stated.setdefault(("res_attrs", number), self._shardings.attribute(dims, context))
+            stated.setdefault(("res_attrs", number), self._attribute(dims))
             self._constrain(number, axes)
         for value, axes in self._gradients(divided).items():
             self._divide(value, axes)
@@ -244,7 +248,7 @@ class _Step:
         """The result that an argument is given back as: the one that it shares memory with, or else
         the one that fewest elementwise ops make of it."""
         value = self._arguments[argument]
-        reached = [n for n in self._made_of(value) if n not in taken]
+        reached = [n for n in self._made_of(argument) if n not in taken]
         aliased = self._aliased(argument)
         if aliased is not None:
             return aliased if aliased in reached else None
@@ -257,13 +261,18 @@ class _Step:
         found = next((each.attr for each in entry if each.name == _ALIASED), None)
         return None if found is None else ir.IntegerAttr(found).value
 
-    def _made_of(self, value: ir.Value) -> list[int]:
-        """The results that elementwise ops make of a value, the nearest first."""
+    def _made_of(self, argument: int) -> list[int]:
+        """The results that elementwise ops make of an argument, the nearest first."""
+        if argument not in self._made:
+            self._made[argument] = self._followed(self._arguments[argument])
+        return self._made[argument]
+
+    def _followed(self, value: ir.Value) -> list[int]:
         shape = shape_of(value)
         layer, seen = [value], {value}
         found: list[int] = []
         while layer:
-            found += [n for n, returned in enumerate(self._returned) if returned in layer]
+            found += sorted(n for each in layer for n in self._results_of.get(each, ()))
             following: list[ir.Value] = []
             for each in layer:
                 for use in each.uses:
@@ -281,7 +290,7 @@ class _Step:
         value = self._arguments[argument]
         if not isinstance(value.type, ir.RankedTensorType) or value not in self._steering:
             return False
-        return is_float(value.type) and bool(self._made_of(value))
+        return is_float(value.type) and bool(self._made_of(argument))
 
     def _updated(self, divided: Sequence[State]) -> dict[int, tuple[Axes, ...]]:
         """The results beside the state that come of it elementwise: parameters, and where the state
@@ -289,19 +298,19 @@ class _Step:
         of_state = set(self._state.values())
         updated: dict[int, tuple[Axes, ...]] = {}
         for state in divided:
-            for number in self._made_of(self._arguments[state.argument]):
+            for number in self._made_of(state.argument):
                 if number not in of_state:
                     updated.setdefault(number, state.axes)
         return updated
 
-    def _parameter_of(self, result: int) -> int | None:
-        """The argument that a result is the new value of."""
-        parameters = (
-            number
-            for number in range(len(self._arguments))
-            if number not in self._state and self._is_parameter(number)
-        )
-        return next((n for n in parameters if result in self._made_of(self._arguments[n])), None)
+    def _parameters(self) -> dict[int, int]:
+        """The argument that each result is the new value of, where that is a parameter."""
+        of: dict[int, int] = {}
+        for number in range(len(self._arguments)):
+            if number not in self._state and self._is_parameter(number):
+                for result in self._made_of(number):
+                    of.setdefault(result, number)
+        return of
 
     def _gradients(self, divided: Sequence[State]) -> dict[ir.Value, tuple[Axes, ...]]:
         """What state is updated by: values of its shape that no elementwise op makes of others."""
@@ -323,30 +332,19 @@ class _Step:
 
     def _divide(self, value: ir.Value, axes: tuple[Axes, ...]) -> None:
         """Has all that use a value take parts of it."""
-        op = maker_of(value)
-        divided = ir.Operation.create(
-            SHARDING_CONSTRAINT,
-            results=[value.type],
-            operands=[value],
-            attributes={"sharding": self._shardings.attribute(axes, self._main.context)},
-            loc=op.location,
-            ip=ir.InsertionPoint.after(op),
-        )
-        value.replace_all_uses_except(divided.results[0], [divided])
+        behind = ir.InsertionPoint.after(maker_of(value))
+        stand_in(value, constrained(value, self._attribute(axes), behind))
 
     def _constrain(self, result: int, axes: tuple[Axes, ...]) -> None:
         """Has a result made in parts, before it is gathered."""
         end = terminator(self._block)
         value = self._returned[result]
-        maker = producer(value)
-        end.operands[result] = ir.Operation.create(
-            SHARDING_CONSTRAINT,
-            results=[value.type],
-            operands=[value],
-            attributes={"sharding": self._shardings.attribute(axes, self._main.context)},
-            loc=end.location if maker is None else maker.location,
-            ip=ir.InsertionPoint(end),
-        ).results[0]
+        place = end.location if producer(value) is None else value.location
+        point = ir.InsertionPoint(end)
+        end.operands[result] = constrained(value, self._attribute(axes), point, place)
+
+    def _attribute(self, axes: Sequence[Axes]) -> ir.Attribute:
+        return self._shardings.attribute(tuple(axes), self._main.context)
 
     def _placed(self, value: ir.Value, axis: str) -> tuple[tuple[Axes, ...], int] | None:
         """The sharding of a value with one more axis, and where that is: in the longest dimension
@@ -354,7 +352,7 @@ class _Step:
         axes = self._of(value)
         size = dict(self._mesh.axes)[axis]
         parts = [
-            length // prod([self._shardings.axes.size([each]) for each in dim])
+            length // self._shardings.axes.size(dim)
             for length, dim in zip(shape_of(value), axes, strict=True)
         ]
         fitting = [dim for dim, part in enumerate(parts) if part % size == 0 and part >= size]

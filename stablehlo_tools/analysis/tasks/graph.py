@@ -23,11 +23,11 @@ from stablehlo_tools.analysis.tasks.kernels import (
 )
 from stablehlo_tools.analysis.tasks.mesh_axes import axes_of
 from stablehlo_tools.analysis.tasks.nodes import Body, Node, Ref, Role
+from stablehlo_tools.analysis.tasks.op_work import transfer_of
 from stablehlo_tools.analysis.tasks.reader import drop_dead_carries, live_nodes, read_program
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.clock import Clock
 from stablehlo_tools.cost.kernels import Work, WorkKind
-from stablehlo_tools.cost.transfers import Transfer
 from stablehlo_tools.diagnostics import Place, to_place
 from stablehlo_tools.dialect.custom_calls import kernel_name, target_of
 from stablehlo_tools.dialect.frontend_attributes import communication_domain
@@ -303,9 +303,7 @@ class _BodyTasks:
         assert collective is not None, "a collective's node has it"
         facts = self._builder.facts
         groups = facts.groups(collective) or ()
-        grows = root.name in ("all_gather", "recv")
-        whole = collective.bytes_out if grows else collective.bytes_in
-        transfer = Transfer(root.name, float(whole or 0), groups)
+        transfer = transfer_of(collective, groups)
         time = self._clock.collective(transfer, self._names([root]))
         deps = self._ready(self._deps([root]))
         self._own_storages(root)

@@ -14,11 +14,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from stablehlo_tools import bindings
-from stablehlo_tools.analysis.collectives import tensor_bytes
+from stablehlo_tools.analysis.collectives import Collective, tensor_bytes
+from stablehlo_tools.analysis.replica_groups import ProcessGroups
 from stablehlo_tools.analysis.tasks.nodes import Role
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.kernels import Matmul, Work, WorkKind
 from stablehlo_tools.cost.library_calls import LibraryCall, Tensor, call_work
+from stablehlo_tools.cost.transfers import Transfer
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.custom_calls import (
     backend_config,
@@ -114,6 +116,13 @@ def bytes_of(value: ir.Value) -> float:
             value.location,
         )
     return float(size)
+
+
+def transfer_of(collective: Collective, groups: ProcessGroups) -> Transfer:
+    """What a collective sends: as many bytes as the larger side of it has."""
+    grows = collective.kind in ("all_gather", "recv")
+    whole = collective.bytes_out if grows else collective.bytes_in
+    return Transfer(collective.kind, float(whole or 0), groups)
 
 
 def op_work(op: ir.Operation, name: str) -> OpWork:

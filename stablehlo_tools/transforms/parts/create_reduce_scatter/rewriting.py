@@ -26,6 +26,7 @@ from stablehlo_tools.analysis.shardings import SHARDING
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import BROADCAST, CALL, CONSTANT, DYNAMIC_SLICE
 from stablehlo_tools.dialect.traits import COMPUTATIONS
+from stablehlo_tools.ir.cleanup import keep_results
 from stablehlo_tools.ir.values import has_uses, producer
 from stablehlo_tools.ir.walk import callee_name
 from stablehlo_tools.transforms.parts.create_reduce_scatter.slices import (
@@ -198,20 +199,7 @@ def drop_unused_results(op: ir.Operation) -> None:
     used = [i for i, result in enumerate(op.results) if has_uses(result)]
     if len(used) in (0, len(op.results)):
         return
-    new = ir.Operation.create(
-        op.name,
-        results=[op.results[i].type for i in used],
-        operands=[op.operands[i] for i in used],
-        attributes={n: a for n, a in op.attributes.items() if n != SHARDING},
-        regions=len(op.regions),
-        loc=op.location,
-        ip=ir.InsertionPoint(op),
-    )
-    for source, target in zip(op.regions, new.regions, strict=True):
-        source.blocks[0].append_to(target)
-    for position, replacement in zip(used, new.results, strict=True):
-        op.results[position].replace_all_uses_with(replacement)
-    op.erase()
+    keep_results(op, used, {n: a for n, a in op.attributes.items() if n != SHARDING})
 
 
 def erase_unused(

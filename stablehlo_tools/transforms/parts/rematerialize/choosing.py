@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.loops import constant_trips
@@ -105,18 +106,25 @@ class Choice:
         self._hardware = hardware
         self._local = local
         self._tried: dict[Setting, Tried] = {}
-        self._is_large = False
 
     def settings(self) -> Iterator[list[Level]]:
         """The settings at which plans change, those that keep most first, by which waists are kept;
         of large programs not those that keep about as much as another."""
-        passages = [each for _, each in _passages(self._module, self._prices)]
-        self._is_large = sum(len(each.makers) for each in passages) > _LARGE
-        for stride in _STRIDES if any(map(_has_waists, passages)) else _STRIDES[:1]:
-            yield self._of_stride(passages, stride)
+        has_waists = any(map(_has_waists, self._whole))
+        for stride in _STRIDES if has_waists else _STRIDES[:1]:
+            yield self._of_stride(stride)
 
-    def _of_stride(self, passages: Sequence[Passage], stride: int) -> list[Level]:
-        problems = [problem_of(each, self._prices, stride) for each in passages]
+    @cached_property
+    def _whole(self) -> list[Passage]:
+        """The passages of the program before anything is tried."""
+        return [each for _, each in _passages(self._module, self._prices)]
+
+    @cached_property
+    def _is_large(self) -> bool:
+        return sum(len(each.makers) for each in self._whole) > _LARGE
+
+    def _of_stride(self, stride: int) -> list[Level]:
+        problems = [problem_of(each, self._prices, stride) for each in self._whole]
         most = _CORNERS_IF_LARGE if self._is_large else _CORNERS
         found: dict[Setting, float] = {}
         for number, problem in enumerate(problems):

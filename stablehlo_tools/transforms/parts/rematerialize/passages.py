@@ -381,28 +381,13 @@ def _number_arguments(
     body, same = reading.body, passage.same
     for number, argument in enumerate(body.arguments):
         if number in body.invariant:
-            outside = _outside(reading.op.operands[number])
+            outside = unconstrained(reading.op.operands[number])
             same.add_leading_to(outside)
             same.same(argument, outside)
             given.add(same[argument])
         elif number in body.steps:
             _note(passage, reading, argument, order)
             given.add(same[argument])
-
-
-def _outside(value: ir.Value) -> ir.Value:
-    """A value, or what a loop has handed on as it came."""
-    value = unconstrained(value)
-    maker = producer(value)
-    while maker is not None and maker.name == WHILE:
-        number = ir.OpResult(value).result_number
-        block = maker.regions[1].blocks[0]
-        end = terminator(block)
-        if end.operands[number] != block.arguments[number]:
-            break
-        value = unconstrained(maker.operands[number])
-        maker = producer(value)
-    return value
 
 
 def _note_integers(

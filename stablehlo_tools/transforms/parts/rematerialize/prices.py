@@ -1,8 +1,9 @@
 """What it takes to keep a value, and to run an op again, on one device.
 
 Coarser than the times of kernels: what becomes one kernel is not known before it is written. Of an
-op that compilers fuse, half of what it writes is taken to go to memory. The plans that come of it
-are compared by the times of kernels (`choosing`).
+op that compilers fuse, a part of what it writes is taken to go to memory; of a collective, a part
+of its time to be exposed. The plans that come of it are compared by the times of kernels
+(`choosing`).
 
 Of a program that a partitioner has yet to divide, the prices are those of what it makes of each op:
 ops are numbered, a copy is partitioned, and a collective that is added counts with the op that
@@ -23,16 +24,20 @@ from stablehlo_tools.analysis.collectives import (
 )
 from stablehlo_tools.analysis.loops import constant_trips
 from stablehlo_tools.analysis.tasks.nodes import Role
-from stablehlo_tools.analysis.tasks.op_work import bytes_of, op_work, short_name
+from stablehlo_tools.analysis.tasks.op_work import (
+    bytes_of,
+    op_work,
+    short_name,
+    transfer_of,
+)
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.clock import Clock
 from stablehlo_tools.cost.hardware import Hardware
 from stablehlo_tools.cost.kernels import Work, WorkKind, kernel_ns
-from stablehlo_tools.cost.transfers import Transfer
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.names import COMPOSITE, WHILE
 from stablehlo_tools.ir.values import producer
-from stablehlo_tools.ir.walk import walk
+from stablehlo_tools.ir.walk import drop_attributes, walk
 
 _FUSED = 0.1  # of the bytes that a fused op writes: mostly its users are in the same kernel
 _EXPOSED = 0.5  # of a collective that is repeated: other work hides the rest
@@ -107,11 +112,8 @@ class Prices:
 
     def _collective_ns(self, collective: Collective) -> float:
         groups = self.facts.groups(collective) or ()
-        grows = collective.kind in ("all_gather", "recv")
-        whole = collective.bytes_out if grows else collective.bytes_in
         clock = Clock(self.hardware, self.facts.grid.size)
-        transfer = Transfer(collective.kind, float(whole or 0), groups)
-        return _EXPOSED * clock.collective(transfer, ()).ns
+        return _EXPOSED * clock.collective(transfer_of(collective, groups), ()).ns
 
 
 @dataclass
@@ -178,13 +180,7 @@ def partitioned_prices(local: ir.Module, hardware: Hardware) -> PartitionedPrice
 
 def forget_numbers(module: ir.Module) -> None:
     """Removes what `number_ops` has left."""
-
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        if _ORIGIN in op.attributes:
-            del op.attributes[_ORIGIN]
-        return ir.WalkResult.ADVANCE
-
-    walk(module.operation, visit)
+    drop_attributes(module.operation, (_ORIGIN,))
 
 
 def origin_of(op: ir.Operation) -> int:

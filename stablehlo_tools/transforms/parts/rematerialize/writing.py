@@ -18,17 +18,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Sequence
 from heapq import heappop, heappush
 
-from stablehlo_tools.analysis.loops import Counted
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import BARRIER
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
 from stablehlo_tools.ir.carriers import append, append_arguments, append_to_terminator
-from stablehlo_tools.ir.inline import copy_with
+from stablehlo_tools.ir.inline import copy_with, rename
 from stablehlo_tools.ir.values import key_of, producer
-from stablehlo_tools.ir.walk import terminator, values_used_outside, walk
+from stablehlo_tools.ir.walk import terminator, values_used_outside
+from stablehlo_tools.ir.while_loop import iteration_of, room_for_rows
 from stablehlo_tools.transforms.parts.rematerialize.passages import (
     BlockPassage,
     LoopPassage,
@@ -37,7 +38,6 @@ from stablehlo_tools.transforms.parts.rematerialize.passages import (
 )
 
 _FAR = 400  # ops that are looked at for a gradient
-_LEAST_WIDTH = 32  # bits that count any number of iterations
 
 
 def write_loops(passage: LoopPassage, kept: Sequence[int]) -> None:
@@ -51,7 +51,7 @@ def write_block(passage: BlockPassage, kept: Sequence[int]) -> None:
     _BlockWriter(passage, frozenset(kept)).run()
 
 
-class _Writer:
+class _Writer(ABC):
     """Copies ops of the forward into the backward."""
 
     def __init__(self, passage: Passage) -> None:
@@ -87,13 +87,13 @@ class _Writer:
         values = {constraint.operands[0]: new}
         return copy_with(constraint, values, ir.InsertionPoint(user)).results[0]
 
+    @abstractmethod
     def _is_made(self, value: ir.Value) -> bool:
         """Whether an op of the forward makes a value."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _source(self, value: ir.Value, number: int, user: ir.Operation) -> ir.Value:
         """What a copied op reads in the place of a value of the forward."""
-        raise NotImplementedError
 
 
 class _BlockWriter(_Writer):
@@ -232,7 +232,7 @@ class _LoopWriter(_Writer):
         if not values:
             return []
         before = Builder(ir.InsertionPoint(body.loop), body.loop.location)
-        rooms = [_room(before, value, loops.trips) for value in values]
+        rooms = [room_for_rows(before, value, loops.trips) for value in values]
         types = [room.type for room in rooms]
         loop = append(body.loop, rooms, types)
         condition, block = (region.blocks[0] for region in loop.regions)
@@ -253,7 +253,8 @@ class _LoopWriter(_Writer):
     def _iteration(self, build: Builder, arguments: Sequence[ir.Value], which: int) -> ir.Value:
         """Which iteration of the forward one of the forward, 0, or the backward, 1, belongs to."""
         counted = self._loops.counts[which]
-        index = _from_zero(build, arguments[counted.counter.position], counted)
+        counter = counted.counter
+        index = iteration_of(build, arguments[counter.position], counted.starts[0], counter.step)
         if not which or not self._loops.is_mirrored:
             return index
         last = build.splat(self._loops.trips - 1, [], element_of(index))
@@ -301,42 +302,3 @@ class _LoopWriter(_Writer):
 
 def _is_tensor(value: ir.Value) -> bool:
     return isinstance(value.type, ir.RankedTensorType)
-
-
-def rename(op: ir.Operation, values: Mapping[ir.Value, ir.Value]) -> None:
-    """Lets an op, and the ops in its regions, read other values."""
-
-    def visit(inner: ir.Operation) -> ir.WalkResult:
-        for position, value in enumerate(inner.operands):
-            if value in values:
-                inner.operands[position] = values[value]
-        return ir.WalkResult.ADVANCE
-
-    walk(op, visit)
-
-
-def _room(build: Builder, value: ir.Value, trips: int) -> ir.Value:
-    """A stack for what every iteration keeps, of zeros."""
-    element = element_of(value)
-    if isinstance(element, ir.ComplexType):
-        part = build.splat(0, [], element.element_type)
-        zero = build.op("convert", [part], build.tensor([], element))
-    else:
-        zero = build.splat(0, [], element)
-    return build.broadcast(zero, [trips, *shape_of(value)], [])
-
-
-def _from_zero(build: Builder, counter: ir.Value, counted: Counted) -> ir.Value:
-    """Which iteration it is, counted from 0, by a counter."""
-    element = ir.IntegerType(element_of(counter))
-    if element.width < _LEAST_WIDTH:
-        element = ir.IntegerType.get_signless(_LEAST_WIDTH, build.context)
-        counter = build.op("convert", [counter], build.tensor([], element))
-    start, step = counted.starts[0], counted.counter.step
-    if step < 0:
-        counter = build.same("subtract", build.splat(start, [], element), counter)
-    elif start:
-        counter = build.same("subtract", counter, build.splat(start, [], element))
-    if abs(step) != 1:
-        counter = build.same("divide", counter, build.splat(abs(step), [], element))
-    return counter

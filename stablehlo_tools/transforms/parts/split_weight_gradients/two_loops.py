@@ -11,20 +11,20 @@ from stablehlo_tools.ir.clone import emptied_clone
 from stablehlo_tools.ir.inline import copy_with
 from stablehlo_tools.ir.values import key_of, maker_of
 from stablehlo_tools.ir.walk import terminator, values_used
+from stablehlo_tools.ir.while_loop import iteration_of, room_for_rows
 from stablehlo_tools.transforms.parts.split_weight_gradients.division import (
-    Backward,
     Division,
     states,
 )
-
-_LEAST_WIDTH = 32  # bits that count any number of layers
 
 
 def write_division(division: Division) -> None:
     """Puts two loops in the place of one."""
     op = division.loop.op
     first, second = _First(division), _Second(division)
-    chain = first.write([_room(division.loop, value) for value in division.stored])
+    build = Builder(ir.InsertionPoint(op), op.location)
+    trips = division.loop.trips
+    chain = first.write([room_for_rows(build, value, trips) for value in division.stored])
     rows = list(chain.results)[len(first.carries) :]
     gradients = second.write(rows)
     body = division.loop.body
@@ -36,19 +36,6 @@ def write_division(division: Division) -> None:
         else:
             result.replace_all_uses_with(chain.results[first.carries.index(carry)])
     op.erase()
-
-
-def _room(loop: Backward, value: ir.Value) -> ir.Value:
-    """A stack for what every iteration stores, of zeros."""
-    build = Builder(ir.InsertionPoint(loop.op), loop.op.location)
-    element = element_of(value)
-    if isinstance(element, ir.ComplexType):
-        zero = build.op(
-            "convert", [build.splat(0, [], element.element_type)], build.tensor([], element)
-        )
-    else:
-        zero = build.splat(0, [], element)
-    return build.broadcast(zero, [loop.trips, *shape_of(value)], [])
 
 
 class _Loop:
@@ -150,19 +137,14 @@ class _Loop:
         """Where an iteration stores its row of a stack of a rank: starts of all dimensions."""
         loop = self._division.loop
         counter = loop.counted.counter
-        index = values[self._body.arguments[counter.position]]
-        element = ir.IntegerType(element_of(index))
-        if element.width < _LEAST_WIDTH:
-            element = ir.IntegerType.get_signless(_LEAST_WIDTH, build.context)
-            index = build.op("convert", [index], build.tensor([], element))
-        start = loop.counted.starts[0]
+        index = iteration_of(
+            build,
+            values[self._body.arguments[counter.position]],
+            loop.counted.starts[0],
+            counter.step,
+        )
+        element = element_of(index)
         zero = build.splat(0, [], element)
-        if counter.step < 0:
-            index = build.same("subtract", build.splat(start, [], element), index)
-        elif start:
-            index = build.same("subtract", index, build.splat(start, [], element))
-        if abs(counter.step) != 1:
-            index = build.same("divide", index, build.splat(abs(counter.step), [], element))
         if loop.reverse:
             index = build.same("subtract", build.splat(loop.trips - 1, [], element), index)
         return [index, *[zero] * (rank - 1)]
