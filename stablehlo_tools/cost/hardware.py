@@ -24,6 +24,10 @@ A profile is a file of `profiles/`, or one that the user names. Every figure is 
     units      = { value = 132, source = "…" }    # … by so many units at once
     half_depth = { value = 384, source = "…" }    # k at which half of that share is reached
 
+    [host]                                        # optional: the link to the host's memory
+    to_host   = { value = 52, source = "…" }      # GB/s that large copies to it reach, and those
+    to_device = { value = 52, source = "…" }      # from it
+
     [[network]]                                                     # innermost first
     name      = "NVLink"
     kind      = "switch"                          # or "torus"
@@ -99,6 +103,14 @@ class MatmulModel:
 
 
 @dataclass(frozen=True)
+class HostLink:
+    """Bytes/ns that large copies to the host's memory reach, and those from it."""
+
+    to_host: float
+    to_device: float
+
+
+@dataclass(frozen=True)
 class Network:
     """What connects `devices` devices (None: any number of them), in nanoseconds and bytes/ns.
 
@@ -140,6 +152,7 @@ class Hardware:
     networks: tuple[Network, ...]  # innermost first
     sources: Mapping[str, str]  # of "chip.memory", "chip.matmul.bf16", "NVLink.latency"
     compile_as: str | None = None  # the chip that compilers are told of in its place
+    host: HostLink | None = None
 
     @property
     def memory_rate(self) -> float:
@@ -249,6 +262,7 @@ _MODEL = {
     "units": _Allowed.COUNT,
     "half_depth": _Allowed.DURATION,
 }
+_HOST = {"to_host": _Allowed.POSITIVE, "to_device": _Allowed.POSITIVE}
 _NETWORK = {
     "bandwidth": _Allowed.POSITIVE,
     "efficiency": _Allowed.SHARE,
@@ -269,7 +283,9 @@ _LIMITED_TORUS = {**_TORUS, "any_permute_to": _Allowed.COUNT}
 
 
 def _hardware(table: _Table) -> Hardware:
-    _refuse_unknown(table, ("name", "title", "extends", "compile_as", "chip", "network"), "")
+    _refuse_unknown(
+        table, ("name", "title", "extends", "compile_as", "chip", "host", "network"), ""
+    )
     chip = _subtable(table, "chip", "[chip]")
     figures, sources = _read_figures(chip, "chip.", _CHIP, _CHIP, beside=("matmul", "matmul_model"))
     matmul = _subtable(chip, "matmul", "[chip.matmul]")
@@ -277,6 +293,9 @@ def _hardware(table: _Table) -> Hardware:
     model = _subtable(chip, "matmul_model", "[chip.matmul_model]")
     shape, shape_sources = _read_figures(model, "chip.matmul_model.", _MODEL, _MODEL)
     networks, network_sources = _checked_networks(table)
+    link, link_sources = _read_figures(
+        _subtable(table, "host", "[host]"), "host.", _HOST, _HOST if "host" in table else ()
+    )
     return Hardware(
         name=_text(table, "name", ""),
         title=_text(table, "title", ""),
@@ -294,8 +313,9 @@ def _hardware(table: _Table) -> Hardware:
             half_depth=shape["half_depth"],
         ),
         networks=networks,
-        sources={**sources, **peak_sources, **shape_sources, **network_sources},
+        sources={**sources, **peak_sources, **shape_sources, **link_sources, **network_sources},
         compile_as=_text(table, "compile_as", "") if "compile_as" in table else None,
+        host=HostLink(**link) if link else None,
     )
 
 

@@ -50,7 +50,7 @@ def memory_profile(
     """The memory of a graph in an order; `in_loop` leaves out the inputs."""
     issue = range(len(graph.tasks)) if order is None else order
     size, tasks = graph.storages, graph.tasks
-    last = _last_uses(graph, issue)
+    last = last_uses(graph, issue)
     kept = kept_storages(tasks)
     dying: dict[int, list[int]] = defaultdict(list)
     for storage, position in last.items():
@@ -65,7 +65,8 @@ def memory_profile(
         task = tasks[i]
         if task.kind is not TaskKind.INPUT:
             now += sum(size[u] for u in task.allocs)
-        body = memory_profile(task.loop.body, in_loop=True) if task.loop is not None else None
+        loop = task.loop
+        body = memory_profile(loop.body, loop.order, in_loop=True) if loop is not None else None
         here = now + (body.peak_bytes if body is not None else 0.0)
         live.append(here)
         if here > peak:
@@ -80,8 +81,14 @@ def memory_profile(
     return MemoryProfile(peak, at, live, tuple(held))
 
 
-def _last_uses(graph: TaskGraph, order: Sequence[int]) -> dict[int, int]:
-    """The position after which each storage is not needed any more."""
+def last_uses(
+    graph: TaskGraph, order: Sequence[int], *, of_transfers: bool = True
+) -> dict[int, int]:
+    """The position after which each storage is not needed any more.
+
+    A transfer reads its operand until it is over, which is where it is waited for; without
+    `of_transfers` only where it begins.
+    """
     tasks = graph.tasks
     last: dict[int, int] = {}
     position = [0] * len(tasks)
@@ -93,9 +100,8 @@ def _last_uses(graph: TaskGraph, order: Sequence[int]) -> dict[int, int]:
                 last[storage] = k
         for storage in task.storages:
             last.setdefault(storage, k)
-    # The transfer reads its operand until it is over, which is where it is waited for.
     for task in tasks:
-        if task.kind is TaskKind.WAIT and task.start is not None:
+        if of_transfers and task.kind is TaskKind.WAIT and task.start is not None:
             for dep in tasks[task.start].deps:
                 for storage in tasks[dep].storages:
                     last[storage] = max(last[storage], position[task.id])

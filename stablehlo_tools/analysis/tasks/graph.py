@@ -13,7 +13,10 @@ from pathlib import PurePath
 
 from stablehlo_tools.analysis.collectives import ModuleFacts, find_collectives
 from stablehlo_tools.analysis.replica_groups import ProcessGroups
+from stablehlo_tools.analysis.tasks.in_place import put_in_place, read_in_step
 from stablehlo_tools.analysis.tasks.kernels import (
+    XLA_GPU,
+    XLA_TPU,
     from_memory,
     fuse,
     kernel_work,
@@ -28,10 +31,11 @@ from stablehlo_tools.analysis.tasks.reader import drop_dead_carries, live_nodes,
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.clock import Clock
 from stablehlo_tools.cost.kernels import Work, WorkKind
-from stablehlo_tools.diagnostics import Place, to_place
+from stablehlo_tools.diagnostics import Place, ToolError, to_place
 from stablehlo_tools.dialect.custom_calls import kernel_name, target_of
 from stablehlo_tools.dialect.frontend_attributes import communication_domain
 from stablehlo_tools.dialect.names import CUSTOM_CALL
+from stablehlo_tools.overlap.host_copies import host_copy
 from stablehlo_tools.overlap.task_graph import (
     COLLECTIVES,
     Communication,
@@ -143,7 +147,7 @@ def traced_task_graph(
 ) -> TracedGraph:
     """The graph of `module_task_graph`, with the ops of the module that it came from."""
     facts = ModuleFacts.of(module, find_collectives(module))
-    body = read_program(module, input_name)
+    body = read_program(module, input_name, layouts=not clock.hardware.is_torus)
     if notes is not None:
         notes += body.notes
     return _Builder(facts, clock, input_name).traced(body)
@@ -200,23 +204,35 @@ class _BodyTasks:
         self._storages: dict[Ref, tuple[int, ...]] = {}
         self._pending: dict[int, frozenset[int]] = {}  # starts that a start or view hangs on
         self._waits: dict[int, int] = {}  # by start
+        self._over: dict[int, tuple[int, ...]] = {}  # storages that a storage may be written over
         self._ops: dict[int, list[ir.Operation]] = {}
         self._loops: dict[int, TracedGraph] = {}
 
     def traced(self, *, in_loop: bool) -> TracedGraph:
         """The graph; results of a loop's body lie in storages of the loop."""
         settle_overwriting(self._by_index, self._users)
-        fusion = fuse(self._by_index, self._users)
+        fusing = XLA_TPU if self._clock.hardware.is_torus else XLA_GPU
+        fusion = fuse(self._by_index, self._users, fusing)
         self._anew = fusion.anew
         for kernel in fusion.kernels:
             self._emit(kernel)
+        carried: dict[int, int] = {}
         if in_loop:
             self._copy_what_comes_early()
-            for _, result in self._body.carries:
-                for storage in self._storages.get(result, ()):
-                    self._sizes[storage] = 0.0
+            carried = self._carried()
+        graph = put_in_place(TaskGraph(self._tasks, self._sizes), self._over, carried)
         ops = [self._ops.get(task.id, []) for task in self._tasks]
-        return TracedGraph(TaskGraph(self._tasks, self._sizes), ops, self._loops)
+        return TracedGraph(graph, ops, self._loops)
+
+    def _carried(self) -> dict[int, int]:
+        """By the storage of a carry's next value, that of the value that the iteration has."""
+        return {
+            after: before
+            for argument, result in self._body.carries
+            for before in self._storages.get((argument, 0), ())
+            for after in self._storages.get(result, ())
+            if after != before
+        }
 
     def carries(self) -> Iterable[tuple[int, int]]:
         """The tasks of each carried value: the input, and what makes the next one."""
@@ -227,6 +243,8 @@ class _BodyTasks:
         root = kernel[-1]
         if root.role is Role.COLLECTIVE and _is_between_devices(root):
             self._collective(root)
+        elif root.role is Role.HOST_COPY:
+            self._host_copy(root)
         elif root.role is Role.LOOP:
             self._loop(root)
         elif root.role is Role.INPUT:
@@ -288,6 +306,8 @@ class _BodyTasks:
         work = kernel_work(members, written, self._by_index)
         for node in written:
             self._own_storages(node)
+        for index, refs in read_in_step(members, written, self._by_index).items():
+            self._may_overwrite((index, 0), refs)
         names = self._names(kernel)
         ns = self._clock.kernel(work, names)
         label = _label(members, self._builder.place(kernel[-1]))
@@ -307,6 +327,9 @@ class _BodyTasks:
         time = self._clock.collective(transfer, self._names([root]))
         deps = self._ready(self._deps([root]))
         self._own_storages(root)
+        if root.name == "all_reduce":
+            for number, operand in enumerate(root.sources[: len(root.result_bytes)]):
+                self._may_overwrite((root.index, number), [operand])
         task = self._add(
             TaskKind.COLLECTIVE_START,
             [root],
@@ -327,6 +350,23 @@ class _BodyTasks:
                 contention=self._clock.contention(transfer, time),
             ),
         )
+        self._pending[task] = frozenset({task})
+
+    def _host_copy(self, root: Node) -> None:
+        """A copy between memories; to what lies in the host's, no storage has bytes."""
+        link = self._clock.hardware.host
+        if link is None:
+            name = self._clock.hardware.name
+            raise ToolError(
+                f"the profile {name!r} has no [host]: how fast a value is copied to the host's "
+                "memory, and back, is not known",
+                root.location,
+            )
+        to_host = not any(root.result_bytes)
+        sent, ns = host_copy(root.moved, link, to_host=to_host)
+        deps = self._ready(self._deps([root]))
+        self._own_storages(root)
+        task = self._add(TaskKind.COLLECTIVE_START, [root], deps, ns=ns, communication=sent)
         self._pending[task] = frozenset({task})
 
     def _done(self, root: Node) -> None:
@@ -406,6 +446,12 @@ class _BodyTasks:
             else:
                 self._storages[node.index, number] = (len(self._sizes),)
                 self._sizes.append(size)
+
+    def _may_overwrite(self, result: Ref, operands: Sequence[Ref]) -> None:
+        """Notes what a result may be written over, if that ends there."""
+        for storage in self._storages.get(result, ()):
+            held = (self._storages.get(operand, ()) for operand in operands)
+            self._over[storage] = tuple(of[0] for of in held if len(of) == 1)
 
     def _task_at(self, ref: Ref) -> int:
         """The task that a result is read from."""

@@ -97,7 +97,24 @@ def _written_bytes(node: Node, nodes: Mapping[int, Node]) -> float:
 _JOINABLE = frozenset({Role.FUSIBLE, Role.RESHAPE, Role.REDUCTION, Role.UPDATE})
 _FUSED = frozenset({Role.FUSIBLE, Role.RESHAPE})
 _MAKES_ANEW = _JOINABLE | {Role.CHEAP}
-_MOST_REPEATS = 4
+# Tens of instructions for each element, where exp is one of the hardware's.
+_POLYNOMIALS = frozenset(
+    {"tanh", "erf", "erf_inv", "erfc", "sine", "cosine", "tan", "power", "atan2"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Fusing:
+    """How a compiler fuses: in how many kernels it repeats what is cheap to compute, which ops are
+    not cheap, and whether a gather computes what it reads."""
+
+    most_repeats: int
+    dear: frozenset[str]
+    into_gathers: bool
+
+
+XLA_GPU = Fusing(most_repeats=8, dear=_POLYNOMIALS, into_gathers=True)
+XLA_TPU = Fusing(most_repeats=4, dear=frozenset(), into_gathers=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,34 +135,53 @@ class _Readers:
     kernels: frozenset[int] = frozenset()
     blocked: bool = False
 
-    def and_(self, other: _Readers) -> _Readers:
-        """Both; too many are as good as blocked."""
+    def and_(self, other: _Readers, most: int) -> _Readers:
+        """Both; more than `most` are as good as blocked."""
         kernels = self.kernels | other.kernels
-        return _Readers(kernels, self.blocked or other.blocked or len(kernels) > _MOST_REPEATS)
+        return _Readers(kernels, self.blocked or other.blocked or len(kernels) > most)
 
 
 _NONE, _BLOCKED = _Readers(), _Readers(blocked=True)
 
 
-def fuse(nodes: Mapping[int, Node], users: Sequence[Sequence[int]]) -> Fusion:
+def fuse(nodes: Mapping[int, Node], users: Sequence[Sequence[int]], fusing: Fusing) -> Fusion:
     """The kernels of a block's nodes, given in order; `users` as `users_of` gives them."""
     kernel_of: dict[int, int] = {}  # by node, the index of the kernel's last node
+    long = _long(nodes, users, fusing)
     readers_of: dict[int, _Readers] = {}  # of what is made anew, what reads it in the end
     for node in reversed(list(nodes.values())):
         readers = _NONE
         for user in users[node.index]:
-            readers = readers.and_(_reader(node, nodes[user], kernel_of, readers_of))
+            reader = _reader(node, nodes[user], kernel_of, readers_of, fusing)
+            readers = readers.and_(reader, fusing.most_repeats)
         kernel_of[node.index] = node.index
         fits = node.role in _FUSED and not readers.blocked and readers.kernels
         if fits and len(readers.kernels) == 1:
             (kernel_of[node.index],) = readers.kernels
-        elif _is_made_anew(node, nodes, users, len(readers.kernels) if fits else 0):
+        elif _is_made_anew(
+            node, nodes, users, len(readers.kernels) if fits and node.index not in long else 0
+        ):
             readers_of[node.index] = readers
     kernels: dict[int, list[Node]] = {}
     for node in nodes.values():
         if node.index not in readers_of:
             kernels.setdefault(kernel_of[node.index], []).append(node)
     return Fusion([kernels[last] for last in sorted(kernels)], frozenset(readers_of))
+
+
+def _long(nodes: Mapping[int, Node], users: Sequence[Sequence[int]], fusing: Fusing) -> Set[int]:
+    """The nodes that take too many instructions to be run in each reader, and what alone is made of
+    one of them, as its convert."""
+    long: set[int] = set()
+    for node in nodes.values():
+        made_of_one = len(node.sources) == 1 and len(users[node.sources[0][0]]) == 1
+        if (
+            node.reordered
+            or node.name in _POLYNOMIALS
+            or (made_of_one and node.sources[0][0] in long)
+        ):
+            long.add(node.index)
+    return long
 
 
 def users_of(nodes: Sequence[Node], count: int) -> list[list[int]]:
@@ -169,7 +205,11 @@ def needs_memory(user: Node, index: int) -> bool:
 
 
 def _reader(
-    node: Node, user: Node, kernel_of: dict[int, int], readers_of: dict[int, _Readers]
+    node: Node,
+    user: Node,
+    kernel_of: dict[int, int],
+    readers_of: dict[int, _Readers],
+    fusing: Fusing,
 ) -> _Readers:
     """The kernels that read a node through one of its users: the user's own or, where the user is
     made anew wherever it is read, those that read that."""
@@ -179,7 +219,8 @@ def _reader(
         return readers_of[user.index]
     # What an update writes into is not computed in its kernel: it would have to be written whole.
     into = user.role is Role.UPDATE and user.sources[0][0] == node.index
-    if user.role not in _JOINABLE or into:
+    joins = user.role in _JOINABLE or (fusing.into_gathers and user.name == "gather")
+    if not joins or into:
         return _BLOCKED
     return _Readers(frozenset({kernel_of[user.index]}))
 

@@ -25,6 +25,7 @@ class Role(enum.Enum):
     KERNEL = "kernel"  # a kernel by itself
     COLLECTIVE = "collective"
     DONE = "done"  # of an async pair
+    HOST_COPY = "host copy"  # to the host's memory or from it
     LOOP = "loop"
     DECISION = "decision"  # what the host has to know before a loop goes on
 
@@ -76,3 +77,5 @@ class Node:
     start: Ref | None = None  # of a DONE
     body: Body | None = None
     persistent: bool = False
+    reordered: bool = False  # transposed in memory (`layouts`)
+    moved: float = 0.0  # bytes of a HOST_COPY

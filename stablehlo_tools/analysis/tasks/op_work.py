@@ -152,6 +152,8 @@ def op_work(op: ir.Operation, name: str) -> OpWork:
     if not isinstance(result, ir.ShapedType):
         return OpWork(Role.KERNEL, WorkKind.OTHER)
     dtype = str(result.element_type)
+    if name in _BROADCASTS and _only_adds_dimensions(op):
+        return OpWork(Role.RESHAPE, WorkKind.COPY)
     if name in _CHEAP:
         return OpWork(Role.CHEAP, WorkKind.ELEMENTWISE, dtype=dtype)
     if name in ("dot_general", "dot", "convolution"):
@@ -165,6 +167,14 @@ def op_work(op: ir.Operation, name: str) -> OpWork:
     kind = WorkKind.COPY if name in _MOVES else WorkKind.ELEMENTWISE
     reads = (bytes_of(op.results[0]),) if name in _SLICES else ()
     return OpWork(Role.FUSIBLE, kind, _per_element(name) * _elements(result), None, dtype, reads)
+
+
+def _only_adds_dimensions(op: ir.Operation) -> bool:
+    """Whether a broadcast has as many elements as its operand, in their order."""
+    operand, result = (ir.ShapedType(value.type) for value in (op.operands[0], op.results[0]))
+    dims = _integers(op.attributes["broadcast_dimensions"])
+    alike = operand.has_static_shape and math.prod(operand.shape) == math.prod(result.shape)
+    return alike and dims == sorted(dims)
 
 
 def _library_call(op: ir.Operation, name: str) -> LibraryCall:

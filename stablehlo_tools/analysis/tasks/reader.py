@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence, Set
 
 from stablehlo_tools.analysis.collectives import Collective, classify_communication
 from stablehlo_tools.analysis.loops import constant_integer, trip_count
+from stablehlo_tools.analysis.tasks.layouts import Layouts
 from stablehlo_tools.analysis.tasks.nodes import Body, Node, Ref, Role
 from stablehlo_tools.analysis.tasks.op_work import (
     TINY,
@@ -23,7 +24,13 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.kernels import WorkKind
 from stablehlo_tools.diagnostics import ToolError, to_place
 from stablehlo_tools.dialect.custom_calls import is_async_done
-from stablehlo_tools.dialect.names import CALL, COMPOSITE, MANUAL_COMPUTATION
+from stablehlo_tools.dialect.device_placement import placement, puts_in_host, starts_in_host
+from stablehlo_tools.dialect.names import (
+    CALL,
+    COMPOSITE,
+    DYNAMIC_UPDATE_SLICE,
+    MANUAL_COMPUTATION,
+)
 from stablehlo_tools.ir.inline import check_unfolding
 from stablehlo_tools.ir.values import producer
 from stablehlo_tools.ir.walk import callee_name, entry_function, functions_by_name, walk
@@ -84,6 +91,8 @@ _CHOICES = frozenset({"stablehlo.case", "stablehlo.if"})
 _WEIGHTLESS = frozenset(
     {Role.INPUT, Role.OUTPUT, Role.NOTHING, Role.CHEAP, Role.VIEW, Role.RESHAPE, Role.DONE}
 )
+_FOLLOWED = frozenset({Role.FUSIBLE, Role.RESHAPE, Role.REDUCTION, Role.UPDATE, Role.CHEAP})
+_OF_CONSTANTS = frozenset({"stablehlo.broadcast_in_dim", "stablehlo.convert", "stablehlo.reshape"})
 _NETWORK = 30.0  # times as slow as memory
 _FLOPS_A_BYTE = 100.0
 _MADE_ANEW = frozenset({Role.FUSIBLE, Role.RESHAPE})
@@ -93,8 +102,9 @@ _DONATED = ("tf.aliasing_output", "jax.buffer_donor")
 type _Values = dict[ir.Value, Ref]
 
 
-def read_program(module: ir.Module, input_name: str) -> Body:
-    """The nodes of a module's entry function, as one device runs it.
+def read_program(module: ir.Module, input_name: str, *, layouts: bool = False) -> Body:
+    """The nodes of a module's entry function, as one device runs it; with `layouts`, with what
+    XLA:GPU copies because it keeps the dimensions of values in different orders.
 
     Raises a located ToolError for a call without a body, for calls that multiply the text, and for
     communication that is not understood.
@@ -105,12 +115,16 @@ def read_program(module: ir.Module, input_name: str) -> Body:
     check_unfolding(module)
     block = function.regions[0].blocks[0]
     reader = _Reader(module, input_name)
+    reader.layouts = Layouts() if layouts else None
     values: _Values = {}
     attributes = function.attributes.get("arg_attrs")
     listed = list(ir.ArrayAttr(attributes)) if attributes is not None else []
     for number, argument in enumerate(block.arguments):
-        donated = number < len(listed) and any(n in ir.DictAttr(listed[number]) for n in _DONATED)
+        said = ir.DictAttr(listed[number]) if number < len(listed) else {}
+        donated = any(name in said for name in _DONATED)
         values[argument] = reader.add_input(argument, number, persistent=not donated)
+        if starts_in_host(said):
+            reader.put_in_host(values[argument])
     returned = reader.read_block(block, values)
     reader.add(Role.OUTPUT, "return", returned)
     return reader.body
@@ -124,6 +138,8 @@ class _Reader:
         self._name = name
         self._outer = outer
         self.body = Body()
+        self.layouts: Layouts | None = Layouts() if outer and outer.layouts else None
+        self._in_host: set[Ref] = set()
         self._functions: dict[str, ir.Operation] = (
             outer._functions if outer else functions_by_name(module)
         )
@@ -153,7 +169,28 @@ class _Reader:
         node.result_bytes = (bytes_of(value),)
         node.persistent = persistent
         node.location = value.location
+        if self.layouts is not None:
+            self.layouts.begin((node.index, 0), value.type, fixed=self._outer is None)
         return node.index, 0
+
+    def put_in_host(self, ref: Ref) -> None:
+        """Lets a value lie in the host's memory."""
+        self._in_host.add(ref)
+        sizes = list(self.body.nodes[ref[0]].result_bytes)
+        sizes[ref[1]] = 0.0
+        self.body.nodes[ref[0]].result_bytes = tuple(sizes)
+
+    def _copy(self, ref: Ref, in_place: bool) -> Ref:
+        """A value in another order of its dimensions: by a node of its own, or by its own node."""
+        made = self.body.nodes[ref[0]]
+        if not in_place:
+            kind, dtype, place = WorkKind.COPY, made.dtype, made.location
+            size = made.result_bytes[ref[1]]
+            made = self.add(Role.FUSIBLE, "copy", [ref])
+            made.kind, made.dtype, made.location = kind, dtype, place
+            made.result_bytes = (size,)
+        made.reordered = True
+        return made.index, 0
 
     def read_block(self, block: ir.Block, values: _Values) -> list[Ref]:
         """Reads the ops of a block; the refs of what its terminator returns."""
@@ -182,8 +219,36 @@ class _Reader:
             self._choice(op, values)
         elif is_async_done(op):
             self._done(op, values)
+        elif placement(op) is not None:
+            self._place(op, values)
+        elif self._in_host and any(values.get(o) in self._in_host for o in op.operands):
+            self._within_host(op, values)
         else:
             self._plain(op, values)
+
+    def _place(self, op: ir.Operation, values: _Values) -> None:
+        """A copy to the host's memory or from it; to where a value is already, nothing."""
+        source = values[op.operands[0]]
+        to_host = puts_in_host(op)
+        moves = to_host != (source in self._in_host)
+        name = "copy to the host" if to_host else "copy from the host"
+        node = self.add(Role.HOST_COPY if moves else Role.VIEW, name, [source], op)
+        node.moved = node.result_bytes[0]
+        node.passes = () if moves else (source,)
+        values[op.results[0]] = (node.index, 0)
+        if to_host:
+            self.put_in_host((node.index, 0))
+
+    def _within_host(self, op: ir.Operation, values: _Values) -> None:
+        """An op on a value in the host's memory: rows of it, or rows that have been copied there,
+        which costs the device nothing."""
+        sources = [values[operand] for operand in op.operands]
+        if op.name == DYNAMIC_UPDATE_SLICE:
+            self.put_in_host(sources[0])
+        node = self.add(Role.VIEW, short_name(op), sources, op)
+        for number, result in enumerate(op.results):
+            values[result] = (node.index, number)
+            self.put_in_host(values[result])
 
     def _plain(self, op: ir.Operation, values: _Values) -> None:
         collective = self._classify(op)
@@ -191,12 +256,21 @@ class _Reader:
         if collective is not None:
             node = self.add(Role.COLLECTIVE, collective.kind, sources, op)
             node.collective = collective
+            if self.layouts is not None:
+                self.layouts.result(op, collective.kind, sources, (node.index, 0))
             if collective.is_async:
                 node.result_bytes = (float(collective.bytes_out or 0),)
         else:
             name = short_name(op)
             work = op_work(op, name)
+            followed = self.layouts is not None and (
+                work.role in _FOLLOWED or name == "dot_general"
+            )
+            if self.layouts is not None and followed:
+                sources = self.layouts.operands(op, name, sources, self._copy)
             node = self.add(work.role, name, sources, op)
+            if self.layouts is not None and followed:
+                self.layouts.result(op, name, sources, (node.index, 0))
             node.kind, node.vector_flops = work.kind, work.vector_flops
             node.matmul, node.dtype, node.reads = work.matmul, work.dtype, work.reads
             node.known = work.known
@@ -234,7 +308,12 @@ class _Reader:
         sources = [values[operand] for operand in op.operands]
         node = self.add(Role.VIEW, "optimization_barrier", sources, op)
         node.passes = tuple(sources)
-        values.update({result: (node.index, i) for i, result in enumerate(op.results)})
+        for number, source in enumerate(sources):
+            values[op.results[number]] = (node.index, number)
+            if source in self._in_host:
+                self.put_in_host((node.index, number))
+            if self.layouts is not None:
+                self.layouts.passed(source, (node.index, number))
 
     def _done(self, op: ir.Operation, values: _Values) -> None:
         start = values[op.operands[0]]
@@ -296,18 +375,52 @@ class _Reader:
                 f"others hold {left_out} collectives"
             )
         values.update(zip(op.results, best[2], strict=True))
+        self._in_host = {ref for ref in self._in_host if ref[0] < begin}
+        if self.layouts is not None:
+            self.layouts.forget(begin)
 
     def _loop(self, op: ir.Operation, values: _Values) -> None:
         sources = [values[operand] for operand in op.operands]
+        sunk = [self._is_sunk(op, number) for number in range(len(sources))]
         inner = _LoopReader(self._module, self._name, self, values)
-        body = inner.read(op, self._trips(op))
-        node = self.add(Role.LOOP, "while", [*sources, *body.captured], op)
+        body = inner.read(op, self._trips(op), sunk)
+        if self.layouts is not None and inner.layouts is not None:
+            given = (*body.captured, *sources)
+            laid = [
+                self.layouts.into(source, inner.layouts, inside, self._copy)
+                for source, inside in zip(given, inner.inputs, strict=True)
+            ]
+            body.captured, sources = laid[: len(body.captured)], laid[len(body.captured) :]
+        hosted = [ref in inner._in_host for ref in inner.inputs[len(body.captured) :]]
+        held = [
+            self._nothing() if is_sunk or (in_host and self._is_cheap(source)) else source
+            for source, is_sunk, in_host in zip(sources, sunk, hosted, strict=True)
+        ]
+        node = self.add(Role.LOOP, "while", [*held, *body.captured], op)
         node.body = body
-        node.passes = tuple(
-            source if _in_place(body, argument, result) else None
-            for source, (argument, result) in zip(sources, body.carries, strict=True)
-        )
-        values.update({result: (node.index, i) for i, result in enumerate(op.results)})
+        node.passes = tuple(held)  # each carry has one place for all its values
+        sizes = zip(node.result_bytes, sunk, strict=True)
+        node.result_bytes = tuple(0.0 if is_sunk else size for size, is_sunk in sizes)
+        for number, result in enumerate(op.results):
+            ref = (node.index, number)
+            values[result] = sources[number] if sunk[number] else ref
+            if hosted[number]:
+                self.put_in_host(ref)
+            if self.layouts is not None and inner.layouts is not None:
+                argument = (body.carries[number][0], 0)
+                self.layouts.carried(ref, inner.layouts, argument, sources[number])
+
+    def _nothing(self) -> Ref:
+        return self.add(Role.NOTHING, "constant", ()).index, 0
+
+    def _is_cheap(self, ref: Ref) -> bool:
+        return self.body.nodes[ref[0]].role is Role.CHEAP
+
+    def _is_sunk(self, op: ir.Operation, number: int) -> bool:
+        """Whether a carry is a constant, which the body can make where it needs it."""
+        block = op.regions[1].blocks[0]
+        kept = block.operations[len(block.operations) - 1].operands[number]
+        return kept == block.arguments[number] and _is_constant(op.operands[number])
 
     def _trips(self, op: ir.Operation) -> int | None:
         initial = [constant_integer(self._resolved(value)) for value in op.operands]
@@ -326,31 +439,66 @@ class _LoopReader(_Reader):
     def __init__(self, module: ir.Module, name: str, outer: _Reader, values: _Values) -> None:
         super().__init__(module, name, outer)
         self._around = values
+        self._outside_host = outer._in_host
+        self.inputs: list[Ref] = []  # what it captures, then its arguments
 
-    def read(self, op: ir.Operation, trips: int | None) -> Body:
-        """The condition and the body, as one iteration runs them."""
+    def read(self, op: ir.Operation, trips: int | None, sunk: Sequence[bool]) -> Body:
+        """The condition and the body, as one iteration runs them; carries that are `sunk` are made
+        in it."""
         condition, block = (region.blocks[0] for region in op.regions)
         inside: _Values = {}
         self.body.trips = trips
+        captured: list[ir.Value] = []
         for number, value in enumerate(_captured_by(op)):
-            maker = producer(value)
-            if maker is not None and maker.name == "stablehlo.constant":
-                self._plain(maker, inside)  # as if it stood in the body
+            if _is_constant(value):
+                self._make(value, inside)
                 continue
+            captured.append(value)
             inside[value] = self.add_input(value, number, persistent=True)
             self.body.captured.append(self._around[value])
         arguments = [self.add_input(argument, i) for i, argument in enumerate(block.arguments)]
+        self.inputs = [*(inside[value] for value in captured), *arguments]
+        around = [*self.body.captured, *(self._around[operand] for operand in op.operands)]
+        for ref, outside in zip(self.inputs, around, strict=True):
+            if outside in self._outside_host:
+                self.put_in_host(ref)
         inside.update(zip(condition.arguments, arguments, strict=True))
         inside.update(zip(block.arguments, arguments, strict=True))
+        for number, argument in enumerate(block.arguments):
+            if sunk[number]:
+                inside[argument] = self._make(op.operands[number], inside)
         decided = self.read_block(condition, inside)
         if trips is None:  # a counter that is compared with a constant takes no time
             self.add(Role.DECISION, "condition", decided).kind = WorkKind.COPY
         returned = self.read_block(block, inside)
+        returned = [a if s else r for a, r, s in zip(arguments, returned, sunk, strict=True)]
+        if self.layouts is not None:
+            returned = [
+                self.layouts.back(result, argument, self._copy)
+                for argument, result in zip(arguments, returned, strict=True)
+            ]
         self.body.carries = [
             (argument[0], result) for argument, result in zip(arguments, returned, strict=True)
         ]
         self.add(Role.OUTPUT, "return", returned)
         return self.body
+
+    def _make(self, value: ir.Value, inside: _Values) -> Ref:
+        """A constant, as if it stood in the body."""
+        maker = producer(value)
+        if value not in inside and maker is not None:
+            for operand in maker.operands:
+                self._make(operand, inside)
+            self._plain(maker, inside)
+        return inside[value]
+
+
+def _is_constant(value: ir.Value) -> bool:
+    """Whether XLA sinks a value into a loop that reads it (WhileLoopConstantSinking)."""
+    maker = producer(value)
+    if maker is not None and maker.name in _OF_CONSTANTS:
+        return _is_constant(maker.operands[0])
+    return maker is not None and maker.name == "stablehlo.constant"
 
 
 def _captured_by(op: ir.Operation) -> list[ir.Value]:
@@ -369,17 +517,6 @@ def _captured_by(op: ir.Operation) -> list[ir.Value]:
 
     walk(op, visit)
     return [value for value in used if value not in inside]
-
-
-def _in_place(body: Body, argument: int, result: Ref) -> bool:
-    """Whether a carry's next value lies in the storage of its last."""
-    ref: Ref | None = result
-    while ref is not None:
-        node = body.nodes[ref[0]]
-        if node.index == argument:
-            return True
-        ref = node.passes[ref[1]] if ref[1] < len(node.passes) else None
-    return False
 
 
 def _collectives_in(node: Node) -> int:

@@ -39,13 +39,15 @@ class _Compiler:
     collective is believed to take `patience` times what the cost model says: fitted, on the forward
     passes of the zoo, to where XLA:GPU begins its gathers, and on a mixture of experts to where
     XLA:TPU begins permutes that share a link. `synchronous`: one that nothing computes
-    beside becomes a synchronous one, and others no longer run beside it.
+    beside becomes a synchronous one, and others no longer run beside it. `operands_first`: the
+    scheduler is not given the program's own order (`latency_hiding_order`).
     """
 
     combines: dict[str, float]
     at_once: int | None
     patience: float
     synchronous: bool
+    operands_first: bool
 
 
 _GPU = _Compiler(
@@ -53,8 +55,11 @@ _GPU = _Compiler(
     1,
     patience=2.0,
     synchronous=True,
+    operands_first=True,
 )
-_TPU = _Compiler({"all_reduce": 128 * _MIB - 1}, None, patience=2.0, synchronous=False)
+_TPU = _Compiler(
+    {"all_reduce": 128 * _MIB - 1}, None, patience=2.0, synchronous=False, operands_first=False
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +90,17 @@ def expected(graph: TaskGraph, hardware: Hardware, devices: int, *, streams: int
     return _Blocks(compiler, hardware, devices).expected(graph)
 
 
+@dataclass(frozen=True, slots=True)
+class _Passage:
+    """A block as compiled, in the compiler's order: the ns of it, of its compute, and contended."""
+
+    graph: TaskGraph
+    order: Sequence[int]
+    total: float
+    compute: float
+    contended: float
+
+
 @dataclass
 class _Blocks:
     """Times the blocks of a program."""
@@ -92,16 +108,16 @@ class _Blocks:
     compiler: _Compiler
     hardware: Hardware
     devices: int
-    peak: float = 0.0
     passages: dict[tuple[int, ...], float] = field(default_factory=dict[tuple[int, ...], float])
 
     def expected(self, graph: TaskGraph) -> Expected:
         """A run of a program."""
-        total, compute, contended = self.of(graph, ())
-        return Expected(total, compute, contended, self.peak, self.passages)
+        run = self.of(graph, ())
+        peak = memory_profile(run.graph, run.order).peak_bytes
+        return Expected(run.total, run.compute, run.contended, peak, self.passages)
 
-    def of(self, graph: TaskGraph, path: tuple[int, ...]) -> tuple[float, float, float]:
-        """The ns of a passage through a graph, those of its compute, and of a contended passage."""
+    def of(self, graph: TaskGraph, path: tuple[int, ...]) -> _Passage:
+        """A passage through a graph."""
         tasks: list[Task] = []
         compute = 0.0
         longer: dict[int, float] = {}  # contended, by the identity of the loop
@@ -110,32 +126,40 @@ class _Blocks:
                 compute += task.ns if task.communication is None else 0.0
                 tasks.append(task)
                 continue
-            inside, computing, contended = self.of(task.loop.body, (*path, task.id))
+            inside = self.of(task.loop.body, (*path, task.id))
             times = iterations(task.loop)
-            compute += times * computing
-            longer[id(task.loop)] = times * contended
-            tasks.append(replace(task, ns=times * inside))
+            compute += times * inside.compute
+            loop = replace(task.loop, body=inside.graph, order=tuple(inside.order))
+            longer[id(loop)] = times * inside.contended
+            tasks.append(replace(task, ns=times * inside.total, loop=loop))
         graph = _each(TaskGraph(tasks, graph.storages), self._compiled)
         graph = combined(graph, self.compiler.combines, self._time)
-        total, contended = self._scheduled(_on_compute_stream(graph, self._waits), longer, path)
-        self.passages[path] = contended
-        return total, compute, contended
+        passage = self._scheduled(_on_compute_stream(graph, self._waits), longer, compute, path)
+        self.passages[path] = passage.contended
+        return passage
 
     def _scheduled(
-        self, graph: TaskGraph, longer: Mapping[int, float], path: tuple[int, ...]
-    ) -> tuple[float, float]:
-        """The ns of a block in the compiler's order, in which each loop takes its own, and of the
-        same contended, in which some loops take `longer`."""
+        self,
+        graph: TaskGraph,
+        longer: Mapping[int, float],
+        compute: float,
+        path: tuple[int, ...],
+    ) -> _Passage:
+        """A block in the compiler's order, in which each loop takes its own time; contended some
+        take `longer`."""
         problem = problem_of(_each(graph, _as_kernel), in_loop=bool(path))
         compiler = self.compiler
-        order = latency_hiding_order(problem, compiler.at_once, compiler.patience)
+        order = latency_hiding_order(
+            problem,
+            compiler.at_once,
+            compiler.patience,
+            operands_first=compiler.operands_first,
+        )
         if compiler.synchronous:
             order = _without_idle_flights(problem, order)
-        if not path:
-            self.peak = memory_profile(graph, order).peak_bytes
         stretched = _each(graph, lambda task: replace(task, ns=longer.get(id(task.loop), task.ns)))
         contended = simulate(_each(stretched, _as_kernel), order, contended=True).total_ns
-        return time_order(problem, order, ()).total, contended
+        return _Passage(graph, order, time_order(problem, order, ()).total, compute, contended)
 
     def _compiled(self, task: Task) -> Task:
         """A collective as the compiler makes it."""

@@ -146,7 +146,7 @@ def _time(task: Task) -> float:
 
 
 def _peak_within(loop: Loop) -> float:
-    return memory_profile(loop.body, in_loop=True).peak_bytes
+    return memory_profile(loop.body, loop.order, in_loop=True).peak_bytes
 
 
 def _sizes(graph: TaskGraph, outside: Sequence[int]) -> list[float]:

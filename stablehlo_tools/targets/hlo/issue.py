@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from stablehlo_tools.cost.clock import Clock
 from stablehlo_tools.cost.contention import NONE
+from stablehlo_tools.cost.hardware import HostLink
 from stablehlo_tools.cost.kernels import Work, WorkKind
 from stablehlo_tools.cost.transfers import TransferTime
+from stablehlo_tools.overlap.host_copies import host_copy
 from stablehlo_tools.overlap.task_graph import Communication, TaskKind
 from stablehlo_tools.targets.hlo.collectives import (
     ISSUED,
@@ -55,6 +58,7 @@ HOST = frozenset({"infeed", "outfeed"})
 _COPY_STREAM = "dma"
 _KERNEL_STREAM = "async"
 _HOST_STREAM = "host"
+_MEASURED = HostLink(inf, inf)  # of what has a time of its own
 _RECEIVING = "recv"
 _DOMAIN = re.compile(r'"communication_domain":"COLLECTIVE_COMMUNICATION_DOMAIN_(\w+)"')
 
@@ -94,15 +98,15 @@ def copied(
 ) -> tuple[Communication, float]:
     """A copy by the copy engines: bytes over the memory's bandwidth, those on the chip for free.
 
-    Raises ToolError for a copy to or from the host's memory that was not measured.
+    Raises ToolError for a copy to or from the host's memory that was not measured, and that the
+    hardware has no figure for.
     """
     results = arrays(result_shape(start))
     operand = computation.by_name[start.operands[0]].results
     size = sum(array.padded_bytes for array in results)
-    spaces = {array.space for array in (*results, *operand)}
+    if touches_host(start, computation):
+        return between_memories(start, computation, clock, names)
     known = clock.measured.ns(names) if clock.measured is not None else None
-    if known is None and HOST_MEMORY in spaces:
-        raise start.error("the time of a copy to or from the host is not known")
     moved = size * sum(
         any(array.space == DEVICE_MEMORY for array in side) for side in (results, operand)
     )
@@ -110,6 +114,32 @@ def copied(
     modelled = moved / hardware.memory_rate
     sent = Communication(kind="copy", stream=_COPY_STREAM, bytes=float(size))
     return sent, modelled if known is None else known
+
+
+def touches_host(instruction: HloInstruction, computation: Computation) -> bool:
+    """Whether an instruction reads or writes the host's memory."""
+    read = (a for name in instruction.operands for a in computation.by_name[name].results)
+    return any(array.space == HOST_MEMORY for array in (*read, *arrays(result_shape(instruction))))
+
+
+def between_memories(
+    instruction: HloInstruction, computation: Computation, clock: Clock, names: Sequence[str]
+) -> tuple[Communication, float]:
+    """A copy between the host's memory and the device's: what the device writes or has to give.
+
+    Raises ToolError where it was not measured, and nothing is known of the link.
+    """
+    known = clock.measured.ns(names) if clock.measured is not None else None
+    link = clock.hardware.host
+    if link is None and known is None:
+        raise instruction.error("the time of a copy to or from the host is not known")
+    results = arrays(result_shape(instruction))
+    to_host = any(array.space == HOST_MEMORY for array in results)
+    read = [a for name in instruction.operands for a in computation.by_name[name].results]
+    moved = [a for a in (read if to_host else results) if a.space == DEVICE_MEMORY]
+    size = float(sum(array.padded_bytes for array in moved))
+    sent, ns = host_copy(size, link or _MEASURED, to_host=to_host)
+    return sent, ns if known is None else known
 
 
 def hosted(
@@ -137,6 +167,8 @@ def asynchronous(
     names: Sequence[str],
 ) -> tuple[Communication, float]:
     """A kernel beside the compute stream, of whatever it wraps."""
+    if touches_host(start, computation):
+        return between_memories(start, computation, clock, names)
     if start.opcode == "fusion-start":
         parts = [work(start, computation, module)]
     else:

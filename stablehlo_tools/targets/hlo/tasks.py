@@ -33,7 +33,13 @@ from stablehlo_tools.targets.hlo.graph import (
     storages_of,
     tasks_of,
 )
-from stablehlo_tools.targets.hlo.issue import HOST, Issuer, names_of
+from stablehlo_tools.targets.hlo.issue import (
+    HOST,
+    Issuer,
+    between_memories,
+    names_of,
+    touches_host,
+)
 from stablehlo_tools.targets.hlo.loops import after_loop, carries, length, pair_waits, trip_count
 from stablehlo_tools.targets.hlo.module import (
     Array,
@@ -145,7 +151,10 @@ class ScheduleReader:
     def _kernel_ns(self, done: Work, instruction: HloInstruction) -> float:
         if done is FREE:
             return 0.0
-        return self._clock.kernel(done, names_of(self._module, instruction))
+        names = names_of(self._module, instruction)
+        if touches_host(instruction, self._computation):
+            return between_memories(instruction, self._computation, self._clock, names)[1]
+        return self._clock.kernel(done, names)
 
     def _host(self, instruction: HloInstruction, operands: list[Value]) -> Value:
         measured = self._clock.measured

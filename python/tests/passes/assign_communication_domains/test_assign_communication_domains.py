@@ -111,7 +111,7 @@ def test_a_plan_has_a_slot_for_each_domain() -> None:
     given = artifact.from_exported(MODELS["moe-forward"].full(layers=4), "moe")
     steps = "partition{hardware=h100},create-reduce-scatter"
     before = stablehlo_tools.transform(given, steps)
-    after = stablehlo_tools.transform(before, f"{ASSIGN},schedule-overlap")
+    after = stablehlo_tools.transform(before, f"{ALL},schedule-overlap")
     alone = stablehlo_tools.transform(before, "schedule-overlap")
     own, now, one = (scheduled(program).total_ns for program in (before, after, alone))
     assert now < 0.96 * one < one < own

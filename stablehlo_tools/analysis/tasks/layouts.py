@@ -1,0 +1,349 @@
+"""In which order XLA:GPU keeps the dimensions of values in memory, and where that makes it copy.
+
+A matrix product writes its batch dimensions, then those of one operand, then those of the other; a
+transpose only renames dimensions; elementwise ops keep the order of their operands. Where two
+operands of one op are kept in different orders, one of them is transposed in memory; so is an
+operand of a matrix product whose batch, free or contracted dimensions do not lie together, and what
+a loop expects in another order than it was made in.
+(xla/service/gpu/transforms/layout_assignment, matmul_utils)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from stablehlo_tools import bindings
+from stablehlo_tools.analysis.tasks.nodes import Ref
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.dimensions import integers
+
+LAYOUT_COPY = "layout copy"
+LEAST_BYTES = 2.0**20  # of a value whose order is followed
+
+type _Dims = tuple[int, ...]
+type _Copy = Callable[[Ref, bool], Ref]  # a new node, or the value's own turned into it
+
+
+@dataclass(slots=True)
+class _Choice:
+    """The orders, major to minor, in which a value could be kept; none while nothing is known.
+
+    `first` is what a kernel makes of a matrix product: until something is `settled` by the order of
+    the product, that kernel may write in another one.
+    """
+
+    options: list[_Dims] = field(default_factory=list[_Dims])
+    product: Ref | None = None
+    first: Ref | None = None
+    settled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """The order of a value, as a renaming of the dimensions that a choice is of: for each of those
+    the value's own, or None where it has none for it."""
+
+    choice: _Choice
+    names: tuple[int | None, ...]
+    shape: _Dims
+
+    def orders(self) -> list[_Dims]:
+        """The value's dimensions in the orders that are possible; those of one element are left
+        out."""
+        found: dict[_Dims, None] = {}
+        for option in self.choice.options:
+            found[self._named(option)] = None
+        return list(found)
+
+    def keep(self, order: _Dims) -> bool:
+        """Settles on an order; False where it is not possible."""
+        if not self.choice.options:
+            places = {name: place for place, name in enumerate(self.names) if name is not None}
+            if any(dim not in places for dim in order):
+                return True
+            first = [p for p, name in enumerate(self.names) if name is None or name not in order]
+            self.choice.options = [(*first, *(places[dim] for dim in order))]
+            return True
+        left = [option for option in self.choice.options if self._named(option) == order]
+        if left:
+            self.choice.options = left
+            self.choice.settled = True
+        return bool(left)
+
+    def rename(self, order: _Dims) -> None:
+        """Puts the value, and all that is made of it, in an order that was not possible."""
+        (option, *_) = self.choice.options
+        places = {self.names[dim]: dim for dim in option}
+        rest = [dim for dim in option if self.names[dim] not in order]
+        self.choice.options = [(*rest, *(places[name] for name in order))]
+
+    def renamed(self, change: Sequence[int | None], shape: Sequence[int]) -> _Layout:
+        """The layout of a value of that shape, given its dimension for each of this one's."""
+        names = tuple(None if name is None else change[name] for name in self.names)
+        return _Layout(self.choice, names, tuple(shape))
+
+    def _named(self, option: _Dims) -> _Dims:
+        named = (self.names[dim] for dim in option)
+        return tuple(name for name in named if name is not None and self.shape[name] > 1)
+
+
+class Layouts:
+    """The layouts of the values of one block."""
+
+    def __init__(self) -> None:
+        self._of: dict[Ref, _Layout] = {}
+        self._copies: dict[tuple[Ref, _Dims], Ref] = {}
+
+    def begin(self, ref: Ref, type_: ir.Type, *, fixed: bool) -> None:
+        """Follows a value that comes from outside: `fixed` in row-major order, as the arguments of
+        a program are, or as a loop's body would have it."""
+        shape = _shape(type_)
+        if shape is not None and math.prod(shape) >= LEAST_BYTES:
+            dims = tuple(range(len(shape)))
+            self._of[ref] = _Layout(_Choice([dims] if fixed else []), dims, shape)
+
+    def forget(self, begin: int) -> None:
+        """Forgets the values of nodes from an index on."""
+        self._of = {ref: layout for ref, layout in self._of.items() if ref[0] < begin}
+        self._copies = {key: ref for key, ref in self._copies.items() if ref[0] < begin}
+
+    def into(self, source: Ref, inner: Layouts, inside: Ref, copy: _Copy) -> Ref:
+        """What a loop is given, in the order in which its body has it as `inside`."""
+        return self._as_in(source, inner._of.get(inside), copy)
+
+    def back(self, result: Ref, argument: Ref, copy: _Copy) -> Ref:
+        """What a body hands on, in the order of the argument that it becomes."""
+        return self._as_in(result, self._of.get(argument), copy)
+
+    def _as_in(self, source: Ref, wanted: _Layout | None, copy: _Copy) -> Ref:
+        if source not in self._of or wanted is None or not wanted.orders():
+            return source
+        return self._ordered(source, wanted.orders()[0], copy)
+
+    def carried(self, result: Ref, inner: Layouts, argument: Ref, source: Ref) -> None:
+        """Gives a loop's result the order of what its body carries, or else of what it began as."""
+        wanted = inner._of.get(argument)
+        layout = wanted if wanted is not None and wanted.orders() else self._of.get(source)
+        if layout is not None:
+            self._of[result] = layout
+
+    def passed(self, source: Ref, ref: Ref) -> None:
+        """Follows a value through a barrier."""
+        if source in self._of:
+            self._of[ref] = self._of[source]
+
+    def operands(
+        self, op: ir.Operation, name: str, sources: Sequence[Ref], copy: _Copy
+    ) -> list[Ref]:
+        """What an op reads, with copies where it cannot read a value as it lies."""
+        if name == "dot_general":
+            return self._factors(op, sources, copy)
+        followed = [number for number, ref in enumerate(sources) if ref in self._of]
+        if name == "dynamic_update_slice":
+            followed = [number for number in followed if number < 2]
+        elif name not in ("concatenate", "reduce") and len(op.results):
+            shape = _shape(op.results[0].type)
+            followed = [n for n in followed if self._of[sources[n]].shape == shape]
+        ordered = list(sources)
+        if len(followed) < 2:
+            return ordered
+        first, *others = sorted(followed, key=lambda number: sources[number])
+        for number in others:
+            ordered[number] = self._beside(sources[first], sources[number], copy)
+        return ordered
+
+    def result(self, op: ir.Operation, name: str, sources: Sequence[Ref], ref: Ref) -> None:
+        """Follows the result of an op."""
+        shape = _shape(op.results[0].type) if len(op.results) else None
+        if shape is None or math.prod(shape) < LEAST_BYTES:
+            return
+        if name == "dot_general":
+            self._of[ref] = _product(op, shape)
+            self._of[ref].choice.product = ref
+            return
+        if name == "broadcast_in_dim" and math.prod(shape) == _elements(op.operands[0]):
+            name = "reshape"
+        known = sorted(source for source in sources if source in self._of)
+        if not known:
+            return
+        layout = self._of[known[0]]
+        if name == "transpose":
+            dims = integers(op, "permutation")
+            self._of[ref] = layout.renamed([dims.index(d) for d in range(len(dims))], shape)
+        elif name == "reshape":
+            reshaped = _reshaped(layout, shape)
+            if reshaped is not None:
+                self._of[ref] = reshaped
+        elif name == "reduce":
+            gone = integers(op, "dimensions")
+            left = [d for d in range(len(layout.shape)) if d not in gone]
+            change = [left.index(d) if d in left else None for d in range(len(layout.shape))]
+            self._of[ref] = layout.renamed(change, shape)
+        elif name == "dynamic_update_slice" and known[0] != sources[0]:
+            self._of[ref] = _around(layout, shape)
+        elif len(shape) == len(layout.shape) and name != "broadcast_in_dim":
+            self._of[ref] = _Layout(layout.choice, layout.names, shape)
+            if layout.choice.product == known[0] and layout.choice.first is None:
+                layout.choice.first = ref
+
+    def _factors(self, op: ir.Operation, sources: Sequence[Ref], copy: _Copy) -> list[Ref]:
+        dims = bindings.dot_dimension_numbers(op.attributes["dot_dimension_numbers"])
+        sides = (
+            (dims.lhs_batching_dimensions, dims.lhs_contracting_dimensions),
+            (dims.rhs_batching_dimensions, dims.rhs_contracting_dimensions),
+        )
+        ordered: list[Ref] = []
+        for ref, (batch, contracted) in zip(sources, sides, strict=True):
+            layout = self._of.get(ref)
+            if layout is None or not layout.orders():
+                ordered.append(ref)
+                continue
+            free = [d for d in range(len(layout.shape)) if d not in (*batch, *contracted)]
+            groups = [
+                tuple(d for d in group if layout.shape[d] > 1)
+                for group in (batch, free, contracted)
+            ]
+            row_major = tuple(d for d, size in enumerate(layout.shape) if size > 1)
+            possible = [
+                *layout.orders(),
+                *(order for copied, order in self._copies if copied == ref),
+                row_major,
+                (*groups[0], *groups[1], *groups[2]),
+            ]
+            order = next(order for order in possible if _lies_together(order, groups))
+            ordered.append(self._ordered(ref, order, copy))
+        return ordered
+
+    def _beside(self, first: Ref, ref: Ref, copy: _Copy) -> Ref:
+        """A value in the order of another one that an op reads, too."""
+        ours, theirs = self._of[ref], self._of[first]
+        if not theirs.orders():
+            if ours.orders():
+                theirs.keep(ours.orders()[0])
+            return ref
+        if not ours.orders():
+            ours.keep(theirs.orders()[0])
+            return ref
+        shared = [order for order in theirs.orders() if order in ours.orders()]
+        if shared:
+            theirs.keep(shared[0])
+            ours.keep(shared[0])
+            return ref
+        theirs.keep(theirs.orders()[0])
+        return self._ordered(ref, theirs.orders()[0], copy)
+
+    def _ordered(self, ref: Ref, order: _Dims, copy: _Copy) -> Ref:
+        """A value in an order, copied if it is kept in others."""
+        layout = self._of[ref]
+        if set(order) != set(layout.orders()[0] if layout.orders() else order):
+            return ref  # of another shape
+        if layout.keep(order):
+            return ref
+        choice = layout.choice
+        if choice.first is not None and not choice.settled:
+            copy(choice.first, True)
+            layout.rename(order)
+            choice.settled = True
+            return ref
+        layout.keep(layout.orders()[0])
+        if (ref, order) not in self._copies:
+            made = copy(ref, False)
+            ones = (d for d in range(len(layout.shape)) if d not in order)
+            dims = tuple(range(len(layout.shape)))
+            self._of[made] = _Layout(_Choice([(*ones, *order)]), dims, layout.shape)
+            self._copies[ref, order] = made
+        return self._copies[ref, order]
+
+
+def _product(op: ir.Operation, shape: _Dims) -> _Layout:
+    """Of what a matrix product writes: the rows of either operand last."""
+    dims = bindings.dot_dimension_numbers(op.attributes["dot_dimension_numbers"])
+    batch = len(dims.lhs_batching_dimensions)
+    left = batch + len(ir.ShapedType(op.operands[0].type).shape) - batch
+    left -= len(dims.lhs_contracting_dimensions)
+    every = tuple(range(len(shape)))
+    options = [every, (*every[:batch], *every[left:], *every[batch:left])]
+    return _Layout(_Choice(options), every, shape)
+
+
+def _around(layout: _Layout, shape: _Dims) -> _Layout:
+    """Of what rows of a layout are written into, if nothing is known of it."""
+    names = tuple(range(len(shape)))
+    options: list[_Dims] = []
+    for order in layout.orders():
+        others = tuple(d for d in names if d not in order)
+        options.append((*others, *order))
+    return _Layout(_Choice(options[:1]), names, shape)
+
+
+def _reshaped(layout: _Layout, shape: _Dims) -> _Layout | None:
+    """The layout after a reshape, in the orders that keep what is split or merged together; None
+    if there are none."""
+    groups = _groups(layout.shape, shape)
+    if groups is None:
+        return None
+    if all(len(before) <= 1 and len(after) <= 1 for before, after in groups):
+        change: list[int | None] = [None] * len(layout.shape)
+        for before, after in groups:
+            if before and after:
+                change[before[0]] = after[0]
+        return layout.renamed(change, shape)
+    options: list[_Dims] = []
+    for order in layout.orders():
+        made: list[int] = []
+        rest = list(order)
+        while rest:
+            before, after = next(group for group in groups if rest[0] in group[0])
+            if tuple(rest[: len(before)]) != before:
+                break
+            made += after
+            del rest[: len(before)]
+        else:
+            ones = (d for d in range(len(shape)) if d not in made)
+            options.append((*ones, *made))
+    if not options:
+        return None
+    return _Layout(_Choice(options), tuple(range(len(shape))), shape)
+
+
+def _groups(before: _Dims, after: _Dims) -> list[tuple[_Dims, _Dims]] | None:
+    """The dimensions of more than one element that become one another in a reshape."""
+    groups: list[tuple[_Dims, _Dims]] = []
+    left = [d for d, size in enumerate(before) if size > 1]
+    right = [d for d, size in enumerate(after) if size > 1]
+    while left and right:
+        ours, theirs = [left.pop(0)], [right.pop(0)]
+        while (a := math.prod(before[d] for d in ours)) != (
+            b := math.prod(after[d] for d in theirs)
+        ):
+            pending, taken = (left, ours) if a < b else (right, theirs)
+            if not pending:
+                return None
+            taken.append(pending.pop(0))
+        groups.append((tuple(ours), tuple(theirs)))
+    return groups if not left and not right else None
+
+
+def _lies_together(order: _Dims, groups: Sequence[_Dims]) -> bool:
+    """Whether each group of dimensions stands together, in its order, and no batch comes last."""
+    places = {dim: place for place, dim in enumerate(order)}
+    for group in groups:
+        at = [places.get(dim, -1) for dim in group]
+        if any(b - a != 1 for a, b in pairwise(at)):
+            return False
+    batch, free, contracted = groups
+    return not batch or not (free or contracted) or order[-1] not in batch
+
+
+def _elements(value: ir.Value) -> int:
+    shape = _shape(value.type)
+    return 0 if shape is None else math.prod(shape)
+
+
+def _shape(type_: ir.Type) -> _Dims | None:
+    if not isinstance(type_, ir.RankedTensorType) or not type_.has_static_shape:
+        return None
+    return tuple(type_.shape)
