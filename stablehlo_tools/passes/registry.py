@@ -50,6 +50,11 @@ PASSES: dict[str, Entry] = {
         "ExpandPipelinePass",
         "a loop over layers becomes a pipeline over a mesh axis: GPipe, interleaved or 1F1B",
     ),
+    "offload": Entry(
+        "stablehlo_tools.transforms.offload",
+        "OffloadPass",
+        "what the backward reads late lies in the host's memory, until the program fits",
+    ),
     "rematerialize": Entry(
         "stablehlo_tools.transforms.rematerialize",
         "RematerializePass",

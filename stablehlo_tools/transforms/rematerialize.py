@@ -30,6 +30,7 @@ Preconditions:
   P1  `memory-limit`, if given, is positive; `margin` is at least 0 and less than 1.
   P2  No op has a token yet: thread-tokens comes after this pass.
   P3  Some choice fits: an error names the least memory that was found.
+  P4  With `offload`, the profile has a [host]: how fast its link to the host copies.
 
 Guarantees: the signature as it was. All values are bitwise as before where the backend computes an
 op alike wherever it stands: the same ops run on the same values. No op with an effect, no random
@@ -53,6 +54,7 @@ from stablehlo_tools.ir.walk import entry_function
 from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.passes.road import Milestone, Stage
 from stablehlo_tools.transforms.partition import PartitionPass
+from stablehlo_tools.transforms.parts.offload.fitting import check_host_link
 from stablehlo_tools.transforms.parts.rematerialize.choosing import Choice, Setting, prepare
 from stablehlo_tools.transforms.parts.rematerialize.prices import (
     Prices,
@@ -70,14 +72,19 @@ class RematerializePass(Pass):
     `memory-limit`: the GiB that it may need on a device; without it, what the device has.
     `margin`: the share of it that is left free where possible, for the most that is alive is only
     predicted. `hardware`: the name or the file of the profile that times are predicted for.
-    `explain`: what is kept and repeated, what that costs, and how the user's code would say it.
+    `offload`: what is kept may lie in the host's memory, as `offload` writes it, with its custom
+    call. `explain`: what is kept and repeated, what that costs, and how the user's code would say
+    it.
     """
 
     name: ClassVar[str] = "rematerialize"
-    milestone: ClassVar[Milestone | None] = Milestone(Stage.RECOMPUTE, ("", "margin=0.2"))
+    milestone: ClassVar[Milestone | None] = Milestone(
+        Stage.RECOMPUTE, ("", "margin=0.2"), slow=("offload",)
+    )
     memory_limit: float | None = None
-    margin: float = 0.05
+    margin: float = 0.1
     hardware: str = "h100"
+    offload: bool = False
     explain: bool = False
 
     def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:
@@ -101,6 +108,8 @@ class RematerializePass(Pass):
             wrong = "margin is at least 0 and less than 1"
         if wrong:
             raise ToolError(f"rematerialize: {wrong} (P1)", entry_function(module).location)
+        if self.offload:
+            check_host_link(self.name, self.hardware, "P4", entry_function(module).location)
 
     def _chosen(self, module: ir.Module, hardware: Hardware, limit: float) -> _Chosen:
         """The fastest program that fits."""
@@ -111,8 +120,10 @@ class RematerializePass(Pass):
             prices: Prices = partitioned_prices(self._partitioned(draft), hardware)
         else:
             prices = Prices.of(draft, hardware)
-        choice = Choice(draft, prices, hardware, self._partitioned if is_global else _itself)
-        chosen = choice.fastest((1.0 - self.margin) * limit, module)
+        local = self._partitioned if is_global else _itself
+        safe = (1.0 - self.margin) * limit
+        choice = Choice(draft, prices, hardware, local, safe, offload=self.offload)
+        chosen = choice.fastest(module)
         if chosen.peak_bytes > limit:
             raise ToolError(
                 f"rematerialize: the least memory that was found is {chosen.peak_bytes / _GIB:.3g} "

@@ -48,6 +48,7 @@ from stablehlo_tools.analysis.replica_groups import ProcessGrid, ProcessGroups
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.collectives import EXCHANGE_GROUPED, REDUCTION_GROUPED
+from stablehlo_tools.dialect.device_placement import placement
 from stablehlo_tools.ir.builder import Builder
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.walk import entry_function, symbol_name
@@ -124,8 +125,13 @@ def pattern_bits(element: ElementType) -> int:
     return max(8, real_part(element).bits)
 
 
+def _hands_on(op: ir.Operation) -> bool:
+    """Whether an op says where a tensor lies: on which devices, or in which memory."""
+    return op.name == _CONSTRAINT or placement(op) is not None
+
+
 def _unsupported(op: ir.Operation) -> ToolError | None:
-    if op.name in ("builtin.module", "sdy.mesh", _CONSTRAINT):
+    if op.name in ("builtin.module", "sdy.mesh") or _hands_on(op):
         return None
     if op.name == _CREATE_TOKEN:
         return ToolError(
@@ -148,11 +154,11 @@ def _unsupported(op: ir.Operation) -> ToolError | None:
 
 
 def _drop_constraints(program: ir.Module) -> None:
-    """Replaces each sharding constraint by the tensor it constrains."""
+    """Replaces each op that says something of a tensor by that tensor."""
     constraints: list[ir.Operation] = []
 
     def visit(op: ir.Operation) -> ir.WalkResult:
-        if op.name == _CONSTRAINT:
+        if _hands_on(op):
             constraints.append(op)
         return ir.WalkResult.ADVANCE
 

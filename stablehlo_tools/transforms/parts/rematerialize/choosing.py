@@ -17,7 +17,7 @@ from stablehlo_tools.analysis.tasks.expected import expected_run
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.hardware import Hardware
 from stablehlo_tools.diagnostics import Diagnostic
-from stablehlo_tools.dialect.names import MANUAL_COMPUTATION, WHILE
+from stablehlo_tools.dialect.names import WHILE
 from stablehlo_tools.dialect.traits import Trait, ops_with
 from stablehlo_tools.ir.cleanup import (
     drop_unused_carries,
@@ -30,6 +30,9 @@ from stablehlo_tools.ir.equal_branches import fold_equal_branches
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.values import has_uses
 from stablehlo_tools.ir.walk import entry_function, functions_by_name, ops_named
+from stablehlo_tools.overlap.compilers.expected import Expected
+from stablehlo_tools.transforms.parts.offload.fitting import explained as said_of_moved
+from stablehlo_tools.transforms.parts.offload.fitting import offloaded
 from stablehlo_tools.transforms.parts.rematerialize.cheapest_cut import Plan
 from stablehlo_tools.transforms.parts.rematerialize.explaining import explained
 from stablehlo_tools.transforms.parts.rematerialize.loop_constants import sink_broadcasts
@@ -38,6 +41,7 @@ from stablehlo_tools.transforms.parts.rematerialize.passages import (
     LoopPassage,
     Passage,
     block_passage,
+    blocks_of,
     loop_passages,
 )
 from stablehlo_tools.transforms.parts.rematerialize.prices import (
@@ -83,16 +87,19 @@ class Level:
 @dataclass(frozen=True)
 class Tried:
     """What a program takes with a setting, or as it is, if the compiler schedules it as expected:
-    ns, and the most bytes alive."""
+    ns, and the most bytes alive; and how many stacks lie in the host's memory."""
 
     setting: Setting | None
     module: ir.Module
     ns: float
     peak_bytes: float
+    moved: int = 0
 
 
 class Choice:
-    """Tries prices of memory on a program. `local` makes of a copy what one device runs."""
+    """Tries prices of memory on a program, of which at most `safe` bytes shall be alive. `local`
+    makes of a copy what one device runs; with `offload` what does not fit may lie in the host's
+    memory."""
 
     def __init__(
         self,
@@ -100,11 +107,16 @@ class Choice:
         prices: Prices,
         hardware: Hardware,
         local: Callable[[ir.Module], ir.Module],
+        safe: float,
+        *,
+        offload: bool = False,
     ) -> None:
         self._module = module
         self._prices = prices
         self._hardware = hardware
         self._local = local
+        self._safe = safe
+        self._offload = offload
         self._tried: dict[Setting, Tried] = {}
 
     def settings(self) -> Iterator[list[Level]]:
@@ -139,10 +151,10 @@ class Choice:
                 apart.append(Level(setting, found[setting]))
         return apart
 
-    def fastest(self, safe: float, module: ir.Module) -> Tried:
-        """The fastest program of which at most `safe` bytes are expected to be alive, `module`
-        itself if no other is faster; the one that needs least where none is."""
-        best = self._run(None, module)
+    def fastest(self, module: ir.Module) -> Tried:
+        """The fastest program that is expected to be safe, `module` itself if no other is faster;
+        the one that needs least where none is."""
+        best, safe = self._run(None, module), self._safe
         for levels in self.settings():
             best = self._fastest_of(levels, safe, best)
             if self._is_large and best.peak_bytes <= safe:
@@ -177,8 +189,9 @@ class Choice:
     def notes(self, setting: Setting) -> list[Diagnostic]:
         """What is said of the plans of a setting."""
         notes: list[Diagnostic] = []
-        apply(copy_module(self._module), self._prices, setting, notes)
-        return notes
+        draft = copy_module(self._module)
+        apply(draft, self._prices, setting, notes)
+        return notes + said_of_moved(draft, self.tried(setting).moved)
 
     def tried(self, setting: Setting) -> Tried:
         """The program with a setting."""
@@ -189,8 +202,18 @@ class Choice:
         return self._tried[setting]
 
     def _run(self, setting: Setting | None, module: ir.Module) -> Tried:
-        run = expected_run(self._local(module), self._hardware)
-        return Tried(setting, module, run.contended_ns, run.peak_bytes)
+        run = self._expected(module)
+        tried = Tried(setting, module, run.contended_ns, run.peak_bytes)
+        if not self._offload or setting is None or run.peak_bytes <= self._safe:
+            return tried
+        found = offloaded(module, self._expected, self._safe)
+        if found is None or found.run.peak_bytes >= run.peak_bytes:
+            return tried
+        peak = found.run.peak_bytes
+        return Tried(setting, found.module, found.run.contended_ns, peak, found.count)
+
+    def _expected(self, module: ir.Module) -> Expected:
+        return expected_run(self._local(module), self._hardware)
 
 
 def _is_better(tried: Tried, best: Tried, safe: float) -> bool:
@@ -252,7 +275,7 @@ def _clean(module: ir.Module) -> None:
         if not is_used and constant_trips(loop) is not None and not effects.has_effect(loop):
             loop.erase()
     erase_unused(block)
-    for inner in _blocks(module):
+    for inner in blocks_of(module):
         trim_barriers(inner)
     drop_unused_carries(block)
 
@@ -265,7 +288,7 @@ def _passages(module: ir.Module, prices: Prices) -> list[tuple[_Name, Passage]]:
     effects = Effects(functions_by_name(module))
     loops: list[tuple[_Name, Passage]] = []
     inside: set[ir.Value] = set()
-    blocks = _blocks(module)
+    blocks = blocks_of(module)
     for block in blocks:
         for passage in loop_passages(block, effects):
             ends = [passage.forward.loop, passage.backward.loop]
@@ -286,13 +309,3 @@ def _passages(module: ir.Module, prices: Prices) -> list[tuple[_Name, Passage]]:
 def _works(block: ir.Block) -> bool:
     """Whether a block multiplies matrices, in regions too: what draws random numbers does not."""
     return any(ops_named(view.operation, _CONTRACTIONS) for view in block.operations)
-
-
-def _blocks(module: ir.Module) -> list[ir.Block]:
-    """The blocks that may hold a forward and its backward, inner ones behind those around them."""
-    blocks = [entry_function(module).regions[0].blocks[0]]
-    for block in blocks:
-        for view in block.operations:
-            if view.operation.name in (WHILE, MANUAL_COMPUTATION):
-                blocks.append(view.operation.regions[-1].blocks[0])
-    return blocks

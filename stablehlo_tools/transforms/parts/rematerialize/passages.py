@@ -26,10 +26,16 @@ from stablehlo_tools.analysis.loops import (
     known_integer,
 )
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.dialect.names import BARRIER, RESHAPE, SHARDING_CONSTRAINT, WHILE
+from stablehlo_tools.dialect.names import (
+    BARRIER,
+    MANUAL_COMPUTATION,
+    RESHAPE,
+    SHARDING_CONSTRAINT,
+    WHILE,
+)
 from stablehlo_tools.dialect.traits import Trait, ops_with
-from stablehlo_tools.ir.values import CONSTANTS, producer, unconstrained
-from stablehlo_tools.ir.walk import terminator, values_used_outside
+from stablehlo_tools.ir.values import CONSTANTS, has_uses, producer, splat_of, unconstrained
+from stablehlo_tools.ir.walk import entry_function, terminator, values_used_outside
 from stablehlo_tools.transforms.parts.rematerialize.same_values import SameValues
 
 _CONTRACTIONS = ops_with(Trait.CONTRACTION)
@@ -160,6 +166,16 @@ class BlockPassage(Passage):
         return super().can_repeat(op) and op.results[0] not in self.loops
 
 
+def blocks_of(module: ir.Module) -> list[ir.Block]:
+    """The blocks that may hold a forward and its backward, inner ones behind those around them."""
+    blocks = [entry_function(module).regions[0].blocks[0]]
+    for block in blocks:
+        for view in block.operations:
+            if view.operation.name in (WHILE, MANUAL_COMPUTATION):
+                blocks.append(view.operation.regions[-1].blocks[0])
+    return blocks
+
+
 def block_passage(
     block: ir.Block,
     effects: Effects,
@@ -256,8 +272,7 @@ def _border(ops: Sequence[ir.Operation], size_of: Callable[[ir.Value], float]) -
 
 def loop_passages(block: ir.Block, effects: Effects) -> list[LoopPassage]:
     """The passages between loops of a block, in the order of their backwards."""
-    loops = [view.operation for view in block.operations if view.operation.name == WHILE]
-    readings = [reading for op in loops if (reading := _read(op, effects)) is not None]
+    readings = _readings(block, effects)
     passages: list[LoopPassage] = []
     for number, backward in enumerate(readings):
         for forward in readings[:number]:
@@ -265,6 +280,70 @@ def loop_passages(block: ir.Block, effects: Effects) -> list[LoopPassage]:
             if passage is not None and passage.required:
                 passages.append(passage)
     return passages
+
+
+@dataclass(frozen=True)
+class RowReader:
+    """A loop that reads rows, and the slices of those that each update writes, in their order;
+    `takes_last_first`: the row that was written last is the first that it reads, and so on back.
+    `step`: how far the next row is from that of an iteration."""
+
+    loop: ir.Operation
+    slices: list[list[ir.Operation]]
+    takes_last_first: bool
+    step: int
+
+
+@dataclass(frozen=True)
+class KeptRows:
+    """Rows that a loop writes in a new stack and others read, and nothing else uses: the loop's
+    result, its trips, and the updates."""
+
+    stack: ir.Value
+    trips: int
+    updates: list[ir.Operation]
+    readers: list[RowReader]
+
+
+def kept_rows(block: ir.Block, effects: Effects) -> list[KeptRows]:
+    """What loops of a block keep for other loops of it."""
+    readings = _readings(block, effects)
+    found: dict[ir.Value, KeptRows] = {}
+    for number, backward in enumerate(readings):
+        for forward in readings[:number]:
+            for written, read in _links(forward, backward):
+                stack = forward.op.results[written.carry]
+                unused = not has_uses(backward.op.results[read.carry])
+                if not unused or not _is_splat(forward.op.operands[written.carry]):
+                    continue
+                updates = [access.op for access in written.accesses]
+                kept = found.setdefault(stack, KeptRows(stack, forward.trips, updates, []))
+                kept.readers.append(_row_reader(backward.op, written, read))
+    return [kept for stack, kept in found.items() if _count_uses(stack) == len(kept.readers)]
+
+
+def _row_reader(loop: ir.Operation, written: Rows, read: Rows) -> RowReader:
+    slices = [
+        [
+            access.op
+            for access in read.accesses
+            if (access.offset, access.count) == (update.offset, update.count)
+        ]
+        for update in written.accesses
+    ]
+    step = -read.span if read.is_reverse else read.span
+    return RowReader(loop, slices, written.is_reverse != read.is_reverse, step)
+
+
+def _is_splat(value: ir.Value) -> bool:
+    return splat_of(unconstrained(value)) is not None
+
+
+def _count_uses(value: ir.Value) -> int:
+    """The uses of a value, through sharding constraints."""
+    users = [use.owner.operation for use in value.uses]
+    through = [user for user in users if user.name == SHARDING_CONSTRAINT]
+    return len(users) - len(through) + sum(_count_uses(user.results[0]) for user in through)
 
 
 @dataclass(frozen=True)
@@ -282,6 +361,11 @@ class _Reading:
     @property
     def op(self) -> ir.Operation:
         return self.body.loop
+
+
+def _readings(block: ir.Block, effects: Effects) -> list[_Reading]:
+    loops = [view.operation for view in block.operations if view.operation.name == WHILE]
+    return [reading for op in loops if (reading := _read(op, effects)) is not None]
 
 
 def _read(op: ir.Operation, effects: Effects) -> _Reading | None:

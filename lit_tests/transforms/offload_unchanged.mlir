@@ -1,0 +1,11 @@
+// RUN: stablehlo-tools opt %s -p "offload{explain}" -o %t.mlir 2>&1 | filecheck %s --check-prefix=NOTE
+// RUN: stablehlo-tools opt %s -o %t.same.mlir
+// RUN: diff %t.mlir %t.same.mlir
+
+// A program that fits is left alone.
+// NOTE: note: offload: the program fits as it is
+func.func @forward(%x: tensor<64x64xf32>, %w: tensor<64x64xf32>) -> tensor<64x64xf32> {
+  %y = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : (tensor<64x64xf32>, tensor<64x64xf32>) -> tensor<64x64xf32>
+  %z = stablehlo.tanh %y : tensor<64x64xf32>
+  return %z : tensor<64x64xf32>
+}

@@ -1,0 +1,84 @@
+"""How much has to lie in the host's memory so that a program fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.cost.hardware import load_hardware
+from stablehlo_tools.diagnostics import Diagnostic, ToolError, note, size
+from stablehlo_tools.ir.clone import copy_module
+from stablehlo_tools.overlap.compilers.expected import Expected
+from stablehlo_tools.transforms.parts.offload.moving import bytes_of_rows, movable, move
+from stablehlo_tools.transforms.parts.rematerialize.passages import KeptRows
+
+
+@dataclass(frozen=True)
+class Offloaded:
+    """A program of which the first `count` rows that can be moved are, and its run."""
+
+    count: int
+    module: ir.Module
+    run: Expected
+
+
+def check_host_link(name: str, hardware: str, precondition: str, place: ir.Location) -> None:
+    """Raises a located ToolError where a pass knows nothing of the link to the host."""
+    if load_hardware(hardware).host is None:
+        raise ToolError(
+            f"{name}: the profile {hardware!r} has no [host]: how fast its link to the host copies "
+            f"is not known ({precondition})",
+            place,
+        )
+
+
+def offloaded(
+    module: ir.Module, run: Callable[[ir.Module], Expected], safe: float
+) -> Offloaded | None:
+    """The program with as few rows moved as it takes to have at most `safe` bytes alive, or with
+    those that leave least alive; None where there are none. `run` says what the compiler is
+    expected to make of a program."""
+    most = len(movable(module))
+    low, high, best = 0, 1, None  # not enough, perhaps enough
+    while low < most and high > low:
+        tried = _moved(module, run, min(high, most))
+        if best is None or tried.run.peak_bytes < best.run.peak_bytes:
+            best = tried
+        if tried.run.peak_bytes <= safe:
+            return _fewest(module, run, safe, low, tried)
+        low, high = tried.count, min(2 * high, most)
+    return best
+
+
+def _fewest(
+    module: ir.Module, run: Callable[[ir.Module], Expected], safe: float, low: int, best: Offloaded
+) -> Offloaded:
+    """The fewest rows that are enough, of more than `low` and at most those of `best`."""
+    while best.count - low > 1:
+        tried = _moved(module, run, (low + best.count) // 2)
+        if tried.run.peak_bytes <= safe:
+            best = tried
+        else:
+            low = tried.count
+    return best
+
+
+def explained(module: ir.Module, count: int) -> list[Diagnostic]:
+    """Notes on the rows that have been moved, given the program before."""
+    return [_said(rows) for rows in movable(module)[:count]]
+
+
+def _moved(module: ir.Module, run: Callable[[ir.Module], Expected], count: int) -> Offloaded:
+    draft = copy_module(module)
+    for rows in movable(draft)[:count]:
+        move(rows)
+    return Offloaded(count, draft, run(draft))
+
+
+def _said(rows: KeptRows) -> Diagnostic:
+    whole = bytes_of_rows(rows)
+    each = f"{size(whole / rows.trips)} of each of {rows.trips} iterations"
+    return note(
+        f"to the host's memory: {size(whole)}, {each}", rows.updates[0].operands[1].location
+    )

@@ -1,0 +1,138 @@
+"""Rows that a loop over layers writes and others read, and how they go to the host's memory.
+
+  while (%i, %x, %rows) {
+    %rows' = dynamic_update_slice %rows, %y, %i
+  }
+  while (%j, %d) { … dynamic_slice %rows, %j … }
+==>
+  while (%i, %x, %rows, %y0) {                   // the rows lie in the host's memory
+    %h = custom_call @annotate_device_placement(%y0)  "pinned_host"     // of the iteration before
+    %rows' = dynamic_update_slice %rows, %h, %i - 1
+  }                                              // hands on %y
+  while (%j, %d, %y) {
+    %h = dynamic_slice %rows, %j - 1
+    %y' = custom_call @annotate_device_placement(%h)  "device"          // for the next iteration
+  }
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stablehlo_tools.analysis.effects import Effects
+from stablehlo_tools.analysis.tasks.op_work import bytes_of
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.device_placement import DEVICE, HOST, placed, placement
+from stablehlo_tools.ir.builder import Builder, element_of, shape_of
+from stablehlo_tools.ir.carriers import append, append_arguments, append_to_terminator
+from stablehlo_tools.ir.values import key_of, producer, splat_of, stand_in
+from stablehlo_tools.ir.walk import functions_by_name, terminator
+from stablehlo_tools.transforms.parts.rematerialize.passages import (
+    KeptRows,
+    RowReader,
+    blocks_of,
+    kept_rows,
+)
+
+_LEAST = 1.0  # bytes that are worth a copy
+
+
+def movable(module: ir.Module) -> list[KeptRows]:
+    """The rows that can be moved, the largest first."""
+    effects = Effects(functions_by_name(module))
+    found = [rows for block in blocks_of(module) for rows in kept_rows(block, effects)]
+    found = [rows for rows in found if bytes_of_rows(rows) >= _LEAST and not _is_placed(rows)]
+    return sorted(found, key=lambda rows: -bytes_of_rows(rows))
+
+
+def bytes_of_rows(rows: KeptRows) -> float:
+    """All of them, by their type."""
+    return rows.trips * sum(bytes_of(update.operands[1]) for update in rows.updates)
+
+
+def move(rows: KeptRows) -> None:
+    """Lets rows lie in the host's memory."""
+    pairs = [
+        (update, reader, piece)
+        for number, update in enumerate(rows.updates)
+        for reader in rows.readers
+        for piece in reader.slices[number]
+    ]
+    if all(_is_ahead(*pair) for pair in pairs):
+        last = {key_of(update): _write_later(update) for update in rows.updates}
+        for update, reader, piece in pairs:
+            _read_earlier(piece, reader.step, _loop_of(update).results[last[key_of(update)]])
+        return
+    for update in rows.updates:
+        row, point = update.operands[1], ir.InsertionPoint(update)
+        update.operands[1] = placed(row, HOST, update.location, point)
+    for _, _, piece in pairs:
+        _place_behind(piece)
+
+
+def _is_ahead(update: ir.Operation, reader: RowReader, piece: ir.Operation) -> bool:
+    """Whether rows can be copied an iteration later, and back an iteration earlier: the last one
+    that was made is the first one that is read."""
+    others = [*update.operands[3:], *piece.operands[2:]]
+    alike = piece.results[0].type == update.operands[1].type
+    return reader.takes_last_first and alike and all(splat_of(v) is not None for v in others)
+
+
+def _write_later(update: ir.Operation) -> int:
+    """Lets each iteration write the row of the one before it, so that all of an iteration hides the
+    copy; which result of the loop the row is that the last one has made.
+
+    What the first iteration writes is written over, or never read.
+    """
+    row, index = update.operands[1], update.operands[2]
+    loop = _loop_of(update)
+    before = Builder(ir.InsertionPoint(loop), update.location)
+    starts = [before.splat(0, shape_of(value), element_of(value)) for value in (row, index)]
+    late_row, late_index = _carry(loop, starts, [row, index])
+    loop = _loop_of(update)
+    first = loop.regions[1].blocks[0].operations[0].operation
+    update.operands[1] = placed(late_row, HOST, update.location, ir.InsertionPoint(first))
+    update.operands[2] = late_index
+    return len(loop.results) - 2
+
+
+def _read_earlier(piece: ir.Operation, step: int, last: ir.Value) -> None:
+    """Lets each iteration read the row of the next one; the first one's is `last`."""
+    build = Builder(ir.InsertionPoint(piece), piece.location)
+    index = piece.operands[1]
+    piece.operands[1] = build.same("add", index, build.splat_like(step, index))
+    back = _place_behind(piece)
+    (row,) = _carry(_loop_of(piece), [last], [back])
+    back.replace_all_uses_except(row, [terminator(piece.block)])
+
+
+def _place_behind(piece: ir.Operation) -> ir.Value:
+    """A slice of what lies in the host's memory, on the device for all that reads it."""
+    (result,) = piece.results
+    back = placed(result, DEVICE, piece.location, ir.InsertionPoint.after(piece))
+    stand_in(result, back)
+    return back
+
+
+def _loop_of(op: ir.Operation) -> ir.Operation:
+    """The loop whose body an op is in; another one once values are carried."""
+    return op.block.owner.operation
+
+
+def _carry(
+    loop: ir.Operation, starts: Sequence[ir.Value], ends: Sequence[ir.Value]
+) -> list[ir.Value]:
+    """Hands values of a loop's body on to its next iteration; what they are in it."""
+    types = [value.type for value in starts]
+    rebuilt = append(loop, starts, types)
+    condition, block = (region.blocks[0] for region in rebuilt.regions)
+    append_arguments(condition, types)
+    arguments = append_arguments(block, types)
+    append_to_terminator(block, ends)
+    return arguments
+
+
+def _is_placed(kept: KeptRows) -> bool:
+    """Whether rows lie in the host's memory already."""
+    makers = (producer(update.operands[1]) for update in kept.updates)
+    return any(maker is not None and placement(maker) is not None for maker in makers)
