@@ -17,7 +17,7 @@ from stablehlo_tools.advice.memory import does_not_fit, weights_gathered_again
 from stablehlo_tools.advice.precision import wide_collectives
 from stablehlo_tools.advice.program import LEAST_SHARE, Program
 from stablehlo_tools.advice.shardings import batch_gathered_in_loops, reshards_not_asked_for
-from stablehlo_tools.advice.updates import missing_donations, replicated_optimizer
+from stablehlo_tools.advice.updates import copied_for_loops, missing_donations, replicated_optimizer
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.cost.clock import Clock
 from stablehlo_tools.diagnostics import ToolError
@@ -42,6 +42,7 @@ DETECTORS: tuple[Entry, ...] = (
     Entry(wide_collectives),
     Entry(replicated_optimizer),
     Entry(missing_donations),
+    Entry(copied_for_loops),
     Entry(gathers_to_prefetch, hides=True),
     Entry(batch_to_split, hides=True),
     Entry(streams_in_flight, hides=True),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from stablehlo_tools.advice.collective_uses import argument_behind
 from stablehlo_tools.advice.program import Collective, Program
@@ -29,56 +30,80 @@ def does_not_fit(program: Program) -> Iterator[Advice]:
         f"the program needs {size(program.peak_bytes)} of {size(program.capacity)}, "
         f"{size(arguments)} of it for its arguments"
     )
-    recomputed = _recomputed(program)
-    if recomputed is not None:
-        steps, after = recomputed
-        slower = after.total_ns - program.total_ns
-        yield program.advice(
-            "does-not-fit",
-            max(0.0, -slower),
-            cause,
-            program.given.name,
-            f"compute again what is not worth keeping for the backward: {size(after.peak_bytes)}, "
-            f"which fits, and {duration(abs(slower))} {'more' if slower > 0 else 'less'}",
-            pipeline=program.pipeline(steps),
-            gain_bytes=program.peak_bytes - after.peak_bytes,
-        )
-        return
-    pipeline, remedy, gained, slower = None, "", 0.0, 0.0
-    for count in _MICROBATCHES:
-        steps = f"accumulate-gradients{{microbatches={count}}}"
-        after = _accumulated(program, steps)
-        if after is None or program.peak_bytes - after.peak_bytes <= gained:
-            break
-        gained, slower = program.peak_bytes - after.peak_bytes, after.total_ns - program.total_ns
-        pipeline = program.pipeline(steps, before_partition=True)
-        fits = after.peak_bytes <= program.capacity
+    ways = [way for way in (_recomputed(program), _with_fewer_samples(program)) if way is not None]
+    fitting = sorted((w for w in ways if w.fits(program)), key=lambda way: way.after.total_ns)
+    best = next(iter(fitting or ways), None)
+    remedy = ""
+    if best is not None:
         remedy = (
-            f"{count} microbatches: {size(after.peak_bytes)}, which "
-            f"{'fits' if fits else 'does not fit yet'}, and {duration(abs(slower))} "
-            f"{'more' if slower > 0 else 'less'}; or "
+            f"{best.does}: {size(best.after.peak_bytes)}, which "
+            f"{'fits' if fitting else 'does not fit yet'}, and {_longer(best.after, program)}"
         )
-        if fits:
-            break
-    remedy += "divide weights and the optimizer's state over more devices (FSDP, ZeRO-1)"
+        remedy += "".join(
+            f" ({other.does}, too, would fit, and take {_longer(other.after, best.after)})"
+            for other in fitting[1:]
+        )
+    if best is None or best.divides:
+        remedy += "; or " if remedy else ""
+        remedy += "divide weights and the optimizer's state over more devices (FSDP, ZeRO-1)"
+    slower = 0.0 if best is None else best.after.total_ns - program.total_ns
     yield program.advice(
         "does-not-fit",
         max(0.0, -slower),
         cause,
         program.given.name,
         remedy,
-        pipeline=pipeline,
-        gain_bytes=gained or over,
+        pipeline=None
+        if best is None
+        else program.pipeline(best.steps, before_partition=best.divides),
+        gain_bytes=over if best is None else program.peak_bytes - best.after.peak_bytes,
     )
 
 
-def _recomputed(program: Program) -> tuple[str, Program] | None:
-    """The pass and the program that it makes fit; None where that is not found."""
+@dataclass(frozen=True)
+class _Way:
+    """What makes a program need less memory: in words, as passes, and what comes of it. `divides`:
+    it takes fewer samples at a time, in front of a partitioner."""
+
+    does: str
+    steps: str
+    after: Program
+    divides: bool = False
+
+    def fits(self, program: Program) -> bool:
+        """Whether it needs no more than the device has."""
+        return self.after.peak_bytes <= program.capacity
+
+
+def _longer(after: Program, before: Program) -> str:
+    slower = after.total_ns - before.total_ns
+    return f"{duration(abs(slower))} {'more' if slower > 0 else 'less'}"
+
+
+def _with_fewer_samples(program: Program) -> _Way | None:
+    """The fewest microbatches with which it fits, or those that need least; None where the samples
+    cannot be divided so that less is needed."""
+    best: _Way | None = None
+    for count in _MICROBATCHES:
+        steps = f"accumulate-gradients{{microbatches={count}}}"
+        after = _accumulated(program, steps)
+        least = program.peak_bytes if best is None else best.after.peak_bytes
+        if after is None or after.peak_bytes >= least:
+            break
+        best = _Way(f"{count} microbatches", steps, after, divides=True)
+        if best.fits(program):
+            break
+    return best
+
+
+def _recomputed(program: Program) -> _Way | None:
+    """The program with what is worth less than its memory computed again; None where that is not
+    found to fit."""
     steps = f"rematerialize{{hardware={program.clock.hardware.name}}}"
     after = program.after(steps)
     if after is None or after.peak_bytes > program.capacity:
         return None
-    return steps, after
+    return _Way("compute again what is not worth keeping for the backward", steps, after)
 
 
 def _accumulated(program: Program, steps: str) -> Program | None:

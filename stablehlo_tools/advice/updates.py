@@ -35,7 +35,8 @@ from stablehlo_tools.dialect.names import (
 )
 from stablehlo_tools.dialect.traits import ELEMENTWISE
 from stablehlo_tools.ir.values import key_of, producer
-from stablehlo_tools.ir.walk import entry_function, terminator
+from stablehlo_tools.ir.walk import entry_function, ops_named, terminator
+from stablehlo_tools.ir.while_loop import is_invariant
 from stablehlo_tools.overlap.memory import memory_profile
 from stablehlo_tools.overlap.task_graph import TaskGraph, TaskKind
 from stablehlo_tools.report.document import Advice
@@ -298,3 +299,49 @@ def terminator_block(value: ir.Value) -> ir.Block:
 
 def _local_bytes(update: Update) -> float:
     return bytes_of(_argument_of(update))
+
+
+def copied_for_loops(program: Program) -> Iterator[Advice]:
+    """Arguments that a loop begins with and writes into: it begins with copies of them, for they
+    are not its own."""
+    main = entry_function(program.explicit.module)
+    returned = {update.argument for update in updates_of(program)}
+    arguments = main.regions[0].blocks[0].arguments
+    for loop in ops_named(main, {WHILE}):
+        copied: dict[int, float] = {}
+        for carry, operand in enumerate(loop.operands):
+            number = _argument_behind(operand)
+            if number is None or number in returned or is_invariant(loop, carry):
+                continue
+            if not _is_donated(main, number):
+                copied[number] = bytes_of(operand)
+        moved = sum(copied.values())
+        gain = 2.0 * moved / program.clock.hardware.memory_rate
+        if not program.is_worth(gain) and moved < program.least * program.capacity:
+            continue
+        names = ", ".join(path_of(arguments[number]) or f"argument {number}" for number in copied)
+        yield program.advice(
+            "copied-for-loop",
+            gain,
+            f"the loop writes into {size(moved)} of arguments that are not donated, {names}: it "
+            "begins with copies of them",
+            program.place(loop),
+            "jax.jit(…, donate_argnums=…) for these: flat arguments " + ", ".join(map(str, copied)),
+            gain_bytes=moved,
+        )
+
+
+def _argument_behind(value: ir.Value) -> int | None:
+    """The number of the argument of `main` that a value is, on one device or on all."""
+    while isinstance(value.owner, ir.Block):
+        owner, number = value.owner.owner.operation, ir.BlockArgument(value).arg_number
+        if owner.name != MANUAL_COMPUTATION:
+            return number if owner.name == "func.func" else None
+        value = owner.operands[number]
+    return None
+
+
+def _is_donated(main: ir.Operation, number: int) -> bool:
+    attributes = main.attributes.get("arg_attrs")
+    listed = ir.DictAttr(ir.ArrayAttr(attributes)[number]) if attributes else {}
+    return any(name in listed for name in _DONATED)

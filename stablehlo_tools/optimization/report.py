@@ -10,6 +10,7 @@ from stablehlo_tools.diagnostics import duration, size
 from stablehlo_tools.optimization.figures import NEVER, Figures
 from stablehlo_tools.optimization.optimizing import Optimum
 from stablehlo_tools.optimization.option_trials import OptionTrial, gaining
+from stablehlo_tools.optimization.road import Candidate
 from stablehlo_tools.optimization.searching import Trial
 from stablehlo_tools.overlap.collective_times import CollectiveRow
 from stablehlo_tools.report.document import Document, ProgramReport, Section
@@ -41,6 +42,9 @@ def to_json(optimum: Optimum) -> dict[str, Any]:
         "after": optimum.after.to_json(),
         "proof": optimum.proof.to_json(),
         "trials": [_trial(trial) for trial in optimum.trials],
+        "ways_to_fit": [
+            {"way": way, "pipeline": str(trial.candidate)} for way, trial in _ways_to_fit(optimum)
+        ],
         "refused": optimum.refused,
         "exposed": [
             {
@@ -95,6 +99,13 @@ def _lines(optimum: Optimum) -> Iterator[str]:
         yield f"  {time:>10} {ratio:>6} {peak:>9} {expected:>10}  {trial.candidate or EXPORT}"
     if len(ranked) > _MOST_TRIALS:
         yield f"  and {len(ranked) - _MOST_TRIALS} that were slower, or failed: --json lists them"
+    ways = _ways_to_fit(optimum)
+    if ways:
+        yield ""
+        yield "  what makes it fit, and the fastest of each that was compiled:"
+    for way, trial in ways:
+        assert trial.figures is not None
+        yield f"  {duration(trial.figures.total_ns):>10} {size(trial.figures.peak_bytes):>9}  {way}"
     exposed = _exposed(optimum)
     if exposed:
         yield ""
@@ -157,6 +168,35 @@ def _columns(trial: Trial, optimum: Optimum) -> tuple[str, str, str, str]:
     ratio = figures.ratio_to(optimum.before)
     shown = "" if ratio is None else f"{ratio:.3f}"
     return duration(figures.total_ns), shown, size(figures.peak_bytes), expected
+
+
+_TO_FIT = {
+    "accumulate-gradients": "fewer samples at a time",
+    "split-batch": "parts of the batch one after the other",
+    "shard-optimizer": "a divided optimizer",
+    "rematerialize": "recomputation",
+    "offload": "the host's memory",
+}
+
+
+def _ways_to_fit(optimum: Optimum) -> list[tuple[str, Trial]]:
+    """Of an export that does not fit, by what makes others fit: the fastest, in their order."""
+    if optimum.fits(optimum.before):
+        return []
+    fastest: dict[str, Trial] = {}
+    for trial in _ranked(optimum):
+        if trial.figures is not None and trial.figures.runs and optimum.fits(trial.figures):
+            fastest.setdefault(_way(trial.candidate), trial)
+    return list(fastest.items())
+
+
+def _way(candidate: Candidate) -> str:
+    """What makes a candidate need less memory, in words."""
+    taken = [text.partition("{") for text in candidate.passes]
+    said = [_TO_FIT[name] for name, *_ in taken if name in _TO_FIT]
+    if any(name == "rematerialize" and "offload" in options for name, _, options in taken):
+        said.append(_TO_FIT["offload"])
+    return " and ".join(said) or "partitioning alone"
 
 
 def _ranked(optimum: Optimum) -> list[Trial]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from advice_programs import (
     gathered_weight,
+    generated,
     layer_scan,
     layers_of_microbatches,
     microbatches,
@@ -34,7 +35,11 @@ from stablehlo_tools.advice.memory import does_not_fit, weights_gathered_again
 from stablehlo_tools.advice.precision import wide_collectives
 from stablehlo_tools.advice.program import Program
 from stablehlo_tools.advice.shardings import batch_gathered_in_loops, reshards_not_asked_for
-from stablehlo_tools.advice.updates import missing_donations, replicated_optimizer
+from stablehlo_tools.advice.updates import (
+    copied_for_loops,
+    missing_donations,
+    replicated_optimizer,
+)
 from stablehlo_tools.analysis.collectives import ModuleFacts
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.cost.clock import Clock
@@ -122,6 +127,12 @@ CAUSES: dict[str, tuple[Detector, Build, Build, str]] = {
         missing_donations,
         partial(optimizer, donated=False),
         partial(optimizer, donated=True),
+        "h100",
+    ),
+    "copied-for-loop": (
+        copied_for_loops,
+        partial(generated, donated=False),
+        partial(generated, donated=True),
         "h100",
     ),
     "computed-alike": (

@@ -184,6 +184,27 @@ def optimizer(*, divided: bool = False, donated: bool = True) -> Artifact:
     )
 
 
+def generated(*, donated: bool) -> Artifact:
+    """A cache that a loop writes rows of, and that is not given back."""
+    steps = 4
+
+    def step(cache: jax.Array, x: jax.Array) -> jax.Array:
+        def body(number: jax.Array, carried: tuple[jax.Array, jax.Array]) -> Any:
+            cache, x = carried
+            cache = lax.dynamic_update_slice(cache, x, (number, jnp.int32(0)))
+            return cache, jnp.tanh(x @ cache[:WIDTH])
+
+        return lax.fori_loop(jnp.int32(0), jnp.int32(steps), body, (cache, x))[1]
+
+    return exported(
+        step,
+        ((32 * WIDTH, WIDTH), jnp.bfloat16, P()),
+        ((1, WIDTH), jnp.bfloat16, P()),
+        donate=(0,) if donated else (),
+        data=8,
+    )
+
+
 def product(*, rows: int, spec: P) -> Artifact:
     """A product of so many rows, divided over one axis of two, or over both."""
     shapes = (
