@@ -16,6 +16,7 @@ from hlo_graphs import (
     shown,
 )
 
+from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.overlap.memory import memory_profile
 from stablehlo_tools.overlap.simulator import simulate
@@ -242,10 +243,6 @@ def test_measured_times_go_before_the_model():
         ),
         ("f32[4]{0} all-gather-done(%p)", r"instruction x .*waits for what was not started"),
         ("f32[4]{0} teleport-start(%p)", r"instruction x .*asynchronous form that is not known"),
-        (
-            "(f32[4]{0:S(5)}, f32[4]{0}, u32[]) copy-start(%p)",
-            r"instruction x \(copy-start\): .* the host is not known",
-        ),
         ("f32[4]{0} fusion(%p), calls=%gone", r"instruction x \(fusion\): .*no computation 'gone'"),
         (
             'f32[4]{0} custom-call(%p, %p), custom_call_target="__cublas$gemm"',
@@ -263,3 +260,28 @@ def test_what_is_not_known_is_refused_by_name(line: str, message: str):
 def test_text_that_is_no_schedule_is_refused(text: str):
     with pytest.raises(ToolError):
         hlo_task_graph(text, GPU, DEVICES)
+
+
+COPIED = """
+  %p = f32[4096] parameter(0)
+  %away = (f32[4096]{0:S(5)}, f32[4096]{0}, u32[]) copy-start(%p)
+  %there = f32[4096]{0:S(5)} copy-done(%away)
+  %back = (f32[4096]{0}, f32[4096]{0:S(5)}, u32[]) copy-start(%there)
+  ROOT %here = f32[4096]{0} copy-done(%back)
+"""
+
+
+def test_copies_between_memories_take_the_link_to_the_host():
+    task_graph = graph(COPIED)
+    away, back = (named(task_graph, name) for name in ("away", "back"))
+    for task, stream in ((away, "to host"), (back, "to device")):
+        assert task.communication is not None
+        assert (task.communication.stream, task.communication.bytes) == (stream, 16384)
+        assert task.ns == pytest.approx(16384 / 52)
+    assert not any(task_graph.storages[s] for s in away.allocs)  # it takes none of the device's
+
+
+def test_a_copy_over_a_link_that_nothing_is_known_of_is_refused():
+    message = r"instruction away \(copy-start\): .* the host is not known"
+    with pytest.raises(ToolError, match=message):
+        hlo_task_graph(hlo(COPIED), load_hardware("tpu-v5p"), DEVICES)
