@@ -7,7 +7,8 @@ PIPELINE: passes as `opt -p` takes them, each pipeline by itself behind `partiti
 artifacts; those whose collectives are explicit are not partitioned. No device is needed.
 
 The first row of a program is it as partitioned: ms and those exposed as the compiler scheduled it,
-the same as the model expects it, and how far that is off. Each further row is a pipeline: its ms,
+the same as the model expects it, how far that is off, and the most memory by the compiler's own
+figure and as expected. Each further row is a pipeline: its ms,
 what that is of the first row's, and the ratio that the model expects. The last rows are the
 medians of the errors, of the time and of what is exposed of it, and each pipeline's geometric mean.
 """
@@ -39,8 +40,9 @@ from stablehlo_tools.targets.compilation import compile_artifact
 from stablehlo_tools.targets.hlo.tasks import hlo_task_graph
 
 _DAY = 86400.0
-_ROW = "{:44s} {:6s} {:>9s} {:>9s} {:>9s} {:>9s} {:>8s} {:>8s}"
+_ROW = "{:44s} {:6s} {:>9s} {:>9s} {:>9s} {:>9s} {:>8s} {:>8s} {:>8s} {:>8s}"
 _HEADS = ("program", "target", "ms", "exposed", "expected", "exposed", "error", "exposed")
+_MEMORY = ("GiB", "expected")
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,8 @@ class Run:
     exposed: float
     expected: float
     expected_exposed: float
+    peak: float  # GiB, the compiler's own figure
+    expected_peak: float
 
     @property
     def error(self) -> float:
@@ -70,7 +74,7 @@ def main() -> None:
     parser.add_argument("--target", nargs="+", choices=("gpu", "tpu"), default=["gpu"])
     parser.add_argument("--programs", nargs="+", metavar="P", default=list(ZOO))
     arguments = parser.parse_args()
-    print(_ROW.format(*_HEADS), flush=True)
+    print(_ROW.format(*_HEADS, *_MEMORY), flush=True)
     for target in arguments.target:
         errors: list[Run] = []
         ratios: dict[str, list[float]] = {text: [] for text in arguments.pipelines}
@@ -108,7 +112,8 @@ def measured(program: Artifact, target: str, hardware: Hardware) -> Run:
     made = compile_artifact(program, target, _DAY)
     found = simulate(hlo_task_graph(made.text, hardware, made.topology.devices))
     times = (found.total_ns, found.exposed_ns, told.total_ns, told.exposed_ns)
-    return Run(*(ns / 1e6 for ns in times))
+    sizes = (made.memory.peak_bytes or made.memory.total_bytes, told.peak_bytes)
+    return Run(*(ns / 1e6 for ns in times), *(size / 2**30 for size in sizes))
 
 
 def row(name: str, target: str, run: Run, before: Run) -> str:
@@ -119,7 +124,8 @@ def row(name: str, target: str, run: Run, before: Run) -> str:
     else:
         off = [f"{run.ns / before.ns:.3f}", f"{run.expected / before.expected:.3f}"]
         name = f"  {name}"
-    return _ROW.format(name[:44], target, *times, *off)
+    sizes = [f"{gib:.2f}" for gib in (run.peak, run.expected_peak)]
+    return _ROW.format(name[:44], target, *times, *off, *sizes)
 
 
 def summary(errors: Sequence[Run], ratios: dict[str, list[float]]) -> Iterator[str]:
@@ -127,7 +133,9 @@ def summary(errors: Sequence[Run], ratios: dict[str, list[float]]) -> Iterator[s
     if errors:
         time = statistics.median(abs(run.error) for run in errors)
         exposed = statistics.median(abs(run.exposed_error) for run in errors)
-        yield f"median error of {len(errors)}: {time:.1%} of the time, exposed {exposed:.1%} of it"
+        peak = statistics.median(abs(run.expected_peak / run.peak - 1) for run in errors)
+        said = f"{time:.1%} of the time, exposed {exposed:.1%} of it, {peak:.1%} of the memory"
+        yield f"median error of {len(errors)}: {said}"
     for pipeline, each in ratios.items():
         if each:
             mean = math.exp(statistics.fmean(map(math.log, each)))

@@ -1,14 +1,15 @@
 """Time against memory: `rematerialize` beside jax.checkpoint's policies, as XLA schedules both.
 
     python python/benchmarks/rematerialize.py [PROGRAM ...] [--target gpu|tpu] [--hardware NAME]
-                                              [--levels N]
+                                              [--levels N] [--offload]
 
 A PROGRAM is a model of the zoo that takes `remat` and `policy`, of full size, or an artifact. Of a
 model, the step is exported without jax.checkpoint and with each policy in the user's code; all are
 partitioned for the hardware and compiled. For each policy the artifact without jax.checkpoint is
 rematerialized until XLA's own figure is no more than the policy's. Then, for N limits between the
-least that is found and what the program needs as it is, what comes of it. A program of 64 devices
-takes about ten minutes; no device is needed.
+least that is found and what the program needs as it is, what comes of it. With --offload the same
+again, where what is kept may lie in the host's memory. A program of 64 devices takes about ten
+minutes; no device is needed.
 
     ms         a run of the compiler's schedule, with what collectives take of compute beside them
     GiB        what the compiler counts for a device
@@ -20,7 +21,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,11 +41,28 @@ from stablehlo_tools.targets.compilation import compile_artifact
 from stablehlo_tools.targets.hlo.tasks import hlo_task_graph
 
 POLICIES = ("nothing_saveable", "dots_with_no_batch_dims_saveable", "dots_saveable")
-SHARES = (1.4, 1.2, 1.1, 1.0, 0.95, 0.9, 0.8)  # of a policy's memory, until the compiler's is less
-MACHINES = {"gpu": "h100", "tpu": "tpu-v5p"}
+SHARES = (
+    1.3,
+    1.15,
+    1.05,
+    1.0,
+    0.95,
+    0.9,
+    0.8,
+)  # of a policy's memory, until the compiler's is less
+PROFILES = {"gpu": "h100", "tpu": "tpu-v5p"}
 DEFAULT = ["decoder-2d-scan-step"]
 _GIB = 2.0**30
 _ROW = "{:58s} {:>9s} {:>8s}   {:>9s} {:>8s}"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What is compiled for, and the profile's name and figures."""
+
+    target: str
+    name: str
+    hardware: Hardware
 
 
 @dataclass(frozen=True)
@@ -69,41 +87,47 @@ def main() -> None:
     parser.add_argument("--target", choices=("gpu", "tpu"), default="gpu")
     parser.add_argument("--hardware")
     parser.add_argument("--levels", type=int, default=6)
+    parser.add_argument("--offload", action="store_true")
     arguments = parser.parse_args()
-    name = arguments.hardware or MACHINES[arguments.target]
+    options = ("", " offload") if arguments.offload else ("",)
+    name = arguments.hardware or PROFILES[arguments.target]
     for program in arguments.programs:
         print(_ROW.format(f"{program}, {name}", "ms", "GiB", "expected", "GiB"), flush=True)
-        for line in lines(program, arguments.target, load_hardware(name), name, arguments.levels):
+        machine = Machine(arguments.target, name, load_hardware(name))
+        for line in lines(program, machine, arguments.levels, options):
             print(line, flush=True)
 
 
-def lines(program: str, target: str, hardware: Hardware, name: str, levels: int) -> Iterator[str]:
-    """The table of a program."""
-    plain = local(program, "", name)
-    whole = measured(plain, target, hardware)
+def lines(program: str, machine: Machine, levels: int, options: Sequence[str]) -> Iterator[str]:
+    """The table of a program, with each of some options of the pass."""
+    plain = local(program, "", machine.name)
+    whole = measured(plain, machine)
     yield refused(whole) if isinstance(whole, ToolError) else whole.row("as exported")
     for policy in POLICIES if program in ZOO else ():
-        theirs = measured(local(program, policy, name), target, hardware)
+        theirs = measured(local(program, policy, machine.name), machine)
         if isinstance(theirs, ToolError):
             yield f"{policy}: {refused(theirs)}"
             continue
         yield theirs.row(policy)
-        for share in SHARES:
-            ours = level(plain, share * theirs.gib, target, hardware, name)
-            if isinstance(ours, Measured) and ours.gib <= theirs.gib:
-                ratio = f"  {ours.ms / theirs.ms:.3f} of the time"
-                yield (
-                    ours.row(f"    rematerialize{{memory-limit={share * theirs.gib:.2f}}}") + ratio
-                )
-                break
-        else:
-            yield f"    nothing was found in {theirs.gib:.2f} GiB"
-    for limit in limits(plain, hardware, name, levels):
-        found = level(plain, limit, target, hardware, name)
-        if isinstance(found, ToolError):
-            yield f"{limit:.2f} GiB: {refused(found)}"
-        else:
-            yield found.row(f"rematerialize{{memory-limit={limit:.2f}}}")
+        for option in options:
+            yield anchored(plain, theirs, machine, option)
+    for limit in limits(plain, machine, levels):
+        for option in options:
+            found = level(plain, limit, machine, option)
+            if isinstance(found, ToolError):
+                yield f"{limit:.2f} GiB{option}: {refused(found)}"
+            else:
+                yield found.row(f"rematerialize{{memory-limit={limit:.2f}{option}}}")
+
+
+def anchored(plain: Artifact, theirs: Measured, machine: Machine, option: str) -> str:
+    """What the pass makes of a program in no more memory than a policy needs."""
+    for share in SHARES:
+        ours = level(plain, share * theirs.gib, machine, option)
+        if isinstance(ours, Measured) and ours.gib <= theirs.gib:
+            named = f"    rematerialize{{memory-limit={share * theirs.gib:.2f}{option}}}"
+            return f"{ours.row(named)}  {ours.ms / theirs.ms:.3f} of the time"
+    return f"    nothing was found in {theirs.gib:.2f} GiB"
 
 
 def local(program: str, policy: str, hardware: str) -> Artifact:
@@ -118,40 +142,39 @@ def local(program: str, policy: str, hardware: str) -> Artifact:
     return transform(given, f"partition{{hardware={hardware}}}")
 
 
-def limits(plain: Artifact, hardware: Hardware, name: str, levels: int) -> list[float]:
+def limits(plain: Artifact, machine: Machine, levels: int) -> list[float]:
     """GiB from what the program is expected to need down to the least that is found."""
-    most = expected_run(plain.module, hardware).peak_bytes / _GIB
+    most = expected_run(plain.module, machine.hardware).peak_bytes / _GIB
     try:
-        transform(plain, f"rematerialize{{hardware={name} memory-limit=0.001}}")
+        transform(plain, f"rematerialize{{hardware={machine.name} memory-limit=0.001}}")
     except ToolError as error:
         found = re.search(r"was found is ([\d.e+-]+) GiB", error.diagnostic.message)
         assert found, "the error names the least"
-        low = 1.06 * float(found.group(1))
+        low = 1.12 * float(found.group(1))
     else:
         return []
     most = max(low, most)
     return [low * (most / low) ** (step / max(levels - 1, 1)) for step in range(levels)][::-1]
 
 
-def level(
-    plain: Artifact, limit: float, target: str, hardware: Hardware, name: str
-) -> Measured | ToolError:
+def level(plain: Artifact, limit: float, machine: Machine, option: str) -> Measured | ToolError:
     """The program within a limit of GiB."""
+    options = f"hardware={machine.name} memory-limit={limit:.4f}{option}"
     try:
-        made = transform(plain, f"rematerialize{{hardware={name} memory-limit={limit:.4f}}}")
+        made = transform(plain, f"rematerialize{{{options}}}")
     except ToolError as error:
         return error
-    return measured(made, target, hardware)
+    return measured(made, machine)
 
 
-def measured(program: Artifact, target: str, hardware: Hardware) -> Measured | ToolError:
+def measured(program: Artifact, machine: Machine) -> Measured | ToolError:
     """A program as the compiler schedules it."""
-    told = expected_run(program.module, hardware)
+    told = expected_run(program.module, machine.hardware)
     try:
-        made = compile_artifact(program, target, 3600.0, hardware=hardware)
+        made = compile_artifact(program, machine.target, 3600.0, hardware=machine.hardware)
     except ToolError as error:
         return error
-    graph = hlo_task_graph(made.text, hardware, made.topology.devices)
+    graph = hlo_task_graph(made.text, machine.hardware, made.topology.devices)
     run = simulate(graph, contended=True)
     size = made.memory.peak_bytes or made.memory.total_bytes
     return Measured(

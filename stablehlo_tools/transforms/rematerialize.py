@@ -55,7 +55,7 @@ from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.passes.road import Milestone, Stage
 from stablehlo_tools.transforms.partition import PartitionPass
 from stablehlo_tools.transforms.parts.offload.fitting import check_host_link
-from stablehlo_tools.transforms.parts.rematerialize.choosing import Choice, Setting, prepare
+from stablehlo_tools.transforms.parts.rematerialize.choosing import Choice, prepare
 from stablehlo_tools.transforms.parts.rematerialize.prices import (
     Prices,
     forget_numbers,
@@ -94,7 +94,7 @@ class RematerializePass(Pass):
         refuse_tokens(module, "rematerialize", "P2")
         limit = hardware.memory_bytes if self.memory_limit is None else self.memory_limit * _GIB
         chosen = self._chosen(module, hardware, limit)
-        if chosen.setting is not None:
+        if chosen.module is not module:
             forget_numbers(chosen.module)
             take_over(module, chosen.module)
         if self.explain:
@@ -130,12 +130,11 @@ class RematerializePass(Pass):
                 f"GiB a device, and the limit is {limit / _GIB:.3g} GiB (P3)",
                 entry_function(module).location,
             )
-        if chosen.setting is None:
+        if chosen.module is module:
             text = "the program stays as it is: nothing that fits is expected to be faster"
             said = note(f"rematerialize: {text}", module.operation.location)
-            return _Chosen(None, module, [said])
-        notes = choice.notes(chosen.setting) if self.explain else []
-        return _Chosen(chosen.setting, chosen.module, notes)
+            return _Chosen(module, [said])
+        return _Chosen(chosen.module, choice.notes(chosen) if self.explain else [])
 
     def _partitioned(self, module: ir.Module) -> ir.Module:
         copy = copy_module(module)
@@ -145,9 +144,8 @@ class RematerializePass(Pass):
 
 @dataclass(frozen=True)
 class _Chosen:
-    """A program, by which setting, if it is not as it was, and what is said of it."""
+    """A program, the one that was given if that is best, and what is said of it."""
 
-    setting: Setting | None
     module: ir.Module
     notes: list[Diagnostic]
 

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.diagnostics import Diagnostic, ToolError, note, size
+from stablehlo_tools.dialect.names import BROADCAST, RESHAPE
 from stablehlo_tools.ir.clone import copy_module
+from stablehlo_tools.ir.values import producer
 from stablehlo_tools.overlap.compilers.expected import Expected
 from stablehlo_tools.transforms.parts.offload.moving import bytes_of_rows, movable, move
 from stablehlo_tools.transforms.parts.rematerialize.passages import KeptRows
@@ -79,6 +81,7 @@ def _moved(module: ir.Module, run: Callable[[ir.Module], Expected], count: int) 
 def _said(rows: KeptRows) -> Diagnostic:
     whole = bytes_of_rows(rows)
     each = f"{size(whole / rows.trips)} of each of {rows.trips} iterations"
-    return note(
-        f"to the host's memory: {size(whole)}, {each}", rows.updates[0].operands[1].location
-    )
+    value = rows.updates[0].operands[1]
+    while (maker := producer(value)) is not None and maker.name in (RESHAPE, BROADCAST):
+        value = maker.operands[0]
+    return note(f"to the host's memory: {size(whole)}, {each}", value.location)

@@ -154,7 +154,7 @@ class Choice:
     def fastest(self, module: ir.Module) -> Tried:
         """The fastest program that is expected to be safe, `module` itself if no other is faster;
         the one that needs least where none is."""
-        best, safe = self._run(None, module), self._safe
+        best, safe = self._as_it_is(module), self._safe
         for levels in self.settings():
             best = self._fastest_of(levels, safe, best)
             if self._is_large and best.peak_bytes <= safe:
@@ -186,12 +186,13 @@ class Choice:
             number = max(number + 1, next(fitting, len(levels)))
         return max(0, min(number, len(levels) - patience))
 
-    def notes(self, setting: Setting) -> list[Diagnostic]:
-        """What is said of the plans of a setting."""
+    def notes(self, tried: Tried) -> list[Diagnostic]:
+        """What is said of the plans of a setting, and of what lies in the host's memory."""
         notes: list[Diagnostic] = []
         draft = copy_module(self._module)
-        apply(draft, self._prices, setting, notes)
-        return notes + said_of_moved(draft, self.tried(setting).moved)
+        if tried.setting is not None:
+            apply(draft, self._prices, tried.setting, notes)
+        return notes + said_of_moved(draft, tried.moved)
 
     def tried(self, setting: Setting) -> Tried:
         """The program with a setting."""
@@ -201,16 +202,24 @@ class Choice:
             self._tried[setting] = self._run(setting, draft)
         return self._tried[setting]
 
-    def _run(self, setting: Setting | None, module: ir.Module) -> Tried:
+    def _as_it_is(self, module: ir.Module) -> Tried:
         run = self._expected(module)
-        tried = Tried(setting, module, run.contended_ns, run.peak_bytes)
-        if not self._offload or setting is None or run.peak_bytes <= self._safe:
+        tried = Tried(None, module, run.contended_ns, run.peak_bytes)
+        return self._with_less(tried, self._module)
+
+    def _run(self, setting: Setting, module: ir.Module) -> Tried:
+        run = self._expected(module)
+        return self._with_less(Tried(setting, module, run.contended_ns, run.peak_bytes), module)
+
+    def _with_less(self, tried: Tried, module: ir.Module) -> Tried:
+        """What was tried or, where that is too large, with rows in the host's memory."""
+        if not self._offload or tried.peak_bytes <= self._safe:
             return tried
         found = offloaded(module, self._expected, self._safe)
-        if found is None or found.run.peak_bytes >= run.peak_bytes:
+        if found is None or found.run.peak_bytes >= tried.peak_bytes:
             return tried
-        peak = found.run.peak_bytes
-        return Tried(setting, found.module, found.run.contended_ns, peak, found.count)
+        run = found.run
+        return Tried(tried.setting, found.module, run.contended_ns, run.peak_bytes, found.count)
 
     def _expected(self, module: ir.Module) -> Expected:
         return expected_run(self._local(module), self._hardware)
