@@ -26,7 +26,10 @@ from stablehlo_tools.optimization.optimizing import Optimum, Request, optimize
 from stablehlo_tools.optimization.option_trials import PROPOSALS
 from stablehlo_tools.optimization.proof import Proof, prove, tolerance_of
 from stablehlo_tools.optimization.report import page, to_json, to_text
+from stablehlo_tools.optimization.road import Candidate
+from stablehlo_tools.optimization.searching import Trial
 from stablehlo_tools.optimization.worker import PROVE
+from stablehlo_tools.passes.road import Stage
 from stablehlo_tools.targets.chips import Target
 from stablehlo_tools.targets.compiler_options import NO_OPTIONS, CompilerOptions
 
@@ -108,6 +111,43 @@ def test_the_report_has_both_sides_and_every_trial(target: Target, kept: Path):
     for trial in optimum.trials[1:]:
         assert str(trial.candidate).split("{")[0] in drawn
         assert str(trial.candidate) in text
+
+
+def trial(optimum: Optimum, share: float, time: float, *passes: str) -> Trial:
+    """A candidate that takes these parts of the export's memory and time."""
+    before = optimum.before
+    figures = replace(
+        before,
+        total_ns=time * before.total_ns,
+        peak_bytes=share * before.peak_bytes,
+        compiler_bytes=round(share * before.compiler_bytes),
+    )
+    return Trial(Candidate(tuple((Stage.PARTITION, text) for text in passes)), figures=figures)
+
+
+@ON_GPU
+def test_what_makes_a_program_fit_is_compared(target: Target, kept: Path):
+    optimum = optimized(kept)
+    assert to_json(optimum)["ways_to_fit"] == [], "it fits"
+    trials = (
+        *optimum.trials[:1],
+        trial(optimum, 0.4, 1.2, "accumulate-gradients{microbatches=2}", "partition"),
+        trial(optimum, 0.3, 1.1, "partition", "rematerialize{margin=0.2}"),
+        trial(optimum, 0.4, 0.9, "partition", "rematerialize{offload}"),
+        trial(optimum, 0.3, 1.0, "partition", "rematerialize"),
+        trial(optimum, 0.9, 0.1, "partition"),
+    )
+    needed = optimum.before.needed_bytes
+    found = replace(optimum, trials=trials, memory_limit=0.5 * needed)
+    ways = {each["way"]: each["pipeline"] for each in to_json(found)["ways_to_fit"]}
+    assert list(ways) == [
+        "recomputation and the host's memory",
+        "recomputation",
+        "fewer samples at a time",
+    ]
+    assert ways["recomputation"] == "partition,rematerialize"
+    text = to_text(replace(found, after=trials[3].figures or optimum.after))
+    assert "what makes it fit, and the fastest of each that was compiled:" in text
 
 
 @ON_GPU
