@@ -1,4 +1,4 @@
-// RUN: stablehlo-tools opt %s -p "rematerialize{memory-limit=0.00009}" -o %t.after.mlir
+// RUN: stablehlo-tools opt %s -p 'rematerialize{memory-limit=0.00009}' -o %t.after.mlir
 // RUN: filecheck %s --check-prefix=REWRITTEN --input-file %t.after.mlir
 // RUN: stablehlo-tools verify %s %t.after.mlir --backend interpreter --trials 1 | filecheck %s
 

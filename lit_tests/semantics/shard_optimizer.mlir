@@ -5,7 +5,7 @@
 // CHECK: same: 2 outputs, 32768 elements
 
 // After partition the gradient is reduced to parts, and the new weights are gathered.
-// RUN: stablehlo-tools opt %t.after.mlir -p "partition{hardware=h100},create-reduce-scatter" -o %t.divided.mlir
+// RUN: stablehlo-tools opt %t.after.mlir -p 'partition{hardware=h100},create-reduce-scatter' -o %t.divided.mlir
 // RUN: filecheck %s --check-prefix=DIVIDED --input-file %t.divided.mlir
 // DIVIDED: stablehlo.subtract
 // DIVIDED: "stablehlo.all_gather"

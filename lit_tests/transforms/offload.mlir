@@ -1,4 +1,4 @@
-// RUN: stablehlo-tools opt %s -p "offload{memory-limit=0.009}" | filecheck %s
+// RUN: stablehlo-tools opt %s -p 'offload{memory-limit=0.009}' | filecheck %s
 
 // Of three stacks as many go to the host's memory as it takes. A row is copied there in the next
 // iteration, and back in the one before it is read; the last one is handed from loop to loop.

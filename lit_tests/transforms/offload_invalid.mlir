@@ -1,4 +1,4 @@
-// RUN: stablehlo-tools opt %s -p "offload{memory-limit=1e-9}" --verify-diagnostics --split-input-file
+// RUN: stablehlo-tools opt %s -p 'offload{memory-limit=1e-9}' --verify-diagnostics --split-input-file
 
 // P3: it fits with what can be moved; here nothing can.
 // expected-error@+1 {{offload: the least memory that was found is}}

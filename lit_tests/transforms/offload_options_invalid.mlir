@@ -1,5 +1,5 @@
-// RUN: stablehlo-tools opt %s -p "offload{memory-limit=0}" --verify-diagnostics
-// RUN: not stablehlo-tools opt %s -p "offload{margin=1.0}" 2>&1 | filecheck %s
+// RUN: stablehlo-tools opt %s -p 'offload{memory-limit=0}' --verify-diagnostics
+// RUN: not stablehlo-tools opt %s -p 'offload{margin=1.0}' 2>&1 | filecheck %s
 
 // P1: a limit is positive, and a margin leaves something of it.
 // expected-error@+2 {{offload: memory-limit is a positive number of GiB (P1)}}

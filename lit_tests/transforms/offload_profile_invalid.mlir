@@ -1,4 +1,4 @@
-// RUN: stablehlo-tools opt %s -p "offload{hardware=tpu-v5p}" --verify-diagnostics
+// RUN: stablehlo-tools opt %s -p 'offload{hardware=tpu-v5p}' --verify-diagnostics
 
 // P2: how fast the link to the host copies is known.
 // expected-error@+1 {{offload: the profile 'tpu-v5p' has no [host]: how fast its link to the host copies is not known (P2)}}

@@ -1,4 +1,4 @@
-// RUN: stablehlo-tools opt %s -p "offload{explain}" -o %t.mlir 2>&1 | filecheck %s --check-prefix=NOTE
+// RUN: stablehlo-tools opt %s -p 'offload{explain}' -o %t.mlir 2>&1 | filecheck %s --check-prefix=NOTE
 // RUN: stablehlo-tools opt %s -o %t.same.mlir
 // RUN: diff %t.mlir %t.same.mlir
 

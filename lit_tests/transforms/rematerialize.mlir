@@ -1,4 +1,4 @@
-// RUN: stablehlo-tools opt %s -p "rematerialize{memory-limit=0.009}" | filecheck %s
+// RUN: stablehlo-tools opt %s -p 'rematerialize{memory-limit=0.009}' | filecheck %s
 
 // What the forward loop keeps for the backward is tanh's operand no more, nor its result: both are
 // computed again from what a layer is given, and the loops carry one stack less.

@@ -1,4 +1,4 @@
-// RUN: stablehlo-tools opt %s -p "rematerialize{memory-limit=1e-9}" --verify-diagnostics --split-input-file
+// RUN: stablehlo-tools opt %s -p 'rematerialize{memory-limit=1e-9}' --verify-diagnostics --split-input-file
 
 // P2: no op has a token yet.
 func.func @token_p2(%x: tensor<4x4xf32>, %token: !stablehlo.token) -> (tensor<4x4xf32>, !stablehlo.token) {

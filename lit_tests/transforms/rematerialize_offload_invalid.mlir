@@ -1,4 +1,4 @@
-// RUN: stablehlo-tools opt %s -p "rematerialize{hardware=tpu-v5p offload}" --verify-diagnostics
+// RUN: stablehlo-tools opt %s -p 'rematerialize{hardware=tpu-v5p offload}' --verify-diagnostics
 
 // P4: with `offload`, how fast the link to the host copies is known.
 // expected-error@+1 {{rematerialize: the profile 'tpu-v5p' has no [host]: how fast its link to the host copies is not known (P4)}}

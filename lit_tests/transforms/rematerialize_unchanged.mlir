@@ -1,4 +1,4 @@
-// RUN: stablehlo-tools opt %s -p "rematerialize{explain}" -o %t.mlir --split-input-file 2>&1 | filecheck %s --check-prefix=NOTE
+// RUN: stablehlo-tools opt %s -p 'rematerialize{explain}' -o %t.mlir --split-input-file 2>&1 | filecheck %s --check-prefix=NOTE
 // RUN: stablehlo-tools opt %s --split-input-file -o %t.same.mlir
 // RUN: diff %t.mlir %t.same.mlir
 

@@ -1,4 +1,4 @@
-// RUN: stablehlo-tools opt %s -p "rematerialize{memory-limit=0.0235}" | filecheck %s
+// RUN: stablehlo-tools opt %s -p 'rematerialize{memory-limit=0.0235}' | filecheck %s
 
 // Unrolled layers: what runs again starts from what a barrier hands on, together with the gradient
 // that it meets, so that no compiler takes it for what ran before, or runs it early.

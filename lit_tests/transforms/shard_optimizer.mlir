@@ -1,5 +1,5 @@
 // RUN: stablehlo-tools opt %s -p shard-optimizer | filecheck %s
-// RUN: stablehlo-tools opt %s -p "shard-optimizer{axis=data explain}" -o %t.mlir 2>&1 | filecheck %s --check-prefix=NOTE
+// RUN: stablehlo-tools opt %s -p 'shard-optimizer{axis=data explain}' -o %t.mlir 2>&1 | filecheck %s --check-prefix=NOTE
 
 // The moment is divided over the axis of the batch, as an argument and as a result; the gradient is
 // summed to parts, and the new weights are made in parts. The first dimension is taken only if no

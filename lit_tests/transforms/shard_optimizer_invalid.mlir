@@ -1,4 +1,4 @@
-// RUN: stablehlo-tools opt %s -p "shard-optimizer{axis=data}" --verify-diagnostics --split-input-file
+// RUN: stablehlo-tools opt %s -p 'shard-optimizer{axis=data}' --verify-diagnostics --split-input-file
 
 // P1: there is work for a partitioner.
 // expected-error@+1 {{shard-optimizer: the program leaves no collectives to a partitioner: this pass comes before partition (P1)}}
