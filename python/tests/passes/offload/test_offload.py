@@ -8,13 +8,16 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import export, lax
+from models.zoo import MODELS
 
 import stablehlo_tools
 from stablehlo_tools.analysis.tasks.expected import expected_run
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.cost.hardware import load_hardware
+from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.targets.compilation import compile_artifact
+from stablehlo_tools.transforms.parts.offload.moving import movable, move
 from stablehlo_tools.verify.comparison import Rule
 from stablehlo_tools.verify.verification import Options, verify_artifacts
 
@@ -126,3 +129,18 @@ def test_rematerialize_is_no_slower_with_it(share: float):
     ]
     assert all(run.peak_bytes <= limit * GIB for run in runs)
     assert runs[1].contended_ns <= 1.001 * runs[0].contended_ns
+
+
+def test_partition_divides_what_is_placed():
+    before = artifact.from_exported(MODELS["decoder-2d-scan-step"].build())
+    after = before.copy()
+    inline_all_calls(after.module)
+    (rows, *_) = movable(after.module)
+    whole = str(rows.updates[0].operands[1].type)
+    move(rows)
+    divided = stablehlo_tools.transform(after, "partition,create-reduce-scatter")
+    placed = [line for line in str(divided.module).splitlines() if "@annotate_device" in line]
+    assert len(placed) == 2
+    assert not any(f"({whole}) ->" in line for line in placed)
+    rule = Rule(rtol=1e-5, atol=1e-6)
+    assert verify_artifacts(before, divided, Options(rule=rule, trials=1)).same

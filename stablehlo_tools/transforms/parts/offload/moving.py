@@ -34,14 +34,12 @@ from stablehlo_tools.transforms.parts.rematerialize.passages import (
     kept_rows,
 )
 
-_LEAST = 1.0  # bytes that are worth a copy
-
 
 def movable(module: ir.Module) -> list[KeptRows]:
     """The rows that can be moved, the largest first."""
     effects = Effects(functions_by_name(module))
     found = [rows for block in blocks_of(module) for rows in kept_rows(block, effects)]
-    found = [rows for rows in found if bytes_of_rows(rows) >= _LEAST and not _is_placed(rows)]
+    found = [rows for rows in found if not _is_placed(rows)]
     return sorted(found, key=lambda rows: -bytes_of_rows(rows))
 
 

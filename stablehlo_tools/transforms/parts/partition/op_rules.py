@@ -8,7 +8,8 @@ convolution                along spatial dimensions alike; where the kernel is l
                            result, as of a kernel's gradient, each device sums a part of it
 dynamic_update_slice       along a dimension of which it writes some rows: each device looks which
                            rows are in its part
-custom_call                along the batch dimensions that jax says it has (`num_batch_dims`)
+custom_call                along the batch dimensions that jax says it has (`num_batch_dims`), and
+                           along all where it only says in which memory a value lies
 
 `undividable` lists the dimensions that must be whole on every device although a rule lets them be
 divided. Some ops (`is_whole_op`) have no rule that can be trusted. `fitting` says how many parts of
@@ -35,6 +36,7 @@ from stablehlo_tools.analysis.shardings import (
     rule_of,
 )
 from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.device_placement import placement
 from stablehlo_tools.dialect.dimension_numbers import conv_numbers, gather_numbers, scatter_numbers
 from stablehlo_tools.dialect.dimensions import dimensions_of, integers
 from stablehlo_tools.dialect.factors import FactorRole
@@ -88,7 +90,10 @@ def is_whole_op(op: ir.Operation) -> bool:
 
 
 def batch_dims(call: ir.Operation) -> int:
-    """The leading dimensions along which jax says that a custom call computes each on its own."""
+    """The leading dimensions along which jax says that a custom call computes each on its own; all
+    where it only says in which memory a value lies."""
+    if placement(call) is not None:
+        return rank_of(call.operands[0])
     frontend = call.attributes.get("mhlo.frontend_attributes")
     if not isinstance(frontend, ir.DictAttr) or _BATCH_DIMS not in frontend:
         return 0
