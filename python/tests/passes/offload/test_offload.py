@@ -132,7 +132,9 @@ def test_rematerialize_is_no_slower_with_it(share: float):
 
 
 def test_partition_divides_what_is_placed():
-    before = artifact.from_exported(MODELS["decoder-2d-scan-step"].build())
+    exported = MODELS["decoder-2d-scan-step"].build()
+    assert isinstance(exported, export.Exported)
+    before = artifact.from_exported(exported)
     after = before.copy()
     inline_all_calls(after.module)
     (rows, *_) = movable(after.module)
