@@ -24,7 +24,6 @@ class Stage(enum.IntEnum):
     CONSTRAINTS = 35  # global view: what a partitioner would have to guess
     PARTITION = 40  # collectives become explicit; all below rewrites them
     RECOMPUTE = 45  # what the backward keeps, once its times and bytes are those of a device
-    HOST = 47  # what of that lies in the host's memory
     SMALLER = 50  # collectives that move less
     HIERARCHY = 60  # collectives over fewer devices each
     SPLIT = 80  # independent parts: one's compute hides another's collectives

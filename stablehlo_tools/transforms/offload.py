@@ -49,7 +49,6 @@ from stablehlo_tools.ir.token_chain import refuse_tokens
 from stablehlo_tools.ir.walk import entry_function
 from stablehlo_tools.overlap.compilers.expected import Expected
 from stablehlo_tools.passes.base import Pass
-from stablehlo_tools.passes.road import Milestone, Stage, When
 from stablehlo_tools.transforms.partition import PartitionPass
 from stablehlo_tools.transforms.parts.offload.fitting import check_host_link, explained, offloaded
 
@@ -66,7 +65,6 @@ class OffloadPass(Pass):
     """
 
     name: ClassVar[str] = "offload"
-    milestone: ClassVar[Milestone | None] = Milestone(Stage.HOST, when=When.TOO_LARGE)
     memory_limit: float | None = None
     margin: float = 0.1
     hardware: str = "h100"
