@@ -8,9 +8,9 @@ artifacts; those whose collectives are explicit are not partitioned. No device i
 
 The first row of a program is it as partitioned: ms and those exposed as the compiler scheduled it,
 the same as the model expects it, how far that is off, and the most memory by the compiler's own
-figure and as expected. Each further row is a pipeline: its ms,
-what that is of the first row's, and the ratio that the model expects. The last rows are the
-medians of the errors, of the time and of what is exposed of it, and each pipeline's geometric mean.
+figure and as expected. Each further row is a pipeline: its ms, what that is of the first row's, and
+the ratio that the model expects. The last rows are the medians of the errors, of the time, of what
+is exposed of it and of the memory, and each pipeline's geometric mean.
 """
 
 from __future__ import annotations

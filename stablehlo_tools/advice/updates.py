@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from stablehlo_tools.advice.as_compiled import Place
 from stablehlo_tools.advice.program import Collective, Program
-from stablehlo_tools.analysis.entry import path_of
+from stablehlo_tools.analysis.entry import attributes_of_arguments, is_donated, path_of
 from stablehlo_tools.analysis.partitioner_work import left_to_the_partitioner
 from stablehlo_tools.analysis.shardings import sharding_axes, sharding_per_value
 from stablehlo_tools.analysis.tasks.graph import TracedGraph
@@ -35,7 +35,7 @@ from stablehlo_tools.dialect.names import (
 )
 from stablehlo_tools.dialect.traits import ELEMENTWISE
 from stablehlo_tools.ir.values import key_of, producer
-from stablehlo_tools.ir.walk import entry_function, ops_named, terminator
+from stablehlo_tools.ir.walk import FUNCTION, entry_function, ops_named, terminator
 from stablehlo_tools.ir.while_loop import is_invariant
 from stablehlo_tools.overlap.memory import memory_profile
 from stablehlo_tools.overlap.task_graph import TaskGraph, TaskKind
@@ -44,7 +44,7 @@ from stablehlo_tools.report.document import Advice
 _KEEPING = ELEMENTWISE | {CONVERT, RESHAPE, TRANSPOSE, SHARDING_CONSTRAINT}
 _INTO_FIRST = frozenset({DYNAMIC_UPDATE_SLICE, SCATTER})
 _BY_NUMBER = frozenset({BARRIER, WHILE})  # result i is what operand i becomes
-_DONATED = ("tf.aliasing_output", "jax.buffer_donor")
+_ALIASED = "tf.aliasing_output"
 
 type _Ops = dict[ir.Value | ir.Operation, ir.Operation]
 
@@ -151,14 +151,12 @@ def _elements(value: ir.Value) -> int:
 def missing_donations(program: Program) -> Iterator[Advice]:
     """Arguments that the program gives back changed, and keeps as they were."""
     main = entry_function(program.explicit.module)
-    attributes = main.attributes.get("arg_attrs")
-    listed = [ir.DictAttr(each) for each in ir.ArrayAttr(attributes)] if attributes else []
-    aliased = {ir.IntegerAttr(each[_DONATED[0]]).value for each in listed if _DONATED[0] in each}
+    listed = attributes_of_arguments(main)
+    aliased = {ir.IntegerAttr(each[_ALIASED]).value for each in listed if _ALIASED in each}
     kept = [
         update
         for update in updates_of(program)
-        if update.result not in aliased
-        and not (listed and any(name in listed[update.argument] for name in _DONATED))
+        if update.result not in aliased and not is_donated(listed, update.argument)
     ]
     if not kept:
         return
@@ -305,6 +303,7 @@ def copied_for_loops(program: Program) -> Iterator[Advice]:
     """Arguments that a loop begins with and writes into: it begins with copies of them, for they
     are not its own."""
     main = entry_function(program.explicit.module)
+    listed = attributes_of_arguments(main)
     returned = {update.argument for update in updates_of(program)}
     arguments = main.regions[0].blocks[0].arguments
     for loop in ops_named(main, {WHILE}):
@@ -313,7 +312,7 @@ def copied_for_loops(program: Program) -> Iterator[Advice]:
             number = _argument_behind(operand)
             if number is None or number in returned or is_invariant(loop, carry):
                 continue
-            if not _is_donated(main, number):
+            if not is_donated(listed, number):
                 copied[number] = bytes_of(operand)
         moved = sum(copied.values())
         gain = 2.0 * moved / program.clock.hardware.memory_rate
@@ -336,12 +335,6 @@ def _argument_behind(value: ir.Value) -> int | None:
     while isinstance(value.owner, ir.Block):
         owner, number = value.owner.owner.operation, ir.BlockArgument(value).arg_number
         if owner.name != MANUAL_COMPUTATION:
-            return number if owner.name == "func.func" else None
+            return number if owner.name == FUNCTION else None
         value = owner.operands[number]
     return None
-
-
-def _is_donated(main: ir.Operation, number: int) -> bool:
-    attributes = main.attributes.get("arg_attrs")
-    listed = ir.DictAttr(ir.ArrayAttr(attributes)[number]) if attributes else {}
-    return any(name in listed for name in _DONATED)

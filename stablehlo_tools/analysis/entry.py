@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from stablehlo_tools.analysis.collectives import find_collectives
 from stablehlo_tools.bindings import ir
@@ -66,6 +67,21 @@ def argument_name(argument: ir.Value) -> str:
         return f"operand {ir.BlockArgument(argument).arg_number} of the manual computation"
     path, counted = path_of(outside), f"argument {ir.BlockArgument(outside).arg_number}"
     return f"{path} ({counted})" if path else counted
+
+
+_DONATED = ("tf.aliasing_output", "jax.buffer_donor")
+
+
+def attributes_of_arguments(function: ir.Operation) -> list[ir.DictAttr]:
+    """What a function says of each of its arguments; empty where it says nothing of any."""
+    listed = function.attributes.get("arg_attrs")
+    return [] if listed is None else [ir.DictAttr(each) for each in ir.ArrayAttr(listed)]
+
+
+def is_donated(listed: Sequence[ir.DictAttr], number: int) -> bool:
+    """Whether a function of these `attributes_of_arguments` may write results into the memory of an
+    argument."""
+    return number < len(listed) and any(name in listed[number] for name in _DONATED)
 
 
 def outside_of(argument: ir.Value) -> ir.Value:

@@ -9,8 +9,6 @@ placed in the host's memory, and back where a second one says "device"; neither 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.custom_calls import target_of
 from stablehlo_tools.dialect.frontend_attributes import FRONTEND_ATTRIBUTES
@@ -41,7 +39,7 @@ def puts_in_host(op: ir.Operation) -> bool:
     return placement(op) in _OF_HOST
 
 
-def starts_in_host(attributes: ir.DictAttr | Mapping[str, ir.Attribute]) -> bool:
+def starts_in_host(attributes: ir.DictAttr) -> bool:
     """Whether the attributes of an argument say that it lies in the host's memory."""
     if _MEMORY_KIND not in attributes:
         return False

@@ -42,7 +42,7 @@ from stablehlo_tools.analysis.partitioner_work import left_to_the_partitioner
 from stablehlo_tools.analysis.tasks.expected import expected_run
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.hardware import load_hardware
-from stablehlo_tools.diagnostics import Diagnostics, ToolError, duration, note, size
+from stablehlo_tools.diagnostics import Diagnostics, duration, note, size
 from stablehlo_tools.ir.clone import copy_module, take_over
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.token_chain import refuse_tokens
@@ -50,7 +50,13 @@ from stablehlo_tools.ir.walk import entry_function
 from stablehlo_tools.overlap.compilers.expected import Expected
 from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.transforms.partition import PartitionPass
-from stablehlo_tools.transforms.parts.offload.fitting import check_host_link, explained, offloaded
+from stablehlo_tools.transforms.parts.offload.fitting import (
+    check_host_link,
+    check_limits,
+    does_not_fit,
+    explained,
+    offloaded,
+)
 
 _GIB = 2.0**30
 
@@ -86,11 +92,8 @@ class OffloadPass(Pass):
         found = offloaded(draft, self._run, safe)
         least = before.peak_bytes if found is None else found.run.peak_bytes
         if found is None or least > limit:
-            raise ToolError(
-                f"offload: the least memory that was found is {least / _GIB:.3g} GiB a device, and "
-                f"the limit is {limit / _GIB:.3g} GiB (P3)",
-                entry_function(module).location,
-            )
+            place = entry_function(module).location
+            raise does_not_fit(self.name, least, limit, "P3", place)
         text = (
             f"{size(before.peak_bytes)} become {size(least)}, "
             f"{duration(before.contended_ns)} {duration(found.run.contended_ns)}"
@@ -105,14 +108,9 @@ class OffloadPass(Pass):
             diagnostics.collected.append(note(f"offload: {text}", module.operation.location))
 
     def _check(self, module: ir.Module) -> None:
-        wrong = ""
-        if self.memory_limit is not None and not self.memory_limit > 0:
-            wrong = "memory-limit is a positive number of GiB"
-        elif not 0.0 <= self.margin < 1.0:
-            wrong = "margin is at least 0 and less than 1"
-        if wrong:
-            raise ToolError(f"offload: {wrong} (P1)", entry_function(module).location)
-        check_host_link(self.name, self.hardware, "P2", entry_function(module).location)
+        place = entry_function(module).location
+        check_limits(self.name, self.memory_limit, self.margin, "P1", place)
+        check_host_link(self.name, self.hardware, "P2", place)
 
     def _run(self, module: ir.Module) -> Expected:
         if left_to_the_partitioner(module) is not None:

@@ -47,14 +47,18 @@ from typing import ClassVar
 from stablehlo_tools.analysis.partitioner_work import left_to_the_partitioner
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.hardware import Hardware, load_hardware
-from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, ToolError, note
+from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, note
 from stablehlo_tools.ir.clone import copy_module, take_over
 from stablehlo_tools.ir.token_chain import refuse_tokens
 from stablehlo_tools.ir.walk import entry_function
 from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.passes.road import Milestone, Stage
 from stablehlo_tools.transforms.partition import PartitionPass
-from stablehlo_tools.transforms.parts.offload.fitting import check_host_link
+from stablehlo_tools.transforms.parts.offload.fitting import (
+    check_host_link,
+    check_limits,
+    does_not_fit,
+)
 from stablehlo_tools.transforms.parts.rematerialize.choosing import Choice, prepare
 from stablehlo_tools.transforms.parts.rematerialize.prices import (
     Prices,
@@ -101,15 +105,10 @@ class RematerializePass(Pass):
             diagnostics.collected += chosen.notes
 
     def _check(self, module: ir.Module) -> None:
-        wrong = ""
-        if self.memory_limit is not None and not self.memory_limit > 0:
-            wrong = "memory-limit is a positive number of GiB"
-        elif not 0.0 <= self.margin < 1.0:
-            wrong = "margin is at least 0 and less than 1"
-        if wrong:
-            raise ToolError(f"rematerialize: {wrong} (P1)", entry_function(module).location)
+        place = entry_function(module).location
+        check_limits(self.name, self.memory_limit, self.margin, "P1", place)
         if self.offload:
-            check_host_link(self.name, self.hardware, "P4", entry_function(module).location)
+            check_host_link(self.name, self.hardware, "P4", place)
 
     def _chosen(self, module: ir.Module, hardware: Hardware, limit: float) -> _Chosen:
         """The fastest program that fits."""
@@ -125,11 +124,8 @@ class RematerializePass(Pass):
         choice = Choice(draft, prices, hardware, local, safe, offload=self.offload)
         chosen = choice.fastest(module)
         if chosen.peak_bytes > limit:
-            raise ToolError(
-                f"rematerialize: the least memory that was found is {chosen.peak_bytes / _GIB:.3g} "
-                f"GiB a device, and the limit is {limit / _GIB:.3g} GiB (P3)",
-                entry_function(module).location,
-            )
+            place = entry_function(module).location
+            raise does_not_fit(self.name, chosen.peak_bytes, limit, "P3", place)
         if chosen.module is module:
             text = "the program stays as it is: nothing that fits is expected to be faster"
             said = note(f"rematerialize: {text}", module.operation.location)

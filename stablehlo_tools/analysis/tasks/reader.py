@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence, Set
 
 from stablehlo_tools.analysis.collectives import Collective, classify_communication
+from stablehlo_tools.analysis.entry import attributes_of_arguments, is_donated
 from stablehlo_tools.analysis.loops import constant_integer, trip_count
 from stablehlo_tools.analysis.tasks.layouts import Layouts
 from stablehlo_tools.analysis.tasks.nodes import Body, Node, Ref, Role
@@ -26,10 +27,13 @@ from stablehlo_tools.diagnostics import ToolError, to_place
 from stablehlo_tools.dialect.custom_calls import is_async_done
 from stablehlo_tools.dialect.device_placement import placement, puts_in_host, starts_in_host
 from stablehlo_tools.dialect.names import (
+    BROADCAST,
     CALL,
     COMPOSITE,
+    CONVERT,
     DYNAMIC_UPDATE_SLICE,
     MANUAL_COMPUTATION,
+    RESHAPE,
 )
 from stablehlo_tools.ir.inline import check_unfolding
 from stablehlo_tools.ir.values import producer
@@ -92,12 +96,11 @@ _WEIGHTLESS = frozenset(
     {Role.INPUT, Role.OUTPUT, Role.NOTHING, Role.CHEAP, Role.VIEW, Role.RESHAPE, Role.DONE}
 )
 _FOLLOWED = frozenset({Role.FUSIBLE, Role.RESHAPE, Role.REDUCTION, Role.UPDATE, Role.CHEAP})
-_OF_CONSTANTS = frozenset({"stablehlo.broadcast_in_dim", "stablehlo.convert", "stablehlo.reshape"})
+_OF_CONSTANTS = frozenset({BROADCAST, CONVERT, RESHAPE})
 _NETWORK = 30.0  # times as slow as memory
 _FLOPS_A_BYTE = 100.0
 _MADE_ANEW = frozenset({Role.FUSIBLE, Role.RESHAPE})
 _MADE_OF_FEW = 16  # values
-_DONATED = ("tf.aliasing_output", "jax.buffer_donor")
 
 type _Values = dict[ir.Value, Ref]
 
@@ -117,13 +120,11 @@ def read_program(module: ir.Module, input_name: str, *, layouts: bool = False) -
     reader = _Reader(module, input_name)
     reader.layouts = Layouts() if layouts else None
     values: _Values = {}
-    attributes = function.attributes.get("arg_attrs")
-    listed = list(ir.ArrayAttr(attributes)) if attributes is not None else []
+    listed = attributes_of_arguments(function)
     for number, argument in enumerate(block.arguments):
-        said = ir.DictAttr(listed[number]) if number < len(listed) else {}
-        donated = any(name in said for name in _DONATED)
+        donated = is_donated(listed, number)
         values[argument] = reader.add_input(argument, number, persistent=not donated)
-        if starts_in_host(said):
+        if number < len(listed) and starts_in_host(listed[number]):
             reader.put_in_host(values[argument])
     returned = reader.read_block(block, values)
     reader.add(Role.OUTPUT, "return", returned)

@@ -15,6 +15,8 @@ from stablehlo_tools.overlap.compilers.expected import Expected
 from stablehlo_tools.transforms.parts.offload.moving import bytes_of_rows, movable, move
 from stablehlo_tools.transforms.parts.rematerialize.passages import KeptRows
 
+_GIB = 2.0**30
+
 
 @dataclass(frozen=True)
 class Offloaded:
@@ -23,6 +25,31 @@ class Offloaded:
     count: int
     module: ir.Module
     run: Expected
+
+
+def check_limits(
+    name: str, memory_limit: float | None, margin: float, precondition: str, place: ir.Location
+) -> None:
+    """Raises a located ToolError for a limit that is not positive or a margin that leaves nothing
+    of it."""
+    wrong = ""
+    if memory_limit is not None and not memory_limit > 0:
+        wrong = "memory-limit is a positive number of GiB"
+    elif not 0.0 <= margin < 1.0:
+        wrong = "margin is at least 0 and less than 1"
+    if wrong:
+        raise ToolError(f"{name}: {wrong} ({precondition})", place)
+
+
+def does_not_fit(
+    name: str, least: float, limit: float, precondition: str, place: ir.Location
+) -> ToolError:
+    """The error of a pass that finds nothing within a limit: the least that it has found, bytes."""
+    return ToolError(
+        f"{name}: the least memory that was found is {least / _GIB:.3g} GiB a device, and the "
+        f"limit is {limit / _GIB:.3g} GiB ({precondition})",
+        place,
+    )
 
 
 def check_host_link(name: str, hardware: str, precondition: str, place: ir.Location) -> None:

@@ -154,7 +154,7 @@ class Choice:
     def fastest(self, module: ir.Module) -> Tried:
         """The fastest program that is expected to be safe, `module` itself if no other is faster;
         the one that needs least where none is."""
-        best, safe = self._as_it_is(module), self._safe
+        best, safe = self._run(None, module, self._module), self._safe
         for levels in self.settings():
             best = self._fastest_of(levels, safe, best)
             if self._is_large and best.peak_bytes <= safe:
@@ -199,27 +199,19 @@ class Choice:
         if setting not in self._tried:
             draft = copy_module(self._module)
             apply(draft, self._prices, setting)
-            self._tried[setting] = self._run(setting, draft)
+            self._tried[setting] = self._run(setting, draft, draft)
         return self._tried[setting]
 
-    def _as_it_is(self, module: ir.Module) -> Tried:
+    def _run(self, setting: Setting | None, module: ir.Module, inlined: ir.Module) -> Tried:
+        """A program or, where that is too large, what it is with rows in the host's memory, which
+        are found where its calls are inlined."""
         run = self._expected(module)
-        tried = Tried(None, module, run.contended_ns, run.peak_bytes)
-        return self._with_less(tried, self._module)
-
-    def _run(self, setting: Setting, module: ir.Module) -> Tried:
-        run = self._expected(module)
-        return self._with_less(Tried(setting, module, run.contended_ns, run.peak_bytes), module)
-
-    def _with_less(self, tried: Tried, module: ir.Module) -> Tried:
-        """What was tried or, where that is too large, with rows in the host's memory."""
-        if not self._offload or tried.peak_bytes <= self._safe:
-            return tried
-        found = offloaded(module, self._expected, self._safe)
-        if found is None or found.run.peak_bytes >= tried.peak_bytes:
-            return tried
-        run = found.run
-        return Tried(tried.setting, found.module, run.contended_ns, run.peak_bytes, found.count)
+        if self._offload and run.peak_bytes > self._safe:
+            found = offloaded(inlined, self._expected, self._safe)
+            if found is not None and found.run.peak_bytes < run.peak_bytes:
+                less = found.run
+                return Tried(setting, found.module, less.contended_ns, less.peak_bytes, found.count)
+        return Tried(setting, module, run.contended_ns, run.peak_bytes)
 
     def _expected(self, module: ir.Module) -> Expected:
         return expected_run(self._local(module), self._hardware)
