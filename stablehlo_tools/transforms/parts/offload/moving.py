@@ -7,12 +7,15 @@
 ==>
   while (%i, %x, %rows, %y0) {                   // the rows lie in the host's memory
     %h = custom_call @annotate_device_placement(%y0)  "pinned_host"     // of the iteration before
-    %rows' = dynamic_update_slice %rows, %h, %i - 1
+    %rows' = dynamic_update_slice %rows, %h, %i
   }                                              // hands on %y
   while (%j, %d, %y) {
-    %h = dynamic_slice %rows, %j - 1
+    %h = dynamic_slice %rows, %j
     %y' = custom_call @annotate_device_placement(%h)  "device"          // for the next iteration
   }
+
+Row k lies in place k + 1, the last one in none, so that indices stay what they were: XLA:GPU knows
+only loops' counters by iteration, and takes for one what carries the counter's last value.
 """
 
 from __future__ import annotations
@@ -58,8 +61,8 @@ def move(rows: KeptRows) -> None:
     ]
     if all(_is_ahead(*pair) for pair in pairs):
         last = {key_of(update): _write_later(update) for update in rows.updates}
-        for update, reader, piece in pairs:
-            _read_earlier(piece, reader.step, _loop_of(update).results[last[key_of(update)]])
+        for update, _, piece in pairs:
+            _read_earlier(piece, _loop_of(update).results[last[key_of(update)]])
         return
     for update in rows.updates:
         row, point = update.operands[1], ir.InsertionPoint(update)
@@ -77,28 +80,24 @@ def _is_ahead(update: ir.Operation, reader: RowReader, piece: ir.Operation) -> b
 
 
 def _write_later(update: ir.Operation) -> int:
-    """Lets each iteration write the row of the one before it, so that all of an iteration hides the
-    copy; which result of the loop the row is that the last one has made.
+    """Lets each iteration write the row of the one before it, where its own was to lie, so that all
+    of an iteration hides the copy; which result of the loop the row is that the last one has made.
 
-    What the first iteration writes is written over, or never read.
+    The first iteration writes what nobody reads.
     """
-    row, index = update.operands[1], update.operands[2]
+    row = update.operands[1]
     loop = _loop_of(update)
     before = Builder(ir.InsertionPoint(loop), update.location)
-    starts = [before.splat(0, shape_of(value), element_of(value)) for value in (row, index)]
-    late_row, late_index = _carry(loop, starts, [row, index])
+    (late,) = _carry(loop, [before.splat(0, shape_of(row), element_of(row))], [row])
     loop = _loop_of(update)
     first = loop.regions[1].blocks[0].operations[0].operation
-    update.operands[1] = placed(late_row, HOST, update.location, ir.InsertionPoint(first))
-    update.operands[2] = late_index
-    return len(loop.results) - 2
+    update.operands[1] = placed(late, HOST, update.location, ir.InsertionPoint(first))
+    return len(loop.results) - 1
 
 
-def _read_earlier(piece: ir.Operation, step: int, last: ir.Value) -> None:
-    """Lets each iteration read the row of the next one; the first one's is `last`."""
-    build = Builder(ir.InsertionPoint(piece), piece.location)
-    index = piece.operands[1]
-    piece.operands[1] = build.same("add", index, build.splat_like(step, index))
+def _read_earlier(piece: ir.Operation, last: ir.Value) -> None:
+    """Lets each iteration read the row of the next one, which lies in the place of its own; the
+    first one's is `last`."""
     back = _place_behind(piece)
     (row,) = _carry(_loop_of(piece), [last], [back])
     back.replace_all_uses_except(row, [terminator(piece.block)])
