@@ -14,7 +14,8 @@ unrolled layers stay: XLA:GPU of jax 0.12 makes both copies of one right before 
 where jax.checkpoint's policy has asked for them.
 
 Rows are copied an iteration later than they are made, and back one earlier than they are read, so
-that a whole iteration hides each copy; the last row never leaves the device. Where a loop does not
+that a whole iteration hides each copy, if XLA:GPU is run without command buffers, as a note says;
+the last row never leaves the device. Where a loop does not
 read the rows in the reverse order of the one that wrote them, they are copied where they are.
 
 It adds a custom call, `annotate_device_placement`: one of those whose meaning jax.export promises
@@ -55,6 +56,7 @@ from stablehlo_tools.transforms.parts.offload.fitting import (
     check_limits,
     does_not_fit,
     explained,
+    how_to_run,
     offloaded,
 )
 
@@ -101,6 +103,7 @@ class OffloadPass(Pass):
         self._say(module, diagnostics, text)
         if self.explain:
             diagnostics.collected += explained(draft, found.count)
+        diagnostics.collected.append(how_to_run(self.name, module.operation.location))
         take_over(module, found.module)
 
     def _say(self, module: ir.Module, diagnostics: Diagnostics, text: str) -> None:

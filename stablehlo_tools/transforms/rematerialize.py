@@ -58,6 +58,7 @@ from stablehlo_tools.transforms.parts.offload.fitting import (
     check_host_link,
     check_limits,
     does_not_fit,
+    how_to_run,
 )
 from stablehlo_tools.transforms.parts.rematerialize.choosing import Choice, prepare
 from stablehlo_tools.transforms.parts.rematerialize.prices import (
@@ -103,6 +104,8 @@ class RematerializePass(Pass):
             take_over(module, chosen.module)
         if self.explain:
             diagnostics.collected += chosen.notes
+        if chosen.moves:
+            diagnostics.collected.append(how_to_run(self.name, module.operation.location))
 
     def _check(self, module: ir.Module) -> None:
         place = entry_function(module).location
@@ -130,7 +133,8 @@ class RematerializePass(Pass):
             text = "the program stays as it is: nothing that fits is expected to be faster"
             said = note(f"rematerialize: {text}", module.operation.location)
             return _Chosen(module, [said])
-        return _Chosen(chosen.module, choice.notes(chosen) if self.explain else [])
+        notes = choice.notes(chosen) if self.explain else []
+        return _Chosen(chosen.module, notes, moves=chosen.moved > 0)
 
     def _partitioned(self, module: ir.Module) -> ir.Module:
         copy = copy_module(module)
@@ -140,10 +144,12 @@ class RematerializePass(Pass):
 
 @dataclass(frozen=True)
 class _Chosen:
-    """A program, the one that was given if that is best, and what is said of it."""
+    """A program, the one that was given if that is best, what is said of it, and whether rows are
+    moved to the host's memory."""
 
     module: ir.Module
     notes: list[Diagnostic]
+    moves: bool = False
 
 
 def _itself(module: ir.Module) -> ir.Module:

@@ -93,6 +93,16 @@ def _fewest(
     return best
 
 
+def how_to_run(name: str, place: ir.Location) -> Diagnostic:
+    """What the copies need to be hidden by: inside a command buffer XLA:GPU runs them one after the
+    other with all that computes (measured on an H100, docs/offload.md)."""
+    return note(
+        f"{name}: XLA:GPU copies to the host and from it while it computes only without command "
+        "buffers: XLA_FLAGS=--xla_gpu_enable_command_buffer=",
+        place,
+    )
+
+
 def explained(module: ir.Module, count: int) -> list[Diagnostic]:
     """Notes on the rows that have been moved, given the program before."""
     return [_said(rows) for rows in movable(module)[:count]]
