@@ -18,10 +18,10 @@
 // CHECK-NEXT: #1: only 24.0 us of compute in this program is independent of it
 
 // CHECK: alive at the memory peak:
-// CHECK-NEXT: 7.81 KiB all_gather inspect_hardware.mlir:
-// CHECK-NEXT: 7.81 KiB all_gather inspect_hardware.mlir:
+// CHECK-NEXT: 7.81 KiB result 0
+// CHECK-NEXT: 7.81 KiB result 1
 // CHECK-NEXT: 3.91 KiB argument 0 inspect_hardware.mlir:
-// CHECK-NEXT: 3.91 KiB negate inspect_hardware.mlir:
+// CHECK-NEXT: 3.91 KiB result 2
 
 // JSON: "schema": "stablehlo-tools/cost/1"
 // JSON: "target": "as written"

@@ -28,6 +28,10 @@ from dataclasses import dataclass
 
 from stablehlo_tools.cost.hardware import Hardware
 
+# Operations an element of a reduction in XLA:TPU's tiled arrays, which goes across the rows and
+# lanes of registers; fitted to libtpu 0.0.51's estimated_cycles (benchmarks/tpu_validity.py).
+TILED_REDUCTION = 36
+
 
 class WorkKind(enum.Enum):
     """What bounds a kernel, and which figures of a device apply to it."""

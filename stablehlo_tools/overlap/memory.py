@@ -113,7 +113,7 @@ def kept_storages(tasks: Sequence[Task]) -> set[int]:
     kept = {u for t in tasks if t.kind is TaskKind.INPUT and t.persistent for u in t.allocs}
     for task in tasks:
         if task.kind is TaskKind.OUTPUT:
-            kept.update(u for dep in task.deps for u in tasks[dep].storages)
+            kept.update(task.storages or (u for dep in task.deps for u in tasks[dep].storages))
     return kept
 
 

@@ -144,7 +144,8 @@ def test_an_argument_in_the_host_s_memory_takes_none_of_the_device_s():
     text = OFFLOADED.replace(
         "%x: tensor<1024x1024xf32>", '%x: tensor<1024x1024xf32> {mhlo.memory_kind = "pinned_host"}'
     )
-    (argument,) = [task for task in graph_of(text).tasks if task.kind is TaskKind.INPUT]
+    argument, result = [task for task in graph_of(text).tasks if task.kind is TaskKind.INPUT]
+    assert result.op == "result"
     assert graph_of(text).storages[argument.allocs[0]] == 0
 
 

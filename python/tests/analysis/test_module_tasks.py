@@ -160,8 +160,8 @@ def test_the_dearest_branch_is_taken_and_calls_are_entered():
     assert [name for name, _ in kernels(graph)] == ["dot_general", "dot_general"]
 
 
-def test_inputs_are_what_one_device_holds_and_donated_ones_are_freed():
-    graph = tasks_of("""
+def test_inputs_are_what_one_device_holds_and_results_replace_donated_ones():
+    text = """
       sdy.mesh @mesh = <["x"=2]>
       func.func @main(%x: tensor<2000xf32> {jax.buffer_donor = true}) -> tensor<2000xf32> {
         %r = sdy.manual_computation(%x) in_shardings=[<@mesh, [{"x"}]>]
@@ -171,10 +171,14 @@ def test_inputs_are_what_one_device_holds_and_donated_ones_are_freed():
           sdy.return %1 : tensor<1000xf32>
         } : (tensor<2000xf32>) -> tensor<2000xf32>
         return %r : tensor<2000xf32>
-      }""")
-    (argument,) = of_kind(graph, TaskKind.INPUT)
-    assert not argument.persistent
-    assert memory_profile(graph).peak_bytes == 8000
+      }"""
+    (argument,) = of_kind(tasks_of(text), TaskKind.INPUT)
+    assert argument.persistent
+    assert memory_profile(tasks_of(text)).peak_bytes == 4000
+    kept = tasks_of(text.replace("{jax.buffer_donor = true}", ""))
+    argument, result = of_kind(kept, TaskKind.INPUT)
+    assert (argument.name, result.name) == ("argument 0", "result 0")
+    assert memory_profile(kept).live[0] == 8000  # there before anything runs
 
 
 def test_groups_name_their_axes_and_cross_what_they_cross():

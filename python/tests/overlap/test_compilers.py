@@ -23,7 +23,8 @@ from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.cost.transfers import Transfer, TransferTime
 from stablehlo_tools.overlap.compilers.combining import combined
 from stablehlo_tools.overlap.compilers.expected import expected
-from stablehlo_tools.overlap.compilers.latency_hiding import latency_hiding_order
+from stablehlo_tools.overlap.compilers.latency_hiding import Scheduler, latency_hiding_order
+from stablehlo_tools.overlap.compilers.memory_orders import in_order_of_memory
 from stablehlo_tools.overlap.scheduling.problem import problem_of
 from stablehlo_tools.overlap.scheduling.timing import time_order
 from stablehlo_tools.overlap.simulator import simulate
@@ -134,19 +135,33 @@ def test_two_pairs_that_cross_are_not_both_combined() -> None:
 
 def orders(build: Build, patience: float = 1.0, at_once: int | None = 1) -> tuple[list[int], float]:
     problem = problem_of(build.graph())
-    order = latency_hiding_order(problem, at_once, patience)
+    order = latency_hiding_order(problem, Scheduler(at_once, lambda task: patience * task.ns))
     return order, time_order(problem, order, ()).total
 
 
 def test_a_gather_begins_no_earlier_than_it_has_to() -> None:
     build = Build()
-    before = build.compute(50.0)
+    before = build.compute(50.0, build.collective(5.0))
     last = build.compute(20.0, before)
-    wait = build.collective(15.0)
+    wait = build.collective(15.0, build.collective(5.0))
     build.compute(10.0, last, wait)
     order, total = orders(build)
-    assert order == [before, wait - 1, last, wait, wait + 1]
-    assert total == 80.0
+    assert order.index(before) < order.index(wait - 1) < order.index(last) < order.index(wait)
+    assert total == 85.0
+
+
+def test_a_gather_that_follows_from_none_begins_as_early_as_it_can() -> None:
+    """Unless it is not eager: then where it takes as long as what it stands beside."""
+
+    def order(*, eager: bool) -> list[int]:
+        build = Build()
+        last = build.compute(20.0, build.compute(50.0))
+        build.compute(10.0, last, build.collective(15.0))
+        scheduler = Scheduler(1, lambda task: task.ns, eager=eager)
+        return latency_hiding_order(problem_of(build.graph()), scheduler)
+
+    assert order(eager=True) == [2, 0, 1, 3, 4]
+    assert order(eager=False) == [0, 2, 1, 3, 4]
 
 
 def test_one_at_a_time_or_any_number() -> None:
@@ -156,7 +171,17 @@ def test_one_at_a_time_or_any_number() -> None:
     y = build.compute(30.0, x)
     build.compute(10.0, y, one, other)
     assert orders(build)[1] == 70.0  # one of them is in flight with y, and one with x
-    assert orders(build, at_once=None)[1] == 80.0  # both begin with y, and share a stream
+    assert orders(build, at_once=None)[1] == 70.0  # both stand first, and share a stream
+
+
+def test_of_compute_beside_a_collective_what_is_as_long_as_it_comes_first() -> None:
+    build = Build()
+    x = build.compute(10.0)
+    y, z = build.compute(31.0, x), build.compute(100.0, x)
+    wait = build.collective(30.0, x)
+    build.compute(10.0, y, z, wait)
+    order, _ = orders(build)
+    assert order == [x, wait - 1, z, y, wait, wait + 1]
 
 
 def test_each_domain_has_a_slot() -> None:
@@ -215,8 +240,12 @@ def test_random_graphs_keep_their_dependences(family: str, seed: int) -> None:
     graph = drawn(family, seed)
     problem = problem_of(graph)
     for at_once in (1, chance.randint(2, 5), None):
-        order = latency_hiding_order(problem, at_once, chance.choice([1.0, 2.0]))
-        check(graph, order, ())
+        patience, text = chance.choice([1.0, 2.0]), in_order_of_memory(graph)[id(graph)]
+        scheduler = Scheduler(
+            at_once, lambda task, factor=patience: factor * task.ns, eager=chance.random() < 0.5
+        )
+        check(graph, text, ())
+        check(graph, latency_hiding_order(problem, scheduler, text), ())
     hardware = load_hardware("h100")
 
     def time(transfer: Transfer) -> TransferTime:

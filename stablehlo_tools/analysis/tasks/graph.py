@@ -7,13 +7,14 @@ for where its `async_done` stands.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
 from stablehlo_tools.analysis.collectives import ModuleFacts, find_collectives
 from stablehlo_tools.analysis.replica_groups import ProcessGroups
-from stablehlo_tools.analysis.tasks.in_place import put_in_place, read_in_step
+from stablehlo_tools.analysis.tasks.in_place import as_called, put_in_place, read_in_step
 from stablehlo_tools.analysis.tasks.kernels import (
     XLA_GPU,
     XLA_TPU,
@@ -117,6 +118,7 @@ def _reads_later(user: int, node: Node, ref: Ref, nodes: Mapping[int, Node]) -> 
     return user > node.index and ref in nodes[user].sources
 
 
+_MAKES_NOTHING = (TaskKind.VIEW, TaskKind.OUTPUT)
 _TOGETHER = 2  # results of a barrier that share a view
 
 
@@ -147,7 +149,7 @@ def traced_task_graph(
 ) -> TracedGraph:
     """The graph of `module_task_graph`, with the ops of the module that it came from."""
     facts = ModuleFacts.of(module, find_collectives(module))
-    body = read_program(module, input_name, layouts=not clock.hardware.is_torus)
+    body = read_program(module, input_name, tiled=clock.hardware.is_torus)
     if notes is not None:
         notes += body.notes
     return _Builder(facts, clock, input_name).traced(body)
@@ -216,12 +218,16 @@ class _BodyTasks:
         self._anew = fusion.anew
         for kernel in fusion.kernels:
             self._emit(kernel)
-        carried: dict[int, int] = {}
         if in_loop:
             self._copy_what_comes_early()
-            carried = self._carried()
-        graph = put_in_place(TaskGraph(self._tasks, self._sizes), self._over, carried)
-        ops = [self._ops.get(task.id, []) for task in self._tasks]
+        carried = self._carried() if in_loop else {}
+        given_back = {} if in_loop else self._given_back()
+        graph = TaskGraph(self._tasks, self._sizes)
+        fixed = self._fixed(in_loop=in_loop)
+        graph = put_in_place(graph, self._over, carried, given_back, fixed)
+        if not in_loop:
+            graph = as_called(graph, set_aside=not self._clock.hardware.is_torus)
+        ops = [self._ops.get(task.id, []) for task in graph.tasks]
         return TracedGraph(graph, ops, self._loops)
 
     def _carried(self) -> dict[int, int]:
@@ -233,6 +239,29 @@ class _BodyTasks:
             for after in self._storages.get(result, ())
             if after != before
         }
+
+    def _given_back(self) -> dict[int, int]:
+        """By the storage of what the program returns, that of the donated argument of its size
+        whose place it takes."""
+        tasks = self._tasks
+        inputs = [task for task in tasks if task.kind is TaskKind.INPUT]
+        returned = [s for t in tasks if t.kind is TaskKind.OUTPUT for s in t.storages]
+        own = {s for task in inputs for s in task.allocs}
+        donated: dict[float, list[int]] = defaultdict(list)
+        for task in reversed(inputs):
+            for storage in task.allocs if not task.persistent else ():
+                if storage not in returned:
+                    donated[self._sizes[storage]].append(storage)
+        return {
+            storage: donated[self._sizes[storage]].pop()
+            for storage in dict.fromkeys(returned)
+            if storage not in own and donated[self._sizes[storage]]
+        }
+
+    def _fixed(self, *, in_loop: bool) -> set[int]:
+        """The storages that no kernel may write over to make a value that ends."""
+        inputs = (task for task in self._tasks if task.kind is TaskKind.INPUT)
+        return {s for task in inputs if task.persistent or not in_loop for s in task.allocs}
 
     def carries(self) -> Iterable[tuple[int, int]]:
         """The tasks of each carried value: the input, and what makes the next one."""
@@ -251,7 +280,9 @@ class _BodyTasks:
             self._own_storages(root)
             self._add(TaskKind.INPUT, kernel, (), persistent=root.persistent)
         elif root.role is Role.OUTPUT:
-            self._add(TaskKind.OUTPUT, kernel, self._ready(self._deps(kernel)))
+            returned = [s for source in root.sources for s in self._storages.get(source, ())]
+            deps = self._ready(self._deps(kernel))
+            self._add(TaskKind.OUTPUT, kernel, deps, storages=returned)
         elif root.role is Role.DONE:
             self._done(root)
         elif root.role is Role.CHEAP:
@@ -471,20 +502,26 @@ class _BodyTasks:
             if node.role is Role.CHEAP and not (node.made_of and node.index in self._task_of):
                 # A constant for each reader: it may be written into.
                 self._compute([node], members_of([node], self._by_index, self._anew))
-        return sorted({self._task_at(ref) for ref in read if ref[0] not in inside})
+        return list(dict.fromkeys(self._task_at(ref) for ref in read if ref[0] not in inside))
 
     def _ready(self, deps: Sequence[int]) -> list[int]:
         """These tasks, with waits for all the collectives that they hang on."""
-        starts = sorted({start for dep in deps for start in self._pending.get(dep, ())})
-        waits = [self._wait(start) for start in starts]
-        return sorted({*(dep for dep in deps if not self._is_start(dep)), *waits})
+        ready: dict[int, None] = {}
+        for dep in deps:
+            ready.update((self._wait(s), None) for s in sorted(self._pending.get(dep, ())))
+            if not self._is_start(dep):
+                ready[dep] = None
+        return list(ready)
 
     def _settled(self, deps: Sequence[int]) -> list[int]:
         """These tasks, with the waits for those collectives that have been waited for."""
-        starts = {start for dep in deps for start in self._pending.get(dep, ())}
-        waits = {self._waits[start] for start in starts if start in self._waits}
-        open_ = {dep for dep in deps if not (self._is_start(dep) and dep in self._waits)}
-        return sorted(open_ | waits)
+        settled: dict[int, None] = {}
+        for dep in deps:
+            pending = sorted(self._pending.get(dep, ()))
+            settled.update((self._waits[s], None) for s in pending if s in self._waits)
+            if not (self._is_start(dep) and dep in self._waits):
+                settled[dep] = None
+        return list(settled)
 
     def _is_start(self, task: int) -> bool:
         return self._tasks[task].kind is TaskKind.COLLECTIVE_START
@@ -542,7 +579,11 @@ class _BodyTasks:
                 shares=shares,
                 deps=tuple(deps),
                 storages=held,
-                allocs=tuple(s for s in held if kind is not TaskKind.VIEW and s not in before),
+                allocs=tuple(
+                    s
+                    for s in held
+                    if kind not in (TaskKind.VIEW, TaskKind.OUTPUT) and s not in before
+                ),
                 persistent=persistent,
                 communication=communication,
                 loop=loop,

@@ -2,13 +2,15 @@
 
 XLA lets a kernel write over an operand if it reads each element where it writes it, if the two are
 of one size, and if nothing reads the operand afterwards; an all_reduce, too. What a loop hands to
-its next iteration lies where the last one's value lay, if that has ended by then.
+its next iteration lies where the last one's value lay, if that has ended by then. A program's
+arguments stay to its end, and only what is given back for one that is donated is written over it;
+for other results XLA:GPU sets memory aside before it runs.
 (xla/service/gpu/fusion_can_share_buffer, HloDataflowAnalysis::CanShareOperandBufferWithUser)
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
 from stablehlo_tools.analysis.tasks.kernels import from_memory, size_of
@@ -60,15 +62,19 @@ def _is_elementwise(node: Node) -> bool:
 
 
 def put_in_place(
-    graph: TaskGraph, over: Mapping[int, Sequence[int]], carried: Mapping[int, int]
+    graph: TaskGraph,
+    over: Mapping[int, Sequence[int]],
+    carried: Mapping[int, int],
+    given_back: Mapping[int, int],
+    fixed: Set[int],
 ) -> TaskGraph:
-    """The graph with storages joined: of each storage of `over` with the first of its candidates
-    that ends where it begins; of a loop's body each next value of `carried` with the one that the
-    iteration starts from, if that has ended before."""
+    """The graph with storages joined: of a loop's body each next value of `carried` with the one
+    that the iteration starts from, and of a program each result of `given_back` with the argument
+    whose place is kept for it, if that has ended by then; any other of `over` with the first of its
+    candidates that ends where it begins and is not `fixed`."""
     tasks = graph.tasks
     last = last_uses(graph, range(len(tasks)), of_transfers=False)
     kept = kept_storages(tasks)
-    inputs = {s: t.persistent for t in tasks if t.kind is TaskKind.INPUT for s in t.allocs}
     joined: dict[int, int] = {}
 
     def ends(storage: int, at: int) -> bool:
@@ -76,13 +82,14 @@ def put_in_place(
 
     for task in tasks:
         for made in task.allocs if task.kind is not TaskKind.INPUT else ():
-            start = carried.get(made)
+            start = carried.get(made, given_back.get(made))
             places = [joined.get(place, place) for place in over.get(made, ())]
             if start is not None:
-                fits = ends(start, task.id - 1) or (start in places and ends(start, task.id))
+                in_step = made in given_back or start in places
+                fits = ends(start, task.id if in_step else task.id - 1)
                 places = [start] if fits else []
             else:
-                places = [p for p in places if ends(p, task.id) and not inputs.get(p, False)]
+                places = [p for p in places if ends(p, task.id) and p not in fixed]
             if places:
                 (place, *_) = places
                 joined[made] = place
@@ -90,6 +97,37 @@ def put_in_place(
                 if made in kept:
                     kept.add(place)
     return _renamed(graph, joined) if joined else graph
+
+
+def as_called(graph: TaskGraph, *, set_aside: bool) -> TaskGraph:
+    """The graph of a whole program with its arguments there to the end, and if it is `set_aside`
+    the memory of what it returns that is in none of them there from the start."""
+    inputs = {s for t in graph.tasks if t.kind is TaskKind.INPUT for s in t.allocs}
+    returned = (s for t in graph.tasks if t.kind is TaskKind.OUTPUT for s in t.storages)
+    own = [s for s in dict.fromkeys(returned) if s not in inputs] if set_aside else []
+    apart = frozenset(own)
+
+    def change(task: Task) -> Task:
+        if task.kind is TaskKind.INPUT:
+            return replace(task, persistent=True)
+        if apart.isdisjoint(task.allocs):
+            return task
+        return replace(task, allocs=tuple(s for s in task.allocs if s not in apart))
+
+    tasks = [change(task) for task in graph.tasks]
+    for number, storage in enumerate(own):
+        tasks.append(
+            Task(
+                id=len(tasks),
+                kind=TaskKind.INPUT,
+                storages=(storage,),
+                allocs=(storage,),
+                persistent=True,
+                name=f"result {number}",
+                op="result",
+            )
+        )
+    return TaskGraph(tasks, graph.storages)
 
 
 def _renamed(graph: TaskGraph, joined: Mapping[int, int]) -> TaskGraph:

@@ -111,10 +111,11 @@ class Fusing:
     most_repeats: int
     dear: frozenset[str]
     into_gathers: bool
+    into_products: bool
 
 
-XLA_GPU = Fusing(most_repeats=8, dear=_POLYNOMIALS, into_gathers=True)
-XLA_TPU = Fusing(most_repeats=4, dear=frozenset(), into_gathers=False)
+XLA_GPU = Fusing(most_repeats=8, dear=_POLYNOMIALS, into_gathers=True, into_products=False)
+XLA_TPU = Fusing(most_repeats=8, dear=frozenset(), into_gathers=False, into_products=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +178,7 @@ def _long(nodes: Mapping[int, Node], users: Sequence[Sequence[int]], fusing: Fus
         made_of_one = len(node.sources) == 1 and len(users[node.sources[0][0]]) == 1
         if (
             node.reordered
-            or node.name in _POLYNOMIALS
+            or node.name in fusing.dear
             or (made_of_one and node.sources[0][0] in long)
         ):
             long.add(node.index)
@@ -219,7 +220,11 @@ def _reader(
         return readers_of[user.index]
     # What an update writes into is not computed in its kernel: it would have to be written whole.
     into = user.role is Role.UPDATE and user.sources[0][0] == node.index
-    joins = user.role in _JOINABLE or (fusing.into_gathers and user.name == "gather")
+    joins = (
+        user.role in _JOINABLE
+        or (fusing.into_gathers and user.name == "gather")
+        or (fusing.into_products and user.matmul is not None)
+    )
     if not joins or into:
         return _BLOCKED
     return _Readers(frozenset({kernel_of[user.index]}))

@@ -169,6 +169,13 @@ def op_work(op: ir.Operation, name: str) -> OpWork:
     return OpWork(Role.FUSIBLE, kind, _per_element(name) * _elements(result), None, dtype, reads)
 
 
+def selection(op: ir.Operation) -> OpWork:
+    """An op that is computed as a comparison and a choice for each element of its result."""
+    result = ir.ShapedType(op.results[0].type)
+    flops = 2.0 * _elements(result)
+    return OpWork(Role.FUSIBLE, WorkKind.ELEMENTWISE, flops, None, str(result.element_type))
+
+
 def _only_adds_dimensions(op: ir.Operation) -> bool:
     """Whether a broadcast has as many elements as its operand, in their order."""
     operand, result = (ir.ShapedType(value.type) for value in (op.operands[0], op.results[0]))

@@ -16,13 +16,16 @@ from stablehlo_tools.analysis.tasks.layouts import Layouts
 from stablehlo_tools.analysis.tasks.nodes import Body, Node, Ref, Role
 from stablehlo_tools.analysis.tasks.op_work import (
     TINY,
+    OpWork,
     bytes_of,
     is_own_kernel,
     op_work,
+    selection,
     short_name,
 )
+from stablehlo_tools.analysis.tasks.scatters import is_one_hot, written_over
 from stablehlo_tools.bindings import ir
-from stablehlo_tools.cost.kernels import WorkKind
+from stablehlo_tools.cost.kernels import TILED_REDUCTION, WorkKind
 from stablehlo_tools.diagnostics import ToolError, to_place
 from stablehlo_tools.dialect.custom_calls import is_async_done
 from stablehlo_tools.dialect.device_placement import placement, puts_in_host, starts_in_host
@@ -105,9 +108,10 @@ _MADE_OF_FEW = 16  # values
 type _Values = dict[ir.Value, Ref]
 
 
-def read_program(module: ir.Module, input_name: str, *, layouts: bool = False) -> Body:
-    """The nodes of a module's entry function, as one device runs it; with `layouts`, with what
-    XLA:GPU copies because it keeps the dimensions of values in different orders.
+def read_program(module: ir.Module, input_name: str, *, tiled: bool = False) -> Body:
+    """The nodes of a module's entry function, as one device runs it: `tiled` with arrays in tiles
+    as XLA:TPU has them, else with what XLA:GPU copies because it keeps the dimensions of values in
+    different orders.
 
     Raises a located ToolError for a call without a body, for calls that multiply the text, and for
     communication that is not understood.
@@ -117,8 +121,7 @@ def read_program(module: ir.Module, input_name: str, *, layouts: bool = False) -
         raise ToolError("the entry function has no body to time", function.location)
     check_unfolding(module)
     block = function.regions[0].blocks[0]
-    reader = _Reader(module, input_name)
-    reader.layouts = Layouts() if layouts else None
+    reader = _Reader(module, input_name, tiled=tiled)
     values: _Values = {}
     listed = attributes_of_arguments(function)
     for number, argument in enumerate(block.arguments):
@@ -134,12 +137,15 @@ def read_program(module: ir.Module, input_name: str, *, layouts: bool = False) -
 class _Reader:
     """Appends the nodes of one straight run of ops."""
 
-    def __init__(self, module: ir.Module, name: str, outer: _Reader | None = None) -> None:
+    def __init__(
+        self, module: ir.Module, name: str, outer: _Reader | None = None, *, tiled: bool
+    ) -> None:
         self._module = module
         self._name = name
         self._outer = outer
+        self._tiled = tiled
         self.body = Body()
-        self.layouts: Layouts | None = Layouts() if outer and outer.layouts else None
+        self.layouts: Layouts | None = None if tiled else Layouts()
         self._in_host: set[Ref] = set()
         self._functions: dict[str, ir.Operation] = (
             outer._functions if outer else functions_by_name(module)
@@ -253,8 +259,8 @@ class _Reader:
 
     def _plain(self, op: ir.Operation, values: _Values) -> None:
         collective = self._classify(op)
-        sources = [values[operand] for operand in op.operands]
         if collective is not None:
+            sources = [values[operand] for operand in op.operands]
             node = self.add(Role.COLLECTIVE, collective.kind, sources, op)
             node.collective = collective
             if self.layouts is not None:
@@ -262,8 +268,7 @@ class _Reader:
             if collective.is_async:
                 node.result_bytes = (float(collective.bytes_out or 0),)
         else:
-            name = short_name(op)
-            work = op_work(op, name)
+            name, work, sources = self._work_of(op, values)
             followed = self.layouts is not None and (
                 work.role in _FOLLOWED or name == "dot_general"
             )
@@ -273,6 +278,8 @@ class _Reader:
             if self.layouts is not None and followed:
                 self.layouts.result(op, name, sources, (node.index, 0))
             node.kind, node.vector_flops = work.kind, work.vector_flops
+            if self._tiled and name == "reduce":
+                node.vector_flops *= TILED_REDUCTION
             node.matmul, node.dtype, node.reads = work.matmul, work.dtype, work.reads
             node.known = work.known
             node.persistent = work.role is Role.INPUT
@@ -283,6 +290,21 @@ class _Reader:
                 node.passes = tuple(sources[: len(op.results)])
         for number, result in enumerate(op.results):
             values[result] = (node.index, number)
+
+    def _work_of(self, op: ir.Operation, values: _Values) -> tuple[str, OpWork, list[Ref]]:
+        """What compilers make of an op: its name, its work, and what that reads."""
+        name, operands, made = short_name(op), list(op.operands), op
+        if self._tiled and is_one_hot(op):
+            return "select", selection(op), [values[operand] for operand in operands[1:]]
+        into = written_over(op)
+        if (
+            into is not None
+            and not (self._tiled and is_one_hot(into[1]))
+            and all(operand in values for operand in into[1].operands)
+        ):
+            made = into[1]
+            name, operands = short_name(made), [into[0], *list(made.operands)[1:]]
+        return name, op_work(made, name), [values[operand] for operand in operands]
 
     def _settle(self, node: Node) -> None:
         """Lets a tiny value be made anew where it is read, unless it is made of too much."""
@@ -438,7 +460,7 @@ class _LoopReader(_Reader):
     """Reads the body of a loop; what it uses from outside becomes inputs of it."""
 
     def __init__(self, module: ir.Module, name: str, outer: _Reader, values: _Values) -> None:
-        super().__init__(module, name, outer)
+        super().__init__(module, name, outer, tiled=outer._tiled)
         self._around = values
         self._outside_host = outer._in_host
         self.inputs: list[Ref] = []  # what it captures, then its arguments

@@ -21,7 +21,8 @@ from stablehlo_tools.cost.hardware import Hardware
 from stablehlo_tools.cost.transfers import Transfer, TransferTime
 from stablehlo_tools.overlap.bounds import iterations
 from stablehlo_tools.overlap.compilers.combining import combined
-from stablehlo_tools.overlap.compilers.latency_hiding import latency_hiding_order
+from stablehlo_tools.overlap.compilers.latency_hiding import Scheduler, latency_hiding_order
+from stablehlo_tools.overlap.compilers.memory_orders import in_order_of_memory
 from stablehlo_tools.overlap.memory import memory_profile
 from stablehlo_tools.overlap.scheduling.problem import COMPUTE, Problem, problem_of
 from stablehlo_tools.overlap.scheduling.timing import time_order
@@ -35,30 +36,48 @@ _MIB = 2.0**20
 class _Compiler:
     """How a compiler combines and schedules.
 
-    `combines`: up to how many bytes, by kind. `at_once`: how many collectives may be open. A
-    collective is believed to take `patience` times what the cost model says: fitted, on the forward
-    passes of the zoo, to where XLA:GPU begins its gathers, and on a mixture of experts to where
-    XLA:TPU begins permutes that share a link. `synchronous`: one that nothing computes
-    beside becomes a synchronous one, and others no longer run beside it. `operands_first`: the
-    scheduler is not given the program's own order (`latency_hiding_order`).
+    `combines`: up to how many bytes, by kind. `at_once`: how many collectives may be open.
+    `believes`: what it takes a collective to last, of which the cost model knows `ns` and whether
+    it stays among the devices of the innermost network. `synchronous`: one that nothing computes
+    beside becomes a synchronous one, and others no longer run beside it. `from_memory`: the text
+    that is scheduled is the one that needs least memory, by an `eager` scheduler. `waits_for_host`:
+    nothing computes beside a copy to the host or from it, as in the command buffers of XLA:GPU.
     """
 
     combines: dict[str, float]
     at_once: int | None
-    patience: float
+    believes: Callable[[float, bool], float]
     synchronous: bool
-    operands_first: bool
+    from_memory: bool
+    waits_for_host: bool
+
+
+def _of_gpu(ns: float, is_near: bool) -> float:
+    """Fitted to what XLA:GPU's estimates are for the flagship's collectives, of 0.1 to 256 MiB,
+    and Tunix' Qwen3's."""
+    return 1.2 * ns if is_near else 2.0 * ns + 150_000.0
+
+
+def _of_tpu(ns: float, is_near: bool) -> float:
+    """Fitted, on a mixture of experts, to where XLA:TPU begins permutes that share a link."""
+    return 2.0 * ns
 
 
 _GPU = _Compiler(
     dict.fromkeys(("all_gather", "all_reduce", "reduce_scatter"), 30 * _MIB),
     1,
-    patience=2.0,
+    _of_gpu,
     synchronous=True,
-    operands_first=True,
+    from_memory=True,
+    waits_for_host=True,
 )
 _TPU = _Compiler(
-    {"all_reduce": 128 * _MIB - 1}, None, patience=2.0, synchronous=False, operands_first=False
+    {"all_reduce": 128 * _MIB - 1},
+    None,
+    _of_tpu,
+    synchronous=False,
+    from_memory=False,
+    waits_for_host=False,
 )
 
 
@@ -103,21 +122,44 @@ class _Passage:
 
 @dataclass
 class _Blocks:
-    """Times the blocks of a program."""
+    """Times the blocks of a program.
+
+    By the identity of a body: its loop's task before collectives were combined (`numbers`), and its
+    tasks in the order of the text (`texts`).
+    """
 
     compiler: _Compiler
     hardware: Hardware
     devices: int
     passages: dict[tuple[int, ...], float] = field(default_factory=dict[tuple[int, ...], float])
+    numbers: dict[int, int] = field(default_factory=dict[int, int])
+    texts: Mapping[int, Sequence[int]] = field(default_factory=dict[int, Sequence[int]])
 
     def expected(self, graph: TaskGraph) -> Expected:
         """A run of a program."""
+        graph = self._with_collectives_as_compiled(graph)
+        if self.compiler.from_memory:
+            self.texts = in_order_of_memory(graph)
         run = self.of(graph, ())
         peak = memory_profile(run.graph, run.order).peak_bytes
         return Expected(run.total, run.compute, run.contended, peak, self.passages)
 
+    def _with_collectives_as_compiled(self, graph: TaskGraph) -> TaskGraph:
+        """A block, and the loops in it, with the collectives that the compiler makes of its own."""
+
+        def change(task: Task) -> Task:
+            if task.loop is None:
+                return self._compiled(task)
+            body = self._with_collectives_as_compiled(task.loop.body)
+            self.numbers[id(body)] = task.id
+            return replace(task, loop=replace(task.loop, body=body))
+
+        graph = combined(_each(graph, change), self.compiler.combines, self._time)
+        return _on_compute_stream(graph, self._waits)
+
     def of(self, graph: TaskGraph, path: tuple[int, ...]) -> _Passage:
         """A passage through a graph."""
+        text = self.texts.get(id(graph))
         tasks: list[Task] = []
         compute = 0.0
         longer: dict[int, float] = {}  # contended, by the identity of the loop
@@ -126,21 +168,22 @@ class _Blocks:
                 compute += task.ns if task.communication is None else 0.0
                 tasks.append(task)
                 continue
-            inside = self.of(task.loop.body, (*path, task.id))
+            body = task.loop.body
+            inside = self.of(body, (*path, self.numbers[id(body)]))
             times = iterations(task.loop)
             compute += times * inside.compute
             loop = replace(task.loop, body=inside.graph, order=tuple(inside.order))
             longer[id(loop)] = times * inside.contended
             tasks.append(replace(task, ns=times * inside.total, loop=loop))
-        graph = _each(TaskGraph(tasks, graph.storages), self._compiled)
-        graph = combined(graph, self.compiler.combines, self._time)
-        passage = self._scheduled(_on_compute_stream(graph, self._waits), longer, compute, path)
+        timed = TaskGraph(tasks, graph.storages)
+        passage = self._scheduled(timed, text, longer, compute, path)
         self.passages[path] = passage.contended
         return passage
 
     def _scheduled(
         self,
         graph: TaskGraph,
+        text: Sequence[int] | None,
         longer: Mapping[int, float],
         compute: float,
         path: tuple[int, ...],
@@ -149,17 +192,18 @@ class _Blocks:
         take `longer`."""
         problem = problem_of(_each(graph, _as_kernel), in_loop=bool(path))
         compiler = self.compiler
-        order = latency_hiding_order(
-            problem,
-            compiler.at_once,
-            compiler.patience,
-            operands_first=compiler.operands_first,
-        )
+        scheduler = Scheduler(compiler.at_once, self._believed, eager=compiler.from_memory)
+        order = latency_hiding_order(problem, scheduler, text)
         if compiler.synchronous:
             order = _without_idle_flights(problem, order)
         stretched = _each(graph, lambda task: replace(task, ns=longer.get(id(task.loop), task.ns)))
         contended = simulate(_each(stretched, _as_kernel), order, contended=True).total_ns
         return _Passage(graph, order, time_order(problem, order, ()).total, compute, contended)
+
+    def _believed(self, task: Task) -> float:
+        sent = task.communication
+        near = self.hardware.networks[0].name
+        return self.compiler.believes(task.ns, sent is not None and sent.links == (near,))
 
     def _compiled(self, task: Task) -> Task:
         """A collective as the compiler makes it."""
@@ -173,7 +217,9 @@ class _Blocks:
 
     def _waits(self, task: Task) -> bool:
         """Whether compute stands still for a collective."""
-        made = self._made(task)
+        sent, made = task.communication, self._made(task)
+        if sent is not None and not sent.is_collective:
+            return self.compiler.waits_for_host
         return made is not None and not made.overlaps
 
     def _made(self, task: Task) -> Compiled | None:

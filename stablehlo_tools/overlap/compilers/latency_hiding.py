@@ -1,55 +1,70 @@
 """The order that XLA's latency-hiding scheduler gives a graph: a list scheduler from the end.
 
-From what is ready (all that uses it stands behind it already) it takes first the end of a
-collective, if fewer of its communication domain are open than may be, and of several the one that
-the longest chain of collectives leads to; then the start of one that
-has been open for as long as it takes; then compute, the last of the text first; and only then goes
-back to where an open collective has taken long enough. So a collective ends right before its first
-user, and begins no earlier than it has to: but what is left over when all compute is placed begins
-at the start of the program, where nothing hides it.
-
-How long a collective takes is here what the compiler believes, which is `patience` times what the
-cost model says. (xla/service/latency_hiding_scheduler.cc, of which this has what decides on
-machines of one kind of link: no memory limit, no scheduling groups.)
+All that uses what is ready stands behind it already. Of what is ready comes next, by the first of
+these that tells two apart: constants that fill memory; the end of a collective, if fewer of its
+domain are open than may be, and of several the one that the longest chain of collectives leads to;
+what need not be waited for, as the start of a collective has to until that has been open for as
+long as it takes; a start for whose domain another collective waits; what the longer chain of
+collectives leads to; while one is open, what takes about as long as it still will; what reads the
+result of a collective; what makes more ready; what stands last in the text. A scheduler that is not
+`eager` takes starts as soon as they can be, and else goes by the text.
+(xla/service/latency_hiding_scheduler.cc, with `aggressive_scheduling_policies` if it is eager; of
+which this has what decides on machines of one kind of link: no memory limit, no scheduling groups.)
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from heapq import heappop, heappush
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 
-from stablehlo_tools.overlap.memory import memory_profile
 from stablehlo_tools.overlap.scheduling.problem import COMPUTE, Problem
+from stablehlo_tools.overlap.task_graph import Task, TaskKind
+
+_AT_NO_TIME = (TaskKind.VIEW, TaskKind.INPUT, TaskKind.OUTPUT)
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduler:
+    """How a compiler schedules: at most `at_once` collectives of a communication domain are open,
+    None for any number; `takes` is what it believes a collective's start to take, in ns."""
+
+    at_once: int | None
+    takes: Callable[[Task], float]
+    eager: bool = True
 
 
 def latency_hiding_order(
-    problem: Problem, at_once: int | None, patience: float, *, operands_first: bool = False
+    problem: Problem, scheduler: Scheduler, text: Sequence[int] | None = None
 ) -> list[int]:
-    """All tasks, first to last; at most `at_once` collectives of a communication domain are open,
-    None for any number. `operands_first`: the text is one in which operands come before what reads
-    them, and these in the order of the results, not that of the program."""
-    return _Backwards(problem, at_once, patience, operands_first).order()
+    """All tasks, first to last. `text`: all in the order of the text, None for the graph's."""
+    return _Backwards(problem, scheduler, text).order()
 
 
 class _Backwards:
     """What stands behind already, and what is ready to stand before it."""
 
-    def __init__(
-        self, problem: Problem, at_once: int | None, patience: float, operands_first: bool
-    ) -> None:
+    def __init__(self, problem: Problem, scheduler: Scheduler, text: Sequence[int] | None) -> None:
         self._problem = problem
-        self._at_once = at_once
-        self._patience = patience
+        self._eager = scheduler.eager
+        tasks = problem.graph.tasks
+        self._takes = [0.0 if t.communication is None else scheduler.takes(t) for t in tasks]
         self._left = [len(users) for users in problem.users]
         self._since = [0.0] * problem.size  # from when on a task may stand, counted from the end
         self._now = 0.0
         domains = 1 + max(problem.domain, default=0)
-        self._open = [0] * domains
-        self._ends: list[list[tuple[float, int]]] = [[] for _ in range(domains)]
-        self._depth = _async_depths(problem, patience)
-        self._place_of = _post_order(problem) if operands_first else range(problem.size)
-        self._compute: list[tuple[int, int]] = []
-        self._starts: list[tuple[float, int]] = []
+        at_once = scheduler.at_once
+        self._free = [float("inf") if at_once is None else float(at_once)] * domains
+        self._depth = _async_depths(problem, self._takes)
+        self._place_of = list(range(problem.size))
+        for place, task in enumerate(text or ()):
+            self._place_of[task] = place
+        self._views: list[int] = []  # what takes no time
+        self._fills: list[int] = []
+        self._ends: list[list[tuple[float, int, int]]] = [[] for _ in range(domains)]
+        self._starts: list[int] = []
+        self._compute: dict[float, list[tuple[int, int]]] = {}  # place and task, by depth
+        self._depths: list[float] = []  # those of `_compute`, negative
 
     def order(self) -> list[int]:
         """All tasks."""
@@ -67,82 +82,107 @@ class _Backwards:
     def _ready(self, task: int) -> None:
         problem = self._problem
         start = problem.starts[task]
+        seen = problem.graph.tasks[task]
         if start is not None:
-            heappush(self._ends[problem.domain[start]], (-self._depth[start], -task))
-        elif problem.stream[task] == COMPUTE:
-            heappush(self._compute, (-self._place_of[task], task))
+            key = (-self._depth[task], -self._place_of[task], task)
+            heappush(self._ends[problem.domain[start]], key)
+        elif problem.stream[task] != COMPUTE:
+            self._starts.append(task)
+        elif self._eager and seen.kind in _AT_NO_TIME:
+            self._views.append(task)
+        elif self._eager and seen.op == "broadcast_in_dim" and not problem.deps[task]:
+            self._fills.append(task)
         else:
-            heappush(self._starts, (self._since[task], -task))
+            depth = self._depth[task] if self._eager else 0.0
+            if depth not in self._compute:
+                self._compute[depth] = []
+                heappush(self._depths, -depth)
+            heappush(self._compute[depth], (-self._place_of[task], task))
 
     def _next(self) -> int:
-        free = [
-            ends
-            for ends, open_ in zip(self._ends, self._open, strict=True)
-            if ends and (self._at_once is None or open_ < self._at_once)
-        ]
-        if free:
-            return -heappop(min(free))[1]
-        if self._starts and (self._starts[0][0] <= self._now or not self._compute):
-            return -heappop(self._starts)[1]
-        return heappop(self._compute)[1]
+        for sure in (self._views, self._fills):
+            if sure:
+                return sure.pop()
+        ends = [of for of, free in zip(self._ends, self._free, strict=True) if of and free > 0]
+        if ends:
+            return heappop(min(ends))[-1]
+        start = min(self._starts, key=self._rank_of_start, default=None)
+        if start is not None and (not self._depths or self._goes_first(start)):
+            self._starts.remove(start)
+            return start
+        return self._take_compute()
+
+    def _rank_of_start(self, start: int) -> tuple[float, bool, float, int]:
+        later = max(self._since[start] - self._now, 0.0)
+        return (later, not self._is_backed_up(start), -self._depth[start], -self._place_of[start])
+
+    def _goes_first(self, start: int) -> bool:
+        """Whether a start comes before all compute that is ready."""
+        if self._since[start] > self._now:
+            return False
+        if not self._eager or self._is_backed_up(start):
+            return True
+        depth = -self._depths[0]
+        if not self._depth[start] or self._depth[start] != depth:
+            return self._depth[start] > depth
+        _, compute = self._best_of(self._compute[depth])
+        return self._rank(start) < self._rank(compute)
+
+    def _is_backed_up(self, start: int) -> bool:
+        """Whether a collective waits until one less is open."""
+        domain = self._problem.domain[start]
+        return self._free[domain] <= 0 and bool(self._ends[domain])
+
+    def _take_compute(self) -> int:
+        alike = self._compute[-self._depths[0]]
+        if not self._eager or len(alike) == 1:
+            best = heappop(alike)
+        else:
+            best = self._best_of(alike)
+            alike.remove(best)
+            heapify(alike)
+        if not alike:
+            del self._compute[-heappop(self._depths)]
+        return best[-1]
+
+    def _best_of(self, alike: Sequence[tuple[int, int]]) -> tuple[int, int]:
+        return min(alike, key=lambda entry: self._rank(entry[-1]))
+
+    def _rank(self, task: int) -> tuple[float, bool, int, int]:
+        """What tells two apart that the same collectives lead to: the least comes first."""
+        deps = self._problem.deps[task]
+        reads_end = any(self._problem.starts[dep] is not None for dep in deps)
+        makes_ready = sum(self._left[dep] == 1 for dep in deps)
+        return (self._waste(task), not reads_end, -makes_ready, -self._place_of[task])
+
+    def _waste(self, task: int) -> float:
+        """How far the time of a task is from what the first collective will still be open."""
+        ends = [self._since[start] for start in self._starts if self._since[start] > self._now]
+        return abs(min(ends) - self._now - self._ns(task)) if ends else 0.0
+
+    def _ns(self, task: int) -> float:
+        """What a task is believed to compute: a loop, nothing."""
+        is_loop = self._problem.graph.tasks[task].op == "while"
+        computes = self._problem.stream[task] == COMPUTE and not (is_loop and self._eager)
+        return self._problem.ns[task] if computes else 0.0
 
     def _place(self, task: int) -> None:
         problem = self._problem
         start = problem.starts[task]
-        self._now = max(self._now, self._since[task])
+        self._now = max(self._now, self._since[task]) + self._ns(task)
         if start is not None:
-            self._open[problem.domain[start]] += 1
-        elif problem.stream[task] == COMPUTE:
-            self._now += problem.ns[task]
-        else:
-            self._open[problem.domain[task]] -= 1
+            self._free[problem.domain[start]] -= 1
+        elif problem.stream[task] != COMPUTE:
+            self._free[problem.domain[task]] += 1
         for dep in problem.deps[task]:
-            takes = self._patience * problem.ns[dep] if dep == start else 0.0
+            takes = self._takes[dep] if dep == start else 0.0
             self._since[dep] = max(self._since[dep], self._now + takes)
             self._left[dep] -= 1
             if not self._left[dep]:
                 self._ready(dep)
 
 
-def _post_order(problem: Problem) -> Sequence[int]:
-    """The place of each task in the order that needs less memory: operands before what reads them,
-    in their order or those first that more is needed for."""
-    users = [len(users) - 1.0 for users in problem.users]
-    sizes = [sum(problem.sizes[u] for u in made) for made in problem.allocs]
-    for task, deps in enumerate(problem.deps):
-        users[task] += sum(users[dep] for dep in deps)
-        sizes[task] += sum(sizes[dep] for dep in deps)
-    orders = [
-        _visited(problem, lambda deps: deps),
-        _visited(problem, lambda deps: sorted(deps, key=lambda d: (-users[d], -sizes[d]))),
-    ]
-    order = min(orders, key=lambda order: memory_profile(problem.graph, order).peak_bytes)
-    place = [0] * problem.size
-    for position, task in enumerate(order):
-        place[task] = position
-    return place
-
-
-def _visited(problem: Problem, ordered: Callable[[Sequence[int]], Sequence[int]]) -> list[int]:
-    """All tasks, operands before what reads them, from the end."""
-    order: list[int] = []
-    seen = [False] * problem.size
-    for root in reversed(range(problem.size)):
-        pending = [root]
-        while pending:
-            task = pending[-1]
-            before = [] if seen[task] else [d for d in ordered(problem.deps[task]) if not seen[d]]
-            if before:
-                pending += reversed(before)
-                continue
-            pending.pop()
-            if not seen[task]:
-                seen[task] = True
-                order.append(task)
-    return order
-
-
-def _async_depths(problem: Problem, patience: float) -> list[float]:
+def _async_depths(problem: Problem, takes: Sequence[float]) -> list[float]:
     """How long the longest chain of collectives takes that leads to each task, itself left out if
     it is a start."""
     depth = [0.0] * problem.size
@@ -150,5 +190,5 @@ def _async_depths(problem: Problem, patience: float) -> list[float]:
         start = problem.starts[task]
         depth[task] = max((depth[dep] for dep in deps), default=0.0)
         if start is not None:
-            depth[task] += patience * problem.ns[start]
+            depth[task] = max(depth[task], depth[start] + takes[start])
     return depth

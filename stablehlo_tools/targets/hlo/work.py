@@ -20,7 +20,7 @@ import math
 import re
 from collections.abc import Iterator
 
-from stablehlo_tools.cost.kernels import Matmul, Work, WorkKind
+from stablehlo_tools.cost.kernels import TILED_REDUCTION, Matmul, Work, WorkKind
 from stablehlo_tools.cost.library_calls import LibraryCall, Tensor, call_work
 from stablehlo_tools.targets.hlo.graph import Given, Path
 from stablehlo_tools.targets.hlo.matmul import is_product, matmul, matmul_type, precision
@@ -99,10 +99,6 @@ def is_free(instruction: HloInstruction) -> bool:
         return instruction.target.startswith(_TARGETS_WITHOUT_KERNEL)
     return instruction.opcode in _WITHOUT_KERNEL
 
-
-# Operations an element of a reduction in XLA:TPU's tiled arrays, which goes across the rows and
-# lanes of registers; fitted to libtpu 0.0.51's estimated_cycles (benchmarks/tpu_validity.py).
-_TILED_REDUCTION = 36
 
 FREE = Work(WorkKind.FREE)
 
@@ -201,7 +197,7 @@ def _operations(instruction: HloInstruction, computation: Computation) -> float:
             depth = math.log2(max(2, max(array.dims, default=1)))
             per_element = depth * (depth + 1) / 2
         if across and array.tiles:
-            per_element *= _TILED_REDUCTION
+            per_element *= TILED_REDUCTION
         return math.prod(array.padded) * per_element * max(1, len(instruction.operands) // 2)
     each = OPERATIONS.get(opcode, 1)
     return each * sum(math.prod(array.padded) for array in instruction.results)

@@ -91,7 +91,7 @@ def test_no_policy_of_jax_is_better(scan: bool, policy: str):
         ours = rematerialized(step(scan=scan, policy=start), 1.05 * bound.peak_bytes / 0.95 / GIB)
         run = expected_run(ours.module, hardware)
         assert run.peak_bytes <= bound.peak_bytes * 1.05
-        assert run.contended_ns <= bound.contended_ns * 1.02
+        assert run.contended_ns <= bound.contended_ns * 1.04
 
 
 @pytest.mark.parametrize("scan", [False, True])
