@@ -126,7 +126,8 @@ class _Backwards:
         if not self._depth[start] or self._depth[start] != depth:
             return self._depth[start] > depth
         _, compute = self._best_of(self._compute[depth])
-        return self._rank(start) < self._rank(compute)
+        left = self._left_open()
+        return self._rank(start, left) < self._rank(compute, left)
 
     def _is_backed_up(self, start: int) -> bool:
         """Whether a collective waits until one less is open."""
@@ -146,19 +147,21 @@ class _Backwards:
         return best[-1]
 
     def _best_of(self, alike: Sequence[tuple[int, int]]) -> tuple[int, int]:
-        return min(alike, key=lambda entry: self._rank(entry[-1]))
+        left = self._left_open()
+        return min(alike, key=lambda entry: self._rank(entry[-1], left))
 
-    def _rank(self, task: int) -> tuple[float, bool, int, int]:
-        """What tells two apart that the same collectives lead to: the least comes first."""
+    def _rank(self, task: int, left: float | None) -> tuple[float, bool, int, int]:
+        """What tells two apart that the same collectives lead to: the least comes first. `left`:
+        how long the first collective will still be open; None if there is none."""
         deps = self._problem.deps[task]
+        waste = 0.0 if left is None else abs(left - self._ns(task))
         reads_end = any(self._problem.starts[dep] is not None for dep in deps)
         makes_ready = sum(self._left[dep] == 1 for dep in deps)
-        return (self._waste(task), not reads_end, -makes_ready, -self._place_of[task])
+        return (waste, not reads_end, -makes_ready, -self._place_of[task])
 
-    def _waste(self, task: int) -> float:
-        """How far the time of a task is from what the first collective will still be open."""
-        ends = [self._since[start] for start in self._starts if self._since[start] > self._now]
-        return abs(min(ends) - self._now - self._ns(task)) if ends else 0.0
+    def _left_open(self) -> float | None:
+        later = (self._since[start] - self._now for start in self._starts)
+        return min((ns for ns in later if ns > 0), default=None)
 
     def _ns(self, task: int) -> float:
         """What a task is believed to compute: a loop, nothing."""
