@@ -41,6 +41,9 @@ Calls are inlined where the pass writes anything. docs/rematerialize.md has what
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -98,7 +101,8 @@ class RematerializePass(Pass):
         self._check(module)
         refuse_tokens(module, "rematerialize", "P2")
         limit = hardware.memory_bytes if self.memory_limit is None else self.memory_limit * _GIB
-        chosen = self._chosen(module, hardware, limit)
+        with _no_collection():
+            chosen = self._chosen(module, hardware, limit)
         if chosen.module is not module:
             forget_numbers(chosen.module)
             take_over(module, chosen.module)
@@ -150,6 +154,18 @@ class _Chosen:
     module: ir.Module
     notes: list[Diagnostic]
     moves: bool = False
+
+
+@contextmanager
+def _no_collection() -> Generator[None]:
+    """Spares Python's search for cycles: programs are graphs of many objects, all of which stay."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _itself(module: ir.Module) -> ir.Module:
