@@ -42,6 +42,11 @@ _OFFLOADED = (30, 26)
 _HIDING = "--xla_gpu_enable_latency_hiding_scheduler=true"
 _NO_BUFFERS = f"{_HIDING} --xla_gpu_enable_command_buffer="
 _LIBRARY = f"{_NO_BUFFERS} --xla_gpu_enable_triton_gemm=false"
+_SAID = {
+    _HIDING: "",
+    _NO_BUFFERS: ", no command buffers",
+    _LIBRARY: ", no command buffers, cuBLAS",
+}
 
 
 def write(directory: Path) -> None:
@@ -90,7 +95,7 @@ def run(directory: Path) -> None:
                 check=False,
             )
             said = told.stdout.strip() or f"failed: {told.stderr[-200:]}"
-            what = {_HIDING: "", _NO_BUFFERS: ", no command buffers"}.get(flags, ", cuBLAS, none")
+            what = _SAID[flags]
             print(f"| {name}{what} | {said} | {ms:.1f} | {gib:.2f} |", flush=True)
 
 

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stablehlo_tools.overlap.task_graph import Task, TaskGraph, TaskKind
+from stablehlo_tools.overlap.task_graph import Loop, Task, TaskGraph, TaskKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +79,11 @@ def memory_profile(
         at = TaskPlace((at.task, *inner.peak_at.loops), inner.peak_at.task)
     held.sort(key=lambda holding: -holding.bytes)
     return MemoryProfile(peak, at, live, tuple(held))
+
+
+def peak_within(loop: Loop) -> float:
+    """The most bytes alive in a loop's body, beside what lies outside of it."""
+    return memory_profile(loop.body, loop.order, in_loop=True).peak_bytes
 
 
 def last_uses(

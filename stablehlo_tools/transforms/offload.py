@@ -15,8 +15,8 @@ where jax.checkpoint's policy has asked for them.
 
 Rows are copied an iteration later than they are made, and back one earlier than they are read, so
 that a whole iteration hides each copy, if XLA:GPU is run without command buffers, as a note says;
-the last row never leaves the device. Where a loop does not
-read the rows in the reverse order of the one that wrote them, they are copied where they are.
+the last row never leaves the device. Where a loop does not read the rows in the reverse order of
+the one that wrote them, they are copied where they are.
 
 It adds a custom call, `annotate_device_placement`: one of those whose meaning jax.export promises
 to keep. XLA:CPU has no other memory, and runs the program as it was.

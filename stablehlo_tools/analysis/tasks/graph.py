@@ -7,14 +7,17 @@ for where its `async_done` stands.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
 from stablehlo_tools.analysis.collectives import ModuleFacts, find_collectives
 from stablehlo_tools.analysis.replica_groups import ProcessGroups
-from stablehlo_tools.analysis.tasks.in_place import as_called, put_in_place, read_in_step
+from stablehlo_tools.analysis.tasks.in_place import (
+    body_in_place,
+    program_in_place,
+    read_in_step,
+)
 from stablehlo_tools.analysis.tasks.kernels import (
     XLA_GPU,
     XLA_TPU,
@@ -220,13 +223,12 @@ class _BodyTasks:
             self._emit(kernel)
         if in_loop:
             self._copy_what_comes_early()
-        carried = self._carried() if in_loop else {}
-        given_back = {} if in_loop else self._given_back()
         graph = TaskGraph(self._tasks, self._sizes)
-        fixed = self._fixed(in_loop=in_loop)
-        graph = put_in_place(graph, self._over, carried, given_back, fixed)
-        if not in_loop:
-            graph = as_called(graph, set_aside=not self._clock.hardware.is_torus)
+        if in_loop:
+            graph = body_in_place(graph, self._over, self._carried())
+        else:
+            is_torus = self._clock.hardware.is_torus
+            graph = program_in_place(graph, self._over, set_aside=not is_torus)
         ops = [self._ops.get(task.id, []) for task in graph.tasks]
         return TracedGraph(graph, ops, self._loops)
 
@@ -239,29 +241,6 @@ class _BodyTasks:
             for after in self._storages.get(result, ())
             if after != before
         }
-
-    def _given_back(self) -> dict[int, int]:
-        """By the storage of what the program returns, that of the donated argument of its size
-        whose place it takes."""
-        tasks = self._tasks
-        inputs = [task for task in tasks if task.kind is TaskKind.INPUT]
-        returned = [s for t in tasks if t.kind is TaskKind.OUTPUT for s in t.storages]
-        own = {s for task in inputs for s in task.allocs}
-        donated: dict[float, list[int]] = defaultdict(list)
-        for task in reversed(inputs):
-            for storage in task.allocs if not task.persistent else ():
-                if storage not in returned:
-                    donated[self._sizes[storage]].append(storage)
-        return {
-            storage: donated[self._sizes[storage]].pop()
-            for storage in dict.fromkeys(returned)
-            if storage not in own and donated[self._sizes[storage]]
-        }
-
-    def _fixed(self, *, in_loop: bool) -> set[int]:
-        """The storages that no kernel may write over to make a value that ends."""
-        inputs = (task for task in self._tasks if task.kind is TaskKind.INPUT)
-        return {s for task in inputs if task.persistent or not in_loop for s in task.allocs}
 
     def carries(self) -> Iterable[tuple[int, int]]:
         """The tasks of each carried value: the input, and what makes the next one."""

@@ -10,6 +10,7 @@ for other results XLA:GPU sets memory aside before it runs.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
@@ -61,17 +62,63 @@ def _is_elementwise(node: Node) -> bool:
     )
 
 
-def put_in_place(
+def body_in_place(
+    graph: TaskGraph, over: Mapping[int, Sequence[int]], carried: Mapping[int, int]
+) -> TaskGraph:
+    """The graph of a loop's body with storages joined: each next value of `carried` with the one
+    that the iteration starts from, if that has ended before; any other of `over` with the first of
+    its candidates that ends where it begins."""
+    fixed = {s for task in _inputs(graph) if task.persistent for s in task.allocs}
+    return _joined(graph, over, carried, {}, fixed)
+
+
+def program_in_place(
+    graph: TaskGraph, over: Mapping[int, Sequence[int]], *, set_aside: bool
+) -> TaskGraph:
+    """The graph of a whole program with storages joined: each result with the donated argument of
+    its size whose place it takes, if that has ended by then; any other of `over` with the first of
+    its candidates that ends where it begins. Arguments are there to the end and, if it is
+    `set_aside`, the memory of what is returned in none of them from the start."""
+    fixed = {s for task in _inputs(graph) for s in task.allocs}
+    return _as_called(_joined(graph, over, {}, _given_back(graph), fixed), set_aside=set_aside)
+
+
+def _inputs(graph: TaskGraph) -> list[Task]:
+    return [task for task in graph.tasks if task.kind is TaskKind.INPUT]
+
+
+def _returned(graph: TaskGraph) -> list[int]:
+    """The storages of what a program returns, each once."""
+    outputs = (task for task in graph.tasks if task.kind is TaskKind.OUTPUT)
+    return list(dict.fromkeys(s for task in outputs for s in task.storages))
+
+
+def _given_back(graph: TaskGraph) -> dict[int, int]:
+    """By the storage of what a program returns, that of the donated argument of its size whose
+    place it takes."""
+    sizes, inputs, returned = graph.storages, _inputs(graph), _returned(graph)
+    own = {s for task in inputs for s in task.allocs}
+    donated: dict[float, list[int]] = defaultdict(list)
+    for task in reversed(inputs):
+        for storage in task.allocs if not task.persistent else ():
+            if storage not in returned:
+                donated[sizes[storage]].append(storage)
+    return {
+        storage: donated[sizes[storage]].pop()
+        for storage in returned
+        if storage not in own and donated[sizes[storage]]
+    }
+
+
+def _joined(
     graph: TaskGraph,
     over: Mapping[int, Sequence[int]],
     carried: Mapping[int, int],
     given_back: Mapping[int, int],
     fixed: Set[int],
 ) -> TaskGraph:
-    """The graph with storages joined: of a loop's body each next value of `carried` with the one
-    that the iteration starts from, and of a program each result of `given_back` with the argument
-    whose place is kept for it, if that has ended by then; any other of `over` with the first of its
-    candidates that ends where it begins and is not `fixed`."""
+    """The graph with storages joined; none but those of `carried` and `given_back` with one that is
+    `fixed`."""
     tasks = graph.tasks
     last = last_uses(graph, range(len(tasks)), of_transfers=False)
     kept = kept_storages(tasks)
@@ -99,12 +146,11 @@ def put_in_place(
     return _renamed(graph, joined) if joined else graph
 
 
-def as_called(graph: TaskGraph, *, set_aside: bool) -> TaskGraph:
+def _as_called(graph: TaskGraph, *, set_aside: bool) -> TaskGraph:
     """The graph of a whole program with its arguments there to the end, and if it is `set_aside`
     the memory of what it returns that is in none of them there from the start."""
-    inputs = {s for t in graph.tasks if t.kind is TaskKind.INPUT for s in t.allocs}
-    returned = (s for t in graph.tasks if t.kind is TaskKind.OUTPUT for s in t.storages)
-    own = [s for s in dict.fromkeys(returned) if s not in inputs] if set_aside else []
+    inputs = {s for task in _inputs(graph) for s in task.allocs}
+    own = [s for s in _returned(graph) if s not in inputs] if set_aside else []
     apart = frozenset(own)
 
     def change(task: Task) -> Task:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.dimension_numbers import scatter_numbers
 from stablehlo_tools.dialect.names import ADD, SCATTER
+from stablehlo_tools.dialect.reducers import reducer_kind
 from stablehlo_tools.ir.values import producer, splat_of
 
 
@@ -40,5 +41,4 @@ def is_one_hot(op: ir.Operation) -> bool:
 def _adds_to_zeros(op: ir.Operation) -> bool:
     if op.name != SCATTER or len(op.results) != 1 or splat_of(op.operands[0]) != 0:
         return False
-    first, *_ = op.regions[0].blocks[0].operations
-    return first.operation.name == ADD
+    return reducer_kind(op.regions[0].blocks[0]) == "add"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from heapq import heappop, heappush
 
-from stablehlo_tools.overlap.memory import kept_storages, memory_profile
+from stablehlo_tools.overlap.memory import kept_storages, memory_profile, peak_within
 from stablehlo_tools.overlap.task_graph import Loop, TaskGraph, TaskKind
 
 
@@ -95,7 +95,9 @@ class _Freeing:
         self._tasks = tasks
         self._uses = [tuple(u for u in of if u not in inputs) for of in read]
         self._sizes = graph.storages
-        self._needs = [self._bytes(t.allocs) + _within(t.loop) for t in tasks]
+        self._needs = [
+            self._bytes(t.allocs) + (0.0 if t.loop is None else peak_within(t.loop)) for t in tasks
+        ]
         self._users = graph.users()
         self._readers: dict[int, list[int]] = {}
         for task, of in enumerate(self._uses):
@@ -142,9 +144,3 @@ class _Freeing:
 
     def _bytes(self, storages: Iterable[int]) -> float:
         return sum(self._sizes[u] for u in storages)
-
-
-def _within(loop: Loop | None) -> float:
-    if loop is None:
-        return 0.0
-    return memory_profile(loop.body, loop.order, in_loop=True).peak_bytes

@@ -6,9 +6,9 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from stablehlo_tools.overlap.memory import kept_storages, memory_profile
+from stablehlo_tools.overlap.memory import kept_storages, peak_within
 from stablehlo_tools.overlap.simulator import simulate
-from stablehlo_tools.overlap.task_graph import Communication, Loop, Task, TaskGraph, TaskKind
+from stablehlo_tools.overlap.task_graph import Communication, Task, TaskGraph, TaskKind
 
 COMPUTE = -1  # the stream of what is no collective
 
@@ -89,7 +89,7 @@ def problem_of(
         users=_users(deps),
         reads=_reads(tasks),
         allocs=[() if task.kind is TaskKind.INPUT else task.allocs for task in tasks],
-        within=[0.0 if t.loop is None else _peak_within(t.loop) for t in tasks],
+        within=[0.0 if t.loop is None else peak_within(t.loop) for t in tasks],
         sizes=_sizes(graph, before if in_loop else ()),
         kept=frozenset(kept_storages(tasks)),
         inputs=tuple(task.id for task in tasks if task.kind is TaskKind.INPUT),
@@ -143,10 +143,6 @@ def _time(task: Task) -> float:
         return task.ns
     alone = TaskGraph([Task(0, TaskKind.LOOP, loop=task.loop)])
     return simulate(alone).total_ns
-
-
-def _peak_within(loop: Loop) -> float:
-    return memory_profile(loop.body, loop.order, in_loop=True).peak_bytes
 
 
 def _sizes(graph: TaskGraph, outside: Sequence[int]) -> list[float]:

@@ -285,13 +285,11 @@ def loop_passages(block: ir.Block, effects: Effects) -> list[LoopPassage]:
 @dataclass(frozen=True)
 class RowReader:
     """A loop that reads rows, and the slices of those that each update writes, in their order;
-    `takes_last_first`: the row that was written last is the first that it reads, and so on back.
-    `step`: how far the next row is from that of an iteration."""
+    `takes_last_first`: the row that was written last is the first that it reads, and so on back."""
 
     loop: ir.Operation
     slices: list[list[ir.Operation]]
     takes_last_first: bool
-    step: int
 
 
 @dataclass(frozen=True)
@@ -331,8 +329,7 @@ def _row_reader(loop: ir.Operation, written: Rows, read: Rows) -> RowReader:
         ]
         for update in written.accesses
     ]
-    step = -read.span if read.is_reverse else read.span
-    return RowReader(loop, slices, written.is_reverse != read.is_reverse, step)
+    return RowReader(loop, slices, written.is_reverse != read.is_reverse)
 
 
 def _is_splat(value: ir.Value) -> bool:
