@@ -11,6 +11,7 @@ handle at all, lets them count replicas (`replica_groups`). So 0 stays 0.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -398,8 +399,7 @@ def tensor_bytes(tensor: ir.ShapedType) -> int | None:
     """Bytes of a dense tensor, sub-byte elements packed; None when a dimension is symbolic."""
     if not tensor.has_static_shape:
         return None
-    elements = int(np.prod(tensor.shape, dtype=np.int64)) if tensor.rank else 1
-    return (elements * element_bits(tensor.element_type) + 7) // 8
+    return (math.prod(tensor.shape) * element_bits(tensor.element_type) + 7) // 8
 
 
 def element_bits(element: ir.Type) -> int:

@@ -93,18 +93,20 @@ def values_used_outside(op: ir.Operation) -> list[ir.Value]:
     """What an op and the ops in its regions read that is not made in them, in order."""
     if not len(op.regions):
         return list(op.operands)
+    used: list[ir.Value] = []
     inside: set[ir.Value] = set()
 
-    def visit(inner: ir.Operation) -> ir.WalkResult:
-        if inner != op:
-            inside.update(inner.results)
+    def read(inner: ir.Operation) -> None:
+        used.extend(inner.operands)
         for region in inner.regions:
             for block in region.blocks:
                 inside.update(block.arguments)
-        return ir.WalkResult.ADVANCE
+                for view in block.operations:
+                    inside.update(view.operation.results)
+                    read(view.operation)
 
-    walk(op, visit)
-    return [value for value in values_used(op) if value not in inside]
+    read(op)
+    return [value for value in used if value not in inside]
 
 
 def terminator(block: ir.Block) -> ir.Operation:

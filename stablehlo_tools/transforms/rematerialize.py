@@ -31,6 +31,7 @@ Preconditions:
   P2  No op has a token yet: thread-tokens comes after this pass.
   P3  Some choice fits: an error names the least memory that was found.
   P4  With `offload`, the profile has a [host]: how fast its link to the host copies.
+  P5  With `compiler`, that compiler is installed, and the profile is of a device that it is for.
 
 Guarantees: the signature as it was. All values are bitwise as before where the backend computes an
 op alike wherever it stands: the same ops run on the same values. No op with an effect, no random
@@ -45,17 +46,19 @@ import gc
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from stablehlo_tools.analysis.partitioner_work import left_to_the_partitioner
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.hardware import Hardware, load_hardware
-from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, note
+from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, ToolError, duration, note, size
 from stablehlo_tools.ir.clone import copy_module, take_over
 from stablehlo_tools.ir.token_chain import refuse_tokens
 from stablehlo_tools.ir.walk import entry_function
 from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.passes.road import Milestone, Stage
+from stablehlo_tools.targets.chips import Target, chip_for
+from stablehlo_tools.targets.topologies import check_installed
 from stablehlo_tools.transforms.partition import PartitionPass
 from stablehlo_tools.transforms.parts.offload.fitting import (
     check_host_link,
@@ -64,6 +67,12 @@ from stablehlo_tools.transforms.parts.offload.fitting import (
     how_to_run,
 )
 from stablehlo_tools.transforms.parts.rematerialize.choosing import Choice, prepare
+from stablehlo_tools.transforms.parts.rematerialize.compiling import (
+    Compiled,
+    Run,
+    compiled_run,
+    fastest_compiled,
+)
 from stablehlo_tools.transforms.parts.rematerialize.prices import (
     Prices,
     forget_numbers,
@@ -80,9 +89,10 @@ class RematerializePass(Pass):
     `memory-limit`: the GiB that it may need on a device; without it, what the device has.
     `margin`: the share of it that is left free where possible, for the most that is alive is only
     predicted. `hardware`: the name or the file of the profile that times are predicted for.
-    `offload`: what is kept may lie in the host's memory, as `offload` writes it, with its custom
-    call. `explain`: what is kept and repeated, what that costs, and how the user's code would say
-    it.
+    `compiler`: up to six programs are compiled by XLA:GPU or XLA:TPU, whose figures then decide
+    which of them fits and which is fastest; its wheel is in the extra `aot`. `offload`: what is
+    kept may lie in the host's memory, as `offload` writes it, with its custom call. `explain`: what
+    is kept and repeated, what that costs, and how the user's code would say it.
     """
 
     name: ClassVar[str] = "rematerialize"
@@ -92,6 +102,7 @@ class RematerializePass(Pass):
     memory_limit: float | None = None
     margin: float = 0.1
     hardware: str = "h100"
+    compiler: Literal["none", "gpu", "tpu"] = "none"
     offload: bool = False
     explain: bool = False
 
@@ -116,6 +127,13 @@ class RematerializePass(Pass):
         check_limits(self.name, self.memory_limit, self.margin, "P1", place)
         if self.offload:
             check_host_link(self.name, self.hardware, "P4", place)
+        if self.compiler != "none":
+            try:
+                check_installed(Target(self.compiler))
+                chip_for(Target(self.compiler), load_hardware(self.hardware))
+            except ToolError as error:
+                text = f"{self.name}: compiler={self.compiler}: {error.diagnostic.message} (P5)"
+                raise ToolError(text, place) from None
 
     def _chosen(self, module: ir.Module, hardware: Hardware, limit: float) -> _Chosen:
         """The fastest program that fits."""
@@ -128,17 +146,41 @@ class RematerializePass(Pass):
             prices = Prices.of(draft, hardware)
         local = self._partitioned if is_global else _itself
         safe = (1.0 - self.margin) * limit
-        choice = Choice(draft, prices, hardware, local, safe, offload=self.offload)
-        chosen = choice.fastest(module)
-        if chosen.peak_bytes > limit:
+        choice = Choice(draft, prices, hardware, local, offload=self.offload)
+        found, said = self._fastest(choice, module, hardware, safe)
+        if not found.run.fits(limit):
             place = entry_function(module).location
-            raise does_not_fit(self.name, chosen.peak_bytes, limit, "P3", place)
+            raise does_not_fit(self.name, found.run.peak_bytes, limit, "P3", place)
+        chosen = found.tried
         if chosen.module is module:
             text = "the program stays as it is: nothing that fits is expected to be faster"
-            said = note(f"rematerialize: {text}", module.operation.location)
-            return _Chosen(module, [said])
-        notes = choice.notes(chosen) if self.explain else []
+            return _Chosen(module, [self._note(module, text), *said])
+        notes = [*choice.notes(chosen), *said] if self.explain else []
         return _Chosen(chosen.module, notes, moves=chosen.moved > 0)
+
+    def _fastest(
+        self, choice: Choice, module: ir.Module, hardware: Hardware, safe: float
+    ) -> tuple[Compiled, list[Diagnostic]]:
+        """The program, what it needs, and what a compiler says of it."""
+        if self.compiler == "none":
+            chosen = choice.fastest(module, safe)
+            return Compiled(chosen, Run(chosen.ns, chosen.peak_bytes)), []
+        target = Target(self.compiler)
+        found = fastest_compiled(
+            choice.as_it_is(module, safe),
+            lambda limit: choice.fastest(module, limit),
+            lambda program: compiled_run(program, target, hardware),
+            safe,
+        )
+        run, expected = found.run, found.tried
+        text = (
+            f"{target.title} needs {size(run.peak_bytes)} and {duration(run.ns)}; expected were "
+            f"{size(expected.peak_bytes)} and {duration(expected.ns)}"
+        )
+        return found, [self._note(module, text)]
+
+    def _note(self, module: ir.Module, text: str) -> Diagnostic:
+        return note(f"rematerialize: {text}", module.operation.location)
 
     def _partitioned(self, module: ir.Module) -> ir.Module:
         copy = copy_module(module)

@@ -133,6 +133,26 @@ def test_two_pairs_that_cross_are_not_both_combined() -> None:
     assert len(kinds(combined(build.graph(), LIMITS, by_bytes))) == 3
 
 
+@pytest.mark.parametrize("seed", range(300))
+def test_random_graphs_are_combined_without_a_circle(seed: int) -> None:
+    """All bytes stay, no collective is above the limit, and an order of the dependences is left."""
+    rng, build = random.Random(seed), Build()
+    ends: list[int] = []
+    for _ in range(rng.randint(4, 40)):
+        deps = rng.sample(ends, min(len(ends), rng.randint(0, 2)))
+        if rng.random() < 0.6:
+            kind = rng.choice(("all_gather", "all_reduce"))
+            ends.append(build.collective(10.0, *deps, mib=float(rng.randint(1, 20)), kind=kind))
+        else:
+            ends.append(build.compute(5.0, *deps))
+    graph = combined(build.graph(), LIMITS, by_bytes)
+    assert all(dep < task.id for task in graph.tasks for dep in task.needs)
+    for kind in LIMITS:
+        sizes = [[mib for k, mib in kinds(each) if k == kind] for each in (graph, build.graph())]
+        assert sum(sizes[0]) == sum(sizes[1])
+        assert all(mib <= 30 for mib in sizes[0])
+
+
 def orders(build: Build, patience: float = 1.0, at_once: int | None = 1) -> tuple[list[int], float]:
     problem = problem_of(build.graph())
     order = latency_hiding_order(problem, Scheduler(at_once, lambda task: patience * task.ns))

@@ -305,4 +305,4 @@ def _integers(attribute: ir.Attribute) -> list[int]:
 
 
 def _elements(type_: ir.ShapedType) -> float:
-    return float(np.prod(type_.shape, dtype=np.float64)) if type_.has_static_shape else 0.0
+    return float(math.prod(type_.shape)) if type_.has_static_shape else 0.0

@@ -1,8 +1,8 @@
 """Collectives that are alike become one, as XLA's combiners make them before they schedule.
 
 Those of one kind over the same groups, and of one reduction and element type, are collected from
-the end of the program: a walk against the dependences that goes past no collective which it has
-taken, so that none of them follows from another, until they reach a number of bytes.
+the end of the program, but for what another one follows from that has been taken, until they reach
+a number of bytes.
 """
 
 from __future__ import annotations
@@ -34,85 +34,76 @@ def _key(sent: Communication) -> _Key:
 
 
 class _Combiner:
-    """Collects the groups of a graph."""
+    """Collects the groups of a graph. Sets of candidates, which are what can be combined, are bits
+    of an integer, by their place in the program."""
 
     def __init__(self, graph: TaskGraph, limits: Limits) -> None:
-        self._bytes: dict[int, float] = {}
-        self._keys: dict[int, _Key] = {}
         self._limits = limits
-        by_key: dict[_Key, list[int]] = {}
+        self._sent: dict[int, Communication] = {}  # by task
+        by_key: dict[_Key, list[int]] = {}  # in program order
         for task in graph.tasks:
             sent = task.communication
             if sent is not None and sent.bytes <= limits.get(sent.kind, 0.0):
                 by_key.setdefault(_key(sent), []).append(task.id)
-                self._bytes[task.id] = sent.bytes
-        for key, starts in by_key.items():
-            if len(starts) > 1:
-                self._keys.update(dict.fromkeys(starts, key))
-        self._deps = [set(task.needs) for task in graph.tasks]
-        self._users = [0] * len(self._deps)  # how many nodes use each
-        for deps in self._deps:
-            for dep in deps:
-                self._users[dep] += 1
-        self._node = list(range(len(self._deps)))  # by task, the node that it is part of
+                self._sent[task.id] = sent
+        self._left = {key: starts for key, starts in by_key.items() if len(starts) > 1}
+        starts = sorted(start for found in self._left.values() for start in found)
+        self._bit = {start: 1 << place for place, start in enumerate(starts)}
+        self._needs = _needed(graph, self._bit)
 
     def groups(self) -> list[list[int]]:
         """The starts of each collective that is made of several, in program order."""
         found: list[list[int]] = []
-        left = set(self._keys)
-        for start in sorted(left, reverse=True):
-            if start not in left:
-                continue
-            group = self._collect(self._keys[start], left)
-            left.difference_update(group or [start])
-            if len(group) > 1:
-                found.append(sorted(group))
-                self._merge(found[-1])
+        for start in reversed(self._bit):
+            left = self._left[_key(self._sent[start])]
+            if left and left[-1] == start:
+                group = self._collect(left)
+                if len(group) > 1:
+                    found.append(group[::-1])
+                    self._merge(group)
         return found
 
-    def _collect(self, key: _Key, left: set[int]) -> list[int]:
-        """Collectives of a key that do not follow from each other, the last ones first."""
-        limit = self._limits[key[0]]
-        alike = sum(self._keys[node] == key for node in left)
-        users = list(self._users)
-        ready = [-n for n, count in enumerate(users) if not count and self._node[n] == n]
-        heapify(ready)
+    def _collect(self, left: list[int]) -> list[int]:
+        """Takes from candidates of a key those that do not follow from each other, the last ones
+        first, until they are as large as is allowed."""
+        limit = self._limits[self._sent[left[-1]].kind]
         taken: list[int] = []
-        size = 0.0
-        while ready and len(taken) < alike:
-            node = -heappop(ready)
-            if node in left and self._keys[node] == key:
-                size += self._bytes[node]
-                if taken and size > limit:
-                    break
-                taken.append(node)
+        needed, members, size = 0, 0, 0.0
+        for start in reversed(left):
+            if needed & self._bit[start] or members & self._needs[start]:
                 continue
-            for dep in self._deps[node]:
-                users[dep] -= 1
-                if not users[dep]:
-                    heappush(ready, -dep)
+            size += self._sent[start].bytes
+            if taken and size > limit:
+                break
+            taken.append(start)
+            needed |= self._needs[start]
+            members |= self._bit[start]
+        gone = set(taken)
+        left[:] = (start for start in left if start not in gone)
         return taken
 
     def _merge(self, group: Sequence[int]) -> None:
-        """Makes one node of a group: the dependences of all, and all of their users."""
-        first, *others = group
-        gone = set(others)
-        joined = set[int]().union(*(self._deps[member] for member in group))
-        for member in group:
-            for dep in self._deps[member]:
-                self._users[dep] -= 1
-        for other in others:
-            self._node[other] = first
-            self._deps[other] = set()
-            self._users[other] = 0
-        self._deps[first] = joined
-        for dep in joined:
-            self._users[dep] += 1
-        for deps in self._deps:
-            if not gone.isdisjoint(deps):
-                self._users[first] += first not in deps
-                deps.difference_update(gone)
-                deps.add(first)
+        """What follows from one of a group follows from all, and from all that they need."""
+        members, needed = 0, 0
+        for start in group:
+            members |= self._bit[start]
+            needed |= self._needs[start]
+        for start, needs in self._needs.items():
+            if needs & members or self._bit[start] & members:
+                self._needs[start] = needs | needed | members
+        for start in group:
+            self._needs[start] &= ~members
+
+
+def _needed(graph: TaskGraph, bit: Mapping[int, int]) -> dict[int, int]:
+    """The candidates that each candidate follows from."""
+    needs: list[int] = []
+    for task in graph.tasks:
+        found = 0
+        for dep in task.needs:
+            found |= needs[dep] | bit.get(dep, 0)
+        needs.append(found)
+    return {start: needs[start] for start in bit}
 
 
 def _merged(

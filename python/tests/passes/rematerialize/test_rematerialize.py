@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +18,10 @@ from stablehlo_tools.analysis.tasks.expected import expected_run
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.cost.hardware import load_hardware
-from stablehlo_tools.diagnostics import Diagnostics, ToolError
+from stablehlo_tools.diagnostics import Diagnostics, ToolError, size
+from stablehlo_tools.targets.chips import Target
 from stablehlo_tools.targets.compilation import compile_artifact
+from stablehlo_tools.transforms.parts.rematerialize.compiling import compiled_run
 from stablehlo_tools.transforms.rematerialize import RematerializePass
 from stablehlo_tools.verify.comparison import Rule
 from stablehlo_tools.verify.verification import Options, verify_artifacts
@@ -121,6 +124,32 @@ def test_compilers_keep_it(target: str, scan: bool, layers: int):
         sizes.append(compiled.memory.total_bytes / GIB)
     assert sizes[1] < 0.75 * sizes[0]
     assert sizes[1] < 1.35 * peak(after)
+
+
+@pytest.mark.parametrize(("compiler", "hardware"), [("gpu", "h100"), ("tpu", "tpu-v5e")])
+def test_the_compiler_holds_the_limit(compiler: Literal["gpu", "tpu"], hardware: str):
+    """The least that the compiler can be held to, and a program of little more memory."""
+    exported = step(scan=True)
+
+    def held(limit: float) -> tuple[Artifact, Diagnostics]:
+        after, notes = artifact.from_exported(exported), Diagnostics()
+        RematerializePass(limit, 0.0, hardware, compiler, explain=True).run(after.module, notes)
+        return after, notes
+
+    with pytest.raises(ToolError, match=r"\(P3\)") as caught:
+        held(1e-3)
+    said = re.search(r"was found is ([\d.e+-]+) GiB", caught.value.diagnostic.message)
+    assert said
+    limit = 1.1 * float(said.group(1))
+    program, notes = held(limit)
+    profile = load_hardware(hardware)
+    run = compiled_run(program.module, Target(compiler), profile)
+    whole = compiled_run(artifact.from_exported(exported).module, Target(compiler), profile)
+    assert run.peak_bytes <= limit * GIB
+    assert run.peak_bytes < whole.peak_bytes
+    told = [each.message for each in notes.collected if " needs " in each.message]
+    assert len(told) == 1
+    assert f" needs {size(run.peak_bytes)} and " in told[0]
 
 
 SMALL = (

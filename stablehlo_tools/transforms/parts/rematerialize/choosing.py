@@ -95,11 +95,14 @@ class Tried:
     peak_bytes: float
     moved: int = 0
 
+    def same_as(self, other: Tried) -> bool:
+        """Whether both are the same choice, of the same program."""
+        return (self.setting, self.moved) == (other.setting, other.moved)
+
 
 class Choice:
-    """Tries prices of memory on a program, of which at most `safe` bytes shall be alive. `local`
-    makes of a copy what one device runs; with `offload` what does not fit may lie in the host's
-    memory."""
+    """Tries prices of memory on a program. `local` makes of a copy what one device runs; with
+    `offload` what does not fit may lie in the host's memory."""
 
     def __init__(
         self,
@@ -107,7 +110,6 @@ class Choice:
         prices: Prices,
         hardware: Hardware,
         local: Callable[[ir.Module], ir.Module],
-        safe: float,
         *,
         offload: bool = False,
     ) -> None:
@@ -115,9 +117,8 @@ class Choice:
         self._prices = prices
         self._hardware = hardware
         self._local = local
-        self._safe = safe
         self._offload = offload
-        self._tried: dict[Setting, Tried] = {}
+        self._tried: dict[tuple[Setting | None, float], Tried] = {}
 
     def settings(self) -> Iterator[list[Level]]:
         """The settings at which plans change, those that keep most first, by which waists are kept;
@@ -151,10 +152,10 @@ class Choice:
                 apart.append(Level(setting, found[setting]))
         return apart
 
-    def fastest(self, module: ir.Module) -> Tried:
-        """The fastest program that is expected to be safe, `module` itself if no other is faster;
-        the one that needs least where none is."""
-        best, safe = self._run(None, module, self._module), self._safe
+    def fastest(self, module: ir.Module, safe: float) -> Tried:
+        """The fastest program of which at most `safe` bytes are expected to be alive, `module`
+        itself if no other is faster; the one that needs least where none is safe."""
+        best = self.as_it_is(module, safe)
         for levels in self.settings():
             best = self._fastest_of(levels, safe, best)
             if self._is_large and best.peak_bytes <= safe:
@@ -164,7 +165,7 @@ class Choice:
     def _fastest_of(self, levels: Sequence[Level], safe: float, best: Tried) -> Tried:
         waited, patience = 0, _PATIENCE_IF_LARGE if self._is_large else _PATIENCE
         for level in levels[self._first_fitting(levels, safe, patience) :]:
-            tried = self.tried(level.setting)
+            tried = self.tried(level.setting, safe)
             if _is_better(tried, best, safe):
                 best, waited = tried, 0
             else:
@@ -178,7 +179,7 @@ class Choice:
         are tried on the way."""
         number = 0
         while number < len(levels) - patience:
-            peak = self.tried(levels[number].setting).peak_bytes
+            peak = self.tried(levels[number].setting, limit).peak_bytes
             if peak <= limit:
                 break
             others = peak - levels[number].kept_bytes
@@ -194,20 +195,36 @@ class Choice:
             apply(draft, self._prices, tried.setting, notes)
         return notes + said_of_moved(draft, tried.moved)
 
-    def tried(self, setting: Setting) -> Tried:
-        """The program with a setting."""
-        if setting not in self._tried:
+    def as_it_is(self, module: ir.Module, safe: float) -> Tried:
+        """The program before anything is chosen."""
+        return self._once(None, safe, lambda: (module, self._module))
+
+    def tried(self, setting: Setting, safe: float) -> Tried:
+        """The program with a setting; `safe` is what decides how many rows are moved."""
+
+        def written() -> tuple[ir.Module, ir.Module]:
             draft = copy_module(self._module)
             apply(draft, self._prices, setting)
-            self._tried[setting] = self._run(setting, draft, draft)
-        return self._tried[setting]
+            return draft, draft
 
-    def _run(self, setting: Setting | None, module: ir.Module, inlined: ir.Module) -> Tried:
+        return self._once(setting, safe, written)
+
+    def _once(
+        self, setting: Setting | None, safe: float, made: Callable[[], tuple[ir.Module, ir.Module]]
+    ) -> Tried:
+        key = (setting, safe if self._offload else 0.0)
+        if key not in self._tried:
+            self._tried[key] = self._run(setting, *made(), safe)
+        return self._tried[key]
+
+    def _run(
+        self, setting: Setting | None, module: ir.Module, inlined: ir.Module, safe: float
+    ) -> Tried:
         """A program or, where that is too large, what it is with rows in the host's memory, which
         are found where its calls are inlined."""
         run = self._expected(module)
-        if self._offload and run.peak_bytes > self._safe:
-            found = offloaded(inlined, self._expected, self._safe)
+        if self._offload and run.peak_bytes > safe:
+            found = offloaded(inlined, self._expected, safe)
             if found is not None and found.run.peak_bytes < run.peak_bytes:
                 less = found.run
                 return Tried(setting, found.module, less.contended_ns, less.peak_bytes, found.count)
