@@ -6,10 +6,10 @@
 A PROGRAM is a model of the zoo that takes `remat` and `policy`, of full size, or an artifact. Of a
 model, the step is exported without jax.checkpoint and with each policy in the user's code; all are
 partitioned for the hardware and compiled. For each policy the artifact without jax.checkpoint is
-rematerialized with the policy's memory as its limit, which the compiler holds it to. Then, for N limits between the
-least that is found and what the program needs as it is, what comes of it. With --offload the same
-again, where what is kept may lie in the host's memory. A program of 64 devices takes about ten
-minutes; no device is needed.
+rematerialized with the policy's memory as its limit, which the compiler holds it to. Then, for N
+limits between the least that is found and what the program needs as it is, what comes of it. With
+--offload the same again, where what is kept may lie in the host's memory. A program of 64 devices
+takes about ten minutes; no device is needed.
 
     ms         a run of the compiler's schedule, with what collectives take of compute beside them
     GiB        what the compiler counts for a device
