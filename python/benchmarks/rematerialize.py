@@ -12,13 +12,15 @@ limits between the least that is found and what the program needs as it is, what
 takes about ten minutes; no device is needed.
 
     ms         a run of the compiler's schedule, with what collectives take of compute beside them
-    GiB        what the compiler counts for a device
+    GiB        what a device has to have: what the compiler allocates, or what its schedule keeps
+               alive if that is more
     expected   the same two by the model, before the compiler has seen the program
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -36,9 +38,8 @@ from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.cost.hardware import Hardware, load_hardware
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.overlap.simulator import simulate
-from stablehlo_tools.targets.compilation import compile_artifact
-from stablehlo_tools.targets.hlo.tasks import hlo_task_graph
+from stablehlo_tools.targets.chips import Target
+from stablehlo_tools.transforms.parts.rematerialize.compiling import compiled_run
 
 POLICIES = ("nothing_saveable", "dots_with_no_batch_dims_saveable", "dots_saveable")
 PROFILES = {"gpu": "h100", "tpu": "tpu-v5p"}
@@ -162,15 +163,13 @@ def measured(program: Artifact, machine: Machine) -> Measured | ToolError:
     """A program as the compiler schedules it."""
     told = expected_run(program.module, machine.hardware)
     try:
-        made = compile_artifact(program, machine.target, 3600.0, hardware=machine.hardware)
+        run = compiled_run(program.module, Target(machine.target), machine.hardware)
     except ToolError as error:
         return error
-    graph = hlo_task_graph(made.text, machine.hardware, made.topology.devices)
-    run = simulate(graph, contended=True)
-    size = made.memory.peak_bytes or made.memory.total_bytes
-    return Measured(
-        run.total_ns / 1e6, size / _GIB, told.contended_ns / 1e6, told.peak_bytes / _GIB
-    )
+    if math.isinf(run.ns):
+        return ToolError(f"refused: it needs {run.peak_bytes / _GIB:.1f} GiB")
+    figures = (run.ns / 1e6, run.peak_bytes / _GIB)
+    return Measured(*figures, told.contended_ns / 1e6, told.peak_bytes / _GIB)
 
 
 def refused(error: ToolError) -> str:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import export, lax
-from models.zoo import ZOO
+from models.zoo import MODELS, ZOO
 from soaking import first
 
 import stablehlo_tools
@@ -21,6 +21,7 @@ from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.diagnostics import Diagnostics, ToolError, size
 from stablehlo_tools.targets.chips import Target
 from stablehlo_tools.targets.compilation import compile_artifact
+from stablehlo_tools.transforms.partition import PartitionPass
 from stablehlo_tools.transforms.parts.rematerialize.compiling import compiled_run
 from stablehlo_tools.transforms.rematerialize import RematerializePass
 from stablehlo_tools.verify.comparison import Rule
@@ -150,6 +151,23 @@ def test_the_compiler_holds_the_limit(compiler: Literal["gpu", "tpu"], hardware:
     told = [each.message for each in notes.collected if " needs " in each.message]
     assert len(told) == 1
     assert f" needs {size(run.peak_bytes)} and " in told[0]
+
+
+def test_logits_are_not_made_again_where_that_takes_more():
+    """Of the loss around a scan more is alive, made again, than in the layers: the least memory is
+    no more than jax.checkpoint's for every layer."""
+    name = "tpu-v5p"
+    plain = MODELS["decoder-2d-scan-step"].full()
+    theirs = artifact.from_exported(MODELS["decoder-2d-scan-step"].full(remat=True))
+    PartitionPass(hardware=name).run(theirs.module, Diagnostics())
+    ours = artifact.from_exported(plain)
+    PartitionPass(hardware=name).run(ours.module, Diagnostics())
+    with pytest.raises(ToolError, match=r"\(P3\)") as caught:
+        RematerializePass(1e-3, 0.0, name).run(ours.module, Diagnostics())
+    found = re.search(r"was found is ([\d.e+-]+) GiB", caught.value.diagnostic.message)
+    assert found
+    bound = expected_run(theirs.module, load_hardware(name)).peak_bytes / GIB
+    assert float(found.group(1)) <= bound
 
 
 SMALL = (

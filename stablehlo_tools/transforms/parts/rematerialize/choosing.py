@@ -65,11 +65,13 @@ _CORNERS, _CORNERS_IF_LARGE = 64, 16
 @dataclass(frozen=True, order=True)
 class Setting:
     """What decides all plans: the price of memory in ns per byte, which waists of blocks are kept
-    (`problem_of`), and values, by passage and position, that are not kept."""
+    (`problem_of`), and values, by passage and position, that are not kept; with `only_loops` what
+    crosses a block stays as it is."""
 
     price: float
     stride: int = 1
     without: tuple[tuple[int, int], ...] = ()
+    only_loops: bool = False
 
     def of(self, passage: int) -> frozenset[int]:
         """What is not kept in a passage."""
@@ -122,10 +124,13 @@ class Choice:
 
     def settings(self) -> Iterator[list[Level]]:
         """The settings at which plans change, those that keep most first, by which waists are kept;
-        of large programs not those that keep about as much as another."""
+        of large programs not those that keep about as much as another. Around loops over layers a
+        block has the loss, whose logits may take more if they are made again."""
         has_waists = any(map(_has_waists, self._whole))
         for stride in _STRIDES if has_waists else _STRIDES[:1]:
             yield self._of_stride(stride)
+        if len({type(each) for each in self._whole}) > 1:
+            yield self._of_stride(1, only_loops=True)
 
     @cached_property
     def _whole(self) -> list[Passage]:
@@ -136,15 +141,19 @@ class Choice:
     def _is_large(self) -> bool:
         return sum(len(each.makers) for each in self._whole) > _LARGE
 
-    def _of_stride(self, stride: int) -> list[Level]:
-        problems = [problem_of(each, self._prices, stride) for each in self._whole]
+    def _of_stride(self, stride: int, *, only_loops: bool = False) -> list[Level]:
+        problems = {
+            number: problem_of(each, self._prices, stride)
+            for number, each in enumerate(self._whole)
+            if isinstance(each, LoopPassage) or not only_loops
+        }
         most = _CORNERS_IF_LARGE if self._is_large else _CORNERS
         found: dict[Setting, float] = {}
-        for number, problem in enumerate(problems):
+        for number, problem in problems.items():
             for plan in problem.choice.curve(most):
                 without = tuple((number, position) for position in sorted(plan.without))
-                setting = Setting(plan.price, stride, without)
-                found[setting] = sum(_plan(p, n, setting).bytes for n, p in enumerate(problems))
+                setting = Setting(plan.price, stride, without, only_loops)
+                found[setting] = sum(_plan(p, n, setting).bytes for n, p in problems.items())
         near = _NEAR * max(found.values(), default=0.0) if self._is_large else 0.0
         apart: list[Level] = []
         for setting in sorted(found, key=lambda setting: (-found[setting], setting)):
@@ -266,7 +275,7 @@ def apply(
     waiting = dict(_passages(module, prices))
     for number, name in enumerate(list(waiting)):
         passage = waiting.get(name)
-        if passage is None:
+        if passage is None or (setting.only_loops and isinstance(passage, BlockPassage)):
             continue
         problem = problem_of(passage, prices, setting.stride)
         plan = _plan(problem, number, setting)
