@@ -20,6 +20,7 @@ Preconditions:
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -145,11 +146,12 @@ def expand_mpmd(artifact: Artifact, request: Request) -> Expansion:
         microbatches = read_step(prepared.module).loop.trips
         # What stages cost shows once the step is cut, and how many there are once a table is built;
         # unit costs do for the latter, but where a schedule is searched for.
-        stages = _table(request, microbatches, unit_costs(request.ranks)).stages
-        timed = time_stages(prepared, request, stages)
+        first = _table(request, microbatches, unit_costs(request.ranks))
+        timed = time_stages(prepared, request, first.stages, splits=first.splits)
         table = _table(request, microbatches, timed.costs)
-        if table.stages != stages:  # a search takes another placement for these costs
-            timed = time_stages(prepared, request, table.stages)
+        if (table.stages, table.splits) != (first.stages, first.splits):
+            # A search takes another placement for these costs.
+            timed = time_stages(prepared, request, table.stages, splits=table.splits)
             table = _table(request, microbatches, timed.costs)
         plan = Plan(
             timed.staged.step, timed.staged.assignment, with_communication(table, timed.costs)
@@ -207,11 +209,13 @@ def _free_reserved_names(module: ir.Module) -> None:
                 op.operation.attributes["sym_name"] = ir.StringAttr.get(free)
 
 
-def time_stages(prepared: Prepared, request: Request, stages: int) -> Timed:
-    """A copy of the step, cut into so many stages. Raises a located ToolError."""
+def time_stages(prepared: Prepared, request: Request, stages: int, *, splits: bool) -> Timed:
+    """A copy of the step, cut into so many stages, for a schedule that runs weight gradients apart
+    or not. Raises a located ToolError."""
     module, devices = copy_module(prepared.module), prepared.devices
     with module.context, ir.Location.unknown():
-        staged = stage_step(module, stages, Clock(request.hardware, devices.count))
+        clock = Clock(request.hardware, devices.count)
+        staged = stage_step(module, stages, clock, splits=splits)
     costs = stage_costs(staged.step, staged.assignment, request.hardware, devices.count)
     idle = next((each.stage for each in costs if not each.forward + each.backward), None)
     if idle is not None:
@@ -253,7 +257,7 @@ def _written(
         form="pairs",
         table=plan.table,
         ranks=tuple(_rank(plan, rank, module) for rank, module in enumerate(modules)),
-        stages=stages if plan.splits else tuple(replace(stage, kept=0.0) for stage in stages),
+        stages=stages if plan.table.splits else tuple(replace(stage, kept=0.0) for stage in stages),
         hardware=request.hardware.name,
         hop=timed.hop,
         inputs=_entries(argument_paths(artifact), main_type.inputs, inputs),
@@ -303,9 +307,9 @@ def compare_schedules(
         why: dict[str, str] = {}
         setting: Setting | None = None
         prepared = prepare(artifact, request)
-        for chunks in _chunks(request):
+        for chunks, splits in itertools.product(_chunks(request), (False, True)):
             try:
-                timed = time_stages(prepared, request, chunks * request.ranks)
+                timed = time_stages(prepared, request, chunks * request.ranks, splits=splits)
             except ToolError as error:
                 if setting is None:
                     raise
@@ -316,7 +320,7 @@ def compare_schedules(
             for entry, built in buildable(each, MOST_CHUNKS):
                 if isinstance(built, ToolError):
                     why.setdefault(entry.name, built.diagnostic.message)
-                elif built.stages == timed.costs.stages:
+                elif (built.stages, built.splits) == (timed.costs.stages, splits):
                     candidates[entry.name, chunks] = candidate_of(entry.name, built, each)
     assert setting is not None, "one stage a rank is tried first"
     there = {name for name, _ in candidates}

@@ -14,7 +14,7 @@ from stablehlo_tools.schedules.explicit_tables import with_communication
 from stablehlo_tools.schedules.generators.named import AUTO, MOST_CHUNKS, NAMED, Entry, buildable
 from stablehlo_tools.schedules.setting import Costs, Setting
 from stablehlo_tools.schedules.simulator import Timeline, simulate
-from stablehlo_tools.schedules.table import Kind, Table, actions_of, compacted
+from stablehlo_tools.schedules.table import Table, compacted
 from stablehlo_tools.schedules.validator import check
 
 _SAME = 5e-4  # makespans that differ by no more than this share of one count as equal
@@ -208,7 +208,5 @@ def candidate_of(name: str, table: Table, setting: Setting, blocking: bool = Fal
         memory=memory,
         messages=timeline.messages,
         fits=setting.fits(memory),
-        splits=any(
-            action.kind is Kind.WEIGHT_GRADIENT for row in table.rows for action in actions_of(row)
-        ),
+        splits=table.splits,
     )

@@ -200,6 +200,12 @@ class Table:
         return self.placement.stages
 
     @property
+    def splits(self) -> bool:
+        """Whether some weight gradients run apart from the input gradients."""
+        kinds = {action.kind for row in self.rows for action in actions_of(row)}
+        return Kind.WEIGHT_GRADIENT in kinds
+
+    @property
     def communicates(self) -> bool:
         """Whether the rows hold the sends and receives."""
         return any(

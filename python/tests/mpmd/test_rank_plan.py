@@ -57,11 +57,11 @@ def test_each_tensor_has_a_channel_of_its_own():
 
 def test_ranks_run_the_phases_of_their_row():
     module, plan = _plan(TWO_LAYERS, one_f_one_b(2, 3))
-    assert not plan.splits
+    assert not plan.table.splits
     phases = [[phase.work for phase in plan.phases_on(rank)] for rank in range(2)]
     assert phases == [[Work(Kind.FORWARD, s), Work(Kind.BACKWARD, s)] for s in range(2)]
     split_module, split = _plan(TWO_LAYERS, zb_h1(2, 3))
-    assert split.splits
+    assert split.table.splits
     gradients = (Kind.FORWARD, Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT)
     assert [phase.work for phase in split.phases_on(1)] == [Work(kind, 1) for kind in gradients]
     assert module is not None

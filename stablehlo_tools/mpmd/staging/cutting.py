@@ -65,8 +65,10 @@ _SLACK = 1.05  # of the least heaviest stage: what evenness and fewer bytes may 
 _ROUNDING = 1 + 1e-9
 
 
-def stage_step(module: ir.Module, stages: int, clock: Clock) -> Staged:
-    """Rewrites a module so that stages stand apart, and assigns its ops to them.
+def stage_step(module: ir.Module, stages: int, clock: Clock, *, splits: bool) -> Staged:
+    """Rewrites a module so that stages stand apart, and assigns its ops to them. With `splits` the
+    weight gradients of a range of layers become a loop of their own, which a schedule can put off
+    (zero bubble, arXiv 2401.10241); what the two hand on is written and read again.
 
     Raises a located ToolError where it cannot be cut into so many stages.
     """
@@ -77,9 +79,7 @@ def stage_step(module: ir.Module, stages: int, clock: Clock) -> Staged:
         mark(step, {index: [stage] for index, stage in by_user.items()})
     else:
         _cut(module, step, forward, stages, clock)
-    # The backward of a range of layers is one loop still. Its weight gradients become a loop of
-    # their own, which a schedule can put off (zero bubble, arXiv 2401.10241).
-    if _has_backward_loops(module):
+    if splits and _has_backward_loops(module):
         SplitWeightGradientsPass().run(module, Diagnostics())
     own_spreads(_block(module))
     # Each rewrite makes ops that have no stage yet: all is read and assigned again.

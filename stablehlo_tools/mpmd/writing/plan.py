@@ -112,12 +112,6 @@ class Plan:
             accumulator.links[0].op.location,
         )
 
-    @property
-    def splits(self) -> bool:
-        """Whether some weight gradients are apart from the input gradients."""
-        kinds = {action.kind for row in self.table.rows for action in actions_of(row)}
-        return Kind.WEIGHT_GRADIENT in kinds
-
     def phases_on(self, rank: int) -> list[Phase]:
         """The phases that a rank runs, by stage."""
         actions = actions_of(self.table.rows[rank])
