@@ -8,6 +8,7 @@ in one file. Importing it loads jaxlib's MLIR libraries (about a quarter of a se
 from __future__ import annotations
 
 import io
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -242,6 +243,50 @@ def compile_for_devices(
         override = ("xla_disable_hlo_passes", ",".join(skipped))
         options.env_option_overrides = [*options.env_option_overrides, override]
     return devices[0].client.compile_and_load(code, _jax.DeviceList(tuple(devices)), options)
+
+
+def compile_kept(code: bytes, devices: list[Any]) -> Any:
+    """What `compile_for_devices` makes of a program of one device for devices as partitions; kept
+    in, and taken from, jax's compilation cache where there is one (`jax_compilation_cache_dir`).
+
+    By content, on every process: jax itself keeps what process 0 compiles.
+    """
+    import hashlib
+    import time
+
+    import numpy as np
+    from jax._src import compilation_cache as cache
+    from jax._src.compiler import get_compile_options
+
+    client, listed = devices[0].client, _jax.DeviceList(tuple(devices))
+    if not cache.is_cache_used(client):
+        return compile_for_devices(code, 1, len(devices), devices, partitioned=False)
+    said = [str(client.platform_version), jaxlib_version, os.environ.get("XLA_FLAGS", "")]
+    said += [str(device.id) for device in devices] + [str(devices[0].device_kind)]
+    key = f"stablehlo-tools-{hashlib.sha256(code + repr(said).encode()).hexdigest()}"
+    assignment = np.array([[device.id for device in devices]])
+    options = get_compile_options(1, len(devices), assignment)
+    found, _ = cache.get_executable_and_time(key, options, client, listed)
+    if found is None:
+        began = time.monotonic()
+        found = compile_for_devices(code, 1, len(devices), devices, partitioned=False)
+        taken = int(time.monotonic() - began)
+        cache.put_executable_and_time(key, "main", found, client, taken)
+    return found
+
+
+def coordinator_address() -> str:
+    """Where the coordinator of `jax.distributed` listens; "" without one."""
+    from jax._src.distributed import global_state
+
+    return global_state.coordinator_address or ""
+
+
+def coordination_client() -> Any:
+    """The client of `jax.distributed` in this process, which has a key-value store."""
+    from jax._src.distributed import global_state
+
+    return global_state.client
 
 
 _OF_SHARDY = (b"sdy.sharding", b"sharding_constraint", b"manual_computation")

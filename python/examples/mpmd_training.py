@@ -51,7 +51,7 @@ def loss(weights: Any, tokens: jax.Array) -> jax.Array:
 def attention(hidden: jax.Array, w: Any) -> jax.Array:
     """Causal attention of one head."""
     q, k, v = hidden @ w["query"], hidden @ w["key"], hidden @ w["value"]
-    scores = q @ k.mT * WIDTH**-0.5
+    scores = q @ k.mT * q.shape[-1] ** -0.5
     causal = jnp.tril(jnp.ones(scores.shape[-2:], bool))
     return jax.nn.softmax(jnp.where(causal, scores, -1e30)) @ v @ w["out"]
 

@@ -8,6 +8,8 @@ or --atol say how much.
   --how sequential   in one process on XLA:CPU, a rank at a time, every message checked
   --how interpreter  two ranks at once in the StableHLO reference interpreter
   --how processes    a real process for each rank, connected by gloo
+  --train SCRIPT     not compared: a process for each rank runs a script of yours on this machine,
+                     which trains with stablehlo_tools.mpmd.load(DIR); what follows is the script's
   --compile gpu      not run: every rank compiled ahead of time for XLA:GPU
 
 Exit code 0: the same (all compiled); 1: outputs differ (a rank did not compile, or its transfers
@@ -20,11 +22,13 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stablehlo_tools.cli.shared_arguments import add_set_argument, seconds, tolerance, whole_number
 
 if TYPE_CHECKING:
+    from stablehlo_tools.mpmd.rank_set import RankSet
     from stablehlo_tools.mpmd.running.compiling import RankCompilation
     from stablehlo_tools.mpmd.running.outcome import Outcome, Output
 
@@ -42,6 +46,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how to run the ranks (sequential)",
     )
     parser.add_argument("--compile", choices=("gpu",), help="compile the ranks, and run nothing")
+    parser.add_argument(
+        "--train",
+        nargs=argparse.REMAINDER,
+        metavar="SCRIPT",
+        help="run a script in a process for each rank, with the words behind it",
+    )
     parser.add_argument("--seed", type=whole_number, default=0, help="of the random inputs (0)")
     add_set_argument(parser)
     parser.add_argument(
@@ -63,6 +73,8 @@ def run(arguments: argparse.Namespace) -> int:
     from stablehlo_tools.mpmd.rank_set import load
 
     ranks = load(arguments.directory)
+    if arguments.train is not None:
+        return _train(ranks, arguments.train)
     if arguments.compile:
         from stablehlo_tools.mpmd.running.compiling import compile_ranks
 
@@ -97,6 +109,15 @@ def run(arguments: argparse.Namespace) -> int:
             file=sys.stderr,
         )
     return 0 if outcome.same else 1
+
+
+def _train(ranks: RankSet, words: Sequence[str]) -> int:
+    from stablehlo_tools.diagnostics import ToolError
+    from stablehlo_tools.mpmd.runtime.launching import launch
+
+    if not words or not Path(words[0]).is_file():
+        raise ToolError(f"--train: there is no script {words[0] if words else ''!r}")
+    return launch(ranks, words[0], words[1:], grace=60.0)
 
 
 def _outcome(outcome: Outcome) -> str:

@@ -82,6 +82,9 @@ PERMUTES = "permutes"
 _DEVICE_TO_DEVICE = 1
 _WATCHED = "watched"
 BOTH_ENDS = "both-ends"
+# XLA:GPU divides autotuning among processes by the program's fingerprint: those with different
+# programs wait for each other for ever where this flag is on, which it is by default.
+SHARDED_AUTOTUNING = "xla_gpu_shard_autotuning"
 _COPIED = ("channel_handle", "is_host_transfer", "source_target_pairs")
 
 

@@ -107,7 +107,7 @@ def cut_pieces(manifest: Manifest, arrays: Sequence[Array]) -> list[list[Array]]
     pieces: list[dict[int, Array]] = [{} for _ in manifest.ranks]
     for entry, array in zip(manifest.inputs, arrays, strict=True):
         for piece in entry.pieces:
-            pieces[piece.rank][piece.number] = array[_index(piece)]
+            pieces[piece.rank][piece.number] = array[index_of(piece)]
     return [[numbered[i] for i in sorted(numbered)] for numbered in pieces]
 
 
@@ -124,15 +124,15 @@ def _joined(entry: Entry, results: Sequence[Sequence[Array]]) -> Array:
     whole = np.zeros(value.shape, element_of(value).dtype)
     filled = np.zeros(value.shape, np.int8)
     for piece in entry.pieces:
-        whole[_index(piece)] = results[piece.rank][piece.number]
-        filled[_index(piece)] += 1
+        whole[index_of(piece)] = results[piece.rank][piece.number]
+        filled[index_of(piece)] += 1
     if (filled != 1).any():
         what = "twice" if (filled > 1).any() else "by no rank"
         raise ToolError(f"a part of output {entry.path} is given {what}")
     return whole
 
 
-def _index(piece: Piece) -> tuple[slice, ...]:
+def index_of(piece: Piece) -> tuple[slice, ...]:
     if piece.dim is None:
         return (...,)  # pyright: ignore[reportReturnType]
     return (*[slice(None)] * piece.dim, slice(piece.start, piece.limit))

@@ -271,7 +271,7 @@ class Player:
     def _constant(self, op: ir.Operation) -> list[Parts]:
         number = constant_integer(op.results[0])
         if number is None or str(op.results[0].type) != "tensor<i32>":
-            return self.machine.run(self._compiled(constant_module(op), op), [])
+            return self.machine.run(self._compiled(module_of(op), op), [])
         return [self.machine.placed([np.array(number, np.int32)] * self.manifest.devices)]
 
     def functions(self) -> list[ir.Module]:
@@ -472,25 +472,26 @@ def as_module(module: ir.Module, name: str, rank: int, devices: int) -> ir.Modul
     return result
 
 
-def constant_module(op: ir.Operation) -> ir.Module:
-    """A module whose `main` returns the constant that `op` is."""
-    type_ = op.results[0].type
+def module_of(op: ir.Operation) -> ir.Module:
+    """A module whose `main` does what `op` does, which is no call and has no regions."""
+    inputs, outputs = ([value.type for value in side] for side in (op.operands, op.results))
     with op.context, ir.Location.unknown():
         result = ir.Module.create()
         function = ir.Operation.create(
             FUNCTION,
             attributes={
                 "sym_name": ir.StringAttr.get("main"),
-                "function_type": ir.TypeAttr.get(ir.FunctionType.get([], [type_])),
+                "function_type": ir.TypeAttr.get(ir.FunctionType.get(inputs, outputs)),
             },
             regions=1,
             ip=ir.InsertionPoint(result.body),
         )
-        block = function.regions[0].blocks.append()
-        constant = op.clone(ip=ir.InsertionPoint(block))
-        ir.Operation.create(
-            "func.return", operands=[constant.results[0]], ip=ir.InsertionPoint(block)
-        )
+        block = function.regions[0].blocks.append(*inputs)
+        end = ir.InsertionPoint(block)
+        copy = op.clone(ip=end)
+        for number, argument in enumerate(block.arguments):
+            copy.operands[number] = argument
+        ir.Operation.create("func.return", operands=list(copy.results), ip=end)
     return result
 
 

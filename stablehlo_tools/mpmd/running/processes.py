@@ -5,7 +5,6 @@ Each process compiles its own rank's program, in the form `permutes`, for its ow
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import time
 from collections.abc import Sequence
@@ -29,7 +28,7 @@ from stablehlo_tools.mpmd.running.child import (
 from stablehlo_tools.mpmd.running.localisation import LocalProgram, localised
 from stablehlo_tools.mpmd.running.sequential import Run
 from stablehlo_tools.mpmd.transfers import PERMUTES, with_permutes
-from stablehlo_tools.processes.child import end_group, start, write_request
+from stablehlo_tools.processes.child import end_group, free_port, start, write_request
 from stablehlo_tools.processes.ending import how_it_ended, last_words
 from stablehlo_tools.verify.element_types import Array
 
@@ -103,7 +102,7 @@ def _by_result(room: Path, devices: int) -> list[list[Array]]:
 
 def _attempt(rooms: Sequence[Path], devices: int, timeout: float) -> None:
     deadline = time.monotonic() + timeout
-    port = _free_port()
+    port = free_port()
     with ExitStack() as running:
         processes = [
             running.enter_context(_Process(rank, room, port, devices, timeout))
@@ -174,10 +173,3 @@ class _Process:
         code = self.process.poll()
         how = "failed" if code is None else how_it_ended(code, "running it")
         return ToolError(f"the process of rank {self.rank} {how}", notes=last_words(errors))
-
-
-def _free_port() -> int:
-    """A port that nobody listened at a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

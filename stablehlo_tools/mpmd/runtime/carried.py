@@ -1,0 +1,344 @@
+"""Which results of a step are arguments of the next one, and copies of them for other ranks.
+
+A result is on one rank, an argument on every rank that reads it: a step counter, tied weights. So
+where another rank reads the next value, it is sent there behind all else:
+
+    return %new, %count                                  // rank 0 has the counter
+  ==>
+    %t1 = "stablehlo.send"(%count, %t) {channel 41, pairs = [[0, 1]]}
+    return %new, %count
+
+    %count, %t1 = "stablehlo.recv"(%t) {channel 41, pairs = [[0, 1]]}       // rank 1 reads it
+    return %new, %count
+
+Programs are those of a device here (`running.localisation`), in the form `pairs`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from stablehlo_tools import bindings
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.dialect.names import AFTER_ALL, RECV, SEND
+from stablehlo_tools.ir.builder import Builder
+from stablehlo_tools.ir.carriers import append_to_terminator, resize_function
+from stablehlo_tools.ir.walk import entry_function, terminator
+from stablehlo_tools.mpmd.manifest import FINISH, Entry, Manifest, Piece, Transfer
+from stablehlo_tools.mpmd.rank_set import RankSet
+from stablehlo_tools.mpmd.running.localisation import LocalProgram
+
+type Keys = tuple[str, ...]
+_KEY = re.compile(r"""\[(?:'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)"|([^\]]+))\]|\.(\w+)""")
+_DEVICE_TO_DEVICE = 1
+
+
+def keys_of(path: str) -> Keys:
+    """The steps of a path in a pytree: `[0]['w'].mu[3]` is 0, w, mu, 3; none of what is no path."""
+    matches = list(_KEY.finditer(path))
+    if "".join(match.group(0) for match in matches) != path:
+        return ()
+    return tuple(next(g for g in match.groups() if g is not None) for match in matches)
+
+
+def carried_of(manifest: Manifest, told: Mapping[str, str] | None) -> dict[int, int]:
+    """By its number among the inputs, the output that is the next value of an input.
+
+    `told` maps paths of results to paths of arguments, each with all that is below it. Without it
+    results and arguments are the same where they are trees of names with the same leaves: of
+    several such, those in the same place, then the first ones. Raises ToolError where nothing is.
+    """
+    inputs = [keys_of(entry.path) for entry in manifest.inputs]
+    outputs = [keys_of(entry.path) for entry in manifest.outputs]
+    pairs = _inferred(manifest, inputs, outputs) if told is None else _told(told)
+    carried: dict[int, int] = {}
+    for result, argument in pairs:
+        leaves = _below(manifest.inputs, inputs, argument)
+        for rest, number in _below(manifest.outputs, outputs, result).items():
+            if rest not in leaves:
+                where = manifest.outputs[number].path
+                raise ToolError(f"result {where} has no argument below {_shown(argument)}")
+            source, target = manifest.outputs[number], manifest.inputs[leaves[rest]]
+            if source.type != target.type:
+                raise ToolError(
+                    f"result {source.path} is {source.type}, and argument {target.path} "
+                    f"{target.type}"
+                )
+            carried[leaves[rest]] = number
+    if not carried:
+        raise ToolError(
+            "no result of this step is seen to be an argument of the next one; say which: "
+            "carried={'[0]': '[0]'}, results first"
+        )
+    return carried
+
+
+def _told(told: Mapping[str, str]) -> list[tuple[Keys, Keys]]:
+    return [(keys_of(result), keys_of(argument)) for result, argument in told.items()]
+
+
+def _below(entries: Sequence[Entry], keys: Sequence[Keys], prefix: Keys) -> dict[Keys, int]:
+    """The entries below a path, by the rest of their paths. Raises ToolError where there are
+    none."""
+    found = {
+        each[len(prefix) :]: number
+        for number, each in enumerate(keys)
+        if entries[number].path and each[: len(prefix)] == prefix
+    }
+    if not found:
+        raise ToolError(f"there is nothing at {_shown(prefix)}")
+    return found
+
+
+def _shown(keys: Keys) -> str:
+    return "".join(f"[{key if key.isdecimal() else repr(key)}]" for key in keys) or "the root"
+
+
+def _inferred(
+    manifest: Manifest, inputs: Sequence[Keys], outputs: Sequence[Keys]
+) -> list[tuple[Keys, Keys]]:
+    """Trees of names that are on both sides. A bare array is never taken for the next value of
+    another: a loss may have the type of a learning rate."""
+    arguments = _trees(manifest.inputs, inputs, 1)
+    left = set(arguments)
+    pairs: list[tuple[Keys, Keys]] = []
+    for depth in (1, 0):  # the result may be the tree itself
+        for place, tree in _trees(manifest.outputs, outputs, depth).items():
+            alike = [argument for argument in sorted(left) if arguments[argument] == tree]
+            if alike and not (depth == 0 and pairs):
+                taken = place if place in alike else alike[0]
+                left.discard(taken)
+                pairs.append((place, taken))
+    return pairs
+
+
+type _Tree = frozenset[tuple[Keys, str]]
+
+
+def _trees(entries: Sequence[Entry], keys: Sequence[Keys], depth: int) -> dict[Keys, _Tree]:
+    """What lies below the first steps of the paths, where that has names: leaves and types."""
+    found: dict[Keys, set[tuple[Keys, str]]] = {}
+    for entry, each in zip(entries, keys, strict=True):
+        if len(each) > depth:
+            found.setdefault(each[:depth], set()).add((each[depth:], entry.type))
+        elif each:
+            found.setdefault(each[:depth], set()).add(((), entry.type))
+    return {
+        place: frozenset(tree) for place, tree in found.items() if all(rest for rest, _ in tree)
+    }
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows of an output: those that result `number` of a rank has from `start` to `limit` of its
+    own rows along `dim`; all of it where that is None."""
+
+    rank: int
+    number: int
+    dim: int | None = None
+    start: int = 0
+    limit: int = 0
+
+
+@dataclass(frozen=True)
+class Next:
+    """What argument `number` of a rank is in the next step: parts in the order of their rows along
+    `dim`."""
+
+    rank: int
+    number: int
+    parts: tuple[Part, ...]
+    dim: int = 0
+
+    @property
+    def own(self) -> int | None:
+        """The result of the same rank that it is, where it is one as a whole."""
+        (first, *others) = self.parts
+        is_own = not others and first.rank == self.rank and first.dim is None
+        return first.number if is_own else None
+
+
+def next_values(manifest: Manifest, carried: Mapping[int, int]) -> list[Next]:
+    """The next values of all arguments that are carried, in one order for all ranks."""
+    return [
+        _next(manifest.outputs[output], piece)
+        for number, output in sorted(carried.items())
+        for piece in manifest.inputs[number].pieces
+    ]
+
+
+def _next(output: Entry, wanted: Piece) -> Next:
+    """The rows of a piece of an argument, among the pieces of its next value."""
+    dims = {piece.dim for piece in (wanted, *output.pieces)} - {None}
+    if len(dims) > 1:
+        raise ToolError(f"{output.path} is cut along several dimensions")
+    if not dims:
+        (whole,) = output.pieces
+        return Next(wanted.rank, wanted.number, (Part(whole.rank, whole.number),))
+    (dim,) = dims
+    assert dim is not None
+    start, limit = _rows(output, wanted, dim)
+    parts: list[Part] = []
+    for piece in sorted(output.pieces, key=lambda piece: piece.start):
+        first, last = _rows(output, piece, dim)
+        low, high = max(first, start), min(last, limit)
+        if (low, high) == (first, last):
+            parts.append(Part(piece.rank, piece.number))
+        elif low < high:
+            parts.append(Part(piece.rank, piece.number, dim, low - first, high - first))
+    return Next(wanted.rank, wanted.number, tuple(parts), dim)
+
+
+def _rows(entry: Entry, piece: Piece, dim: int) -> tuple[int, int]:
+    if piece.dim is not None:
+        return piece.start, piece.limit
+    size = entry.type.removeprefix("tensor<").split("x")[dim]
+    return 0, int(size)
+
+
+def check_devices(
+    manifest: Manifest, programs: Sequence[LocalProgram], values: Sequence[Next]
+) -> None:
+    """Raises ToolError where the devices of a rank divide a result otherwise than the argument that
+    it becomes."""
+    paths = {
+        (piece.rank, piece.number): entry.path
+        for entry in manifest.inputs
+        for piece in entry.pieces
+    }
+    for value in values:
+        wanted = programs[value.rank].inputs[value.number]
+        for part in value.parts:
+            given = programs[part.rank].outputs[part.number]
+            is_cut = part.dim is not None and any(
+                len(index) > part.dim and index[part.dim] != slice(None) for index in given
+            )
+            if given != wanted or is_cut:
+                raise ToolError(
+                    f"the devices of rank {part.rank} divide the next value of "
+                    f"{paths[value.rank, value.number]} otherwise than its argument: export the "
+                    "step with the same shardings on both sides"
+                )
+
+
+def with_copies(
+    ranks: RankSet, values: Sequence[Next]
+) -> tuple[RankSet, dict[int, dict[int, int]]]:
+    """The set with what ranks need of each other's results, in place; and by rank and number of an
+    argument, the result that is its next value."""
+    writers = [_Writer(ranks, rank) for rank in range(ranks.ranks)]
+    transfers = list(ranks.manifest.transfers)
+    following: dict[int, dict[int, int]] = {rank: {} for rank in range(ranks.ranks)}
+    channel = max((transfer.channel for transfer in transfers), default=0)
+    sent: dict[tuple[Part, int], ir.Value] = {}
+    for value in values:
+        if value.own is not None:
+            following[value.rank][value.number] = value.own
+            continue
+        received: list[ir.Value] = []
+        for part in value.parts:
+            given = writers[part.rank].rows(part)
+            if part.rank == value.rank:
+                received.append(given)
+                continue
+            if (part, value.rank) not in sent:
+                channel += 1
+                transfer = Transfer(channel, FINISH, 0, part.rank, value.rank, str(given.type))
+                transfers.append(transfer)
+                writers[part.rank].send(given, transfer)
+                sent[part, value.rank] = writers[value.rank].receive(given.type, transfer)
+            received.append(sent[part, value.rank])
+        following[value.rank][value.number] = writers[value.rank].give(received, value.dim)
+    for writer in writers:
+        writer.end()
+    manifest = replace(ranks.manifest, transfers=tuple(transfers))
+    return replace(ranks, manifest=manifest), following
+
+
+class _Writer:
+    """Writes behind all else in the program of a rank."""
+
+    def __init__(self, ranks: RankSet, rank: int) -> None:
+        self._main = entry_function(ranks.programs[rank].module)
+        self._block = self._main.regions[0].blocks[0]
+        self._devices = ranks.manifest.devices
+        self._results = list(terminator(self._block).operands)
+        self._given: list[ir.Value] = []
+        end = ir.InsertionPoint(terminator(self._block))
+        self._builder = Builder(end, self._main.location)
+        self._token: ir.Value | None = None
+        for view in self._block.operations:
+            if view.operation.name in (SEND, RECV):
+                self._token = view.operation.results[-1]
+
+    def rows(self, part: Part) -> ir.Value:
+        """The rows of a result."""
+        value = self._results[part.number]
+        if part.dim is None:
+            return value
+        return self._builder.slice_along(value, part.dim, part.start, part.limit)
+
+    def send(self, value: ir.Value, transfer: Transfer) -> None:
+        """Sends a value."""
+        kinds = [self._chain().type]
+        operands = [value, self._chain()]
+        self._token = self._op(SEND, operands, kinds, self._ends(transfer)).results[0]
+
+    def receive(self, type_: ir.Type, transfer: Transfer) -> ir.Value:
+        """Receives a value of a type, which may be another context's."""
+        with self._main.context:
+            own = ir.Type.parse(str(type_))
+        kinds = [own, self._chain().type]
+        op = self._op(RECV, [self._chain()], kinds, self._ends(transfer))
+        self._token = op.results[1]
+        return op.results[0]
+
+    def give(self, values: Sequence[ir.Value], dim: int) -> int:
+        """The number of the result that values are together, row behind row."""
+        value = values[0] if len(values) == 1 else self._builder.concatenate(values, dim)
+        self._given.append(value)
+        return len(self._results) + len(self._given) - 1
+
+    def end(self) -> None:
+        """Makes `main` return what was given."""
+        with self._main.context, self._main.location:
+            append_to_terminator(self._block, self._given)
+            resize_function(self._main, 0, len(self._given))
+
+    def _chain(self) -> ir.Value:
+        if self._token is None:
+            with self._main.context:
+                kinds = [bindings.TokenType.get()]
+            self._token = self._op(AFTER_ALL, [], kinds, {}).results[0]
+        assert self._token is not None
+        return self._token
+
+    def _ends(self, transfer: Transfer) -> dict[str, ir.Attribute]:
+        size = self._devices
+        pairs = [[transfer.source * size + d, transfer.target * size + d] for d in range(size)]
+        with self._main.context:
+            return {
+                "channel_handle": bindings.ChannelHandle.get(transfer.channel, _DEVICE_TO_DEVICE),
+                "source_target_pairs": ir.DenseElementsAttr.get(np.array(pairs, np.int64)),
+            }
+
+    def _op(
+        self,
+        name: str,
+        operands: Sequence[ir.Value],
+        results: Sequence[ir.Type],
+        attributes: Mapping[str, ir.Attribute],
+    ) -> ir.Operation:
+        return ir.Operation.create(
+            name,
+            results=list(results),
+            operands=list(operands),
+            attributes=dict(attributes),
+            loc=self._main.location,
+            ip=self._builder.point,
+        )

@@ -1,0 +1,48 @@
+"""Checkpoints of the whole state, by Orbax: the pytree of the original program, no more."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from stablehlo_tools.diagnostics import ToolError
+
+
+def save(directory: str | os.PathLike[str], tree: Any) -> None:
+    """Writes a pytree; every process calls it. Raises ToolError where there is something."""
+    path = _absolute(directory)
+    if path.exists():
+        raise ToolError(f"{path} exists: a checkpoint is never written over")
+    with _checkpointer() as checkpointer:
+        checkpointer.save(path, tree)
+
+
+def restore(directory: str | os.PathLike[str]) -> Any:
+    """Reads a pytree as NumPy arrays. Raises ToolError for what is no checkpoint."""
+    import jax
+    import numpy as np
+    from orbax import checkpoint as orbax
+
+    path = _absolute(directory)
+    if not path.is_dir():
+        raise ToolError(f"there is no checkpoint {path}")
+    with _checkpointer() as checkpointer:
+        try:
+            metadata = checkpointer.metadata(path).item_metadata
+            wanted = jax.tree.map(lambda _: orbax.RestoreArgs(restore_type=np.ndarray), metadata)
+            return checkpointer.restore(path, restore_args=wanted)
+        except (ValueError, OSError, KeyError) as error:
+            raise ToolError(f"{path} is no checkpoint that can be read: {error}") from None
+
+
+def _absolute(directory: str | os.PathLike[str]) -> Path:
+    return Path(os.path.abspath(directory))  # noqa: PTH100 - links stay links
+
+
+def _checkpointer() -> Any:
+    try:
+        from orbax import checkpoint as orbax
+    except ImportError:
+        raise ToolError("checkpoints are Orbax's: pip install orbax-checkpoint") from None
+    return orbax.PyTreeCheckpointer()

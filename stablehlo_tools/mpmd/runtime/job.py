@@ -1,0 +1,369 @@
+"""A training run on a set of rank programs.
+
+jax.distributed.initialize()                  # a process for each rank; or none for all of them
+with stablehlo_tools.mpmd.load("set") as job:
+    state = job.init(state)                   # the state as the original program takes it
+    for tokens in batches:
+        state, results = job.step(state, tokens)
+    job.save("checkpoint", state)             # as the original program loads it
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from stablehlo_tools.artifacts.artifact import Artifact
+from stablehlo_tools.diagnostics import ToolError, naming
+from stablehlo_tools.mpmd.manifest import NAME, Entry, Piece
+from stablehlo_tools.mpmd.rank_set import RankSet
+from stablehlo_tools.mpmd.rank_set import load as load_set
+from stablehlo_tools.mpmd.running.child import element_of, index_of, value_of
+from stablehlo_tools.mpmd.running.localisation import Index, localised
+from stablehlo_tools.mpmd.runtime.carried import (
+    carried_of,
+    check_devices,
+    keys_of,
+    next_values,
+    with_copies,
+)
+from stablehlo_tools.mpmd.runtime.checkpoints import restore, save
+from stablehlo_tools.mpmd.runtime.engines import AllRanks, Engine, OneRank, Parts, Prepared, Values
+from stablehlo_tools.mpmd.runtime.exchange import from_owner
+from stablehlo_tools.mpmd.runtime.signature import Leaves, Need, Signature, rows_of
+from stablehlo_tools.mpmd.runtime.watch import Watch
+
+type _ByRank = dict[int, dict[int, Parts]]  # by rank and number
+
+
+@dataclass
+class State:
+    """What this process has of the state; a step consumes it.
+
+    `arguments`: those of ranks. `beside`: results that no rank takes as arguments. `rest`: by path,
+    what no rank reads or makes. `step`: how many have been run.
+    """
+
+    leaves: Leaves = field(repr=False)
+    step: int = 0
+    arguments: _ByRank = field(default_factory=dict[int, dict[int, Parts]], repr=False)
+    beside: _ByRank = field(default_factory=dict[int, dict[int, Parts]], repr=False)
+    rest: dict[str, np.ndarray] = field(default_factory=dict[str, np.ndarray], repr=False)
+    is_consumed: bool = False
+
+
+class Results(Mapping[str, np.ndarray]):
+    """The results of a step that are no state, by their paths, as far as this process has them.
+
+    Reading one waits for the step.
+    """
+
+    def __init__(self, job: Job, parts: dict[str, tuple[Piece, Parts]]) -> None:
+        self._job, self.parts = job, parts
+
+    def __getitem__(self, path: str) -> np.ndarray:
+        if path not in self.parts:
+            entry = self._job.signature.results.get(path)
+            if entry is None:
+                known = ", ".join(self._job.signature.results) or "none"
+                raise KeyError(f"there is no result {path}: {known}")
+            ranks = sorted({piece.rank for piece in entry.pieces})
+            raise KeyError(f"result {path} is on rank {', '.join(map(str, ranks))}")
+        return self._job.read(path, *self.parts[path])
+
+    def later(self, path: str) -> Callable[[], np.ndarray] | None:
+        """Reads a result when it is called, so that the next steps need not wait; None where it is
+        on another process."""
+        return None if path not in self.parts else lambda: self[path]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.parts)
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+
+def load(
+    directory: str | os.PathLike[str],
+    *,
+    carried: Mapping[str, str] | None = None,
+    silence: float = 15.0,
+    patience: float = 600.0,
+) -> Job:
+    """The job of this process: of one rank, where `jax.distributed` has been initialized with a
+    process for each (or more for ranks of many devices), otherwise of all ranks.
+
+    `carried` says which results are the state's next values, by paths: `{"[0]": "[0]"}`, results
+    first; without it they are found by their names. Every process ends with a message when another
+    one has not been heard of for `silence` seconds, or been in the same step for `patience`
+    seconds. Raises ToolError for a set that is none, another one than other processes have, and
+    devices that do not fit it.
+    """
+    with naming(os.fspath(directory)):
+        ranks = load_set(directory)
+        watch = Watch(ranks.name, _digest(Path(directory), ranks), silence, patience)
+        watch.agree()
+        with watch.during("compiling"):
+            prepared, signature = _prepared(ranks, carried)
+            is_whole = ranks.ranks == 1 or jax.process_count() > 1
+            engine: Engine = OneRank(prepared) if is_whole else AllRanks(prepared)
+        return Job(prepared, engine, signature, watch)
+
+
+def _digest(directory: Path, ranks: RankSet) -> str:
+    """Of the bytes of all files of a set."""
+    digest = hashlib.sha256()
+    for name in (NAME, *(rank.program for rank in ranks.manifest.ranks)):
+        data = (directory / name).read_bytes()
+        digest.update(f"{name} {len(data)} ".encode() + data)
+    return digest.hexdigest()
+
+
+def _prepared(ranks: RankSet, carried: Mapping[str, str] | None) -> tuple[Prepared, Signature]:
+    """The programs of devices, which hand on what other ranks read of the state."""
+    local = tuple(localised(ranks, rank) for rank in range(ranks.ranks))
+    programs = tuple(
+        Artifact(program.name, program.form, of.module)
+        for program, of in zip(ranks.programs, local, strict=True)
+    )
+    signature = Signature(ranks.manifest, carried_of(ranks.manifest, carried))
+    values = next_values(ranks.manifest, signature.carried)
+    check_devices(ranks.manifest, local, values)
+    written, following = with_copies(replace(ranks, programs=programs), values)
+    return Prepared(written, local, following), signature
+
+
+class Job:
+    """What this process does of a set. Every process calls the same methods in the same order;
+    leaving its context closes it."""
+
+    def __init__(
+        self, prepared: Prepared, engine: Engine, signature: Signature, watch: Watch
+    ) -> None:
+        self.signature = signature
+        self._local, self._following = prepared.local, prepared.following
+        self._engine, self._watch = engine, watch
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks of this process."""
+        return self._engine.ranks
+
+    @property
+    def carried(self) -> dict[str, str]:
+        """The results that are arguments of the next step, by their paths."""
+        manifest = self.signature.manifest
+        pairs = self.signature.carried.items()
+        return {manifest.outputs[o].path: manifest.inputs[i].path for i, o in pairs}
+
+    @property
+    def data_spec(self) -> dict[str, Need]:
+        """What ranks need of the data, by its path: a rank that is not there needs none of it."""
+        return self.signature.needs
+
+    def init(self, *arguments: Any, **named: Any) -> State:
+        """Places the state: its arguments as the original program takes them, in order, or named as
+        there. Leaves are arrays of the whole, of which this process takes its part.
+
+        Raises ToolError for a leaf that is missing, or of another type.
+        """
+        with self._watch.during("placing the state"):
+            leaves = self.signature.state_leaves(arguments, named)
+            return self._placed(leaves)
+
+    def step(self, state: State, *data: Any, **named: Any) -> tuple[State, Results]:
+        """Runs a step on the data, in the order of its arguments, and consumes the state.
+
+        A leaf of the data is an array of the whole, or of the rows that this process needs; None
+        will do for what no rank of this process reads. Raises ToolError where data does not fit;
+        then nothing has run, and the state stays.
+        """
+        with self._watch.during(f"step {state.step}", state.step):
+            if state.is_consumed:
+                raise ToolError("this state was consumed by a step: use the one that it returned")
+            given = self._placed_data(data, named)
+            self._engine.wait()
+            arguments = {
+                rank: [parts for _, parts in sorted((numbered | given[rank]).items())]
+                for rank, numbered in state.arguments.items()
+            }
+            after = replace(state, step=state.step + 1, beside={}, arguments={})
+            numbers = {rank: set(numbered) for rank, numbered in state.arguments.items()}
+            beside = {rank: set(numbered) for rank, numbered in state.beside.items()}
+            constants = self._constants(state)
+            # From here on nothing but the engine has the values that may be written over.
+            state.is_consumed, state.arguments, state.beside = True, {}, {}
+            results = self._engine.run(arguments)
+            for rank, given_back in results.items():
+                following = self._following[rank]
+                after.arguments[rank] = constants[rank] | {
+                    n: given_back[following[n]] for n in numbers[rank] if n in following
+                }
+                after.beside[rank] = {n: given_back[n] for n in beside[rank]}
+            return after, self._results(results)
+
+    def share(self, results: Results) -> dict[str, np.ndarray]:
+        """The results of a step on every process: meant for scalars, a loss or a norm."""
+        found: dict[str, np.ndarray] = {}
+        with self._watch.during("sharing results"):
+            for path, entry in self.signature.results.items():
+                homes = [(p, self._local[p.rank].outputs[p.number]) for p in entry.pieces]
+                found[path] = self._whole(entry, homes, lambda _, at=path: results.parts[at][1])
+        return found
+
+    def gather(self, state: State) -> Any:
+        """The whole state on every process, as NumPy arrays in the structure that `init` took: of
+        several arguments, a tuple of them."""
+        with self._watch.during("gathering the state", state.step):
+            if state.is_consumed:
+                raise ToolError("this state was consumed by a step: use the one that it returned")
+            leaves = [self._gathered(state, path) for path in state.leaves.of]
+            arguments, named = jax.tree.unflatten(state.leaves.structure, leaves)
+            given = (*arguments, *named.values())
+            return given[0] if len(given) == 1 else given
+
+    def save(self, directory: str | os.PathLike[str], state: State) -> None:
+        """Writes the whole state as an Orbax checkpoint of the original's pytree, whole or not at
+        all. Every process calls it. Raises ToolError where the directory exists."""
+        whole = self.gather(state)
+        with self._watch.during(f"writing {os.fspath(directory)}", state.step):
+            save(directory, whole)
+
+    def restore(self, directory: str | os.PathLike[str], step: int = 0) -> State:
+        """Places the state of an Orbax checkpoint, by whatever program, ranks and schedule it was
+        written. `step`: how many have been run. Raises ToolError for what is none."""
+        with self._watch.during(f"reading {os.fspath(directory)}"):
+            whole = restore(directory)
+        several = isinstance(whole, tuple | list)
+        return replace(self.init(*whole) if several else self.init(whole), step=step)
+
+    def close(self) -> None:
+        """Says that this process is done, so that no other one takes its end for a fault."""
+        self._watch.close()
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
+        if error is None:
+            self.close()
+        else:
+            self._watch.failed(error)
+
+    def read(self, path: str, piece: Piece, parts: Parts) -> np.ndarray:
+        """A result of a rank, by its path, over those of its devices that this process has."""
+        with self._watch.during(f"reading {path}"):
+            return self._joined(piece, parts)
+
+    def _joined(self, piece: Piece, parts: Parts) -> np.ndarray:
+        local = self._local[piece.rank]
+        indices = local.outputs[piece.number]
+        if len(indices) == 1:
+            return np.asarray(parts[0])
+        value = value_of(local.types[1][piece.number])
+        whole = np.zeros(value.shape, element_of(value).dtype)
+        places = [place for place, _ in self._engine.devices(piece.rank)]
+        for place, part in reversed(list(zip(places, parts, strict=True))):
+            whole[indices[place]] = np.asarray(part)
+        return whole
+
+    def _placed(self, leaves: Leaves) -> State:
+        state = State(leaves)
+        for rank in self.ranks:
+            state.arguments[rank], state.beside[rank] = {}, {}
+        for path, leaf in leaves.of.items():
+            number = self.signature.number.get(keys_of(path))
+            if number is None or not self.signature.is_held(number):
+                state.rest[path] = np.asarray(leaf)
+            if number is None:
+                continue
+            for piece in self.signature.manifest.inputs[number].pieces:
+                if piece.rank in self.ranks:
+                    indices = self._local[piece.rank].inputs[piece.number]
+                    parts = self._engine.placed(piece.rank, leaf[index_of(piece)], indices)
+                    state.arguments[piece.rank][piece.number] = parts
+            for piece, is_argument in self.signature.homes(number).items():
+                if piece.rank in self.ranks and not is_argument:
+                    indices = self._local[piece.rank].outputs[piece.number]
+                    parts = self._engine.placed(piece.rank, leaf[index_of(piece)], indices)
+                    state.beside[piece.rank][piece.number] = parts
+        # The leaves are not kept: their paths are all that is needed.
+        state.leaves = Leaves(dict.fromkeys(leaves.of), leaves.structure)
+        return state
+
+    def _placed_data(self, data: Sequence[Any], named: Mapping[str, Any]) -> _ByRank:
+        leaves = self.signature.data_leaves(data, named)
+        placed: _ByRank = {rank: {} for rank in self.ranks}
+        for number in self.signature.data:
+            entry = self.signature.manifest.inputs[number]
+            for piece in entry.pieces:
+                if piece.rank not in self.ranks:
+                    continue
+                array = leaves.get(keys_of(entry.path))
+                if array is None:
+                    raise ToolError(f"rank {piece.rank} reads {entry.path}, which was not given")
+                indices = self._local[piece.rank].inputs[piece.number]
+                rows = rows_of(array, entry, piece)
+                placed[piece.rank][piece.number] = self._engine.placed(piece.rank, rows, indices)
+        return placed
+
+    def _constants(self, state: State) -> _ByRank:
+        """What of the state no step changes."""
+        return {
+            rank: {n: parts for n, parts in numbered.items() if n not in self._following[rank]}
+            for rank, numbered in state.arguments.items()
+        }
+
+    def _results(self, results: Values) -> Results:
+        found = {
+            path: (piece, results[piece.rank][piece.number])
+            for path, entry in self.signature.results.items()
+            for piece in entry.pieces
+            if piece.rank in results
+        }
+        return Results(self, found)
+
+    def _gathered(self, state: State, path: str) -> np.ndarray:
+        if path in state.rest:
+            return state.rest[path]
+        number = self.signature.number[keys_of(path)]
+        homes = self.signature.homes(number)
+
+        def parts_of(piece: Piece) -> Parts:
+            held = state.arguments if homes[piece] else state.beside
+            return held[piece.rank][piece.number]
+
+        placed: list[tuple[Piece, tuple[Index, ...]]] = []
+        for piece, is_argument in homes.items():
+            local = self._local[piece.rank]
+            indices = local.inputs if is_argument else local.outputs
+            placed.append((piece, indices[piece.number]))
+        return self._whole(self.signature.manifest.inputs[number], placed, parts_of)
+
+    def _whole(
+        self,
+        entry: Entry,
+        homes: Sequence[tuple[Piece, tuple[Index, ...]]],
+        parts_of: Callable[[Piece], Parts],
+    ) -> np.ndarray:
+        """A value on every process, of what devices have of its pieces."""
+        value = value_of(entry.type, entry.path)
+        whole = np.zeros(value.shape, element_of(value).dtype)
+        for piece, indices in homes:
+            mine: dict[int, jax.Array] = {}
+            if piece.rank in self.ranks:
+                places = [place for place, _ in self._engine.devices(piece.rank)]
+                mine = dict(zip(places, parts_of(piece), strict=True))
+            rows = whole[index_of(piece)]  # a view
+            for place in (at for at, index in enumerate(indices) if indices.index(index) == at):
+                owner = self._engine.process_of(piece.rank, place)
+                shape = rows[indices[place]].shape
+                rows[indices[place]] = from_owner(mine.get(place), owner, shape, whole.dtype)
+        return whole

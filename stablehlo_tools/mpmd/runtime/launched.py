@@ -1,0 +1,37 @@
+"""A process of a job on one machine: joins the others, then runs the user's script.
+
+python -m stablehlo_tools.mpmd.runtime.launched RANK RANKS ADDRESS DEVICES SCRIPT [ARGUMENT ...]
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from pathlib import Path
+
+import jax
+
+from stablehlo_tools.processes.activity import end_with_parent
+
+
+def main(rank: int, ranks: int, address: str, devices: int, script: str) -> None:
+    """Runs the script as the main program; its own `jax.distributed.initialize()` would be the
+    second, so a script asks `jax.distributed.is_initialized()` first."""
+    end_with_parent(os.getppid())
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(
+        address,
+        ranks,
+        rank,
+        local_device_ids=range(rank * devices, (rank + 1) * devices),
+        coordinator_bind_address=address,
+    )
+    sys.path[0] = str(Path(script).resolve().parent)
+    runpy.run_path(script, run_name="__main__")
+
+
+if __name__ == "__main__":
+    number, count, place, size, path, *words = sys.argv[1:]
+    sys.argv = [path, *words]
+    main(int(number), int(count), place, int(size), path)

@@ -1,0 +1,194 @@
+"""What of a step is state and what is data, where each part lies, and the leaves that are given.
+
+The arguments of the original step fall into two: those that a result of it is the next value of,
+with all that is in the same argument, are the state; the others are data. All of it is known from
+the manifest and from what is carried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.mpmd.manifest import Entry, Manifest, Piece
+from stablehlo_tools.mpmd.rank_set import piece_type
+from stablehlo_tools.mpmd.running.child import element_of, index_of, value_of
+from stablehlo_tools.mpmd.runtime.carried import Keys, keys_of
+
+
+@dataclass(frozen=True)
+class Need:
+    """What ranks read of an argument that is data: the type of the whole, and the rows of each rank
+    that reads any."""
+
+    path: str
+    type: str
+    rows: Mapping[int, tuple[slice, ...]]
+
+
+@dataclass(frozen=True)
+class Leaves:
+    """The leaves of a state by their paths, and the structure that they are in."""
+
+    of: Mapping[str, Any]
+    structure: Any
+
+
+class Signature:
+    """Of the original step: `state` and `data` are numbers of inputs, `carried` by such a number
+    the output that is its next value."""
+
+    def __init__(self, manifest: Manifest, carried: Mapping[int, int]) -> None:
+        if manifest.inputs and not manifest.inputs[0].path:
+            raise ToolError("this program was exported for several platforms: export it for one")
+        self.manifest, self.carried = manifest, dict(carried)
+        keys = [keys_of(entry.path) for entry in manifest.inputs]
+        of_state = {keys[number][:1] for number in carried}
+        self.state = tuple(n for n, each in enumerate(keys) if each[:1] in of_state)
+        self.data = tuple(n for n, each in enumerate(keys) if each[:1] not in of_state)
+        self.number = {keys[n]: n for n in self.state}
+        self._places, self._names = _split(each[0] for each in of_state if each)
+        self._data_places, self._data_names = _split(keys[n][0] for n in self.data if keys[n])
+
+    @property
+    def results(self) -> dict[str, Entry]:
+        """The outputs that are no state, by their paths."""
+        state = set(self.carried.values())
+        outputs = enumerate(self.manifest.outputs)
+        return {entry.path: entry for number, entry in outputs if number not in state}
+
+    @property
+    def needs(self) -> dict[str, Need]:
+        """What ranks need of the data, by its path."""
+        entries = [self.manifest.inputs[number] for number in self.data]
+        return {
+            entry.path: Need(
+                entry.path, entry.type, {piece.rank: index_of(piece) for piece in entry.pieces}
+            )
+            for entry in entries
+        }
+
+    def homes(self, number: int) -> dict[Piece, bool]:
+        """Where the parts of an argument of the state lie between steps, each row once: pieces of
+        the argument (True), and of the result that no rank takes as it is."""
+        entry = self.manifest.inputs[number]
+        if number not in self.carried:
+            return dict.fromkeys(_once(entry), True)
+        own = {(p.rank, p.dim, p.start, p.limit): p for p in entry.pieces}
+        homes: dict[Piece, bool] = {}
+        for piece in self.manifest.outputs[self.carried[number]].pieces:
+            argument = own.get((piece.rank, piece.dim, piece.start, piece.limit))
+            homes[argument or piece] = argument is not None
+        return homes
+
+    def is_held(self, number: int) -> bool:
+        """Whether all of an argument of the state lies on devices."""
+        entry = self.manifest.inputs[number]
+        return number in self.carried or _is_all(entry, _once(entry))
+
+    def state_leaves(self, arguments: Sequence[Any], named: Mapping[str, Any]) -> Leaves:
+        """The leaves of the state's arguments. Raises ToolError where one is missing, or has
+        another type."""
+        _check_given("the state has", self._places, arguments, self._names, named)
+        flat, structure = jax.tree_util.tree_flatten_with_path((tuple(arguments), dict(named)))
+        leaves: dict[str, Any] = {}
+        for (side, first, *rest), leaf in flat:
+            start = f"[{self._places[first.idx]}]" if side.idx == 0 else f"[{first.key!r}]"
+            leaves[start + jax.tree_util.keystr(tuple(rest))] = leaf
+        found = {keys_of(path) for path in leaves}
+        missing = next((n for each, n in self.number.items() if each not in found), None)
+        if missing is not None:
+            raise ToolError(f"the state has no {self.manifest.inputs[missing].path}")
+        for path, leaf in leaves.items():
+            number = self.number.get(keys_of(path))
+            if number is not None:
+                leaves[path] = checked(leaf, self.manifest.inputs[number].type, path)
+        return Leaves(leaves, structure)
+
+    def data_leaves(self, data: Sequence[Any], named: Mapping[str, Any]) -> dict[Keys, Any]:
+        """The leaves of a step's data. Raises ToolError where an argument is missing."""
+        _check_given("a step takes", self._data_places, data, self._data_names, named)
+        found: dict[Keys, Any] = {}
+        for place, tree in (*zip(self._data_places, data, strict=True), *named.items()):
+            for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+                found[(place, *keys_of(jax.tree_util.keystr(path)))] = leaf
+        return found
+
+
+def _split(keys: Any) -> tuple[list[str], list[str]]:
+    """Arguments by place, and those by name."""
+    known = dict.fromkeys(keys)
+    return sorted((k for k in known if k.isdecimal()), key=int), [
+        k for k in known if not k.isdecimal()
+    ]
+
+
+def _check_given(
+    what: str,
+    places: Sequence[str],
+    arguments: Sequence[Any],
+    names: Sequence[str],
+    named: Mapping[str, Any],
+) -> None:
+    if len(arguments) != len(places) or set(names) != set(named):
+        wanted = ", ".join([*(f"[{place}]" for place in places), *names]) or "none"
+        given = ", ".join([*(f"[{place}]" for place in range(len(arguments))), *named]) or "none"
+        count = f"{len(arguments) + len(named)}: {given}" if arguments or named else "none"
+        raise ToolError(f"{what} the arguments {wanted} of the original, and was given {count}")
+
+
+def _is_all(entry: Entry, pieces: Sequence[Piece]) -> bool:
+    """Whether pieces in the order of their rows are all of an argument."""
+    if any(piece.dim is None for piece in pieces):
+        return True
+    if not pieces or pieces[0].dim is None:
+        return False
+    dim, end = pieces[0].dim, 0
+    for piece in pieces:
+        if piece.dim != dim or piece.start > end:
+            return False
+        end = max(end, piece.limit)
+    return end == value_of(entry.type).shape[dim]
+
+
+def _once(entry: Entry) -> list[Piece]:
+    """Pieces of an argument with each row that they have once."""
+    whole = [piece for piece in entry.pieces if piece.dim is None]
+    if whole:
+        return whole[:1]
+    taken: list[Piece] = []
+    end = 0
+    for piece in sorted(entry.pieces, key=lambda piece: (piece.start, -piece.limit)):
+        if piece.limit > end:
+            taken.append(piece)
+            end = piece.limit
+    return taken
+
+
+def checked(leaf: Any, type_: str, path: str) -> Any:
+    """An array of a type. Raises ToolError for another one."""
+    if isinstance(leaf, jax.Array) and jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        leaf = jax.random.key_data(leaf)
+    array = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
+    value = value_of(type_, path)
+    dtype = element_of(value).dtype
+    if array.dtype != dtype and jax.dtypes.canonicalize_dtype(array.dtype) == dtype:
+        array = array.astype(dtype)  # as jax takes 64 bits where it is set to 32
+    if array.shape != value.shape or array.dtype != dtype:
+        raise ToolError(f"{path} is {array.dtype}{list(array.shape)}, and the set has {type_}")
+    return array
+
+
+def rows_of(array: Any, entry: Entry, piece: Piece) -> Any:
+    """The rows of a piece, of an array of all of them or of these alone. Raises ToolError for an
+    array that is neither."""
+    own = piece_type(entry, piece)
+    shape = value_of(own, entry.path).shape
+    if np.shape(array) == shape != value_of(entry.type, entry.path).shape:
+        return checked(array, own, entry.path)
+    return checked(array, entry.type, entry.path)[index_of(piece)]
