@@ -44,5 +44,5 @@ def _checkpointer() -> Any:
     try:
         from orbax import checkpoint as orbax
     except ImportError:
-        raise ToolError("checkpoints are Orbax's: pip install orbax-checkpoint") from None
+        raise ToolError("checkpoints are Orbax's, which the extra `train` installs") from None
     return orbax.PyTreeCheckpointer()

@@ -65,8 +65,8 @@ class Results(Mapping[str, np.ndarray]):
     Reading one waits for the step.
     """
 
-    def __init__(self, job: Job, parts: dict[str, tuple[Piece, Parts]]) -> None:
-        self._job, self.parts = job, parts
+    def __init__(self, job: Job, parts: dict[str, tuple[Piece, Parts]], step: int) -> None:
+        self._job, self.parts, self.step = job, parts, step
 
     def __getitem__(self, path: str) -> np.ndarray:
         if path not in self.parts:
@@ -76,7 +76,7 @@ class Results(Mapping[str, np.ndarray]):
                 raise KeyError(f"there is no result {path}: {known}")
             ranks = sorted({piece.rank for piece in entry.pieces})
             raise KeyError(f"result {path} is on rank {', '.join(map(str, ranks))}")
-        return self._job.read(path, *self.parts[path])
+        return self._job.read(f"{path} of step {self.step}", *self.parts[path])
 
     def later(self, path: str) -> Callable[[], np.ndarray] | None:
         """Reads a result when it is called, so that the next steps need not wait; None where it is
@@ -207,12 +207,12 @@ class Job:
                     n: given_back[following[n]] for n in numbers[rank] if n in following
                 }
                 after.beside[rank] = {n: given_back[n] for n in beside[rank]}
-            return after, self._results(results)
+            return after, self._results(results, state.step)
 
     def share(self, results: Results) -> dict[str, np.ndarray]:
         """The results of a step on every process: meant for scalars, a loss or a norm."""
         found: dict[str, np.ndarray] = {}
-        with self._watch.during("sharing results"):
+        with self._watch.during(f"sharing results of step {results.step}"):
             for path, entry in self.signature.results.items():
                 homes = [(p, self._local[p.rank].outputs[p.number]) for p in entry.pieces]
                 found[path] = self._whole(entry, homes, lambda _, at=path: results.parts[at][1])
@@ -257,9 +257,9 @@ class Job:
         else:
             self._watch.failed(error)
 
-    def read(self, path: str, piece: Piece, parts: Parts) -> np.ndarray:
-        """A result of a rank, by its path, over those of its devices that this process has."""
-        with self._watch.during(f"reading {path}"):
+    def read(self, what: str, piece: Piece, parts: Parts) -> np.ndarray:
+        """A result of a rank over those of its devices that this process has; `what` in words."""
+        with self._watch.during(f"reading {what}"):
             return self._joined(piece, parts)
 
     def _joined(self, piece: Piece, parts: Parts) -> np.ndarray:
@@ -321,14 +321,14 @@ class Job:
             for rank, numbered in state.arguments.items()
         }
 
-    def _results(self, results: Values) -> Results:
+    def _results(self, results: Values, step: int) -> Results:
         found = {
             path: (piece, results[piece.rank][piece.number])
             for path, entry in self.signature.results.items()
             for piece in entry.pieces
             if piece.rank in results
         }
-        return Results(self, found)
+        return Results(self, found, step)
 
     def _gathered(self, state: State, path: str) -> np.ndarray:
         if path in state.rest:

@@ -21,7 +21,7 @@ _POLL = 0.05
 
 
 def launch(ranks: RankSet, script: str, words: Sequence[str], grace: float) -> int:
-    """Runs a script in a process for each rank, and returns the first exit code that is not 0.
+    """Runs a script in a process for each rank; 0 where all have ended well, otherwise 1.
 
     A line that a rank writes comes out behind its number. Where a rank has failed the others have
     `grace` seconds to say so. No process outlives the call.
@@ -68,7 +68,7 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]], grace: float) -> int:
     rank, code = failed
     how = f"exit code {code}" if code > 0 else signal.Signals(-code).name
     print(f"error: rank {rank} ended with {how}", file=sys.stderr, flush=True)
-    return code if code > 0 else 1
+    return 1
 
 
 def _variables(devices: int) -> dict[str, str]:

@@ -251,13 +251,13 @@ class Watch:
             last = self._others.get(0, Status())
             return (
                 f"rank 0, which coordinates the job, has not answered for "
-                f"{now - self._answered:.0f} s; it was last in: {last.doing}"
+                f"{now - self._answered:.0f} s; then it was in: {last.doing}"
             )
         for process, heard in sorted(self._heard.items()):
             last = self._others.get(process, Status())
             if process != self._me and not last.closed and now - heard > self._silence:
                 return (
-                    f"rank {process} has not been heard of for {now - heard:.0f} s; it was last "
+                    f"rank {process} has not been heard of for {now - heard:.0f} s; then it was "
                     f"in: {last.doing}"
                 )
         return self._hang(now)

@@ -19,8 +19,10 @@ def manifest(inputs: list[tuple[Any, ...]], outputs: list[tuple[Any, ...]]) -> M
     def entries(listed: list[tuple[Any, ...]]) -> tuple[Entry, ...]:
         return tuple(Entry(each[0], each[1], tuple(each[2:])) for each in listed)
 
-    parts: dict[str, Any] = dict.fromkeys(Manifest.__dataclass_fields__)
-    return Manifest(**{**parts, "inputs": entries(inputs), "outputs": entries(outputs)})
+    none: Any = None
+    return Manifest(
+        "step", 1, "pairs", none, (), (), "h100", 0.0, entries(inputs), entries(outputs), ()
+    )
 
 
 @pytest.mark.parametrize(
