@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from stablehlo_tools.artifacts.artifact import Artifact
     from stablehlo_tools.mpmd.expansion import Request
+    from stablehlo_tools.schedules.table import Table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,10 +24,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("input", metavar="INPUT", help="the artifact, or - for standard input")
     parser.add_argument("-o", "--output", metavar="DIR", help="where to write; made if missing")
     parser.add_argument(
-        "--schedule", metavar="NAME", help="as `stablehlo-tools schedule` names them"
+        "--schedule",
+        metavar="NAME",
+        help="as `stablehlo-tools schedule` names them, or a file: text, JSON, PyTorch's CSV",
     )
     parser.add_argument(
-        "--ranks", metavar="P", type=int, required=True, help="ranks of the pipeline"
+        "--ranks", metavar="P", type=int, help="ranks of the pipeline; a file says it itself"
     )
     parser.add_argument("--chunks", metavar="V", type=int, help="stages on each rank")
     parser.add_argument(
@@ -55,19 +58,31 @@ def run(arguments: argparse.Namespace) -> int:
         raise ToolError("give -o DIR to write the programs, or --compare to time every schedule")
     if not arguments.compare and arguments.schedule is None:
         raise ToolError("give --schedule NAME, or --compare to see which there are")
+    given = _given(arguments.schedule) if arguments.schedule else None
+    ranks = arguments.ranks or (given and given.ranks)
+    if not ranks:
+        raise ToolError("give --ranks P: how many ranks the pipeline has")
     loaded = artifact.load(arguments.input)
     request = Request(
         arguments.schedule or "",
-        arguments.ranks,
+        ranks,
         hardware_for(loaded, arguments.hardware),
         arguments.chunks,
         arguments.microbatches,
+        given,
     )
     return (
         _compare(arguments, loaded, request)
         if arguments.compare
         else _write(arguments, loaded, request)
     )
+
+
+def _given(schedule: str) -> Table | None:
+    """The schedule in a file; None for a name of the catalogue."""
+    from stablehlo_tools.schedules.forms import SUFFIXES, read_table
+
+    return read_table(schedule) if schedule.lower().endswith(SUFFIXES) else None
 
 
 def _write(arguments: argparse.Namespace, loaded: Artifact, request: Request) -> int:

@@ -78,20 +78,23 @@ from stablehlo_tools.schedules.explicit_tables import with_communication
 from stablehlo_tools.schedules.generators.named import MOST_CHUNKS, buildable
 from stablehlo_tools.schedules.setting import Costs, Setting, unit_costs
 from stablehlo_tools.schedules.simulator import simulate
-from stablehlo_tools.schedules.table import Table
+from stablehlo_tools.schedules.table import Table, compacted
+from stablehlo_tools.schedules.validator import check
 from stablehlo_tools.transforms.accumulate_gradients import AccumulateGradientsPass
 
 
 @dataclass(frozen=True)
 class Request:
     """What is asked for: a schedule of the catalogue over `ranks`, with `chunks` stages on each
-    where it leaves that free; `microbatches` of a step that has no loop over them."""
+    where it leaves that free; `microbatches` of a step that has no loop over them. `given`: a
+    schedule from elsewhere, in place of the catalogue's."""
 
     schedule: str
     ranks: int
     hardware: Hardware
     chunks: int | None = None
     microbatches: int | None = None
+    given: Table | None = None
 
 
 @dataclass(frozen=True)
@@ -153,9 +156,9 @@ def expand_mpmd(artifact: Artifact, request: Request) -> Expansion:
             # A search takes another placement for these costs.
             timed = time_stages(prepared, request, table.stages, splits=table.splits)
             table = _table(request, microbatches, timed.costs)
-        plan = Plan(
-            timed.staged.step, timed.staged.assignment, with_communication(table, timed.costs)
-        )
+        if not table.communicates:
+            table = with_communication(table, timed.costs)
+        plan = Plan(timed.staged.step, timed.staged.assignment, compacted(table))
         return _written(artifact, request, plan, timed, prepared.alone)
 
 
@@ -229,8 +232,30 @@ def time_stages(prepared: Prepared, request: Request, stages: int, *, splits: bo
 
 
 def _table(request: Request, microbatches: int, costs: Costs) -> Table:
+    if request.given is not None:
+        return _checked(request.given, request, microbatches)
     setting = Setting(request.ranks, microbatches, costs, request.chunks)
     return build(request.schedule, setting)
+
+
+def _checked(table: Table, request: Request, microbatches: int) -> Table:
+    """A schedule from elsewhere. Raises ToolError where it is not valid, or not for this step."""
+    check(table)
+    if not table.training:
+        raise ToolError(f"expand-mpmd: {table.name} has no backward, and the step has one")
+    asked = {"ranks": request.ranks, "microbatches": microbatches, "chunks": request.chunks}
+    own = {
+        "ranks": table.ranks,
+        "microbatches": table.microbatches,
+        "chunks": table.placement.chunks,
+    }
+    for what, count in asked.items():
+        if count not in (None, own[what]):
+            who = "the step has" if what == "microbatches" else f"--{what} is"
+            raise ToolError(
+                f"expand-mpmd: {table.name} is for {own[what]} {what}, and {who} {count}"
+            )
+    return table
 
 
 def _written(

@@ -73,6 +73,7 @@ class Watch:
         have other sets, which every process then says."""
         if self._client is None:
             return
+        atexit.register(self._leave)
         self._client.key_value_set(f"{self._keys}/digest/{self._me}", self._digest)
         found: dict[int, str] = {}
         for process in range(self._count):
@@ -97,7 +98,6 @@ class Watch:
         self._words = _last_words(self._me)
         for work in (self._tell, self._look):
             threading.Thread(target=work, daemon=True).start()
-        atexit.register(self._leave)
 
     @property
     def doing(self) -> str:
@@ -145,13 +145,13 @@ class Watch:
             self._own.ended = self._early()
         else:
             self._own.ended = f"failed {self._where()}: {_said(error)}"
-        self._set()
+        self._set_at_last()
 
     def close(self) -> None:
         """Says that all is done."""
         self._own.closed = True
         if self._client is not None:
-            self._set()
+            self._set_at_last()
         self._stop.set()
 
     def _leave(self) -> None:
@@ -163,7 +163,7 @@ class Watch:
             self.failed(error)
         elif not self._own.ended:
             self._own.ended = self._early()
-            self._set()
+            self._set_at_last()
         # The others end, too: jax's own goodbye would wait for them for minutes, and abort.
         sys.stdout.flush()
         sys.stderr.flush()
@@ -189,6 +189,12 @@ class Watch:
         except Exception:  # XLA's own types; `_look` says when it has been so for too long
             return
         self._answered = time.monotonic()
+
+    def _set_at_last(self) -> None:
+        """Tells the others, if the coordinator takes it within a moment: it may be gone."""
+        telling = threading.Thread(target=self._set, daemon=True)
+        telling.start()
+        telling.join(_LINGER)
 
     def _say(self, what: str) -> None:
         """Says what should be said of this process if it ends now."""
@@ -229,7 +235,7 @@ class Watch:
             threading.Event().wait()  # another thread ends the process
         print(f"error: {fault}", file=sys.stderr, flush=True)
         self._own.ended = f"ended for {fault}"
-        self._set()
+        self._set_at_last()
         time.sleep(_LINGER if self._me == 0 else 0)
         os._exit(_FAULT)
 
