@@ -26,6 +26,7 @@ from stablehlo_tools.bindings import new_context, parse_module
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.mpmd.manifest import Entry, Manifest, Piece
 from stablehlo_tools.mpmd.rank_set import load
+from stablehlo_tools.mpmd.running.functions import as_module
 from stablehlo_tools.mpmd.running.outcome import (
     Options,
     RunnerName,
@@ -33,7 +34,6 @@ from stablehlo_tools.mpmd.running.outcome import (
     run_original,
     run_set,
 )
-from stablehlo_tools.mpmd.running.player import as_module
 from stablehlo_tools.processes import child
 
 DIES = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"

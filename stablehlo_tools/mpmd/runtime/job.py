@@ -27,6 +27,7 @@ from stablehlo_tools.mpmd.rank_set import RankSet
 from stablehlo_tools.mpmd.rank_set import load as load_set
 from stablehlo_tools.mpmd.running.child import element_of, index_of, value_of
 from stablehlo_tools.mpmd.running.localisation import Index, localised
+from stablehlo_tools.mpmd.runtime.all_ranks import AllRanks
 from stablehlo_tools.mpmd.runtime.carried import (
     carried_of,
     check_devices,
@@ -35,8 +36,9 @@ from stablehlo_tools.mpmd.runtime.carried import (
     with_copies,
 )
 from stablehlo_tools.mpmd.runtime.checkpoints import restore, save
-from stablehlo_tools.mpmd.runtime.engines import AllRanks, Engine, OneRank, Parts, Prepared, Values
+from stablehlo_tools.mpmd.runtime.engine import Engine, Parts, Prepared, Values
 from stablehlo_tools.mpmd.runtime.exchange import from_owner
+from stablehlo_tools.mpmd.runtime.one_rank import OneRank
 from stablehlo_tools.mpmd.runtime.signature import Leaves, Need, Signature, rows_of
 from stablehlo_tools.mpmd.runtime.watch import Watch
 

@@ -1,0 +1,143 @@
+"""The rank of this process, in a job of a process or several for each rank.
+
+The program of the rank is compiled whole, for all devices of the job, in the form in which its
+runtime takes transfers.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+
+from stablehlo_tools import bindings
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.dialect.names import CALL, COLLECTIVE_PERMUTE
+from stablehlo_tools.ir.walk import entry_function, ops_named, terminator
+from stablehlo_tools.mpmd.rank_set import RankSet
+from stablehlo_tools.mpmd.runtime.engine import (
+    Engine,
+    Prepared,
+    Values,
+    any_values,
+    devices_for,
+    run_on,
+)
+from stablehlo_tools.mpmd.transfers import SHARDED_AUTOTUNING, with_both_ends, with_permutes
+
+_PERMUTE = re.compile(r"collective-permute(-start)?\(")
+
+
+class OneRank(Engine):
+    """The rank of this process, in a job of a process or several for each rank."""
+
+    def __init__(self, prepared: Prepared) -> None:
+        super().__init__(prepared)
+        self._all = devices_for(prepared.ranks)
+        self.ranks = (_rank_of(prepared.ranks, self._all),)
+        (rank,) = self.ranks
+        module = _in_form(prepared.ranks, self._all[0].platform).programs[rank].module
+        before = entry_function(prepared.ranks.programs[rank].module)
+        self._results = len(terminator(before.regions[0].blocks[0]).operands)
+        after = len(terminator(entry_function(module).regions[0].blocks[0]).operands)
+        state = set(prepared.following[rank].values())
+        # A result that no step takes and may have the memory of: what keeps permutes, or a loss.
+        self._signal = next((n for n in reversed(range(after)) if n not in state), None)
+        _donate(module, prepared.following[rank])
+        if self._all[0].platform == "cpu":
+            _keep_calls(module)
+        self._executable = bindings.compile_kept(bindings.write_bytecode(module), self._all)
+        _check_permutes(module, self._executable)
+        self._whole = any_values(self._all)
+
+    def devices(self, rank: int) -> list[tuple[int, Any]]:
+        first = rank * self.devices_of_rank
+        devices = enumerate(self._all[first : first + self.devices_of_rank])
+        mine = jax.process_index()
+        return [(place, device) for place, device in devices if device.process_index == mine]
+
+    def process_of(self, rank: int, place: int) -> int:
+        return self._all[rank * self.devices_of_rank + place].process_index
+
+    def run(self, arguments: Values) -> Values:
+        (rank,) = self.ranks
+        results = run_on(self._executable, arguments.pop(rank), self._whole)
+        self._sign(results[self._signal] if self._signal is not None else [])
+        return {rank: results[: self._results]}
+
+
+def _rank_of(ranks: RankSet, devices: Sequence[Any]) -> int:
+    """The rank of this process, of its devices. Raises ToolError where they are of several."""
+    size, mine = ranks.manifest.devices, jax.process_index()
+    found = {place // size for place, device in enumerate(devices) if device.process_index == mine}
+    if len(found) > 1:
+        raise ToolError(
+            f"this process has devices of ranks {', '.join(map(str, sorted(found)))}: start one "
+            "for each rank (local_device_ids of jax.distributed.initialize), or a single one"
+        )
+    return found.pop()
+
+
+def _in_form(ranks: RankSet, platform: str) -> RankSet:
+    """The set with transfers as a platform takes them. Raises ToolError where none are known."""
+    if ranks.ranks == 1:
+        return ranks
+    if platform == "cpu":
+        return with_permutes(ranks)
+    if platform in ("gpu", "cuda", "rocm"):
+        if f"--{SHARDED_AUTOTUNING}=false" not in os.environ.get("XLA_FLAGS", ""):
+            raise ToolError(
+                "XLA:GPU divides autotuning among processes that compile the same program, and "
+                "ranks compile different ones: they would wait for each other for ever; start with "
+                f"XLA_FLAGS=--{SHARDED_AUTOTUNING}=false"
+            )
+        return with_both_ends(ranks)
+    raise ToolError(
+        f"programs that differ do not run on several processes of {platform}; gpu and cpu do"
+    )
+
+
+def _keep_calls(module: ir.Module) -> None:
+    """Has XLA:CPU run what `main` calls as functions.
+
+    Inlined, what all microbatches have in common, zeros for rows to be written, is made once and
+    copied for each at the start: ten times the memory, and a third more time.
+    """
+    with module.context:
+        kept = ir.Attribute.parse('{inlineable = "false"}')
+        for view in entry_function(module).regions[0].blocks[0].operations:
+            if view.operation.name == CALL:
+                view.operation.attributes["mhlo.frontend_attributes"] = kept
+
+
+def _check_permutes(module: ir.Module, executable: Any) -> None:
+    """Raises ToolError where the compiler has taken permutes out of the program of one rank: the
+    others would wait in them."""
+    wanted = len(ops_named(entry_function(module), {COLLECTIVE_PERMUTE}))
+    if wanted:
+        left = len(_PERMUTE.findall(executable.hlo_modules()[0].to_string()))
+        if left != wanted:
+            raise ToolError(f"the compiler left {left} of {wanted} permutes in the program")
+
+
+def _donate(module: ir.Module, following: Mapping[int, int]) -> None:
+    """Says of each argument which result may take its memory: the one that it is next."""
+    main = entry_function(module)
+    block = main.regions[0].blocks[0]
+    taken: set[int] = set()
+    number = ir.IntegerType.get_signless(32, module.context)
+    given = main.attributes.get("arg_attrs")
+    listed: list[dict[str, ir.Attribute]] = [{} for _ in block.arguments]
+    for own, entry in zip(listed, ir.ArrayAttr(given) if given is not None else (), strict=False):
+        own.update((named.name, named.attr) for named in ir.DictAttr(entry))
+    for argument, result in following.items():
+        if result not in taken:
+            taken.add(result)
+            listed[argument]["tf.aliasing_output"] = ir.IntegerAttr.get(number, result)
+    main.attributes["arg_attrs"] = ir.ArrayAttr.get(
+        [ir.DictAttr.get(each, module.context) for each in listed], module.context
+    )
