@@ -46,23 +46,35 @@ def keys_of(path: str) -> Keys:
     return tuple(next(g for g in match.groups() if g is not None) for match in matches)
 
 
-def carried_of(manifest: Manifest, told: Mapping[str, str] | None) -> dict[int, int]:
-    """By its number among the inputs, the output that is the next value of an input.
+@dataclass(frozen=True)
+class Carried:
+    """What results are in the next step. `inputs`: the output that is the next value of an input,
+    by number; `unread`: of an argument that the program does not have, for nothing reads it, by the
+    keys of its path."""
+
+    inputs: Mapping[int, int]
+    unread: Mapping[Keys, int]
+
+
+def carried_of(manifest: Manifest, told: Mapping[str, str] | None) -> Carried:
+    """The results that are the next values of arguments.
 
     `told` maps paths of results to paths of arguments, each with all that is below it. Without it
-    results and arguments are the same where they are trees of names with the same leaves: of
-    several such, those in the same place, then the first ones. Raises ToolError where nothing is.
+    a result is the next value of an argument where they are trees of names with the same leaves, of
+    which the argument may lack some, that nothing reads: of several such, those in the same place,
+    then the first ones. Raises ToolError where nothing is.
     """
     inputs = [keys_of(entry.path) for entry in manifest.inputs]
     outputs = [keys_of(entry.path) for entry in manifest.outputs]
     pairs = _inferred(manifest, inputs, outputs) if told is None else _told(told)
     carried: dict[int, int] = {}
+    unread: dict[Keys, int] = {}
     for result, argument in pairs:
         leaves = _below(manifest.inputs, inputs, argument)
         for rest, number in _below(manifest.outputs, outputs, result).items():
             if rest not in leaves:
-                where = manifest.outputs[number].path
-                raise ToolError(f"result {where} has no argument below {_shown(argument)}")
+                unread[(*argument, *rest)] = number
+                continue
             source, target = manifest.outputs[number], manifest.inputs[leaves[rest]]
             if source.type != target.type:
                 raise ToolError(
@@ -75,7 +87,7 @@ def carried_of(manifest: Manifest, told: Mapping[str, str] | None) -> dict[int, 
             "no result of this step is seen to be an argument of the next one; say which: "
             "carried={'[0]': '[0]'}, results first"
         )
-    return carried
+    return Carried(carried, unread)
 
 
 def _told(told: Mapping[str, str]) -> list[tuple[Keys, Keys]]:
@@ -109,7 +121,8 @@ def _inferred(
     pairs: list[tuple[Keys, Keys]] = []
     for depth in (1, 0):  # the result may be the tree itself
         for place, tree in _trees(manifest.outputs, outputs, depth).items():
-            alike = [argument for argument in sorted(left) if arguments[argument] == tree]
+            within = [argument for argument in sorted(left) if arguments[argument] <= tree]
+            alike = [argument for argument in within if arguments[argument] == tree] or within
             if alike and not (depth == 0 and pairs):
                 taken = place if place in alike else alike[0]
                 left.discard(taken)

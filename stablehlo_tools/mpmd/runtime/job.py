@@ -160,7 +160,8 @@ class Job:
 
     @property
     def carried(self) -> dict[str, str]:
-        """The results that are arguments of the next step, by their paths."""
+        """The results that are arguments of the next step, by their paths, of those that it
+        reads."""
         manifest = self.signature.manifest
         pairs = self.signature.carried.items()
         return {manifest.outputs[o].path: manifest.inputs[i].path for i, o in pairs}
@@ -281,17 +282,15 @@ class Job:
         for rank in self.ranks:
             state.arguments[rank], state.beside[rank] = {}, {}
         for path, leaf in leaves.of.items():
-            number = self.signature.number.get(keys_of(path))
-            if number is None or not self.signature.is_held(number):
+            keys = keys_of(path)
+            if not self.signature.is_held(keys):
                 state.rest[path] = np.asarray(leaf)
-            if number is None:
-                continue
-            for piece in self.signature.manifest.inputs[number].pieces:
+            for piece in self.signature.read_by(keys):
                 if piece.rank in self.ranks:
                     indices = self._local[piece.rank].inputs[piece.number]
                     parts = self._engine.placed(piece.rank, leaf[index_of(piece)], indices)
                     state.arguments[piece.rank][piece.number] = parts
-            for piece, is_argument in self.signature.homes(number).items():
+            for piece, is_argument in self.signature.homes(keys).items():
                 if piece.rank in self.ranks and not is_argument:
                     indices = self._local[piece.rank].outputs[piece.number]
                     parts = self._engine.placed(piece.rank, leaf[index_of(piece)], indices)
@@ -335,8 +334,8 @@ class Job:
     def _gathered(self, state: State, path: str) -> np.ndarray:
         if path in state.rest:
             return state.rest[path]
-        number = self.signature.number[keys_of(path)]
-        homes = self.signature.homes(number)
+        keys = keys_of(path)
+        homes = self.signature.homes(keys)
 
         def parts_of(piece: Piece) -> Parts:
             held = state.arguments if homes[piece] else state.beside
@@ -347,7 +346,7 @@ class Job:
             local = self._local[piece.rank]
             indices = local.inputs if is_argument else local.outputs
             placed.append((piece, indices[piece.number]))
-        return self._whole(self.signature.manifest.inputs[number], placed, parts_of)
+        return self._whole(self.signature.entry(keys), placed, parts_of)
 
     def _whole(
         self,

@@ -18,7 +18,7 @@ from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.mpmd.manifest import Entry, Manifest, Piece
 from stablehlo_tools.mpmd.rank_set import piece_type
 from stablehlo_tools.mpmd.running.child import element_of, index_of, value_of
-from stablehlo_tools.mpmd.runtime.carried import Keys, keys_of
+from stablehlo_tools.mpmd.runtime.carried import Carried, Keys, keys_of
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,12 @@ class Signature:
     """Of the original step: `state` and `data` are numbers of inputs, `carried` by such a number
     the output that is its next value."""
 
-    def __init__(self, manifest: Manifest, carried: Mapping[int, int]) -> None:
+    def __init__(self, manifest: Manifest, known: Carried) -> None:
         if manifest.inputs and not manifest.inputs[0].path:
             raise ToolError("this program was exported for several platforms: export it for one")
-        self.manifest, self.carried = manifest, dict(carried)
+        self.manifest, self.carried, self._unread = manifest, known.inputs, known.unread
         keys = [keys_of(entry.path) for entry in manifest.inputs]
-        of_state = {keys[number][:1] for number in carried}
+        of_state = {keys[number][:1] for number in self.carried}
         self.state = tuple(n for n, each in enumerate(keys) if each[:1] in of_state)
         self.data = tuple(n for n, each in enumerate(keys) if each[:1] not in of_state)
         self.number = {keys[n]: n for n in self.state}
@@ -58,7 +58,7 @@ class Signature:
     @property
     def results(self) -> dict[str, Entry]:
         """The outputs that are no state, by their paths."""
-        state = set(self.carried.values())
+        state = {*self.carried.values(), *self._unread.values()}
         outputs = enumerate(self.manifest.outputs)
         return {entry.path: entry for number, entry in outputs if number not in state}
 
@@ -73,9 +73,25 @@ class Signature:
             for entry in entries
         }
 
-    def homes(self, number: int) -> dict[Piece, bool]:
-        """Where the parts of an argument of the state lie between steps, each row once: pieces of
-        the argument (True), and of the result that no rank takes as it is."""
+    def entry(self, keys: Keys) -> Entry:
+        """What the manifest has of a leaf of the state that is held."""
+        if keys in self._unread:
+            return self.manifest.outputs[self._unread[keys]]
+        return self.manifest.inputs[self.number[keys]]
+
+    def read_by(self, keys: Keys) -> tuple[Piece, ...]:
+        """What ranks read of a leaf of the state."""
+        number = self.number.get(keys)
+        return () if number is None else self.manifest.inputs[number].pieces
+
+    def homes(self, keys: Keys) -> dict[Piece, bool]:
+        """Where the parts of a leaf of the state lie between steps, each row once: pieces of an
+        argument (True), and of the result that no rank takes as it is."""
+        if keys in self._unread:
+            return dict.fromkeys(self.entry(keys).pieces, False)
+        number = self.number.get(keys)
+        if number is None:
+            return {}
         entry = self.manifest.inputs[number]
         if number not in self.carried:
             return dict.fromkeys(_once(entry), True)
@@ -86,8 +102,11 @@ class Signature:
             homes[argument or piece] = argument is not None
         return homes
 
-    def is_held(self, number: int) -> bool:
-        """Whether all of an argument of the state lies on devices."""
+    def is_held(self, keys: Keys) -> bool:
+        """Whether all of a leaf of the state lies on devices."""
+        number = self.number.get(keys)
+        if number is None:
+            return keys in self._unread
         entry = self.manifest.inputs[number]
         return number in self.carried or _is_all(entry, _once(entry))
 
@@ -105,9 +124,9 @@ class Signature:
         if missing is not None:
             raise ToolError(f"the state has no {self.manifest.inputs[missing].path}")
         for path, leaf in leaves.items():
-            number = self.number.get(keys_of(path))
-            if number is not None:
-                leaves[path] = checked(leaf, self.manifest.inputs[number].type, path)
+            keys = keys_of(path)
+            if keys in self.number or keys in self._unread:
+                leaves[path] = checked(leaf, self.entry(keys).type, path)
         return Leaves(leaves, structure)
 
     def data_leaves(self, data: Sequence[Any], named: Mapping[str, Any]) -> dict[Keys, Any]:

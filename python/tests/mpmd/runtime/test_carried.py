@@ -47,7 +47,7 @@ def test_trees_of_names_are_carried_and_bare_arrays_are_not():
         [("[0]['w']", F32), ("[1]", "tensor<f32>"), ("[2]", I32)],
         [("[0]['w']", F32), ("[1]", "tensor<f32>")],
     )
-    assert carried_of(listed, None) == {0: 0}
+    assert carried_of(listed, None).inputs == {0: 0}
 
 
 def test_of_trees_that_are_alike_those_in_the_same_place():
@@ -55,7 +55,7 @@ def test_of_trees_that_are_alike_those_in_the_same_place():
         [("[0]['w']", F32), ("[1]['w']", F32), ("[2]", I32)],
         [("[0]['w']", F32), ("[1]['w']", F32), ("[2]", "tensor<f32>")],
     )
-    assert carried_of(listed, None) == {0: 0, 1: 1}
+    assert carried_of(listed, None).inputs == {0: 0, 1: 1}
 
 
 def test_the_loss_may_come_first():
@@ -63,23 +63,32 @@ def test_the_loss_may_come_first():
         [("[0]['w']", F32), ("[0]['b']", I32), ("[1]", I32)],
         [("[0]", "tensor<f32>"), ("[1]['w']", F32), ("[1]['b']", I32)],
     )
-    assert carried_of(listed, None) == {0: 1, 1: 2}
+    assert carried_of(listed, None).inputs == {0: 1, 1: 2}
 
 
 def test_the_result_may_be_the_state_itself():
     listed = manifest([("[0]['w']", F32), ("[1]", I32)], [("['w']", F32)])
-    assert carried_of(listed, None) == {0: 0}
+    assert carried_of(listed, None).inputs == {0: 0}
 
 
 def test_one_may_say_it():
     listed = manifest([("[0]", F32), ("[1]", F32)], [("[0]", "tensor<f32>"), ("[1]", F32)])
     with pytest.raises(ToolError, match="say which"):
         carried_of(listed, None)
-    assert carried_of(listed, {"[1]": "[0]"}) == {0: 1}
+    assert carried_of(listed, {"[1]": "[0]"}).inputs == {0: 1}
     with pytest.raises(ToolError, match=r"result \[0\] is tensor<f32>"):
         carried_of(listed, {"[0]": "[0]"})
     with pytest.raises(ToolError, match=r"there is nothing at \[7\]"):
         carried_of(listed, {"[7]": "[0]"})
+
+
+def test_an_argument_that_nothing_reads_is_not_in_the_program():
+    listed = manifest(
+        [("[0]['w']", F32), ("[1]", I32)], [("[0]['w']", F32), ("[0]['note']", I32), ("[1]", I32)]
+    )
+    found = carried_of(listed, None)
+    assert found.inputs == {0: 0}
+    assert found.unread == {("0", "note"): 1}
 
 
 def test_a_tree_with_other_leaves_is_none():
@@ -106,7 +115,7 @@ def test_rows_of_the_next_values():
             ("[0]['odd']", F32, Piece(0, 3, 0, 0, 4), Piece(1, 2, 0, 4, 8)),
         ],
     )
-    values = next_values(listed, carried_of(listed, None))
+    values = next_values(listed, carried_of(listed, None).inputs)
     assert values == [
         Next(0, 0, (Part(0, 0),)),
         Next(1, 0, (Part(0, 0),)),

@@ -8,11 +8,23 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from jax import export
 from mpmd_steps import Step
-from training_runs import batches, first_state, trained, write_set
+from training_runs import (
+    batches,
+    first_state,
+    odd_arguments,
+    odd_step,
+    trained,
+    write_set,
+)
 
 from stablehlo_tools import mpmd
+from stablehlo_tools.artifacts import artifact
+from stablehlo_tools.cost.hardware import load_hardware
 from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.mpmd.expansion import Request, expand_mpmd
+from stablehlo_tools.mpmd.rank_set import write
 
 STEPS = 4
 CASES = [
@@ -56,6 +68,33 @@ def test_steps_are_those_of_the_original(
     close(expected, gathered)
     for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(given), strict=True):
         np.testing.assert_array_equal(a, b)  # what was given is not consumed
+
+
+@pytest.mark.parametrize(("schedule", "ranks"), [("1f1b", 2), ("zb-v", 2), ("1f1b", 1)])
+def test_an_odd_signature(schedule: str, ranks: int, tmp_path: Path):
+    """Named data, a dictionary of results, and leaves of the state that nothing reads."""
+    state, data = odd_arguments()
+    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(np.shape(a), a.dtype), (state, data))
+    exported = export.export(jax.jit(odd_step))(shapes[0], **shapes[1])
+    request = Request(schedule, ranks, load_hardware("h100"))
+    made = expand_mpmd(artifact.from_exported(exported), request)
+    write(tmp_path / "set", made.manifest, made.modules)
+    with mpmd.load(tmp_path / "set") as job:
+        assert set(job.data_spec) == {"['batch']['x']", "['batch']['y']", "['rate']"}
+        going, expected = job.init(state), state
+        for _ in range(3):
+            going, results = job.step(going, **data)
+            answer = jax.jit(odd_step)(expected, **data)
+            expected = answer["state"]
+            assert set(results) == {"['loss']", "['next_rate']"}
+            np.testing.assert_array_equal(results["['loss']"], answer["loss"])
+        found = job.gather(going)
+        job.save(tmp_path / "checkpoint", going)
+        again = job.gather(job.restore(tmp_path / "checkpoint"))
+    for tree in (found, again):
+        for a, b in zip(jax.tree.leaves(expected), jax.tree.leaves(tree), strict=True):
+            assert a.dtype == b.dtype
+            np.testing.assert_array_equal(np.asarray(a), b)
 
 
 STEP = Step(microbatches=4)
