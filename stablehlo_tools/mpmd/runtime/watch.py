@@ -193,7 +193,12 @@ class Watch:
     def _set_at_last(self) -> None:
         """Tells the others, if the coordinator takes it within a moment: it may be gone."""
         telling = threading.Thread(target=self._set, daemon=True)
-        telling.start()
+        try:
+            telling.start()
+        except RuntimeError:  # Python ends, and starts no threads any more
+            if time.monotonic() - self._answered < self._silence:
+                self._set()
+            return
         telling.join(_LINGER)
 
     def _say(self, what: str) -> None:
