@@ -69,9 +69,14 @@ class Engine(ABC):
         """What the devices of a rank have of a value, each what its index says. Copies, for a step
         may take their memory, and whoever gave the value may write it over."""
         return [
-            jax.device_put(array[indices[place]], device, may_alias=False)
+            jax.device_put(_own(array[indices[place]]), device, may_alias=False)
             for place, device in self.devices(rank)
         ]
+
+
+def _own(part: Any) -> Any:
+    """A part that nobody writes over: jax may copy NumPy's memory later than it returns."""
+    return part if isinstance(part, jax.Array) else np.array(part)
 
 
 def any_values(devices: Sequence[Any]) -> NamedSharding:
