@@ -59,8 +59,10 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.compare and arguments.schedule is None:
         raise ToolError("give --schedule NAME, or --compare to see which there are")
     given = _given(arguments.schedule) if arguments.schedule else None
-    ranks = arguments.ranks or (given and given.ranks)
-    if not ranks:
+    ranks = arguments.ranks
+    if ranks is None and given is not None:
+        ranks = given.ranks
+    if ranks is None:
         raise ToolError("give --ranks P: how many ranks the pipeline has")
     loaded = artifact.load(arguments.input)
     request = Request(
