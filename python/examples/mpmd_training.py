@@ -61,16 +61,20 @@ def normed(hidden: jax.Array) -> jax.Array:
     return hidden * lax.rsqrt(jnp.mean(hidden * hidden, -1, keepdims=True) + 1e-5)
 
 
-def step(weights: Any, momentum: Any, tokens: jax.Array) -> Any:
-    """New weights and momentum, and the loss: gradients are added up over the microbatches."""
+def summed(weights: Any, tokens: jax.Array, microbatches: int) -> tuple[jax.Array, Any]:
+    """The loss and its gradients, added up over so many microbatches."""
 
     def add(sums: Any, microbatch: jax.Array) -> tuple[Any, None]:
         found = jax.value_and_grad(loss)(weights, microbatch)
         return jax.tree.map(jnp.add, sums, found), None
 
     start = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, weights))
-    microbatches = tokens.reshape(MICROBATCHES, -1, *tokens.shape[1:])
-    (total, gradients), _ = lax.scan(add, start, microbatches)
+    return lax.scan(add, start, tokens.reshape(microbatches, -1, *tokens.shape[1:]))[0]
+
+
+def step(weights: Any, momentum: Any, tokens: jax.Array) -> Any:
+    """New weights and momentum, and the loss."""
+    total, gradients = summed(weights, tokens, MICROBATCHES)
     momentum = jax.tree.map(lambda m, g: 0.9 * m + g / MICROBATCHES, momentum, gradients)
     weights = jax.tree.map(lambda w, m: w - RATE * m, weights, momentum)
     return weights, momentum, total / MICROBATCHES

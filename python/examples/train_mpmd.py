@@ -34,8 +34,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax import export, lax
-from mpmd_training import loss
+from jax import export
+from mpmd_training import summed
 
 LAYERS, WIDTH, INNER, VOCABULARY = 8, 64, 256, 128
 BATCH, LENGTH, MICROBATCHES = 16, 64, 8
@@ -77,14 +77,7 @@ def step_of(steps: int) -> Any:
 
     def step(state: dict[str, Any], tokens: jax.Array) -> tuple[dict[str, Any], jax.Array]:
         weights = state["weights"]
-
-        def add(sums: Any, microbatch: jax.Array) -> tuple[Any, None]:
-            found = jax.value_and_grad(loss)(weights, microbatch)
-            return jax.tree.map(jnp.add, sums, found), None
-
-        start = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, weights))
-        microbatches = tokens.reshape(MICROBATCHES, -1, *tokens.shape[1:])
-        (total, gradients), _ = lax.scan(add, start, microbatches)
+        total, gradients = summed(weights, tokens, MICROBATCHES)
         gradients = jax.tree.map(lambda g: g / MICROBATCHES, gradients)
         structure = jax.tree.structure(jax.eval_shape(rule.init, weights))
         before = jax.tree.unflatten(structure, state["optimizer"])

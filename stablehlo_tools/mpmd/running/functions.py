@@ -26,6 +26,7 @@ from stablehlo_tools.ir.walk import (
     copy_referenced_symbols,
     erase_unused_meshes,
     functions_by_name,
+    ops_named,
     walk,
 )
 
@@ -139,15 +140,7 @@ def _set_groups(collective: Collective, groups: Sequence[Sequence[int]], own: ra
 
 
 def _offset_numbers(module: ir.Module, first: int) -> None:
-    numbered: list[ir.Operation] = []
-
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        if op.name == PARTITION_ID:
-            numbered.append(op)
-        return ir.WalkResult.ADVANCE
-
-    walk(module.operation, visit)
-    for op in numbered if first else []:
+    for op in ops_named(module.operation, {PARTITION_ID}) if first else []:
         number, after = op.results[0], ir.InsertionPoint.after(op)
         value = ir.DenseElementsAttr.get(np.array(first, np.uint32), type=number.type)
         offset = ir.Operation.create(

@@ -71,13 +71,11 @@ class AllRanks(Engine):
         self._instructions = list(_in_one_order(readers, compiled))
         self._arguments = {reader.rank: reader.arguments for reader in readers}
         self._returned = {reader.rank: reader.returned for reader in readers}
-        self._constants = {
-            (reader.rank, place): run_on(compiled[reader.rank, key], [], self._whole[reader.rank])[
-                0
-            ]
-            for reader in readers
-            for place, key in reader.constants.items()
-        }
+        self._constants: dict[tuple[int, int], Parts] = {}
+        for reader in readers:
+            for place, key in reader.constants.items():
+                (made,) = run_on(compiled[reader.rank, key], [], self._whole[reader.rank])
+                self._constants[reader.rank, place] = made
 
     def devices(self, rank: int) -> list[tuple[int, Any]]:
         first = rank * self.devices_of_rank

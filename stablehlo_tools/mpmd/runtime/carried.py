@@ -31,6 +31,7 @@ from stablehlo_tools.ir.carriers import append_to_terminator, resize_function
 from stablehlo_tools.ir.walk import entry_function, terminator
 from stablehlo_tools.mpmd.manifest import FINISH, Entry, Manifest, Piece, Transfer
 from stablehlo_tools.mpmd.rank_set import RankSet
+from stablehlo_tools.mpmd.running.child import value_of
 from stablehlo_tools.mpmd.running.localisation import LocalProgram
 
 type Keys = tuple[str, ...]
@@ -210,8 +211,7 @@ def _next(output: Entry, wanted: Piece) -> Next:
 def _rows(entry: Entry, piece: Piece, dim: int) -> tuple[int, int]:
     if piece.dim is not None:
         return piece.start, piece.limit
-    size = entry.type.removeprefix("tensor<").split("x")[dim]
-    return 0, int(size)
+    return 0, value_of(entry.type, entry.path).shape[dim]
 
 
 def check_devices(

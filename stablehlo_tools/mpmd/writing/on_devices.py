@@ -46,6 +46,7 @@ from stablehlo_tools.ir.walk import (
     MESH,
     entry_function,
     erase_unused_meshes,
+    ops_named,
     symbol_name,
     terminator,
     walk,
@@ -325,15 +326,7 @@ def _set_partitions(module: ir.Module, count: int) -> None:
 
 def _count_from(module: ir.Module, first: int) -> None:
     """Makes a device know its number within its rank, whose first device is `first`."""
-    numbered: list[ir.Operation] = []
-
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        if op.name == PARTITION_ID:
-            numbered.append(op)
-        return ir.WalkResult.ADVANCE
-
-    walk(module.operation, visit)
-    for op in numbered if first else []:
+    for op in ops_named(module.operation, {PARTITION_ID}) if first else []:
         type_ = ir.RankedTensorType(op.results[0].type)
         build = Builder(ir.InsertionPoint(op), op.location)
         everywhere = build.op("partition_id", [], type_)
