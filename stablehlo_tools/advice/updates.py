@@ -13,7 +13,12 @@ from dataclasses import dataclass, field
 
 from stablehlo_tools.advice.as_compiled import Place
 from stablehlo_tools.advice.program import Collective, Program
-from stablehlo_tools.analysis.entry import attributes_of_arguments, is_donated, path_of
+from stablehlo_tools.analysis.entry import (
+    aliased_results,
+    attributes_of_arguments,
+    is_donated,
+    path_of,
+)
 from stablehlo_tools.analysis.partitioner_work import left_to_the_partitioner
 from stablehlo_tools.analysis.shardings import sharding_axes, sharding_per_value
 from stablehlo_tools.analysis.tasks.graph import TracedGraph
@@ -44,7 +49,6 @@ from stablehlo_tools.report.document import Advice
 _KEEPING = ELEMENTWISE | {CONVERT, RESHAPE, TRANSPOSE, SHARDING_CONSTRAINT}
 _INTO_FIRST = frozenset({DYNAMIC_UPDATE_SLICE, SCATTER})
 _BY_NUMBER = frozenset({BARRIER, WHILE})  # result i is what operand i becomes
-_ALIASED = "tf.aliasing_output"
 
 type _Ops = dict[ir.Value | ir.Operation, ir.Operation]
 
@@ -152,7 +156,7 @@ def missing_donations(program: Program) -> Iterator[Advice]:
     """Arguments that the program gives back changed, and keeps as they were."""
     main = entry_function(program.explicit.module)
     listed = attributes_of_arguments(main)
-    aliased = {ir.IntegerAttr(each[_ALIASED]).value for each in listed if _ALIASED in each}
+    aliased = set(aliased_results(main).values())
     kept = [
         update
         for update in updates_of(program)

@@ -69,7 +69,8 @@ def argument_name(argument: ir.Value) -> str:
     return f"{path} ({counted})" if path else counted
 
 
-_DONATED = ("tf.aliasing_output", "jax.buffer_donor")
+_ALIASED = "tf.aliasing_output"  # which result lies in an argument's memory
+_DONATED = (_ALIASED, "jax.buffer_donor")
 
 
 def attributes_of_arguments(function: ir.Operation) -> list[ir.DictAttr]:
@@ -82,6 +83,15 @@ def is_donated(listed: Sequence[ir.DictAttr], number: int) -> bool:
     """Whether a function of these `attributes_of_arguments` may write results into the memory of an
     argument."""
     return number < len(listed) and any(name in listed[number] for name in _DONATED)
+
+
+def aliased_results(function: ir.Operation) -> dict[int, int]:
+    """By argument, the result that lies in its memory, where a function says so."""
+    return {
+        number: ir.IntegerAttr(each[_ALIASED]).value
+        for number, each in enumerate(attributes_of_arguments(function))
+        if _ALIASED in each
+    }
 
 
 def outside_of(argument: ir.Value) -> ir.Value:

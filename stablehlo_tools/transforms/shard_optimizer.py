@@ -40,36 +40,30 @@ of Adafactor) are re-associated. Calls are inlined.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
 
+from stablehlo_tools.analysis.entry import aliased_results
+from stablehlo_tools.analysis.optimizer_state import OptimizerState
 from stablehlo_tools.analysis.partitioner_work import left_to_the_partitioner
 from stablehlo_tools.analysis.replica_groups import AxisRef
 from stablehlo_tools.analysis.shardings import Axes, MeshAxes, ValueShardings
 from stablehlo_tools.analysis.tasks.op_work import bytes_of
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, ToolError, note, to_place
-from stablehlo_tools.dialect.names import BROADCAST, SHARDING_CONSTRAINT
-from stablehlo_tools.dialect.traits import ELEMENTWISE, Trait, ops_with, ops_with_any
 from stablehlo_tools.ir.builder import constrained, shape_of
 from stablehlo_tools.ir.clone import copy_module, take_over
 from stablehlo_tools.ir.equal_branches import fold_equal_branches
 from stablehlo_tools.ir.inline import inline_all_calls
-from stablehlo_tools.ir.values import CONSTANTS, is_float, maker_of, producer, stand_in
-from stablehlo_tools.ir.walk import entry_function, terminator, values_used_outside
+from stablehlo_tools.ir.values import maker_of, producer, stand_in
+from stablehlo_tools.ir.walk import entry_function, terminator
 from stablehlo_tools.passes.base import Pass
 from stablehlo_tools.passes.road import Milestone, Stage, When
 from stablehlo_tools.transforms.parts.partition.border import state_border
 from stablehlo_tools.transforms.parts.partition.preparation import import_shardings, one_mesh
 
-_HEAVY = ops_with_any(Trait.CONTRACTION | Trait.LOOP | Trait.BRANCH | Trait.OPAQUE) | ops_with(
-    Trait.INDEXED
-)
-_ON_THE_WAY = ELEMENTWISE | {SHARDING_CONSTRAINT}
-_FILLED = CONSTANTS | {BROADCAST}  # a rate, a scale: the same for all elements
-_ALIASED = "tf.aliasing_output"  # on an argument: which result lies in its memory
 _GIB = 2.0**30
 
 
@@ -130,18 +124,12 @@ class _Step:
     def __init__(self, module: ir.Module) -> None:
         self._main = entry_function(module)
         self._block: ir.Block = self._main.regions[0].blocks[0]
-        self._arguments: list[ir.Value] = list(self._block.arguments)
-        self._returned: list[ir.Value] = list(terminator(self._block).operands)
+        self._state = OptimizerState(self._block, aliased_results(self._main))
+        self._arguments = self._state.arguments
         mesh = one_mesh(module, self._main)
         assert mesh is not None, "a partitioner has work to do"
         self._mesh = mesh.mesh
         self._shardings = ValueShardings(MeshAxes(mesh.mesh), mesh.name)
-        self._results_of: dict[ir.Value, list[int]] = {}
-        for number, value in enumerate(self._returned):
-            self._results_of.setdefault(value, []).append(number)
-        self._made: dict[int, list[int]] = {}  # by argument, what is found once
-        self._steering = self._before_heavy()
-        self._state = dict(self._states())
 
     def axis_named(self, name: str) -> str:
         """The axis to divide over."""
@@ -157,7 +145,7 @@ class _Step:
             return name
         found: dict[str, float] = {}
         for number, value in enumerate(self._arguments):
-            if number not in self._state and not self._is_parameter(number):
+            if number not in self._state.states and not self._state.is_parameter(number):
                 for axis in self._axes(value):
                     found[axis] = found.get(axis, 0.0) + bytes_of(value)
         if not found:
@@ -172,7 +160,7 @@ class _Step:
         it. What is divided over it already is neither."""
         divided: list[State] = []
         whole: list[int] = []
-        for argument, result in sorted(self._state.items()):
+        for argument, result in sorted(self._state.states.items()):
             value = self._arguments[argument]
             if axis in self._axes(value):
                 continue
@@ -190,7 +178,7 @@ class _Step:
             attribute = self._attribute(state.axes)
             stated["arg_attrs", state.argument] = attribute
             stated["res_attrs", state.result] = attribute
-        parameters = self._parameters()
+        parameters = self._state.parameters()
         for number, axes in self._updated(divided).items():
             argument = parameters.get(number)
             dims = ((),) * len(axes) if argument is None else self._of(self._arguments[argument])
@@ -221,113 +209,23 @@ class _Step:
             notes.append(note(text, value.location))
         return notes
 
-    def _before_heavy(self) -> set[ir.Value]:
-        """What a product, a gather, a loop or a call of a library depends on."""
-        steering: set[ir.Value] = set()
-        for view in reversed(list(self._block.operations)):
-            op = view.operation
-            if op.name in _HEAVY or any(result in steering for result in op.results):
-                steering.update(values_used_outside(op))
-        return steering
-
-    def _states(self) -> Iterator[tuple[int, int]]:
-        """The arguments that are state, each with the result that it comes back as."""
-        taken: set[int] = set()
-        for number, value in enumerate(self._arguments):
-            type_ = value.type
-            if not isinstance(type_, ir.RankedTensorType) or not type_.has_static_shape:
-                continue
-            if not type_.rank or not is_float(type_) or value in self._steering:
-                continue
-            result = self._comes_back_as(number, taken)
-            if result is not None:
-                taken.add(result)
-                yield number, result
-
-    def _comes_back_as(self, argument: int, taken: set[int]) -> int | None:
-        """The result that an argument is given back as: the one that it shares memory with, or else
-        the one that fewest elementwise ops make of it."""
-        value = self._arguments[argument]
-        reached = [n for n in self._made_of(argument) if n not in taken]
-        aliased = self._aliased(argument)
-        if aliased is not None:
-            return aliased if aliased in reached else None
-        return next((n for n in reached if self._returned[n].type == value.type), None)
-
-    def _aliased(self, argument: int) -> int | None:
-        if "arg_attrs" not in self._main.attributes:
-            return None
-        entry = ir.DictAttr(ir.ArrayAttr(self._main.attributes["arg_attrs"])[argument])
-        found = next((each.attr for each in entry if each.name == _ALIASED), None)
-        return None if found is None else ir.IntegerAttr(found).value
-
-    def _made_of(self, argument: int) -> list[int]:
-        """The results that elementwise ops make of an argument, the nearest first."""
-        if argument not in self._made:
-            self._made[argument] = self._followed(self._arguments[argument])
-        return self._made[argument]
-
-    def _followed(self, value: ir.Value) -> list[int]:
-        shape = shape_of(value)
-        layer, seen = [value], {value}
-        found: list[int] = []
-        while layer:
-            found += sorted(n for each in layer for n in self._results_of.get(each, ()))
-            following: list[ir.Value] = []
-            for each in layer:
-                for use in each.uses:
-                    op = use.owner.operation
-                    if op.name not in _ON_THE_WAY or op.results[0] in seen:
-                        continue
-                    if shape_of(op.results[0]) == shape:
-                        seen.add(op.results[0])
-                        following.append(op.results[0])
-            layer = following
-        return list(dict.fromkeys(found))
-
-    def _is_parameter(self, argument: int) -> bool:
-        """Whether an argument is given back by elementwise ops, and the forward depends on it."""
-        value = self._arguments[argument]
-        if not isinstance(value.type, ir.RankedTensorType) or value not in self._steering:
-            return False
-        return is_float(value.type) and bool(self._made_of(argument))
-
     def _updated(self, divided: Sequence[State]) -> dict[int, tuple[Axes, ...]]:
         """The results beside the state that come of it elementwise: parameters, and where the state
         is that they are updated by."""
-        of_state = set(self._state.values())
+        of_state = set(self._state.states.values())
         updated: dict[int, tuple[Axes, ...]] = {}
         for state in divided:
-            for number in self._made_of(state.argument):
+            for number in self._state.made_of(state.argument):
                 if number not in of_state:
                     updated.setdefault(number, state.axes)
         return updated
 
-    def _parameters(self) -> dict[int, int]:
-        """The argument that each result is the new value of, where that is a parameter."""
-        of: dict[int, int] = {}
-        for number in range(len(self._arguments)):
-            if number not in self._state and self._is_parameter(number):
-                for result in self._made_of(number):
-                    of.setdefault(result, number)
-        return of
-
     def _gradients(self, divided: Sequence[State]) -> dict[ir.Value, tuple[Axes, ...]]:
-        """What state is updated by: values of its shape that no elementwise op makes of others."""
+        """What state is updated by, and how it is divided."""
         found: dict[ir.Value, tuple[Axes, ...]] = {}
         for state in divided:
-            shape = shape_of(self._arguments[state.argument])
-            pending, seen = [self._returned[state.result]], set[ir.Value]()
-            while pending:
-                value = pending.pop()
-                op = producer(value)
-                if value in seen or op is None or shape_of(value) != shape:
-                    continue
-                seen.add(value)
-                if op.name in _ON_THE_WAY:
-                    pending += op.operands
-                elif op.name not in _FILLED and is_float(value.type):
-                    found.setdefault(value, state.axes)
+            for value in self._state.gradients(state.argument):
+                found.setdefault(value, state.axes)
         return found
 
     def _divide(self, value: ir.Value, axes: tuple[Axes, ...]) -> None:
@@ -338,7 +236,7 @@ class _Step:
     def _constrain(self, result: int, axes: tuple[Axes, ...]) -> None:
         """Has a result made in parts, before it is gathered."""
         end = terminator(self._block)
-        value = self._returned[result]
+        value = self._state.returned[result]
         place = end.location if producer(value) is None else value.location
         point = ir.InsertionPoint(end)
         end.operands[result] = constrained(value, self._attribute(axes), point, place)
