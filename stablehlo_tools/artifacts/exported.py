@@ -13,6 +13,7 @@ from stablehlo_tools import bindings
 from stablehlo_tools.analysis.shardings import Axes, axes_in, function_sharding, sharding_axes
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, first_line
+from stablehlo_tools.dialect.device_placement import HOST, lies_in_host
 from stablehlo_tools.ir.gspmd_import import write_mesh
 from stablehlo_tools.ir.walk import MESH, main_function
 
@@ -122,27 +123,39 @@ def result_leaves(exported: Exported, count: int) -> dict[int, int]:
 
 
 def restated(exported: Exported, module: ir.Module) -> dict[str, tuple[Any, ...]]:
-    """The fields of an `Exported` that the shardings of `main` change; those of results that leave
-    a dimension open are for the compiler to choose."""
+    """The fields of an `Exported` that the shardings of `main`, and the memories that its arguments
+    and results lie in, change; shardings of results that leave a dimension open are for the
+    compiler to choose."""
     main = main_function(module)
-    if main is None or exported.nr_devices == 1:
+    if main is None:
         return {}
     results = len(ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value).results)
     sides = (
-        ("_in_named_shardings", "arg_attrs", argument_leaves(exported, main)),
-        ("_out_named_shardings", "res_attrs", result_leaves(exported, results)),
+        ("_in_named_shardings", "in_avals", "arg_attrs", argument_leaves(exported, main)),
+        ("_out_named_shardings", "out_avals", "res_attrs", result_leaves(exported, results)),
     )
     changed: dict[str, tuple[Any, ...]] = {}
-    for name, attrs_name, leaves in sides:
-        before = list(getattr(exported, name))
-        after = list(before)
+    for name, avals_name, attrs_name, leaves in sides:
+        listed = list(getattr(exported, name))
+        avals = list(getattr(exported, avals_name))
         for number, leaf in leaves.items():
             attribute = function_sharding(main, attrs_name, number)
-            if attribute is not None:
-                after[leaf] = _restated(exported, module, before[leaf], attribute)
-        if after != before:
-            changed[name] = tuple(after)
+            if attribute is not None and exported.nr_devices > 1:
+                listed[leaf] = _restated(exported, module, listed[leaf], attribute)
+            if lies_in_host(main, attrs_name, number):
+                avals[leaf], listed[leaf] = _in_host(avals[leaf], listed[leaf])
+        for field, after in ((name, listed), (avals_name, avals)):
+            if after != list(getattr(exported, field)):
+                changed[field] = tuple(after)
     return changed
+
+
+def _in_host(aval: Any, sharding: Any) -> tuple[Any, Any]:
+    """What an `Exported` says of a leaf, once it lies in the host's memory."""
+    from jax import memory
+
+    moved = None if sharding is None else sharding.with_memory_kind(HOST)
+    return aval.update(memory_space=memory.Space.Host), moved
 
 
 def _restated(exported: Exported, module: ir.Module, before: Any, attribute: ir.Attribute) -> Any:

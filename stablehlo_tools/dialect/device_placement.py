@@ -19,7 +19,7 @@ DEVICE = "device"
 
 _TARGET = "annotate_device_placement"
 _PLACEMENT = "_xla_buffer_placement"
-_MEMORY_KIND = "mhlo.memory_kind"
+MEMORY_KIND = "mhlo.memory_kind"  # of an argument or a result of `main`
 _OF_HOST = frozenset({HOST, "unpinned_host"})
 
 
@@ -39,11 +39,14 @@ def puts_in_host(op: ir.Operation) -> bool:
     return placement(op) in _OF_HOST
 
 
-def starts_in_host(attributes: ir.DictAttr) -> bool:
-    """Whether the attributes of an argument say that it lies in the host's memory."""
-    if _MEMORY_KIND not in attributes:
+def lies_in_host(function: ir.Operation, list_name: str, number: int) -> bool:
+    """Whether a function's `arg_attrs` or `res_attrs` say that one lies in the host's memory."""
+    if list_name not in function.attributes:
         return False
-    kind = attributes[_MEMORY_KIND]
+    entry = ir.DictAttr(ir.ArrayAttr(function.attributes[list_name])[number])
+    if MEMORY_KIND not in entry:
+        return False
+    kind = entry[MEMORY_KIND]
     return isinstance(kind, ir.StringAttr) and kind.value in _OF_HOST
 
 

@@ -13,7 +13,7 @@ def restore_order(block: ir.Block) -> None:
     No op may depend on itself.
     """
     ops = [view.operation for view in block.operations]
-    maker = {result: op for op in ops for result in op.results}
+    maker: dict[ir.Value, ir.Operation] = {result: op for op in ops for result in op.results}
     order: list[ir.Operation] = []
     done: set[ir.Value | ir.Operation] = set()
     for op in ops:

@@ -18,6 +18,11 @@ that a whole iteration hides each copy, if XLA:GPU is run without command buffer
 the last row never leaves the device. Where a loop does not read the rows in the reverse order of
 the one that wrote them, they are copied where they are.
 
+With `state` the state of the optimizer goes there too, and first, the largest group first: what
+one gradient updates is a group, and comes to the device when that gradient is there and the group
+two before it has been updated. Only then is the call of the program another one: it takes this
+state in the host's memory (`mhlo.memory_kind`), and gives it back there, as `Exported` says too.
+
 It adds a custom call, `annotate_device_placement`: one of those whose meaning jax.export promises
 to keep. XLA:CPU has no other memory, and runs the program as it was.
 
@@ -28,8 +33,8 @@ Preconditions:
   P3  It fits with what can be moved: an error names the least memory that was found.
   P4  No op has a token yet: thread-tokens comes after this pass.
 
-Guarantees: the signature as it was, and all values bitwise: copies change none. A program that fits
-is left alone.
+Guarantees: the signature as it was, but for the memory that state lies in, and all values bitwise:
+copies change none. A program that fits is left alone.
 
 Calls are inlined where the pass writes anything. docs/offload.md has what was measured.
 """
@@ -69,13 +74,16 @@ class OffloadPass(Pass):
 
     `memory-limit`: the GiB that it may need on a device; without it, what the device has.
     `margin`: the share of it that is left free. `hardware`: the name or the file of the profile
-    that times are predicted for. `explain`: what is moved.
+    that times are predicted for. `state`: the optimizer's state is moved too, and first; the
+    program is then given it in the host's memory, and gives it back there. `explain`: what is
+    moved.
     """
 
     name: ClassVar[str] = "offload"
     memory_limit: float | None = None
     margin: float = 0.1
     hardware: str = "h100"
+    state: bool = False
     explain: bool = False
 
     def run(self, module: ir.Module, diagnostics: Diagnostics) -> None:
@@ -91,7 +99,7 @@ class OffloadPass(Pass):
         if before.peak_bytes <= safe:
             self._say(module, diagnostics, "the program fits as it is")
             return
-        found = offloaded(draft, self._run, safe)
+        found = offloaded(draft, self._run, safe, state=self.state)
         least = before.peak_bytes if found is None else found.run.peak_bytes
         if found is None or least > limit:
             place = entry_function(module).location
@@ -102,7 +110,7 @@ class OffloadPass(Pass):
         )
         self._say(module, diagnostics, text)
         if self.explain:
-            diagnostics.collected += explained(draft, found.count)
+            diagnostics.collected += explained(draft, found.count, state=self.state)
         diagnostics.collected.append(how_to_run(self.name, module.operation.location))
         take_over(module, found.module)
 

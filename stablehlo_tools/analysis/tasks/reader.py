@@ -28,7 +28,7 @@ from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.kernels import TILED_REDUCTION, WorkKind
 from stablehlo_tools.diagnostics import ToolError, to_place
 from stablehlo_tools.dialect.custom_calls import is_async_done
-from stablehlo_tools.dialect.device_placement import placement, puts_in_host, starts_in_host
+from stablehlo_tools.dialect.device_placement import lies_in_host, placement, puts_in_host
 from stablehlo_tools.dialect.names import (
     BROADCAST,
     CALL,
@@ -127,7 +127,7 @@ def read_program(module: ir.Module, input_name: str, *, tiled: bool = False) -> 
     for number, argument in enumerate(block.arguments):
         donated = is_donated(listed, number)
         values[argument] = reader.add_input(argument, number, persistent=not donated)
-        if number < len(listed) and starts_in_host(listed[number]):
+        if lies_in_host(function, "arg_attrs", number):
             reader.put_in_host(values[argument])
     returned = reader.read_block(block, values)
     reader.add(Role.OUTPUT, "return", returned)

@@ -13,6 +13,7 @@ from stablehlo_tools.ir.clone import copy_module
 from stablehlo_tools.ir.values import producer
 from stablehlo_tools.overlap.compilers.expected import Expected
 from stablehlo_tools.transforms.parts.offload.moving import bytes_of_rows, movable, move
+from stablehlo_tools.transforms.parts.offload.state import move_state, state_groups
 from stablehlo_tools.transforms.parts.rematerialize.passages import KeptRows
 
 _GIB = 2.0**30
@@ -20,7 +21,7 @@ _GIB = 2.0**30
 
 @dataclass(frozen=True)
 class Offloaded:
-    """A program of which the first `count` rows that can be moved are, and its run."""
+    """A program of which the first `count` that can be moved are, and its run."""
 
     count: int
     module: ir.Module
@@ -63,29 +64,37 @@ def check_host_link(name: str, hardware: str, precondition: str, place: ir.Locat
 
 
 def offloaded(
-    module: ir.Module, run: Callable[[ir.Module], Expected], safe: float
+    module: ir.Module, run: Callable[[ir.Module], Expected], safe: float, *, state: bool = False
 ) -> Offloaded | None:
-    """The program with as few rows moved as it takes to have at most `safe` bytes alive, or with
-    those that leave least alive; None where there are none. `run` says what the compiler is
-    expected to make of a program."""
-    most = len(movable(module))
+    """The program with as little moved as it takes to have at most `safe` bytes alive, or with
+    what leaves least alive; None where there is nothing. `run` says what the compiler is expected
+    to make of a program. `state`: the optimizer's too, and that first."""
+    most = len(movable(module)) + (len(state_groups(module)) if state else 0)
+
+    def moved(count: int) -> Offloaded:
+        draft = copy_module(module)
+        groups = state_groups(draft)[:count] if state else []
+        for rows in movable(draft)[: count - len(groups)]:
+            move(rows)
+        if groups:
+            move_state(draft, state_groups(draft)[: len(groups)])
+        return Offloaded(count, draft, run(draft))
+
     low, high, best = 0, 1, None  # not enough, perhaps enough
     while low < most and high > low:
-        tried = _moved(module, run, min(high, most))
+        tried = moved(min(high, most))
         if best is None or tried.run.peak_bytes < best.run.peak_bytes:
             best = tried
         if tried.run.peak_bytes <= safe:
-            return _fewest(module, run, safe, low, tried)
+            return _fewest(moved, safe, low, tried)
         low, high = tried.count, min(2 * high, most)
     return best
 
 
-def _fewest(
-    module: ir.Module, run: Callable[[ir.Module], Expected], safe: float, low: int, best: Offloaded
-) -> Offloaded:
-    """The fewest rows that are enough, of more than `low` and at most those of `best`."""
+def _fewest(moved: Callable[[int], Offloaded], safe: float, low: int, best: Offloaded) -> Offloaded:
+    """The least that is enough, of more than `low` and at most what is moved in `best`."""
     while best.count - low > 1:
-        tried = _moved(module, run, (low + best.count) // 2)
+        tried = moved((low + best.count) // 2)
         if tried.run.peak_bytes <= safe:
             best = tried
         else:
@@ -103,16 +112,14 @@ def how_to_run(name: str, place: ir.Location) -> Diagnostic:
     )
 
 
-def explained(module: ir.Module, count: int) -> list[Diagnostic]:
-    """Notes on the rows that have been moved, given the program before."""
-    return [_said(rows) for rows in movable(module)[:count]]
-
-
-def _moved(module: ir.Module, run: Callable[[ir.Module], Expected], count: int) -> Offloaded:
-    draft = copy_module(module)
-    for rows in movable(draft)[:count]:
-        move(rows)
-    return Offloaded(count, draft, run(draft))
+def explained(module: ir.Module, count: int, *, state: bool = False) -> list[Diagnostic]:
+    """Notes on what has been moved, given the program before."""
+    groups = state_groups(module)[:count] if state else []
+    place = module.operation.location
+    told = [
+        note(f"to the host's memory: {size(g.bytes)} of state, {g.path}", place) for g in groups
+    ]
+    return told + [_said(rows) for rows in movable(module)[: count - len(groups)]]
 
 
 def _said(rows: KeptRows) -> Diagnostic:

@@ -1,0 +1,279 @@
+"""State of an optimizer that lies in the host's memory, and comes to the device for its update.
+
+    func @main(%w, %m) -> (%w1, %m1) {
+      %g = …                                                     // the gradient
+      %m1 = add %m, %g
+    }
+  ==>
+    func @main(%w, %m {mhlo.memory_kind = "pinned_host"})
+        -> (%w1, %m1 {mhlo.memory_kind = "pinned_host"}) {
+      %g = …
+      %t:3 = optimization_barrier %m, %g, %k1                    // %k1: of two groups before
+      %md = custom_call @annotate_device_placement(%t#0)  "device"
+      %m1 = add %md, %t#1
+      %kh = custom_call @annotate_device_placement(%t#2)  "pinned_host"
+    }
+
+A group is the state that the same gradients update. XLA:GPU begins every copy of an argument with
+the program, so that the state would be on the device all the time: the barrier holds a group until
+its gradients are there, and until the group two before it has been updated. So there are two
+groups on the device at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from stablehlo_tools.analysis.entry import aliased_results, argument_name
+from stablehlo_tools.analysis.optimizer_state import ON_THE_WAY, OptimizerState
+from stablehlo_tools.analysis.tasks.op_work import bytes_of
+from stablehlo_tools.bindings import ir
+from stablehlo_tools.dialect.device_placement import (
+    DEVICE,
+    HOST,
+    MEMORY_KIND,
+    lies_in_host,
+    placed,
+)
+from stablehlo_tools.dialect.names import BARRIER, MANUAL_COMPUTATION
+from stablehlo_tools.ir.block_order import restore_order
+from stablehlo_tools.ir.builder import shape_of
+from stablehlo_tools.ir.cleanup import erase_unused
+from stablehlo_tools.ir.shardy_round_trip import set_entry
+from stablehlo_tools.ir.values import maker_of, producer
+from stablehlo_tools.ir.walk import entry_function, terminator, values_used_outside
+
+_AT_ONCE = 2  # groups on the device
+
+
+@dataclass(frozen=True)
+class StateGroup:
+    """State that the same gradients update: arguments of the body, and what they come back as.
+
+    `bytes` of all of it on a device; `path`: the largest, by its name in the call.
+    """
+
+    gradients: tuple[ir.Value, ...]
+    states: tuple[tuple[int, int], ...]
+    bytes: float
+    path: str
+
+
+@dataclass(frozen=True)
+class _Body:
+    """Where a device's ops are: in `main`, or in the one manual computation that it consists of.
+
+    `arguments` and `results` of `main`, by those of the body; those that are not used as they are
+    have none.
+    """
+
+    main: ir.Operation
+    block: ir.Block
+    arguments: Mapping[int, int]
+    results: Mapping[int, int]
+
+    @staticmethod
+    def of(module: ir.Module) -> _Body:
+        """The body of a program without calls."""
+        main = entry_function(module)
+        block = main.regions[0].blocks[0]
+        ops = [view.operation for view in block.operations]
+        manual = [op for op in ops if op.name == MANUAL_COMPUTATION]
+        if len(manual) != 1 or len(ops) > 2 + sum(not len(op.operands) for op in ops):
+            every = range(len(block.arguments)), range(len(terminator(block).operands))
+            return _Body(main, block, *({number: number for number in side} for side in every))
+        arguments = {
+            number: ir.BlockArgument(value).arg_number
+            for number, value in enumerate(manual[0].operands)
+            if isinstance(value.owner, ir.Block) and len(list(value.uses)) == 1
+        }
+        results = {
+            ir.OpResult(value).result_number: number
+            for number, value in enumerate(terminator(block).operands)
+            if producer(value) == manual[0] and len(list(value.uses)) == 1
+        }
+        return _Body(main, manual[0].regions[0].blocks[0], arguments, results)
+
+
+def state_groups(module: ir.Module) -> list[StateGroup]:
+    """The state that a program without calls is given on the device, the largest group first."""
+    body = _Body.of(module)
+    outer = aliased_results(body.main)
+    inner = {result: number for number, result in body.results.items()}
+    found = OptimizerState(
+        body.block,
+        {n: inner[outer[o]] for n, o in body.arguments.items() if outer.get(o) in inner},
+    )
+    places = _places(body.block)
+    groups: dict[tuple[ir.Value, ...], list[tuple[int, int]]] = {}
+    for argument, result in found.states.items():
+        outside = body.arguments.get(argument)
+        if outside is None or result not in body.results:
+            continue
+        gradients = found.gradients(argument)
+        is_there = lies_in_host(body.main, "arg_attrs", outside)
+        if gradients and not is_there:
+            key = tuple(sorted(gradients, key=lambda value: places[value]))
+            groups.setdefault(key, []).append((argument, result))
+    outside = body.main.regions[0].blocks[0].arguments
+    made: list[StateGroup] = []
+    for gradients, states in groups.items():
+        sizes = {argument: bytes_of(found.arguments[argument]) for argument, _ in states}
+        largest = body.arguments[max(sizes, key=lambda argument: sizes[argument])]
+        path = argument_name(outside[largest])
+        made.append(StateGroup(gradients, tuple(states), sum(sizes.values()), path))
+    return sorted(made, key=lambda group: -group.bytes)
+
+
+def move_state(module: ir.Module, groups: Iterable[StateGroup]) -> None:
+    """Lets groups of a program's state lie in the host's memory."""
+    body = _Body.of(module)
+    arguments, end = list(body.block.arguments), terminator(body.block)
+    order = _in_order(body.block, groups)
+    for place, group in enumerate(order):
+        behind = order[place - _AT_ONCE].states if place >= _AT_ONCE else ()
+        _hold(body.block, group, [arguments[n] for n, _ in group.states], behind)
+    for argument, result in (state for group in order for state in group.states):
+        value = end.operands[result]
+        point = ir.InsertionPoint(end)
+        end.operands[result] = placed(value, HOST, value.location, point)
+        kind = ir.StringAttr.get(HOST, module.context)
+        set_entry(body.main, "arg_attrs", body.arguments[argument], MEMORY_KIND, kind)
+        set_entry(body.main, "res_attrs", body.results[result], MEMORY_KIND, kind)
+    restore_order(body.block)
+    erase_unused(body.block)
+
+
+def _places(block: ir.Block) -> dict[ir.Value, tuple[int, int]]:
+    """Where values stand: the number of the op that makes each, and of the result."""
+    return {
+        result: (place, number)
+        for place, view in enumerate(block.operations)
+        for number, result in enumerate(view.operation.results)
+    }
+
+
+def _in_order(block: ir.Block, groups: Iterable[StateGroup]) -> list[StateGroup]:
+    """Groups as their gradients become known, none before those whose state it depends on.
+
+    Groups whose state depends on each other's are left out.
+    """
+    places = _places(block)
+    left = sorted(groups, key=lambda group: places[group.gradients[-1]])
+    owners = {
+        block.arguments[argument]: number
+        for number, group in enumerate(left)
+        for argument, _ in group.states
+    }
+    end = terminator(block)
+    depends = _groups_in(block, owners)
+    needed = [
+        {
+            number
+            for value in (*group.gradients, *(end.operands[result] for _, result in group.states))
+            for number in depends.get(value, ())
+        }
+        - {own}
+        for own, group in enumerate(left)
+    ]
+    order: list[int] = []
+    while ready := [n for n in range(len(left)) if n not in order and needed[n] <= set(order)]:
+        order.append(ready[0])
+    return [left[number] for number in order]
+
+
+def _groups_in(block: ir.Block, owners: Mapping[ir.Value, int]) -> dict[ir.Value, frozenset[int]]:
+    """The groups that values depend on the state of."""
+    found = {value: frozenset({number}) for value, number in owners.items()}
+    for view in block.operations:
+        op = view.operation
+        sets = {found[value] for value in values_used_outside(op) if value in found}
+        if sets:
+            together = frozenset[int]().union(*sets)
+            found.update((result, together) for result in op.results)
+    return found
+
+
+def _hold(
+    block: ir.Block,
+    group: StateGroup,
+    arguments: Sequence[ir.Value],
+    behind: Sequence[tuple[int, int]],
+) -> None:
+    """Lets a group come to the device behind its gradients, and behind the new state of another."""
+    end = terminator(block)
+    held = [*arguments, *group.gradients, *(end.operands[result] for _, result in behind)]
+    last = maker_of(group.gradients[-1])
+    barrier = ir.Operation.create(
+        BARRIER,
+        results=[value.type for value in held],
+        operands=held,
+        loc=last.location,
+        ip=ir.InsertionPoint.after(last),
+    )
+    results: list[ir.Value] = list(barrier.results)
+    images = dict(zip(group.gradients, results[len(arguments) :], strict=False))
+    for argument, result in zip(arguments, results, strict=False):
+        point = ir.InsertionPoint.after(barrier)
+        argument.replace_all_uses_except(
+            placed(result, DEVICE, argument.location, point), [barrier]
+        )
+    for (_, result), value in zip(behind, results[len(arguments) + len(images) :], strict=True):
+        end.operands[result] = value
+    _read_images(barrier, images)
+
+
+def _read_images(barrier: ir.Operation, images: dict[ir.Value, ir.Value]) -> None:
+    """Has the op that first combines a state with its gradients read these from the barrier.
+
+    No compiler then finds that it has them for nothing. What else reads them, as their norm, comes
+    earlier.
+    """
+    of_state = {barrier.results[0]}
+    pending = [barrier.results[0]]
+    for value in pending:
+        for use in value.uses:
+            op = use.owner.operation
+            for number, operand in enumerate(op.operands):
+                if operand not in of_state and _is_made_of(operand, images, of_state):
+                    op.operands[number] = _copied(operand, images)
+                    return
+            if len(op.results) == 1 and op.results[0] not in of_state:
+                of_state.add(op.results[0])
+                pending.append(op.results[0])
+
+
+def _is_made_of(
+    value: ir.Value, images: Collection[ir.Value], without: Collection[ir.Value]
+) -> bool:
+    """Whether elementwise ops make a value of others, none of them made of what it is to be
+    without."""
+    found = False
+    pending, seen = [value], {value}
+    while pending:
+        at = pending.pop()
+        if at in without:
+            return False
+        op = producer(at)
+        if at in images:
+            found = True
+        elif op is not None and op.name in ON_THE_WAY and shape_of(at) == shape_of(value):
+            pending += [each for each in op.operands if each not in seen]
+            seen.update(op.operands)
+    return found
+
+
+def _copied(value: ir.Value, images: dict[ir.Value, ir.Value]) -> ir.Value:
+    """A value made of the images of what it is made of."""
+    op = producer(value)
+    if value in images or op is None:
+        return images.get(value, value)
+    if op.name not in ON_THE_WAY or not _is_made_of(value, images, ()):
+        return value
+    operands = [_copied(each, images) for each in op.operands]
+    copy = op.clone(ip=ir.InsertionPoint.after(op))
+    for number, operand in enumerate(operands):
+        copy.operands[number] = operand
+    images[value] = copy.results[0]
+    return copy.results[0]
