@@ -39,6 +39,7 @@ _PLAIN = ("stablehlo.", "chlo.", "sdy.sharding_constraint", "sdy.constant")
 _KEPT = ops_with_any(
     Trait.TRANSFER | Trait.TOKEN | Trait.BRANCH | Trait.LOOP | Trait.RANDOM | Trait.OPAQUE
 ) | {"stablehlo.return"}
+_AROUND_LOOPS = ops_with_any(Trait.LOOP | Trait.BRANCH) | {MANUAL_COMPUTATION}
 _KEEPING = frozenset({SHARDING_CONSTRAINT, RESHAPE})
 _COPY, _BITCAST = "mhlo.copy", "mhlo.bitcast"
 
@@ -84,7 +85,7 @@ def drop_unused_carries(block: ir.Block) -> None:
     """
     for view in reversed(list(block.operations)):
         op = view.operation
-        for region in op.regions:
+        for region in op.regions if op.name in _AROUND_LOOPS else ():
             for inner in region.blocks:
                 drop_unused_carries(inner)
         if op.name == WHILE and "mhlo.sharding" not in op.attributes:

@@ -174,7 +174,10 @@ def _text(op: ir.Operation) -> str:
 
 def _said(op: ir.Operation) -> tuple[tuple[str, ir.Attribute], ...]:
     """What an op says of what it computes; MLIR sorts attributes by their names."""
-    return tuple((name, value) for name, value in op.attributes.items() if _is_said(name))
+    attributes = op.attributes
+    if not len(attributes):
+        return ()
+    return tuple((name, value) for name, value in attributes.items() if _is_said(name))
 
 
 def _is_said(name: str) -> bool:
