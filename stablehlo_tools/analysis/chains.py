@@ -110,8 +110,14 @@ def _follows(later: Collective, earlier: Collective, live: set[ir.Value]) -> boo
     if _is_linked(later, goal, live):
         return True
     pending = deque(later.op.operands)  # nearest first: the one before is not far
+    doubted: deque[tuple[ir.Value, ir.Value]] = deque()  # operand and result of a barrier
     seen: set[ir.Value] = set()
-    while pending and len(seen) < _LONGEST_SEARCH:
+    while (pending or doubted) and len(seen) < _LONGEST_SEARCH:
+        if not pending:
+            operand, result = doubted.popleft()
+            if operand not in seen and _is_used(result, live):
+                pending.append(operand)
+            continue
         value = pending.popleft()
         if value in seen:
             continue
@@ -123,7 +129,11 @@ def _follows(later: Collective, earlier: Collective, live: set[ir.Value]) -> boo
         if op.results[0] == goal:
             return True
         if op.name == BARRIER:
-            pending += _kept(op, value, live)
+            for operand, result in zip(op.operands, op.results, strict=True):
+                if result == value or not isinstance(operand.type, ir.RankedTensorType):
+                    pending.append(operand)  # a result waits for its own operand and for tokens
+                else:  # and for all that is used
+                    doubted.append((operand, result))
         elif op.name == AFTER_ALL or keeps_dependence(op):
             pending += op.operands
     return False
@@ -136,27 +146,16 @@ def _is_linked(later: Collective, goal: ir.Value, live: set[ir.Value]) -> bool:
         if value is None or isinstance(value.owner, ir.Block):
             return False
         op = value.owner.operation
-        operands = list(op.operands)
         if op.name == BARRIER:
-            if goal in operands:
-                return _is_used(op.results[operands.index(goal)], live)
-            if isinstance(operands[-1].type, ir.RankedTensorType):
+            place = next((u.operand_number for u in goal.uses if u.owner.operation == op), None)
+            if place is not None:
+                return _is_used(op.results[place], live)
+            if isinstance(op.operands[-1].type, ir.RankedTensorType):
                 return False
         elif op.name != AFTER_ALL:
             return False
-        value = operands[-1] if operands else None
+        value = op.operands[-1] if len(op.operands) else None
     return False
-
-
-def _kept(barrier: ir.Operation, value: ir.Value, live: set[ir.Value]) -> list[ir.Value]:
-    """What a result of a barrier waits for: its own operand, tokens, and all that is used."""
-    return [
-        operand
-        for operand, result in zip(barrier.operands, barrier.results, strict=True)
-        if result == value
-        or not isinstance(operand.type, ir.RankedTensorType)
-        or _is_used(result, live)
-    ]
 
 
 def _is_used(value: ir.Value, live: set[ir.Value]) -> bool:

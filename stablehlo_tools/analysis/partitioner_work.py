@@ -23,7 +23,7 @@ from stablehlo_tools.analysis.entry import is_per_device
 from stablehlo_tools.analysis.shardings import SHARDING, manual_axes, sharding_per_value
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.frontend_attributes import FRONTEND_ATTRIBUTES
-from stablehlo_tools.dialect.gspmd import is_gspmd, is_round_trip
+from stablehlo_tools.dialect.gspmd import is_gspmd, is_round_trip, may_be_sharded
 from stablehlo_tools.dialect.names import BARRIER, CONSTANT, MANUAL_COMPUTATION, PARTITION_ID
 from stablehlo_tools.dialect.traits import (
     ELEMENTWISE,
@@ -110,6 +110,8 @@ def first_annotation(module: ir.Module) -> tuple[Annotation, ir.Operation] | Non
 
     Older jax writes Shardy's and, beside them, GSPMD's of arguments.
     """
+    if not may_be_sharded(module):
+        return None
     first: dict[Annotation, ir.Operation] = {}
 
     def visit(op: ir.Operation) -> ir.WalkResult:

@@ -77,10 +77,12 @@ class Rendezvousing:
         if collective.kind in ("send", "recv"):
             if self.by_channel or is_host_transfer(collective):
                 return ()
-            return tuple(tuple(pair) for pair in self.facts.groups(collective) or ())
-        if collective.kind not in _GROUPED:
+            groups = collective.inner.attributes.get("source_target_pairs")
+        elif collective.kind in _GROUPED:
+            groups = collective.group_attribute("replica_groups")
+        else:
             return ()
-        key = collective.group_attribute("replica_groups"), collective.group_mode
+        key = groups, collective.group_mode
         if key not in self.whole:
             self.whole[key] = tuple(tuple(group) for group in self.facts.groups(collective) or ())
         return self.whole[key]

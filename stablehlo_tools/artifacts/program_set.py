@@ -8,10 +8,13 @@ one program after the other.
 
 from __future__ import annotations
 
+import gc
 import sys
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing import get_context
 from typing import Any
 
@@ -27,6 +30,8 @@ from stablehlo_tools.analysis.partitioner_work import (
 from stablehlo_tools.analysis.replica_groups import ProcessGrid
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.artifacts.artifact import Artifact
+from stablehlo_tools.artifacts.module_bytes import write_module
+from stablehlo_tools.artifacts.parsing import Form, parse_module
 from stablehlo_tools.diagnostics import Diagnostic, Place, ToolError, naming
 from stablehlo_tools.dialect.names import MANUAL_COMPUTATION
 from stablehlo_tools.ir.walk import terminator
@@ -92,6 +97,47 @@ class Job:
         programs = _placed([part.read.program for part in parts], parts, self.options)
         pairs = zip(parts, programs, strict=True)
         return [replace(part.read, program=program) for part, program in pairs]
+
+
+@contextmanager
+def readers(programs: int, *, workers: int) -> Iterator[ProcessPoolExecutor | None]:
+    """Processes that read programs beside the caller, one of so many `workers`; none for a few
+    programs. The caller's main module must be safe to import."""
+    if programs < _WORTH_A_POOL or workers < 2:
+        yield None
+        return
+    pool = ProcessPoolExecutor(workers - 1, mp_context=get_context("spawn"))
+    try:
+        pool.submit(gc.disable)  # starts a process, which imports this module meanwhile
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def read_beside(
+    artifacts: Sequence[Artifact], options: Options, pool: ProcessPoolExecutor | None
+) -> Callable[[], list[Program]]:
+    """Begins to read programs in memory; what is called for them waits, and raises ToolError."""
+    if pool is None:
+        job = Job(tuple(each.copy() for each in artifacts), options)
+        return lambda: [issued.program for issued in job.read()]
+    data = [write_module(each.module, Form.BYTECODE) for each in artifacts]
+    names = [each.name for each in artifacts]
+
+    def begin(parts: Sequence[_Part]) -> list[Future[_Read[Program] | _Failure]]:
+        return [pool.submit(_read_bytes, data[p.index], names[p.index], p) for p in parts]
+
+    begun = begin([_Part(index, len(artifacts), options) for index in range(len(artifacts))])
+
+    def read_all(parts: Sequence[_Part]) -> list[_Read[Program]]:
+        is_first = all(part.size is None for part in parts) and len(parts) > 0
+        return _outcomes([each.result() for each in (begun if is_first else begin(parts))])
+
+    def finish() -> list[Program]:
+        parts = _settled(names, options, read_all)
+        return _placed([part.read for part in parts], parts, options)
+
+    return finish
 
 
 def read_programs(paths: Sequence[str], options: Options, *, workers: int = 1) -> list[Program]:
@@ -278,6 +324,11 @@ def _read_files(paths: Sequence[str], parts: Sequence[_Part], workers: int) -> l
         with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
             size = -(-len(paths) // (4 * workers))
             outcomes = list(pool.map(_read_file, paths, parts, chunksize=size))
+    return _outcomes(outcomes)
+
+
+def _outcomes(outcomes: Sequence[_Read[Program] | _Failure]) -> list[_Read[Program]]:
+    """What was read. Raises the first ToolError."""
     read: list[_Read[Program]] = []
     for outcome in outcomes:
         if isinstance(outcome, _Failure):
@@ -296,9 +347,20 @@ class _Failure:
 
 
 def _read_file(path: str, part: _Part) -> _Read[Program] | _Failure:
+    return _without_ops(lambda: artifact.load(path), part)
+
+
+def _read_bytes(data: bytes, name: str, part: _Part) -> _Read[Program] | _Failure:
+    module_of = partial(parse_module, data, Form.BYTECODE)  # bytes of our own
+    return _without_ops(lambda: Artifact(name, Form.BYTECODE, module_of()), part)
+
+
+def _without_ops(load: Callable[[], Artifact], part: _Part) -> _Read[Program] | _Failure:
+    """Reads a program in a process of its own."""
     sys.setrecursionlimit(_DEEPEST_NESTING)
+    gc.disable()  # many small objects, all of which stay
     try:
-        read = _read(artifact.load(path), part)
+        read = _read(load(), part)
     except ToolError as error:
         told = error.diagnostic
         return _Failure((told.message, told.place, told.notes), error.input_name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from stablehlo_tools.bindings import ir
+from stablehlo_tools.bindings import ir, write_bytecode
 from stablehlo_tools.dialect.frontend_attributes import FRONTEND_ATTRIBUTES
 
 GSPMD = "mhlo.sharding"
@@ -16,6 +16,16 @@ _UNSPECIFIED = re.compile(r"unspecified_dims=\[([\d,\s]*)\]")
 # What Shardy's attributes and ops are called on their way through HLO.
 _ROUND_TRIP = "xla.sdy."
 _MANUAL_BODIES = ("xla.sdy.manual_computation_body", "xla.sdy.inlinable_manual_computation_body")
+
+
+# What is in the bytecode of every module with shardings, by either or on their way between.
+_MARKS = (b"sdy", GSPMD.encode(), b"mhlo.spmd_", _SHARDING.encode(), b"SPMD")
+
+
+def may_be_sharded(module: ir.Module) -> bool:
+    """Whether a module may say anything of shardings, in whatever form: asked of its bytes."""
+    data = write_bytecode(module)
+    return any(mark in data for mark in _MARKS)
 
 
 def is_gspmd(op: ir.Operation) -> bool:

@@ -199,6 +199,10 @@ class _Reader:
     events: list[Event] = field(default_factory=list[Event])
     origins: dict[ir.Value, Origin] = field(default_factory=dict[ir.Value, Origin])
     constants: dict[str, int] = field(default_factory=dict[str, int])
+    pairs: dict[ir.Attribute, tuple[tuple[int, ...], ...]] = field(
+        default_factory=dict[ir.Attribute, tuple[tuple[int, ...], ...]]
+    )
+    types: dict[ir.Type, str] = field(default_factory=dict[ir.Type, str])
 
     def reading(self) -> Reading:
         block = body_of(self.main)
@@ -251,13 +255,27 @@ class _Reader:
             op,
             is_send,
             bindings.ChannelHandle(op.attributes["channel_handle"]).handle,
-            _pairs(op),
-            str(carried.type),
+            self._pairs(op),
+            self._text(carried.type),
             self._origin(carried) if is_send else None,
         )
         self.events.append(message)
         if not is_send:
             self.origins[op.results[0]] = Origin(Source.MESSAGE, 0, index)
+
+    def _pairs(self, op: ir.Operation) -> tuple[tuple[int, ...], ...]:
+        pairs = op.attributes.get("source_target_pairs")
+        if not isinstance(pairs, ir.DenseIntElementsAttr):
+            return ()
+        if pairs not in self.pairs:
+            numbers = [int(number) for number in pairs]
+            self.pairs[pairs] = tuple(zip(numbers[::2], numbers[1::2], strict=False))
+        return self.pairs[pairs]
+
+    def _text(self, type_: ir.Type) -> str:
+        if type_ not in self.types:
+            self.types[type_] = str(type_)
+        return self.types[type_]
 
 
 def _number(call: ir.Operation) -> int:
@@ -275,14 +293,6 @@ def looked_through(value: ir.Value) -> ir.Value:
         value = owner.operation.operands[ir.OpResult(value).result_number]
         owner = value.owner
     return value
-
-
-def _pairs(op: ir.Operation) -> tuple[tuple[int, ...], ...]:
-    pairs = op.attributes.get("source_target_pairs")
-    if not isinstance(pairs, ir.DenseIntElementsAttr):
-        return ()
-    numbers = [int(number) for number in pairs]
-    return tuple((numbers[i], numbers[i + 1]) for i in range(0, len(numbers), 2))
 
 
 def wiring(reading: Reading, scheduled: Collection[int]) -> dict[str, tuple[str, ...]]:

@@ -354,6 +354,8 @@ class Temporaries:
     Their results are in it. Each function is read once.
     """
 
+    _hardware = load_hardware(_ANY_HARDWARE)
+
     def __init__(self, module: ir.Module) -> None:
         self._context = module.context
         copy = bindings.parse_module(bindings.write_bytecode(module), module.context)
@@ -369,7 +371,7 @@ class Temporaries:
             with copy.context:
                 entry.attributes["sym_name"] = ir.StringAttr.get(ENTRY)
                 entry.attributes["sym_visibility"] = ir.StringAttr.get("public")
-            clock = Clock(load_hardware(_ANY_HARDWARE), ModuleFacts.of(copy).grid.size)
+            clock = Clock(self._hardware, ModuleFacts.of(copy).grid.size)
             graph = module_task_graph(copy, clock, function)
             self._known[function] = memory_profile(graph, in_loop=True).peak_bytes
         return self._known[function]

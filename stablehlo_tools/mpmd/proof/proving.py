@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
 
 from stablehlo_tools.analysis.tasks.op_work import bytes_of
 from stablehlo_tools.artifacts.artifact import Artifact
-from stablehlo_tools.artifacts.program_set import Job, Options
+from stablehlo_tools.artifacts.program_set import Options, read_beside
+from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError, naming
+from stablehlo_tools.dialect.names import RECV, SEND
 from stablehlo_tools.mpmd.manifest import Manifest
 from stablehlo_tools.mpmd.proof.ends import check_ends, check_outside, check_parts
 from stablehlo_tools.mpmd.proof.findings import Finding, Findings, Rule, numbers
@@ -24,8 +26,9 @@ from stablehlo_tools.mpmd.proof.structure import (
     one_device,
 )
 from stablehlo_tools.mpmd.rank_set import RankSet
-from stablehlo_tools.mpmd.reading import Call, Message, Reading, read_rank
+from stablehlo_tools.mpmd.reading import Call, Message, Reading, body_of, read_rank
 from stablehlo_tools.mpmd.set_report import Level, Link, RankRow, SetReport
+from stablehlo_tools.order.program import Program
 from stablehlo_tools.order.report import finding_text
 from stablehlo_tools.order.simulation import UndecidedError
 from stablehlo_tools.order.verdict import decide
@@ -65,34 +68,50 @@ class Proof:
         return simulate(self.table, self.manifest.costs)
 
 
-def prove(ranks: RankSet) -> Proof:
+def prove(ranks: RankSet, pool: ProcessPoolExecutor | None = None) -> Proof:
     """Judges a set of rank programs whose messages are sends and receives.
+
+    The order of the programs is read by a `pool` of `readers`, where there is one, meanwhile.
 
     What rests on other rules is looked at once they hold: the order of the programs, and memory.
     Raises ToolError where the set is of another form, or a program cannot be read at all.
     """
-    manifest = ranks.manifest
     _check_form(ranks)
-    findings = Findings()
-    readings = read_set(ranks)
+    # A program for one device is known by its messages; by M1 one that has none is, too.
+    is_silent = any(not _has_messages(ranks.main(rank)) for rank in range(ranks.ranks))
+    options = Options(trust_partitioner=is_silent and ranks.manifest.devices == 1)
+    judged = [_judged(ranks, program) for program in ranks.programs]
+    return _proof(ranks, read_beside(judged, options, pool))
+
+
+def _has_messages(main: ir.Operation) -> bool:
+    for view in main.regions[0].blocks[0].operations:
+        if view.operation.name in (SEND, RECV):
+            return True
+    return any(view.operation.name in (SEND, RECV) for view in body_of(main).operations)
+
+
+def _proof(ranks: RankSet, issued: Callable[[], list[Program]]) -> Proof:
+    manifest, readings, findings = ranks.manifest, read_set(ranks), Findings()
     _check_stages(manifest, findings)
-    for reading in readings:
-        check_structure(reading, manifest.ranks[reading.rank].stages, findings)
+    for one in readings:
+        check_structure(one, manifest.ranks[one.rank].stages, findings)
     check_devices(manifest, readings, findings)
     check_ends(manifest, readings, findings)
     labels = label_messages(manifest, readings, findings)
-    sums = {reading.rank: check_flow(reading, labels, findings) for reading in readings}
+    sums = {one.rank: check_flow(one, labels, findings) for one in readings}
     check_parts(readings, labels, sums, findings)
-    for reading in readings:
-        check_outside(manifest, reading, findings)
+    for one in readings:
+        check_outside(manifest, one, findings)
     table = check_rows(manifest, readings, labels, findings)
     memory: tuple[RankMemory, ...] = ()
-    if not findings.count:
-        _check_order(ranks, readings, findings)
-    if not findings.count:
-        memory = tuple(rank_memory(r, labels, sums[r.rank], manifest) for r in readings)
-        for reading, one in zip(readings, memory, strict=True):
-            _check_memory(reading, one, findings)
+    if not findings.count:  # memory first, for the order is read meanwhile
+        memory = tuple(rank_memory(one, labels, sums[one.rank], manifest) for one in readings)
+        _check_order(issued, findings)
+    if findings.count:
+        memory = ()
+    for one, held in zip(readings, memory, strict=bool(memory)):
+        _check_memory(one, held, findings)
     listed = tuple(findings.listed)
     return Proof(manifest, readings, labels, table, listed, findings.count, memory)
 
@@ -140,22 +159,14 @@ def _check_stages(manifest: Manifest, findings: Findings) -> None:
 def _judged(ranks: RankSet, program: Artifact) -> Artifact:
     devices = ranks.manifest.devices
     if devices == 1:
-        return program.copy()
+        return program
     return Artifact(program.name, program.form, one_device(program.module, ranks.ranks, devices))
 
 
-def _check_order(ranks: RankSet, readings: Sequence[Reading], findings: Findings) -> None:
-    """M8: the verdict of `check-order`; of several devices a rank, on one of each.
-
-    It knows a program that is written for one device by its sends and receives; by M1 one that has
-    none is, too.
-    """
-    is_silent = any(not reading.messages for reading in readings)
-    options = Options(trust_partitioner=is_silent and ranks.manifest.devices == 1)
-    job = Job(tuple(map(partial(_judged, ranks), ranks.programs)), options)
-    issued = [part.program for part in job.read()]
+def _check_order(issued: Callable[[], list[Program]], findings: Findings) -> None:
+    """M8: the verdict of `check-order`."""
     try:
-        decided = decide(issued)
+        decided = decide(issued())
     except UndecidedError:
         findings.add(Rule.ORDER, "whether the programs can deadlock takes too long to decide")
         return
