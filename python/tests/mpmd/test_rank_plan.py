@@ -72,7 +72,7 @@ def test_each_rank_updates_its_own_weights_without_a_message():
     module, plan = _plan(TWO_LAYERS, one_f_one_b(2, 3))
     assert plan.ranks_of == {1: (0,), 2: (1,), 3: (1,)}  # two gradients and the loss, by carry
     finish = plan.finish
-    assert (finish.rounds, finish.sendings, dict(plan.finish_channels)) == (1, [], {})
+    assert (finish.rounds, finish.sendings, plan.finish_messages) == (1, [], [])
     assert _named(finish.ops) == {(0, 0): ["subtract"], (0, 1): ["subtract"]}
     first, second, loss = finish.returned
     assert [(each.rank, each.result) for each in (first, second, loss)] == [(0, 0), (1, 1), (1, 2)]
@@ -94,7 +94,7 @@ def test_a_norm_of_all_gradients_takes_a_round_there_and_one_back():
     }
     types = [str(plan.type_of(sending.value)) for sending in finish.sendings]
     assert types == ["tensor<f32>", "tensor<f32>"]
-    channels = list(plan.finish_channels.values())
+    channels = [message.channel for message in plan.finish_messages]
     assert channels == [7, 8]
     assert [transfer.action for transfer in plan.transfers[6:]] == ["finish", "finish"]
     assert module is not None

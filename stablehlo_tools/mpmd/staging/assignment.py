@@ -24,8 +24,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from stablehlo_tools.analysis.dataflow import Node
+from stablehlo_tools.analysis.tasks.op_work import bytes_of
 from stablehlo_tools.diagnostics import ToolError
-from stablehlo_tools.dialect.names import WHILE
+from stablehlo_tools.dialect.names import CONVERT, WHILE
 from stablehlo_tools.mpmd.staging.forward import Forward
 from stablehlo_tools.mpmd.staging.step import TrainingStep, heavy_ops, staged_inputs
 from stablehlo_tools.schedules.table import Kind, Placement
@@ -279,18 +280,36 @@ class Messages:
 
 
 def staged_values(step: TrainingStep, assignment: Assignment) -> list[Value]:
-    """The values that a phase other than their own reads, in the order of the program."""
+    """The values that a phase other than their own reads, in the order of the program.
+
+    Of one that has been converted from a narrower type the narrower: whoever reads it converts.
+    """
     crossing: list[Value] = []
     nodes = [step.flow.nodes[index] for index in sorted(step.needed)]
-    for node in nodes:
-        made = assignment.of[node.index]
+    read: dict[int, set[Work]] = {}
+    for node in reversed(nodes):
         for number in node.results:
             users = step.flow.users.get(number, ())
             works = {assignment.of[u.index] for u in users if u.index in assignment.of}
-            works.discard(made)
+            read.setdefault(number, set()).update(works)
+        narrower = _narrower(step, node)
+        if narrower is not None:
+            read.setdefault(narrower, set()).update(read.pop(node.results[0]))
+    for node in nodes:
+        made = assignment.of[node.index]
+        for number in node.results:
+            works = read.get(number, set()) - {made}
             if works:
                 crossing.append(Value(number, made, frozenset(works)))
     return crossing
+
+
+def _narrower(step: TrainingStep, node: Node) -> int | None:
+    """The value that a node converts to a wider type."""
+    if node.name != CONVERT or not step.is_staged(node.inputs[0]):
+        return None
+    before, after = node.op.operands[0], node.op.results[0]
+    return node.inputs[0] if bytes_of(before) < bytes_of(after) else None
 
 
 def route(values: Iterable[Value], placement: Placement, number: int) -> Messages:

@@ -19,7 +19,7 @@ from stablehlo_tools.ir.values import CONSTANTS
 from stablehlo_tools.mpmd.staging.step import TrainingStep
 
 _SPREADS = frozenset({BROADCAST, IOTA, CONSTANT})
-_FEW = 64  # elements that are computed anew wherever they are read
+FEW = 64  # elements that are computed anew wherever they are read, or sent with others
 
 
 class Key(NamedTuple):
@@ -144,7 +144,7 @@ class Fixed:
         if node.name in CONSTANTS or node.name in _SPREADS:
             return True
         value = self.value(key)
-        is_small = len(node.results) == 1 and _elements(value) <= _FEW and not len(node.op.regions)
+        is_small = len(node.results) == 1 and elements_in(value) <= FEW and not len(node.op.regions)
         return is_small and all(map(self.is_written_anew, self._sources(key, node)))
 
     def _maker(self, key: Key) -> Node | None:
@@ -201,7 +201,8 @@ def _rows(op: ir.Operation, argument: int) -> Rows | None:
     return Rows(argument, cut[0], start[cut[0]], limit[cut[0]])
 
 
-def _elements(value: ir.Value) -> int:
+def elements_in(value: ir.Value) -> int:
+    """How many elements a tensor has."""
     count = 1
     for size in shape_of(value):
         count *= size

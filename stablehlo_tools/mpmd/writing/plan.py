@@ -21,7 +21,7 @@ from stablehlo_tools.analysis.tasks.op_work import bytes_of
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.diagnostics import ToolError
 from stablehlo_tools.dialect.names import CONCATENATE
-from stablehlo_tools.ir.builder import shape_of
+from stablehlo_tools.ir.builder import element_of, shape_of
 from stablehlo_tools.ir.values import producer, splat_of, unconstrained
 from stablehlo_tools.mpmd.manifest import Transfer
 from stablehlo_tools.mpmd.staging.assignment import (
@@ -35,7 +35,7 @@ from stablehlo_tools.mpmd.staging.assignment import (
 )
 from stablehlo_tools.mpmd.staging.split_stage_sums import is_spread
 from stablehlo_tools.mpmd.staging.step import TrainingStep
-from stablehlo_tools.mpmd.writing.fixed import Fixed, Key, Rows
+from stablehlo_tools.mpmd.writing.fixed import FEW, Fixed, Key, Rows, elements_in
 from stablehlo_tools.mpmd.writing.phases import Phase, Phases
 from stablehlo_tools.schedules.table import Action, Kind, Table, actions_of
 
@@ -73,6 +73,7 @@ class Plan:
         routes = len(table.placement.routes)
         self._messages = [route(values, table.placement, number) for number in range(routes)]
         self.transfers: list[Transfer] = []
+        self.packed: dict[Made, tuple[Made, ...]] = {}  # what goes in one message
         self._channels = self._numbered()
 
     def phase_of(self, action: Action) -> Phase:
@@ -132,23 +133,55 @@ class Plan:
         return plan_finish(self.step, self.ranks_of, ranks)
 
     @cached_property
-    def finish_channels(self) -> Mapping[Sending, int]:
-        """The channels of what is sent behind the schedule, which it adds to the transfers."""
-        channels: dict[Sending, int] = {}
-        for sending in self.finish.sendings:
-            type_ = self.type_of(sending.value)
-            channel = len(self.transfers) + 1
-            self.transfers.append(
-                Transfer(channel, "finish", 0, sending.source, sending.target, str(type_))
-            )
-            channels[sending] = channel
-        return channels
+    def finish_messages(self) -> Sequence[FinishMessage]:
+        """What is sent behind the schedule, in order, and added to the transfers.
+
+        What is small goes together: a norm takes a number of every weight's gradient.
+        """
+        together: dict[tuple[int, int, int, str], list[Made]] = {}
+        for round_, source, target, made in self.finish.sendings:
+            kind = str(element_of(self.value_of(made))) if self._is_small(made) else str(made)
+            together.setdefault((round_, source, target, kind), []).append(made)
+        messages: list[FinishMessage] = []
+        for (round_, source, target, _), values in together.items():
+            sent, channel = values[0], len(self.transfers) + 1
+            if len(values) > 1:
+                sent = Made("pack", channel, source)
+                self.packed[sent] = tuple(values)
+            type_ = str(self.type_of(sent))
+            self.transfers.append(Transfer(channel, "finish", 0, source, target, type_))
+            messages.append(FinishMessage(round_, source, target, channel, sent))
+        return messages
+
+    @cached_property
+    def pack_with(self) -> Mapping[tuple[Made, int], Made]:
+        """What a value comes to a rank in, where it does not come alone."""
+        return {
+            (made, message.target): message.sent
+            for message in self.finish_messages
+            for made in self.packed.get(message.sent, ())
+        }
 
     def type_of(self, made: Made) -> ir.Type:
         """The type of a value behind the loop."""
+        if made.what != "pack":
+            return self.value_of(made).type
+        values = [self.value_of(each) for each in self.packed[made]]
+        size = sum(map(elements_in, values))
+        return ir.RankedTensorType.get([size], element_of(values[0]), loc=values[0].location)
+
+    def value_of(self, made: Made) -> ir.Value:
+        """What a value behind the loop was in the program; one of the part's type."""
         if made.what == "part":
-            return self.step.loop.op.results[made.number].type
-        return self.step.outer.values[made.number].type
+            return self.step.loop.op.results[made.number]
+        return self.step.outer.values[made.number]
+
+    def _is_small(self, made: Made) -> bool:
+        """Whether a value is sent with others of its type: no parts, which are added up."""
+        type_ = self.value_of(made).type
+        if made.what != "value" or not isinstance(type_, ir.RankedTensorType):
+            return False
+        return type_.has_static_shape and 0 < elements_in(self.value_of(made)) <= FEW
 
     def total_of(self, carry: int) -> int:
         """The number of what the loop gives for a carry."""
@@ -163,25 +196,25 @@ class Plan:
         return {self.total_of(carry): carry for carry in self.step.loop.accumulators}
 
     def is_read_later(self, number: int, round_: int, rank: int) -> bool:
-        """Whether what a rank makes in a round is read in another one, sent or returned."""
-        return (round_, rank) != self._only_reader.get(number, (round_, rank)) or (
-            number in self._leaving
-        )
+        """Whether what a rank makes in a round is read there in another one, sent alone, or
+        returned."""
+        readers = self._readers.get(number, set())
+        return number in self._leaving or any(r == rank and n != round_ for n, r in readers)
 
     @cached_property
     def _leaving(self) -> set[int]:
-        """The values behind the loop that are sent or returned."""
-        sent = {s.value.number for s in self.finish.sendings if s.value.what == "value"}
+        """The values behind the loop that are sent alone or returned."""
+        sent = {each.sent.number for each in self.finish_messages if each.sent.what == "value"}
         return sent | {returned.number for returned in self.finish.returned}
 
     @cached_property
-    def _only_reader(self) -> Mapping[int, tuple[int, int]]:
-        """The round and the rank that read a value behind the loop; (-1, -1) where several do."""
-        readers: dict[int, tuple[int, int]] = {}
+    def _readers(self) -> Mapping[int, set[tuple[int, int]]]:
+        """The rounds and ranks that read a value behind the loop."""
+        readers: dict[int, set[tuple[int, int]]] = {}
         for place, nodes in self.finish.ops.items():
             for node in nodes:
                 for number in node.inputs:
-                    readers[number] = place if readers.get(number, place) == place else (-1, -1)
+                    readers.setdefault(number, set()).add(place)
         return readers
 
     def fixed_results(self, rank: int) -> list[Key]:
@@ -227,10 +260,10 @@ class Plan:
 
 
 class Made(NamedTuple):
-    """A value behind the loop: value `number` of the block, or the part of the total of a carry
-    that one rank has summed up."""
+    """A value behind the loop: value `number` of the block, the part of the total of a carry that
+    one rank has summed up, or what goes to another rank together on channel `number`."""
 
-    what: Literal["value", "part"]
+    what: Literal["value", "part", "pack"]
     number: int
     rank: int  # where it is made
 
@@ -242,6 +275,16 @@ class Sending(NamedTuple):
     source: int
     target: int
     value: Made
+
+
+class FinishMessage(NamedTuple):
+    """What one rank sends another behind a round, in one transfer."""
+
+    round: int
+    source: int
+    target: int
+    channel: int
+    sent: Made
 
 
 class Returned(NamedTuple):

@@ -11,7 +11,7 @@ of what stands behind the loop over microbatches, up to the values that are sent
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,10 +19,10 @@ from stablehlo_tools import bindings
 from stablehlo_tools.analysis.dataflow import Node
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import AFTER_ALL, BARRIER, CALL, CONSTANT, RECV, SEND
-from stablehlo_tools.ir.builder import Builder
+from stablehlo_tools.ir.builder import Builder, shape_of
 from stablehlo_tools.ir.inline import copy_with
 from stablehlo_tools.mpmd.manifest import FINISH, PREPARE, Piece
-from stablehlo_tools.mpmd.writing.fixed import Key, Rows, identity
+from stablehlo_tools.mpmd.writing.fixed import Key, Rows, elements_in, identity
 from stablehlo_tools.mpmd.writing.phases import Phase, barred, private_function, unconverted
 from stablehlo_tools.mpmd.writing.plan import Made, Plan, Returned
 from stablehlo_tools.schedules.table import Action, actions_of
@@ -236,20 +236,18 @@ class RankWriter:
         plan, finish = self._plan, self._plan.finish
         for carry, value in self._sums.items():
             self._made[Made("part", carry, self._rank)] = value
-        channels = plan.finish_channels
         for number in range(finish.rounds):
             function = finish_function(plan, number, self._rank, self._is_at_hand)
             if function is not None:
                 self._call_finish(function)
-            for sending in finish.sendings:
-                if sending.round != number or self._rank not in (sending.source, sending.target):
+            for message in plan.finish_messages:
+                if message.round != number:
                     continue
-                channel = channels[sending]
-                if sending.source == self._rank:
-                    self._send(channel, self._of(sending.value))
-                else:
-                    type_ = ir.Type.parse(plan.transfers[channel - 1].type, self._context)
-                    self._made[sending.value] = self._recv(channel, type_)
+                if message.source == self._rank:
+                    self._send(message.channel, self._of(message.sent))
+                elif message.target == self._rank:
+                    type_ = ir.Type.parse(plan.transfers[message.channel - 1].type, self._context)
+                    self._made[message.sent] = self._recv(message.channel, type_)
         return [(self._returned(each), each) for each in finish.returned if each.rank == self._rank]
 
     def _call_finish(self, function: FinishFunction) -> None:
@@ -370,6 +368,8 @@ class FinishFunction:
             for each, value in zip(self.takes, arguments, strict=False)
         }
         known = dict(zip(self.fixed, arguments[len(self.takes) :], strict=True))
+        for pack in [each for each in self.takes if each.what == "pack"]:
+            made.update(_unpacked(plan, pack, made[pack], point))
         values = {each.number: value for each, value in made.items() if each.what == "value"}
         for carry, parts in self.totals:
             values[plan.total_of(carry)] = _combined(
@@ -377,7 +377,11 @@ class FinishFunction:
             )
         for node in self.nodes:
             _copy(plan, node, values, known, point)
-        returned = unconverted([values[each.number] for each in self.gives], point)
+        returned = [
+            _packed(plan, each, values, point) if each.what == "pack" else values[each.number]
+            for each in self.gives
+        ]
+        returned = unconverted(returned, point)
         returned += [plan.fixed.write(key, known, point) for key in self.gives_fixed]
         ir.Operation.create("func.return", operands=returned, loc=place, ip=point)
 
@@ -403,7 +407,8 @@ def finish_function(
             if source in own:
                 continue
             if source in finish.home:
-                takes[Made("value", source, finish.home[source])] = None
+                made = Made("value", source, finish.home[source])
+                takes[plan.pack_with.get((made, rank), made)] = None
             else:
                 keys[plan.fixed.key_outside(source)] = None
     gives = [
@@ -411,6 +416,11 @@ def finish_function(
         for source in sorted(own)
         if plan.is_read_later(source, number, rank)
     ]
+    for message in plan.finish_messages:
+        packed = plan.packed.get(message.sent)
+        if packed and (message.round, message.source) == (number, rank):
+            gives.append(message.sent)
+            takes.update((made, None) for made in packed if made.number not in own)
     fixed_results = plan.fixed_results(rank) if number == 0 else []
     fixed_results = [key for key in fixed_results if not is_at_hand(key)]
     if not gives and not fixed_results:
@@ -435,6 +445,29 @@ def _combined(plan: Plan, carry: int, parts: list[ir.Value], point: ir.Insertion
     for part in parts[1:]:
         total = build.same(_COMBINED_BY.get(reducer, reducer), total, part)
     return total
+
+
+def _packed(
+    plan: Plan, pack: Made, values: Mapping[int, ir.Value], point: ir.InsertionPoint
+) -> ir.Value:
+    """What is sent together, one value behind the other."""
+    build = Builder(point, plan.step.loop.op.location)
+    members = unconverted([values[made.number] for made in plan.packed[pack]], point)
+    flat = [build.reshape(value, [elements_in(value)]) for value in members]
+    return build.concatenate(flat, 0)
+
+
+def _unpacked(
+    plan: Plan, pack: Made, value: ir.Value, point: ir.InsertionPoint
+) -> Iterator[tuple[Made, ir.Value]]:
+    """What has come together, each in its shape."""
+    build = Builder(point, plan.step.loop.op.location)
+    start = 0
+    for made in plan.packed[pack]:
+        limit = start + elements_in(plan.value_of(made))
+        part = build.slice_along(value, 0, start, limit)
+        yield made, build.reshape(part, shape_of(plan.value_of(made)))
+        start = limit
 
 
 def _copy(
