@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -100,7 +100,7 @@ class Job:
 
 
 @contextmanager
-def readers(programs: int, *, workers: int) -> Iterator[ProcessPoolExecutor | None]:
+def readers(programs: int, *, workers: int) -> Generator[ProcessPoolExecutor | None]:
     """Processes that read programs beside the caller, one of so many `workers`; none for a few
     programs. The caller's main module must be safe to import."""
     if programs < _WORTH_A_POOL or workers < 2:
