@@ -179,3 +179,16 @@ def _open_sharding(
         f"{op.name} has an empty list of shardings, which names no mesh for a new value",
         op.location,
     )
+
+
+def add_carries(
+    loop: ir.Operation, starts: Sequence[ir.Value], ends: Sequence[ir.Value]
+) -> list[ir.Value]:
+    """Hands values of a `while`'s body on to its next iteration; what they are in it."""
+    types = [value.type for value in starts]
+    rebuilt = append(loop, starts, types)
+    condition, block = (region.blocks[0] for region in rebuilt.regions)
+    append_arguments(condition, types)
+    arguments = append_arguments(block, types)
+    append_to_terminator(block, ends)
+    return arguments

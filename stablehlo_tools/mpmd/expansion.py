@@ -32,7 +32,15 @@ from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.cost.clock import Clock
 from stablehlo_tools.cost.hardware import Hardware
-from stablehlo_tools.diagnostics import Diagnostic, Diagnostics, ToolError, naming
+from stablehlo_tools.diagnostics import (
+    Diagnostic,
+    Diagnostics,
+    ToolError,
+    naming,
+    size,
+    warning,
+)
+from stablehlo_tools.ir.cleanup import drop_unused_carries
 from stablehlo_tools.ir.clone import copy_module
 from stablehlo_tools.ir.inline import inline_all_calls
 from stablehlo_tools.ir.walk import (
@@ -60,7 +68,7 @@ from stablehlo_tools.mpmd.staging.cutting import (
     useless_cut,
 )
 from stablehlo_tools.mpmd.staging.forward import dissolve_named, forget_marks
-from stablehlo_tools.mpmd.staging.loop_forms import stack_recurrences, use_plain_forms
+from stablehlo_tools.mpmd.staging.loop_forms import carry_stacks, stack_recurrences, use_plain_forms
 from stablehlo_tools.mpmd.staging.op_times import Weigher, total_ns
 from stablehlo_tools.mpmd.writing.on_devices import Devices, OnDevices, take_off_devices
 from stablehlo_tools.mpmd.writing.phases import hop, stage_costs
@@ -77,10 +85,11 @@ from stablehlo_tools.schedules.catalogue import (
 from stablehlo_tools.schedules.explicit_tables import with_communication
 from stablehlo_tools.schedules.generators.named import MOST_CHUNKS, buildable
 from stablehlo_tools.schedules.setting import Costs, Setting, unit_costs
-from stablehlo_tools.schedules.simulator import simulate
+from stablehlo_tools.schedules.simulator import peak_bytes, simulate
 from stablehlo_tools.schedules.table import Table, compacted
 from stablehlo_tools.schedules.validator import check
 from stablehlo_tools.transforms.accumulate_gradients import AccumulateGradientsPass
+from stablehlo_tools.transforms.parts.pipeline_collectives.pipelining import Options, pipelined
 
 
 @dataclass(frozen=True)
@@ -100,11 +109,13 @@ class Request:
 @dataclass(frozen=True)
 class Prepared:
     """A step that can be cut, as one device of a rank runs it, and the devices of a rank. `alone`:
-    the seconds that it takes on one rank as it is, not cut into stages or further microbatches."""
+    the seconds that it takes on one rank as it is, not cut into stages or further microbatches.
+    `once`: whether collectives have left the loop over microbatches."""
 
     module: ir.Module
     devices: Devices
     alone: float
+    once: bool
 
 
 @dataclass(frozen=True)
@@ -141,29 +152,48 @@ class Expansion:
 def expand_mpmd(artifact: Artifact, request: Request) -> Expansion:
     """The programs of the ranks. The artifact stays as it is.
 
+    What devices of a rank send each other alike for every microbatch they send once, unless the
+    whole weights and gradients that this takes are more than a device has room for.
+
     Raises a located ToolError for a broken precondition, and for a schedule that does not exist
     for so many ranks, chunks and microbatches.
     """
     with naming(artifact.name):
         prepared = prepare(artifact, request)
-        microbatches = read_step(prepared.module).loop.trips
-        # What stages cost shows once the step is cut, and how many there are once a table is built;
-        # unit costs do for the latter, but where a schedule is searched for.
-        first = _table(request, microbatches, unit_costs(request.ranks))
-        timed = time_stages(prepared, request, first.stages, splits=first.splits)
+        expansion = _expanded(artifact, request, prepared)
+        needed = max(peak_bytes(expansion.manifest.table, expansion.manifest.costs))
+        room = request.hardware.memory_bytes
+        if not prepared.once or needed <= room:
+            return expansion
+        again = _expanded(artifact, request, prepare(artifact, request, once=False))
+        said = warning(
+            f"expand-mpmd: the collectives of weights and gradients stay in each microbatch: once "
+            f"for all of them, a rank would need {size(needed)} of {size(room)}"
+        )
+        return replace(again, warnings=(*again.warnings, said))
+
+
+def _expanded(artifact: Artifact, request: Request, prepared: Prepared) -> Expansion:
+    """The programs of a prepared step."""
+    microbatches = read_step(prepared.module).loop.trips
+    # What stages cost shows once the step is cut, and how many there are once a table is built;
+    # unit costs do for the latter, but where a schedule is searched for.
+    first = _table(request, microbatches, unit_costs(request.ranks))
+    timed = time_stages(prepared, request, first.stages, splits=first.splits)
+    table = _table(request, microbatches, timed.costs)
+    if (table.stages, table.splits) != (first.stages, first.splits):
+        # A search takes another placement for these costs.
+        timed = time_stages(prepared, request, table.stages, splits=table.splits)
         table = _table(request, microbatches, timed.costs)
-        if (table.stages, table.splits) != (first.stages, first.splits):
-            # A search takes another placement for these costs.
-            timed = time_stages(prepared, request, table.stages, splits=table.splits)
-            table = _table(request, microbatches, timed.costs)
-        if not table.communicates:
-            table = with_communication(table, timed.costs)
-        plan = Plan(timed.staged.step, timed.staged.assignment, compacted(table))
-        return _written(artifact, request, plan, timed, prepared.alone)
+    if not table.communicates:
+        table = with_communication(table, timed.costs)
+    plan = Plan(timed.staged.step, timed.staged.assignment, compacted(table))
+    return _written(artifact, request, plan, timed, prepared.alone)
 
 
-def prepare(artifact: Artifact, request: Request) -> Prepared:
-    """A copy of what one device of a rank does, with calls inlined and a loop over microbatches.
+def prepare(artifact: Artifact, request: Request, *, once: bool = True) -> Prepared:
+    """A copy of what one device of a rank does, with calls inlined and a loop over microbatches,
+    which collectives leave that can run `once` for all of them.
 
     Raises a located ToolError where there is none, or another one than was asked for.
     """
@@ -191,7 +221,20 @@ def prepare(artifact: Artifact, request: Request) -> Prepared:
             AccumulateGradientsPass(microbatches=wanted).accumulate(
                 module, Diagnostics(), lambda place: devices.whole_shape(taken[place], place)
             )
-    return Prepared(module, devices, alone)
+        is_once = once and devices.count > 1 and _communicate_once(module, request.hardware)
+    return Prepared(module, devices, alone, is_once)
+
+
+def _communicate_once(module: ir.Module, hardware: Hardware) -> bool:
+    """Gathers weights in front of the loop over microbatches and reduces gradients behind it, each
+    by itself, for they are of different stages; whether there were any."""
+    options = Options("once", 1, hardware, None, hold=False, merges=False)
+    changed = pipelined(module, options).changed
+    block = entry_function(module).regions[0].blocks[0]
+    if changed:
+        drop_unused_carries(block)
+        carry_stacks(block)
+    return changed
 
 
 def _alone(module: ir.Module, hardware: Hardware, devices: Devices) -> float:

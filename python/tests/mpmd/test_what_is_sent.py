@@ -1,19 +1,25 @@
-"""What ranks send: small values behind the schedule together, others in the type they came from."""
+"""What ranks send: small values behind the schedule together, others in the type they came from;
+and what the devices of a rank do once for all microbatches."""
 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import pytest
 from jax import export, lax
-from mpmd_steps import Step
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+from mpmd_steps import LENGTH, Step, optimizer
 
 from stablehlo_tools.artifacts import artifact
 from stablehlo_tools.artifacts.artifact import Artifact
 from stablehlo_tools.cost.hardware import load_hardware
+from stablehlo_tools.ir.walk import ops_named, symbol_name
 from stablehlo_tools.mpmd.expansion import Expansion, Request, expand_mpmd
 from stablehlo_tools.mpmd.proof.proving import prove
 from stablehlo_tools.mpmd.rank_set import load, write
@@ -81,4 +87,68 @@ def test_numbers_of_the_norm_go_together(ranks: int, tmp_path: Path):
     assert {key for key in sent if key[1] == 0} == {
         (rank, 0, "tensor<2xf32>") for rank in range(1, ranks)
     }, "a number of the gradients of `up`, and one of `down`"
+    check(step, expansion, tmp_path)
+
+
+def fully_sharded(form: Literal["loop", "unrolled"], accumulate: Literal["scan", "whole"]):
+    """A step whose weights and samples two devices divide, and how many microbatches to make."""
+    step = Step(devices=2, form=form, accumulate=accumulate, microbatches=8, width=32, samples=32)
+    mesh = AbstractMesh((2,), ("data",), axis_types=(AxisType.Auto,))
+
+    def placed(leaf: Any) -> Any:
+        spec = P(*[None] * (len(leaf.shape) - 1), "data") if len(leaf.shape) > 1 else P()
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec))
+
+    weights = step.weights()
+    state = jax.eval_shape(optimizer().init, weights)
+    state = jax.tree.map(placed, (weights, state))
+    batch = jax.ShapeDtypeStruct((8 * 32, LENGTH + 1), jnp.int32)
+    batch = jax.ShapeDtypeStruct(
+        batch.shape, batch.dtype, sharding=NamedSharding(mesh, P("data", None))
+    )
+    kept = jax.tree.map(lambda leaf: leaf.sharding, state)
+    traced = jax.jit(step.step, out_shardings=(*kept, None))
+    exported = artifact.from_exported(export.export(traced)(*state, batch))
+    return exported, 8 if accumulate == "whole" else None
+
+
+def in_phases(expansion: Expansion) -> int:
+    """The gathers and reductions of whole weights in what runs for every microbatch."""
+    found = 0
+    for module in expansion.modules:
+        for op in module.body.operations:
+            name = symbol_name(op)
+            if name.startswith("stage_"):
+                kinds = {"stablehlo.all_gather", "stablehlo.reduce_scatter"}
+                found += len(ops_named(op.operation, kinds))
+    return found
+
+
+def rows(expansion: Expansion) -> list[tuple[Any, ...]]:
+    """Which rank has which rows of each weight, and of each of their results."""
+    entries = (*expansion.manifest.inputs, *expansion.manifest.outputs)
+    return [
+        (entry.path, *((p.rank, p.dim, p.start, p.limit) for p in entry.pieces))
+        for entry in entries
+        if "['layers']" in entry.path
+    ]
+
+
+@pytest.mark.parametrize("accumulate", ["scan", "whole"])
+@pytest.mark.parametrize("form", ["loop", "unrolled"])
+def test_weights_are_gathered_and_gradients_reduced_once(
+    form: Literal["loop", "unrolled"], accumulate: Literal["scan", "whole"], tmp_path: Path
+):
+    step, microbatches = fully_sharded(form, accumulate)
+    request = Request("1f1b", 2, load_hardware("h100"), None, microbatches)
+    expansion = expand_mpmd(step, request)
+    assert in_phases(expansion) == 0
+    small = replace(request, hardware=replace(request.hardware, memory_bytes=100_000))
+    each = expand_mpmd(step, small)
+    # Of layers that are written out, the loop that the tool makes has none from the start.
+    is_late = (form, accumulate) != ("unrolled", "whole")
+    said = [warning.message for warning in each.warnings]
+    assert any("stay in each microbatch: once for all" in text for text in said) == is_late
+    assert bool(in_phases(each)) == is_late
+    assert rows(expansion) == rows(each), "each rank has the same weights, and updates them"
     check(step, expansion, tmp_path)

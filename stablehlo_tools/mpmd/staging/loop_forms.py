@@ -17,6 +17,8 @@ microbatches goes into it: a key of random numbers that is split in every iterat
   ==>
     %keys = while(%j, %key, %keys) { … %keys[%j] = %key …  %next, %own = split(%key) … }
     while(%i, %key, %sum) { %own = split(%keys[%i]) … }
+
+What loops over layers take rows of, from around the loop over microbatches, becomes a carry.
 """
 
 from __future__ import annotations
@@ -46,9 +48,10 @@ from stablehlo_tools.dialect.names import (
     WHILE,
 )
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
+from stablehlo_tools.ir.carriers import add_carries
 from stablehlo_tools.ir.inline import copy_with
 from stablehlo_tools.ir.values import producer
-from stablehlo_tools.ir.walk import terminator, walk
+from stablehlo_tools.ir.walk import ops_named, terminator, values_used_outside, walk
 from stablehlo_tools.ir.while_loop import CountedLoop
 from stablehlo_tools.mpmd.staging.step import heavy_ops
 
@@ -68,6 +71,31 @@ def use_plain_forms(block: ir.Block, effects: Effects) -> None:
             _select_term(view.operation)
         _count_directly(loop, trips, effects)
         _rewrite_scatters(loop, trips, effects)
+
+
+def carry_stacks(block: ir.Block) -> None:
+    """Lets the loops in a block's loops carry what they take rows of from around them: a loop over
+    layers is cut by its carries."""
+    for outer in [view.operation for view in block.operations if view.operation.name == WHILE]:
+        for loop in ops_named(outer, {WHILE}):
+            if loop != outer:
+                _carry_stacks(loop)
+
+
+def _carry_stacks(loop: ir.Operation) -> None:
+    inside = loop.regions[1].blocks[0]
+    around = set(values_used_outside(loop)) - set(loop.operands)
+    slices = [view.operation for view in inside.operations if view.operation.name == DYNAMIC_SLICE]
+    stacks = list(dict.fromkeys(op.operands[0] for op in slices if op.operands[0] in around))
+    if not stacks:
+        return
+    arguments = add_carries(loop, stacks, stacks)
+    end = terminator(inside)
+    for number, (stack, argument) in enumerate(zip(stacks, arguments, strict=True)):
+        end.operands[len(end.operands) - len(stacks) + number] = argument
+        for op in slices:
+            if op.operands[0] == stack:
+                op.operands[0] = argument
 
 
 def _drop_conversion(op: ir.Operation) -> None:

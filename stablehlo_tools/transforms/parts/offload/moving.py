@@ -20,14 +20,12 @@ only loops' counters by iteration, and takes for one what carries the counter's 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from stablehlo_tools.analysis.effects import Effects
 from stablehlo_tools.analysis.tasks.op_work import bytes_of
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.device_placement import DEVICE, HOST, placed, placement
 from stablehlo_tools.ir.builder import Builder, element_of, shape_of
-from stablehlo_tools.ir.carriers import append, append_arguments, append_to_terminator
+from stablehlo_tools.ir.carriers import add_carries
 from stablehlo_tools.ir.values import key_of, producer, splat_of, stand_in
 from stablehlo_tools.ir.walk import functions_by_name, terminator
 from stablehlo_tools.transforms.parts.rematerialize.passages import (
@@ -88,7 +86,7 @@ def _write_later(update: ir.Operation) -> int:
     row = update.operands[1]
     loop = _loop_of(update)
     before = Builder(ir.InsertionPoint(loop), update.location)
-    (late,) = _carry(loop, [before.splat(0, shape_of(row), element_of(row))], [row])
+    (late,) = add_carries(loop, [before.splat(0, shape_of(row), element_of(row))], [row])
     loop = _loop_of(update)
     first = loop.regions[1].blocks[0].operations[0].operation
     update.operands[1] = placed(late, HOST, update.location, ir.InsertionPoint(first))
@@ -99,7 +97,7 @@ def _read_earlier(piece: ir.Operation, last: ir.Value) -> None:
     """Lets each iteration read the row of the next one, which lies in the place of its own; the
     first one's is `last`."""
     back = _place_behind(piece)
-    (row,) = _carry(_loop_of(piece), [last], [back])
+    (row,) = add_carries(_loop_of(piece), [last], [back])
     back.replace_all_uses_except(row, [terminator(piece.block)])
 
 
@@ -114,19 +112,6 @@ def _place_behind(piece: ir.Operation) -> ir.Value:
 def _loop_of(op: ir.Operation) -> ir.Operation:
     """The loop whose body an op is in; another one once values are carried."""
     return op.block.owner.operation
-
-
-def _carry(
-    loop: ir.Operation, starts: Sequence[ir.Value], ends: Sequence[ir.Value]
-) -> list[ir.Value]:
-    """Hands values of a loop's body on to its next iteration; what they are in it."""
-    types = [value.type for value in starts]
-    rebuilt = append(loop, starts, types)
-    condition, block = (region.blocks[0] for region in rebuilt.regions)
-    append_arguments(condition, types)
-    arguments = append_arguments(block, types)
-    append_to_terminator(block, ends)
-    return arguments
 
 
 def _is_placed(kept: KeptRows) -> bool:

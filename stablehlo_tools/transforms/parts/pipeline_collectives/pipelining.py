@@ -73,6 +73,7 @@ class Options:
     """The options of the pass; `limit` in bytes, None if none is given.
 
     `as_compiled`: no fences, and choices are timed as the compiler is expected to schedule them.
+    `merges`: what has left a loop becomes one message with others that are alike.
     """
 
     direction: str
@@ -81,6 +82,7 @@ class Options:
     limit: float | None
     hold: bool
     as_compiled: bool = False
+    merges: bool = True
 
     @property
     def most_bytes(self) -> float:
@@ -459,7 +461,7 @@ class LoopPipelining:
         sunk: dict[ir.Block, list[ir.Operation]] = {}
         for op in unmarked(self.module, SUNK):
             sunk.setdefault(op.block, []).append(op)
-        for ops in sunk.values():
+        for ops in sunk.values() if self.options.merges else ():
             merge_sunk(self.module, ops)
 
 
