@@ -27,6 +27,14 @@ def copy_module(module: ir.Module) -> ir.Module:
     return bindings.parse_module(bindings.write_bytecode(module), module.context)
 
 
+def counterparts(block: ir.Block, copy: ir.Block) -> dict[ir.Value, ir.Value]:
+    """What stands for each value of a block, not of those in it, in a copy of it."""
+    values = dict(zip(block.arguments, copy.arguments, strict=True))
+    for view, other in zip(block.operations, copy.operations, strict=True):
+        values.update(zip(view.operation.results, other.operation.results, strict=True))
+    return values
+
+
 def take_over(module: ir.Module, other: ir.Module) -> None:
     """Gives a module the ops of another, which is empty afterwards."""
     for view in list(module.body.operations):

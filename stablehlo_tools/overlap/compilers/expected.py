@@ -196,7 +196,10 @@ class _Blocks:
         order = latency_hiding_order(problem, scheduler, text)
         if compiler.synchronous:
             order = _without_idle_flights(problem, order)
-        stretched = _each(graph, lambda task: replace(task, ns=longer.get(id(task.loop), task.ns)))
+        stretched = _each(
+            graph,
+            lambda task: task if task.loop is None else replace(task, ns=longer[id(task.loop)]),
+        )
         contended = simulate(_each(stretched, _as_kernel), order, contended=True).total_ns
         return _Passage(graph, order, time_order(problem, order, ()).total, compute, contended)
 

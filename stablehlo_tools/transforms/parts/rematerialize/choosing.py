@@ -135,7 +135,26 @@ class Choice:
     @cached_property
     def _whole(self) -> list[Passage]:
         """The passages of the program before anything is tried."""
-        return [each for _, each in _passages(self._module, self._prices)]
+        return [each for _, each in self._named]
+
+    @cached_property
+    def _named(self) -> list[tuple[_Name, Passage]]:
+        return _passages(self._module, self._prices)
+
+    def _applied(self, setting: Setting, notes: list[Diagnostic] | None = None) -> ir.Module:
+        """A copy of the program with a setting."""
+        draft = copy_module(self._module)
+        named = self._named
+        if len(named) == 1 and isinstance(named[0][1], BlockPassage):  # read once for all copies
+            name, passage = named[0]
+            blocks = zip(blocks_of(self._module), blocks_of(draft), strict=True)
+            own = passage.backward[-1].block
+            block = next(copied for each, copied in blocks if each == own)
+            named = [(name, passage.in_copy(block, Effects(functions_by_name(draft))))]
+        else:
+            named = _passages(draft, self._prices)
+        apply(draft, self._prices, setting, named, notes)
+        return draft
 
     @cached_property
     def _is_large(self) -> bool:
@@ -201,7 +220,7 @@ class Choice:
         notes: list[Diagnostic] = []
         draft = copy_module(self._module)
         if tried.setting is not None:
-            apply(draft, self._prices, tried.setting, notes)
+            draft = self._applied(tried.setting, notes)
         return notes + said_of_moved(draft, tried.moved)
 
     def as_it_is(self, module: ir.Module, safe: float) -> Tried:
@@ -212,8 +231,7 @@ class Choice:
         """The program with a setting; `safe` is what decides how many rows are moved."""
 
         def written() -> tuple[ir.Module, ir.Module]:
-            draft = copy_module(self._module)
-            apply(draft, self._prices, setting)
+            draft = self._applied(setting)
             return draft, draft
 
         return self._once(setting, safe, written)
@@ -269,10 +287,15 @@ def _has_waists(passage: Passage) -> bool:
 
 
 def apply(
-    module: ir.Module, prices: Prices, setting: Setting, notes: list[Diagnostic] | None = None
+    module: ir.Module,
+    prices: Prices,
+    setting: Setting,
+    named: Sequence[tuple[_Name, Passage]],
+    notes: list[Diagnostic] | None,
 ) -> None:
-    """Writes the plans of a setting; `notes` gets what is said of them."""
-    waiting = dict(_passages(module, prices))
+    """Writes the plans of a setting for the passages of a module; `notes` gets what is said of
+    them."""
+    waiting = dict(named)
     for number, name in enumerate(list(waiting)):
         passage = waiting.get(name)
         if passage is None or (setting.only_loops and isinstance(passage, BlockPassage)):

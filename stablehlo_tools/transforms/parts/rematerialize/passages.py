@@ -12,7 +12,7 @@ forward, however it comes by it now.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, groupby
 from math import inf
 
@@ -34,7 +34,15 @@ from stablehlo_tools.dialect.names import (
     WHILE,
 )
 from stablehlo_tools.dialect.traits import Trait, ops_with
-from stablehlo_tools.ir.values import CONSTANTS, has_uses, producer, splat_of, unconstrained
+from stablehlo_tools.ir.clone import counterparts
+from stablehlo_tools.ir.values import (
+    CONSTANTS,
+    has_uses,
+    maker_of,
+    producer,
+    splat_of,
+    unconstrained,
+)
 from stablehlo_tools.ir.walk import entry_function, terminator, values_used_outside
 from stablehlo_tools.transforms.parts.rematerialize.same_values import SameValues
 
@@ -161,6 +169,32 @@ class BlockPassage(Passage):
     backward: list[ir.Operation] = field(kw_only=True)
     loops: set[ir.Value] = field(kw_only=True)
     waists: list[frozenset[int]] = field(default_factory=list[frozenset[int]])
+
+    def in_copy(self, block: ir.Block, effects: Effects) -> BlockPassage:
+        """The passage in a copy of its block, whose effects those are."""
+        values = counterparts(self.backward[-1].block, block)
+        ops = [view.operation for view in block.operations]
+        silent, copied = (
+            [op for op in listed if not len(op.results)]
+            for listed in (self.backward, ops[len(self.forward) :])
+        )
+
+        def op_in_copy(op: ir.Operation) -> ir.Operation:
+            has_result = len(op.results) > 0
+            return maker_of(values[op.results[0]]) if has_result else copied[silent.index(op)]
+
+        return replace(
+            self,
+            same=self.same.in_copy(values),
+            effects=effects,
+            values={number: values[value] for number, value in self.values.items()},
+            makers={n: maker_of(values[op.results[0]]) for n, op in self.makers.items()},
+            constraints={n: maker_of(values[op.results[0]]) for n, op in self.constraints.items()},
+            reads=[(op_in_copy(op), [values[v] for v in read]) for op, read in self.reads],
+            forward=ops[: len(self.forward)],
+            backward=ops[len(self.forward) :],
+            loops={values.get(value, value) for value in self.loops},
+        )
 
     def can_repeat(self, op: ir.Operation) -> bool:
         return super().can_repeat(op) and op.results[0] not in self.loops

@@ -10,7 +10,8 @@ computed from.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from copy import copy
 
 from stablehlo_tools.bindings import ir
 from stablehlo_tools.dialect.names import (
@@ -41,6 +42,14 @@ class SameValues:
         self._numbers: dict[Hashable, int] = {}
         self._units: dict[int, tuple[int, tuple[int, ...]]] = {}  # of which root, in which shape
         self._shapes: dict[int, tuple[int, ...]] = {}  # the first one, by root
+
+    def in_copy(self, values: Mapping[ir.Value, ir.Value]) -> SameValues:
+        """The numbers of what stands for these values in a copy."""
+        copied = copy(self)
+        copied._number_of = {
+            values.get(value, value): number for value, number in self._number_of.items()
+        }
+        return copied
 
     def __getitem__(self, value: ir.Value) -> int:
         """The number of a value; a new one, the first time that it is asked of an unknown one."""
