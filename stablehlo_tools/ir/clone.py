@@ -29,7 +29,8 @@ def copy_module(module: ir.Module) -> ir.Module:
 
 def counterparts(block: ir.Block, copy: ir.Block) -> dict[ir.Value, ir.Value]:
     """What stands for each value of a block, not of those in it, in a copy of it."""
-    values = dict(zip(block.arguments, copy.arguments, strict=True))
+    values: dict[ir.Value, ir.Value] = {}
+    values.update(zip(block.arguments, copy.arguments, strict=True))
     for view, other in zip(block.operations, copy.operations, strict=True):
         values.update(zip(view.operation.results, other.operation.results, strict=True))
     return values

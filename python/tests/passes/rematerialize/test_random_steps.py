@@ -21,7 +21,6 @@ from stablehlo_tools.transforms.parts.offload.moving import movable, move
 from stablehlo_tools.transforms.parts.rematerialize.choosing import (
     Choice,
     Setting,
-    apply,
     prepare,
 )
 from stablehlo_tools.transforms.parts.rematerialize.prices import Prices, forget_numbers
@@ -69,12 +68,11 @@ def test_values_are_bitwise_the_same(seed: int):
     draft = copy_module(module)
     prepare(draft)
     prices = Prices.of(draft, hardware)
-    levels = Choice(draft, prices, hardware, lambda m: m).settings()
-    settings = [level.setting for of_stride in levels for level in of_stride]
+    choice = Choice(draft, prices, hardware, lambda m: m)
+    settings = [level.setting for of_stride in choice.settings() for level in of_stride]
     some = {settings[0], settings[-1], draw.choice(settings)} if settings else set[Setting]()
     for setting in some:  # none of a step whose layers come out constant
-        copy = copy_module(draft)
-        apply(copy, prices, setting)
+        copy = choice.applied(setting)
         if draw.random() < 0.5:
             _move_all(copy)
         forget_numbers(copy)

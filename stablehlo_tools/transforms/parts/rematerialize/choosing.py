@@ -139,20 +139,20 @@ class Choice:
 
     @cached_property
     def _named(self) -> list[tuple[_Name, Passage]]:
-        return _passages(self._module, self._prices)
+        return passages_of(self._module, self._prices)
 
-    def _applied(self, setting: Setting, notes: list[Diagnostic] | None = None) -> ir.Module:
+    def applied(self, setting: Setting, notes: list[Diagnostic] | None = None) -> ir.Module:
         """A copy of the program with a setting."""
         draft = copy_module(self._module)
         named = self._named
-        if len(named) == 1 and isinstance(named[0][1], BlockPassage):  # read once for all copies
-            name, passage = named[0]
+        (name, passage), *others = named or [(None, None)]
+        if name is not None and isinstance(passage, BlockPassage) and not others:
             blocks = zip(blocks_of(self._module), blocks_of(draft), strict=True)
             own = passage.backward[-1].block
             block = next(copied for each, copied in blocks if each == own)
             named = [(name, passage.in_copy(block, Effects(functions_by_name(draft))))]
         else:
-            named = _passages(draft, self._prices)
+            named = passages_of(draft, self._prices)
         apply(draft, self._prices, setting, named, notes)
         return draft
 
@@ -220,7 +220,7 @@ class Choice:
         notes: list[Diagnostic] = []
         draft = copy_module(self._module)
         if tried.setting is not None:
-            draft = self._applied(tried.setting, notes)
+            draft = self.applied(tried.setting, notes)
         return notes + said_of_moved(draft, tried.moved)
 
     def as_it_is(self, module: ir.Module, safe: float) -> Tried:
@@ -231,7 +231,7 @@ class Choice:
         """The program with a setting; `safe` is what decides how many rows are moved."""
 
         def written() -> tuple[ir.Module, ir.Module]:
-            draft = self._applied(setting)
+            draft = self.applied(setting)
             return draft, draft
 
         return self._once(setting, safe, written)
@@ -291,7 +291,7 @@ def apply(
     prices: Prices,
     setting: Setting,
     named: Sequence[tuple[_Name, Passage]],
-    notes: list[Diagnostic] | None,
+    notes: list[Diagnostic] | None = None,
 ) -> None:
     """Writes the plans of a setting for the passages of a module; `notes` gets what is said of
     them."""
@@ -313,7 +313,7 @@ def apply(
         _clean(module)
         del waiting[name]
         if waiting:  # which may have read the ops that have been rewritten
-            waiting = {n: p for n, p in _passages(module, prices) if n in waiting}
+            waiting = {n: p for n, p in passages_of(module, prices) if n in waiting}
 
 
 def _clean(module: ir.Module) -> None:
@@ -333,7 +333,7 @@ def _clean(module: ir.Module) -> None:
 type _Name = tuple[int, int]  # the numbers of two loops; of the op that a block is in, and -1
 
 
-def _passages(module: ir.Module, prices: Prices) -> list[tuple[_Name, Passage]]:
+def passages_of(module: ir.Module, prices: Prices) -> list[tuple[_Name, Passage]]:
     """The passages of a program, whose ops have numbers: blocks before the loops in them."""
     effects = Effects(functions_by_name(module))
     loops: list[tuple[_Name, Passage]] = []
