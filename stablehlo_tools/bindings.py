@@ -225,7 +225,9 @@ def compile_for_devices(
 
     Where `partitioned`, XLA's partitioner divides the module by its shardings. Otherwise the
     module is what each device runs already, and the partitioner is kept away from it: it refuses
-    `partition_id`. XLA runs none of `skipped_passes`. Raises an exception of XLA's choosing.
+    `partition_id`. XLA runs none of `skipped_passes`. It is to be given arrays that lie on the
+    devices, also where the module wants some in the host's memory. Raises an exception of XLA's
+    choosing.
     """
     import numpy as np
     from jax._src.compiler import get_compile_options
@@ -237,12 +239,37 @@ def compile_for_devices(
     assignment = np.array([device.id for device in devices]).reshape(replicas, partitions)
     options = get_compile_options(replicas, partitions, assignment)
     _let_gspmd_divide_its_own(options, code)
+    code = _on_devices(code)
     skipped = list(skipped_passes)
     skipped += [] if partitioned else ["spmd-partitioning", "shardy-xla"]
     if skipped:
         override = ("xla_disable_hlo_passes", ",".join(skipped))
         options.env_option_overrides = [*options.env_option_overrides, override]
     return devices[0].client.compile_and_load(code, _jax.DeviceList(tuple(devices)), options)
+
+
+_MEMORY_KIND = "mhlo.memory_kind"
+
+
+def _on_devices(code: bytes) -> bytes:
+    """A module whose arguments and results lie where the devices are: XLA:CPU ends the process, or
+    waits for ever, when it is given others than it was compiled for."""
+    if _MEMORY_KIND.encode() not in code:
+        return code
+    module = parse_module(code, new_context())
+    for op in module.body.operations:
+        for side in ("arg_attrs", "res_attrs"):
+            if side in op.attributes:
+                entries = [
+                    {named.name: named.attr for named in ir.DictAttr(entry)}
+                    for entry in ir.ArrayAttr(op.attributes[side])
+                ]
+                for entry in entries:
+                    entry.pop(_MEMORY_KIND, None)
+                op.attributes[side] = ir.ArrayAttr.get(
+                    [ir.DictAttr.get(entry, module.context) for entry in entries], module.context
+                )
+    return write_bytecode(module)
 
 
 def compile_kept(code: bytes, devices: list[Any]) -> Any:
