@@ -13,6 +13,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from stablehlo_tools.api.assertions import assert_collectives, assert_exposed_below
+    from stablehlo_tools.api.inspecting import inspect
     from stablehlo_tools.api.jitted import jit
     from stablehlo_tools.api.layer_order import (
         LayerOrder,
@@ -31,7 +33,10 @@ _HOMES = {
     "LayerOrder": "api.layer_order",
     "Pipeline": "passes.pipeline",
     "ToolError": "diagnostics",
+    "assert_collectives": "api.assertions",
+    "assert_exposed_below": "api.assertions",
     "find_layer_order": "api.layer_order",
+    "inspect": "api.inspecting",
     "jit": "api.jitted",
     "load": "artifacts.artifact",
     "optimize": "api.optimizing",
@@ -46,7 +51,10 @@ __all__ = [
     "LayerOrder",
     "Pipeline",
     "ToolError",
+    "assert_collectives",
+    "assert_exposed_below",
     "find_layer_order",
+    "inspect",
     "jit",
     "load",
     "optimize",

@@ -8,19 +8,16 @@ With --check nothing is written: exit code 1, with the difference, where the fil
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import difflib
 import importlib
 import inspect
 import re
 import sys
-import types
-import typing
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
 
 from stablehlo_tools.passes.base import Pass
+from stablehlo_tools.passes.describing import Option, options_of
 from stablehlo_tools.passes.registry import NAMED, PASSES, Entry, NamedStep
 
 PAGE = Path(__file__).parents[2] / "docs" / "passes.md"
@@ -75,34 +72,18 @@ def _as_markdown(docstring: str) -> Iterator[str]:
 
 
 def _option_rows(kind: type[Pass]) -> Iterator[str]:
-    hints = typing.get_type_hints(kind)
-    for option in dataclasses.fields(kind):
-        needed = option.default is dataclasses.MISSING
-        default = "needed" if needed else _default_text(option.default)
-        name = option.name.replace("_", "-")
-        yield f"| `{name}` | {_type_text(hints[option.name])} | {default} |"
+    for option in options_of(kind):
+        takes = " or ".join(f"`{word}`" if option.is_choice else word for word in option.takes)
+        takes = f"a list, by commas, of: {takes}" if option.is_list else takes
+        yield f"| `{option.name}` | {takes} | {_default_text(option)} |"
 
 
-def _default_text(value: object) -> str:
-    if value is None:
-        return "none"
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    if isinstance(value, tuple):
-        return ",".join(f"`{item}`" for item in value) or "none"
-    return f"`{value}`"
-
-
-def _type_text(hint: Any) -> str:
-    origin, inner = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (types.UnionType, typing.Union):
-        return _type_text(next(part for part in inner if part is not types.NoneType))
-    if origin is Literal:
-        return " or ".join(f"`{choice}`" for choice in inner)
-    if origin is tuple:
-        return f"a list, by commas, of: {_type_text(inner[0])}"
-    names = {bool: "a flag", int: "a whole number", float: "a number", str: "text"}
-    return names[hint]
+def _default_text(option: Option) -> str:
+    if option.is_needed:
+        return "needed"
+    words = option.default_words
+    is_flag = isinstance(option.default, bool)
+    return ",".join(word if is_flag else f"`{word}`" for word in words) or "none"
 
 
 def _pipeline_section(name: str, steps: Sequence[NamedStep]) -> str:

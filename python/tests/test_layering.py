@@ -32,6 +32,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("testing",),
     ("api",),
     ("cli",),
+    ("__main__",),
 )
 HEIGHT = {room: height for height, rooms in enumerate(LAYERS) for room in rooms}
 # What knows no MLIR, so that a pure planner loads none.

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from html import escape
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from stablehlo_tools.artifacts.artifact import Artifact, from_exported
 from stablehlo_tools.report.document import Document
 from stablehlo_tools.report.exposure import AS_WRITTEN, Question, exposure, hardware_for
+from stablehlo_tools.report.html import render_page
 from stablehlo_tools.report.text import to_text
 
 if TYPE_CHECKING:
@@ -23,6 +25,11 @@ class Inspection:
 
     def __str__(self) -> str:
         return to_text(self.document)
+
+    def _repr_html_(self) -> str:
+        """The page of `report`, tables and timeline, in a notebook."""
+        page = escape(render_page(self.document))
+        return f'<iframe srcdoc="{page}" style="width: 100%; height: 80vh; border: 0"></iframe>'
 
     def to_json(self) -> dict[str, Any]:
         """The object that `inspect --json` prints; docs/inspect.md describes it."""
@@ -39,7 +46,7 @@ def inspect(
     """
     artifact = program if isinstance(program, Artifact) else from_exported(program)
     targets = (target or AS_WRITTEN,)
-    asked = Question(hardware_for(artifact, hardware, targets), targets, with_timeline=False)
+    asked = Question(hardware_for(artifact, hardware, targets), targets, with_timeline=True)
     return Inspection(
         Document(artifact.name, version("stablehlo-tools"), tuple(exposure([artifact], asked)))
     )

@@ -16,30 +16,12 @@ from types import FrameType, ModuleType
 from typing import TYPE_CHECKING
 
 from stablehlo_tools.cli import streams
+from stablehlo_tools.cli.commands import COMMANDS, listed, unknown
 from stablehlo_tools.cli.supervisor import BAD_INPUT, INTERRUPTED, supervised
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
 
-COMMANDS = {
-    "optimize": "find the pipeline that makes a program fastest on a machine, and prove it",
-    "opt": "run a pipeline of passes on an artifact",
-    "inspect": "list the communicating ops of an artifact, and what they cost on a device",
-    "report": "draw what communication costs: one HTML page, or a Perfetto trace",
-    "check-order": "prove that programs compiled apart cannot deadlock, or show how they can",
-    "check-mpmd": "prove that a set of rank programs runs its schedule, values going the right way",
-    "align-order": "put the collectives of programs compiled apart into one order",
-    "verify": "prove on random inputs that two artifacts compute the same values",
-    "compile": "compile for cpu, gpu or tpu and read back the order of the collectives",
-    "run-mpmd": "run a set of rank programs and compare it with the program it was made of",
-    "lower-mpmd": "rewrite the transfers of a set of rank programs for a runtime",
-    "import-trace": "turn a jax.profiler trace into a profile of measured times",
-    "schedule": "write, check and time a pipeline schedule, or compare all of them",
-    "expand-mpmd": "turn a training step into one program for each rank of a pipeline",
-    "layer-order": "write where a pipeline with layout=pipeline keeps each layer, for checkpoints",
-    "overlap-graph": "schedule a task graph so that its communication hides behind its compute",
-    "make-test": "turn an artifact and a pipeline into a lit test",
-}
 WITHOUT_MLIR = {"schedule", "overlap-graph"}  # the commands that read and write no program
 _UNTIL_INTERRUPTED_AGAIN = 2.0  # seconds, for what is on its way out to clean up
 _DEEPEST_NESTING = 20_000  # regions and calls nest by recursion, in Python alone
@@ -72,6 +54,12 @@ def _command(words: list[str]) -> int:
 
 def _run(words: list[str]) -> int:
     parser = _parser(words[0] if words and words[0] in COMMANDS else None)
+    if words and words[0] not in COMMANDS and not words[0].startswith("-"):
+        parser.print_usage(sys.stderr)
+        print(f"stablehlo-tools: error: {unknown(words[0])}", file=sys.stderr)
+        return BAD_INPUT
+    if words[:2] in (["opt", "--help"], ["opt", "-h"]) and len(words) > 2:
+        words = ["opt", "--help-pass", *words[2:]]
     parsed = parser.parse_args(words)
     parsed.words = words
     if "run" not in parsed:
@@ -108,20 +96,23 @@ def _parser(chosen: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="stablehlo-tools",
         description="Rewrites distributed StableHLO programs after export.",
+        epilog=listed(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for name, summary in COMMANDS.items():
-        module = _module(name) if name == chosen else None
-        command = commands.add_parser(
-            name,
-            help=summary,
-            description=module.__doc__ if module else summary,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        if module is not None:
-            module.add_arguments(command)
-            command.set_defaults(run=module.run)
+    commands = parser.add_subparsers(metavar="COMMAND", help="one of those below")
+    if chosen is None:
+        return parser
+    module = _module(chosen)
+    command = commands.add_parser(
+        chosen,
+        description=module.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    module.add_arguments(command)
+    command.set_defaults(run=module.run)
+    example = f"example:\n  stablehlo-tools {COMMANDS[chosen].example}"
+    command.epilog = f"{command.epilog}\n\n{example}" if command.epilog else example
     return parser
 
 

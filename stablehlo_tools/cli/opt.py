@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stablehlo_tools.diagnostics import ToolError
 
@@ -52,6 +53,46 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     }
     for flag, text in flags.items():
         parser.add_argument(flag, action="store_true", help=text)
+    parser.add_argument(
+        "--list-passes", action=_ListPasses, nargs=0, help="print the names of all passes and exit"
+    )
+    parser.add_argument(
+        "--help-pass",
+        action=_HelpPass,
+        metavar="PASS",
+        help="print what a pass does and its options, and exit; --help PASS is the same",
+    )
+
+
+class _ListPasses(argparse.Action):
+    """The passes and the named pipelines, a name a line, for scripts and shells."""
+
+    def __call__(self, *_: object) -> None:
+        from stablehlo_tools.passes.registry import NAMED, PASSES
+
+        print("\n".join([*PASSES, *NAMED]))
+        sys.exit(0)
+
+
+class _HelpPass(argparse.Action):
+    """What a pass does; exit code 2 for one that there is not."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        from stablehlo_tools.diagnostics import ToolError
+        from stablehlo_tools.passes.describing import described
+
+        try:
+            print(described(str(values)))
+        except ToolError as error:
+            print(error.diagnostic.render("stablehlo-tools"), file=sys.stderr)
+            sys.exit(2)
+        sys.exit(0)
 
 
 def run(arguments: argparse.Namespace) -> int:

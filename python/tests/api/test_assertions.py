@@ -1,0 +1,51 @@
+"""Assertions for tests of one's own programs, and how an inspection looks in a notebook."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import export, lax
+from jax.sharding import PartitionSpec as P
+from models.devices import mesh
+
+import stablehlo_tools
+from stablehlo_tools import assert_collectives, assert_exposed_below
+
+
+@pytest.fixture(scope="module")
+def step() -> export.Exported:
+    """A gather and a sum over eight devices."""
+
+    def local(a: jax.Array) -> jax.Array:
+        return lax.psum(lax.all_gather(a, "x", tiled=True).sum(0, keepdims=True), "x")
+
+    traced = jax.jit(
+        jax.shard_map(local, mesh=mesh(x=8), in_specs=P("x"), out_specs=P(), check_vma=False)
+    )
+    return export.export(traced)(jax.ShapeDtypeStruct((4096, 1024), jnp.float32))
+
+
+def test_collectives_are_counted(step: export.Exported):
+    assert_collectives(step, all_gather=1, all_reduce=1, reduce_scatter=0)
+    with pytest.raises(AssertionError) as raised:
+        assert_collectives(step, all_gather=2)
+    first, *lines = str(raised.value).splitlines()
+    assert first == "expected 2 all_gather, and there are 1 all_gather, 1 all_reduce:"
+    assert all("test_assertions.py:" in line for line in lines)
+
+
+def test_exposure_has_a_limit(step: export.Exported):
+    assert_exposed_below(step, "h100", ms=10.0)
+    with pytest.raises(AssertionError, match=r"ms are exposed, more than 0\.001"):
+        assert_exposed_below(step, "h100", ms=0.001)
+    with pytest.raises(stablehlo_tools.ToolError, match="no hardware profile"):
+        assert_exposed_below(step, "h99", ms=1.0)
+
+
+def test_an_inspection_is_a_page_in_a_notebook(step: export.Exported):
+    shown = stablehlo_tools.inspect(step, hardware="h100")
+    html = shown._repr_html_()
+    assert html.startswith("<iframe srcdoc=")
+    assert "all_gather" in html
+    assert "exposed" in str(shown)

@@ -1,0 +1,64 @@
+"""Assertions for the tests of one's own programs, under pytest or anything else.
+
+    def test_the_step():
+        exported = export.export(step)(*shapes)
+        stablehlo_tools.assert_collectives(exported, all_gather=2, reduce_scatter=1)
+        stablehlo_tools.assert_exposed_below(exported, "h100", ms=1.5)
+
+They take a `jax.export.Exported` or what `stablehlo_tools.load` returns, and raise AssertionError
+with what there is instead.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from stablehlo_tools.analysis.collectives import find_collectives
+from stablehlo_tools.api.inspecting import inspect
+from stablehlo_tools.artifacts.artifact import Artifact, from_exported
+from stablehlo_tools.diagnostics import to_place
+
+if TYPE_CHECKING:
+    from jax.export import Exported
+
+_NS = 1e6  # in a millisecond
+
+
+def assert_collectives(program: Exported | Artifact, **counts: int) -> None:
+    """The program's text has so many collectives of each kind, `all_gather=2`, and no others.
+
+    An op in a loop, or in a function that is called, counts once. Raises ToolError for an op of a
+    dialect that is not understood.
+    """
+    artifact = program if isinstance(program, Artifact) else from_exported(program)
+    found = find_collectives(artifact.module)
+    there = Counter(each.kind for each in found)
+    wanted = Counter({kind: count for kind, count in counts.items() if count})
+    if there == wanted:
+        return
+    lines = [f"expected {_listed(wanted)}, and there are {_listed(there)}:"]
+    for each in found:
+        place = to_place(each.op.location)
+        lines.append(
+            f"  {each.kind} at {place.file}:{place.line}" if place.file else f"  {each.kind}"
+        )
+    raise AssertionError("\n".join(lines))
+
+
+def assert_exposed_below(
+    program: Exported | Artifact, hardware: str, *, ms: float, target: str | None = None
+) -> None:
+    """At most `ms` milliseconds of a run on the hardware are communication that nothing hides: as
+    the program is written, or as the compiler of the target, "gpu" or "tpu", schedules it.
+
+    Raises ToolError for hardware without a profile, and where the compiler refuses.
+    """
+    inspection = inspect(program, hardware=hardware, target=target)
+    exposed = inspection.document.programs[0].exposed_ns / _NS
+    if exposed > ms:
+        raise AssertionError(f"{exposed:.3g} ms are exposed, more than {ms:g}:\n\n{inspection}")
+
+
+def _listed(kinds: Counter[str]) -> str:
+    return ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())) or "no collectives"

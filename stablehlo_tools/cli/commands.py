@@ -1,0 +1,122 @@
+"""The commands in the groups that --help lists them in. Reading this table costs nothing."""
+
+from __future__ import annotations
+
+import difflib
+from typing import NamedTuple
+
+
+class Command(NamedTuple):
+    """What a command does in a line, and words to try it with."""
+
+    summary: str
+    example: str
+
+
+GROUPS = {
+    "look": {
+        "inspect": Command(
+            "list the communicating ops of an artifact, and what they cost on a device",
+            "inspect step.jax_export --hardware h100",
+        ),
+        "report": Command(
+            "draw what communication costs: one HTML page, or a Perfetto trace",
+            "report step.jax_export fast.jax_export --hardware h100 -o report.html",
+        ),
+        "compile": Command(
+            "compile for cpu, gpu or tpu and read back the order of the collectives",
+            "compile step.jax_export --target gpu",
+        ),
+        "import-trace": Command(
+            "turn a jax.profiler trace into a profile of measured times",
+            "import-trace trace.json.gz -o measured.json",
+        ),
+        "doctor": Command(
+            "say what is installed here, and which compilers answer",
+            "doctor",
+        ),
+    },
+    "transform": {
+        "optimize": Command(
+            "find the pipeline that makes a program fastest on a machine, and prove it",
+            "optimize step.jax_export --target gpu -o fast.jax_export --report why.html",
+        ),
+        "opt": Command(
+            "run a pipeline of passes on an artifact",
+            "opt step.jax_export -p partition,thread-tokens -o out.jax_export",
+        ),
+        "align-order": Command(
+            "put the collectives of programs compiled apart into one order",
+            "align-order worker0.jax_export worker1.jax_export -o aligned",
+        ),
+    },
+    "prove": {
+        "verify": Command(
+            "prove on random inputs that two artifacts compute the same values",
+            "verify step.jax_export out.jax_export --rtol 1e-4 --atol 1e-6",
+        ),
+        "check-order": Command(
+            "prove that programs compiled apart cannot deadlock, or show how they can",
+            "check-order worker0.jax_export worker1.jax_export",
+        ),
+    },
+    "schedule": {
+        "schedule": Command(
+            "write, check and time a pipeline schedule, or compare all of them",
+            "schedule compare --stages 4 --microbatches 16",
+        ),
+        "layer-order": Command(
+            "write where a pipeline with layout=pipeline keeps each layer, for checkpoints",
+            "layer-order step.jax_export -p 'expand-pipeline{microbatches=4 layout=pipeline}'",
+        ),
+        "overlap-graph": Command(
+            "schedule a task graph so that its communication hides behind its compute",
+            "overlap-graph graph.json -o schedule.json",
+        ),
+    },
+    "programs of ranks": {
+        "expand-mpmd": Command(
+            "turn a training step into one program for each rank of a pipeline",
+            "expand-mpmd step.jax_export -o ranks --schedule zb-v --ranks 2",
+        ),
+        "check-mpmd": Command(
+            "prove that a set of rank programs runs its schedule, values going the right way",
+            "check-mpmd ranks",
+        ),
+        "run-mpmd": Command(
+            "run a set of rank programs and compare it with the program it was made of",
+            "run-mpmd ranks step.jax_export --how processes",
+        ),
+        "lower-mpmd": Command(
+            "rewrite the transfers of a set of rank programs for a runtime",
+            "lower-mpmd ranks -o gpu --transfers both-ends",
+        ),
+    },
+    "tests": {
+        "make-test": Command(
+            "turn an artifact and a pipeline into a lit test",
+            "make-test step.jax_export -p thread-tokens -o step.mlir",
+        ),
+    },
+}
+COMMANDS = {name: each for group in GROUPS.values() for name, each in group.items()}
+
+
+def listed() -> str:
+    """The commands in their groups, and where to begin."""
+    width = max(map(len, COMMANDS))
+    lines: list[str] = []
+    for group, commands in GROUPS.items():
+        lines += [f"{group}:", *(f"  {n:{width}}  {each.summary}" for n, each in commands.items())]
+        lines.append("")
+    begin = COMMANDS["optimize"].example
+    return "\n".join(
+        [*lines, "begin with:", f"  stablehlo-tools {begin}", "COMMAND --help says more"]
+    )
+
+
+def unknown(word: str) -> str:
+    """What is said of a command that there is not."""
+    close = difflib.get_close_matches(word, COMMANDS, 1)
+    hint = f"did you mean {close[0]!r}?" if close else "--help lists the commands"
+    return f"no command is called {word!r}; {hint}"

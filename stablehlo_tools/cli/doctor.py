@@ -1,0 +1,100 @@
+"""Say what is installed here, which compilers answer, and what that leaves out.
+
+Each compiler that is installed compiles one small program, in a process of its own; no accelerator
+is needed or touched. Exit code 0: everything that is installed answers; 1: something does not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+KNOWN = "0.12"  # of jax and jaxlib: the releases that the suite runs on
+_PACKAGES = ("stablehlo-tools", "jax", "jaxlib", "numpy")
+_EXTRAS = {  # a package of each, and what does without it
+    "aot": ("libtpu", "the schedules of XLA:GPU and XLA:TPU"),
+    "solver": ("ortools", "`overlap-graph --exact`"),
+    "train": ("orbax-checkpoint", "checkpoints of `stablehlo_tools.mpmd`"),
+}
+_PROGRAM = """
+func.func @main(%x: tensor<8xf32>) -> tensor<8xf32> {
+  %y = stablehlo.add %x, %x : tensor<8xf32>
+  return %y : tensor<8xf32>
+}
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `doctor`."""
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Looks, and prints; 1 where a compiler that is installed does not answer."""
+    found = examined()
+    print(json.dumps(found, indent=2) if arguments.json else _text(found))
+    return 0 if all(each["answers"] is not False for each in found["compilers"].values()) else 1
+
+
+def examined() -> dict[str, Any]:
+    """What there is, as JSON has it."""
+    versions = {name: _version(name) for name in _PACKAGES}
+    return {
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "packages": versions,
+        "known_to_work": f"jax and jaxlib {KNOWN}.x, Python 3.12, Linux x86_64",
+        "is_known": all((versions[n] or "").startswith(f"{KNOWN}.") for n in ("jax", "jaxlib")),
+        "extras": {name: _version(package) for name, (package, _) in _EXTRAS.items()},
+        "compilers": _compilers(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _compilers() -> dict[str, dict[str, Any]]:
+    """By target: its version, and whether it compiles; None where it is not installed."""
+    from stablehlo_tools.artifacts.artifact import parse
+    from stablehlo_tools.diagnostics import ToolError
+    from stablehlo_tools.targets.compilation import compile_artifact
+    from stablehlo_tools.targets.topologies import Target, compiler_version, missing_package
+
+    found: dict[str, dict[str, Any]] = {}
+    for target in Target:
+        missing = missing_package(target)
+        if missing is not None:
+            said = f"not installed: {missing} is missing"
+            found[target.value] = {"answers": None, "said": said}
+            continue
+        try:
+            made = compile_artifact(parse(_PROGRAM.encode(), "doctor"), target)
+            said = f"{compiler_version(target)} compiled in {made.seconds:.1f} s"
+            found[target.value] = {"answers": True, "said": said}
+        except ToolError as error:
+            found[target.value] = {"answers": False, "said": error.diagnostic.message}
+    return found
+
+
+def _text(found: dict[str, Any]) -> str:
+    packages = ", ".join(f"{n} {v or 'missing'}" for n, v in found["packages"].items())
+    lines = [
+        f"{packages}",
+        f"Python {found['python']} on {found['platform']}",
+        f"known to work: {found['known_to_work']}" + ("" if found["is_known"] else ": not this"),
+        "",
+    ]
+    for target, each in found["compilers"].items():
+        answer = {True: "answers", False: "FAILS", None: "absent"}[each["answers"]]
+        lines.append(f"  {target:4} {answer:8} {each['said']}")
+    for name, (package, use) in _EXTRAS.items():
+        if found["extras"][name] is None:
+            lines.append(f"  without {package} there is no {use}: install stablehlo-tools[{name}]")
+    return "\n".join(lines)

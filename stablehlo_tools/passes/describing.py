@@ -1,0 +1,99 @@
+"""What a pass does and takes, read off its module, its class and its fields."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import types
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from stablehlo_tools.diagnostics import ToolError
+from stablehlo_tools.passes.base import Pass
+from stablehlo_tools.passes.registry import NAMED, PASSES, unknown_pass_message
+
+_TYPES = {bool: "a flag", int: "a whole number", float: "a number", str: "text"}
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option of a pass: what it takes, a kind of value or one of several words, and its
+    default."""
+
+    name: str
+    takes: tuple[str, ...]
+    is_choice: bool
+    is_list: bool
+    default: object
+    is_needed: bool
+
+    @property
+    def default_words(self) -> tuple[str, ...]:
+        """The default, in words of the command line; none where there is none."""
+        if self.is_needed or self.default is None:
+            return ()
+        if isinstance(self.default, tuple):
+            items: tuple[object, ...] = self.default
+            return tuple(map(str, items))
+        if isinstance(self.default, bool):
+            return ("on" if self.default else "off",)
+        return (str(self.default),)
+
+
+def options_of(kind: type[Pass]) -> Iterator[Option]:
+    """The options of a pass, in order."""
+    hints = typing.get_type_hints(kind)
+    for each in dataclasses.fields(kind):
+        hint = hints[each.name]
+        is_list = typing.get_origin(hint) is tuple
+        takes, is_choice = _taken(hint)
+        needed = each.default is dataclasses.MISSING
+        name = each.name.replace("_", "-")
+        yield Option(name, takes, is_choice, is_list, each.default, needed)
+
+
+def _taken(hint: Any) -> tuple[tuple[str, ...], bool]:
+    """The words that an option is one of, or what its value is called; and whether it is one of
+    several words."""
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        return _taken(next(part for part in inner if part is not types.NoneType))
+    if origin is Literal:
+        return tuple(map(str, inner)), True
+    if origin is tuple:
+        return _taken(inner[0])
+    return (_TYPES[hint],), False
+
+
+def described(name: str) -> str:
+    """A pass as text: what it does, its preconditions, and its options with type and default.
+
+    Raises ToolError for an unknown name.
+    """
+    if name in NAMED:
+        steps = [f"  {step.text}: {step.reason}" for step in NAMED[name]]
+        return "\n".join([f"{name}, a named pipeline:", *steps])
+    entry = PASSES.get(name)
+    if entry is None:
+        raise ToolError(unknown_pass_message(name))
+    module = importlib.import_module(entry.module)
+    kind: type[Pass] = getattr(module, entry.class_name)
+    lines = [f"{name}: {entry.summary}", "", inspect.getdoc(module) or ""]
+    options = list(options_of(kind))
+    if options:
+        lines += ["", "Options:", "", inspect.getdoc(kind) or "", ""]
+        width = max(len(option.name) for option in options)
+        lines += [f"  {option.name:{width}}  {_line(option)}" for option in options]
+    return "\n".join(lines)
+
+
+def _line(option: Option) -> str:
+    """`gpu or tpu, default none`."""
+    taken = " or ".join(option.takes)
+    taken = f"a list, by commas, of: {taken}" if option.is_list else taken
+    return f"{taken}, " + (
+        "needed" if option.is_needed else f"default {','.join(option.default_words) or 'none'}"
+    )
