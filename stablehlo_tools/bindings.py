@@ -261,11 +261,13 @@ def _on_devices(code: bytes) -> bytes:
         for side in ("arg_attrs", "res_attrs"):
             if side in op.attributes:
                 entries = [
-                    {named.name: named.attr for named in ir.DictAttr(entry)}
+                    {
+                        each.name: each.attr
+                        for each in ir.DictAttr(entry)
+                        if each.name != _MEMORY_KIND
+                    }
                     for entry in ir.ArrayAttr(op.attributes[side])
                 ]
-                for entry in entries:
-                    entry.pop(_MEMORY_KIND, None)
                 op.attributes[side] = ir.ArrayAttr.get(
                     [ir.DictAttr.get(entry, module.context) for entry in entries], module.context
                 )

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from stablehlo_tools.passes.base import Pass
-from stablehlo_tools.passes.describing import Option, options_of
+from stablehlo_tools.passes.describing import options_of
 from stablehlo_tools.passes.registry import NAMED, PASSES, Entry, NamedStep
 
 PAGE = Path(__file__).parents[2] / "docs" / "passes.md"
@@ -73,17 +73,7 @@ def _as_markdown(docstring: str) -> Iterator[str]:
 
 def _option_rows(kind: type[Pass]) -> Iterator[str]:
     for option in options_of(kind):
-        takes = " or ".join(f"`{word}`" if option.is_choice else word for word in option.takes)
-        takes = f"a list, by commas, of: {takes}" if option.is_list else takes
-        yield f"| `{option.name}` | {takes} | {_default_text(option)} |"
-
-
-def _default_text(option: Option) -> str:
-    if option.is_needed:
-        return "needed"
-    words = option.default_words
-    is_flag = isinstance(option.default, bool)
-    return ",".join(word if is_flag else f"`{word}`" for word in words) or "none"
+        yield f"| `{option.name}` | {option.takes_text('`')} | {option.default_text('`')} |"
 
 
 def _pipeline_section(name: str, steps: Sequence[NamedStep]) -> str:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from multiprocessing import get_context
 from typing import Any
 
@@ -106,9 +105,9 @@ def readers(programs: int, *, workers: int) -> Generator[ProcessPoolExecutor | N
     if programs < _WORTH_A_POOL or workers < 2:
         yield None
         return
-    pool = ProcessPoolExecutor(workers - 1, mp_context=get_context("spawn"))
+    pool = _pool(workers - 1)
     try:
-        pool.submit(gc.disable)  # starts a process, which imports this module meanwhile
+        pool.submit(_begin)  # starts a process, which imports this module meanwhile
         yield pool
     finally:
         pool.shutdown(cancel_futures=True)
@@ -124,14 +123,14 @@ def read_beside(
     data = [write_module(each.module, Form.BYTECODE) for each in artifacts]
     names = [each.name for each in artifacts]
 
-    def begin(parts: Sequence[_Part]) -> list[Future[_Read[Program] | _Failure]]:
-        return [pool.submit(_read_bytes, data[p.index], names[p.index], p) for p in parts]
+    def begin(part: _Part) -> Future[_Read[Program] | _Failure]:
+        return pool.submit(_read_bytes, data[part.index], names[part.index], part)
 
-    begun = begin([_Part(index, len(artifacts), options) for index in range(len(artifacts))])
+    begun = {part: begin(part) for part in _parts(len(artifacts), options)}
 
     def read_all(parts: Sequence[_Part]) -> list[_Read[Program]]:
-        is_first = all(part.size is None for part in parts) and len(parts) > 0
-        return _outcomes([each.result() for each in (begun if is_first else begin(parts))])
+        futures = [begun.get(part) or begin(part) for part in parts]
+        return _outcomes([each.result() for each in futures])
 
     def finish() -> list[Program]:
         parts = _settled(names, options, read_all)
@@ -155,6 +154,10 @@ def read_programs(paths: Sequence[str], options: Options, *, workers: int = 1) -
     return _placed([part.read for part in parts], parts, options)
 
 
+def _parts(count: int, options: Options) -> list[_Part]:
+    return [_Part(index, count, options) for index in range(count)]
+
+
 def _settled[T](
     names: Sequence[str],
     options: Options,
@@ -166,7 +169,7 @@ def _settled[T](
             f"devices are given for {len(options.devices)} of {len(names)} programs: give them for "
             "each, in order"
         )
-    parts = [_Part(i, len(names), options) for i in range(len(names))]
+    parts = _parts(len(names), options)
     reads = read_all(parts)
     if options.separate:
         return reads
@@ -320,11 +323,20 @@ def _read_files(paths: Sequence[str], parts: Sequence[_Part], workers: int) -> l
     if len(paths) < _WORTH_A_POOL or workers < 2:
         outcomes = [_read_file(path, part) for path, part in zip(paths, parts, strict=True)]
     else:
-        # Not forked: the threads of native libraries would be missing in the children.
-        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        with _pool(workers) as pool:
             size = -(-len(paths) // (4 * workers))
             outcomes = list(pool.map(_read_file, paths, parts, chunksize=size))
     return _outcomes(outcomes)
+
+
+def _pool(workers: int) -> ProcessPoolExecutor:
+    # Not forked: the threads of native libraries would be missing in the children.
+    return ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_begin)
+
+
+def _begin() -> None:
+    """Of a process that reads programs: many small objects, all of which stay."""
+    gc.disable()
 
 
 def _outcomes(outcomes: Sequence[_Read[Program] | _Failure]) -> list[_Read[Program]]:
@@ -351,14 +363,13 @@ def _read_file(path: str, part: _Part) -> _Read[Program] | _Failure:
 
 
 def _read_bytes(data: bytes, name: str, part: _Part) -> _Read[Program] | _Failure:
-    module_of = partial(parse_module, data, Form.BYTECODE)  # bytes of our own
-    return _without_ops(lambda: Artifact(name, Form.BYTECODE, module_of()), part)
+    form = Form.BYTECODE  # of our own
+    return _without_ops(lambda: Artifact(name, form, parse_module(data, form)), part)
 
 
 def _without_ops(load: Callable[[], Artifact], part: _Part) -> _Read[Program] | _Failure:
-    """Reads a program in a process of its own."""
+    """Reads a program; what there is of it without MLIR."""
     sys.setrecursionlimit(_DEEPEST_NESTING)
-    gc.disable()  # many small objects, all of which stay
     try:
         read = _read(load(), part)
     except ToolError as error:

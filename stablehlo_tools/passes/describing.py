@@ -30,17 +30,21 @@ class Option:
     default: object
     is_needed: bool
 
-    @property
-    def default_words(self) -> tuple[str, ...]:
-        """The default, in words of the command line; none where there is none."""
-        if self.is_needed or self.default is None:
-            return ()
-        if isinstance(self.default, tuple):
-            items: tuple[object, ...] = self.default
-            return tuple(map(str, items))
+    def takes_text(self, mark: str = "") -> str:
+        """`gpu or tpu`, `a number`; words of the command line between marks."""
+        words = (f"{mark}{word}{mark}" if self.is_choice else word for word in self.takes)
+        text = " or ".join(words)
+        return f"a list, by commas, of: {text}" if self.is_list else text
+
+    def default_text(self, mark: str = "") -> str:
+        """`0.1`, `on`, `none`, `needed`; words of the command line between marks."""
+        if self.is_needed:
+            return "needed"
         if isinstance(self.default, bool):
-            return ("on" if self.default else "off",)
-        return (str(self.default),)
+            return "on" if self.default else "off"
+        several = self.default if isinstance(self.default, tuple) else (self.default,)
+        items: tuple[object, ...] = () if self.default is None else several
+        return ",".join(f"{mark}{item}{mark}" for item in items) or "none"
 
 
 def options_of(kind: type[Pass]) -> Iterator[Option]:
@@ -92,8 +96,5 @@ def described(name: str) -> str:
 
 def _line(option: Option) -> str:
     """`gpu or tpu, default none`."""
-    taken = " or ".join(option.takes)
-    taken = f"a list, by commas, of: {taken}" if option.is_list else taken
-    return f"{taken}, " + (
-        "needed" if option.is_needed else f"default {','.join(option.default_words) or 'none'}"
-    )
+    default = "" if option.is_needed else "default "
+    return f"{option.takes_text()}, {default}{option.default_text()}"

@@ -129,19 +129,18 @@ def _check_message(
     channel_type = ChannelHandle(message.op.attributes["channel_handle"]).channel_type
     is_host = host is not None and ir.BoolAttr(host).value
     found = (reading.rank, message.type, message.pairs, is_host, channel_type)
-    if found == (rank, transfer.type, pairs, False, _DEVICE_TO_DEVICE):
+    wanted = (rank, transfer.type, pairs, False, _DEVICE_TO_DEVICE)
+    if found == wanted:
         return
-    for is_wrong, said in (
-        (reading.rank != rank, f"it is rank {rank}'s"),
-        (message.type != transfer.type, f"it carries {message.type}, not {transfer.type}"),
-        (message.pairs != pairs, f"its pairs are {_text(message.pairs)}, not {_text(pairs)}"),
-        (is_host, "it is a transfer with the host"),
-        (
-            channel_type != _DEVICE_TO_DEVICE,
-            f"its channel is of type {channel_type}, not device to device",
-        ),
-    ):
-        if is_wrong:
+    texts = (
+        f"it is rank {rank}'s",
+        f"it carries {message.type}, not {transfer.type}",
+        f"its pairs are {_text(message.pairs)}, not {_text(pairs)}",
+        "it is a transfer with the host",
+        f"its channel is of type {channel_type}, not device to device",
+    )
+    for there, right, said in zip(found, wanted, texts, strict=True):
+        if there != right:
             title = reading.titled(message.index)
             findings.add(Rule.MESSAGES, f"{title} ({transfer.action}): {said}", reading, message.op)
 

@@ -85,9 +85,6 @@ def prove(ranks: RankSet, pool: ProcessPoolExecutor | None = None) -> Proof:
 
 
 def _has_messages(main: ir.Operation) -> bool:
-    for view in main.regions[0].blocks[0].operations:
-        if view.operation.name in (SEND, RECV):
-            return True
     return any(view.operation.name in (SEND, RECV) for view in body_of(main).operations)
 
 
@@ -105,13 +102,14 @@ def _proof(ranks: RankSet, issued: Callable[[], list[Program]]) -> Proof:
         check_outside(manifest, one, findings)
     table = check_rows(manifest, readings, labels, findings)
     memory: tuple[RankMemory, ...] = ()
-    if not findings.count:  # memory first, for the order is read meanwhile
-        memory = tuple(rank_memory(one, labels, sums[one.rank], manifest) for one in readings)
+    if not findings.count:
+        # Memory first, for the order is read meanwhile; it counts once the order holds.
+        measured = tuple(rank_memory(one, labels, sums[one.rank], manifest) for one in readings)
         _check_order(issued, findings)
-    if findings.count:
-        memory = ()
-    for one, held in zip(readings, memory, strict=bool(memory)):
-        _check_memory(one, held, findings)
+        if not findings.count:
+            memory = measured
+            for one, held in zip(readings, memory, strict=True):
+                _check_memory(one, held, findings)
     listed = tuple(findings.listed)
     return Proof(manifest, readings, labels, table, listed, findings.count, memory)
 

@@ -8,6 +8,7 @@ constant.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from math import prod
 from typing import Literal, NamedTuple
 
 from stablehlo_tools.analysis.dataflow import Dataflow, Node
@@ -203,10 +204,7 @@ def _rows(op: ir.Operation, argument: int) -> Rows | None:
 
 def elements_in(value: ir.Value) -> int:
     """How many elements a tensor has."""
-    count = 1
-    for size in shape_of(value):
-        count *= size
-    return count
+    return prod(shape_of(value))
 
 
 def identity(

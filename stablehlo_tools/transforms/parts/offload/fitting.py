@@ -69,15 +69,16 @@ def offloaded(
     """The program with as little moved as it takes to have at most `safe` bytes alive, or with
     what leaves least alive; None where there is nothing. `run` says what the compiler is expected
     to make of a program. `state`: the optimizer's too, and that first."""
-    most = len(movable(module)) + (len(state_groups(module)) if state else 0)
+    groups = len(state_groups(module)) if state else 0
+    most = groups + len(movable(module))
 
     def moved(count: int) -> Offloaded:
         draft = copy_module(module)
-        groups = state_groups(draft)[:count] if state else []
-        for rows in movable(draft)[: count - len(groups)]:
-            move(rows)
-        if groups:
-            move_state(draft, state_groups(draft)[: len(groups)])
+        of_state = min(count, groups)
+        for rows in movable(draft)[: count - of_state]:
+            move(rows)  # loops become others, which gradients are results of: before the state
+        if of_state:
+            move_state(draft, state_groups(draft)[:of_state])
         return Offloaded(count, draft, run(draft))
 
     low, high, best = 0, 1, None  # not enough, perhaps enough

@@ -144,15 +144,14 @@ class Choice:
     def applied(self, setting: Setting, notes: list[Diagnostic] | None = None) -> ir.Module:
         """A copy of the program with a setting."""
         draft = copy_module(self._module)
-        named = self._named
-        (name, passage), *others = named or [(None, None)]
-        if name is not None and isinstance(passage, BlockPassage) and not others:
-            blocks = zip(blocks_of(self._module), blocks_of(draft), strict=True)
-            own = passage.backward[-1].block
-            block = next(copied for each, copied in blocks if each == own)
-            named = [(name, passage.in_copy(block, Effects(functions_by_name(draft))))]
-        else:
-            named = passages_of(draft, self._prices)
+        match self._named:
+            case [(name, BlockPassage() as passage)]:
+                blocks = zip(blocks_of(self._module), blocks_of(draft), strict=True)
+                own = passage.backward[-1].block
+                block = next(copied for each, copied in blocks if each == own)
+                named = [(name, passage.in_copy(block, Effects(functions_by_name(draft))))]
+            case _:
+                named = passages_of(draft, self._prices)
         apply(draft, self._prices, setting, named, notes)
         return draft
 
@@ -218,9 +217,8 @@ class Choice:
     def notes(self, tried: Tried) -> list[Diagnostic]:
         """What is said of the plans of a setting, and of what lies in the host's memory."""
         notes: list[Diagnostic] = []
-        draft = copy_module(self._module)
-        if tried.setting is not None:
-            draft = self.applied(tried.setting, notes)
+        setting = tried.setting
+        draft = copy_module(self._module) if setting is None else self.applied(setting, notes)
         return notes + said_of_moved(draft, tried.moved)
 
     def as_it_is(self, module: ir.Module, safe: float) -> Tried:
