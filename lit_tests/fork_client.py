@@ -34,7 +34,7 @@ def main() -> int:
     except OSError:
         answer = b""
     if not answer:
-        message = "the fork server of the lit suite has ended; STABLEHLO_TOOLS_LIT_PLAIN=1 does "
+        message = "the fork server of the tests has ended; STABLEHLO_TOOLS_LIT_PLAIN=1 does "
         print(f"{sys.argv[0]}: {message}without it", file=sys.stderr)
         return NO_ANSWER
     return _status(int.from_bytes(answer, sys.byteorder))

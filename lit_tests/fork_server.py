@@ -24,7 +24,7 @@ import socket
 import sys
 from pathlib import Path
 
-from forked_process import Request, load, run
+from forked_process import CHILDREN, Request, fork_children, load, run
 
 LIFELINE = 0
 
@@ -34,8 +34,11 @@ def main(command: str, directory: Path, listener: socket.socket) -> None:
     environment = dict(os.environb)
     select.select([LIFELINE, listener], [], [])  # a command that no test uses is not loaded
     load(command)
+    if command == "stablehlo-tools":
+        fork_children(directory)
     gc.freeze()  # the forks share its pages for as long as no collection writes to them
-    request = Server(listener).serve()
+    ending = signal.SIGKILL if command == CHILDREN else signal.SIGTERM
+    request = Server(listener, ending).serve()
     if request is None:
         shutil.rmtree(directory, ignore_errors=True)  # other servers and lit remove it too
         return
@@ -45,8 +48,9 @@ def main(command: str, directory: Path, listener: socket.socket) -> None:
 class Server:
     """The loop that forks a process for each request and reports how it ended."""
 
-    def __init__(self, listener: socket.socket) -> None:
+    def __init__(self, listener: socket.socket, ending: int = signal.SIGTERM) -> None:
         self.listener = listener
+        self.ending = ending  # of a process whose client has ended
         self.clients: dict[int, socket.socket] = {}  # by the process that works for it
         self.wake, self.woken = os.pipe()
         os.set_blocking(self.woken, False)
@@ -124,11 +128,11 @@ class Server:
         if process not in self.clients:
             return
         self.selector.unregister(self.clients[process])
-        os.kill(process, signal.SIGTERM)
+        os.kill(process, self.ending)
 
     def _end_all(self) -> None:
         for process in self.clients:
-            os.kill(process, signal.SIGTERM)
+            os.kill(process, self.ending)
 
 
 def _receive(client: socket.socket) -> Request | None:

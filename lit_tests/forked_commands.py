@@ -5,15 +5,18 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-COMMANDS = ("stablehlo-tools", "filecheck", "python")
+COMMANDS = ("stablehlo-tools", "filecheck", "python", "children")
+# What is read while jax is loaded, and later, too: as most children have it.
+VARIABLES = {"children": {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_X64": "1"}}
 UNSET = 'PYTHON = ""'
 
 
-def start(environment: dict[str, str]) -> None:
-    """Start servers for tests with this environment, and put their commands first in its PATH.
+def start(environment: dict[str, str], commands: Sequence[str] = COMMANDS) -> Path:
+    """Start servers for tests with this environment; returns where their commands are.
 
     The servers end with the process that calls this, and remove what was made here. The sockets
     listen at once, so that commands wait for their server rather than fail.
@@ -23,9 +26,8 @@ def start(environment: dict[str, str]) -> None:
     interpreter = directory / "interpreter"
     interpreter.symlink_to(sys.executable)
     client = (HERE / "fork_client.py").read_text().replace(UNSET, f"PYTHON = {sys.executable!r}")
-    environment["PATH"] = os.pathsep.join([str(directory), environment["PATH"]])
     lifeline, _ = os.pipe()  # its other end stays open until lit and its workers have gone
-    for command in COMMANDS:
+    for command in commands:
         program = directory / command
         program.write_text(f"#!{interpreter} -IS\n{client}")
         program.chmod(0o755)
@@ -36,9 +38,10 @@ def start(environment: dict[str, str]) -> None:
             server = [sys.executable, HERE / "fork_server.py", command, directory, str(number)]
             subprocess.Popen(
                 server,
-                env=environment,
+                env={**environment, **VARIABLES.get(command, {})},
                 stdin=lifeline,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[number],
             )
     os.close(lifeline)
+    return directory

@@ -2,13 +2,15 @@
 
 import ast
 import atexit
+import faulthandler
 import importlib
 import importlib.util
 import os
 import pkgutil
 import runpy
 import sys
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from io import BufferedReader, BufferedWriter, FileIO, TextIOWrapper
 from pathlib import Path
@@ -17,6 +19,14 @@ from typing import NoReturn, TextIO
 import lit
 
 MAINS = {"stablehlo-tools": "stablehlo_tools.cli.main", "filecheck": "filecheck.main"}
+CHILDREN = "children"  # Python, for the tool's own child processes
+MODULES_OF_CHILDREN = (
+    "jax.export",
+    "stablehlo_tools.artifacts.outside_reader",
+    "stablehlo_tools.optimization.worker",
+    "stablehlo_tools.passes.native_passes",
+    "stablehlo_tools.verify.execution_process",
+)
 LIT = os.fsencode(Path(lit.__file__).parent)
 MODELS = Path(__file__).resolve().parents[1] / "python"
 # What lit sets only after it has read its configuration; the last once it has run its own `diff`.
@@ -48,6 +58,10 @@ def _import(command: str) -> None:
         sys.path.insert(0, str(MODELS))
         importlib.import_module("models.zoo")
         sys.path.remove(str(MODELS))
+        return
+    if command == CHILDREN:
+        for module in MODULES_OF_CHILDREN:
+            importlib.import_module(module)
         return
     importlib.import_module(MAINS[command])
     if command == "stablehlo-tools":
@@ -89,11 +103,72 @@ def _imported(name: str) -> set[str]:
 def run(command: str, request: Request, environment: Mapping[bytes, bytes]) -> NoReturn:
     """Become the command, which was loaded with this environment, and end as it does."""
     _take_streams(request)
+    if command == CHILDREN:
+        _become_child(request, environment)
     program = str(Path(sys.executable).with_name(command))
     if _set_by_suite(request.environment) != _set_by_suite(environment):
         os.execve(program, [program, *request.arguments], request.environment)
     _take_on(request, program)
-    _end(command, request.arguments)
+    if command == "python":
+        _end(lambda: _script(request.arguments))
+    _end(importlib.import_module(MAINS[command]).main)
+
+
+def fork_children(directory: Path) -> None:
+    """From now on the tool's child processes are forks of the server in a directory; those of
+    modules that are not the tool's start in the usual way."""
+    from stablehlo_tools.processes import child
+
+    plain = child.command
+
+    def command(module: str, *words: str, traced: bool) -> list[str]:
+        python, *rest = plain(module, *words, traced=traced)
+        return [
+            str(directory / CHILDREN) if module.startswith("stablehlo_tools.") else python,
+            *rest,
+        ]
+
+    child.command = command
+
+
+def _become_child(request: Request, environment: Mapping[bytes, bytes]) -> NoReturn:
+    """Run a module as Python does with these arguments, `-P [-X faulthandler] -m MODULE WORD...`.
+
+    XLA reads its flags when it makes its client, and so after this; of jax's variables those that
+    children set are set here, others are read while it is loaded.
+    """
+    if _read_while_loading(request.environment) != _read_while_loading(environment):
+        os.execve(sys.executable, [sys.executable, *request.arguments], request.environment)
+    import jax
+
+    from stablehlo_tools.processes import child
+
+    start = request.arguments.index("-m") + 1
+    module, *words = request.arguments[start:]
+    os.environb.clear()
+    os.environb.update(request.environment)
+    jax.config.update("jax_platforms", os.environ.get("JAX_PLATFORMS"))
+    jax.config.update("jax_enable_x64", os.environ.get("JAX_ENABLE_X64") == "1")
+    if "faulthandler" in request.arguments[:start]:
+        faulthandler.enable()
+    # The parent of this process is the server, which ends it where its client ends.
+    child.end_with_parent = lambda parent: None
+    warnings.filterwarnings("ignore", category=RuntimeWarning, module="runpy")
+    sys.path.remove(str(Path(__file__).parent))
+    os.setsid()
+    _take_on(request, module)
+    sys.argv[1:] = words
+    _end(lambda: _module(module))
+
+
+def _read_while_loading(environment: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
+    """The variables of Python and jax but for those that a child sets."""
+    known = {b"JAX_PLATFORMS", b"JAX_ENABLE_X64", b"PYTHONPATH"}
+    return {
+        name: value
+        for name, value in environment.items()
+        if name.startswith((b"JAX_", b"PYTHON")) and name not in known
+    }
 
 
 def _take_streams(request: Request) -> None:
@@ -115,10 +190,11 @@ def _take_on(request: Request, program: str) -> None:
     sys.stderr = sys.__stderr__ = _like(sys.stderr, 2)
 
 
-def _end(command: str, arguments: list[str]) -> NoReturn:
-    """Run the command, and end without the long way through all modules that Python would go."""
+def _end(main: Callable[[], object]) -> NoReturn:
+    """Run a program, and end without the long way through all modules that Python would go."""
+    status = None
     try:
-        status = _script(arguments) if command == "python" else _main(command)
+        status = main()
     except SystemExit as end:
         status = end.code
     if isinstance(status, str):
@@ -127,11 +203,11 @@ def _end(command: str, arguments: list[str]) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     atexit._run_exitfuncs()
-    os._exit(status or 0)
+    os._exit(status if isinstance(status, int) else 0)
 
 
-def _main(command: str) -> int | None:
-    return importlib.import_module(MAINS[command]).main()
+def _module(name: str) -> None:
+    runpy.run_module(name, run_name="__main__", alter_sys=True)
 
 
 def _script(arguments: list[str]) -> None:

@@ -34,7 +34,8 @@ if "lit_config" in globals() and not os.environ.get("STABLEHLO_TOOLS_LIT_PLAIN")
     sys.path.insert(0, str(HERE))
     import forked_commands
 
-    forked_commands.start(config.environment)
+    commands = forked_commands.start(config.environment)
+    config.environment["PATH"] = os.pathsep.join([str(commands), config.environment["PATH"]])
 
 config.substitutions += [
     ("%{inputs}", str(HERE / "Inputs")),

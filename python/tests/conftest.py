@@ -8,6 +8,8 @@ import sys
 import threading
 
 import pytest
+from forked_commands import start
+from forked_process import fork_children
 from unhurried import be_unhurried
 
 from stablehlo_tools.processes import activity
@@ -32,6 +34,14 @@ be_unhurried()
 def read_in_process() -> None:
     """Tests read what they wrote themselves: at once, and not in a process that may die."""
     activity.trust_input()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forked_children() -> None:
+    """The tool's child processes start in forks of one that is loaded already, as in the lit suite;
+    with STABLEHLO_TOOLS_LIT_PLAIN=1 in the usual way."""
+    if not os.environ.get("STABLEHLO_TOOLS_LIT_PLAIN"):
+        fork_children(start(dict(os.environ), ["children"]))
 
 
 @pytest.fixture(scope="session", autouse=True)

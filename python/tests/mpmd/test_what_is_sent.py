@@ -74,7 +74,7 @@ def test_what_was_converted_goes_in_the_narrower_type(name: str, tmp_path: Path)
     check(step, expansion, tmp_path)
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.soak), 3])
 def test_numbers_of_the_norm_go_together(ranks: int, tmp_path: Path):
     step = artifact.from_exported(Step().export())
     expansion = expanded(step, "1f1b", ranks)
@@ -134,8 +134,15 @@ def rows(expansion: Expansion) -> list[tuple[Any, ...]]:
     ]
 
 
-@pytest.mark.parametrize("accumulate", ["scan", "whole"])
-@pytest.mark.parametrize("form", ["loop", "unrolled"])
+@pytest.mark.parametrize(
+    ("form", "accumulate"),
+    [
+        ("loop", "whole"),
+        ("unrolled", "scan"),
+        pytest.param("loop", "scan", marks=pytest.mark.soak),
+        pytest.param("unrolled", "whole", marks=pytest.mark.soak),
+    ],
+)
 def test_weights_are_gathered_and_gradients_reduced_once(
     form: Literal["loop", "unrolled"], accumulate: Literal["scan", "whole"], tmp_path: Path
 ):

@@ -40,7 +40,7 @@ def check(answer: Any, steps: int, first: int = 0) -> None:
     assert answer["loss_exported"][-1] < answer["loss_exported"][0]
 
 
-@pytest.mark.parametrize("words", [(), ("--in-one",)])
+@pytest.mark.parametrize("words", [(), pytest.param(("--in-one",), marks=pytest.mark.soak)])
 def test_a_short_run(words: tuple[str, ...], tmp_path: Path):
     page = tmp_path / "page.html"
     check(trained("--steps", "12", "--page", str(page), *words), 12)

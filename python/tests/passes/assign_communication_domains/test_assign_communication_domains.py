@@ -106,6 +106,7 @@ def test_again_changes_nothing() -> None:
     assert str(again.module) == str(once.module)
 
 
+@pytest.mark.soak
 def test_a_plan_has_a_slot_for_each_domain() -> None:
     """Experts that are exchanged within nodes, with weights that are gathered between them."""
     given = artifact.from_exported(MODELS["moe-forward"].full(layers=4), "moe")

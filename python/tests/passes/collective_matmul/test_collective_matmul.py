@@ -271,8 +271,15 @@ def text(program: Exported) -> str:
     return str(artifact.from_exported(program, "program").module)
 
 
-@pytest.mark.parametrize("hardware", ["h100", "tpu-v5e"])
-@pytest.mark.parametrize("directions", ["one", "both"])
+@pytest.mark.parametrize(
+    ("directions", "hardware"),
+    [
+        ("one", "h100"),
+        ("both", "tpu-v5e"),
+        pytest.param("both", "h100", marks=pytest.mark.soak),
+        pytest.param("one", "tpu-v5e", marks=pytest.mark.soak),
+    ],
+)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_values_are_kept(name: str, directions: str, hardware: str):
     before = exported(PROGRAMS[name], ((8,), (T,)))
@@ -364,7 +371,10 @@ def test_what_goes_straight_gets_there(size: int, returns: bool):
     assert Cube(((0, 2, 4, 6),), (0, 1, 2, 3), Way.ONE).exists
 
 
-@pytest.mark.parametrize("name", ["decoder-tp-forward", "encoder-decoder-forward"])
+@pytest.mark.parametrize(
+    "name",
+    ["decoder-tp-forward", pytest.param("encoder-decoder-forward", marks=pytest.mark.soak)],
+)
 def test_values_of_partitioned_models_are_kept(name: str):
     model = MODELS[name].build()
     assert not isinstance(model, str)

@@ -70,6 +70,7 @@ def test_again_changes_nothing_where_rows_are_as_long_as_groups() -> None:
     assert str(twice.module) == str(thrice.module)
 
 
+@pytest.mark.soak
 def test_a_tpu_program_has_fewer_sums_and_more_gathers() -> None:
     """XLA:TPU makes sums of small gathers over 64 chips; of those in two steps it does not."""
     given = MODELS["vit-forward"].full(layers=2)
