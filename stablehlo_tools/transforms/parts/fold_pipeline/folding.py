@@ -69,7 +69,7 @@ def fold(region: LoopRegion, module: ir.Module) -> int:
     scratch = Scratch(module)
     tracer, site = Tracer(region), FoldSite(region)
     outputs = list(_outputs(site.anchor, region, slices=site.inner is None))
-    pieces = [_traced(tracer, output) for output in outputs]
+    pieces = [tracer.left(output.result, output.box) for output in outputs]
     writer = PipelineWriter(tracer, scratch, site.point, site.entering)
     values = [
         writer.value(consists_of, site.type_of(output))
@@ -117,25 +117,6 @@ def _sliced(op: ir.Operation) -> Box | None:
     if op.name != SLICE or any(stride != 1 for stride in integers(op, "strides")):
         return None
     return Box(integers(op, "start_indices"), tuple(shape_of(op.results[0])))
-
-
-def _traced(tracer: Tracer, output: _Output) -> list[Piece]:
-    """What an output consists of. Raises UnresolvedError."""
-    region = tracer.region
-    if region.manual is None:
-        return tracer.pieces(region.loop.results[output.result], 0, -1, output.box)
-    end = region.returned(output.result)
-    dim = region.leaving_dim(output.result)
-    if dim is None:
-        return tracer.pieces(end, 0, -1, output.box)
-    size = shape_of(end)[dim]
-    pieces: list[Piece] = []
-    for box in output.box.cut(dim, [rank * size for rank in range(region.ranks.count)]):
-        rank = box.starts[dim] // size
-        shard = box.along(dim, box.starts[dim] - rank * size, box.sizes[dim])
-        by = box.starts[dim] - output.box.starts[dim]
-        pieces += [shifted(piece, dim, by) for piece in tracer.pieces(end, rank, -1, shard)]
-    return pieces
 
 
 class FoldSite:
